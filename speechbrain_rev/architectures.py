@@ -1,0 +1,192 @@
+"""The 25 encoders as rows of one table, and how each family is trained.
+
+Widths, blocks and published figures are those of Tables II to VI of the
+memory-efficient speaker embedding paper (RevNets, DF-RevNets, and the ResNets and
+DF-ResNets that they are compared with). To add an encoder, add a row.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+Family = Literal["resnet", "df_resnet", "revnet", "df_revnet"]
+Type = Literal["vanilla", "I", "II"]
+Block = Literal["basic", "bottleneck", "df_bottleneck"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One encoder: its shape, its exact size and what was published about it.
+
+    Attributes
+    ----------
+    name : str
+        The name, which ends in the number of layers.
+    family : {"resnet", "df_resnet", "revnet", "df_revnet"}
+        Decides stem, transitions and training defaults.
+    type : {"vanilla", "I", "II"}
+        "I" keeps ordinary downsampling layers between reversible stages, "II"
+        replaces them by an invertible rearrangement (section III-B).
+    block : {"basic", "bottleneck", "df_bottleneck"}
+        The residual function, equations 5, 6 and 10.
+    widths : tuple of int
+        Channels of each stage; a bottleneck's are expanded four times.
+    blocks : tuple of int
+        Residual or reversible blocks of each stage.
+    layers : int
+        Convolutions on the main path and the final linear layer, as the name counts.
+    parameters : int
+        Parameters of the encoder with 80 mel bands and 256-dimensional embeddings.
+    published_params_m : float
+        Parameters as published, in millions.
+    published_memory_gb : float
+        Training memory as published, GB (1e9 bytes) per utterance of 2 seconds.
+    published_max_batch_11gb : int
+        Largest batch on an 11 GiB card, as published.
+    vox1_o_eer, vox1_e_eer, vox1_h_eer : float
+        Equal error rates as published, in percent. Not reproduced here.
+    counterpart : str or None
+        The vanilla encoder that a reversible one is compared with.
+    """
+
+    name: str
+    family: Family
+    type: Type
+    block: Block
+    widths: tuple[int, ...]
+    blocks: tuple[int, ...]
+    layers: int
+    parameters: int
+    published_params_m: float
+    published_memory_gb: float
+    published_max_batch_11gb: int
+    vox1_o_eer: float
+    vox1_e_eer: float
+    vox1_h_eer: float
+    counterpart: str | None = None
+
+    @property
+    def reversible(self) -> bool:
+        """Whether the encoder has stages whose inputs follow from their outputs."""
+        return self.type != "vanilla"
+
+    @property
+    def training(self) -> TrainingDefaults:
+        """How the encoder's family is trained."""
+        return TRAINING_DEFAULTS[self.family]
+
+    @property
+    def optimizer_name(self) -> str:
+        """Name of the optimizer that the encoder's family is trained with."""
+        return self.training.optimizer_name
+
+
+@dataclass(frozen=True)
+class TrainingDefaults:
+    """Optimizer and schedule of a family (section V-C, and WeSpeaker's schedules).
+
+    Attributes
+    ----------
+    optimizer_name : {"sgd", "adamw"}
+        The optimizer.
+    lr, final_lr : float
+        Learning rate after the warm-up and at the end, for a batch of 64.
+    weight_decay : float
+        L2 decay for SGD, decoupled decay for AdamW.
+    number_of_epochs : int
+        Length of the training.
+    margin_start_epoch, margin_end_epoch : int
+        The AAM margin grows from 0 to its value between these epochs; equal
+        numbers hold it fixed.
+    average_checkpoints : int
+        How many of the last checkpoints are averaged into the final encoder.
+    """
+
+    optimizer_name: str
+    lr: float
+    final_lr: float
+    weight_decay: float
+    number_of_epochs: int
+    margin_start_epoch: int
+    margin_end_epoch: int
+    average_checkpoints: int
+
+
+_SGD = TrainingDefaults("sgd", 0.1, 5e-5, 1e-4, 150, 20, 40, 10)
+_ADAMW = TrainingDefaults("adamw", 1.25e-4, 1e-6, 0.05, 165, 0, 0, 2)
+
+TRAINING_DEFAULTS: dict[str, TrainingDefaults] = {
+    "resnet": _SGD,
+    "revnet": _SGD,
+    "df_resnet": _ADAMW,
+    "df_revnet": _ADAMW,
+}
+
+# fmt: off
+_ROWS = (
+    # name, family, type, block, widths, blocks, layers, parameters, then published:
+    # parameters (M), GB per utterance, largest batch, EER on Vox1-O, -E, -H, counterpart
+    Architecture("resnet34", "resnet", "vanilla", "basic", (32, 64, 128, 256), (3, 4, 6, 3), 34, 6634336, 6.6, 0.06, 154, 0.96, 1.01, 1.86, None),
+    Architecture("resnet101", "resnet", "vanilla", "bottleneck", (32, 64, 128, 256), (3, 4, 23, 3), 101, 15892448, 15.9, 0.33, 31, 0.62, 0.80, 1.48, None),
+    Architecture("resnet152", "resnet", "vanilla", "bottleneck", (32, 64, 128, 256), (3, 8, 36, 3), 152, 19814880, 19.8, 0.47, 22, 0.55, 0.74, 1.39, None),
+    Architecture("df_resnet56", "df_resnet", "vanilla", "df_bottleneck", (32, 64, 128, 256), (3, 3, 9, 3), 56, 4693920, 4.5, 0.355, 33, 0.96, 1.09, 1.99, None),
+    Architecture("df_resnet110", "df_resnet", "vanilla", "df_bottleneck", (32, 64, 128, 256), (3, 3, 27, 3), 110, 7177632, 7.0, 0.523, 23, 0.75, 0.88, 1.64, None),
+    Architecture("df_resnet179", "df_resnet", "vanilla", "df_bottleneck", (32, 64, 128, 256), (3, 8, 45, 3), 179, 9842464, 9.8, 0.858, 14, 0.62, 0.80, 1.51, None),
+    Architecture("df_resnet233", "df_resnet", "vanilla", "df_bottleneck", (32, 64, 128, 256), (3, 8, 63, 3), 233, 12326176, 12.3, 1.034, 12, 0.58, 0.76, 1.44, None),
+    Architecture("revnet46", "revnet", "I", "basic", (48, 96, 192, 300), (1, 2, 4, 2), 46, 6750040, 6.7, 0.04, 235, 0.85, 1.01, 1.85, 'resnet34'),
+    Architecture("revnet57", "revnet", "II", "basic", (48, 96, 192, 300), (2, 3, 5, 3), 57, 6102190, 6.1, 0.03, 300, 0.89, 0.98, 1.83, 'resnet34'),
+    Architecture("revnet126", "revnet", "I", "basic", (48, 96, 192, 384), (2, 3, 22, 2), 126, 14976400, 15.0, 0.04, 213, 0.58, 0.80, 1.48, 'resnet101'),
+    Architecture("revnet137", "revnet", "II", "basic", (48, 96, 192, 384), (3, 4, 23, 3), 137, 14203264, 14.2, 0.03, 297, 0.58, 0.80, 1.49, 'resnet101'),
+    Architecture("revnet140", "revnet", "I", "bottleneck", (48, 96, 192, 300), (2, 3, 14, 2), 140, 15779152, 15.8, 0.15, 62, 0.60, 0.80, 1.43, 'resnet101'),
+    Architecture("revnet155", "revnet", "II", "bottleneck", (48, 96, 192, 300), (3, 4, 15, 3), 155, 16426456, 15.6, 0.12, 74, 0.59, 0.81, 1.45, 'resnet101'),
+    Architecture("revnet178", "revnet", "I", "basic", (48, 96, 192, 384), (2, 7, 31, 2), 178, 18298384, 18.3, 0.04, 211, 0.54, 0.75, 1.41, 'resnet152'),
+    Architecture("revnet197", "revnet", "II", "basic", (48, 96, 192, 384), (3, 8, 34, 3), 197, 18189568, 18.2, 0.03, 295, 0.53, 0.76, 1.42, 'resnet152'),
+    Architecture("revnet230", "revnet", "I", "bottleneck", (48, 96, 192, 300), (2, 7, 25, 2), 230, 19544272, 19.6, 0.20, 48, 0.49, 0.72, 1.33, 'resnet152'),
+    Architecture("revnet245", "revnet", "II", "bottleneck", (48, 96, 192, 300), (3, 8, 26, 3), 245, 20191576, 19.4, 0.12, 73, 0.50, 0.73, 1.35, 'resnet152'),
+    Architecture("df_revnet66", "df_revnet", "I", "df_bottleneck", (48, 96, 192, 384), (2, 2, 4, 2), 66, 4801840, 4.4, 0.080, 137, 0.84, 1.07, 1.98, 'df_resnet56'),
+    Architecture("df_revnet89", "df_revnet", "II", "df_bottleneck", (48, 96, 192, 384), (3, 3, 5, 3), 89, 4941856, 4.1, 0.077, 141, 0.87, 1.05, 1.96, 'df_resnet56'),
+    Architecture("df_revnet126", "df_revnet", "I", "df_bottleneck", (48, 96, 192, 384), (2, 2, 14, 2), 126, 6360880, 6.8, 0.083, 133, 0.71, 0.87, 1.65, 'df_resnet110'),
+    Architecture("df_revnet149", "df_revnet", "II", "df_bottleneck", (48, 96, 192, 384), (3, 3, 15, 3), 149, 6500896, 6.5, 0.077, 137, 0.73, 0.85, 1.62, 'df_resnet110'),
+    Architecture("df_revnet258", "df_revnet", "I", "df_bottleneck", (48, 96, 192, 384), (2, 7, 31, 2), 258, 9216688, 9.5, 0.075, 137, 0.59, 0.79, 1.50, 'df_resnet179'),
+    Architecture("df_revnet281", "df_revnet", "II", "df_bottleneck", (48, 96, 192, 384), (3, 8, 32, 3), 281, 9356704, 9.1, 0.073, 140, 0.62, 0.81, 1.53, 'df_resnet179'),
+    Architecture("df_revnet354", "df_revnet", "I", "df_bottleneck", (48, 96, 192, 384), (2, 7, 47, 2), 354, 11711152, 11.9, 0.075, 146, 0.59, 0.75, 1.45, 'df_resnet233'),
+    Architecture("df_revnet377", "df_revnet", "II", "df_bottleneck", (48, 96, 192, 384), (3, 8, 48, 3), 377, 11851168, 11.5, 0.073, 149, 0.60, 0.77, 1.46, 'df_resnet233'),
+)
+# fmt: on
+
+ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _ROWS}
+
+
+def architecture(name: str) -> Architecture:
+    """Look an encoder up by its name.
+
+    Parameters
+    ----------
+    name : str
+        One of the keys of ``ARCHITECTURES``.
+
+    Returns
+    -------
+    Architecture
+        The encoder's row.
+
+    Raises
+    ------
+    ValueError
+        If there is no such encoder; the message suggests the nearest names.
+
+    Examples
+    --------
+    >>> architecture("revnet57").blocks
+    (2, 3, 5, 3)
+    """
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    nearest = difflib.get_close_matches(str(name), ARCHITECTURES, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
+    raise ValueError(
+        f"There is no encoder {name!r}.{hint} "
+        f"The {len(ARCHITECTURES)} encoders are: {', '.join(ARCHITECTURES)}."
+    )

@@ -1,0 +1,7 @@
+"""Reversible networks whose activations are reconstructed instead of stored."""
+
+from speechbrain_rev.reversible.chain import Recompute, ReversibleChain
+from speechbrain_rev.reversible.coupling import AdditiveCoupling
+from speechbrain_rev.reversible.modes import Mode
+
+__all__ = ["AdditiveCoupling", "Mode", "Recompute", "ReversibleChain"]

@@ -1,0 +1,227 @@
+"""Chains of couplings, each in a memory mode of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speechbrain_rev.reversible.coupling import (
+    AdditiveCoupling,
+    arguments,
+    check_residual,
+    residual,
+)
+from speechbrain_rev.reversible.modes import Mode, as_mode
+from speechbrain_rev.reversible.segment import recompute, reconstruct, refuse_sharded
+from speechbrain_rev.reversible.streams import (
+    Streams,
+    add,
+    as_format,
+    enter,
+    leave,
+    read,
+)
+
+
+class ReversibleChain(nn.Module):
+    """Couplings in a row whose activations need not be stored.
+
+    Parameters
+    ----------
+    blocks : iterable of AdditiveCoupling
+        The couplings. Residual functions may be any modules that keep the shape.
+    mode : Mode or str, or sequence of these
+        What to keep for the backward pass, for all blocks or for each.
+    streams : {"float"}
+        Number format of the streams.
+
+    Raises
+    ------
+    ValueError
+        If there is no such mode or format, or not one mode for each block.
+
+    Notes
+    -----
+    In evaluation and without gradients the couplings run as plain torch. Gradients
+    equal those of the couplings in plain autograd up to rounding; the running
+    statistics of batch normalisation are updated once. Differentiating twice and
+    FSDP are refused.
+
+    Examples
+    --------
+    >>> halves = lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    >>> chain = ReversibleChain(AdditiveCoupling(halves(), halves()) for _ in range(3))
+    >>> y1, y2 = chain(torch.randn(2, 4), torch.randn(2, 4))
+    >>> (y1.sum() + y2.sum()).backward()
+    >>> chain.blocks[0].f[0].weight.grad.shape
+    torch.Size([4, 4])
+    """
+
+    def __init__(
+        self,
+        blocks: Iterable[AdditiveCoupling],
+        *,
+        mode: Mode | str | Sequence[Mode | str] = Mode.RECONSTRUCT,
+        streams: str = "float",
+    ) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.format_name = as_format(streams).name
+        self.set_mode(mode)
+
+    def set_mode(self, mode: Mode | str | Sequence[Mode | str]) -> None:
+        """Choose what to keep, for all blocks or for each.
+
+        Parameters
+        ----------
+        mode : Mode or str, or sequence of these
+            As for the constructor.
+        """
+        alike = isinstance(mode, str)
+        modes = [mode] * len(self.blocks) if alike else list(mode)
+        if len(modes) != len(self.blocks):
+            raise ValueError(
+                f"{len(modes)} modes were given for {len(self.blocks)} blocks; "
+                "give one mode, or one for each block."
+            )
+        self.modes = [as_mode(m) for m in modes]
+
+    def extra_repr(self) -> str:
+        """Show the modes of the blocks, run by run."""
+        runs = [(m.value, len(list(g))) for m, g in itertools.groupby(self.modes)]
+        return f"modes={', '.join(f'{n} x {m}' for m, n in runs)}"
+
+    def forward(
+        self, x1: Tensor, x2: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run the chain.
+
+        Parameters
+        ----------
+        x1, x2 : torch.Tensor
+            The streams, of one shape, dtype and device.
+        mask : torch.Tensor or None
+            Handed on to the residual functions as second argument.
+
+        Returns
+        -------
+        tuple of torch.Tensor
+            y1 and y2, of the same shape; the caller may write to them.
+
+        Raises
+        ------
+        ValueError
+            If the streams do not match.
+        RuntimeError
+            If parameters are sharded by FSDP.
+        """
+        if x1.shape != x2.shape or x1.device != x2.device or x1.dtype != x2.dtype:
+            raise ValueError(
+                "The two streams must have one shape, dtype and device; given were "
+                f"{list(x1.shape)} {x1.dtype} {x1.device} and "
+                f"{list(x2.shape)} {x2.dtype} {x2.device}."
+            )
+        if not trains(self):
+            for block in self.blocks:
+                x1, x2 = block(x1, x2, mask)
+            return x1, x2
+        return leave(self.advance(self.enter(x1, x2), mask))
+
+    def enter(self, x1: Tensor, x2: Tensor) -> Streams:
+        """Make streams in this chain's format."""
+        return enter(x1, x2, as_format(self.format_name))
+
+    def advance(self, streams: Streams, mask: Tensor | None = None) -> Streams:
+        """Run the chain on streams, for networks that keep them between stages.
+
+        Parameters
+        ----------
+        streams : Streams
+            What ``enter`` or another chain returned.
+        mask : torch.Tensor or None
+            Handed on to the residual functions.
+
+        Returns
+        -------
+        Streams
+            The streams after the last block.
+        """
+        refuse_sharded(self)
+        runs = itertools.groupby(zip(self.modes, self.blocks, strict=True), _mode_of)
+        for mode, run in runs:
+            blocks = [block for _, block in run]
+            if mode is Mode.RECONSTRUCT:
+                streams = reconstruct(blocks, streams, mask)
+            else:
+                again = mode is Mode.RECOMPUTE
+                for block in blocks:
+                    streams = _couple(block, streams, mask, again)
+        return streams
+
+
+class Recompute(nn.Module):
+    """A module whose activations are computed again instead of being stored.
+
+    Unlike ``torch.utils.checkpoint`` it updates running statistics once.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Any module with positional arguments.
+
+    Examples
+    --------
+    >>> block = Recompute(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout()))
+    >>> block(torch.randn(2, 4)).shape
+    torch.Size([2, 8])
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the module.
+
+        Parameters
+        ----------
+        *inputs
+            The module's arguments.
+
+        Returns
+        -------
+        outputs
+            What the module returns.
+        """
+        return recompute(self.module, *inputs) if trains(self) else self.module(*inputs)
+
+
+def trains(module: nn.Module) -> bool:
+    """Whether a module's call is part of a training step."""
+    return module.training and torch.is_grad_enabled()
+
+
+def _mode_of(pair: tuple[Mode, nn.Module]) -> Mode:
+    return pair[0]
+
+
+def _couple(
+    block: AdditiveCoupling, streams: Streams, mask: Tensor | None, again: bool
+) -> Streams:
+    """Run one coupling with autograd's storage, or keeping F's and G's inputs only."""
+    first, second, format = streams
+    first = add(first, _residual(block.f, read(second, format), mask, again), format)
+    second = add(second, _residual(block.g, read(first, format), mask, again), format)
+    return Streams(first, second, format)
+
+
+def _residual(f: nn.Module, x: Tensor, mask: Tensor | None, again: bool) -> Tensor:
+    if not again:
+        return residual(f, x, mask)
+    y = recompute(f, *arguments(x, mask))
+    check_residual(f, x, y, x._version)
+    return y

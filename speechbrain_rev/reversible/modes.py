@@ -1,0 +1,56 @@
+"""What a block keeps between its forward and its backward pass."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Mode(str, enum.Enum):
+    """What a block keeps in memory for the backward pass.
+
+    Members
+    -------
+    STORE
+        All activations, as autograd does.
+    RECONSTRUCT
+        Nothing: the inputs are reconstructed from the outputs. Needs an invertible
+        block.
+    RECOMPUTE
+        The inputs, from which the activations are computed again.
+
+    Examples
+    --------
+    >>> as_mode("reconstruct")
+    <Mode.RECONSTRUCT: 'reconstruct'>
+    """
+
+    STORE = "store"
+    RECONSTRUCT = "reconstruct"
+    RECOMPUTE = "recompute"
+
+
+def as_mode(mode: Mode | str) -> Mode:
+    """Turn a mode's name into the mode.
+
+    Parameters
+    ----------
+    mode : Mode or str
+        A mode or its name.
+
+    Returns
+    -------
+    Mode
+        The mode.
+
+    Raises
+    ------
+    ValueError
+        If there is no mode of this name.
+    """
+    try:
+        return Mode(mode)
+    except ValueError:
+        names = ", ".join(repr(m.value) for m in Mode)
+        raise ValueError(
+            f"There is no memory mode {mode!r}; the modes are {names}."
+        ) from None

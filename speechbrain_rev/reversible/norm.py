@@ -1,0 +1,243 @@
+"""Batch normalisation, with or without ReLU, that can be run twice.
+
+One layer serves every memory mode, so that all modes do the same arithmetic: the
+statistics of a batch are measured once, kept (two numbers per channel), and the same
+normalisation is applied with them in every run. It is no subclass of torch's
+``_BatchNorm``, so that a conversion to ``SyncBatchNorm`` leaves it alone;
+``sync=True`` makes it share the statistics between processes by itself, on any
+backend and in the forward pass only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from speechbrain_rev.reversible.replay import batch_statistics
+
+
+_REDUCED = (0, 2, 3)
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation over [batch, freq, time], then ReLU if asked for.
+
+    Parameters
+    ----------
+    channels : int
+        Number of channels.
+    relu : bool
+        Whether a ReLU follows; the two then share one output.
+    sync : bool
+        Whether statistics are taken over the batches of all processes.
+    eps : float
+        Added to the variance.
+    momentum : float
+        Weight of a new batch in the running statistics.
+
+    Examples
+    --------
+    >>> norm = BatchNorm(4, relu=True)
+    >>> norm(torch.randn(2, 4, 8, 10)).shape
+    torch.Size([2, 4, 8, 10])
+    """
+
+    #: Training writes the buffers and does not read them (see ``replay``).
+    writes_buffers_only = True
+
+    weight: nn.Parameter
+    bias: nn.Parameter
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        relu: bool = False,
+        sync: bool = False,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.channels, self.relu, self.sync = channels, relu, sync
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def extra_repr(self) -> str:
+        """Show what distinguishes this layer."""
+        return f"{self.channels}, relu={self.relu}, sync={self.sync}"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalise.
+
+        Parameters
+        ----------
+        x : torch.Tensor, [batch, channel, freq, time]
+            Input.
+        mask : torch.Tensor, [batch, 1, 1, time], or None
+            1 for frames to keep, 0 for frames to set to zero and to leave out of the
+            statistics.
+
+        Returns
+        -------
+        torch.Tensor, [batch, channel, freq, time]
+            Output, of the input's dtype.
+        """
+        if not self.training:
+            y = F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias,
+                eps=self.eps,
+            )  # fmt: skip
+            y = F.relu(y) if self.relu else y
+            return y if mask is None else y * mask.to(y.dtype)
+        statistics = batch_statistics(lambda: self._measure(x.detach(), mask))
+        return _Normalise.apply(x, self.weight, self.bias, statistics, mask, self)
+
+    @torch.no_grad()
+    def _measure(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
+        """Measure mean and 1 / deviation, and update the running statistics.
+
+        Where frames are masked or processes share the statistics, the number of
+        values per channel comes third.
+        """
+        if x.numel() <= self.channels:
+            raise ValueError(
+                f"Batch statistics need more than one value per channel, but the input "
+                f"has shape {list(x.shape)}. Use a larger batch or longer segments."
+            )
+        self.num_batches_tracked.add_(1)
+        if mask is None and self._processes() == 1:
+            mean, variance = torch.ops.aten.batch_norm_update_stats(
+                x, self.running_mean, self.running_var, self.momentum
+            )
+            return mean, (variance + self.eps).sqrt().reciprocal()
+        mean, variance, count = _moments(x, mask)
+        if self._processes() > 1:
+            mean, variance, count = self._merge(mean, variance, count)
+        unbiased = variance * count / (count - 1)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        inverse_std = (variance + self.eps).sqrt().reciprocal()
+        return mean.to(dtype), inverse_std.to(dtype), count
+
+    def _merge(
+        self, mean: Tensor, variance: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Merge mean, variance and count of all processes."""
+        local = torch.cat([mean, variance, count])
+        gathered = [torch.empty_like(local) for _ in range(self._processes())]
+        dist.all_gather(gathered, local)
+        means, variances, counts = torch.stack(gathered).split(
+            [self.channels, self.channels, 1], dim=1
+        )
+        count = counts.sum(0)
+        mean = (means * counts).sum(0) / count
+        spread = variances + (means - mean).square()
+        return mean, (spread * counts).sum(0) / count, count
+
+    def _processes(self) -> int:
+        ready = self.sync and dist.is_available() and dist.is_initialized()
+        return dist.get_world_size() if ready else 1
+
+
+class _Normalise(torch.autograd.Function):
+    """(x - mean) / deviation * weight + bias, ReLU, mask; saves its input and output.
+
+    The output is the next convolution's input, which saves the same storage: what is
+    held is what batch normalisation and ReLU hold in plain torch.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        statistics: tuple[Tensor, ...],
+        mask: Tensor | None,
+        norm: BatchNorm,
+    ) -> Tensor:
+        mean, inverse_std = statistics[:2]
+        scale = weight * inverse_std
+        shift = bias - mean * scale
+        y = torch.empty_like(x)
+        torch.addcmul(_per_channel(shift), x, _per_channel(scale), out=y)
+        if norm.relu:
+            y.relu_()
+        if mask is not None:
+            y.mul_(mask.to(y.dtype))
+        ctx.statistics, ctx.mask, ctx.eps = statistics, mask, norm.eps
+        ctx.processes = norm._processes()
+        ctx.save_for_backward(x, weight, *([y] if norm.relu else []))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *outputs = ctx.saved_tensors
+        mean, inverse_std, *count = ctx.statistics
+        if outputs:
+            # The output is zero wherever ReLU or the mask cut it off.
+            grad = torch.ops.aten.threshold_backward(grad, outputs[0], 0)
+        elif ctx.mask is not None:
+            grad = grad * ctx.mask.to(grad.dtype)
+        if count:
+            grads = _backward(grad, x, weight, *ctx.statistics, ctx.mask, ctx.processes)
+        else:
+            grads = torch.ops.aten.native_batch_norm_backward(
+                grad, x, weight, None, None, mean, inverse_std, True, ctx.eps,
+                [True, True, True],
+            )  # fmt: skip
+        return *grads, None, None, None
+
+
+def _moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, variance [channel] and count [1] of the frames kept, in float64."""
+    keep = x.new_ones(()) if mask is None else mask
+    keep = keep.expand(x.shape[0], 1, x.shape[2], x.shape[3]).double()
+    count = keep.sum().view(1)
+    mean = (x * keep).sum(_REDUCED) / count
+    variance = ((x - _per_channel(mean)).square() * keep).sum(_REDUCED) / count
+    return mean, variance, count
+
+
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    inverse_std: Tensor,
+    count: Tensor,
+    mask: Tensor | None,
+    processes: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients where statistics leave frames out or came from all processes."""
+    grad, centred = grad.to(mean.dtype), x.to(mean.dtype) - _per_channel(mean)
+    sums = torch.stack([grad.sum(_REDUCED), (grad * centred).sum(_REDUCED)])
+    grad_bias, grad_weight = sums[0], sums[1] * inverse_std
+    if processes > 1:
+        sums = sums.clone()
+        dist.all_reduce(sums)
+    mean_grad, mean_product = (sums / count).to(mean.dtype)
+    slope = _per_channel(mean_product * inverse_std.square())
+    grad_x = grad - _per_channel(mean_grad) - centred * slope
+    grad_x = grad_x * _per_channel(weight * inverse_std)
+    if mask is not None:
+        grad_x = grad_x * mask.to(grad_x.dtype)
+    return grad_x.to(x.dtype), grad_weight, grad_bias
+
+
+def _per_channel(values: Tensor) -> Tensor:
+    return values.view(1, -1, 1, 1)
