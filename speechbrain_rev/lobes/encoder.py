@@ -240,6 +240,7 @@ class SpeakerEncoder(nn.Module):
             streams = None
             if stage.entry is not None:
                 parts = [self._run(f"stages.{i}.entry", stage.entry, around, *parts)]
+                around = Masks(masks[level], masks[level])
             if stage.chain is None:
                 for j, block in enumerate(stage.blocks):
                     name = f"stages.{i}.blocks.{j}"

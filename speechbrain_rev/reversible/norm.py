@@ -16,10 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from speechbrain_rev.reversible.replay import batch_statistics
-
 
 _REDUCED = (0, 2, 3)
 
@@ -184,7 +182,6 @@ class _Normalise(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *outputs = ctx.saved_tensors
         mean, inverse_std, *count = ctx.statistics
@@ -194,6 +191,12 @@ class _Normalise(torch.autograd.Function):
         elif ctx.mask is not None:
             grad = grad * ctx.mask.to(grad.dtype)
         if count:
+            if torch.is_grad_enabled():
+                raise RuntimeError(
+                    "Statistics that leave frames out or come from several processes "
+                    "cannot be differentiated twice. Give no lengths and leave "
+                    "sync_batchnorm=False."
+                )
             grads = _backward(grad, x, weight, *ctx.statistics, ctx.mask, ctx.processes)
         else:
             grads = torch.ops.aten.native_batch_norm_backward(

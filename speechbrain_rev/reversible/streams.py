@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 class FloatFormat:
@@ -118,7 +117,6 @@ class _Enter(torch.autograd.Function):
         return value, format.tangent(value)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, _: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad.to(ctx.dtype), None
 
@@ -131,7 +129,6 @@ class _Read(torch.autograd.Function):
         return format.decode(value)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
         return None, grad, None
 
@@ -147,7 +144,6 @@ class _Add(torch.autograd.Function):
         return total, format.tangent(total)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, _: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
         return None, grad, grad.to(ctx.dtype), None
 
@@ -160,6 +156,5 @@ class _Leave(torch.autograd.Function):
         return format.decode(value).clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
         return None, grad, None

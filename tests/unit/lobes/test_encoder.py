@@ -1,0 +1,252 @@
+"""Every encoder of the table: size, shapes, modes, lengths, errors."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.memory import live_bytes_peak
+
+NAMES = list(ARCHITECTURES)
+REVERSIBLE = [n for n, row in ARCHITECTURES.items() if row.reversible]
+#: One encoder of each way to be built.
+KINDS = [
+    "resnet34", "resnet101", "df_resnet56", "revnet46", "revnet57", "revnet140",
+    "revnet155", "df_revnet66", "df_revnet89",
+]  # fmt: skip
+
+
+def tiny(name, **settings):
+    """The same shape of network, small enough to run in a test."""
+    torch.manual_seed(0)
+    sizes = {"widths": (8, 8, 16, 16), "blocks": (1, 2, 1, 1), "embedding_dim": 32}
+    return build_encoder(name, **(sizes | settings))
+
+
+def feats(batch=2, time=43, dtype=torch.float64):
+    torch.manual_seed(1)
+    return torch.randn(batch, time, 80, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameter_count_is_the_tables(name):
+    encoder = build_encoder(name)
+    assert sum(p.numel() for p in encoder.parameters()) == (
+        ARCHITECTURES[name].parameters
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layer_count_is_the_names(name):
+    # The count leaves out shortcuts, and in DF-ResNets' names the downsampling.
+    modules = build_encoder(name).named_modules()
+    convolutions = [
+        n
+        for n, m in modules
+        if isinstance(m, nn.Conv2d)
+        and "shortcut" not in n
+        and not (name.startswith("df_resnet") and "entry" in n)
+    ]
+    assert len(convolutions) + 1 == ARCHITECTURES[name].layers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_output_is_one_embedding_per_utterance(name):
+    encoder = build_encoder(name).eval()
+    with torch.no_grad():
+        assert encoder(feats(2, 21, torch.float32)).shape == (2, 1, 256)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("time", [9, 16, 43])
+def test_any_number_of_frames_works_in_training(name, time):
+    encoder = tiny(name)
+    y = encoder(feats(3, time, torch.float32))
+    assert y.shape == (3, 1, 32)
+    y.square().sum().backward()
+    assert all(
+        p.grad is not None and p.grad.isfinite().all() for p in encoder.parameters()
+    )
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("time", [40, 43])
+def test_gradients_and_buffers_of_all_modes_are_equal(name, time):
+    modes = ["store", "recompute"]
+    modes += ["reconstruct"] if ARCHITECTURES[name].reversible else []
+    results = {}
+    for mode in modes:
+        encoder = tiny(name, mode=mode).double()
+        y = encoder(feats(time=time))
+        (y * torch.linspace(-1, 1, 32)).sum().backward()
+        grads = [p.grad for p in encoder.parameters()]
+        results[mode] = y, grads, dict(encoder.named_buffers())
+    y, grads, buffers = results["store"]
+    for found_y, found, found_buffers in results.values():
+        assert torch.equal(found_y, y)
+        torch.testing.assert_close(found, grads)
+        for key, buffer in buffers.items():
+            assert torch.equal(found_buffers[key], buffer), key
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_state_dict_keys_are_the_same_in_every_mode(name):
+    encoder = tiny(name)
+    keys = list(encoder.state_dict())
+    for mode in ("store", "recompute"):
+        encoder.set_mode(mode)
+        assert list(encoder.state_dict()) == keys
+
+
+def test_modes_are_set_by_name_and_the_rest_stays():
+    encoder = tiny("revnet57")
+    encoder.set_mode({"stem": "store", "stages.1.chain.1": "recompute"})
+    modes = encoder.block_modes()
+    assert modes["stem"] == "store"
+    assert modes["stages.1.chain.0"] == "reconstruct"
+    assert modes["stages.1.chain.1"] == "recompute"
+    assert modes["stages.1.entry"] == "recompute"
+    assert encoder.stages[1].chain.modes == ["reconstruct", "recompute"]
+
+
+def test_the_default_mode_follows_the_family():
+    assert set(tiny("resnet34").block_modes().values()) == {"store"}
+    modes = tiny("df_revnet89").block_modes()
+    assert all(modes[n] == "reconstruct" for n in modes if "chain" in n)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "words"),
+    [
+        ("resnet34", "reconstruct", "no reversible blocks.*revnet46, revnet57"),
+        ("resnet34", {"stages.0.blocks.0": "reconstruct"}, "is not reversible"),
+        ("revnet57", {"stages.0.entry": "store"}, "no block 'stages.0.entry'"),
+        ("revnet57", {"stem": "reconstruct"}, "is not reversible"),
+        ("revnet57", "forget", "the modes are"),
+    ],
+)
+def test_impossible_modes_are_refused(name, mode, words):
+    with pytest.raises(ValueError, match=words):
+        tiny(name, mode=mode)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_padded_utterances_have_the_embedding_that_they_have_alone(name):
+    encoder = tiny(name).eval()
+    long, short = feats(1, 45, torch.float32), feats(1, 27, torch.float32)
+    padded = torch.cat([long, torch.nn.functional.pad(short, (0, 0, 0, 18), value=7.0)])
+    with torch.no_grad():
+        together = encoder(padded, lengths=torch.tensor([1.0, 27 / 45]))
+        alone = torch.cat([encoder(long), encoder(short)])
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        blind = encoder(padded)
+    assert (blind - alone)[1].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["resnet34", "revnet46", "df_revnet89"])
+def test_training_with_lengths_leaves_the_padding_out(name):
+    short = feats(2, 24)
+    results = []
+    for batch, lengths in (
+        (short, None),
+        (torch.nn.functional.pad(short, (0, 0, 0, 24)), torch.tensor([0.5, 0.5])),
+    ):
+        encoder = tiny(name).double()
+        encoder(batch, lengths=lengths).square().sum().backward()
+        grads = [p.grad for p in encoder.parameters()]
+        results.append((grads, list(encoder.buffers())))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_reconstruction_saves_memory_over_storing_and_over_the_vanilla_encoder():
+    x = feats(2, 200, torch.float32)
+
+    def peak(name, mode):
+        encoder = tiny(name, mode=mode, widths=(24, 48, 96, 152), blocks=(2, 3, 5, 3))
+        encoder.requires_grad_(False)
+        encoder.stem.requires_grad_(True)
+        return live_bytes_peak(lambda: encoder(x).square().sum().backward())
+
+    assert peak("revnet57", "reconstruct") < 0.45 * peak("revnet57", "store")
+    assert peak("revnet57", "reconstruct") < 0.45 * peak("resnet34", "store")
+    assert peak("resnet34", "recompute") < 0.6 * peak("resnet34", "store")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["revnet57", "df_revnet66"])
+def test_half_precision_trains(name, dtype):
+    encoder = tiny(name)
+    with torch.autocast("cpu", dtype):
+        y = encoder(feats(4, 32, torch.float32))
+    y.float().square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in encoder.parameters())
+    assert all(p.grad.dtype == torch.float32 for p in encoder.parameters())
+
+
+def test_copies_and_pickles_embed_alike():
+    encoder = tiny("revnet57").eval()
+    x = feats(dtype=torch.float32)
+    for twin in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
+        assert torch.equal(twin(x), encoder(x))
+        assert twin.block_modes() == encoder.block_modes()
+
+
+@pytest.mark.parametrize("correction", [0, 1])
+def test_pooling_takes_the_variance_asked_for(correction):
+    kind = ["population", "unbiased"][correction]
+    encoder = tiny("resnet34", pooling_variance=kind).eval()
+    maps = torch.randn(2, 16, 10, 6)
+    pooled = []
+    encoder.fc.register_forward_hook(lambda m, i, o: pooled.append(i[0]))
+    encoder.stages[-1].blocks[-1].register_forward_hook(lambda m, i, o: maps)
+    encoder(feats(2, 43, torch.float32))
+    rows = maps.flatten(1, 2)
+    std = (rows.var(2, correction=correction) + 1e-7).sqrt()
+    torch.testing.assert_close(pooled[0], torch.cat([rows.mean(2), std], 1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((2, 80, 43), r"takes filterbanks \[batch, time, 80\], but got \[2, 80, 43\]"),
+        ((2, 43), "takes filterbanks"),
+        ((2, 1, 43, 80), "takes filterbanks"),
+        ((2, 8, 80), "at least 9 frames"),
+    ],
+)
+def test_input_of_a_wrong_shape_is_refused(shape, words):
+    with pytest.raises(ValueError, match=words):
+        tiny("revnet57")(torch.randn(shape))
+
+
+def test_lengths_must_be_one_per_utterance():
+    with pytest.raises(ValueError, match=r"one for each utterance: \[2\]"):
+        tiny("revnet57")(feats(2, 20, torch.float32), torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"widths": (8, 8, 8)}, "each of the 4 stages"),
+        ({"widths": (8, 10, 8, 8)}, "multiples of 4, but 10"),
+        ({"n_mels": 81}, "multiple of 8, but is 81"),
+        ({"embedding_dim": 0}, "at least 1"),
+        ({"pooling_variance": "sample"}, "population, unbiased"),
+        ({"blocks": (1, -1, 1, 1)}, "needs a block"),
+        ({"streams": "half"}, "formats are 'float'"),
+    ],
+)
+def test_impossible_sizes_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        tiny("revnet57", **settings)
+
+
+@pytest.mark.parametrize("name", ["revnet46", "df_revnet66", "resnet34"])
+def test_other_numbers_of_mel_bands_work(name):
+    encoder = tiny(name, n_mels=43)
+    assert encoder(torch.randn(2, 20, 43)).shape == (2, 1, 32)

@@ -1,0 +1,256 @@
+"""The engine against plain autograd: gradients, buffers, random state, memory."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.reversible import (
+    AdditiveCoupling,
+    Mode,
+    Recompute,
+    ReversibleChain,
+)
+
+from .chains import (
+    CHANNELS,
+    RESIDUALS,
+    Plain,
+    chain_of,
+    distance,
+    loss_of,
+    step,
+    streams,
+)
+
+MODES = ["store", "reconstruct", "recompute"]
+
+# float64 rounding through a few blocks, with a wide margin: an error of the method
+# (a wrong mask, a stale statistic) shows at 1e-3 or more.
+EXACT = 1e-10
+
+
+@pytest.mark.parametrize("kind", RESIDUALS)
+def test_inverse_of_a_coupling_undoes_it(kind):
+    # In evaluation, where a residual function is one and the same function twice.
+    block = chain_of(kind).blocks[0].eval()
+    x1, x2 = streams(requires_grad=False)
+    r1, r2 = block.inverse(*block(x1, x2))
+    assert distance({"1": r1, "2": r2}, {"1": x1, "2": x2}) < EXACT
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", RESIDUALS)
+def test_gradients_of_every_mode_equal_plain_autograds(kind, mode):
+    chain = chain_of(kind, mode=mode)
+    plain = Plain(chain)
+    y, grads, buffers = step(chain, streams())
+    expected_y, expected, expected_buffers = step(plain, streams())
+    assert distance(dict(enumerate(y)), dict(enumerate(expected_y))) < EXACT
+    assert distance(grads, expected) < EXACT
+    assert buffers.keys() == expected_buffers.keys()
+    for name in buffers:
+        assert torch.equal(buffers[name], expected_buffers[name]), name
+
+
+@pytest.mark.parametrize(
+    "modes", [m for m in itertools.product(MODES, repeat=3) if len(set(m)) > 1]
+)
+def test_each_block_may_have_its_own_mode(modes):
+    chain = chain_of("basic", mode=modes)
+    _, grads, _ = step(chain, streams())
+    _, expected, _ = step(Plain(chain), streams())
+    assert distance(grads, expected) < EXACT
+
+
+def test_masked_chains_equal_plain_autograd():
+    chain = chain_of("basic")
+    x = streams()
+    mask = (torch.arange(12) < torch.tensor([[12], [7]])).double()[:, None, None, :]
+    plain = Plain(chain)
+    for module in (chain, plain):
+        loss_of(module(*x, mask)).backward()
+    found = {n: p.grad for n, p in chain.named_parameters()}
+    expected = {n: p.grad for n, p in plain.named_parameters()}
+    assert distance(found, expected) < EXACT
+
+
+class Counted(nn.Module):
+    """A residual function that notes each of its runs and whether it had a graph."""
+
+    def __init__(self, runs):
+        super().__init__()
+        self.conv = nn.Conv2d(CHANNELS, CHANNELS, 1)
+        self.runs = runs
+
+    def forward(self, x):
+        self.runs.append(torch.is_grad_enabled())
+        return self.conv(x)
+
+
+@pytest.mark.parametrize("mode", ["reconstruct", "recompute"])
+def test_each_residual_function_runs_once_without_and_once_with_a_graph(mode):
+    runs = [[] for _ in range(6)]
+    chain = ReversibleChain(
+        (AdditiveCoupling(Counted(runs[i]), Counted(runs[i + 1])) for i in (0, 2, 4)),
+        mode=mode,
+    )
+    step(chain, streams(torch.float32))
+    assert runs == [[False, True]] * 6
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["basic", "torch"])
+def test_running_statistics_are_updated_once_and_to_the_same_bits(kind, mode):
+    chain = chain_of(kind, mode=mode, dtype=torch.float32)
+    stored = chain_of(kind, mode="store", dtype=torch.float32)
+    _, _, buffers = step(chain, streams(torch.float32))
+    _, _, expected = step(stored, streams(torch.float32))
+    for name, buffer in buffers.items():
+        assert torch.equal(buffer, expected[name]), name
+        if name.endswith("num_batches_tracked"):
+            assert buffer == 1
+
+
+def test_a_buffer_that_the_output_depends_on_is_as_it_was_in_the_first_run():
+    def make():
+        # Spectral normalisation improves a buffer at each run in training.
+        conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+        return nn.utils.parametrizations.spectral_norm(conv)
+
+    torch.manual_seed(0)
+    chain = ReversibleChain(AdditiveCoupling(make(), make()) for _ in range(2)).double()
+    plain = Plain(chain)
+    _, grads, buffers = step(chain, streams())
+    _, expected, expected_buffers = step(plain, streams())
+    assert distance(grads, expected) < EXACT
+    assert distance(buffers, expected_buffers) < EXACT
+
+
+def activations_peak(depth, mode, kind="basic"):
+    """Live peak of a step without the parameters' gradients, which grow with depth."""
+    chain = chain_of(kind, depth, mode=mode, dtype=torch.float32).requires_grad_(False)
+    x = streams(torch.float32, batch=8, time=100)
+    return live_bytes_peak(lambda: loss_of(chain(*x)).backward())
+
+
+@pytest.mark.parametrize("kind", ["basic", "bottleneck", "df_bottleneck", "torch"])
+def test_peak_memory_of_reconstruction_does_not_grow_with_depth(kind):
+    shallow = activations_peak(8, "reconstruct", kind)
+    deep = activations_peak(64, "reconstruct", kind)
+    assert deep <= 1.01 * shallow
+    assert activations_peak(8, "store", kind) > 1.5 * shallow
+
+
+def test_recomputation_keeps_two_streams_of_each_block():
+    stream = 8 * CHANNELS * 6 * 100 * 4
+    grown = activations_peak(16, "recompute") - activations_peak(8, "recompute")
+    assert grown == pytest.approx(8 * 2 * stream, rel=0.05)
+
+
+def test_a_mode_can_be_switched_and_keeps_the_state_dict():
+    chain = chain_of("basic", mode="store")
+    keys = list(chain.state_dict())
+    _, expected, _ = step(copy.deepcopy(chain), streams())
+    chain.set_mode(["reconstruct", "store", Mode.RECOMPUTE])
+    assert list(chain.state_dict()) == keys
+    _, grads, _ = step(chain, streams())
+    assert distance(grads, expected) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"mode": "keep"}, "'keep'; the modes are 'store', 'reconstruct', 'recompute'"),
+        ({"mode": ["store"]}, "1 modes were given for 2 blocks"),
+        ({"streams": "double"}, "'double'; the formats are 'float'"),
+    ],
+)
+def test_impossible_settings_are_refused(arguments, words):
+    blocks = [AdditiveCoupling(nn.Identity(), nn.Identity()) for _ in range(2)]
+    with pytest.raises(ValueError, match=words):
+        ReversibleChain(blocks, **arguments)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_no_residual_function_is_refused(mode):
+    x = streams(torch.float32)
+    in_place = AdditiveCoupling(nn.ReLU(inplace=True), nn.Identity())
+    with pytest.raises(RuntimeError, match="inplace=False"):
+        ReversibleChain([in_place], mode=mode)(*x)
+    widening = AdditiveCoupling(nn.Conv2d(CHANNELS, 4, 1), nn.Identity())
+    with pytest.raises(ValueError, match="must keep the shape"):
+        ReversibleChain([widening], mode=mode)(*x)
+    with pytest.raises(ValueError, match="one shape, dtype and device"):
+        chain_of("basic", mode=mode)(x[0], x[1][..., :5])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_identities_and_empty_chains_work(mode):
+    x = streams()
+    for blocks in ([], [AdditiveCoupling(nn.Identity(), nn.Identity())]):
+        chain = ReversibleChain(blocks, mode=mode)
+        _, grads, _ = step(chain, x)
+        expected = streams()
+        _, expected_grads, _ = step(Plain(chain), expected)
+        assert distance(grads, expected_grads) < EXACT
+        for t in x:
+            t.grad = None
+
+
+def test_recompute_equals_the_module_and_updates_statistics_once():
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(CHANNELS, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)
+    ).double()
+    again = Recompute(copy.deepcopy(module))
+    results = []
+    for m in (module, again):
+        (x, _) = streams()
+        torch.manual_seed(3)
+        m(x).square().sum().backward()
+        grads = [p.grad for p in m.parameters()]
+        results.append((x.grad, *grads, *m.buffers()))
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_recompute_takes_and_returns_several_tensors_and_other_arguments():
+    class Mix(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, a, factor, b):
+            return a * b * self.scale, (a + factor) * self.scale
+
+    mix = Mix()
+    again = Recompute(mix)
+    a, b = torch.randn(3, requires_grad=True), torch.randn(3)
+    y, z = again(a, 2.0, b)
+    (y.sum() + z.square().sum()).backward()
+    found = a.grad.clone(), mix.scale.grad.clone()
+    a.grad = mix.scale.grad = None
+    y, z = mix(a, 2.0, b)
+    (y.sum() + z.square().sum()).backward()
+    assert torch.equal(found[0], a.grad)
+    assert torch.equal(found[1], mix.scale.grad)
+
+
+def test_a_recomputed_module_inside_a_residual_function_is_exact():
+    torch.manual_seed(0)
+    halves = [RESIDUALS["basic"](CHANNELS).double() for _ in range(4)]
+    blocks = [
+        AdditiveCoupling(Recompute(halves[0]), halves[1]),
+        AdditiveCoupling(halves[2], Recompute(halves[3])),
+    ]
+    chain = ReversibleChain(blocks)
+    plain = Plain(chain)
+    _, grads, buffers = step(chain, streams())
+    _, expected, expected_buffers = step(plain, streams())
+    assert distance(grads, expected) < EXACT
+    for name in buffers:
+        assert torch.equal(buffers[name], expected_buffers[name]), name

@@ -1,0 +1,84 @@
+"""The table of encoders against what names and publication say."""
+
+import dataclasses
+import re
+
+import pytest
+
+from speechbrain_rev.architectures import ARCHITECTURES, TRAINING_DEFAULTS, architecture
+
+ROWS = list(ARCHITECTURES.values())
+
+
+def test_there_are_25_encoders_of_which_18_are_reversible():
+    assert len(ROWS) == 25
+    assert sum(row.reversible for row in ROWS) == 18
+    assert all(name == row.name for name, row in ARCHITECTURES.items())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_name_ends_in_the_layer_count_that_the_blocks_give(row):
+    total = sum(row.blocks)
+    layers = {
+        ("resnet", "vanilla", "basic"): 2 * total + 2,
+        ("resnet", "vanilla", "bottleneck"): 3 * total + 2,
+        ("df_resnet", "vanilla", "df_bottleneck"): 3 * total + 2,
+        ("revnet", "I", "basic"): 4 * total + 10,
+        ("revnet", "I", "bottleneck"): 6 * total + 14,
+        ("revnet", "II", "basic"): 4 * total + 5,
+        ("revnet", "II", "bottleneck"): 6 * total + 5,
+        ("df_revnet", "I", "df_bottleneck"): 6 * total + 6,
+        ("df_revnet", "II", "df_bottleneck"): 6 * total + 5,
+    }[row.family, row.type, row.block]
+    assert row.layers == layers
+    assert int(re.search(r"\d+$", row.name).group()) == layers
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_reversible_encoders_name_a_vanilla_counterpart_of_their_family(row):
+    if row.reversible:
+        vanilla = architecture(row.counterpart)
+        assert not vanilla.reversible
+        assert vanilla.family == row.family.replace("rev", "res")
+        # "Similar parameters" is the paper's claim; its own tables differ by a fifth.
+        assert row.parameters == pytest.approx(vanilla.parameters, rel=0.2)
+    else:
+        assert row.counterpart is None
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_parameters_are_near_the_published_ones(row):
+    # The published tables disagree among themselves by up to 0.84 M (df_revnet89).
+    assert abs(row.parameters / 1e6 - row.published_params_m) < 0.9
+
+
+def test_families_are_trained_as_published():
+    assert {f: d.optimizer_name for f, d in TRAINING_DEFAULTS.items()} == {
+        "resnet": "sgd",
+        "revnet": "sgd",
+        "df_resnet": "adamw",
+        "df_revnet": "adamw",
+    }
+    assert architecture("revnet57").training.weight_decay == 1e-4
+    assert architecture("df_revnet89").training.weight_decay == 0.05
+    assert architecture("df_revnet89").optimizer_name == "adamw"
+
+
+def test_rows_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        architecture("revnet57").layers = 58
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("revnet58", "Did you mean revnet57"),
+        ("df-revnet281", "Did you mean df_revnet281"),
+        ("ResNet34", "esnet34"),
+        ("ecapa", "The 25 encoders are: resnet34"),
+        (None, "There is no encoder None"),
+    ],
+)
+def test_unknown_names_are_answered_with_the_nearest(name, words):
+    with pytest.raises(ValueError, match=words):
+        architecture(name)
