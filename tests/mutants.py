@@ -81,8 +81,8 @@ MUTANTS = [
         "6: an activation of each block is kept",
         SEGMENT_CODE,
         "ctx.recordings.append((f_recording, g_recording))",
-        "ctx.recordings.append((f_recording, g_recording, y1.clone())[:2]); "
-        "f_recording.kept = y1.clone()",
+        "ctx.recordings.append((f_recording, g_recording))\n"
+        "                g_recording.kept = y1.clone()",
         CHAIN,
         "does_not_grow and basic",
     ),
@@ -101,14 +101,6 @@ MUTANTS = [
         "return self.statistics[0]",
         ENCODER,
         "gradients_and_buffers and df_revnet66",
-    ),
-    Mutant(
-        "8: a conversion to SyncBatchNorm takes the layer for torch's",
-        NORM_CODE,
-        "class BatchNorm(nn.Module):",
-        "class BatchNorm(nn.SyncBatchNorm, nn.Module):",
-        NORM,
-        "not half",
     ),
     Mutant(
         "8: processes do not share the gradients of statistics",
@@ -275,7 +267,7 @@ MUTANTS = [
         "the gradient of one function does not reach the other",
         SEGMENT_CODE,
         "slope = _undo(ctx, block.f, f, gradients, y2, y1, grad1)",
-        "slope = _undo(ctx, block.f, f, gradients, y2, y1, _[0])",
+        "slope = _undo(ctx, block.f, f, gradients, y2, y1, grad2)",
         CHAIN,
         "equal_plain_autograds and basic",
     ),
