@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -81,8 +81,7 @@ class ReversibleChain(nn.Module):
         mode : Mode or str, or sequence of these
             As for the constructor.
         """
-        alike = isinstance(mode, str)
-        modes = [mode] * len(self.blocks) if alike else list(mode)
+        modes = [mode] * len(self.blocks) if isinstance(mode, str) else list(mode)
         if len(modes) != len(self.blocks):
             raise ValueError(
                 f"{len(modes)} modes were given for {len(self.blocks)} blocks; "
@@ -153,7 +152,7 @@ class ReversibleChain(nn.Module):
         refuse_sharded(self)
         runs = itertools.groupby(zip(self.modes, self.blocks, strict=True), _mode_of)
         for mode, run in runs:
-            blocks = [block for _, block in run]
+            blocks = [cast(AdditiveCoupling, block) for _, block in run]
             if mode is Mode.RECONSTRUCT:
                 streams = reconstruct(blocks, streams, mask)
             else:

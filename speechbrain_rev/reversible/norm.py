@@ -197,7 +197,9 @@ class _Normalise(torch.autograd.Function):
                     "cannot be differentiated twice. Give no lengths and leave "
                     "sync_batchnorm=False."
                 )
-            grads = _backward(grad, x, weight, *ctx.statistics, ctx.mask, ctx.processes)
+            grads = _backward(
+                grad, x, weight, mean, inverse_std, count[0], ctx.mask, ctx.processes
+            )
         else:
             grads = torch.ops.aten.native_batch_norm_backward(
                 grad, x, weight, None, None, mean, inverse_std, True, ctx.eps,

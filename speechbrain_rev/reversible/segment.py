@@ -9,7 +9,7 @@ function runs exactly twice in a training step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -272,7 +272,7 @@ class _Reconstruct(torch.autograd.Function):
             y1, y2 = y1.clone(), y2.clone()
         gradients = _Gradients(ctx.parameters, tensors)
         # The given gradients may be other nodes' too; sums of later blocks are ours.
-        accumulate = torch.add
+        accumulate: Callable[[Tensor, Tensor], Tensor] = torch.add
         recordings = reversed(ctx.recordings)
         with ctx.autocast():
             for block, (f, g) in zip(reversed(ctx.blocks), recordings, strict=True):

@@ -1,0 +1,258 @@
+"""The console command ``speechbrain-rev``.
+
+Each subcommand imports what it needs when it runs, so that ``--help`` is there at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+
+from speechbrain_rev import __version__
+
+_PACKAGES = (
+    "torch",
+    "torchaudio",
+    "speechbrain",
+    "bitsandbytes",
+    "hyperpyyaml",
+    "soundfile",
+    "numpy",
+)
+_GIB = 2**30
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the console command.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        What follows the command's name; by default that of this process.
+
+    Returns
+    -------
+    int
+        0, or 2 after an error of the user, which is one line on stderr.
+    """
+    parsed = _parser().parse_args(arguments)
+    try:
+        parsed.run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output (head, less) has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError, ImportError) as error:
+        print(f"speechbrain-rev: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="speechbrain-rev",
+        description="Very deep speaker encoders in little memory, with SpeechBrain.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], None], summary: str, details: str
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}. {details}",
+            allow_abbrev=False,
+        )
+        command.set_defaults(run=run)
+        return command
+
+    add(
+        "env",
+        _env,
+        "print what a bug report needs",
+        "Versions of this package and of those it stands on, devices and memory.",
+    )
+
+    command = add(
+        "resolve",
+        _resolve,
+        "print a hyperparameter file as one complete file",
+        "The result is plain HyperPyYAML, which SpeechBrain's own "
+        "train_speaker_embeddings.py takes as well. Nothing is built or run.",
+    )
+    command.add_argument("file", metavar="FILE", help="e.g. hparams/df_revnet281.yaml")
+    command.add_argument(
+        "overrides",
+        metavar="--key=value",
+        nargs=argparse.REMAINDER,
+        help="values that go before those of the file",
+    )
+
+    run_help = "output_folder of a training run (recipes/VoxCeleb/train.py)"
+    device_help = "cpu, cuda, cuda:1, ... (default: the GPU if there is one)"
+    command = add(
+        "embed",
+        _embed,
+        "compute speaker embeddings of audio files",
+        "Files may have any sample rate; several channels are averaged.",
+    )
+    command.add_argument("run_folder", metavar="RUN", help=run_help)
+    command.add_argument("audio", metavar="FILE", nargs="+", help="audio files")
+    command.add_argument(
+        "--out",
+        metavar="EMBEDDINGS.npz",
+        help="write arrays `embeddings` [files, dim] and `files`; without it, a "
+        "summary is printed",
+    )
+    command.add_argument("--device", help=device_help)
+
+    command = add(
+        "verify",
+        _verify,
+        "score whether two audio files have the same speaker",
+        "The score is the cosine of the two embeddings, from -1 to 1.",
+    )
+    command.add_argument("run_folder", metavar="RUN", help=run_help)
+    command.add_argument("first", metavar="A", help="audio file")
+    command.add_argument("second", metavar="B", help="audio file")
+    command.add_argument("--device", help=device_help)
+    return parser
+
+
+def _env(parsed: argparse.Namespace) -> None:
+    del parsed
+    for name, value in environment():
+        print(f"{name:<17}{value}")
+
+
+def environment() -> Iterator[tuple[str, str]]:
+    """Yield what a bug report needs, as names and values.
+
+    A package that is there but cannot be imported is reported with the reason.
+    """
+    yield "speechbrain_rev", __version__
+    yield "python", f"{platform.python_version()} ({platform.python_implementation()})"
+    yield "system", platform.platform()
+    for package in _PACKAGES:
+        yield package, _version(package)
+    yield "cpus", _cpus()
+    yield "ram", _ram()
+    yield from _cuda()
+
+
+def _version(package: str) -> str:
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+    # These two must be built for each other, and only an import tells.
+    if package in ("torch", "torchaudio"):
+        try:
+            importlib.import_module(package)
+        except (ImportError, OSError, RuntimeError) as error:
+            return f"{version}, cannot be imported: {' '.join(str(error).split())}"
+    return version
+
+
+def _cpus() -> str:
+    total = os.cpu_count()
+    # Not every system limits a process to some of its CPUs.
+    usable = getattr(os, "sched_getaffinity", lambda _: range(total or 0))(0)
+    return f"{total}, {len(usable)} of them for this process"
+
+
+def _ram() -> str:
+    try:
+        ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return "unknown on this system"
+    return f"{ram_bytes / _GIB:.1f} GiB"
+
+
+def _cuda() -> Iterator[tuple[str, str]]:
+    try:
+        torch = importlib.import_module("torch")
+    except (ImportError, OSError, RuntimeError):
+        yield "cuda", "unknown, as torch cannot be imported"
+        return
+    built = torch.version.cuda
+    if not torch.cuda.is_available():
+        yield "cuda", f"no device (torch is built for {built or 'CPU only'})"
+        return
+    cudnn = torch.backends.cudnn.version()
+    yield "cuda", f"{built}, cuDNN {cudnn}, {torch.cuda.device_count()} device(s)"
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        memory = f"{device.total_memory / _GIB:.1f} GiB"
+        capability = f"compute capability {device.major}.{device.minor}"
+        yield f"cuda:{index}", f"{device.name}, {memory}, {capability}"
+
+
+def _resolve(parsed: argparse.Namespace) -> None:
+    from speechbrain_rev import hparams
+
+    overrides, _ = hparams.parse_arguments(
+        parsed.overrides, keys=hparams.top_level_keys(parsed.file)
+    )
+    print(hparams.resolve(parsed.file, overrides), end="")
+
+
+def _embed(parsed: argparse.Namespace) -> None:
+    if parsed.out is not None and not parsed.out.endswith(".npz"):
+        # numpy would write to another name than the one asked for.
+        raise ValueError(f"--out takes a name that ends in .npz, not {parsed.out}.")
+    import numpy as np
+
+    from speechbrain_rev.inference import SpeakerEmbedder
+
+    _check_device(parsed.device)
+    embedder = SpeakerEmbedder.from_run(parsed.run_folder, device=parsed.device)
+    embeddings = embedder.embed_files(parsed.audio)
+    if parsed.out is not None:
+        np.savez(parsed.out, embeddings=embeddings, files=np.array(parsed.audio))
+        print(f"{parsed.out}: embeddings {list(embeddings.shape)}, files")
+        return
+    for file, embedding in zip(parsed.audio, embeddings, strict=True):
+        start = " ".join(f"{value:.3f}" for value in embedding[:4])
+        norm = np.linalg.norm(embedding)
+        print(f"{file}: {len(embedding)} values, norm {norm:.3f}: {start} ...")
+    print("--out=embeddings.npz writes them to a file.")
+
+
+def _verify(parsed: argparse.Namespace) -> None:
+    from speechbrain_rev.inference import SpeakerEmbedder
+
+    _check_device(parsed.device)
+    embedder = SpeakerEmbedder.from_run(parsed.run_folder, device=parsed.device)
+    score = embedder.verify(parsed.first, parsed.second)
+    print(f"{score:.4f}  cosine, from -1 to 1; higher means more alike")
+    print(
+        "The score above which two voices count as one speaker's has to be chosen on "
+        "trials of your own kind of speech."
+    )
+
+
+def _check_device(device: str | None) -> None:
+    if device is None:
+        return
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"--device takes cpu, cuda, cuda:1, ..., not {device}."
+        ) from error
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"--device {device} is not there: torch sees {torch.cuda.device_count()} "
+            "CUDA devices. `speechbrain-rev env` shows them; --device=cpu always works."
+        )

@@ -1,0 +1,26 @@
+"""Strict composition of hyperparameters: a complete file, override files, command line.
+
+A complete file is plain HyperPyYAML. An override file names its parent (``base:``)
+and states only differences. HyperPyYAML's own overriding lets mistakes pass in
+silence: a misspelt nested key is added, another class for an object is ignored, a key
+that is the beginning of a run option is swallowed. Here each is an error that names
+the key, the place and what to write instead.
+"""
+
+from speechbrain_rev.hparams.arguments import parse_arguments
+from speechbrain_rev.hparams.composition import (
+    Composition,
+    compose,
+    placeholders,
+    resolve,
+    top_level_keys,
+)
+
+__all__ = [
+    "Composition",
+    "compose",
+    "parse_arguments",
+    "placeholders",
+    "resolve",
+    "top_level_keys",
+]

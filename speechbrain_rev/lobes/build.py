@@ -1,0 +1,171 @@
+"""From a row of the table to an encoder's modules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from speechbrain_rev.architectures import Architecture, architecture
+from speechbrain_rev.lobes.blocks import (
+    ORDINARY_BLOCKS,
+    RESIDUALS,
+    SpaceToDepthTransition,
+    Stem,
+    StridedTransition,
+)
+from speechbrain_rev.lobes.encoder import SpeakerEncoder, Stage
+from speechbrain_rev.lobes.pooling import CORRECTIONS
+from speechbrain_rev.reversible.chain import ReversibleChain
+from speechbrain_rev.reversible.coupling import AdditiveCoupling
+from speechbrain_rev.reversible.modes import Mode
+
+
+def build_encoder(
+    name: str,
+    *,
+    n_mels: int = 80,
+    embedding_dim: int = 256,
+    mode: Mode | str | Mapping[str, Mode | str] | None = None,
+    streams: str = "float",
+    sync_batchnorm: bool = False,
+    pooling_variance: str = "population",
+    widths: Sequence[int] | None = None,
+    blocks: Sequence[int] | None = None,
+) -> SpeakerEncoder:
+    """Build an encoder by its name.
+
+    Parameters
+    ----------
+    name : str
+        One of ``speechbrain_rev.architectures.ARCHITECTURES``.
+    n_mels : int
+        Mel bands of the input; a multiple of 8 for encoders of type II.
+    embedding_dim : int
+        Size of the embedding.
+    mode : Mode or str, or mapping of block name to these, or None
+        What blocks keep for the backward pass. None reconstructs what is reversible
+        and stores in vanilla encoders.
+    streams : {"float"}
+        Number format of reversible streams.
+    sync_batchnorm : bool
+        Whether batch statistics are shared between processes.
+    pooling_variance : {"population", "unbiased"}
+        Which variance statistics pooling takes; WeSpeaker has the unbiased one.
+    widths, blocks : sequence of int, or None
+        Channels and blocks of each stage, to make an encoder of another size.
+
+    Returns
+    -------
+    SpeakerEncoder
+        The encoder, initialised from torch's random state.
+
+    Raises
+    ------
+    ValueError
+        If there is no such encoder, or a size does not fit its family.
+
+    Examples
+    --------
+    >>> import torch
+    >>> encoder = build_encoder("revnet57", widths=(8, 16, 16, 16), blocks=(1, 1, 1, 1))
+    >>> encoder(torch.randn(2, 30, 80)).shape
+    torch.Size([2, 1, 256])
+    """
+    row = architecture(name)
+    row = dataclasses.replace(
+        row,
+        widths=row.widths if widths is None else tuple(widths),
+        blocks=row.blocks if blocks is None else tuple(blocks),
+    )
+    _check_sizes(row, n_mels, embedding_dim, pooling_variance)
+    two = row.family == "df_revnet" and row.type == "I"
+    width = row.widths[0] * (_expansion(row) if row.type == "II" else 1)
+    stem = Stem(width, 2 if two else 1, sync=sync_batchnorm)
+    stages = []
+    for i in range(len(row.widths)):
+        stages.append(_stage(row, i, width, streams, sync_batchnorm))
+        width = row.widths[i] * _expansion(row)
+    pooled_freq = -(-n_mels // 8)
+    fc = nn.Linear(2 * width * pooled_freq, embedding_dim)
+    encoder = SpeakerEncoder(
+        row,
+        stem,
+        stages,
+        fc,
+        n_mels=n_mels,
+        correction=CORRECTIONS[pooling_variance],
+    )
+    if mode is not None:
+        encoder.set_mode(mode)
+    return encoder
+
+
+def _stage(
+    row: Architecture, index: int, channels: int, streams: str, sync: bool
+) -> Stage:
+    """Build one stage of a row; ``channels`` are those of the stage before."""
+    width, n_blocks = row.widths[index], row.blocks[index]
+    downsamples = index > 0
+    stride = 2 if downsamples else 1
+    wide = width * _expansion(row)
+    ordinary = ORDINARY_BLOCKS[row.block]
+    entry: nn.Module | None = None
+    if row.family == "revnet" and row.type == "I":
+        entry = ordinary(channels, width, stride, sync=sync)
+    elif row.type == "II" and downsamples:
+        entry = SpaceToDepthTransition(channels, wide, sync=sync)
+    elif row.family in ("df_resnet", "df_revnet") and downsamples:
+        entry = StridedTransition(channels, wide, sync=sync)
+    if row.reversible:
+        residual = RESIDUALS[row.block]
+        couplings = [
+            AdditiveCoupling(
+                residual(wide // 2, sync=sync), residual(wide // 2, sync=sync)
+            )
+            for _ in range(n_blocks)
+        ]
+        return Stage(entry, ReversibleChain(couplings, streams=streams), downsamples)
+    first = (channels, stride) if entry is None else (wide, 1)
+    shapes = [first] + [(wide, 1)] * (n_blocks - 1)
+    blocks = nn.ModuleList(ordinary(c, width, s, sync=sync) for c, s in shapes)
+    return Stage(entry, blocks, downsamples)
+
+
+def _expansion(row: Architecture) -> int:
+    # The paper prints unexpanded widths; its final layer of 24000 inputs proves that
+    # a bottleneck's are expanded four times.
+    return 4 if row.block == "bottleneck" else 1
+
+
+def _check_sizes(
+    row: Architecture, n_mels: int, embedding_dim: int, pooling_variance: str
+) -> None:
+    if len(row.widths) != 4 or len(row.blocks) != 4 or min(row.widths) < 1:
+        raise ValueError(
+            "widths and blocks take one number for each of the 4 stages, widths of at "
+            f"least 1; given were widths={row.widths}, blocks={row.blocks}."
+        )
+    if min(row.blocks) < (0 if row.reversible else 1):
+        raise ValueError(f"A stage needs a block; given was blocks={row.blocks}.")
+    step = {"II": 4, "I": 2, "vanilla": 1}[row.type]
+    uneven = [w for w in row.widths if w % step]
+    if uneven:
+        raise ValueError(
+            f"{row.name} halves and rearranges its channels: widths must be multiples "
+            f"of {step}, but {uneven[0]} is not."
+        )
+    if n_mels < 8 or (row.type == "II" and n_mels % 8):
+        raise ValueError(
+            f"{row.name} halves the frequency axis three times: n_mels must be at "
+            f"least 8{', and a multiple of 8' if row.type == 'II' else ''}, "
+            f"but is {n_mels}."
+        )
+    if embedding_dim < 1:
+        raise ValueError(f"embedding_dim must be at least 1, but is {embedding_dim}.")
+    if pooling_variance not in CORRECTIONS:
+        raise ValueError(
+            f"pooling_variance must be one of {', '.join(CORRECTIONS)}, but is "
+            f"{pooling_variance!r}."
+        )

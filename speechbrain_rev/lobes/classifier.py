@@ -1,0 +1,136 @@
+"""The training head: cosines to one weight vector per speaker, and the AAM loss.
+
+Both compute in float32 whatever autocast says: near a cosine of 1, where training
+ends, bfloat16 has steps of 0.004, as large as the differences that matter.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+# The angle's derivative is infinite at a cosine of +-1.
+_COSINE_BOUND = 1.0 - 1e-7
+
+
+class CosineClassifier(nn.Module):
+    """Cosine between an embedding and one learned direction per speaker.
+
+    Parameters
+    ----------
+    input_size : int
+        Size of the embeddings.
+    out_neurons : int
+        Number of training speakers (times the number of speeds, where speed
+        perturbation makes new speakers).
+
+    Example
+    -------
+    >>> classifier = CosineClassifier(input_size=256, out_neurons=30)
+    >>> classifier(torch.randn(8, 1, 256)).shape
+    torch.Size([8, 1, 30])
+    """
+
+    def __init__(self, input_size: int, out_neurons: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_neurons, input_size))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Compare embeddings with every speaker.
+
+        Parameters
+        ----------
+        embeddings : torch.Tensor, [batch, 1, input_size]
+
+        Returns
+        -------
+        torch.Tensor, [batch, 1, out_neurons]
+            Cosines in float32.
+        """
+        with torch.autocast(embeddings.device.type, enabled=False):
+            directions = functional.normalize(self.weight.float(), dim=-1)
+            return functional.linear(
+                functional.normalize(embeddings.float(), dim=-1), directions
+            )
+
+
+class AAMSoftmax(nn.Module):
+    """Additive angular margin softmax loss.
+
+    The target's cosine cos(t) becomes cos(t + margin), then all cosines times `scale`
+    enter the softmax cross-entropy (Deng et al. 2019, "ArcFace", equation 3). Past
+    t = pi - margin, where cos(t + margin) would rise again, cos(t) - margin *
+    sin(margin) continues it, as in the authors' code with easy_margin off.
+
+    Parameters
+    ----------
+    margin : float
+        Margin in radians; the attribute of this name may be set at any time, as a
+        schedule does.
+    scale : float
+        Factor on the cosines.
+
+    Example
+    -------
+    >>> loss = AAMSoftmax(margin=0.2, scale=32.0)
+    >>> cosines = torch.tensor([[[0.9, 0.1]], [[-0.2, 0.8]]])
+    >>> targets = torch.tensor([[0], [1]])
+    >>> round(loss(cosines, targets).item(), 6)
+    0.0
+    >>> loss.margin = 0.5
+    >>> bool(loss(cosines, 1 - targets) > 25)
+    True
+    """
+
+    def __init__(self, margin: float = 0.2, scale: float = 32.0) -> None:
+        super().__init__()
+        self.margin = margin
+        self.scale = scale
+
+    def forward(
+        self,
+        predictions: torch.Tensor,
+        targets: torch.Tensor,
+        lengths: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Mean loss of a batch.
+
+        Parameters
+        ----------
+        predictions : torch.Tensor, [batch, 1, classes]
+            Cosines.
+        targets : torch.Tensor, [batch, 1]
+            Class numbers.
+        lengths : torch.Tensor, [batch], optional
+            Accepted because SpeechBrain's losses take it; unused, since an
+            utterance has one embedding whatever its length.
+
+        Returns
+        -------
+        torch.Tensor
+            Scalar, float32.
+        """
+        del lengths
+        with torch.autocast(predictions.device.type, enabled=False):
+            cosines = predictions.squeeze(1).float()
+            targets = targets.long().reshape(-1, 1)
+            target_cosines = cosines.gather(1, targets)
+            logits = cosines.scatter(1, targets, self._with_margin(target_cosines))
+            return functional.cross_entropy(self.scale * logits, targets.squeeze(1))
+
+    def _with_margin(self, cosines: torch.Tensor) -> torch.Tensor:
+        cosines = cosines.clamp(-_COSINE_BOUND, _COSINE_BOUND)
+        sines = torch.sqrt(1.0 - cosines**2)
+        shifted = cosines * math.cos(self.margin) - sines * math.sin(self.margin)
+        continued = cosines - math.sin(self.margin) * self.margin
+        return torch.where(
+            cosines > math.cos(math.pi - self.margin), shifted, continued
+        )
+
+    def extra_repr(self) -> str:
+        """Show margin and scale when printed."""
+        return f"margin={self.margin}, scale={self.scale}"

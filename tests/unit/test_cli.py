@@ -1,0 +1,218 @@
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speechbrain_rev import __version__, cli
+from speechbrain_rev.hparams import resolve
+from speechbrain_rev.inference import SpeakerEmbedder
+from tests.runs import speech_like, write_audio, write_run
+
+TRAIN = Path(__file__).parents[2] / "hparams" / "train.yaml"
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def audio(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audio")
+    return [
+        str(write_audio(folder / f"{name}.wav", speech_like(0.6, seed=seed)))
+        for seed, name in enumerate(["a", "b"])
+    ]
+
+
+def refuse(arguments, capsys):
+    """Run a command that must fail; the line it says."""
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("speechbrain-rev: ")
+    return err
+
+
+class TestCommand:
+    def test_help_is_there_at_once(self):
+        # Each of these takes about a second to import, or more.
+        code = (
+            "import sys\n"
+            "from speechbrain_rev.cli import main\n"
+            "try: main(['--help'])\n"
+            "except SystemExit: pass\n"
+            "heavy = {'torch', 'numpy', 'speechbrain', 'bitsandbytes', 'matplotlib',"
+            " 'ruamel.yaml', 'triton'} & set(sys.modules)\n"
+            "assert not heavy, heavy"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        for command in ("env", "resolve", "embed", "verify"):
+            assert command in done.stdout
+
+    def test_it_runs_as_a_module(self, monkeypatch, capsys):
+        monkeypatch.setattr(sys, "argv", ["speechbrain_rev", "--version"])
+        with pytest.raises(SystemExit) as done:
+            runpy.run_module("speechbrain_rev", run_name="__main__")
+        assert done.value.code == 0
+        assert capsys.readouterr().out == f"{__version__}\n"
+
+    @pytest.mark.parametrize("command", ["env", "resolve", "embed", "verify"])
+    def test_every_command_explains_itself(self, command, capsys):
+        with pytest.raises(SystemExit) as done:
+            cli.main([command, "--help"])
+        assert done.value.code == 0
+        assert len(capsys.readouterr().out.splitlines()) > 4
+
+    @pytest.mark.parametrize("arguments", [[], ["resolve"], ["embed", "run"], ["emb"]])
+    def test_an_incomplete_command_is_refused(self, arguments, capsys):
+        with pytest.raises(SystemExit) as done:
+            cli.main(arguments)
+        assert done.value.code == 2
+        assert "usage: speechbrain-rev" in capsys.readouterr().err
+
+
+class TestEnv:
+    def test_it_names_what_a_bug_report_needs(self, capsys):
+        assert cli.main(["env"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        names = [line.split()[0] for line in lines]
+        assert {
+            "speechbrain_rev",
+            "python",
+            "system",
+            "torch",
+            "torchaudio",
+            "speechbrain",
+            "bitsandbytes",
+            "cpus",
+            "ram",
+            "cuda",
+        } <= set(names)
+        assert all(len(line.split()) > 1 for line in lines)
+
+    def test_a_package_that_cannot_be_imported_is_no_crash(self, monkeypatch):
+        def broken(name):
+            raise OSError(f"{name}: undefined\nsymbol")
+
+        monkeypatch.setattr(cli.importlib, "import_module", broken)
+        found = dict(cli.environment())
+        assert "cannot be imported: torchaudio: undefined symbol" in found["torchaudio"]
+        assert "unknown" in found["cuda"]
+
+    def test_a_package_that_is_absent_is_named_so(self, monkeypatch):
+        monkeypatch.setattr(cli, "_PACKAGES", ("no-such-package",))
+        assert dict(cli.environment())["no-such-package"] == "not installed"
+
+    def test_every_gpu_has_a_line(self, monkeypatch):
+        import torch
+
+        class Device:
+            name, total_memory, major, minor = "Fake 1080", 11 * 2**30, 7, 5
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Device)
+        found = dict(cli.environment())
+        assert found["cuda:1"] == "Fake 1080, 11.0 GiB, compute capability 7.5"
+        assert "2 device(s)" in found["cuda"]
+
+
+class TestResolve:
+    def test_it_prints_the_composition_and_nothing_else(self, capsys):
+        arguments = ["resolve", str(TRAIN), "--lr=0.3", "--data_folder", "a=b"]
+        assert cli.main(arguments) == 0
+        expected = resolve(TRAIN, {"lr": "0.3", "data_folder": "a=b"})
+        assert capsys.readouterr().out == expected
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["none.yaml"], "none.yaml cannot be read: No such file"),
+            ([str(TRAIN), "--optimiser_bits=8"], "Did you mean optimizer_bits"),
+            ([str(TRAIN), "--lr=fast"], "lr takes a number or null, not fast"),
+            ([str(TRAIN), "--arch=resnet35"], "resnet34"),
+            ([str(TRAIN), "--device=cpu"], "unknown key 'device'"),
+        ],
+    )
+    def test_a_mistake_is_one_line(self, arguments, message, capsys):
+        assert message in refuse(["resolve", *arguments], capsys)
+
+    @pytest.mark.parametrize("lines", [1, 5000])
+    def test_a_reader_that_stops_early_is_no_error(self, lines, tmp_path):
+        file = tmp_path / "long.yaml"
+        file.write_text("".join(f"key{line}: 1\n" for line in range(lines)))
+        # `true` is gone before the first line is written.
+        command = f"{sys.executable} -m speechbrain_rev resolve {file} | true"
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command],
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+class TestEmbed:
+    def test_it_writes_what_the_embedder_gives(
+        self, run_folder, audio, tmp_path, capsys
+    ):
+        out = str(tmp_path / "embeddings.npz")
+        arguments = ["embed", run_folder, *audio, "--out", out, "--device=cpu"]
+        assert cli.main(arguments) == 0
+        assert out in capsys.readouterr().out
+        expected = SpeakerEmbedder.from_run(run_folder, device="cpu").embed_files(audio)
+        with np.load(out) as written:
+            assert written["files"].tolist() == audio
+            np.testing.assert_array_equal(written["embeddings"], expected)
+
+    def test_without_a_file_it_prints_a_line_for_each_utterance(
+        self, run_folder, audio, capsys
+    ):
+        assert cli.main(["embed", run_folder, *audio, "--device=cpu"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        for file, line in zip(audio, lines, strict=False):
+            assert line.startswith(f"{file}: 16 values")
+
+    def test_a_name_that_numpy_would_change_is_refused(self, run_folder, audio, capsys):
+        arguments = ["embed", run_folder, *audio, "--out=embeddings.txt"]
+        assert "ends in .npz, not embeddings.txt" in refuse(arguments, capsys)
+
+    def test_a_folder_that_is_none_is_one_line(self, audio, capsys):
+        assert "no folder nowhere" in refuse(["embed", "nowhere", *audio], capsys)
+
+    def test_audio_that_is_none_is_one_line(self, run_folder, capsys):
+        arguments = ["embed", run_folder, "nothing.wav", "--device=cpu"]
+        assert "nothing.wav" in refuse(arguments, capsys)
+
+
+class TestVerify:
+    def test_it_prints_the_score_first(self, run_folder, audio, capsys):
+        assert cli.main(["verify", run_folder, *audio, "--device=cpu"]) == 0
+        printed = float(capsys.readouterr().out.split()[0])
+        score = SpeakerEmbedder.from_run(run_folder, device="cpu").verify(*audio)
+        assert printed == round(score, 4)
+
+    @pytest.mark.parametrize(
+        ("device", "message"),
+        [
+            ("gpu", "--device takes cpu, cuda, cuda:1, ..., not gpu"),
+            ("cuda:99", "--device cuda:99 is not there"),
+        ],
+    )
+    def test_a_device_that_is_none_is_one_line(
+        self, run_folder, audio, device, message, capsys
+    ):
+        arguments = ["verify", run_folder, *audio, f"--device={device}"]
+        assert message in refuse(arguments, capsys)
