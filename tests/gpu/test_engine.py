@@ -1,0 +1,93 @@
+"""The engine and the encoders on a CUDA device: the same promises as on the CPU."""
+
+import pytest
+import torch
+
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.optim import build_optimizer
+from tests.unit.reversible.chains import (
+    RESIDUALS,
+    Plain,
+    chain_of,
+    distance,
+    loss_of,
+    step,
+    streams,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+# float64 rounding, as on the CPU.
+EXACT = 1e-10
+MODES = ["store", "reconstruct", "recompute"]
+
+
+def on_gpu(inputs):
+    return [x.detach().cuda().requires_grad_() for x in inputs]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", RESIDUALS)
+def test_gradients_and_buffers_equal_plain_autograds(kind, mode):
+    chain = chain_of(kind, mode=mode).cuda()
+    plain = Plain(chain)
+    _, grads, buffers = step(chain, on_gpu(streams()))
+    _, expected, expected_buffers = step(plain, on_gpu(streams()))
+    assert distance(grads, expected) < EXACT
+    assert distance(buffers, expected_buffers) < EXACT
+
+
+@pytest.mark.parametrize("mode", ["reconstruct", "recompute"])
+def test_the_random_state_of_the_device_is_left_as_found(mode):
+    chain = chain_of("dropout", mode=mode).cuda()
+    step(Plain(chain), on_gpu(streams()))
+    expected = torch.rand(3, device="cuda")
+    step(chain, on_gpu(streams()))
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gradients_stay_close_to_stored_ones(dtype):
+    grads = {}
+    for mode in ("store", "reconstruct"):
+        chain = chain_of("basic", 4, mode=mode, dtype=torch.float32).cuda()
+        with torch.autocast("cuda", dtype):
+            loss = loss_of(chain(*on_gpu(streams(torch.float32))))
+        loss.backward()
+        grads[mode] = {n: p.grad for n, p in chain.named_parameters()}
+    assert distance(grads["reconstruct"], grads["store"]) <= 0.02
+
+
+def test_allocated_memory_does_not_grow_with_depth():
+    peaks = {}
+    for depth in (8, 64):
+        chain = chain_of("basic", depth, dtype=torch.float32).cuda()
+        chain.requires_grad_(False)
+        x = on_gpu(streams(torch.float32, batch=32, time=200))
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        loss_of(chain(*x)).backward()
+        peaks[depth] = torch.cuda.max_memory_allocated() - before
+    assert peaks[64] <= 1.01 * peaks[8]
+
+
+@pytest.mark.parametrize("name", ["revnet57", "df_revnet66", "resnet34"])
+@pytest.mark.parametrize("bits", [8, 32])
+def test_encoders_train(name, bits):
+    torch.manual_seed(0)
+    encoder = build_encoder(name, widths=(16, 16, 32, 32), blocks=(1, 1, 2, 1)).cuda()
+    optimizer = build_optimizer(encoder.parameters(), name="adamw", bits=bits, lr=1e-3)
+    feats = torch.randn(8, 96, 80, device="cuda")
+    target = torch.randn(8, 1, 256, device="cuda")
+    losses = []
+    for _ in range(20):
+        loss = (encoder(feats) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < 0.5 * losses[0]

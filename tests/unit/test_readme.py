@@ -1,0 +1,75 @@
+"""What the README shows runs, exists and was measured."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from speechbrain_rev.cli import main
+from tests.benchmarks.readme import README, TABLES, rendered
+
+ROOT = README.parent
+DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "recipes/VoxCeleb/README.md"]
+TEXT = README.read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+YAML = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize("code", PYTHON)
+def test_python_blocks_run(code):
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["chain"].blocks[0].f[0].weight.grad is not None
+
+
+@pytest.mark.parametrize("text", YAML)
+def test_yaml_blocks_build_an_encoder_and_an_optimizer(text):
+    hyperpyyaml = pytest.importorskip("hyperpyyaml")
+    hparams = hyperpyyaml.load_hyperpyyaml(text)
+    encoder = hparams["embedding_model"]
+    assert encoder.architecture.name == "df_revnet281"
+    assert hparams["opt_class"](encoder.parameters()).param_groups
+
+
+def test_tables_are_those_of_the_committed_results():
+    assert rendered(TEXT) == TEXT
+    assert all(f"<!-- table: {name} -->\n|" in TEXT for name in TABLES)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_that_documents_name_exist(document):
+    text = document.read_text()
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", text)
+    scripts = re.findall(r"python3? ((?:recipes|tests)/\S+\.py)", text)
+    settings = re.findall(r"\bhparams/\w+\.yaml", text)
+    assert links + scripts + settings
+    for link in links:
+        assert (document.parent / link).exists(), link
+    for name in scripts + settings:
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_make_targets_that_documents_name_exist(document):
+    targets = set(re.findall(r"\bmake ([a-z]+)", document.read_text()))
+    rules = Path(ROOT, "Makefile").read_text()
+    for target in targets & {
+        "demo",
+        "test",
+        "check",
+        "slow",
+        "mutants",
+        "bench",
+        "gpu",
+    }:
+        assert f"\n{target}:" in rules
+
+
+@pytest.mark.parametrize(
+    "command", sorted(set(re.findall(r"speechbrain-rev (\w+)", TEXT)))
+)
+def test_console_commands_exist(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert command in capsys.readouterr().out
