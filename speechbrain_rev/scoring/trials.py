@@ -1,0 +1,242 @@
+"""Trial lists: who is compared with whom, and whether they are one speaker.
+
+The format is VoxCeleb's, a trial per line: ``label path path`` with label 1 for the
+same speaker and 0 for different ones, and paths relative to the folder of audio.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from speechbrain_rev.scoring.arrays import as_labels, as_values, same_length
+
+_FORMAT = "'label path path', label 1 for the same speaker and 0 for different ones"
+
+
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """A list of trials.
+
+    Parameters
+    ----------
+    labels : array-like, [trials]
+        1 where both sides are one speaker, 0 where not; kept as int8, read-only.
+    enrol, test : sequence of str, [trials]
+        The names of the utterances on either side; kept as tuples.
+
+    Raises
+    ------
+    ValueError
+        If the lengths differ, a label is neither 0 nor 1, or only one kind is present.
+
+    Example
+    -------
+    >>> trials = Trials([1, 0], enrol=["a", "a"], test=["b", "c"])
+    >>> len(trials), trials.utterances
+    (2, ('a', 'b', 'c'))
+    """
+
+    labels: NDArray[np.int8]
+    enrol: tuple[str, ...]
+    test: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        labels = as_labels("labels", self.labels)
+        labels.flags.writeable = False
+        object.__setattr__(self, "labels", labels)
+        object.__setattr__(self, "enrol", tuple(self.enrol))
+        object.__setattr__(self, "test", tuple(self.test))
+        if not len(self.labels) == len(self.enrol) == len(self.test):
+            raise ValueError(
+                f"There are {len(self.labels)} labels for {len(self.enrol)} enrolment "
+                f"and {len(self.test)} test names; each trial has one of each."
+            )
+
+    def __len__(self) -> int:
+        return len(self.enrol)
+
+    @cached_property
+    def utterances(self) -> tuple[str, ...]:
+        """Every utterance once, in order of first appearance: what must be embedded.
+
+        Example
+        -------
+        >>> Trials([1, 0], enrol=["b", "a"], test=["a", "c"]).utterances
+        ('b', 'a', 'c')
+        """
+        pairs = zip(self.enrol, self.test, strict=True)
+        return tuple(dict.fromkeys(name for pair in pairs for name in pair))
+
+    def rows(
+        self, utterances: Sequence[str]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find both sides of each trial in a list of utterances.
+
+        Parameters
+        ----------
+        utterances : sequence of str
+            The name of each row of a matrix of embeddings; may hold more than this
+            list's, so that several trial lists share one matrix.
+
+        Returns
+        -------
+        enrol_rows, test_rows : numpy.ndarray, [trials], int64
+            Row numbers, as :func:`cosine_trials` takes them.
+
+        Raises
+        ------
+        ValueError
+            If an utterance of a trial is not among them, or a name is there twice.
+
+        Example
+        -------
+        >>> trials = Trials([1, 0], enrol=["a", "a"], test=["b", "c"])
+        >>> [rows.tolist() for rows in trials.rows(["c", "b", "a"])]
+        [[2, 2], [1, 0]]
+        """
+        row_of = {name: row for row, name in enumerate(utterances)}
+        if len(row_of) < len(utterances):
+            raise ValueError(
+                f"utterances has {len(utterances)} names of which only {len(row_of)} "
+                f"are different; each row needs a name of its own."
+            )
+        missing = [name for name in self.utterances if name not in row_of]
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of {len(self.utterances)} utterances of the trials "
+                f"have no embedding, the first of them {missing[0]!r}. Embed them too, "
+                f"with the names that the trial list uses."
+            )
+        count = len(self)
+        enrol = np.fromiter((row_of[name] for name in self.enrol), np.int64, count)
+        test = np.fromiter((row_of[name] for name in self.test), np.int64, count)
+        return enrol, test
+
+
+def read_trials(path: str | Path) -> Trials:
+    r"""Read a trial list in VoxCeleb's format.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        A UTF-8 text file with a line ``label path path`` per trial. Blank lines at the
+        end are allowed.
+
+    Returns
+    -------
+    Trials
+        The trials in the file's order.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the file is empty, no text, has a malformed line (the message names file and
+        line), or trials of one kind only.
+
+    Example
+    -------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "trials.txt"
+    ...     _ = path.write_text("1 a/1.wav a/2.wav\n0 a/1.wav b/1.wav\n")
+    ...     trials = read_trials(path)
+    >>> trials.labels.tolist(), trials.test
+    ([1, 0], ('a/2.wav', 'b/1.wav'))
+    """
+    path = Path(path)
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise FileNotFoundError(
+            f"The trial list {path} {what}. Give a text file with lines {_FORMAT}."
+        )
+    lines = _text(path).rstrip().split("\n")
+    if lines == [""]:
+        raise ValueError(f"The trial list {path} is empty; lines must be {_FORMAT}.")
+    labels = np.empty(len(lines), dtype=np.int8)
+    enrol, test = [], []
+    # One string object per utterance, however many trials meet it.
+    names: dict[str, str] = {}
+    for row, line in enumerate(lines):
+        fields = line.split()
+        if len(fields) != 3:
+            raise ValueError(
+                f"{path}, line {row + 1}: {_shown(line)} has {len(fields)} fields "
+                f"instead of 3. Lines must be {_FORMAT}."
+            )
+        label, enrol_name, test_name = fields
+        if label not in ("0", "1"):
+            raise ValueError(
+                f"{path}, line {row + 1}: the label is {_shown(label)}, neither 0 nor "
+                f"1. Lines must be {_FORMAT}."
+            )
+        labels[row] = label == "1"
+        enrol.append(names.setdefault(enrol_name, enrol_name))
+        test.append(names.setdefault(test_name, test_name))
+    if labels.min() == labels.max():
+        raise ValueError(
+            f"All {len(lines)} trials of {path} have the label {labels[0]}. Error "
+            f"rates need trials of the same speaker (1) and of different speakers (0)."
+        )
+    return Trials(labels, tuple(enrol), tuple(test))
+
+
+def write_scores(path: str | Path, trials: Trials, scores: ArrayLike) -> None:
+    """Write a line ``enrol test label score`` per trial, as SpeechBrain's recipes do.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        The file to write; its folder must exist.
+    trials : Trials
+        The trials.
+    scores : array-like, [trials]
+        Their scores, written with six decimals.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many scores as trials, or a score is not finite.
+
+    Example
+    -------
+    >>> import pathlib, tempfile
+    >>> trials = Trials([1, 0], enrol=["a", "a"], test=["b", "c"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "scores.txt"
+    ...     write_scores(path, trials, [0.75, -0.5])
+    ...     path.read_text().splitlines()
+    ['a b 1 0.750000', 'a c 0 -0.500000']
+    """
+    score = as_values("scores", scores)
+    same_length(trials=trials.labels, scores=score)
+    rows = zip(
+        trials.enrol, trials.test, trials.labels.tolist(), score.tolist(), strict=True
+    )
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(
+            f"{enrol} {test} {label} {value:.6f}\n"
+            for enrol, test, label, value in rows
+        )
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}, line {line}: no UTF-8 text ({error.reason}). Give a text file "
+            f"with lines {_FORMAT}."
+        ) from error
+
+
+def _shown(text: str, longest: int = 60) -> str:
+    text = text.strip()
+    return repr(text if len(text) <= longest else text[:longest] + "...")

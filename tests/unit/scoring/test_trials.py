@@ -1,0 +1,151 @@
+import dataclasses
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speechbrain_rev.scoring import Trials, read_trials, write_scores
+
+# Whatever a path may hold but white space, which separates the fields.
+names = st.text(
+    st.characters(exclude_categories=("Z", "C")), min_size=1, max_size=12
+).filter(lambda name: len(name.split()) == 1)
+rows = st.lists(
+    st.tuples(st.integers(0, 1), names, names), min_size=2, max_size=20
+).filter(lambda trials: len({label for label, _, _ in trials}) == 2)
+
+
+@given(
+    rows=rows,
+    separator=st.sampled_from([" ", "\t", "  "]),
+    newline=st.sampled_from(["\n", "\r\n"]),
+    end=st.sampled_from(["", "\n", "\n\n", " \n"]),
+    mark=st.sampled_from(["", "\ufeff"]),
+)
+@settings(deadline=None, max_examples=60)
+def test_what_is_written_is_read(tmp_path_factory, rows, separator, newline, end, mark):
+    path = tmp_path_factory.mktemp("trials") / "trials.txt"
+    lines = [separator.join((str(label), a, b)) for label, a, b in rows]
+    path.write_bytes((mark + newline.join(lines) + end).encode())
+    trials = read_trials(path)
+    assert trials.labels.tolist() == [label for label, _, _ in rows]
+    assert trials.enrol == tuple(name for _, name, _ in rows)
+    assert trials.test == tuple(name for _, _, name in rows)
+    assert len(trials) == len(rows)
+
+
+GOOD = "1 a b\n0 a c\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (GOOD + "1 a\n", "trials.txt, line 3: '1 a' has 2 fields instead of 3"),
+        (GOOD + "1 a b c\n", "line 3: '1 a b c' has 4 fields"),
+        ("1 a b\n\n0 a c\n", "line 2: '' has 0 fields"),
+        (GOOD + "2 a b\n", "line 3: the label is '2', neither 0 nor 1"),
+        ("target a b\n", "line 1: the label is 'target'"),
+        ("a b 1\n", "line 1: the label is 'a'"),
+        ("01 a b\n", "line 1: the label is '01'"),
+        ("1 a b\n1 a c\n", "All 2 trials of .*trials.txt have the label 1"),
+        ("0 a b\n", "All 1 trials of .*trials.txt have the label 0"),
+        ("", "trials.txt is empty"),
+        (" \n\n", "trials.txt is empty"),
+        ("x" * 500, r"line 1: 'x{60}\.\.\.' has 1 fields"),
+    ],
+)
+def test_a_bad_list_is_refused_with_file_and_line(tmp_path, content, message):
+    path = tmp_path / "trials.txt"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_trials(path)
+
+
+def test_a_file_that_is_no_text_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "trials.txt"
+    path.write_bytes(GOOD.encode() + b"1 a \xff\n")
+    with pytest.raises(ValueError, match=r"trials.txt, line 3: no UTF-8 text"):
+        read_trials(path)
+
+
+def test_a_missing_list_and_a_folder_are_refused_by_name(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.txt does not exist.*'label"):
+        read_trials(tmp_path / "none.txt")
+    with pytest.raises(FileNotFoundError, match="is a folder"):
+        read_trials(str(tmp_path))
+
+
+def test_voxceleb_sized_lists_keep_each_name_once(tmp_path):
+    path = tmp_path / "trials.txt"
+    count = 580_000
+    line = "{} id1{:04d}/aBcDeFgHiJk/{:05d}.wav id1{:04d}/aBcDeFgHiJk/{:05d}.wav\n"
+    with open(path, "w") as file:
+        for row in range(count):
+            other = row * 7919 % 1000
+            file.write(line.format(row % 2, row % 1251, row % 100, other, other % 100))
+    tracemalloc.start()
+    trials = read_trials(path)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(trials) == count
+    assert trials.labels.sum() == count // 2
+    # Two pointers and a label per trial; a string for each would take 90 bytes a side.
+    assert kept < 20 * count + 100 * 150_000
+
+
+def test_a_list_does_not_change_after_reading(tmp_path):
+    path = tmp_path / "trials.txt"
+    path.write_text(GOOD)
+    trials = read_trials(path)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        trials.enrol = ()
+    with pytest.raises(ValueError, match="read-only"):
+        trials.labels[0] = 0
+
+
+def test_labels_given_by_the_caller_stay_the_callers():
+    labels = np.array([1, 0], dtype=np.int8)
+    Trials(labels, enrol=("a", "a"), test=("b", "c"))
+    labels[0] = 0
+    assert labels.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "enrol", "test", "message"),
+    [
+        ([1, 0], ["a"], ["b", "c"], "2 labels for 1 enrolment and 2 test names"),
+        ([1, 3], ["a", "a"], ["b", "c"], "neither 1"),
+        ([1, 1], ["a", "a"], ["b", "c"], "all of them 1"),
+    ],
+)
+def test_trials_that_do_not_fit_together_are_refused(labels, enrol, test, message):
+    with pytest.raises(ValueError, match=message):
+        Trials(labels, enrol, test)
+
+
+def test_rows_lead_back_to_the_names_in_any_list_that_holds_them():
+    trials = Trials([1, 0, 1], enrol=("b", "a", "c"), test=("a", "c", "b"))
+    assert trials.utterances == ("b", "a", "c")
+    order = ["other", "c", "a", "b"]
+    enrol, test = trials.rows(order)
+    assert [order[row] for row in enrol] == list(trials.enrol)
+    assert [order[row] for row in test] == list(trials.test)
+
+
+def test_an_utterance_without_embedding_and_a_name_given_twice_are_refused():
+    trials = Trials([1, 0], enrol=("a", "a"), test=("b", "c"))
+    with pytest.raises(ValueError, match=r"1 of 3 utterances .* 'c'"):
+        trials.rows(["a", "b"])
+    with pytest.raises(ValueError, match="4 names of which only 3 are different"):
+        trials.rows(["a", "b", "c", "a"])
+
+
+def test_score_files_have_a_line_per_trial_and_refuse_other_counts(tmp_path):
+    trials = Trials([1, 0], enrol=("a", "a"), test=("b", "ü"))
+    path = tmp_path / "scores.txt"
+    write_scores(path, trials, [0.123456789, -1])
+    assert path.read_text("utf-8") == "a b 1 0.123457\na ü 0 -1.000000\n"
+    with pytest.raises(ValueError, match="trials 2, scores 3"):
+        write_scores(path, trials, [1.0, 2.0, 3.0])
