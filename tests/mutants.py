@@ -129,8 +129,8 @@ MUTANTS = [
     Mutant(
         "10: autocast is not entered again in recomputation",
         SEGMENT_CODE,
-        "        with ctx.autocast():\n            outputs = second_run(",
-        "        with torch.enable_grad():\n            outputs = second_run(",
+        "        with ctx.autocast():\n            leaves = gradients",
+        "        with torch.enable_grad():\n            leaves = gradients",
         COMPOSITION,
         "autocast_of_the_first",
     ),
@@ -183,6 +183,14 @@ MUTANTS = [
         "shared",
     ),
     Mutant(
+        "11: a parameter left unused loses its gradient",
+        SEGMENT_CODE,
+        "            if grad is not None:\n",
+        "            if True:\n",
+        COMPOSITION,
+        "leaves_unused",
+    ),
+    Mutant(
         "11: a kept graph is overwritten",
         SEGMENT_CODE,
         "y1, y2 = y1.clone(), y2.clone()",
@@ -201,8 +209,8 @@ MUTANTS = [
     Mutant(
         "11: the caller's gradients are written to",
         SEGMENT_CODE,
-        "Tensor] = torch.add\n",
-        "Tensor] = Tensor.add_\n",
+        "self.value, self._owned = given, False",
+        "self.value, self._owned = given, True",
         COMPOSITION,
         "callers_gradients",
     ),
@@ -266,8 +274,8 @@ MUTANTS = [
     Mutant(
         "the gradient of one function does not reach the other",
         SEGMENT_CODE,
-        "slope = _undo(ctx, block.f, f, gradients, y2, y1, grad1)",
-        "slope = _undo(ctx, block.f, f, gradients, y2, y1, grad2)",
+        "block.f, f, gradients, y2, y1, total1.value)",
+        "block.f, f, gradients, y2, y1, grad1)",
         CHAIN,
         "equal_plain_autograds and basic",
     ),

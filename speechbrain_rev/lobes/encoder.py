@@ -194,7 +194,8 @@ class SpeakerEncoder(nn.Module):
             Filterbanks.
         lengths : torch.Tensor, [batch], or None
             Relative lengths, 1.0 for an utterance of all frames. None if no utterance
-            is padded.
+            is padded. A length on a GPU that is not above 0 and at most 1 makes its
+            embedding NaN.
 
         Returns
         -------
@@ -204,7 +205,8 @@ class SpeakerEncoder(nn.Module):
         Raises
         ------
         ValueError
-            If the input has not the shape that the encoder was built for.
+            If the input has not the shape that the encoder was built for, or lengths
+            are not relative.
         """
         self._check(feats, lengths)
         x = feats.transpose(1, 2).unsqueeze(1)
@@ -271,6 +273,20 @@ class SpeakerEncoder(nn.Module):
                 f"lengths must be relative, one for each utterance: [{feats.shape[0]}], "
                 f"but got {list(lengths.shape)}."
             )
+        # A look at lengths on a GPU would wait for it; there they become NaN instead.
+        if lengths is not None and lengths.device.type == "cpu":
+            wrong = lengths[~_plausible(lengths)]
+            if len(wrong):
+                raise ValueError(
+                    "lengths must be relative, above 0 and at most 1 for the longest, "
+                    f"but one is {float(wrong[0])}. Divide numbers of frames by "
+                    f"feats.shape[1], {feats.shape[1]}."
+                )
+
+
+def _plausible(lengths: Tensor) -> Tensor:
+    # Some way above 1 for a quotient that was rounded up.
+    return (lengths > 0) & (lengths < 1 + 1e-4)
 
 
 def _masks(
@@ -282,7 +298,9 @@ def _masks(
     if lengths is None:
         valid = torch.full((x.shape[0], 1), float(frames), device=x.device)
     else:
-        valid = (lengths.to(x.device).float() * frames).round().unsqueeze(1)
+        relative = lengths.to(x.device).float().unsqueeze(1)
+        valid = (relative * frames).round().clamp_min(1)
+        valid = valid.where(_plausible(relative), torch.nan)
     masks: list[Tensor | None] = []
     time = x.shape[3]
     for _ in range(4):

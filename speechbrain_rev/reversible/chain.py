@@ -170,7 +170,7 @@ class Recompute(nn.Module):
     Parameters
     ----------
     module : nn.Module
-        Any module with positional arguments.
+        Any module. Tensors in tuples, lists and dicts are seen.
 
     Examples
     --------
@@ -183,12 +183,12 @@ class Recompute(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Run the module.
 
         Parameters
         ----------
-        *inputs
+        *inputs, **keywords
             The module's arguments.
 
         Returns
@@ -196,7 +196,9 @@ class Recompute(nn.Module):
         outputs
             What the module returns.
         """
-        return recompute(self.module, *inputs) if trains(self) else self.module(*inputs)
+        if trains(self):
+            return recompute(self.module, *inputs, **keywords)
+        return self.module(*inputs, **keywords)
 
 
 def trains(module: nn.Module) -> bool:

@@ -5,7 +5,7 @@ statistics of a batch are measured once, kept (two numbers per channel), and the
 normalisation is applied with them in every run. It is no subclass of torch's
 ``_BatchNorm``, so that a conversion to ``SyncBatchNorm`` leaves it alone;
 ``sync=True`` makes it share the statistics between processes by itself, on any
-backend and in the forward pass only.
+backend: gathered once, in the first run, and their gradients summed in the backward.
 """
 
 from __future__ import annotations

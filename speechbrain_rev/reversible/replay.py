@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 Statistics = tuple[Tensor, ...]
 
@@ -121,15 +122,17 @@ class Autocast:
         )
 
 
-def first_run(module: nn.Module, *inputs: Any) -> tuple[Any, Recording]:
+def first_run(
+    module: nn.Module, *inputs: Any, **keywords: Any
+) -> tuple[Any, Recording]:
     """Run a module without a graph and record what a second run must repeat.
 
     Parameters
     ----------
     module : nn.Module
         The module.
-    *inputs
-        Its positional arguments.
+    *inputs, **keywords
+        Its arguments.
 
     Returns
     -------
@@ -139,10 +142,10 @@ def first_run(module: nn.Module, *inputs: Any) -> tuple[Any, Recording]:
         The conditions of the run.
     """
     recording = Recording(buffers=_influential_buffers(module))
-    device = _device(inputs)
+    device = _device((inputs, keywords))
     before = _random_state(device)
     with torch.no_grad(), _recording(recording):
-        outputs = module(*inputs)
+        outputs = module(*inputs, **keywords)
     if any(map(_differ, before, _random_state(device))):
         recording.random_state = before
     return outputs, recording
@@ -153,6 +156,7 @@ def second_run(
     recording: Recording,
     parameters: Mapping[str, Tensor],
     *inputs: Any,
+    **keywords: Any,
 ) -> Any:
     """Run a module with a graph under the conditions of its first run.
 
@@ -165,8 +169,8 @@ def second_run(
     parameters : mapping of str to torch.Tensor
         Detached leaves by parameter name. They stand in for the parameters, whose
         own hooks then fire once only, when the engine hands their gradient on.
-    *inputs
-        The positional arguments of the first run.
+    *inputs, **keywords
+        The arguments of the first run.
 
     Returns
     -------
@@ -183,10 +187,10 @@ def second_run(
         with (
             torch.enable_grad(),
             _recording(recording),
-            _random_state_of(recording, _device(inputs)),
+            _random_state_of(recording, _device((inputs, keywords))),
         ):
             return torch.func.functional_call(
-                module, {**parameters, **buffers}, inputs, tie_weights=False
+                module, {**parameters, **buffers}, inputs, keywords, tie_weights=False
             )
     finally:
         recording._position = None
@@ -218,10 +222,9 @@ def _influential_buffers(module: nn.Module) -> dict[str, Tensor]:
     return buffers
 
 
-def _device(inputs: tuple[Any, ...]) -> torch.device:
-    return next(
-        (x.device for x in inputs if isinstance(x, Tensor)), torch.device("cpu")
-    )
+def _device(arguments: Any) -> torch.device:
+    tensors = (x for x in tree_leaves(arguments) if isinstance(x, Tensor))
+    return next((x.device for x in tensors), torch.device("cpu"))
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, ...]:

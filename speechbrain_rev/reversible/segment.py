@@ -9,11 +9,12 @@ function runs exactly twice in a training step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from speechbrain_rev.reversible.coupling import (
     AdditiveCoupling,
@@ -34,7 +35,7 @@ _NO_DOUBLE_BACKWARD = (
 )
 
 
-def recompute(module: nn.Module, *inputs: Any) -> Any:
+def recompute(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
     """Run a module and keep its inputs only; it runs again in the backward pass.
 
     Parameters
@@ -42,27 +43,28 @@ def recompute(module: nn.Module, *inputs: Any) -> Any:
     module : nn.Module
         Any module. Random numbers, autocast and batch statistics of the second run
         are those of the first; running statistics are updated once.
-    *inputs
-        Its positional arguments. Gradients flow to those that are tensors.
+    *inputs, **keywords
+        Its arguments. Gradients flow to tensors, in tuples, lists and dicts as well.
 
     Returns
     -------
-    torch.Tensor or tuple of torch.Tensor
+    outputs
         What the module returns.
 
     Raises
     ------
     RuntimeError
-        If the parameters are sharded, or on an attempt to differentiate twice.
+        If the module wrote into its input, if the parameters are sharded, or on an
+        attempt to differentiate twice.
     """
     if not torch.is_grad_enabled():
-        return module(*inputs)
+        return module(*inputs, **keywords)
     refuse_sharded(module)
+    call = _Call(module, inputs, keywords)
     parameters = _Parameters([module])
-    outputs = _Recompute.apply(
-        module, parameters, len(inputs), *inputs, *parameters.tensors
-    )
-    return outputs[0] if len(outputs) == 1 else outputs
+    outputs = _Recompute.apply(call, parameters, *call.tensors, *parameters.tensors)
+    call.tensors = []  # autograd holds them from here on
+    return call.returned(outputs)
 
 
 def reconstruct(
@@ -170,61 +172,115 @@ class _Gradients:
         )
         for i, grad in zip(used, found[len(inputs) :], strict=True):
             total = self.sums[i]
-            self.sums[i] = grad if total is None or grad is None else total + grad
+            if grad is not None:
+                self.sums[i] = grad if total is None else total + grad
         return list(found[: len(inputs)])
+
+
+class _Call:
+    """A module's arguments and what it returned, with the tensors taken out."""
+
+    def __init__(
+        self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None:
+        self.module = module
+        leaves, self._spec = tree_flatten((inputs, keywords))
+        self.tensors = [x for x in leaves if isinstance(x, Tensor)]
+        self._others = [_TENSOR if isinstance(x, Tensor) else x for x in leaves]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the call runs."""
+        tensors = [*self.tensors, *self.module.parameters()]
+        return tensors[0].device if tensors else torch.device("cpu")
+
+    def arguments(self, tensors: Sequence[Tensor]) -> tuple[Any, dict[str, Any]]:
+        """Put tensors back in their places among the arguments."""
+        return _filled(self._others, tensors, self._spec)
+
+    def keep_returned(self, outputs: Any) -> tuple[Tensor, ...]:
+        """Note the structure of what was returned, and give its tensors."""
+        leaves, self._returned_spec = tree_flatten(outputs)
+        self._returned = [_TENSOR if isinstance(x, Tensor) else x for x in leaves]
+        return tuple(x for x in leaves if isinstance(x, Tensor))
+
+    def returned(self, tensors: Sequence[Tensor]) -> Any:
+        """Put tensors back in their places in what was returned."""
+        return _filled(self._returned, tensors, self._returned_spec)
+
+
+_TENSOR = object()
+
+
+def _filled(leaves: Sequence[Any], tensors: Sequence[Tensor], spec: TreeSpec) -> Any:
+    rest = iter(tensors)
+    return tree_unflatten([next(rest) if x is _TENSOR else x for x in leaves], spec)
 
 
 class _Recompute(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, module: nn.Module, parameters: _Parameters, n_inputs: int, *rest: Any
+        ctx: Any, call: _Call, parameters: _Parameters, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        inputs = rest[:n_inputs]
-        ctx.module, ctx.parameters = module, parameters
-        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
-        ctx.tensor_inputs = [isinstance(x, Tensor) for x in inputs]
-        ctx.needs_grad = ctx.needs_input_grad[3 : 3 + n_inputs]
-        tensors = [x for x in inputs if isinstance(x, Tensor)]
-        ctx.n_tensors = len(tensors)
-        versions = [x._version for x in tensors]
-        ctx.autocast = Autocast.now(tensors[0].device)
+        ctx.call, ctx.parameters = call, parameters
+        ctx.n_inputs = len(call.tensors)
+        ctx.needs_grad = ctx.needs_input_grad[2 : 2 + ctx.n_inputs]
+        inputs = tensors[: ctx.n_inputs]
+        versions = [x._version for x in inputs]
+        args, keywords = call.arguments(inputs)
+        ctx.autocast = Autocast.now(call.device)
         with ctx.autocast():
-            outputs, ctx.recording = first_run(module, *inputs)
-        if [x._version for x in tensors] != versions:
+            outputs, ctx.recording = first_run(call.module, *args, **keywords)
+        if [x._version for x in inputs] != versions:
             raise RuntimeError(
-                f"{type(module).__name__} wrote into its input and cannot run again. "
-                "Use inplace=False in its first layer, or mode='store'."
+                f"{type(call.module).__name__} wrote into its input and cannot run "
+                "again. Use inplace=False in its first layer, or mode='store'."
             )
-        ctx.save_for_backward(*tensors, *rest[n_inputs:])
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        ctx.save_for_backward(*tensors)
         # An output that is an input, or a part of one, must not be taken for it.
-        return tuple(y.detach() for y in outputs)
+        returned = tuple(y.detach() for y in call.keep_returned(outputs))
+        ctx.mark_non_differentiable(*(y for y in returned if not _can_have_grad(y)))
+        return returned
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_double_backward()
         saved = ctx.saved_tensors
-        tensors = iter(saved[: ctx.n_tensors])
-        gradients = _Gradients(ctx.parameters, saved[ctx.n_tensors :])
+        gradients = _Gradients(ctx.parameters, saved[ctx.n_inputs :])
         inputs = [
-            next(tensors).detach().requires_grad_(needs) if is_tensor else other
-            for is_tensor, other, needs in zip(
-                ctx.tensor_inputs, ctx.others, ctx.needs_grad, strict=True
-            )
+            x.detach().requires_grad_(needs)
+            for x, needs in zip(saved[: ctx.n_inputs], ctx.needs_grad, strict=True)
         ]
+        args, keywords = ctx.call.arguments(inputs)
+        module = ctx.call.module
         with ctx.autocast():
-            outputs = second_run(
-                ctx.module, ctx.recording, gradients.leaves(ctx.module), *inputs
-            )
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            leaves = gradients.leaves(module)
+            outputs = second_run(module, ctx.recording, leaves, *args, **keywords)
+        returned = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
         wanted = [i for i, needs in enumerate(ctx.needs_grad) if needs]
-        found = gradients.backward(
-            ctx.module, outputs, grads, [inputs[i] for i in wanted]
-        )
+        found = gradients.backward(module, returned, grads, [inputs[i] for i in wanted])
         input_grads: list[Tensor | None] = [None] * len(inputs)
         for i, grad in zip(wanted, found, strict=True):
             input_grads[i] = grad
-        return None, None, None, *input_grads, *gradients.sums
+        return None, None, *input_grads, *gradients.sums
+
+
+def _can_have_grad(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+class _Total:
+    """A stream's gradient: the given one may be other nodes' too, later sums are ours."""
+
+    def __init__(self, given: Tensor) -> None:
+        self.value, self._owned = given, False
+
+    def add(self, slope: Tensor | None) -> None:
+        """Add what a residual function hands down, if it hands down anything."""
+        if slope is None:
+            return
+        self.value = self.value.add_(slope) if self._owned else self.value + slope
+        self._owned = True
 
 
 class _Reconstruct(torch.autograd.Function):
@@ -271,20 +327,14 @@ class _Reconstruct(torch.autograd.Function):
         if _graph_is_kept():
             y1, y2 = y1.clone(), y2.clone()
         gradients = _Gradients(ctx.parameters, tensors)
-        # The given gradients may be other nodes' too; sums of later blocks are ours.
-        accumulate: Callable[[Tensor, Tensor], Tensor] = torch.add
+        total1, total2 = _Total(grad1), _Total(grad2)
         recordings = reversed(ctx.recordings)
         with ctx.autocast():
             for block, (f, g) in zip(reversed(ctx.blocks), recordings, strict=True):
                 # Undone in reverse order: G sees the y1 that it saw in the forward.
-                slope = _undo(ctx, block.g, g, gradients, y1, y2, grad2)
-                grad1 = grad1 if slope is None else accumulate(grad1, slope)
-                del slope
-                slope = _undo(ctx, block.f, f, gradients, y2, y1, grad1)
-                grad2 = grad2 if slope is None else accumulate(grad2, slope)
-                del slope
-                accumulate = Tensor.add_
-        return None, None, None, None, None, None, grad1, grad2, *gradients.sums
+                total1.add(_undo(ctx, block.g, g, gradients, y1, y2, total2.value))
+                total2.add(_undo(ctx, block.f, f, gradients, y2, y1, total1.value))
+        return (None,) * 6 + (total1.value, total2.value, *gradients.sums)
 
 
 def _first_run(

@@ -1,8 +1,7 @@
 """Cosine scores of pairs of embeddings, in memory that does not grow with the pairs.
 
-The cosine of the angle between two embeddings is the score of a trial in
-:cite: Z. Li and Y. Qian et al., "Memory-efficient training for deep speaker embedding
-learning in speaker verification", section V.
+The cosine of the angle between two embeddings is the score of a trial: section V-D of
+"Memory-Efficient Training for Deep Speaker Embedding Learning in Speaker Verification".
 """
 
 from typing import Any

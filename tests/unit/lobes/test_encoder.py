@@ -229,6 +229,12 @@ def test_lengths_must_be_one_per_utterance():
         tiny("revnet57")(feats(2, 20, torch.float32), torch.ones(3))
 
 
+@pytest.mark.parametrize("length", [0.0, -0.5, 20.0, float("nan")])
+def test_lengths_must_be_relative(length):
+    with pytest.raises(ValueError, match="above 0 and at most 1"):
+        tiny("revnet57")(feats(2, 20, torch.float32), torch.tensor([1.0, length]))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

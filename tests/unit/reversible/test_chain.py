@@ -218,26 +218,37 @@ def test_recompute_equals_the_module_and_updates_statistics_once():
         assert torch.equal(found, expected)
 
 
-def test_recompute_takes_and_returns_several_tensors_and_other_arguments():
-    class Mix(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
+class Mix(nn.Module):
+    """Takes and returns tensors in every structure, and things that are no tensors."""
 
-        def forward(self, a, factor, b):
-            return a * b * self.scale, (a + factor) * self.scale
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
 
+    def forward(self, a, factor, pair, *, offset):
+        x, (y,) = pair
+        return {
+            "product": a * x * self.scale,
+            "others": [(y * factor).sin(), a.argmax(), None, "name"],
+            "alone": (offset["value"] + self.scale,),
+        }
+
+
+def test_recompute_takes_and_returns_any_structure():
     mix = Mix()
-    again = Recompute(mix)
-    a, b = torch.randn(3, requires_grad=True), torch.randn(3)
-    y, z = again(a, 2.0, b)
-    (y.sum() + z.square().sum()).backward()
-    found = a.grad.clone(), mix.scale.grad.clone()
-    a.grad = mix.scale.grad = None
-    y, z = mix(a, 2.0, b)
-    (y.sum() + z.square().sum()).backward()
-    assert torch.equal(found[0], a.grad)
-    assert torch.equal(found[1], mix.scale.grad)
+    results = []
+    for module in (mix, Recompute(mix)):
+        torch.manual_seed(0)
+        a, x, y, value = (torch.randn(3, requires_grad=True) for _ in range(4))
+        found = module(a, 2.0, (x, [y]), offset={"value": value})
+        assert found["others"][1:] == [a.argmax(), None, "name"]
+        assert isinstance(found["alone"], tuple)
+        loss = found["product"].sum() + found["others"][0].sum()
+        mix.scale.grad = None
+        (loss + found["alone"][0].square().sum()).backward()
+        results.append([t.grad for t in (a, x, y, value, mix.scale)])
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_a_recomputed_module_inside_a_residual_function_is_exact():

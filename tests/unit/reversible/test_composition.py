@@ -221,6 +221,30 @@ def test_shared_parameters_get_the_sum_of_their_gradients(mode):
     assert distance(grads, expected) < EXACT
 
 
+class Holding(nn.Module):
+    """Has a layer that it uses only if asked to."""
+
+    def __init__(self, layer, uses):
+        super().__init__()
+        self.layer, self.uses = layer, uses
+
+    def forward(self, x):
+        return self.layer(x) if self.uses else x.sin()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_parameter_that_a_later_function_leaves_unused_keeps_its_gradient(mode):
+    torch.manual_seed(0)
+    layer = RESIDUALS["basic"](CHANNELS).double()
+    blocks = [
+        AdditiveCoupling(Holding(layer, False), Holding(layer, True)) for _ in range(2)
+    ]
+    chain = ReversibleChain(blocks, mode=mode)
+    _, grads, _ = step(chain, streams())
+    _, expected, _ = step(Plain(chain), streams())
+    assert distance(grads, expected) < EXACT
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_weight_norm_works(mode):
     def make():
@@ -328,9 +352,24 @@ def test_the_callers_tensors_are_left_alone(mode):
             assert a.untyped_storage().nbytes() == b.untyped_storage().nbytes()
 
 
+class Bias(nn.Module):
+    """A residual function that does not look at its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.bias.expand_as(x)
+
+
+@pytest.mark.parametrize("last", ["basic", "bias"])
 @pytest.mark.parametrize("mode", MODES)
-def test_the_callers_gradients_are_left_alone(mode):
-    chain = chain_of("basic", mode=mode)
+def test_the_callers_gradients_are_left_alone(mode, last):
+    blocks = list(chain_of("basic").blocks)
+    if last == "bias":
+        blocks.append(AdditiveCoupling(Bias(), Bias()))
+    chain = ReversibleChain(blocks, mode=mode)
     outputs = chain(*streams())
     given = [torch.randn_like(y) for y in outputs]
     before = [g.clone() for g in given]
@@ -431,3 +470,45 @@ def test_ddp_averages_the_gradients_of_processes(tmp_path, static_graph, micro_b
     for rank in (0, 1):
         found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert distance(found, expected) < EXACT
+
+
+def sync_chain(mode):
+    torch.manual_seed(0)
+    return ReversibleChain(
+        (
+            AdditiveCoupling(
+                RESIDUALS["basic"](CHANNELS, sync=True),
+                RESIDUALS["basic"](CHANNELS, sync=True),
+            )
+            for _ in range(3)
+        ),
+        mode=mode,
+    ).double()
+
+
+def sync_process(rank, folder):
+    torch.set_num_threads(1)
+    store = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    chain = sync_chain(["reconstruct", "recompute", "store"])
+    share = slice(rank, rank + 1)
+    inputs = [x.detach()[share].requires_grad_() for x in streams(batch=2)]
+    y1, y2 = chain(*inputs)
+    (y1.sin() + y2.square()).sum().backward()
+    for p in chain.parameters():
+        dist.all_reduce(p.grad)
+    grads = {n: p.grad for n, p in chain.named_parameters()}
+    torch.save((grads, dict(chain.named_buffers())), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_shared_statistics_work_in_every_mode(tmp_path):
+    mp.spawn(sync_process, (str(tmp_path),), nprocs=2)
+    whole = Plain(sync_chain("store"))
+    y1, y2 = whole(*streams(batch=2))
+    (y1.sin() + y2.square()).sum().backward()
+    expected = {n: p.grad for n, p in whole.named_parameters()}
+    for rank in (0, 1):
+        grads, buffers = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert distance(grads, expected) < EXACT
+        assert distance(buffers, dict(whole.named_buffers())) < EXACT
