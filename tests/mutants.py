@@ -25,6 +25,8 @@ NORM = "tests/unit/reversible/test_norm.py"
 ENCODER = "tests/unit/lobes/test_encoder.py"
 REPLAY_CODE = "speechbrain_rev/reversible/replay.py"
 SEGMENT_CODE = "speechbrain_rev/reversible/segment.py"
+GRADIENTS_CODE = "speechbrain_rev/reversible/gradients.py"
+SECOND_RUN = "tests/unit/reversible/test_second_run.py"
 STREAMS_CODE = "speechbrain_rev/reversible/streams.py"
 CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
 NORM_CODE = "speechbrain_rev/reversible/norm.py"
@@ -49,7 +51,7 @@ MUTANTS = [
         "1: F runs a third time",
         SEGMENT_CODE,
         "    y = second_run(f, recording,",
-        "    first_run(f, *arguments(x, ctx.mask))\n    y = second_run(f, recording,",
+        "    first_run(f, x, *mask)\n    y = second_run(f, recording,",
         CHAIN,
         "runs_once",
     ),
@@ -64,16 +66,16 @@ MUTANTS = [
     Mutant(
         "2: torch's running statistics are updated in both runs",
         REPLAY_CODE,
-        "recording.buffers.get(name, buffer).clone()",
-        "recording.buffers.get(name, buffer)",
+        "copies.setdefault(id(b), kept.clone())",
+        "copies.setdefault(id(b), kept)",
         CHAIN,
         "running_statistics and torch",
     ),
     Mutant(
         "2: a buffer is not put back for the second run",
         REPLAY_CODE,
-        '{name}" if prefix else name] = buffer.clone()',
-        '{name}" if prefix else name] = buffer',
+        "(i, name): buffer.clone()",
+        "(i, name): buffer",
         CHAIN,
         "output_depends_on",
     ),
@@ -129,8 +131,8 @@ MUTANTS = [
     Mutant(
         "10: autocast is not entered again in recomputation",
         SEGMENT_CODE,
-        "        with ctx.autocast():\n            leaves = gradients",
-        "        with torch.enable_grad():\n            leaves = gradients",
+        "        with ctx.autocast():\n            outputs = second_run(",
+        "        with torch.enable_grad():\n            outputs = second_run(",
         COMPOSITION,
         "autocast_of_the_first",
     ),
@@ -145,7 +147,7 @@ MUTANTS = [
     Mutant(
         "10: the random state is not restored for the second run",
         REPLAY_CODE,
-        "    _set_random_state(recording.random_state, device)\n",
+        "    _set_random_state(recording.random_state)\n",
         "",
         COMPOSITION,
         "dropout_masks",
@@ -153,30 +155,30 @@ MUTANTS = [
     Mutant(
         "10: the global random state is not left as found",
         REPLAY_CODE,
-        "        _set_random_state(found, device)\n",
+        "        _set_random_state(found)\n",
         "        pass\n",
         COMPOSITION,
         "global_random_state",
     ),
     Mutant(
         "11: parameters' own hooks fire in the second run too",
-        SEGMENT_CODE,
-        "[t.detach().requires_grad_(t.requires_grad) for t in tensors]",
-        "list(tensors)",
+        GRADIENTS_CODE,
+        "[t.detach().requires_grad_(t.requires_grad) for t in saved]",
+        "list(saved)",
         COMPOSITION,
         "hooks_of_parameters",
     ),
     Mutant(
         "11: frozen parameters get gradients",
-        SEGMENT_CODE,
-        "[t.detach().requires_grad_(t.requires_grad) for t in tensors]",
-        "[t.detach().requires_grad_() for t in tensors]",
+        GRADIENTS_CODE,
+        "[t.detach().requires_grad_(t.requires_grad) for t in saved]",
+        "[t.detach().requires_grad_() for t in saved]",
         COMPOSITION,
         "frozen",
     ),
     Mutant(
         "11: a shared parameter gets the gradient of one use",
-        SEGMENT_CODE,
+        GRADIENTS_CODE,
         "total + grad",
         "grad",
         COMPOSITION,
@@ -184,9 +186,10 @@ MUTANTS = [
     ),
     Mutant(
         "11: a parameter left unused loses its gradient",
-        SEGMENT_CODE,
-        "            if grad is not None:\n",
-        "            if True:\n",
+        GRADIENTS_CODE,
+        "            if grad is None:\n                continue\n",
+        "            if grad is None:\n                self.sums[i] = None\n"
+        "                continue\n",
         COMPOSITION,
         "leaves_unused",
     ),
@@ -201,16 +204,16 @@ MUTANTS = [
     Mutant(
         "11: the caller's tensors are written to",
         SEGMENT_CODE,
-        "        add = format.add\n",
-        "        add = format.add_\n",
+        "        add = format.add\n        with",
+        "        add = format.add_\n        with",
         COMPOSITION,
         "callers_tensors",
     ),
     Mutant(
         "11: the caller's gradients are written to",
-        SEGMENT_CODE,
-        "self.value, self._owned = given, False",
-        "self.value, self._owned = given, True",
+        GRADIENTS_CODE,
+        "self._in_place = given, False, in_place",
+        "self._in_place = given, True, in_place",
         COMPOSITION,
         "callers_gradients",
     ),
@@ -233,8 +236,8 @@ MUTANTS = [
     Mutant(
         "11: parameters may change before the backward pass",
         SEGMENT_CODE,
-        "        ctx.save_for_backward(y1, y2, *tensors)\n",
-        "        ctx.save_for_backward(y1, y2, *(t.detach().clone()"
+        "        ctx.save_for_backward(y1, y2, mask, *tensors)\n",
+        "        ctx.save_for_backward(y1, y2, mask, *(t.detach().clone()"
         ".requires_grad_(t.requires_grad) for t in tensors))\n",
         COMPOSITION,
         "changed_before_the_backward",
@@ -264,6 +267,54 @@ MUTANTS = [
         "needs_no_gradient",
     ),
     Mutant(
+        "2: a second run is in another training state than the first",
+        REPLAY_CODE,
+        "m.training = recording.training[i]",
+        "pass",
+        SECOND_RUN,
+        "training_state",
+    ),
+    Mutant(
+        "10: a nested chain runs plainly in the first run",
+        CHAIN_CODE,
+        "(torch.is_grad_enabled() or running())",
+        "torch.is_grad_enabled()",
+        SECOND_RUN,
+        "nested_chain",
+    ),
+    Mutant(
+        "11: a gradient that is the stream's is changed later",
+        GRADIENTS_CODE,
+        "grad = grad.clone()",
+        "pass",
+        SECOND_RUN,
+        "shape_of_the_stream",
+    ),
+    Mutant(
+        "11: a gradient is lost outside the registered parameters",
+        GRADIENTS_CODE,
+        "        _refuse_other_leaves(module, [y for y, _ in pairs], leaves)\n",
+        "",
+        SECOND_RUN,
+        "neither_inputs_nor",
+    ),
+    Mutant(
+        "11: leaves stay in the parameters' places",
+        REPLAY_CODE,
+        "            m._parameters.update(parameters)\n",
+        "",
+        SECOND_RUN,
+        "layer_used_twice",
+    ),
+    Mutant(
+        "11: what a hook kept is overwritten",
+        SEGMENT_CODE,
+        "ctx.in_place = not any(map(_is_watched, parameters.places))",
+        "ctx.in_place = True",
+        SECOND_RUN,
+        "hooks_keep",
+    ),
+    Mutant(
         "12: evaluation goes through the engine",
         CHAIN_CODE,
         "        if not trains(self):\n            for block",
@@ -274,8 +325,8 @@ MUTANTS = [
     Mutant(
         "the gradient of one function does not reach the other",
         SEGMENT_CODE,
-        "block.f, f, gradients, y2, y1, total1.value)",
-        "block.f, f, gradients, y2, y1, grad1)",
+        "block.f, f, gradients, inputs, y1, total1.value)",
+        "block.f, f, gradients, inputs, y1, grad1)",
         CHAIN,
         "equal_plain_autograds and basic",
     ),

@@ -21,7 +21,7 @@ from speechbrain_rev.lobes.pooling import statistics_pooling
 from speechbrain_rev.reversible.chain import ReversibleChain, trains
 from speechbrain_rev.reversible.modes import Mode, as_mode
 from speechbrain_rev.reversible.segment import recompute
-from speechbrain_rev.reversible.streams import read
+from speechbrain_rev.reversible.streams import read_both
 
 #: The pooled time axis has an eighth of the frames, and a deviation needs two.
 MIN_FRAMES = 9
@@ -216,8 +216,8 @@ class SpeakerEncoder(nn.Module):
         masks = _masks(x, frames, lengths, padding)
         if masks[0] is not None:
             x = x * masks[0].to(x.dtype)
-        embeddings = self.fc(self._pooled(x, masks))
-        return embeddings.unsqueeze(1)
+        pooled = self._pooled(x, masks).to(self.fc.weight.dtype)
+        return cast(Tensor, self.fc(pooled)).unsqueeze(1)
 
     def _pooled(self, x: Tensor, masks: list[Tensor | None]) -> Tensor:
         level = 0
@@ -249,11 +249,10 @@ class SpeakerEncoder(nn.Module):
         self, chain: ReversibleChain, parts: list[Tensor], mask: Tensor | None
     ) -> list[Tensor]:
         """Run a stage; what follows reads the streams and never writes to them."""
-        halves = parts.pop().chunk(2, dim=1)
+        x1, x2 = parts.pop().chunk(2, dim=1)
         if not trains(chain):
-            return list(chain(*halves, mask))
-        first, second, format = chain.advance(chain.enter(*halves), mask)
-        return [read(first, format), read(second, format)]
+            return list(chain(x1, x2, mask))
+        return list(chain.train_step(x1, x2, mask, read_both))
 
     def _check(self, feats: Tensor, lengths: Tensor | None) -> None:
         expected = f"[batch, time, {self.n_mels}]"
@@ -286,7 +285,7 @@ class SpeakerEncoder(nn.Module):
 
 def _plausible(lengths: Tensor) -> Tensor:
     # Some way above 1 for a quotient that was rounded up.
-    return (lengths > 0) & (lengths < 1 + 1e-4)
+    return (lengths > 0) & (lengths.float() < 1 + 1e-4)
 
 
 def _masks(

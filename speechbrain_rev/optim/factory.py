@@ -15,7 +15,8 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +41,30 @@ else:
 # Smaller tensors, biases and normalisations mostly, would save next to nothing.
 MIN_8BIT_ELEMENTS = 4096
 
-_NAMES = ("sgd", "adam", "adamw")
+
+@dataclass(frozen=True)
+class _Optimizer:
+    """Who computes an optimizer, and which options it honours at 32 and at 8 bit."""
+
+    at_32bit: type[torch.optim.Optimizer]
+    at_8bit: str
+    options: tuple[str, ...]
+    options_at_8bit: tuple[str, ...]
+    l2_decay_at_8bit: bool = True
+
+
+_ADAM_OPTIONS = ("betas", "eps", "amsgrad"), ("betas", "eps")
+
+# The library's Adam and AdamW differ in defaults alone: decay is decoupled in both.
+_OPTIMIZERS = {
+    "sgd": _Optimizer(
+        torch.optim.SGD, "SGD", ("momentum", "dampening", "nesterov"), ("momentum",)
+    ),
+    "adam": _Optimizer(
+        torch.optim.Adam, "AdamW", *_ADAM_OPTIONS, l2_decay_at_8bit=False
+    ),
+    "adamw": _Optimizer(torch.optim.AdamW, "AdamW", *_ADAM_OPTIONS),
+}
 
 
 def build_optimizer(
@@ -125,61 +149,44 @@ def build_optimizer(
     >>> weight[0].item(), state_bytes(optimizer) < 0.5 * 4 * weight.numel()
     (0.8999999761581421, True)
     """
-    if name not in _NAMES:
-        nearest = difflib.get_close_matches(str(name).lower(), _NAMES, n=1, cutoff=0.3)
+    if name not in _OPTIMIZERS:
+        nearest = difflib.get_close_matches(
+            str(name).lower(), _OPTIMIZERS, n=1, cutoff=0.3
+        )
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
         raise ValueError(
             f"The optimizer {name!r} does not exist; there are "
-            f"{', '.join(map(repr, _NAMES))}.{hint}"
+            f"{', '.join(map(repr, _OPTIMIZERS))}.{hint}"
         )
     if type(bits) is not int or bits not in (8, 32):
         raise ValueError(f"bits is {bits!r}; optimizer states can have 8 or 32 bits.")
     lr = number("lr", lr)
     weight_decay = number("weight_decay", weight_decay)
-    momentum = number("momentum", momentum, below=1.0)
-    dampening = number("dampening", dampening)
-    eps = number("eps", eps, above_zero=True)
-    betas = pair("betas", betas, below=1.0)
-    _refuse_what_is_not_honoured(
-        name, bits, momentum, weight_decay, nesterov, dampening, amsgrad
-    )
+    options = {
+        "momentum": number("momentum", momentum, below=1.0),
+        "dampening": number("dampening", dampening),
+        "nesterov": nesterov,
+        "betas": pair("betas", betas, below=1.0),
+        "eps": number("eps", eps, above_zero=True),
+        "amsgrad": amsgrad,
+    }
+    row = _OPTIMIZERS[name]
+    _refuse_what_is_not_honoured(name, bits, options, weight_decay)
     trained = parameters_of_one_group(params)
     kept = parameters_to_keep(keep_32bit, trained)
     group = {"params": trained, BUILT_AS: f"{name} at {bits} bit"}
+    common = {"lr": lr, "weight_decay": weight_decay}
     optimizer: torch.optim.Optimizer
     if bits == 8:
         _refuse_other_than_float32(trained)
-        options: dict[str, Any] = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "optim_bits": 8,
-        }
-        if name == "sgd":
-            options["momentum"] = momentum
-        else:
-            options.update(betas=betas, eps=eps)
-        optimizer = _strict_class(name)([group], kept, **options)
-        return optimizer
-    if name == "sgd":
-        optimizer = torch.optim.SGD(
-            [group],
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-        )
+        honoured = {key: options[key] for key in row.options_at_8bit}
+        strict = _strict_class(row.at_8bit)
+        optimizer = strict([group], kept, optim_bits=8, **common, **honoured)
     else:
-        adam = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-        optimizer = adam(
-            [group],
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-        )
-    optimizer.register_load_state_dict_pre_hook(_refuse_checkpoint_of_other_32bit)
+        honoured = {key: options[key] for key in row.options}
+        build: Callable[..., torch.optim.Optimizer] = row.at_32bit
+        optimizer = build([group], **common, **honoured)
+        optimizer.register_load_state_dict_pre_hook(_refuse_checkpoint_of_other_32bit)
     return optimizer
 
 
@@ -279,11 +286,9 @@ class _Strict(_Optimizer8bit):
 
 
 @functools.cache
-def _strict_class(name: str) -> type[Any]:
-    bitsandbytes = _bitsandbytes()
-    # The library's Adam and AdamW differ in defaults alone: decay is decoupled in both.
-    base = bitsandbytes.optim.SGD if name == "sgd" else bitsandbytes.optim.AdamW
-    return type(f"{name}_8bit", (_Strict, base), {"__doc__": _Strict.__doc__})
+def _strict_class(library_name: str) -> type[Any]:
+    base = getattr(_bitsandbytes().optim, library_name)
+    return type(f"{library_name}8bit", (_Strict, base), {"__doc__": _Strict.__doc__})
 
 
 def _bitsandbytes() -> ModuleType:
@@ -308,39 +313,32 @@ def _is_not_about_inference(record: logging.LogRecord) -> bool:
 
 
 def _refuse_what_is_not_honoured(
-    name: str,
-    bits: int,
-    momentum: float,
-    weight_decay: float,
-    nesterov: bool,
-    dampening: float,
-    amsgrad: bool,
+    name: str, bits: int, options: Mapping[str, Any], weight_decay: float
 ) -> None:
-    if name != "sgd" and (nesterov or dampening):
-        raise ValueError(
-            f"nesterov and dampening belong to sgd, not to {name}. Leave them out."
-        )
-    if name == "sgd" and amsgrad:
-        raise ValueError("amsgrad belongs to adam and adamw, not to sgd. Leave it out.")
-    if bits == 32:
-        return
-    refused = {
-        "nesterov=True": nesterov,
-        f"dampening={dampening}": dampening,
-        "amsgrad=True": amsgrad,
-        "momentum=0, which leaves no state to store": name == "sgd" and not momentum,
-    }
-    for what, is_asked_for in refused.items():
-        if is_asked_for:
+    row = _OPTIMIZERS[name]
+    for key in ("nesterov", "dampening", "amsgrad"):
+        if not options[key]:
+            continue
+        if key not in row.options:
+            owners = [n for n, other in _OPTIMIZERS.items() if key in other.options]
             raise ValueError(
-                f"{name} at 8 bit cannot do {what}; bitsandbytes would ignore it or "
-                f"fail. Change it, or set bits to 32."
+                f"{key} belongs to {' and '.join(owners)}, not to {name}. Leave it out."
             )
-    if name == "adam" and weight_decay:
+        if bits == 8 and key not in row.options_at_8bit:
+            raise ValueError(
+                f"{name} at 8 bit cannot do {key}={options[key]}; bitsandbytes would "
+                "ignore it or fail. Leave it out, or set bits to 32."
+            )
+    if bits == 8 and "momentum" in row.options_at_8bit and not options["momentum"]:
         raise ValueError(
-            f"adam at 8 bit cannot do an L2 weight_decay ({weight_decay}): bitsandbytes "
-            f"would decouple it, which is adamw. Set name to 'adamw', weight_decay to "
-            f"0, or bits to 32."
+            f"{name} at 8 bit cannot do momentum=0, which leaves no state to store. "
+            "Give a momentum, or set bits to 32."
+        )
+    if bits == 8 and weight_decay and not row.l2_decay_at_8bit:
+        raise ValueError(
+            f"{name} at 8 bit cannot do an L2 weight_decay ({weight_decay}): "
+            "bitsandbytes would decouple it, which is adamw. Set name to 'adamw', "
+            "weight_decay to 0, or bits to 32."
         )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,12 @@ from speechbrain_rev.reversible.coupling import (
     residual,
 )
 from speechbrain_rev.reversible.modes import Mode, as_mode
-from speechbrain_rev.reversible.segment import recompute, reconstruct, refuse_sharded
+from speechbrain_rev.reversible.replay import running
+from speechbrain_rev.reversible.segment import (
+    recompute,
+    reconstruct,
+    refuse_what_cannot_run_again,
+)
 from speechbrain_rev.reversible.streams import (
     Streams,
     add,
@@ -48,8 +54,10 @@ class ReversibleChain(nn.Module):
     -----
     In evaluation and without gradients the couplings run as plain torch. Gradients
     equal those of the couplings in plain autograd up to rounding; the running
-    statistics of batch normalisation are updated once. Differentiating twice and
-    FSDP are refused.
+    statistics of batch normalisation are updated once. Differentiating twice, FSDP and
+    tensors that are neither inputs nor registered parameters are refused. Residual
+    functions must draw random numbers from torch's global generators, not from those
+    of Python or numpy, and one chain must not be trained by two threads at once.
 
     Examples
     --------
@@ -70,6 +78,12 @@ class ReversibleChain(nn.Module):
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
+        for block in self.blocks:
+            if type(block).forward is not AdditiveCoupling.forward:
+                raise ValueError(
+                    f"A chain runs couplings by itself and would not call "
+                    f"{type(block).__name__}.forward. Give AdditiveCoupling(f, g)."
+                )
         self.format_name = as_format(streams).name
         self.set_mode(mode)
 
@@ -128,10 +142,53 @@ class ReversibleChain(nn.Module):
             for block in self.blocks:
                 x1, x2 = block(x1, x2, mask)
             return x1, x2
-        return leave(self.advance(self.enter(x1, x2), mask))
+        return self.train_step(x1, x2, mask, leave)
+
+    def train_step(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        mask: Tensor | None,
+        end: Callable[[Streams], tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor]:
+        """Run the chain from floats to floats, in eager mode.
+
+        Parameters
+        ----------
+        x1, x2 : torch.Tensor
+            The streams.
+        mask : torch.Tensor or None
+            Handed on to the residual functions.
+        end : callable
+            ``leave``, or ``read_both`` for who will not write to what it reads.
+
+        Returns
+        -------
+        tuple of torch.Tensor
+            y1 and y2.
+        """
+        if torch.compiler.is_compiling():
+            # The compiler takes values for constants of the graph: wrong gradients.
+            # Residual functions can be compiled, each by itself.
+            eager = torch.compiler.disable(self.train_step)
+            return cast(tuple[Tensor, Tensor], eager(x1, x2, mask, end))
+        return end(self.advance(self.enter(x1, x2), mask))
 
     def enter(self, x1: Tensor, x2: Tensor) -> Streams:
-        """Make streams in this chain's format."""
+        """Make streams in this chain's format.
+
+        Raises
+        ------
+        ValueError
+            If the network itself is in half precision, not autocast.
+        """
+        half = x1.dtype in (torch.float16, torch.bfloat16)
+        if half and not torch.is_autocast_enabled(x1.device.type):
+            raise ValueError(
+                f"Streams are kept in float32, which a network converted to {x1.dtype} "
+                "does not take. Keep its weights in float32 and train under "
+                "torch.autocast."
+            )
         return enter(x1, x2, as_format(self.format_name))
 
     def advance(self, streams: Streams, mask: Tensor | None = None) -> Streams:
@@ -149,7 +206,7 @@ class ReversibleChain(nn.Module):
         Streams
             The streams after the last block.
         """
-        refuse_sharded(self)
+        self._check_run(mask)
         runs = itertools.groupby(zip(self.modes, self.blocks, strict=True), _mode_of)
         for mode, run in runs:
             blocks = [cast(AdditiveCoupling, block) for _, block in run]
@@ -160,6 +217,24 @@ class ReversibleChain(nn.Module):
                 for block in blocks:
                     streams = _couple(block, streams, mask, again)
         return streams
+
+    def _check_run(self, mask: Tensor | None) -> None:
+        if set(self.modes) - {Mode.STORE}:
+            refuse_what_cannot_run_again(self)
+        if len(self.modes) != len(self.blocks):
+            raise RuntimeError(
+                f"The chain has {len(self.blocks)} blocks but modes for "
+                f"{len(self.modes)}. Call set_mode after adding or removing blocks."
+            )
+        if mask is not None and mask.requires_grad:
+            raise ValueError("A mask cannot need a gradient: pass mask.detach().")
+        watched = [b for b in self.blocks if b._forward_hooks or b._forward_pre_hooks]
+        if watched:
+            warnings.warn(
+                "Forward hooks on a coupling do not fire in training, where the chain "
+                "calls F and G by itself. Put them on the coupling's f and g.",
+                stacklevel=3,
+            )
 
 
 class Recompute(nn.Module):
@@ -202,8 +277,11 @@ class Recompute(nn.Module):
 
 
 def trains(module: nn.Module) -> bool:
-    """Whether a module's call is part of a training step."""
-    return module.training and torch.is_grad_enabled()
+    """Whether a module's call is part of a training step.
+
+    The first run of an outer module is, though it has no graph.
+    """
+    return module.training and (torch.is_grad_enabled() or running())
 
 
 def _mode_of(pair: tuple[Mode, nn.Module]) -> Mode:

@@ -104,8 +104,9 @@ def check_residual(f: nn.Module, x: Tensor, y: Tensor, version: int) -> None:
             f"{type(f).__name__} wrote into its input, which is the other stream of "
             "the coupling. Use inplace=False in its first layer."
         )
-    if y.shape != x.shape:
+    shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+    if shape != list(x.shape):
         raise ValueError(
             f"A residual function must keep the shape of its input, but "
-            f"{type(f).__name__} turned {list(x.shape)} into {list(y.shape)}."
+            f"{type(f).__name__} turned {list(x.shape)} into {shape}."
         )

@@ -45,7 +45,8 @@ class BatchNorm(nn.Module):
     torch.Size([2, 4, 8, 10])
     """
 
-    #: Training writes the buffers and does not read them (see ``replay``).
+    #: Training writes the buffers and does not read them (see ``replay``); said of this
+    #: very class, for a subclass may do otherwise.
     writes_buffers_only = True
 
     weight: nn.Parameter
@@ -92,6 +93,10 @@ class BatchNorm(nn.Module):
         torch.Tensor, [batch, channel, freq, time]
             Output, of the input's dtype.
         """
+        if x.dim() != 4:
+            raise ValueError(
+                f"The input must be [batch, channel, freq, time], but is {list(x.shape)}."
+            )
         if not self.training:
             y = F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias,
@@ -123,9 +128,11 @@ class BatchNorm(nn.Module):
         mean, variance, count = _moments(x, mask)
         if self._processes() > 1:
             mean, variance, count = self._merge(mean, variance, count)
-        unbiased = variance * count / (count - 1)
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        unbiased = variance * count / (count - 1).clamp_min(1)
+        # A batch in which no frame counts says nothing; it must not spoil the rest.
+        weight = self.momentum * (count > 0).to(self.running_mean.dtype)
+        self.running_mean.lerp_(mean.to(weight.dtype), weight)
+        self.running_var.lerp_(unbiased.to(weight.dtype), weight)
         dtype = torch.promote_types(x.dtype, torch.float32)
         inverse_std = (variance + self.eps).sqrt().reciprocal()
         return mean.to(dtype), inverse_std.to(dtype), count
@@ -141,9 +148,10 @@ class BatchNorm(nn.Module):
             [self.channels, self.channels, 1], dim=1
         )
         count = counts.sum(0)
-        mean = (means * counts).sum(0) / count
+        some = count.clamp_min(1)
+        mean = (means * counts).sum(0) / some
         spread = variances + (means - mean).square()
-        return mean, (spread * counts).sum(0) / count, count
+        return mean, (spread * counts).sum(0) / some, count
 
     def _processes(self) -> int:
         ready = self.sync and dist.is_available() and dist.is_initialized()
@@ -213,8 +221,9 @@ def _moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     keep = x.new_ones(()) if mask is None else mask
     keep = keep.expand(x.shape[0], 1, x.shape[2], x.shape[3]).double()
     count = keep.sum().view(1)
-    mean = (x * keep).sum(_REDUCED) / count
-    variance = ((x - _per_channel(mean)).square() * keep).sum(_REDUCED) / count
+    some = count.clamp_min(1)
+    mean = (x * keep).sum(_REDUCED) / some
+    variance = ((x - _per_channel(mean)).square() * keep).sum(_REDUCED) / some
     return mean, variance, count
 
 
@@ -235,7 +244,7 @@ def _backward(
     if processes > 1:
         sums = sums.clone()
         dist.all_reduce(sums)
-    mean_grad, mean_product = (sums / count).to(mean.dtype)
+    mean_grad, mean_product = (sums / count.clamp_min(1)).to(mean.dtype)
     slope = _per_channel(mean_product * inverse_std.square())
     grad_x = grad - _per_channel(mean_grad) - centred * slope
     grad_x = grad_x * _per_channel(weight * inverse_std)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 Statistics = tuple[Tensor, ...]
+RandomState = dict[torch.device, Tensor]
+#: A parameter's or buffer's owner, as a number among ``module.modules()``, and its name.
+Place = tuple[int, str]
+
+_OTHER_CONTROL_FLOW = (
+    "A module normalised a different number of times in its second run: its control "
+    "flow must not depend on anything but its input. Use mode='store' for this block."
+)
 
 
 @dataclass
@@ -30,15 +39,18 @@ class Recording:
     ----------
     statistics : list of tuple of torch.Tensor
         Batch statistics in the order in which the layers asked for them.
-    random_state : tuple of torch.Tensor or None
-        State of the generators before the run; None if it drew no random numbers.
-    buffers : dict
+    random_state : dict of torch.device to torch.Tensor, or None
+        State of torch's generators before the run; None if it drew no numbers.
+    buffers : dict of place to torch.Tensor
         Buffers as they were before the run, of layers whose output may depend on them.
+    training : tuple of bool
+        Which of the module's modules were in training.
     """
 
     statistics: list[Statistics] = field(default_factory=list)
-    random_state: tuple[Tensor, ...] | None = None
-    buffers: dict[str, Tensor] = field(default_factory=dict)
+    random_state: RandomState | None = None
+    buffers: dict[Place, Tensor] = field(default_factory=dict)
+    training: tuple[bool, ...] = ()
     _position: int | None = None
 
     @property
@@ -50,13 +62,20 @@ class Recording:
         """Give the statistics that the first run kept at this place."""
         assert self._position is not None
         if self._position == len(self.statistics):
-            raise RuntimeError(
-                "A module normalised more often in its second run than in its first: "
-                "its control flow must not depend on anything but its input. Use "
-                "mode='store' for this block."
-            )
+            raise RuntimeError(_OTHER_CONTROL_FLOW)
         self._position += 1
         return self.statistics[self._position - 1]
+
+    @contextlib.contextmanager
+    def replayed(self) -> Iterator[None]:
+        """Hand the statistics out again, all of them."""
+        self._position = 0
+        try:
+            yield
+            if self._position != len(self.statistics):
+                raise RuntimeError(_OTHER_CONTROL_FLOW)
+        finally:
+            self._position = None
 
 
 class _Active(threading.local):
@@ -104,9 +123,12 @@ class Autocast:
     dtype: torch.dtype
 
     @classmethod
-    def now(cls, device: torch.device) -> Autocast:
-        """Read the state that is in force for a device."""
-        kind = device.type
+    def now(cls, devices: Collection[torch.device]) -> Autocast:
+        """Read the state that is in force for an accelerator, else for the CPU."""
+        kinds = {device.type for device in devices} - {"cpu"} or {"cpu"}
+        kind = min(kinds)
+        if not torch.amp.is_autocast_available(kind):
+            return cls("cpu", False, torch.bfloat16)
         return cls(
             kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         )
@@ -120,6 +142,11 @@ class Autocast:
         return torch.autocast(
             self.device_type, self.dtype, self.enabled, cache_enabled=False
         )
+
+
+def running() -> bool:
+    """Whether a first or second run is under way in this thread."""
+    return bool(_active.recordings)
 
 
 def first_run(
@@ -141,12 +168,15 @@ def first_run(
     Recording
         The conditions of the run.
     """
-    recording = Recording(buffers=_influential_buffers(module))
-    device = _device((inputs, keywords))
-    before = _random_state(device)
+    recording = Recording(
+        buffers=_influential_buffers(module),
+        training=tuple(m.training for m in module.modules()),
+    )
+    before = _random_state(devices_of(module, inputs, keywords))
     with torch.no_grad(), _recording(recording):
         outputs = module(*inputs, **keywords)
-    if any(map(_differ, before, _random_state(device))):
+    after = _random_state(before)
+    if any(not torch.equal(before[device], after[device]) for device in before):
         recording.random_state = before
     return outputs, recording
 
@@ -154,7 +184,7 @@ def first_run(
 def second_run(
     module: nn.Module,
     recording: Recording,
-    parameters: Mapping[str, Tensor],
+    leaves: Mapping[Place, Tensor],
     *inputs: Any,
     **keywords: Any,
 ) -> Any:
@@ -166,9 +196,9 @@ def second_run(
         The module of the first run.
     recording : Recording
         What ``first_run`` returned.
-    parameters : mapping of str to torch.Tensor
-        Detached leaves by parameter name. They stand in for the parameters, whose
-        own hooks then fire once only, when the engine hands their gradient on.
+    leaves : mapping of place to torch.Tensor
+        Detached leaves by the places of their parameters. They stand in for these,
+        whose own hooks then fire once only, when the engine hands the gradient on.
     *inputs, **keywords
         The arguments of the first run.
 
@@ -177,23 +207,14 @@ def second_run(
     outputs
         What the module returns, with a graph.
     """
-    # Writes into these copies are dropped, so no buffer is updated a second time.
-    buffers = {
-        name: recording.buffers.get(name, buffer).clone()
-        for name, buffer in module.named_buffers(remove_duplicate=False)
-    }
-    recording._position = 0
-    try:
-        with (
-            torch.enable_grad(),
-            _recording(recording),
-            _random_state_of(recording, _device((inputs, keywords))),
-        ):
-            return torch.func.functional_call(
-                module, {**parameters, **buffers}, inputs, keywords, tie_weights=False
-            )
-    finally:
-        recording._position = None
+    with (
+        torch.enable_grad(),
+        _recording(recording),
+        recording.replayed(),
+        _random_state_of(recording),
+        _standing_in(module, recording, leaves),
+    ):
+        return module(*inputs, **keywords)
 
 
 @contextlib.contextmanager
@@ -205,52 +226,114 @@ def _recording(recording: Recording) -> Iterator[None]:
         _active.recordings.pop()
 
 
-def _influential_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Copy buffers that the output may depend on and that the run may change.
+def places_of(module: nn.Module) -> Iterator[tuple[Place, Tensor]]:
+    """Give each place of a parameter in a module and what is in it.
 
-    Batch normalisation in training mode writes its running statistics but does not
-    read them, so that they need no copy.
+    A module that is used twice is one place, a parameter of two modules is in two.
     """
-    buffers = {}
-    for prefix, owner in module.named_modules():
-        if not owner.training or getattr(owner, "writes_buffers_only", False):
-            continue
-        if isinstance(owner, nn.modules.batchnorm._BatchNorm):
-            continue
-        for name, buffer in owner.named_buffers(recurse=False):
-            buffers[f"{prefix}.{name}" if prefix else name] = buffer.clone()
-    return buffers
+    for i, owner in enumerate(module.modules()):
+        for name, parameter in owner._parameters.items():
+            if parameter is not None:
+                yield (i, name), parameter
 
 
-def _device(arguments: Any) -> torch.device:
-    tensors = (x for x in tree_leaves(arguments) if isinstance(x, Tensor))
-    return next((x.device for x in tensors), torch.device("cpu"))
-
-
-def _random_state(device: torch.device) -> tuple[Tensor, ...]:
-    if device.type == "cuda":
-        return torch.get_rng_state(), torch.cuda.get_rng_state(device)
-    return (torch.get_rng_state(),)
-
-
-def _differ(before: Tensor, after: Tensor) -> bool:
-    return not torch.equal(before, after)
-
-
-def _set_random_state(state: tuple[Tensor, ...], device: torch.device) -> None:
-    torch.set_rng_state(state[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[1], device)
+#: The thread that runs a module a second time, by the module.
+_second_runs: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def _random_state_of(recording: Recording, device: torch.device) -> Iterator[None]:
+def _standing_in(
+    module: nn.Module, recording: Recording, leaves: Mapping[Place, Tensor]
+) -> Iterator[None]:
+    """Put leaves and copies into the places of parameters and buffers for a while.
+
+    Writes into the copies are dropped, so no buffer is updated a second time. Every
+    place is visited once: ``torch.func.functional_call`` visits those of a module that
+    is used twice under both of its names, and then leaves the leaves in place.
+    """
+    modules = list(module.modules())
+    thread = threading.get_ident()
+    if any(_second_runs.get(m, thread) != thread for m in modules):
+        raise RuntimeError(
+            "Two threads train one module at once, which has one place only for what "
+            "stands in for its parameters. Give each thread a copy, or use "
+            "mode='store'."
+        )
+    outer = {m: _second_runs[m] for m in modules if m in _second_runs}
+    found = [(m.training, dict(m._parameters), dict(m._buffers)) for m in modules]
+    copies: dict[int, Tensor] = {}
+    try:
+        _second_runs.update(dict.fromkeys(modules, thread))
+        for i, m in enumerate(modules):
+            m.training = recording.training[i]
+            for name, p in found[i][1].items():
+                if p is not None:
+                    m._parameters[name] = leaves[i, name]  # type: ignore[assignment]
+            for name, b in found[i][2].items():
+                if b is not None:
+                    kept = recording.buffers.get((i, name), b)
+                    m._buffers[name] = copies.setdefault(id(b), kept.clone())
+        yield
+    finally:
+        for m, (training, parameters, buffers) in zip(modules, found, strict=True):
+            m.training = training
+            m._parameters.update(parameters)
+            m._buffers.update(buffers)
+            if m not in outer:
+                _second_runs.pop(m, None)
+
+
+#: In training these write their buffers and do not read them, in evaluation they read
+#: and do not write. Subclasses may do otherwise.
+_NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+)
+
+
+def _influential_buffers(module: nn.Module) -> dict[Place, Tensor]:
+    """Copy buffers that the output may depend on and that the run may change."""
+    return {
+        (i, name): buffer.clone()
+        for i, owner in enumerate(module.modules())
+        if type(owner) not in _NORMS and "writes_buffers_only" not in vars(type(owner))
+        for name, buffer in owner._buffers.items()
+        if buffer is not None
+    }
+
+
+def devices_of(module: nn.Module, *arguments: Any) -> set[torch.device]:
+    """Find the devices of a module and its arguments, or the CPU."""
+    tensors = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
+    return {x.device for x in (*tensors, *module.parameters())} or {torch.device("cpu")}
+
+
+def _random_state(devices: Iterable[torch.device]) -> RandomState:
+    state = {torch.device("cpu"): torch.get_rng_state()}
+    for device in devices:
+        if device.type == "cuda":
+            state[device] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_random_state(state: RandomState) -> None:
+    for device, values in state.items():
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(values, device)
+        else:
+            torch.set_rng_state(values)
+
+
+@contextlib.contextmanager
+def _random_state_of(recording: Recording) -> Iterator[None]:
     if recording.random_state is None:
         yield
         return
-    found = _random_state(device)
-    _set_random_state(recording.random_state, device)
+    found = _random_state(recording.random_state)
+    _set_random_state(recording.random_state)
     try:
         yield
     finally:
-        _set_random_state(found, device)
+        _set_random_state(found)

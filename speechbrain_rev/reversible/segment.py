@@ -9,11 +9,12 @@ function runs exactly twice in a training step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from speechbrain_rev.reversible.coupling import (
@@ -21,9 +22,11 @@ from speechbrain_rev.reversible.coupling import (
     arguments,
     check_residual,
 )
+from speechbrain_rev.reversible.gradients import Gradients, Parameters, Total
 from speechbrain_rev.reversible.replay import (
     Autocast,
     Recording,
+    devices_of,
     first_run,
     second_run,
 )
@@ -54,14 +57,17 @@ def recompute(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
     Raises
     ------
     RuntimeError
-        If the module wrote into its input, if the parameters are sharded, or on an
-        attempt to differentiate twice.
+        If the module wrote into its input, uses tensors with gradients that are
+        neither its inputs nor its parameters, cannot run again, or on an attempt to
+        differentiate twice.
     """
     if not torch.is_grad_enabled():
         return module(*inputs, **keywords)
-    refuse_sharded(module)
+    if torch.compiler.is_compiling():
+        return torch.compiler.disable(recompute)(module, *inputs, **keywords)
+    refuse_what_cannot_run_again(module)
     call = _Call(module, inputs, keywords)
-    parameters = _Parameters([module])
+    parameters = Parameters([module])
     outputs = _Recompute.apply(call, parameters, *call.tensors, *parameters.tensors)
     call.tensors = []  # autograd holds them from here on
     return call.returned(outputs)
@@ -87,9 +93,9 @@ def reconstruct(
         What the last one returns.
     """
     first, second, format = streams
-    parameters = _Parameters([f for block in blocks for f in (block.f, block.g)])
+    parameters = Parameters([f for block in blocks for f in (block.f, block.g)])
     outputs = _Reconstruct.apply(
-        blocks, parameters, format, mask,
+        blocks, parameters, format, mask,  # a mask is saved, it has no gradient
         first.value, second.value, first.tangent, second.tangent,
         *parameters.tensors,
     )  # fmt: skip
@@ -97,14 +103,15 @@ def reconstruct(
     return Streams(Stream(y1, tangent1), Stream(y2, tangent2), format)
 
 
-def refuse_sharded(module: nn.Module) -> None:
-    """Refuse parameters that this process holds a part of only.
+def refuse_what_cannot_run_again(module: nn.Module) -> None:
+    """Refuse modules whose parameters cannot be replaced for a second run.
 
     Raises
     ------
     RuntimeError
-        If the module is managed by FSDP: its parameters are gathered around each
-        module's forward pass and would be missing in a second run.
+        If FSDP shards the parameters, which are gathered around each module's forward
+        pass only; if the module is scripted; or inside ``parametrize.cached()``, which
+        would hand weights made without a graph to the second run.
     """
     sharded = any(
         getattr(m, "_is_fsdp_managed_module", False) for m in module.modules()
@@ -114,67 +121,18 @@ def refuse_sharded(module: nn.Module) -> None:
             "Reversible and recomputed blocks cannot run a second time on parameters "
             "sharded by FSDP. Use DistributedDataParallel, or mode='store'."
         )
-
-
-class _Parameters:
-    """The parameters of some modules, each once, and their names in each module."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self.names: dict[nn.Module, dict[str, int]] = {}
-        self.tensors: list[Tensor] = []
-        positions: dict[int, int] = {}
-        for module in modules:
-            names = self.names.setdefault(module, {})
-            for name, tensor in module.named_parameters(remove_duplicate=False):
-                if id(tensor) not in positions:
-                    positions[id(tensor)] = len(self.tensors)
-                    self.tensors.append(tensor)
-                names[name] = positions[id(tensor)]
-
-
-class _Gradients:
-    """Detached leaves in the parameters' place, and the sums of their gradients."""
-
-    def __init__(self, parameters: _Parameters, tensors: Sequence[Tensor]) -> None:
-        self._names = parameters.names
-        self._leaves = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
-        self.sums: list[Tensor | None] = [None] * len(tensors)
-
-    def leaves(self, module: nn.Module) -> dict[str, Tensor]:
-        """Name the leaves as the module names its parameters."""
-        return {name: self._leaves[i] for name, i in self._names[module].items()}
-
-    def backward(
-        self,
-        module: nn.Module,
-        outputs: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-    ) -> list[Tensor | None]:
-        """Add a module's parameter gradients to the sums; return its inputs'."""
-        used = sorted(
-            i
-            for i in set(self._names[module].values())
-            if self._leaves[i].requires_grad
+    if any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
+        raise RuntimeError(
+            "A scripted module cannot run a second time on other leaves. Use the "
+            "module before torch.jit.script, or mode='store'."
         )
-        pairs = [
-            (y, grad.to(y.dtype))
-            for y, grad in zip(outputs, grads, strict=True)
-            if y.requires_grad
-        ]
-        if not pairs:
-            return [None] * len(inputs)
-        found = torch.autograd.grad(
-            [y for y, _ in pairs],
-            [*inputs, *(self._leaves[i] for i in used)],
-            [grad for _, grad in pairs],
-            allow_unused=True,
+    if parametrize._cache_enabled and any(
+        map(parametrize.is_parametrized, module.modules())
+    ):
+        raise RuntimeError(
+            "Inside parametrize.cached() the second run would get weights without a "
+            "graph. Leave the context, or use mode='store'."
         )
-        for i, grad in zip(used, found[len(inputs) :], strict=True):
-            total = self.sums[i]
-            if grad is not None:
-                self.sums[i] = grad if total is None else total + grad
-        return list(found[: len(inputs)])
 
 
 class _Call:
@@ -187,12 +145,6 @@ class _Call:
         leaves, self._spec = tree_flatten((inputs, keywords))
         self.tensors = [x for x in leaves if isinstance(x, Tensor)]
         self._others = [_TENSOR if isinstance(x, Tensor) else x for x in leaves]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the call runs."""
-        tensors = [*self.tensors, *self.module.parameters()]
-        return tensors[0].device if tensors else torch.device("cpu")
 
     def arguments(self, tensors: Sequence[Tensor]) -> tuple[Any, dict[str, Any]]:
         """Put tensors back in their places among the arguments."""
@@ -220,7 +172,7 @@ def _filled(leaves: Sequence[Any], tensors: Sequence[Tensor], spec: TreeSpec) ->
 class _Recompute(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, call: _Call, parameters: _Parameters, *tensors: Tensor
+        ctx: Any, call: _Call, parameters: Parameters, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.call, ctx.parameters = call, parameters
         ctx.n_inputs = len(call.tensors)
@@ -228,7 +180,7 @@ class _Recompute(torch.autograd.Function):
         inputs = tensors[: ctx.n_inputs]
         versions = [x._version for x in inputs]
         args, keywords = call.arguments(inputs)
-        ctx.autocast = Autocast.now(call.device)
+        ctx.autocast = Autocast.now(devices_of(call.module, call.tensors))
         with ctx.autocast():
             outputs, ctx.recording = first_run(call.module, *args, **keywords)
         if [x._version for x in inputs] != versions:
@@ -246,7 +198,7 @@ class _Recompute(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_double_backward()
         saved = ctx.saved_tensors
-        gradients = _Gradients(ctx.parameters, saved[ctx.n_inputs :])
+        gradients = Gradients(ctx.parameters, saved[ctx.n_inputs :])
         inputs = [
             x.detach().requires_grad_(needs)
             for x, needs in zip(saved[: ctx.n_inputs], ctx.needs_grad, strict=True)
@@ -254,8 +206,9 @@ class _Recompute(torch.autograd.Function):
         args, keywords = ctx.call.arguments(inputs)
         module = ctx.call.module
         with ctx.autocast():
-            leaves = gradients.leaves(module)
-            outputs = second_run(module, ctx.recording, leaves, *args, **keywords)
+            outputs = second_run(
+                module, ctx.recording, gradients.leaves(module), *args, **keywords
+            )
         returned = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
         wanted = [i for i, needs in enumerate(ctx.needs_grad) if needs]
         found = gradients.backward(module, returned, grads, [inputs[i] for i in wanted])
@@ -269,26 +222,12 @@ def _can_have_grad(x: Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
 
 
-class _Total:
-    """A stream's gradient: the given one may be other nodes' too, later sums are ours."""
-
-    def __init__(self, given: Tensor) -> None:
-        self.value, self._owned = given, False
-
-    def add(self, slope: Tensor | None) -> None:
-        """Add what a residual function hands down, if it hands down anything."""
-        if slope is None:
-            return
-        self.value = self.value.add_(slope) if self._owned else self.value + slope
-        self._owned = True
-
-
 class _Reconstruct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         blocks: Sequence[AdditiveCoupling],
-        parameters: _Parameters,
+        parameters: Parameters,
         format: FloatFormat,
         mask: Tensor | None,
         x1: Tensor,
@@ -297,10 +236,11 @@ class _Reconstruct(torch.autograd.Function):
         tangent2: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.blocks, ctx.parameters = blocks, parameters
-        ctx.format, ctx.mask = format, mask
-        ctx.autocast = Autocast.now(x1.device)
+        ctx.blocks, ctx.parameters, ctx.format = blocks, parameters, format
+        ctx.autocast = Autocast.now({x1.device})
         ctx.recordings = []
+        # Hooks may keep what they saw, which must not change in their hands.
+        ctx.in_place = not any(map(_is_watched, parameters.places))
         y1, y2 = x1, x2
         # The given streams stay intact; later ones are this function's own.
         add = format.add
@@ -312,10 +252,10 @@ class _Reconstruct(torch.autograd.Function):
                 g, g_recording = _first_run(block.g, format.decode(y1), mask)
                 y2 = add(y2, g)
                 del g
-                add = format.add_
+                add = format.add_ if ctx.in_place else format.add
                 ctx.recordings.append((f_recording, g_recording))
         ctx.mark_non_differentiable(y1, y2)
-        ctx.save_for_backward(y1, y2, *tensors)
+        ctx.save_for_backward(y1, y2, mask, *tensors)
         return y1, y2, format.tangent(y1), format.tangent(y2)
 
     @staticmethod
@@ -323,17 +263,22 @@ class _Reconstruct(torch.autograd.Function):
         ctx: Any, _1: Any, _2: Any, grad1: Tensor, grad2: Tensor
     ) -> tuple[Tensor | None, ...]:
         _refuse_double_backward()
-        y1, y2, *tensors = ctx.saved_tensors
+        y1, y2, mask, *tensors = ctx.saved_tensors
         if _graph_is_kept():
             y1, y2 = y1.clone(), y2.clone()
-        gradients = _Gradients(ctx.parameters, tensors)
-        total1, total2 = _Total(grad1), _Total(grad2)
+        gradients = Gradients(ctx.parameters, tensors)
+        total1, total2 = Total(grad1, ctx.in_place), Total(grad2, ctx.in_place)
         recordings = reversed(ctx.recordings)
         with ctx.autocast():
             for block, (f, g) in zip(reversed(ctx.blocks), recordings, strict=True):
                 # Undone in reverse order: G sees the y1 that it saw in the forward.
-                total1.add(_undo(ctx, block.g, g, gradients, y1, y2, total2.value))
-                total2.add(_undo(ctx, block.f, f, gradients, y2, y1, total1.value))
+                inputs = arguments(y1, mask)
+                y2, slope = _undo(ctx, block.g, g, gradients, inputs, y2, total2.value)
+                total1.add(slope)
+                inputs = arguments(y2, mask)
+                y1, slope = _undo(ctx, block.f, f, gradients, inputs, y1, total1.value)
+                total2.add(slope)
+                del inputs, slope
         return (None,) * 6 + (total1.value, total2.value, *gradients.sums)
 
 
@@ -350,16 +295,28 @@ def _undo(
     ctx: Any,
     f: nn.Module,
     recording: Recording,
-    gradients: _Gradients,
-    kept: Tensor,
+    gradients: Gradients,
+    inputs: tuple[Tensor, ...],
     changed: Tensor,
     grad: Tensor,
-) -> Tensor | None:
-    """Take f(kept) out of the other stream; return the gradient that f hands down."""
+) -> tuple[Tensor, Tensor | None]:
+    """Take f(inputs) out of a stream; return it and the gradient that f hands down."""
+    kept, *mask = inputs
     x = ctx.format.decode(kept).detach().requires_grad_()
-    y = second_run(f, recording, gradients.leaves(f), *arguments(x, ctx.mask))
-    ctx.format.subtract_(changed, y.detach())
-    return gradients.backward(f, [y], [grad], [x])[0]
+    y = second_run(f, recording, gradients.leaves(f), x, *mask)
+    subtract = ctx.format.subtract_ if ctx.in_place else ctx.format.subtract
+    changed = subtract(changed, y.detach())
+    return changed, gradients.backward(f, [y], [grad], [x])[0]
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return any(
+        m._forward_hooks
+        or m._forward_pre_hooks
+        or m._backward_hooks
+        or m._backward_pre_hooks
+        for m in module.modules()
+    )
 
 
 def _refuse_double_backward() -> None:

@@ -42,13 +42,17 @@ class FloatFormat:
         """Add a residual in place."""
         return value.add_(f)
 
+    def subtract(self, value: Tensor, f: Tensor) -> Tensor:
+        """Subtract a residual; the value stays as it is."""
+        return torch.sub(value, f)
+
     def subtract_(self, value: Tensor, f: Tensor) -> Tensor:
         """Subtract a residual in place: the inverse of ``add_``."""
         return value.sub_(f)
 
     def tangent(self, value: Tensor) -> Tensor:
         """Make a tangent of the value's shape that takes no memory."""
-        return torch.empty(1, dtype=value.dtype, device=value.device).expand_as(value)
+        return torch.empty((), dtype=value.dtype, device=value.device).expand_as(value)
 
 
 FORMATS: dict[str, FloatFormat] = {"float": FloatFormat()}
@@ -106,6 +110,12 @@ def leave(streams: Streams) -> tuple[Tensor, Tensor]:
     """Make floats of streams: copies, so that writing to them harms nothing."""
     first, second, format = streams
     return _Leave.apply(*first, format), _Leave.apply(*second, format)
+
+
+def read_both(streams: Streams) -> tuple[Tensor, Tensor]:
+    """Read both streams; what is returned may be their storage and is not to be changed."""
+    first, second, format = streams
+    return read(first, format), read(second, format)
 
 
 class _Enter(torch.autograd.Function):

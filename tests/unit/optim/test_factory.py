@@ -358,8 +358,8 @@ def test_what_the_library_would_ignore_is_refused_at_8_bit_only(options, message
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "adamw", "nesterov": True}, "belong to sgd, not to adamw"),
-        ({"name": "adam", "dampening": 0.1}, "belong to sgd, not to adam"),
+        ({"name": "adamw", "nesterov": True}, "belongs to sgd, not to adamw"),
+        ({"name": "adam", "dampening": 0.1}, "belongs to sgd, not to adam"),
         ({"name": "sgd", "amsgrad": True}, "belongs to adam and adamw, not to sgd"),
     ],
 )

@@ -1,0 +1,366 @@
+"""What a second run could miss without anybody noticing."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleChain
+from speechbrain_rev.reversible.norm import BatchNorm
+
+from .chains import (
+    CHANNELS,
+    RESIDUALS,
+    Plain,
+    chain_of,
+    distance,
+    loss_of,
+    step,
+    streams,
+)
+from .test_chain import EXACT, MODES
+
+WITHOUT_STORAGE = ["reconstruct", "recompute"]
+
+
+def chain_from(make, mode="reconstruct", depth=2):
+    torch.manual_seed(0)
+    blocks = [AdditiveCoupling(make(), make()) for _ in range(depth)]
+    return ReversibleChain(blocks, mode=mode).double()
+
+
+def conv():
+    return nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+
+
+def equal_to_plain(chain):
+    plain = Plain(chain)
+    _, grads, buffers = step(chain, streams())
+    _, expected, expected_buffers = step(plain, streams())
+    assert distance(grads, expected) < EXACT
+    assert distance(buffers, expected_buffers) < EXACT if buffers else True
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_layer_used_twice_stays_the_modules_own(mode):
+    def make():
+        layer = nn.Sequential(conv(), nn.BatchNorm2d(CHANNELS))
+        return nn.Sequential(layer, nn.Tanh(), layer)
+
+    chain = chain_from(make, mode)
+    before = dict(chain.named_parameters(remove_duplicate=False))
+    equal_to_plain(chain)
+    after = dict(chain.named_parameters(remove_duplicate=False))
+    assert before.keys() == after.keys()
+    assert all(after[name] is p for name, p in before.items())
+
+
+class Table(nn.Module):
+    """Adds a parameter of the stream's shape, whose gradient is the stream's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(2, CHANNELS, 6, 12))
+
+    def forward(self, x):
+        return x.tanh() + self.table
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_parameter_in_the_shape_of_the_stream_gets_its_own_gradient(mode):
+    equal_to_plain(chain_from(Table, mode, depth=3))
+
+
+@pytest.mark.parametrize("kind", ["basic", "torch", "dropout"])
+@pytest.mark.parametrize("mode", WITHOUT_STORAGE)
+def test_the_training_state_is_that_of_the_forward_pass(kind, mode):
+    results = []
+    for m in ("store", mode):
+        chain = chain_of(kind, mode=m)
+        inputs = streams()
+        loss = loss_of(chain(*inputs))
+        chain.eval()
+        loss.backward()
+        assert not any(module.training for module in chain.modules())
+        results.append({n: p.grad for n, p in chain.named_parameters()})
+    assert distance(results[1], results[0]) < EXACT
+
+
+@pytest.mark.parametrize("mode", WITHOUT_STORAGE)
+def test_frozen_normalisation_in_a_training_chain(mode):
+    chain = chain_of("torch", mode=mode)
+    chain.blocks[0].f[1].eval()
+    plain = Plain(chain)
+    assert not plain.blocks[0].f[1].training
+    equal_to_plain(chain)
+
+
+class Unregistered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = conv()
+        self.others = [conv().double()]
+
+    def forward(self, x):
+        return self.own(x) + self.others[0](x)
+
+
+@pytest.mark.parametrize("mode", WITHOUT_STORAGE)
+def test_tensors_that_are_neither_inputs_nor_parameters_are_refused(mode):
+    chain = chain_from(Unregistered, mode)
+    loss = loss_of(chain(*streams()))
+    with pytest.raises(RuntimeError, match="neither its input nor its registered"):
+        loss.backward()
+
+
+def test_masks_have_no_gradient():
+    chain = chain_of("basic")
+    mask = torch.ones(2, 1, 1, 12, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(ValueError, match=r"mask\.detach"):
+        chain(*streams(), mask)
+
+
+def test_a_mask_changed_before_the_backward_pass_is_an_error():
+    chain = chain_of("basic")
+    mask = torch.ones(2, 1, 1, 12, dtype=torch.float64)
+    loss = loss_of(chain(*streams(), mask))
+    mask.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("mode", WITHOUT_STORAGE)
+def test_cached_parametrisations_are_refused(mode):
+    chain = chain_from(lambda: parametrizations.weight_norm(conv()), mode)
+    with parametrize.cached(), pytest.raises(RuntimeError, match="Leave the context"):
+        chain(*streams())
+
+
+class ReadingNorm(nn.BatchNorm2d):
+    """Reads its running statistics in training."""
+
+    def forward(self, x):
+        shifted = x - self.running_mean.clone().view(1, -1, 1, 1)
+        return super().forward(x) + shifted.tanh()
+
+
+class EvalCounter(nn.Module):
+    """Writes a buffer that it reads, in evaluation too."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.ones(()))
+        self.conv = conv()
+
+    def forward(self, x):
+        self.count += 1
+        return self.conv(x) * self.count.clone()
+
+
+@pytest.mark.parametrize("mode", WITHOUT_STORAGE)
+@pytest.mark.parametrize("kind", ["reads in training", "writes in evaluation"])
+def test_buffers_that_matter_are_those_of_the_first_run(kind, mode):
+    if kind == "reads in training":
+        chain = chain_from(lambda: nn.Sequential(conv(), ReadingNorm(CHANNELS)), mode)
+    else:
+        chain = chain_from(EvalCounter, mode)
+        for block in chain.blocks:
+            block.f.eval()
+    equal_to_plain(chain)
+
+
+class Nested(nn.Module):
+    """A chain within a residual function."""
+
+    def __init__(self):
+        super().__init__()
+        half = CHANNELS // 2
+        self.chain = ReversibleChain(
+            AdditiveCoupling(RESIDUALS["basic"](half), RESIDUALS["basic"](half))
+            for _ in range(2)
+        )
+
+    def forward(self, x):
+        return torch.cat(self.chain(*x.chunk(2, dim=1)), dim=1)
+
+
+def test_a_nested_chain_runs_alike_in_both_runs():
+    equal_to_plain(chain_from(Nested))
+    results = []
+    for mode in ("store", "recompute"):
+        chain = chain_from(Nested, mode).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(chain(*streams(torch.float32)))
+        loss.backward()
+        results.append({n: p.grad for n, p in chain.named_parameters()})
+    assert distance(results[1], results[0]) == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_hooks_keep_is_not_overwritten(mode):
+    chain = chain_of("basic", mode=mode)
+    kept, copies = [], []
+
+    def keep(module, args, *rest):
+        for x in (*args, *rest):
+            for t in x if isinstance(x, tuple) else (x,):
+                kept.append(t)
+                copies.append(t.detach().clone())
+
+    for block in chain.blocks:
+        block.f.register_forward_hook(keep)
+        block.g.register_full_backward_hook(keep)
+    loss_of(chain(*streams())).backward()
+    assert len(kept) >= 12
+    for found, copy in zip(kept, copies, strict=True):
+        assert torch.equal(found, copy)
+
+
+def test_what_a_chain_would_not_call_is_refused_or_said():
+    class Scaled(AdditiveCoupling):
+        def forward(self, x1, x2, mask=None):
+            return super().forward(2 * x1, x2, mask)
+
+    for block in (Scaled(conv(), conv()), conv()):
+        with pytest.raises(ValueError, match="Give AdditiveCoupling"):
+            ReversibleChain([block])
+    chain = chain_of("basic")
+    chain.blocks[0].register_forward_hook(lambda *_: None)
+    with pytest.warns(UserWarning, match="on the coupling's f and g"):
+        chain(*streams())
+    chain.blocks.append(AdditiveCoupling(conv(), conv()))
+    chain.blocks[0]._forward_hooks.clear()
+    with pytest.raises(RuntimeError, match="set_mode after"):
+        chain(*streams())
+
+
+def test_a_residual_function_must_return_a_tensor():
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    with pytest.raises(ValueError, match="into tuple"):
+        chain_from(Pair)(*streams())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_networks_converted_to_half_precision_are_refused_in_training(mode):
+    chain = chain_of("basic", mode=mode).bfloat16()
+    with pytest.raises(ValueError, match=r"torch\.autocast"):
+        chain(*streams(torch.bfloat16))
+    assert chain.eval()(*streams(torch.bfloat16))[0].dtype == torch.bfloat16
+
+
+def test_a_scripted_module_is_refused():
+    scripted = torch.jit.script(nn.Sequential(nn.Tanh()))
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.script"):
+        ReversibleChain([AdditiveCoupling(scripted, conv())])(*streams(torch.float32))
+
+
+def test_one_chain_in_two_threads_is_refused_and_keeps_its_parameters():
+    chain = chain_of("basic")
+    parameters = list(chain.parameters())
+    entered, leave = threading.Event(), threading.Event()
+    waiting = threading.local()
+
+    def wait(module, args):
+        if torch.is_grad_enabled() and getattr(waiting, "here", False):
+            entered.set()
+            leave.wait()
+
+    chain.blocks[-1].g.register_forward_pre_hook(wait)
+    other = loss_of(chain(*streams()))
+
+    def train():
+        waiting.here = True
+        loss_of(chain(*streams())).backward()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    entered.wait()
+    try:
+        with pytest.raises(RuntimeError, match="Two threads"):
+            other.backward()
+    finally:
+        leave.set()
+        thread.join()
+    assert all(a is b for a, b in zip(chain.parameters(), parameters, strict=True))
+
+
+def test_an_error_in_the_backward_pass_leaves_the_module_as_it_was():
+    chain = chain_of("dropout")
+    parameters = list(chain.parameters())
+    fails = [False]
+
+    def fail(module, args):
+        if fails[0]:
+            raise ZeroDivisionError
+
+    chain.blocks[0].f.register_forward_pre_hook(fail)
+    loss = loss_of(chain(*streams()))
+    fails[0] = True
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    fails[0] = False
+    assert all(a is b for a, b in zip(chain.parameters(), parameters, strict=True))
+    equal_to_plain(chain)
+
+
+def test_no_valid_frame_leaves_the_running_statistics_finite():
+    norm = BatchNorm(4, relu=True).double()
+    x = torch.randn(2, 4, 3, 5, dtype=torch.float64, requires_grad=True)
+    before = norm.running_mean.clone(), norm.running_var.clone()
+    y = norm(x, torch.zeros(2, 1, 1, 5, dtype=torch.float64))
+    y.sum().backward()
+    assert torch.equal(norm.running_mean, before[0])
+    assert torch.equal(norm.running_var, before[1])
+    assert not y.any()
+    assert not x.grad.any()
+    with pytest.raises(ValueError, match=r"\[batch, channel, freq, time\]"):
+        norm(torch.randn(2, 4, dtype=torch.float64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_a_compiled_chain_equals_the_chain(mode):
+    chain = chain_of("basic", mode=mode)
+    plain = Plain(chain)
+    compiled = torch.compile(chain, backend="aot_eager")
+    inputs = streams()
+    loss_of(compiled(*inputs)).backward()
+    _, expected, _ = step(plain, streams())
+    found = {n: p.grad for n, p in chain.named_parameters()}
+    assert distance(found, {n: expected[n] for n in found}) < EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_a_compiled_encoder_equals_the_encoder(mode):
+    results = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        encoder = build_encoder(
+            "revnet57", mode=mode, widths=(8,) * 4, blocks=(1,) * 4
+        ).double()
+        run = torch.compile(encoder, backend="aot_eager") if compiles else encoder
+        run(torch.randn(2, 24, 80, dtype=torch.float64)).square().sum().backward()
+        results.append({n: p.grad for n, p in encoder.named_parameters()})
+    assert distance(*results) < EXACT
+
+
+def test_recompute_of_a_module_without_tensors_among_its_inputs():
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.value = nn.Parameter(torch.tensor(3.0))
+
+        def forward(self, factor):
+            return (self.value * factor,)
+
+    constant = Constant()
+    (y,) = Recompute(constant)(2.0)
+    y.backward()
+    assert constant.value.grad == 2.0
