@@ -104,6 +104,12 @@ class BatchNorm(nn.Module):
             )  # fmt: skip
             y = F.relu(y) if self.relu else y
             return y if mask is None else y * mask.to(y.dtype)
+        if torch.compiler.is_compiling():
+            # The compiler cannot know that the statistics' operation writes buffers.
+            return torch.compiler.disable(self._normalise)(x, mask)
+        return self._normalise(x, mask)
+
+    def _normalise(self, x: Tensor, mask: Tensor | None) -> Tensor:
         statistics = batch_statistics(lambda: self._measure(x.detach(), mask))
         return _Normalise.apply(x, self.weight, self.bias, statistics, mask, self)
 

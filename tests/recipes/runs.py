@@ -1,0 +1,81 @@
+"""Short training runs of the recipe, in this process or in one that is killed."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "VoxCeleb"
+HPARAMS = Path(__file__).parents[2] / "hparams"
+
+TINY = {
+    "arch": "revnet57",
+    "widths": "[8, 8, 8, 8]",
+    "blocks": "[1, 0, 0, 1]",
+    "n_mels": "24",
+    "embedding_dim": "16",
+    "chunk_samples": "4640",  # 30 frames
+    "batch_size": "4",
+    "number_of_epochs": "2",
+    "warmup_epochs": "1.0",
+    "margin_start_epoch": "1",
+    "margin_end_epoch": "2",
+    "average_checkpoints": "2",
+    "keep_checkpoints": "2",
+    "valid_speakers": "2",
+    "ckpt_interval_steps": "2",
+    "num_workers": "0",
+}
+
+
+def arguments(data: Path, output: Path, **changed: object) -> list[str]:
+    """A command line of train.py."""
+    folders = {"data_folder": data, "output_folder": output}
+    settings = {**TINY, **folders, **changed}
+    options = [f"--{key}={value}" for key, value in settings.items()]
+    return [str(HPARAMS / "train.yaml"), *options, "--device=cpu"]
+
+
+def recipe(name: str):
+    """Import a script of the recipe, which finds its neighbours as when it is run."""
+    if str(RECIPE) not in sys.path:
+        sys.path.insert(0, str(RECIPE))
+    return importlib.import_module(name)
+
+
+_KILLED = """
+import os, sys
+sys.path.insert(0, {recipe!r})
+import train
+
+def die_after_step(self, *args, _progress=train.SpeakerBrain.on_fit_batch_end):
+    _progress(self, *args)
+    if self.hparams.lr_annealing.step == {step}:
+        os._exit(9)
+
+train.SpeakerBrain.on_fit_batch_end = die_after_step
+train.main(sys.argv[1:])
+"""
+
+
+def run(
+    argv: list[str], *, killed_at_step: int = 0, processes: int = 1
+) -> subprocess.CompletedProcess:
+    """Run train.py in processes of its own, which may die after some step."""
+    command = [sys.executable]
+    if processes > 1:
+        launcher = "torch.distributed.run"
+        command += ["-m", launcher, "--standalone", f"--nproc_per_node={processes}"]
+        command += [str(RECIPE / "train.py")]
+    else:
+        script = _KILLED.format(recipe=str(RECIPE), step=killed_at_step)
+        command += ["-c", script]
+    return subprocess.run(
+        [*command, *argv],
+        # One thread: the order of sums must not depend on how many cores are idle.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -1,0 +1,125 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from speechbrain_rev.inference import EmbeddingArchive, SpeakerEmbedder
+from speechbrain_rev.scoring import read_trials
+from speechbrain_rev.speech import read_manifest
+from tests.corpus import write_corpus
+from tests.recipes.runs import recipe
+from tests.run_folders import write_run, write_scorable_run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"), seconds=0.5)
+
+
+@pytest.fixture
+def run(tmp_path, data):
+    return write_scorable_run(tmp_path / "run", data)
+
+
+@pytest.fixture
+def embedded(monkeypatch):
+    """The files that were embedded."""
+    files = []
+    original = SpeakerEmbedder.embed_each
+
+    def counting(self, paths):
+        files.extend(paths)
+        return original(self, paths)
+
+    monkeypatch.setattr(SpeakerEmbedder, "embed_each", counting)
+    return files
+
+
+def extract(run, *options):
+    recipe("extract").main([str(run), "--device=cpu", *map(str, options)])
+    return [
+        EmbeddingArchive.load(run / "embeddings" / f"{name}.npz")
+        for name in ("trials", "cohort")
+    ]
+
+
+def test_every_utterance_of_all_lists_is_embedded_once(run, data, embedded):
+    trials, cohort = extract(run)
+    listed = read_trials(run / "one.txt").utterances
+    trained = [u.ID for u in read_manifest(run / "save" / "train.csv")]
+    assert set(trials.names) == set(listed)
+    assert list(cohort.names) == trained
+    assert len(embedded) == len(set(embedded)) == len(listed) + len(trained)
+
+
+def test_some_utterances_of_each_training_speaker_may_do_for_the_cohort(run):
+    _, cohort = extract(run, "--utterances_per_speaker=2")
+    manifest = read_manifest(run / "save" / "train.csv")
+    speaker_of = {utterance.ID: utterance.spk_id for utterance in manifest}
+    counts = Counter(speaker_of[name] for name in cohort.names)
+    assert counts == dict.fromkeys(speaker_of.values(), 2)
+
+
+def test_rows_are_the_embeddings_of_the_files_they_name(run, data):
+    archives = extract(run)
+    embedder = SpeakerEmbedder.from_run(run, device="cpu")
+    for archive in archives:
+        for name in archive.names[::3]:
+            expected = embedder.embed_files([data / "wav" / name])[0]
+            row = archive.embeddings[archive.names.index(name)]
+            assert np.allclose(
+                row, expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+            )
+
+
+def test_embeddings_from_the_same_weights_are_kept(run, embedded):
+    extract(run)
+    embedded.clear()
+    extract(run)
+    assert embedded == []
+
+
+def test_other_weights_make_all_embeddings_anew(run, embedded):
+    before, _ = extract(run)
+    count = len(embedded)
+    (run / "other").mkdir()
+    write_run(run / "other", seed=1)
+    (run / "other" / "embedding_model.ckpt").replace(run / "embedding_model.ckpt")
+    after, _ = extract(run)
+    assert len(embedded) == 2 * count
+    assert after.names == before.names
+    assert not np.allclose(after.embeddings, before.embeddings)
+
+
+def test_lists_given_on_the_command_line_replace_those_of_the_run(run, tmp_path):
+    listed = (run / "one.txt").read_text().splitlines()
+    short = [next(x for x in listed if x.startswith(label)) for label in ("0", "1")]
+    (tmp_path / "short.txt").write_text("\n".join(short) + "\n")
+    trials, _ = extract(run, "--trials", tmp_path / "short.txt")
+    assert len(trials.names) <= 4 < len(read_trials(run / "one.txt").utterances)
+
+
+def test_audio_elsewhere_is_found_by_its_folder(tmp_path, data):
+    run = write_scorable_run(tmp_path / "run", data)
+    text = (run / "hyperparams.yaml").read_text()
+    moved = text.replace(f"trials_folder: {data}", "trials_folder: /nowhere")
+    (run / "hyperparams.yaml").write_text(moved)
+    with pytest.raises(ValueError, match="/nowhere"):
+        extract(run)
+    assert extract(run, "--trials_folder", data)[0].names
+
+
+def test_a_run_without_trial_lists_says_what_to_give(tmp_path, data):
+    run = write_scorable_run(tmp_path / "run", data)
+    text = (run / "hyperparams.yaml").read_text().splitlines()
+    kept = [line for line in text if not line.startswith("trial_lists")]
+    (run / "hyperparams.yaml").write_text("\n".join([*kept, "trial_lists: []"]))
+    with pytest.raises(ValueError, match=r"--trials LIST.*valid_trials\.txt"):
+        extract(run)
+
+
+def test_a_missing_utterance_is_named(run):
+    with (run / "one.txt").open("a") as file:
+        file.write("0 id00004/s00/00000.wav id00005/s00/99999.wav\n")
+    with pytest.raises(ValueError, match=r"id00005/s00/99999\.wav"):
+        extract(run)

@@ -1,0 +1,188 @@
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+import soundfile
+
+from speechbrain_rev.scoring import read_trials
+from speechbrain_rev.speech import read_manifest
+from tests.corpus import write_corpus
+from tests.recipes.runs import recipe
+
+prepare = recipe("prepare")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"), seconds=0.1)
+
+
+def settings(corpus, **changed):
+    return prepare.Settings(**{"data_folder": str(corpus), "seed": 1, **changed})
+
+
+def speakers_of(manifest):
+    return {u.spk_id for u in read_manifest(manifest)}
+
+
+def snapshot(folder):
+    return {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("layout", ["wav", "dev/wav", "dev/aac", "aac", "."])
+@pytest.mark.parametrize("suffix", [".wav", ".flac"])
+def test_each_accepted_layout_gives_the_same_manifest(tmp_path, layout, suffix):
+    write_corpus(tmp_path / "made", speakers=3, seconds=0.1, suffix=suffix)
+    root = tmp_path / "data" / layout
+    shutil.copytree(tmp_path / "made" / "wav", root)
+    prepared = prepare.prepare(settings(tmp_path / "data"), tmp_path / "save")
+    utterances = read_manifest(tmp_path / "save" / "train.csv")
+    assert (prepared.utterances, prepared.speakers) == (12, 3)
+    assert [u.ID for u in utterances][:2] == ["id00000/s00/00000", "id00000/s00/00001"]
+    for utterance in utterances:
+        assert soundfile.info(utterance.wav).frames == utterance.samples
+        assert utterance.ID.startswith(f"{utterance.spk_id}/")
+
+
+def test_the_data_folder_is_left_as_it_is(corpus, tmp_path):
+    before = snapshot(corpus)
+    prepare.prepare(settings(corpus, valid_speakers=2), tmp_path)
+    assert snapshot(corpus) == before
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_the_same_settings_reuse_the_lists_and_others_do_not(corpus, tmp_path):
+    first = prepare.prepare(settings(corpus), tmp_path)
+    before = snapshot(tmp_path)
+    assert prepare.prepare(settings(corpus), tmp_path) == first
+    assert snapshot(tmp_path) == before
+    other = prepare.prepare(settings(corpus, valid_speakers=2), tmp_path)
+    assert other.speakers == first.speakers - 2
+
+
+def test_a_changed_list_of_the_same_name_is_read_again(corpus, tmp_path):
+    train_list = tmp_path / "list.txt"
+    lines = [f"id0000{s} id0000{s}/s00/00000.wav\n" for s in range(4)]
+    train_list.write_text("".join(lines[:3]))
+    chosen = settings(corpus, train_list=str(train_list))
+    assert prepare.prepare(chosen, tmp_path / "save").speakers == 3
+    train_list.write_text("".join(lines))
+    assert prepare.prepare(chosen, tmp_path / "save").speakers == 4
+
+
+def test_held_out_speakers_are_tested_and_not_trained(corpus, tmp_path):
+    prepared = prepare.prepare(settings(corpus, valid_speakers=2), tmp_path)
+    trials = read_trials(tmp_path / "valid_trials.txt")
+    held_out = {name.split("/")[0] for name in trials.utterances}
+    assert len(held_out) == 2
+    assert not held_out & speakers_of(tmp_path / "train.csv")
+    assert prepared.held_out == 8
+    assert prepared.valid_trials == len(trials)
+    for label, a, b in zip(trials.labels, trials.enrol, trials.test, strict=True):
+        same = a.split("/")[0] == b.split("/")[0]
+        assert same == bool(label)
+        # Within a session the channel would give a speaker away.
+        assert not same or a.split("/")[1] != b.split("/")[1]
+
+
+def test_held_out_speakers_depend_on_the_seed_alone(corpus, tmp_path):
+    def held_out(seed, name):
+        chosen = settings(corpus, valid_speakers=2, seed=seed)
+        prepare.prepare(chosen, tmp_path / name)
+        return (tmp_path / name / "valid_trials.txt").read_text()
+
+    assert held_out(1, "a") == held_out(1, "b")
+    assert len({held_out(seed, str(seed)) for seed in range(6)}) > 1
+
+
+def test_speakers_of_trial_lists_are_left_out_and_counted(corpus, tmp_path):
+    trials = tmp_path / "trials.txt"
+    trials.write_text(
+        "1 id00003/s00/00000.wav id00003/s01/00000.wav\n"
+        "0 id00003/s00/00000.wav id00005/s00/00000.wav\n"
+    )
+    prepared = prepare.prepare(
+        settings(corpus, trial_lists=(str(trials),)), tmp_path / "save"
+    )
+    assert speakers_of(tmp_path / "save/train.csv") == {
+        f"id0000{speaker}" for speaker in (0, 1, 2, 4)
+    }
+    assert prepared.left_out == 8
+    assert "trial lists: 8." in prepared.in_words()
+
+
+def test_own_validation_trials_are_used_and_their_speakers_left_out(corpus, tmp_path):
+    trials = tmp_path / "trials.txt"
+    text = (
+        "1 id00000/s00/00000.wav id00000/s01/00000.wav\n"
+        "0 id00000/s00/00000.wav id00001/s00/00000.wav\n"
+    )
+    trials.write_text(text)
+    chosen = settings(corpus, valid_trials=str(trials), valid_speakers=3)
+    prepared = prepare.prepare(chosen, tmp_path / "save")
+    assert (tmp_path / "save/valid_trials.txt").read_text() == text
+    assert prepared.speakers == 4
+
+
+def test_labels_number_the_training_speakers_in_speechbrains_format(corpus, tmp_path):
+    prepare.prepare(settings(corpus, valid_speakers=2), tmp_path)
+    encoder = prepare.CategoricalEncoder()
+    encoder.load(tmp_path / "label_encoder.txt")
+    assert sorted(encoder.lab2ind.values()) == [0, 1, 2, 3]
+    assert set(encoder.lab2ind) == speakers_of(tmp_path / "train.csv")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"data_folder": "nowhere"}, r"nowhere does not exist.*DATA/wav/<speaker>"),
+        ({"train_list": "none.txt"}, r"list none\.txt does not exist"),
+        ({"valid_speakers": 5}, "valid_speakers is 5, of 6 speakers"),
+        ({"valid_speakers": 1}, "2 to 4"),
+        ({"sample_rate": 8000}, r"has 16000 samples per second.*sox"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(
+    corpus, tmp_path, changed, named
+):
+    with pytest.raises(ValueError, match=named):
+        prepare.prepare(replace(settings(corpus), **changed), tmp_path / "save")
+    assert not (tmp_path / "save" / "prepared.json").exists()
+
+
+def test_a_malformed_line_of_the_train_list_is_named_by_its_number(corpus, tmp_path):
+    train_list = tmp_path / "list.txt"
+    train_list.write_text("id1 id1/a/1.wav\nid1/a/2.wav\n")
+    with pytest.raises(ValueError, match=r"list\.txt, line 2: 'id1/a/2\.wav'"):
+        prepare.prepare(settings(corpus, train_list=str(train_list)), tmp_path)
+
+
+def test_a_listed_file_that_is_missing_or_broken_is_named(corpus, tmp_path):
+    train_list = tmp_path / "list.txt"
+    train_list.write_text("id00000 id00000/s00/none.wav\nid1 id00001/s00/00000.wav\n")
+    with pytest.raises(ValueError, match=r"none\.wav cannot be read.*no such file"):
+        prepare.prepare(settings(corpus, train_list=str(train_list)), tmp_path)
+
+
+def test_m4a_files_get_the_command_that_converts_them(tmp_path):
+    path = tmp_path / "dev/aac/id00012/video/00001.m4a"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with pytest.raises(ValueError, match=r"ffmpeg -i IN\.m4a"):
+        prepare.prepare(settings(tmp_path), tmp_path / "save")
+
+
+def test_a_folder_without_speech_gets_the_accepted_layouts(tmp_path):
+    (tmp_path / "data" / "wav").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"no speech in .*<session>"):
+        prepare.prepare(settings(tmp_path / "data"), tmp_path / "save")
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write")
+def test_a_read_only_data_folder_is_enough(corpus, tmp_path):
+    corpus.chmod(0o500)
+    try:
+        prepare.prepare(settings(corpus), tmp_path)
+    finally:
+        corpus.chmod(0o700)

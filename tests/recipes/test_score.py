@@ -1,0 +1,228 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from speechbrain_rev import scoring
+from speechbrain_rev.inference import EmbeddingArchive
+from tests.corpus import write_corpus
+from tests.recipes.runs import recipe
+from tests.run_folders import write_run, write_scorable_run
+
+SPEAKERS, UTTERANCES, DIM = 12, 4, 8
+
+
+def archives(folder, *, noise=0.3, offset=0.0, fingerprint="one"):
+    """Embeddings around a direction per speaker; half of the speakers are trained on."""
+    draw = np.random.default_rng(3)
+    voices = np.repeat(draw.standard_normal((SPEAKERS, DIM)), UTTERANCES, axis=0)
+    rows = voices + noise * draw.standard_normal(voices.shape) + offset
+    names = [f"s{i // UTTERANCES:02d}/{i % UTTERANCES}" for i in range(len(rows))]
+    half = len(rows) // 2
+    for name, part in (("trials", slice(half)), ("cohort", slice(half, None))):
+        archive = EmbeddingArchive(
+            tuple(names[part]), rows[part].astype(np.float32), fingerprint
+        )
+        archive.save(folder / "embeddings" / f"{name}.npz")
+    return names[:half], {name: name[:3] for name in names[half:]}
+
+
+def write_trials(path, names):
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+    lines = [f"{int(a[:3] == b[:3])} {a} {b}\n" for a, b in pairs]
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    names, speakers = archives(tmp_path)
+    return tmp_path, write_trials(tmp_path / "trials.txt", names), speakers
+
+
+def by_method(report):
+    return {(row["trials"], row["method"]): row for row in report["results"]}
+
+
+def test_figures_are_those_of_the_scoring_functions(folder):
+    path, trials, speakers = folder
+    report = recipe("score").score(path, [trials], speakers, cohort_top_n=4)
+    listed = scoring.read_trials(trials)
+    tested, cohort = (
+        EmbeddingArchive.load(path / "embeddings" / f"{name}.npz")
+        for name in ("trials", "cohort")
+    )
+    enrol, test = listed.rows(tested.names)
+    _, means = scoring.speaker_means(
+        cohort.embeddings, [speakers[name] for name in cohort.names]
+    )
+    mean, std = scoring.cohort_statistics(tested.embeddings, means, top_n=4)
+    cosine = scoring.cosine_trials(tested.embeddings, enrol, test)
+    expected = {
+        "cosine": cosine,
+        "as_norm": scoring.as_norm(
+            cosine, mean[enrol], std[enrol], mean[test], std[test]
+        ),
+    }
+    for method, scores in expected.items():
+        row = by_method(report)["trials", method]
+        assert row["eer"] == scoring.eer(scores, listed.labels)
+        for p in (0.01, 0.05):
+            cost = scoring.min_dcf(scores, listed.labels, p_target=p)
+            assert row["min_dcf"][str(p)] == cost
+        assert (row["targets"], row["impostors"]) == (
+            int(listed.labels.sum()),
+            int((1 - listed.labels).sum()),
+        )
+        written = np.loadtxt(path / "scores" / f"trials.{method}.txt", usecols=(2, 3))
+        assert np.array_equal(written[:, 0], listed.labels)
+        assert np.allclose(written[:, 1], scores, atol=1e-6)
+
+
+def test_results_and_pictures_are_written(folder):
+    path, trials, speakers = folder
+    report = recipe("score").score(path, [trials], speakers, cohort_top_n=4)
+    assert json.loads((path / "scores" / "results.json").read_text()) == report
+    assert (path / "scores" / "det.png").read_bytes().startswith(b"\x89PNG")
+    assert report["model"] == "one"
+    assert report["cohort"] == {"speakers": SPEAKERS // 2, "top_n": 4}
+
+
+def test_without_matplotlib_the_figures_are_there_and_the_missing_picture_is_said(
+    folder, capsys, monkeypatch
+):
+    path, trials, speakers = folder
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    report = recipe("score").score(path, [trials], speakers)
+    assert json.loads((path / "scores" / "results.json").read_text()) == report
+    assert not (path / "scores" / "det.png").exists()
+    assert "det.png is not drawn" in capsys.readouterr().out
+
+
+def test_several_lists_are_scored_in_one_run_under_names_of_their_own(folder):
+    path, trials, speakers = folder
+    (path / "hard").mkdir()
+    hard = path / "hard" / "trials.txt"
+    lines = trials.read_text().splitlines(keepends=True)
+    hard.write_text("".join(lines[: len(lines) // 2]))
+    easy = path / "easy.txt"
+    easy.write_text("".join(lines[::2]))
+    report = recipe("score").score(path, [trials, hard, easy], speakers)
+    names = {row["trials"] for row in report["results"]}
+    assert len(report["results"]) == 6
+    assert len(names) == 3
+    assert "easy" in names
+    assert len(list((path / "scores").glob("*.txt"))) == 6
+
+
+def test_a_cohort_smaller_than_asked_for_is_used_whole_and_said(folder, capsys):
+    path, trials, speakers = folder
+    report = recipe("score").score(path, [trials], speakers)
+    assert report["cohort"]["top_n"] == SPEAKERS // 2
+    assert "6 instead of 600" in capsys.readouterr().out
+    recipe("score").score(path, [trials], speakers, cohort_top_n=5)
+    assert "instead of" not in capsys.readouterr().out
+
+
+def test_subtracting_the_training_mean_repairs_shifted_embeddings(tmp_path):
+    names, speakers = archives(tmp_path, noise=1.0, offset=20.0)
+    trials = write_trials(tmp_path / "trials.txt", names)
+    score = recipe("score").score
+    shifted = score(tmp_path, [trials], speakers)
+    centred = score(tmp_path, [trials], speakers, subtract_mean=True)
+    assert (shifted["subtract_mean"], centred["subtract_mean"]) == (False, True)
+    key = "trials", "cosine"
+    assert by_method(centred)[key]["eer"] < by_method(shifted)[key]["eer"]
+    rows = EmbeddingArchive.load(tmp_path / "embeddings" / "cohort.npz").embeddings
+    tested = EmbeddingArchive.load(tmp_path / "embeddings" / "trials.npz")
+    listed = scoring.read_trials(trials)
+    scores = scoring.cosine_trials(
+        tested.embeddings - rows.mean(axis=0), *listed.rows(tested.names)
+    )
+    expected = scoring.eer(scores, listed.labels)
+    assert by_method(centred)[key]["eer"] == pytest.approx(expected)
+
+
+def test_the_table_prints_percent(folder):
+    path, trials, speakers = folder
+    module = recipe("score")
+    report = module.score(path, [trials], speakers)
+    report["results"][0] |= {"eer": 0.12345}
+    header, first, second = module.table(report).splitlines()
+    assert "EER %" in header
+    assert first.split()[:3] == ["trials", "cosine", "12.35"]
+    assert second.split()[1] == "as_norm"
+
+
+def test_an_utterance_without_an_embedding_is_named(folder):
+    path, trials, speakers = folder
+    with trials.open("a") as file:
+        file.write("0 s00/0 s99/0\n")
+    with pytest.raises(ValueError, match="s99/0"):
+        recipe("score").score(path, [trials], speakers)
+
+
+def test_a_cohort_without_some_training_speaker_is_refused(folder):
+    path, trials, speakers = folder
+    with pytest.raises(ValueError, match=r"1 training speakers .*s99.*extract\.py"):
+        recipe("score").score(path, [trials], {**speakers, "s99/0": "s99"})
+
+
+def test_embeddings_that_are_not_of_the_training_set_are_no_cohort(folder):
+    path, trials, speakers = folder
+    some = {name: speaker for name, speaker in speakers.items() if speaker != "s11"}
+    report = recipe("score").score(path, [trials], some)
+    assert report["cohort"]["speakers"] == SPEAKERS // 2 - 1
+
+
+def test_a_malformed_list_is_named_with_its_line(folder):
+    path, trials, speakers = folder
+    with trials.open("a") as file:
+        file.write("2 s00/0 s00/1\n")
+    lines = len(trials.read_text().splitlines())
+    with pytest.raises(ValueError, match=rf"trials\.txt, line {lines}"):
+        recipe("score").score(path, [trials], speakers)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"), seconds=0.4)
+
+
+@pytest.fixture
+def run(tmp_path, data):
+    run = write_scorable_run(tmp_path / "run", data)
+    recipe("extract").main([str(run), "--device=cpu"])
+    return run
+
+
+def test_a_run_is_scored_on_its_lists_and_its_speakers_at_their_own_speed(run, capsys):
+    recipe("score").main([str(run)])
+    report = json.loads((run / "scores" / "results.json").read_text())
+    assert {row["trials"] for row in report["results"]} == {"one", "other"}
+    # 4 speakers, though speed perturbation trained 12 classes.
+    assert report["cohort"] == {"speakers": 4, "top_n": 4}
+    assert "EER %" in capsys.readouterr().out
+
+
+def test_options_replace_the_run_s_settings(run):
+    lists = ["--trials", str(run / "one.txt")]
+    recipe("score").main([str(run), *lists, "--cohort_top_n=3", "--subtract_mean"])
+    report = json.loads((run / "scores" / "results.json").read_text())
+    assert {row["trials"] for row in report["results"]} == {"one"}
+    assert report["cohort"]["top_n"] == 3
+    assert report["subtract_mean"]
+
+
+def test_embeddings_of_earlier_weights_are_refused(run):
+    write_run(run / "other", seed=1)
+    (run / "other" / "embedding_model.ckpt").replace(run / "embedding_model.ckpt")
+    with pytest.raises(ValueError, match=r"other weights.*extract\.py again"):
+        recipe("score").main([str(run)])
+
+
+def test_scoring_before_extracting_says_what_to_run(tmp_path, data):
+    run = write_scorable_run(tmp_path / "run", data)
+    with pytest.raises(FileNotFoundError, match=r"extract\.py"):
+        recipe("score").main([str(run)])

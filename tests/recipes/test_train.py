@@ -1,0 +1,199 @@
+import json
+
+import pytest
+import torch
+import yaml
+
+from tests.corpus import write_corpus, write_noise
+from tests.recipes.runs import arguments, recipe, run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_noise(folder / "noise")
+    return write_corpus(folder / "corpus")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    noise = data.parent / "noise"
+    finished = run(arguments(data, folder, noise_folder=noise))
+    assert finished.returncode == 0, finished.stderr
+    return folder, finished.stdout + finished.stderr
+
+
+@pytest.fixture
+def train(monkeypatch):
+    """The recipe's script, for use in this process: SpeechBrain's log stays off."""
+    script = recipe("train")
+    monkeypatch.setattr(script.sb, "create_experiment_directory", lambda folder: None)
+    return script
+
+
+def weights(folder):
+    return torch.load(folder / "embedding_model.ckpt", weights_only=True)
+
+
+def log(folder):
+    lines = (folder / "train_log.jsonl").read_text().splitlines()
+    timings = {"minutes", "utterances_per_second", "peak_memory_bytes"}
+    return [
+        {k: v for k, v in json.loads(line).items() if k not in timings}
+        for line in lines
+    ]
+
+
+def test_a_run_leaves_everything_that_scoring_and_embedding_need(uninterrupted):
+    folder, _ = uninterrupted
+    for name in (
+        "hyperparams.yaml",
+        "embedding_model.ckpt",
+        "train_log.txt",
+        "train_log.jsonl",
+        "training_curves.png",
+        "save/label_encoder.txt",
+        "save/train.csv",
+        "save/valid_trials.txt",
+    ):
+        assert (folder / name).is_file(), name
+    assert all(value.isfinite().all() for value in weights(folder).values())
+
+
+def test_each_epoch_is_logged_with_its_validation_error(uninterrupted):
+    folder, output = uninterrupted
+    lines = [json.loads(line) for line in (folder / "train_log.jsonl").open()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert [line["steps"] for line in lines] == [4, 8]
+    for line in lines:
+        assert 0 <= line["valid_eer_percent"] <= 100
+        assert line["utterances_per_second"] > 0
+        assert line["peak_memory_bytes"] > 0
+    assert lines[-1]["margin"] == 0.2
+    assert f"valid EER %: {lines[-1]['valid_eer_percent']:.2f}" in output
+
+
+def test_the_complete_settings_are_written_with_what_was_counted(
+    train, data, uninterrupted
+):
+    text = (uninterrupted[0] / "hyperparams.yaml").read_text()
+    settings = train.plain_settings(text)
+    assert settings["out_n_neurons"] == 4 * 3
+    assert settings["steps_per_epoch"] == 4
+    assert settings["trials_folder"] == str(data)
+    # Readers that follow no tag and no reference find plain values.
+    top = {k.value: v.tag for k, v in yaml.compose(text).value}
+    assert not any(top[key].startswith("!") for key in settings)
+
+
+def test_the_result_is_the_average_of_the_last_checkpoints(uninterrupted):
+    folder, _ = uninterrupted
+    states = [
+        torch.load(checkpoint / "embedding_model.ckpt", weights_only=True)
+        for checkpoint in (folder / "save").glob("CKPT*")
+        if "end-of-epoch: true" in (checkpoint / "CKPT.yaml").read_text()
+    ]
+    assert len(states) == 2
+    for name, value in weights(folder).items():
+        mean = sum(state[name].double() for state in states) / 2
+        assert torch.allclose(value.double(), mean.to(value.dtype).double(), atol=1e-6)
+    assert not torch.equal(*(state["fc.weight"] for state in states))
+
+
+@pytest.mark.parametrize(
+    ("killed_at_step", "num_workers"),
+    [
+        (7, 2),  # a step after a checkpoint within the second epoch
+        # The step of a checkpoint, which is not yet written; before any checkpoint.
+        pytest.param(6, 0, marks=pytest.mark.slow),
+        pytest.param(1, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_killed_in_mid_epoch_resumes_to_the_same_weights(
+    data, uninterrupted, tmp_path, killed_at_step, num_workers
+):
+    noise = data.parent / "noise"
+    argv = arguments(data, tmp_path, noise_folder=noise, num_workers=num_workers)
+    killed = run(argv, killed_at_step=killed_at_step)
+    assert killed.returncode == 9, killed.stderr
+    assert not (tmp_path / "embedding_model.ckpt").exists()
+    resumed = run(argv)
+    assert resumed.returncode == 0, resumed.stderr
+    expected = weights(uninterrupted[0])
+    for name, value in weights(tmp_path).items():
+        assert torch.equal(value, expected[name]), name
+    assert log(tmp_path) == log(uninterrupted[0])
+
+
+@pytest.mark.slow
+def test_a_run_without_validation_resumes_from_the_end_of_an_epoch(data, tmp_path):
+    settings = {"valid_speakers": 0, "ckpt_interval_steps": 0}
+    whole, parts = (arguments(data, tmp_path / name, **settings) for name in "ab")
+    assert run(whole).returncode == 0
+    assert run(parts, killed_at_step=8).returncode == 9
+    assert run(parts).returncode == 0
+    expected = weights(tmp_path / "a")
+    for name, value in weights(tmp_path / "b").items():
+        assert torch.equal(value, expected[name]), name
+    assert log(tmp_path / "a") == log(tmp_path / "b")
+    assert "valid_eer_percent" not in log(tmp_path / "a")[0]
+
+
+@pytest.mark.slow
+def test_two_processes_share_each_batch_and_leave_one_result(data, tmp_path):
+    argv = [*arguments(data, tmp_path, ckpt_interval_steps=0), "--noprogressbar"]
+    finished = run([*argv, "--distributed_backend=gloo"], processes=2)
+    assert finished.returncode == 0, finished.stderr
+    assert [line["steps"] for line in log(tmp_path)] == [4, 8]
+    assert (tmp_path / "train_log.txt").read_text().count("epoch:") == 2
+    # Not "module.stem...", as the wrapper of several processes would name them.
+    assert "fc.weight" in weights(tmp_path)
+
+
+def test_a_dry_run_says_what_training_would_take_and_trains_nothing(
+    train, data, tmp_path, capsys
+):
+    train.main([*arguments(data, tmp_path), "--dry_run"])
+    output = capsys.readouterr().out
+    assert "4 steps per epoch" in output
+    assert "hours for 2 epochs" in output
+    assert "GiB" in output
+    assert not list((tmp_path / "save").glob("CKPT*"))
+
+
+def test_a_run_continues_from_a_pretrained_one(train, data, uninterrupted, tmp_path):
+    train.main(
+        arguments(
+            data,
+            tmp_path,
+            pretrained_run=uninterrupted[0],
+            valid_speakers=2,
+            number_of_epochs=1,
+            warmup_epochs=0.0,
+            lr=1e-12,
+            final_lr=1e-12,
+            weight_decay=0.0,
+            average_checkpoints=1,
+        )
+    )
+    start, end = weights(uninterrupted[0]), weights(tmp_path)
+    assert torch.allclose(start["fc.weight"], end["fc.weight"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"data_folder": "nowhere"}, r"data folder nowhere does not exist.*Accepted"),
+        ({"max_grad_norm": -1.0}, "reverse every gradient"),
+        ({"average_checkpoints": 3}, "keep_checkpoints is 2"),
+        ({"pretrained_run": "nowhere"}, "pretrained_run is nowhere"),
+        ({"batch_size": 400}, "16 utterances"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(
+    train, data, tmp_path, changed, named
+):
+    argv = arguments(data, tmp_path, **changed)
+    with pytest.raises(ValueError, match=named):
+        train.main(argv)

@@ -1,0 +1,54 @@
+import json
+
+from tests.recipes.runs import recipe
+
+training_log = recipe("training_log")
+
+STATS = {
+    "epoch": 3,
+    "train_loss": 4.5,
+    "train_accuracy_percent": 12.5,
+    "lr": 0.1,
+    "margin": 0.2,
+    "minutes": 1.5,
+    "utterances_per_second": 99.6,
+    "peak_memory_bytes": 3 * 2**29,
+}
+
+
+def epochs(folder):
+    lines = (folder / training_log.LOG).read_text().splitlines()
+    return [(json.loads(line)["epoch"], json.loads(line)["lr"]) for line in lines]
+
+
+def test_an_epoch_trained_again_replaces_its_line_and_those_after_it(tmp_path):
+    for epoch, lr in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.4)):
+        training_log.append_epoch(tmp_path, {"epoch": epoch, "lr": lr})
+    assert epochs(tmp_path) == [(1, 0.1), (2, 0.4)]
+
+
+def test_the_log_line_has_units_for_reading_and_validation_only_where_it_was_made():
+    line = training_log.shown(STATS)
+    assert (line["utt/s"], line["peak GiB"]) == (100, 1.5)
+    assert "valid EER %" not in line
+    line = training_log.shown({**STATS, "valid_eer_percent": 9.0})
+    assert line["valid EER %"] == 9.0
+
+
+def test_curves_are_drawn_from_the_log(tmp_path):
+    for epoch in (1, 2):
+        training_log.append_epoch(tmp_path, {**STATS, "epoch": epoch})
+    training_log.draw_curves(tmp_path)
+    assert (tmp_path / "training_curves.png").stat().st_size > 1000
+
+
+def test_without_matplotlib_training_ends_well_and_says_so(
+    tmp_path, monkeypatch, capsys
+):
+    def missing(rows, path):
+        raise ImportError("pip install matplotlib")
+
+    monkeypatch.setattr(training_log.plots, "training_curves", missing)
+    training_log.append_epoch(tmp_path, STATS)
+    training_log.draw_curves(tmp_path)
+    assert "is not drawn: pip install matplotlib" in capsys.readouterr().out

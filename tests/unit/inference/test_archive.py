@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+import torch
+
+from speechbrain_rev.inference import EmbeddingArchive, SpeakerEmbedder, embed_into
+from speechbrain_rev.inference import archive as archive_module
+from tests.run_folders import speech_like, write_audio
+
+
+class Counting(torch.nn.Module):
+    """Embeds an utterance as its first samples; counts the utterances it has seen."""
+
+    seen = 0
+
+    def forward(self, waves):
+        self.seen += len(waves)
+        return waves[:, :4].unsqueeze(1)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return {
+        f"{i}.wav": write_audio(tmp_path / f"{i}.wav", speech_like(0.3, seed=i))
+        for i in range(4)
+    }
+
+
+def embedder(fingerprint="one"):
+    return SpeakerEmbedder(Counting(), device="cpu", fingerprint=fingerprint)
+
+
+def test_what_is_there_from_the_same_model_is_not_embedded_again(tmp_path, files):
+    path, first, second = tmp_path / "e" / "some.npz", embedder(), embedder()
+    some = dict(list(files.items())[1:3])
+    embed_into(path, first, some)
+    made = embed_into(path, second, files)
+    assert (first.model.seen, second.model.seen) == (2, 2)
+    assert made.names == tuple(files)
+    for name, row in zip(made.names, made.embeddings, strict=True):
+        assert np.array_equal(row, embedder().embed_files([files[name]])[0])
+
+
+def test_fewer_files_are_given_without_work_and_without_loss(tmp_path, files):
+    path, first, second = tmp_path / "some.npz", embedder(), embedder()
+    embed_into(path, first, files)
+    some = dict(list(files.items())[2:])
+    assert embed_into(path, second, some).names == tuple(some)
+    assert second.model.seen == 0
+    assert set(EmbeddingArchive.load(path).names) == set(files)
+
+
+def test_other_files_are_added_to_those_that_are_there(tmp_path, files):
+    path, names = tmp_path / "some.npz", list(files)
+    for some in (names[:2], names[1:3]):
+        made = embed_into(path, embedder(), {name: files[name] for name in some})
+        assert list(made.names) == some
+    assert set(EmbeddingArchive.load(path).names) == set(names[:3])
+
+
+def test_embeddings_of_another_model_are_replaced(tmp_path, files):
+    path, other = tmp_path / "some.npz", embedder("other")
+    embed_into(path, embedder(), files)
+    assert embed_into(path, other, files).fingerprint == "other"
+    assert other.model.seen == len(files)
+    assert EmbeddingArchive.load(path).fingerprint == "other"
+
+
+def test_an_interrupted_extraction_goes_on_where_it_was_saved(
+    tmp_path, files, monkeypatch
+):
+    monkeypatch.setattr(archive_module, "_SAVE_SECONDS", 0.0)
+    path = tmp_path / "some.npz"
+    files["broken.wav"] = tmp_path / "missing.wav"
+    files["0.wav"] = write_audio(tmp_path / "longer.wav", speech_like(0.4))
+
+    def one_at_a_time(paths):
+        for index, one in enumerate(paths):
+            yield index, plain.embed_files([one])[0]
+
+    plain, broken = embedder(), embedder()
+    monkeypatch.setattr(broken, "embed_each", one_at_a_time)
+    with pytest.raises(ValueError, match="missing"):
+        embed_into(path, broken, files)
+    assert len(EmbeddingArchive.load(path).names) == 4
+    again = embedder()
+    del files["broken.wav"]
+    embed_into(path, again, files)
+    assert again.model.seen == 0
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "some.npz"
+    EmbeddingArchive(("a",), np.ones((1, 2), np.float32), "one").save(path)
+
+    def fail(file, **_):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(OSError, match="disk full"):
+        EmbeddingArchive(("b",), np.ones((1, 2), np.float32), "two").save(path)
+    assert EmbeddingArchive.load(path).names == ("a",)
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path):
+    path = tmp_path / "some.npz"
+    with pytest.raises(FileNotFoundError, match=r"extract\.py"):
+        EmbeddingArchive.load(path)
+    path.write_bytes(b"no zip")
+    with pytest.raises(ValueError, match="extract again"):
+        EmbeddingArchive.load(path)
+    np.savez(path, names=np.array([{}], dtype=object))
+    with pytest.raises(ValueError, match="extract again"):
+        EmbeddingArchive.load(path)
+    np.savez(path, names=["a"], embeddings=np.ones((2, 3)), fingerprint="x")
+    with pytest.raises(ValueError, match="1 names for embeddings"):
+        EmbeddingArchive.load(path)
+
+
+def test_an_embedder_without_a_fingerprint_cannot_fill_an_archive(tmp_path, files):
+    with pytest.raises(ValueError, match="fingerprint"):
+        embed_into(tmp_path / "some.npz", embedder(""), files)

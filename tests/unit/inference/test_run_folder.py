@@ -1,0 +1,175 @@
+import os
+import pickle
+
+import pytest
+import torch
+
+from speechbrain_rev.inference import SpeakerEmbedder
+from speechbrain_rev.inference.run_folder import read_settings, read_weights
+from tests.run_folders import TINY, speech_like, write_run
+
+
+def checkpoint(run, name, unixtime, weights):
+    folder = run / "save" / name
+    folder.mkdir(parents=True)
+    (folder / "CKPT.yaml").write_text(f"end-of-epoch: true\nunixtime: {unixtime}\n")
+    torch.save(weights, folder / "embedding_model.ckpt")
+
+
+def test_plain_values_are_read_and_no_tag_is_followed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run")
+    assert read_settings(tmp_path / "run", list(TINY)) == TINY
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    "value", ["!new:os.system [ls]", "!!python/object/apply:os.system [ls]", "!ref <a>"]
+)
+def test_a_tag_where_a_plain_value_is_needed_is_refused(tmp_path, value):
+    (tmp_path / "hyperparams.yaml").write_text(f"a: 1\narch: {value}\n")
+    with pytest.raises(ValueError, match="without tags and references"):
+        read_settings(tmp_path, ["arch"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- arch\n", "no YAML mapping"),
+        ("", "no YAML mapping"),
+        ("arch: [\n", "cannot be read as plain values"),
+        ("a: " + "[" * 5000, "cannot be read as plain values"),
+        ("other: 1\n", "lacks arch"),
+        ("a: " + "x" * 1_000_001, "another file"),
+    ],
+)
+def test_a_file_that_is_no_run_s_yaml_is_refused(tmp_path, text, message):
+    (tmp_path / "hyperparams.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_settings(tmp_path, ["arch"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"arch": 57}, "arch: 57"),
+        ({"n_mels": "eighty"}, "n_mels: 'eighty'"),
+        ({"embedding_dim": 0}, "embedding_dim: 0"),
+        ({"sample_rate": True}, "sample_rate: True"),
+        ({"widths": [8, 16, 16, -16]}, "widths"),
+        ({"blocks": "[]]"}, "plain values"),
+        ({"arch": "revnet58"}, "revnet57"),
+    ],
+)
+def test_values_training_never_writes_are_named(tmp_path, changed, message):
+    write_run(tmp_path, **changed)
+    with pytest.raises(ValueError, match=message):
+        SpeakerEmbedder.from_run(tmp_path)
+
+
+def test_missing_pieces_are_named_with_what_to_give(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no folder .*output_folder"):
+        SpeakerEmbedder.from_run(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"has no hyperparams\.yaml"):
+        SpeakerEmbedder.from_run(tmp_path)
+    write_run(tmp_path)
+    (tmp_path / "embedding_model.ckpt").unlink()
+    with pytest.raises(FileNotFoundError, match="has this run been trained"):
+        SpeakerEmbedder.from_run(tmp_path)
+
+
+def test_the_newest_checkpoint_serves_until_training_has_ended(tmp_path):
+    final = write_run(tmp_path, seed=0).state_dict()
+    older, newer = ({k: v + i for k, v in final.items()} for i in (1, 2))
+    checkpoint(tmp_path, "CKPT+b", 200.5, newer)
+    checkpoint(tmp_path, "CKPT+c", 100.0, older)
+    assert read_weights(tmp_path).path == tmp_path / "embedding_model.ckpt"
+    (tmp_path / "embedding_model.ckpt").unlink()
+    found = read_weights(tmp_path)
+    assert found.path.parent.name == "CKPT+b"
+    assert all(torch.equal(found.state_dict[k], newer[k]) for k in newer)
+
+
+def test_a_pickle_is_never_executed(tmp_path):
+    write_run(tmp_path)
+
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    for save in (torch.save, lambda o, p: p.write_bytes(pickle.dumps(o))):
+        save({"stem": Attack()}, tmp_path / "embedding_model.ckpt")
+        with pytest.raises(ValueError, match="not loaded"):
+            SpeakerEmbedder.from_run(tmp_path)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_weights_that_are_cut_short_are_refused(tmp_path):
+    write_run(tmp_path)
+    path = tmp_path / "embedding_model.ckpt"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="cut short"):
+        SpeakerEmbedder.from_run(tmp_path)
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {"model": {"a": torch.ones(1)}}])
+def test_a_file_of_something_else_is_no_state_dict(tmp_path, content):
+    write_run(tmp_path)
+    torch.save(content, tmp_path / "embedding_model.ckpt")
+    with pytest.raises(ValueError, match="no state dict"):
+        SpeakerEmbedder.from_run(tmp_path)
+
+
+def test_weights_of_another_network_are_refused_not_partly_loaded(tmp_path):
+    state = write_run(tmp_path).state_dict()
+    state.popitem()
+    torch.save(state, tmp_path / "embedding_model.ckpt")
+    with pytest.raises(ValueError, match="does not fit"):
+        SpeakerEmbedder.from_run(tmp_path)
+    write_run(tmp_path, widths=[8, 16, 16, 24])
+    with pytest.raises(ValueError, match="does not fit"):
+        SpeakerEmbedder.from_run(tmp_path)
+
+
+def test_weights_of_a_diverged_training_are_refused(tmp_path):
+    state = write_run(tmp_path).state_dict()
+    next(iter(state.values())).view(-1)[0] = float("nan")
+    torch.save(state, tmp_path / "embedding_model.ckpt")
+    with pytest.raises(ValueError, match="diverged"):
+        SpeakerEmbedder.from_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["hyperparams.yaml", "embedding_model.ckpt"])
+def test_links_out_of_the_folder_are_refused(tmp_path, name):
+    run = tmp_path / "run"
+    write_run(run)
+    (run / name).rename(tmp_path / name)
+    (run / name).symlink_to(tmp_path / name)
+    with pytest.raises(ValueError, match="link out of its folder"):
+        SpeakerEmbedder.from_run(run)
+
+
+def test_a_checkpoint_that_links_out_of_the_folder_is_refused(tmp_path):
+    run = tmp_path / "run"
+    weights = write_run(run).state_dict()
+    (run / "embedding_model.ckpt").unlink()
+    checkpoint(tmp_path, "CKPT+a", 1.0, weights)
+    (tmp_path / "save").rename(tmp_path / "elsewhere")
+    (run / "save").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="link out of its folder"):
+        SpeakerEmbedder.from_run(run)
+
+
+def test_a_folder_reached_through_a_link_is_fine(tmp_path):
+    write_run(tmp_path / "run")
+    (tmp_path / "latest").symlink_to(tmp_path / "run")
+    embedder = SpeakerEmbedder.from_run(tmp_path / "latest", device="cpu")
+    assert embedder.embed(speech_like(), 16000).shape == (TINY["embedding_dim"],)
+
+
+def test_a_named_pipe_is_not_opened(tmp_path):
+    write_run(tmp_path)
+    (tmp_path / "hyperparams.yaml").unlink()
+    os.mkfifo(tmp_path / "hyperparams.yaml")
+    with pytest.raises(ValueError, match="no regular file"):
+        SpeakerEmbedder.from_run(tmp_path)

@@ -1,0 +1,218 @@
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from speechbrain.lobes.features import Fbank
+from speechbrain.processing.features import InputNormalization
+
+from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder
+from speechbrain_rev.scoring import cosine, cosine_trials, eer, read_trials
+from tests.run_folders import TINY, speech_like, write_audio, write_run
+
+# Sums of other grouping; one part in 100,000 of the embedding's length.
+TOLERANCE = 1e-5
+
+
+def close(a, b, tolerance=TOLERANCE):
+    return np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    return folder, write_run(folder)
+
+
+@pytest.fixture(scope="module")
+def embedder(run):
+    return SpeakerEmbedder.from_run(run[0], device="cpu")
+
+
+def test_an_embedding_is_the_encoder_s_on_training_s_features(run, embedder):
+    wave = torch.from_numpy(speech_like())
+    features = Fbank(n_mels=80, sample_rate=16000)(wave.unsqueeze(0))
+    normalised = InputNormalization(norm_type="sentence", std_norm=False)(
+        features, torch.ones(1)
+    )
+    with torch.no_grad():
+        expected = run[1].eval()(normalised)[0, 0].numpy()
+    assert np.array_equal(embedder.embed(wave, 16000), expected)
+
+
+def test_loudness_does_not_change_an_embedding(embedder):
+    wave = speech_like()
+    assert close(embedder.embed(wave / 4, 16000), embedder.embed(wave, 16000), 1e-3)
+
+
+def test_a_batch_gives_a_row_for_each_utterance(embedder):
+    waves = np.stack([speech_like(seed=s) for s in range(3)])
+    batch = embedder.embed(waves, 16000)
+    assert batch.shape == (3, TINY["embedding_dim"])
+    assert batch.dtype == np.float32
+    for wave, row in zip(waves, batch, strict=True):
+        assert close(row, embedder.embed(wave, 16000))
+
+
+def test_an_embedding_does_not_depend_on_its_companions(embedder, tmp_path):
+    lengths = [1.0, 0.8, 1.0, 1.5, 1.0, 0.8]
+    paths = [
+        write_audio(tmp_path / f"{i}.flac", speech_like(seconds, seed=i))
+        for i, seconds in enumerate(lengths)
+    ]
+    together = embedder.embed_files(paths)
+    for path, row in zip(paths, together, strict=True):
+        assert close(row, embedder.embed_files([path])[0])
+
+
+def test_many_files_of_one_length_keep_their_order(embedder, tmp_path, capsys):
+    paths = [
+        write_audio(tmp_path / f"{i}.flac", speech_like(0.5, seed=i)) for i in range(35)
+    ]
+    rows = embedder.embed_files(paths)
+    assert "embedding: 100%" in capsys.readouterr().err
+    for index in (0, 15, 16, 31, 34):
+        assert close(rows[index], embedder.embed_files([paths[index]])[0])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("rate", [8000, 22050, 44100, 44101, 48000])
+def test_audio_of_any_sample_rate_reaches_the_encoder_at_its_own(rate):
+    class Listener(torch.nn.Module):
+        def forward(self, waves):
+            self.heard = waves
+            return waves.mean(dim=1).reshape(-1, 1, 1)
+
+    listener = Listener()
+    tone = np.sin(2 * np.pi * 440 * np.arange(rate) / rate)
+    SpeakerEmbedder(listener, device="cpu").embed(tone, rate)
+    # 44,101 Hz is taken for the nearest ratio of small numbers.
+    assert abs(listener.heard.shape[1] - 16000) <= 1
+    assert float(listener.heard.abs().max()) == pytest.approx(1.0, abs=0.05)
+    assert np.argmax(np.abs(np.fft.rfft(listener.heard[0].numpy()))) == 440
+
+
+def test_channels_are_averaged_and_said(embedder, tmp_path, caplog):
+    one, other = speech_like(seed=1), speech_like(seed=2)
+    stereo = write_audio(tmp_path / "s.wav", np.stack([one, other], axis=1))
+    mono = write_audio(tmp_path / "m.wav", (one + other) / 2)
+    with caplog.at_level(logging.WARNING):
+        rows = embedder.embed_files([stereo, mono])
+    assert close(rows[0], rows[1])
+    assert "1 of 2 files have several channels" in caplog.text
+    assert "s.wav (2)" in caplog.text
+
+
+def test_files_compare_by_the_cosine_of_their_embeddings(embedder, tmp_path):
+    paths = [write_audio(tmp_path / f"{i}.wav", speech_like(seed=i)) for i in (1, 2)]
+    rows = embedder.embed_files(paths)
+    assert embedder.verify(*paths) == pytest.approx(cosine(rows[:1], rows[1:])[0])
+    assert embedder.verify(paths[0], paths[0]) == pytest.approx(1.0)
+    assert embedder.verify(*paths) < 0.99999
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "message"),
+    [
+        (np.zeros(16000, np.float32), 16000, "is silent"),
+        (np.full(16000, 0.5, np.float32), 16000, "is silent"),
+        (np.tile([3e-5, -3e-5], 8000), 16000, "is silent"),
+        (np.array([0.1] * 8000 + [np.nan] * 8000), 16000, r"NaN .* 0\.500 s"),
+        (np.array([0.1] * 8000 + [np.inf] * 8000), 16000, r"infinity.* 0\.500 s"),
+        (np.ones(1000, np.float32), 16000, "1000 samples, 0.062 s"),
+        (np.ones((16000, 2), np.float32), 16000, "last axis must be time"),
+        (np.ones((1, 1, 16000), np.float32), 16000, r"\[batch, samples\]"),
+        (np.zeros(0, np.float32), 16000, r"\[0\]"),
+        (np.ones(16000, np.int16), 16000, "divided by 32768"),
+        (np.ones(16000, np.float32), 16, "sample rate of 16 Hz"),
+        (np.zeros(16000 * 601, np.float32), 16000, "cut it up"),
+    ],
+)
+def test_waveforms_that_say_nothing_are_refused(embedder, samples, rate, message):
+    with pytest.raises(ValueError, match=message):
+        embedder.embed(samples, rate)
+
+
+def test_one_bad_row_of_a_batch_is_refused(embedder):
+    with pytest.raises(ValueError, match="silent"):
+        embedder.embed(np.stack([speech_like(), np.zeros(16000, np.float32)]), 16000)
+
+
+def test_an_unreadable_file_is_named(embedder, tmp_path):
+    text = tmp_path / "notes.wav"
+    text.write_text("no audio")
+    for path in (text, tmp_path / "missing.wav"):
+        with pytest.raises(ValueError, match=path.name):
+            embedder.embed_files([path])
+    silent = write_audio(tmp_path / "silent.wav", np.zeros(16000, np.float32))
+    with pytest.raises(ValueError, match=r"silent\.wav is silent"):
+        embedder.embed_files([silent])
+    opposite = np.stack([speech_like(), -speech_like()], axis=1)
+    cancelled = write_audio(tmp_path / "cancelled.wav", opposite)
+    with pytest.raises(ValueError, match="after averaging its channels"):
+        embedder.embed_files([cancelled])
+
+
+def test_a_single_path_or_none_is_refused(embedder):
+    with pytest.raises(ValueError, match=r"\['a\.wav'\]"):
+        embedder.embed_files("a.wav")
+    with pytest.raises(ValueError, match="at least one"):
+        embedder.embed_files([])
+
+
+def test_an_encoder_that_gives_nan_is_reported(run):
+    embedder = SpeakerEmbedder.from_run(run[0], device="cpu")
+    with torch.no_grad():
+        embedder.model.encoder.fc.bias.fill_(1e38).mul_(10)
+    with pytest.raises(ValueError, match="diverged"):
+        embedder.embed(speech_like(), 16000)
+
+
+def test_embedding_leaves_the_random_state_alone(embedder):
+    before = torch.get_rng_state()
+    embedder.embed(speech_like(), 16000)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_fingerprint_tells_weights_apart(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), seed=seed)
+    one, other, again = (
+        SpeakerEmbedder.from_run(tmp_path / name, device="cpu").fingerprint
+        for name in ("0", "1", "0")
+    )
+    assert one == again != other
+
+
+def test_the_baseline_is_mean_and_deviation_of_the_features():
+    wave = torch.from_numpy(speech_like()).unsqueeze(0)
+    features = Fbank(n_mels=80, sample_rate=16000)(wave)[0]
+    described = FbankStatistics()(wave)[0, 0]
+    assert torch.allclose(described[:80], features.mean(0))
+    assert torch.allclose(described[80:], features.std(0))
+
+
+def test_the_baseline_tells_real_speakers_apart_as_well_as_it_is_known_to():
+    if "SPEECHBRAIN_REV_SPEECH" not in os.environ:
+        pytest.skip("SPEECHBRAIN_REV_SPEECH names no folder with minivox")
+    minivox = Path(os.environ["SPEECHBRAIN_REV_SPEECH"]) / "minivox"
+    embedder = SpeakerEmbedder(FbankStatistics(), device="cpu")
+    trials = read_trials(minivox / "veri_test.txt")
+    paths = [minivox / "wav" / name for name in trials.utterances]
+    rows = trials.rows(trials.utterances)
+    scores = cosine_trials(embedder.embed_files(paths), *rows)
+    # 16.3 % with another filterbank.
+    assert 0.13 < eer(scores, trials.labels) < 0.18
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_cpu_s_embedding(run):
+    wave = speech_like()
+    on_cpu = SpeakerEmbedder.from_run(run[0], device="cpu").embed(wave, 16000)
+    on_gpu = SpeakerEmbedder.from_run(run[0])
+    assert on_gpu.device.type == "cuda"
+    # cuDNN may compute convolutions in TF32: 10 bits of mantissa.
+    assert close(on_gpu.embed(wave, 16000), on_cpu, 1e-2)

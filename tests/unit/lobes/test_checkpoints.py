@@ -1,0 +1,79 @@
+import pytest
+import torch
+from speechbrain.utils.checkpoints import Checkpointer
+
+from speechbrain_rev.lobes.checkpoints import (
+    WholeCheckpointer,
+    average_of_last_epochs,
+    is_end_of_epoch,
+)
+
+
+class Killed(Exception):
+    pass
+
+
+class KilledWhileSaving(torch.nn.Linear):
+    killed = False
+
+    def state_dict(self, *args, **kwargs):
+        if self.killed:
+            raise Killed
+        return super().state_dict(*args, **kwargs)
+
+
+def test_a_checkpoint_whose_writing_was_cut_off_is_passed_over(tmp_path):
+    model = KilledWhileSaving(2, 2)
+    checkpointer = WholeCheckpointer(tmp_path, {"model": model})
+    first = checkpointer.save_checkpoint()
+    saved = model.weight.detach().clone()
+    model.killed = True
+    with pytest.raises(Killed):
+        checkpointer.save_checkpoint()
+    model.killed = False
+    torch.nn.init.zeros_(model.weight)
+    assert checkpointer.recover_if_possible().path == first.path
+    assert torch.equal(model.weight, saved)
+
+
+def test_old_checkpoints_are_deleted_as_by_speechbrain(tmp_path):
+    checkpointer = WholeCheckpointer(tmp_path, {"model": torch.nn.Linear(1, 1)})
+    for epoch in range(4):
+        checkpointer.save_and_keep_only(meta={"epoch": epoch}, num_to_keep=2)
+    kept = {c.meta["epoch"] for c in checkpointer.list_checkpoints()}
+    assert kept == {2, 3}
+
+
+def write_epochs(folder, epochs):
+    model = torch.nn.BatchNorm1d(1)
+    checkpointer = Checkpointer(folder, {"model": model})
+    for epoch in epochs:
+        model.weight.data.fill_(epoch)
+        model.num_batches_tracked.fill_(10 * epoch)
+        checkpointer.save_checkpoint(meta={"epoch": epoch})
+    return checkpointer, model
+
+
+def test_the_average_is_over_the_last_epochs_and_not_over_what_lies_between(tmp_path):
+    # Written in another order: a resumed run may have gone back.
+    checkpointer, model = write_epochs(tmp_path, (4, 1, 2, 3))
+    model.weight.data.fill_(1000)
+    between = checkpointer.save_checkpoint(end_of_epoch=False)
+    assert not is_end_of_epoch(between)
+    average = average_of_last_epochs(checkpointer, "model", 3)
+    assert average["weight"].item() == 3.0
+    model.load_state_dict(average)
+
+
+def test_counters_stay_whole_numbers(tmp_path):
+    checkpointer, _ = write_epochs(tmp_path, (1, 2))
+    average = average_of_last_epochs(checkpointer, "model", 2)
+    assert average["num_batches_tracked"].dtype == torch.int64
+    assert average["num_batches_tracked"].item() == 15
+
+
+def test_without_a_finished_epoch_there_is_no_average(tmp_path):
+    checkpointer = Checkpointer(tmp_path, {"model": torch.nn.Linear(1, 1)})
+    checkpointer.save_checkpoint(end_of_epoch=False)
+    with pytest.raises(ValueError, match="no checkpoint of a finished epoch"):
+        average_of_last_epochs(checkpointer, "model", 2)

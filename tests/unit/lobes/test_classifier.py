@@ -1,0 +1,97 @@
+import itertools
+import math
+
+import pytest
+import torch
+
+from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
+
+
+def reference_loss(cosines, targets, margin, scale):
+    """ArcFace by angles, in float64, one utterance at a time."""
+    losses = []
+    for row, target in zip(cosines.double().squeeze(1), targets.flatten(), strict=True):
+        logits = [scale * c.item() for c in row]
+        angle = math.acos(row[target])
+        if angle + margin < math.pi:
+            logits[target] = scale * math.cos(angle + margin)
+        else:
+            logits[target] = scale * (math.cos(angle) - margin * math.sin(margin))
+        total = math.log(sum(math.exp(value - max(logits)) for value in logits))
+        losses.append(max(logits) + total - logits[target])
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.2, 0.5])
+def test_the_loss_equals_arcface_computed_by_angles_in_float64(margin):
+    torch.manual_seed(0)
+    cosines = torch.rand(64, 1, 7) * 1.98 - 0.99
+    targets = torch.randint(7, (64, 1))
+    # So that the continuation beyond pi - margin is met, too.
+    cosines[:8].scatter_(2, targets[:8, None], -0.995)
+    loss = AAMSoftmax(margin=margin, scale=32.0)(cosines, targets)
+    expected = reference_loss(cosines, targets, margin, 32.0)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_loss_falls_as_the_target_cosine_rises_past_the_continuation_too():
+    target_cosines = torch.linspace(-0.9999, 0.9999, 400)
+    cosines = torch.stack([target_cosines, torch.zeros(400)], dim=1).unsqueeze(1)
+    loss_fn = AAMSoftmax(margin=0.5, scale=4.0)
+    losses = [loss_fn(row[None], torch.tensor([[0]])).item() for row in cosines]
+    assert all(b < a for a, b in itertools.pairwise(losses))
+
+
+@pytest.mark.parametrize("cosine", [-1.0, 1.0, 1.0 + 1e-6, -1.0 - 1e-6])
+def test_loss_and_gradient_are_finite_at_the_ends_of_the_cosine(cosine):
+    cosines = torch.tensor([[[cosine, 0.3]]], requires_grad=True)
+    loss = AAMSoftmax()(cosines, torch.tensor([[0]]))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(cosines.grad).all()
+
+
+def test_a_margin_set_later_is_the_one_used():
+    cosines, targets = torch.rand(4, 1, 3), torch.tensor([[0], [1], [2], [0]])
+    scheduled = AAMSoftmax(margin=0.0)
+    scheduled.margin = 0.3
+    assert torch.equal(
+        scheduled(cosines, targets), AAMSoftmax(margin=0.3)(cosines, targets)
+    )
+
+
+def test_lengths_are_accepted_as_speechbrain_passes_them():
+    cosines, targets = torch.rand(2, 1, 3), torch.tensor([[0], [1]])
+    loss_fn = AAMSoftmax()
+    assert torch.equal(
+        loss_fn(cosines, targets), loss_fn(cosines, targets, torch.ones(2))
+    )
+
+
+def test_cosines_and_loss_stay_float32_under_bfloat16_autocast():
+    torch.manual_seed(0)
+    classifier = CosineClassifier(input_size=16, out_neurons=5)
+    embeddings, targets = torch.randn(8, 1, 16), torch.randint(5, (8, 1))
+    plain = classifier(embeddings)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cosines = classifier(embeddings)
+        loss = AAMSoftmax()(cosines, targets)
+        from_bfloat16 = classifier(embeddings.bfloat16())
+    assert torch.equal(cosines, plain)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, AAMSoftmax()(plain, targets))
+    assert from_bfloat16.dtype == torch.float32
+
+
+def test_cosines_do_not_depend_on_the_length_of_embeddings_or_weights():
+    classifier = CosineClassifier(input_size=16, out_neurons=5)
+    embeddings = torch.randn(8, 1, 16)
+    cosines = classifier(embeddings)
+    with torch.no_grad():
+        classifier.weight *= 3.0
+    assert torch.allclose(classifier(0.1 * embeddings), cosines, atol=1e-6)
+    assert cosines.abs().max() <= 1 + 1e-6
+    expected = torch.nn.functional.cosine_similarity(
+        embeddings, classifier.weight[None], dim=-1
+    )
+    assert torch.allclose(cosines.squeeze(1), expected, atol=1e-6)

@@ -1,0 +1,126 @@
+import itertools
+
+import pytest
+import torch
+
+from speechbrain_rev.lobes.classifier import AAMSoftmax
+from speechbrain_rev.lobes.schedules import SpeakerSchedule
+
+SGD = {
+    "lr": 0.1,
+    "final_lr": 5e-5,
+    "number_of_epochs": 150,
+    "warmup_epochs": 6,
+    "steps_per_epoch": 100,
+    "margin_start_epoch": 20,
+    "margin_end_epoch": 40,
+}
+
+
+def schedule(**changed):
+    return SpeakerSchedule(**{**SGD, **changed})
+
+
+def any_optimizer():
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "lr"),
+    [
+        (0.01, 0.1 / 600),  # the first step is not lost at a rate of 0
+        (3, 0.05),
+        (6, 0.1),
+        (6 + 72, (0.1 * 5e-5) ** 0.5),  # half way: the geometric mean
+        (150, 5e-5),
+        (200, 5e-5),
+    ],
+)
+def test_the_rate_rises_linearly_then_falls_exponentially(epoch, lr):
+    step = round(epoch * 100)
+    # A step's rate: the warm-up counts the step itself, the decay those before it.
+    index = step - 1 if epoch < 6 else step
+    assert schedule().learning_rate(index) == pytest.approx(lr)
+
+
+def test_the_decay_multiplies_by_the_same_factor_at_each_step():
+    rates = [schedule().learning_rate(step) for step in range(600, 15000, 100)]
+    factors = {round(b / a, 9) for a, b in itertools.pairwise(rates)}
+    assert len(factors) == 1
+
+
+def test_rates_scale_with_the_batch():
+    for step in (0, 599, 7000):
+        assert schedule(batch_size=256).learning_rate(step) == pytest.approx(
+            4 * schedule(batch_size=64).learning_rate(step)
+        )
+
+
+@pytest.mark.parametrize(
+    ("epoch", "margin"),
+    [
+        (1, 0.0),
+        (19.99, 0.0),
+        (20, 0.0),
+        (30, 0.2 * (1 - 1e-3**0.5)),
+        (40, 0.2),
+        (150, 0.2),
+    ],
+)
+def test_the_margin_rises_exponentially_between_its_epochs(epoch, margin):
+    # Epoch 1 begins at step 0.
+    step = round((epoch - 1) * 100)
+    assert schedule().margin_at(step) == pytest.approx(margin)
+
+
+def test_the_margin_never_falls():
+    margins = [schedule().margin_at(step) for step in range(0, 6000, 7)]
+    assert margins == sorted(margins)
+
+
+def test_equal_margin_epochs_fix_the_margin_from_the_first_step():
+    loss = AAMSoftmax(margin=0.7)
+    schedule(loss=loss, margin=0.2, margin_start_epoch=0, margin_end_epoch=0)
+    assert loss.margin == 0.2
+
+
+def test_each_step_gets_its_rate_before_it_is_taken_and_its_margin_before_its_loss():
+    loss, optimizer = AAMSoftmax(), any_optimizer()
+    scheduled = schedule(
+        loss=loss, warmup_epochs=1, margin_start_epoch=1, margin_end_epoch=2
+    )
+    for step in range(150):
+        assert loss.margin == scheduled.margin_at(step)
+        scheduled.on_batch_end(optimizer)
+        assert optimizer.param_groups[0]["lr"] == scheduled.learning_rate(step)
+    assert scheduled(1) == (scheduled.learning_rate(149), scheduled.learning_rate(150))
+
+
+def test_a_loaded_schedule_continues_where_the_saved_one_was(tmp_path):
+    optimizer, loss = any_optimizer(), AAMSoftmax()
+    saved = schedule(loss=AAMSoftmax())
+    for _ in range(2500):
+        saved.on_batch_end(optimizer)
+    saved._save(tmp_path / "schedule.ckpt")
+    loaded = schedule(loss=loss)
+    loaded._load(tmp_path / "schedule.ckpt", end_of_epoch=False)
+    assert loss.margin == saved.loss.margin > 0
+    assert loaded.current_lr == saved.current_lr
+
+
+def test_a_missing_length_of_the_epoch_is_refused_with_the_way_to_compute_it():
+    with pytest.raises(ValueError, match=r"utterances // batch_size"):
+        schedule(steps_per_epoch=None).on_batch_end(any_optimizer())
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"final_lr": 0.0}, "final_lr"),
+        ({"warmup_epochs": 150}, "number_of_epochs"),
+        ({"margin_end_epoch": 10}, "margin_end_epoch"),
+    ],
+)
+def test_settings_without_meaning_are_refused_by_name(changed, named):
+    with pytest.raises(ValueError, match=named):
+        schedule(**changed)

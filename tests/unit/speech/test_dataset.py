@@ -1,0 +1,114 @@
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from speechbrain_rev.speech import (
+    ChunkDataset,
+    EpochBatchSampler,
+    Utterance,
+    WholeUtterances,
+    audio_info,
+    collate_chunks,
+    read_audio,
+    read_manifest,
+    write_manifest,
+)
+from tests.corpus import write_corpus
+
+SAMPLES = 8000
+
+
+@pytest.fixture(scope="module")
+def utterances(tmp_path_factory):
+    folder = write_corpus(tmp_path_factory.mktemp("corpus"), speakers=3)
+    paths = sorted((folder / "wav").rglob("*.wav"))
+    return [
+        Utterance(p.stem, str(p), audio_info(p).samples, p.parts[-3]) for p in paths
+    ]
+
+
+def dataset(utterances, **changed):
+    numbers = {u.spk_id: n for n, u in enumerate(utterances)}
+    return ChunkDataset(
+        utterances, numbers, **{"samples": SAMPLES, "seed": 3, **changed}
+    )
+
+
+def loaded(utterances, epoch, num_workers):
+    sampler = EpochBatchSampler(len(utterances), 4, seed=3)
+    sampler.set_epoch(epoch)
+    loader = DataLoader(
+        dataset(utterances),
+        batch_sampler=sampler,
+        collate_fn=collate_chunks,
+        num_workers=num_workers,
+    )
+    return list(loader)
+
+
+def test_chunks_are_the_same_with_and_without_workers(utterances):
+    torch.manual_seed(0)
+    alone = loaded(utterances, 1, 0)
+    torch.manual_seed(1)
+    with_workers = loaded(utterances, 1, 2)
+    assert len(alone) == len(with_workers) == 3
+    for a, b in zip(alone, with_workers, strict=True):
+        assert torch.equal(a.wavs, b.wavs)
+        assert torch.equal(a.speakers, b.speakers)
+
+
+def test_chunks_come_from_their_utterance_and_move_from_epoch_to_epoch(utterances):
+    chunks = dataset(utterances)
+    for index, utterance in enumerate(utterances):
+        whole = read_audio(utterance.wav, sample_rate=16000)
+        pieces = whole.unfold(0, SAMPLES, 1)
+        drawn = [chunks[epoch, index][0] for epoch in (1, 2, 3)]
+        assert all((pieces == chunk).all(dim=1).any() for chunk in drawn)
+        assert torch.equal(drawn[0], chunks[1, index][0])
+        assert len(pieces) < 100 or not torch.equal(drawn[0], drawn[1])
+
+
+def test_short_utterances_are_repeated(utterances):
+    chunk, _ = dataset(utterances, samples=30000)[1, 0]
+    whole = read_audio(utterances[0].wav, sample_rate=16000)
+    assert len(chunk) == 30000
+    assert torch.equal(chunk, torch.cat([whole] * 4)[:30000])
+
+
+def test_chunks_carry_their_speaker(utterances):
+    chunks = dataset(utterances)
+    speakers = [chunks[1, index][1] for index in range(len(utterances))]
+    assert speakers == [3] * 4 + [7] * 4 + [11] * 4
+
+
+def test_whole_utterances_are_cut_only_where_they_are_too_long(utterances):
+    names = [u.wav for u in utterances]
+    long, short = (
+        WholeUtterances("/", names, max_samples=samples) for samples in (10**6, 100)
+    )
+    assert long[2][0] == names[2]
+    assert torch.equal(long[2][1], read_audio(names[2], sample_rate=16000))
+    assert len(short[2][1]) == 100
+
+
+def test_a_manifest_comes_back_as_written(tmp_path, utterances):
+    odd = Utterance('a,"b"', "with space/and ü.wav", 7, "id 1")
+    write_manifest(tmp_path / "train.csv", [*utterances, odd])
+    assert read_manifest(tmp_path / "train.csv") == [*utterances, odd]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "no manifest"),
+        ("ID,wav,spk_id\n", "it needs .*samples"),
+        ("ID,wav,samples,spk_id\n", "lists no utterance"),
+        ("", "columns None"),
+    ],
+)
+def test_an_unusable_manifest_is_refused_by_name(tmp_path, content, named):
+    path = tmp_path / "train.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=named):
+        read_manifest(path)

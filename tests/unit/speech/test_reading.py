@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from speechbrain_rev.speech import (
+    audio_files,
+    audio_info,
+    read_audio,
+    read_first_channel,
+)
+
+RAMP = np.arange(1000, dtype=np.int16)
+
+
+@pytest.fixture(params=[".wav", ".flac"])
+def ramp(request, tmp_path):
+    path = tmp_path / f"ramp{request.param}"
+    soundfile.write(path, RAMP, 16000)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("start", "samples", "expected"),
+    [(0, None, RAMP), (100, 50, RAMP[100:150]), (990, 50, RAMP[990:]), (2000, 5, [])],
+)
+def test_the_samples_asked_for_are_read_exactly(ramp, start, samples, expected):
+    wav = read_audio(ramp, sample_rate=16000, start=start, samples=samples)
+    assert torch.equal(wav, torch.tensor(np.array(expected) / 2**15).float())
+
+
+def test_the_header_tells_length_rate_and_channels(ramp):
+    info = audio_info(ramp)
+    assert (info.samples, info.sample_rate, info.channels) == (1000, 16000, 1)
+
+
+def test_another_rate_is_refused_with_both_rates_and_the_remedy(ramp):
+    with pytest.raises(ValueError, match=r"16000 samples .* 8000 are expected.*sox"):
+        read_audio(ramp, sample_rate=8000)
+    with pytest.raises(ValueError, match="8000 are expected"):
+        read_first_channel(ramp, sample_rate=8000)
+
+
+def test_resampling_on_request_keeps_a_tone(tmp_path):
+    time = np.arange(44100) / 44100
+    soundfile.write(tmp_path / "tone.wav", 0.5 * np.sin(2 * np.pi * 440 * time), 44100)
+    wav = read_audio(tmp_path / "tone.wav", sample_rate=16000, resample=True)
+    assert len(wav) == 16000
+    assert torch.fft.rfft(wav).abs().argmax() == 440
+
+
+def test_several_channels_are_refused_unless_their_treatment_is_said(tmp_path):
+    path = tmp_path / "stereo.wav"
+    soundfile.write(path, np.stack([RAMP, -RAMP // 2], axis=1), 16000)
+    with pytest.raises(ValueError, match=r"2 channels.*remix"):
+        read_audio(path, sample_rate=16000)
+    mean = read_audio(path, sample_rate=16000, mix_channels=True)
+    both = np.stack([RAMP, -RAMP // 2]).mean(axis=0) / 2**15
+    assert torch.equal(mean, torch.tensor(both).float())
+    first = read_first_channel(path, sample_rate=16000)
+    assert torch.equal(first, torch.tensor(RAMP / 2**15).float())
+
+
+def test_an_unreadable_file_is_named(tmp_path):
+    path = tmp_path / "broken.flac"
+    path.write_bytes(b"no audio at all")
+    with pytest.raises(ValueError, match=r"broken\.flac cannot be read"):
+        read_audio(path, sample_rate=16000)
+    with pytest.raises(ValueError, match=r"none\.wav .*no such file"):
+        audio_info(tmp_path / "none.wav")
+
+
+def test_audio_is_found_at_any_depth_in_sorted_order_and_other_files_are_not(tmp_path):
+    for name in ("b/c/2.FLAC", "a.wav", "b/1.wav", "b/readme.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    found = [path.relative_to(tmp_path).as_posix() for path in audio_files(tmp_path)]
+    assert found == ["a.wav", "b/1.wav", "b/c/2.FLAC"]
+
+
+def test_a_missing_and_an_empty_folder_are_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"no folder .*nowhere"):
+        audio_files(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"no \.wav or \.flac file below"):
+        audio_files(tmp_path)

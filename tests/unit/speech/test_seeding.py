@@ -1,0 +1,38 @@
+# ruff: noqa: NPY002 -- numpy's global state is what is tested.
+import random
+
+import numpy as np
+import torch
+
+from speechbrain_rev.speech import GlobalRandomState, generator
+
+
+def draws():
+    return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
+
+
+def test_all_global_states_come_back(tmp_path):
+    state = GlobalRandomState()
+    # So that numpy and Python hold half-used state, too.
+    random.gauss(0, 1)
+    np.random.standard_normal(1)
+    state._save(tmp_path / "state.ckpt")
+    expected = draws(), random.gauss(0, 1), np.random.standard_normal()
+    draws()
+    state._load(tmp_path / "state.ckpt", end_of_epoch=False)
+    assert (draws(), random.gauss(0, 1), np.random.standard_normal()) == expected
+
+
+def test_places_get_streams_of_their_own():
+    places = [(1, 2), (2, 1), (12,), ("1", 2), (1, 2, 0), (1, 3)]
+    first = [torch.rand(1, generator=generator(*place)).item() for place in places]
+    assert len(set(first)) == len(places)
+
+
+def test_neighbouring_places_are_unrelated():
+    draws = torch.stack(
+        [torch.rand(200, generator=generator("step", 0, step)) for step in range(50)]
+    )
+    correlation = torch.corrcoef(draws) - torch.eye(50)
+    # 200 draws: standard deviation 0.071; 1,225 pairs stay below 5 of them.
+    assert correlation.abs().max() < 0.36
