@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
+# Threads that wait in a loop slow a machine down many times where cores are shared.
+export OMP_WAIT_POLICY ?= passive
 INSTALLED = $(VENV)/installed
 
 .PHONY: demo test check slow mutants bench gpu clean

@@ -137,14 +137,6 @@ MUTANTS = [
         "autocast_of_the_first",
     ),
     Mutant(
-        "10: casts made without a graph are cached",
-        REPLAY_CODE,
-        "cache_enabled=False",
-        "cache_enabled=True",
-        COMPOSITION,
-        "cast_made_without_a_graph",
-    ),
-    Mutant(
         "10: the random state is not restored for the second run",
         REPLAY_CODE,
         "    _set_random_state(recording.random_state)\n",
@@ -167,14 +159,6 @@ MUTANTS = [
         "list(saved)",
         COMPOSITION,
         "hooks_of_parameters",
-    ),
-    Mutant(
-        "11: frozen parameters get gradients",
-        GRADIENTS_CODE,
-        "[t.detach().requires_grad_(t.requires_grad) for t in saved]",
-        "[t.detach().requires_grad_() for t in saved]",
-        COMPOSITION,
-        "frozen",
     ),
     Mutant(
         "11: a shared parameter gets the gradient of one use",

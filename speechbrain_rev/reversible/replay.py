@@ -136,8 +136,8 @@ class Autocast:
     def __call__(self) -> torch.autocast:
         """Put the state in force again.
 
-        The cache of weight casts stays off: a cast made without a graph would be
-        handed to a later run that needs one, whose weights would get no gradient.
+        The cache of weight casts stays off: it would hold copies of all weights, and
+        a second run has leaves of its own to cast.
         """
         return torch.autocast(
             self.device_type, self.dtype, self.enabled, cache_enabled=False

@@ -275,6 +275,7 @@ class _Reconstruct(torch.autograd.Function):
                 inputs = arguments(y1, mask)
                 y2, slope = _undo(ctx, block.g, g, gradients, inputs, y2, total2.value)
                 total1.add(slope)
+                del slope
                 inputs = arguments(y2, mask)
                 y1, slope = _undo(ctx, block.f, f, gradients, inputs, y1, total1.value)
                 total2.add(slope)

@@ -65,10 +65,26 @@ def test_embeddings_of_another_model_are_replaced(tmp_path, files):
     assert EmbeddingArchive.load(path).fingerprint == "other"
 
 
+def test_other_audio_of_the_same_names_is_embedded(tmp_path, files):
+    path, again = tmp_path / "some.npz", embedder()
+    clean = embed_into(path, embedder(), files)
+    other = {
+        name: write_audio(tmp_path / "noisy" / name, speech_like(0.3, seed=10 + i))
+        for i, name in enumerate(files)
+    }
+    assert not np.allclose(embed_into(path, again, other).embeddings, clean.embeddings)
+    assert again.model.seen == len(files)
+    rewritten, name = embedder(), next(iter(files))
+    write_audio(tmp_path / "noisy" / name, speech_like(0.35, seed=99))
+    embed_into(path, rewritten, other)
+    assert rewritten.model.seen == 1
+
+
+@pytest.mark.parametrize("save_seconds", [0.0, 600.0])
 def test_an_interrupted_extraction_goes_on_where_it_was_saved(
-    tmp_path, files, monkeypatch
+    tmp_path, files, monkeypatch, save_seconds
 ):
-    monkeypatch.setattr(archive_module, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(archive_module, "_SAVE_SECONDS", save_seconds)
     path = tmp_path / "some.npz"
     files["broken.wav"] = tmp_path / "missing.wav"
     files["0.wav"] = write_audio(tmp_path / "longer.wav", speech_like(0.4))
@@ -112,7 +128,9 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path):
     np.savez(path, names=np.array([{}], dtype=object))
     with pytest.raises(ValueError, match="extract again"):
         EmbeddingArchive.load(path)
-    np.savez(path, names=["a"], embeddings=np.ones((2, 3)), fingerprint="x")
+    np.savez(
+        path, names=["a"], embeddings=np.ones((2, 3)), fingerprint="x", sources=["s"]
+    )
     with pytest.raises(ValueError, match="1 names for embeddings"):
         EmbeddingArchive.load(path)
 

@@ -178,13 +178,15 @@ class Nested(nn.Module):
     def __init__(self):
         super().__init__()
         half = CHANNELS // 2
+        # Under autocast its output, the chain's input, is in half precision.
+        self.conv = conv()
         self.chain = ReversibleChain(
             AdditiveCoupling(RESIDUALS["basic"](half), RESIDUALS["basic"](half))
             for _ in range(2)
         )
 
     def forward(self, x):
-        return torch.cat(self.chain(*x.chunk(2, dim=1)), dim=1)
+        return torch.cat(self.chain(*self.conv(x).chunk(2, dim=1)), dim=1)
 
 
 def test_a_nested_chain_runs_alike_in_both_runs():

@@ -1,0 +1,191 @@
+"""Score trial lists with the embeddings that extract.py made.
+
+``python recipes/VoxCeleb/score.py RUN_FOLDER`` prints a table and writes into the run's
+folder
+
+- scores/results.json: equal error rates and detection costs, and how they were made
+- scores/<trial list>.<cosine|as_norm>.txt: "enrol test label score"
+- scores/det.png: false alarms against misses
+
+AS-Norm's cohort are the mean embeddings of the training speakers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from extract import COHORT, TRIALS, lists_of
+
+from speechbrain_rev import plots, scoring
+from speechbrain_rev.inference import EmbeddingArchive
+from speechbrain_rev.inference.run_folder import read_settings, read_weights
+from speechbrain_rev.speech import read_manifest
+
+P_TARGETS = (0.01, 0.05)
+
+
+def score(
+    folder: Path,
+    trial_lists: Sequence[Path],
+    speakers: Mapping[str, str],
+    *,
+    cohort_top_n: int = 600,
+    subtract_mean: bool = False,
+) -> dict[str, Any]:
+    """Score trial lists with the embeddings in a folder, by cosine and AS-Norm.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Holds embeddings/; scores/ is written.
+    trial_lists : sequence of pathlib.Path
+        Files of lines "label path path".
+    speakers : mapping of str to str
+        The speaker of each utterance of the cohort.
+    cohort_top_n : int
+        Nearest cohort speakers that AS-Norm looks at; at most all there are.
+    subtract_mean : bool
+        Whether embeddings are centred on the mean of the training set's.
+
+    Returns
+    -------
+    dict
+        What results.json holds.
+    """
+    trials, cohort = (EmbeddingArchive.load(folder / name) for name in (TRIALS, COHORT))
+    rows = cohort_rows(cohort, speakers)
+    tested, trained = trials.embeddings, cohort.embeddings[rows]
+    if subtract_mean:
+        mean = trained.mean(axis=0)
+        tested, trained = (scoring.subtract_mean(e, mean) for e in (tested, trained))
+    speaker_of_row = [speakers[cohort.names[row]] for row in rows]
+    names, means = scoring.speaker_means(trained, speaker_of_row)
+    top_n = min(cohort_top_n, len(names))
+    if top_n < cohort_top_n:
+        print(f"cohort_top_n is {top_n} instead of {cohort_top_n}: all speakers.")
+    mean_and_std = scoring.cohort_statistics(tested, means, top_n=top_n)
+    results, curves = [], {}
+    (folder / "scores").mkdir(exist_ok=True)
+    for name, path in named(trial_lists).items():
+        listed = scoring.read_trials(path)
+        enrol, test = listed.rows(trials.names)
+        cosines = scoring.cosine_trials(tested, enrol, test)
+        sides = [values[rows] for rows in (enrol, test) for values in mean_and_std]
+        scored = {"cosine": cosines, "as_norm": scoring.as_norm(cosines, *sides)}
+        for method, scores in scored.items():
+            file = folder / "scores" / f"{name}.{method}.txt"
+            scoring.write_scores(file, listed, scores)
+            rates = error_rates(scores, listed.labels)
+            results.append({"trials": name, "method": method, **rates})
+            curves[f"{name}, {method}"] = scoring.det_curve(scores, listed.labels)
+    report = {
+        "model": trials.fingerprint,
+        "cohort": {"speakers": len(names), "top_n": top_n},
+        "subtract_mean": subtract_mean,
+        "results": results,
+    }
+    (folder / "scores/results.json").write_text(json.dumps(report, indent=2) + "\n")
+    draw(curves, folder / "scores" / "det.png")
+    return report
+
+
+def draw(curves: Mapping[str, scoring.DetCurve], path: Path) -> None:
+    """Draw the DET curves, or say why not: matplotlib is no requirement."""
+    try:
+        plots.det_plot(curves, path)
+    except ImportError as error:
+        print(f"{path} is not drawn: {error}")
+
+
+def cohort_rows(cohort: EmbeddingArchive, speakers: Mapping[str, str]) -> list[int]:
+    """Find the training utterances in the cohort; every speaker must have one."""
+    rows = [row for row, name in enumerate(cohort.names) if name in speakers]
+    found = {speakers[cohort.names[row]] for row in rows}
+    missing = sorted(set(speakers.values()) - found)
+    if missing:
+        raise ValueError(
+            f"{len(missing)} training speakers have no embedding in {COHORT}, the first "
+            f"{missing[0]}: the extraction was interrupted or is of another training "
+            "set. Run recipes/VoxCeleb/extract.py again."
+        )
+    return rows
+
+
+def error_rates(scores: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Sum up one list's scores: counts, and rates as fractions."""
+    costs = {str(p): scoring.min_dcf(scores, labels, p_target=p) for p in P_TARGETS}
+    return {
+        "targets": int(np.sum(labels)),
+        "impostors": int(np.sum(1 - labels)),
+        "eer": scoring.eer(scores, labels),
+        "min_dcf": costs,
+    }
+
+
+def named(trial_lists: Sequence[Path]) -> dict[str, Path]:
+    """Name lists by their file; those of one file name by their whole path."""
+    stems = Counter(path.stem for path in trial_lists)
+    return {
+        path.stem if stems[path.stem] == 1 else "_".join(path.parts).strip("/_"): path
+        for path in trial_lists
+    }
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """Lay the results out for reading."""
+    costs = "".join(f"{f'minDCF({p})':>14}" for p in P_TARGETS)
+    lines = [f"{'trials':<24}{'score':<10}{'EER %':>8}{costs}"]
+    for row in report["results"]:
+        costs = "".join(f"{row['min_dcf'][str(p)]:>14.3f}" for p in P_TARGETS)
+        lines.append(
+            f"{row['trials']:<24}{row['method']:<10}{100 * row['eer']:>8.2f}{costs}"
+        )
+    return "\n".join(lines)
+
+
+def check_fresh(folder: Path) -> None:
+    """Refuse embeddings of other weights than the run's."""
+    current = read_weights(folder).sha256
+    for name in (TRIALS, COHORT):
+        if EmbeddingArchive.load(folder / name).fingerprint != current:
+            raise ValueError(
+                f"{folder / name} is of other weights than the run has now. Run "
+                "recipes/VoxCeleb/extract.py again."
+            )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run_folder", type=Path, help="output_folder of train.py")
+    parser.add_argument("--trials", nargs="+", help="instead of the run's trial_lists")
+    parser.add_argument("--cohort_top_n", type=int, help="instead of the run's")
+    parser.add_argument(
+        "--subtract_mean",
+        action="store_true",
+        help="centre embeddings on the mean of the training set's",
+    )
+    options = parser.parse_args(argv)
+    folder = options.run_folder
+    settings = read_settings(folder, ("trial_lists", "cohort_top_n"))
+    check_fresh(folder)
+    manifest = read_manifest(folder / "save" / "train.csv")
+    report = score(
+        folder,
+        lists_of(options.trials, settings),
+        {utterance.ID: utterance.spk_id for utterance in manifest},
+        cohort_top_n=options.cohort_top_n or settings["cohort_top_n"],
+        subtract_mean=options.subtract_mean,
+    )
+    print(table(report))
+    print(f"{folder / 'scores'}: results.json, det.png and the scores of each list")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Embedding speech with a trained encoder: audio in, numpy arrays out."""
+
+from speechbrain_rev.inference.archive import EmbeddingArchive, embed_into
+from speechbrain_rev.inference.speaker import (
+    FbankStatistics,
+    SpeakerEmbedder,
+    WaveformEncoder,
+)
+
+__all__ = [
+    "EmbeddingArchive",
+    "FbankStatistics",
+    "SpeakerEmbedder",
+    "WaveformEncoder",
+    "embed_into",
+]

@@ -1,0 +1,187 @@
+"""Embeddings on disk: each utterance embedded once, and never twice with one model."""
+
+from __future__ import annotations
+
+import os
+import time
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speechbrain_rev.inference.speaker import SpeakerEmbedder
+
+# Work that is lost if a long extraction is interrupted.
+_SAVE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingArchive:
+    """Embeddings by name.
+
+    Attributes
+    ----------
+    names : tuple of str
+        One per utterance.
+    embeddings : numpy.ndarray, [utterances, dim], float32
+        In the order of the names.
+    fingerprint : str
+        Of the model that made them, see ``SpeakerEmbedder``.
+    sources : tuple of str
+        What tells the audio of each from other audio of that name: path, size and time
+        of change. Empty where nobody will ask.
+
+    Example
+    -------
+    >>> import os, tempfile
+    >>> archive = EmbeddingArchive(("a",), np.ones((1, 2), np.float32), "f00d")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     archive.save(os.path.join(folder, "some.npz"))
+    ...     EmbeddingArchive.load(os.path.join(folder, "some.npz")).names
+    ('a',)
+    """
+
+    names: tuple[str, ...]
+    embeddings: NDArray[np.float32]
+    fingerprint: str
+    sources: tuple[str, ...] = ()
+
+    def save(self, path: str | Path) -> None:
+        """Write an .npz file; a file of that name is replaced in one step.
+
+        Parameters
+        ----------
+        path : str or pathlib.Path
+            Ends in ``.npz``; its folder is made.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        with partial.open("wb") as file:
+            np.savez(
+                file,
+                names=np.array(self.names, dtype=str),
+                embeddings=self.embeddings,
+                fingerprint=np.array(self.fingerprint, dtype=str),
+                sources=np.array(self.sources, dtype=str),
+            )
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> EmbeddingArchive:
+        """Read what ``save`` wrote.
+
+        Parameters
+        ----------
+        path : str or pathlib.Path
+            An .npz file.
+
+        Returns
+        -------
+        EmbeddingArchive
+            Names, embeddings and the fingerprint.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        ValueError
+            If it is no archive of embeddings.
+        """
+        if not Path(path).is_file():
+            raise FileNotFoundError(
+                f"There are no embeddings at {path}. Run recipes/VoxCeleb/extract.py "
+                "on this run first."
+            )
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                names = tuple(stored["names"].tolist())
+                embeddings = stored["embeddings"]
+                fingerprint = str(stored["fingerprint"])
+                sources = tuple(stored["sources"].tolist())
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(
+                f"{path} is no archive of embeddings ({error}). Remove it and extract "
+                "again."
+            ) from error
+        if embeddings.ndim != 2 or len(embeddings) != len(names):
+            raise ValueError(
+                f"{path} holds {len(names)} names for embeddings of shape "
+                f"{list(embeddings.shape)}. Remove it and extract again."
+            )
+        return cls(names, embeddings, fingerprint, sources)
+
+
+def embed_into(
+    path: str | Path, embedder: SpeakerEmbedder, files: Mapping[str, str | Path]
+) -> EmbeddingArchive:
+    """Embed files into an archive, except those it has from the same model and audio.
+
+    A long extraction is saved from time to time and when it fails, so that it goes on
+    where it was interrupted.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        The .npz file. One of another model is replaced.
+    embedder : SpeakerEmbedder
+        With a fingerprint.
+    files : mapping of str to path
+        Audio files by name.
+
+    Returns
+    -------
+    EmbeddingArchive
+        The files asked for, in their order; the file may hold more.
+
+    Raises
+    ------
+    ValueError
+        If the embedder has no fingerprint, or a file cannot be embedded.
+    """
+    if not embedder.fingerprint:
+        raise ValueError(
+            "an embedder without a fingerprint cannot be told from others; give "
+            "SpeakerEmbedder one."
+        )
+    wanted = {name: _source(file) for name, file in files.items()}
+    rows: dict[str, tuple[NDArray[np.float32], str]] = {}
+    if Path(path).exists():
+        stored = EmbeddingArchive.load(path)
+        if stored.fingerprint == embedder.fingerprint:
+            found = zip(stored.embeddings, stored.sources, strict=True)
+            rows = dict(zip(stored.names, found, strict=True))
+    missing = [name for name in files if rows.get(name, ("", ""))[1] != wanted[name]]
+    if not missing:
+        return _archive(files, rows, embedder)
+    saved = time.monotonic()
+    try:
+        for index, row in embedder.embed_each([files[name] for name in missing]):
+            rows[missing[index]] = row, wanted[missing[index]]
+            if time.monotonic() - saved > _SAVE_SECONDS:
+                _archive(rows, rows, embedder).save(path)
+                saved = time.monotonic()
+    finally:
+        if rows:
+            _archive(rows, rows, embedder).save(path)
+    return _archive(files, rows, embedder)
+
+
+def _source(file: str | Path) -> str:
+    path = Path(file).resolve()
+    # A missing file is named with its remedy where it is read.
+    status = path.stat() if path.exists() else None
+    return f"{path}|{status.st_size}|{status.st_mtime_ns}" if status else str(path)
+
+
+def _archive(
+    names: Mapping[str, object],
+    rows: Mapping[str, tuple[NDArray[np.float32], str]],
+    embedder: SpeakerEmbedder,
+) -> EmbeddingArchive:
+    embeddings = np.stack([rows[name][0] for name in names])
+    sources = tuple(rows[name][1] for name in names)
+    return EmbeddingArchive(tuple(names), embeddings, embedder.fingerprint, sources)

@@ -1,0 +1,217 @@
+"""Reading what a training run left behind, without running any of it.
+
+A run's folder may come from somebody else. HyperPyYAML would build whatever objects its
+YAML names, and a pickle whatever it likes; here only a few plain values are read from
+the one and only tensors from the other, and only from regular files of that folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+HYPERPARAMS = "hyperparams.yaml"
+WEIGHTS = "embedding_model.ckpt"
+
+# A complete training YAML has some 10 kB; the rest is not ours.
+_MAX_YAML_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The parameters and buffers of a trained encoder.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        The file they are from.
+    sha256 : str
+        Its hash: what tells one state of training from another.
+    state_dict : dict of str to torch.Tensor
+        On the CPU.
+    """
+
+    path: Path
+    sha256: str
+    state_dict: dict[str, torch.Tensor]
+
+
+def read_settings(folder: str | PathLike[str], names: Sequence[str]) -> dict[str, Any]:
+    r"""Read plain values from a run's ``hyperparams.yaml``, following no tag.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        The ``output_folder`` of a training run.
+    names : sequence of str
+        The keys wanted, all at top level; everything else in the file is passed over.
+
+    Returns
+    -------
+    dict
+        A number, string, truth value, None, list or mapping for each name.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such folder, or no hyperparams.yaml in it.
+    ValueError
+        If the file is no YAML mapping, lacks a name, or has a tag where a plain value
+        is needed.
+
+    Example
+    -------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "hyperparams.yaml")
+    ...     _ = path.write_text("arch: revnet57\nmodel: !new:os.system [ls]\n")
+    ...     read_settings(folder, ["arch"])
+    {'arch': 'revnet57'}
+    """
+    path = _own_file(Path(folder), HYPERPARAMS)
+    found = _plain_values(path, names)
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(
+            f"{path} lacks {', '.join(missing)}. Give the output_folder of a run of "
+            "recipes/VoxCeleb/train.py; a folder of another recipe does not say which "
+            "encoder it trained."
+        )
+    return found
+
+
+def read_weights(folder: str | PathLike[str]) -> Weights:
+    """Read the weights a run ended with, or those of its newest checkpoint.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        The ``output_folder`` of a training run. ``embedding_model.ckpt``, written at
+        the end of training, is taken if it is there, else the one in the newest of the
+        checkpoints in ``save``.
+
+    Returns
+    -------
+    Weights
+        The state dict and where it is from.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the folder holds neither.
+    ValueError
+        If the file holds anything but tensors, or they are not finite.
+    """
+    folder = Path(folder)
+    if (folder / WEIGHTS).exists():
+        path = _own_file(folder, WEIGHTS)
+    else:
+        path = _newest_checkpoint(folder)
+    content = path.read_bytes()
+    try:
+        state_dict = torch.load(
+            io.BytesIO(content), map_location="cpu", weights_only=True
+        )
+    # torch's own message for a refused pickle advises to load it all the same.
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise ValueError(
+            f"{path} is cut short or holds more than plain tensors, and is not loaded. "
+            "Remove it to use a checkpoint before it, train again, or ask whoever made "
+            "it for torch.save(encoder.state_dict(), ...)."
+        ) from error
+    if not isinstance(state_dict, dict) or not all(
+        isinstance(value, torch.Tensor) for value in state_dict.values()
+    ):
+        raise ValueError(
+            f"{path} is no state dict (names and their tensors). Give the folder of a "
+            "run of recipes/VoxCeleb/train.py."
+        )
+    broken = [
+        name for name, value in state_dict.items() if not bool(value.isfinite().all())
+    ]
+    if broken:
+        raise ValueError(
+            f"{path} holds NaN or infinity in {broken[0]}: this training has diverged. "
+            "Train with a lower lr, or remove the checkpoint to use one before it."
+        )
+    return Weights(path, hashlib.sha256(content).hexdigest(), state_dict)
+
+
+def _newest_checkpoint(folder: Path) -> Path:
+    names = [
+        meta.parent.relative_to(folder)
+        for meta in (folder / "save").glob("CKPT*/CKPT.yaml")
+        if (meta.parent / WEIGHTS).exists()
+    ]
+    if not names:
+        raise FileNotFoundError(
+            f"{folder} has neither {WEIGHTS} nor a checkpoint in save: has this run "
+            "been trained? Give its output_folder once the first checkpoint is there "
+            "(ckpt_interval_steps, or the end of an epoch)."
+        )
+    # SpeechBrain reads CKPT.yaml with a loader that builds objects.
+    metas = {name: _own_file(folder, name / "CKPT.yaml") for name in names}
+    times = {
+        name: float(_plain_values(meta, ["unixtime"]).get("unixtime", 0.0))
+        for name, meta in metas.items()
+    }
+    newest = max(names, key=lambda name: (times[name], name))
+    return _own_file(folder, newest / WEIGHTS)
+
+
+def _plain_values(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Those of the top-level names that the YAML file has."""
+    if path.stat().st_size > _MAX_YAML_BYTES:
+        raise ValueError(
+            f"{path} has {path.stat().st_size:,} bytes; what a training run writes has "
+            f"less than {_MAX_YAML_BYTES:,}. Is it another file?"
+        )
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        document = loader.get_single_node()
+        if not isinstance(document, yaml.MappingNode):
+            raise ValueError(f"{path} is no YAML mapping of names to values.")
+        # Only the wanted nodes are constructed, by the loader that knows no tag.
+        return {
+            key.value: loader.construct_object(value, deep=True)
+            for key, value in document.value
+            if key.value in names
+        }
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} cannot be read as plain values: {error}. The values of "
+            f"{', '.join(names)} must stand there without tags and references, as "
+            "train.py writes them."
+        ) from error
+
+
+def _own_file(folder: Path, name: str | Path) -> Path:
+    """Find a regular file that really lies in the folder, links followed."""
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {folder}. Give the output_folder of a training run, "
+            f"which holds {HYPERPARAMS} and {WEIGHTS}."
+        )
+    path = folder / name
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{folder} has no {name}. Give the output_folder of a training run of "
+            "recipes/VoxCeleb/train.py."
+        )
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{path} is a link out of its folder, to {path.resolve()}. It is not "
+            "followed: copy the file there if you trust it."
+        )
+    if not path.is_file():
+        raise ValueError(f"{path} is no regular file.")
+    return path

@@ -1,0 +1,377 @@
+"""Speaker embeddings of audio, from the folder of a training run.
+
+The path from waveform to embedding is that of training: SpeechBrain's filterbanks, the
+mean of each sentence subtracted, the encoder.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from speechbrain.lobes.features import Fbank
+from speechbrain.processing.features import InputNormalization
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from speechbrain_rev.inference.audio import prepare_waveform, read_waveform
+from speechbrain_rev.inference.run_folder import read_settings, read_weights
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.scoring import cosine
+
+logger = logging.getLogger(__name__)
+
+_SETTINGS = ("arch", "widths", "blocks", "n_mels", "embedding_dim", "sample_rate")
+
+# Utterances of equal length run together up to this many, and read-ahead waits for
+# companions no longer than this many samples: 80 MB.
+_BATCH = 16
+_WAITING_SAMPLES = 20_000_000
+_MANY_FILES = 20
+
+
+class WaveformEncoder(nn.Module):
+    """Put training's features before an encoder.
+
+    Parameters
+    ----------
+    encoder : nn.Module
+        Takes filterbanks [batch, time, n_mels].
+    n_mels : int
+        Mel bands.
+    sample_rate : int
+        Hertz.
+
+    Example
+    -------
+    >>> encoder = build_encoder("revnet57", widths=(8,) * 4, blocks=(1,) * 4)
+    >>> WaveformEncoder(encoder)(torch.randn(2, 16000)).shape
+    torch.Size([2, 1, 256])
+    """
+
+    def __init__(
+        self, encoder: nn.Module, *, n_mels: int = 80, sample_rate: int = 16000
+    ):
+        super().__init__()
+        self.compute_features = Fbank(n_mels=n_mels, sample_rate=sample_rate)
+        self.mean_var_norm = InputNormalization(norm_type="sentence", std_norm=False)
+        self.encoder = encoder
+
+    def forward(self, waveforms: Tensor) -> Tensor:
+        """Map [batch, samples] to [batch, 1, embedding_dim]."""
+        features = self.compute_features(waveforms)
+        lengths = torch.ones(len(features), device=features.device)
+        embeddings: Tensor = self.encoder(self.mean_var_norm(features, lengths))
+        return embeddings
+
+
+class FbankStatistics(nn.Module):
+    """Describe an utterance without a model: mean and deviation of its filterbanks.
+
+    The baseline that a trained network must be clearly better than. Nothing is
+    normalised, since the mean over a sentence is half of what it describes.
+
+    Parameters
+    ----------
+    n_mels : int
+        Mel bands.
+    sample_rate : int
+        Hertz.
+
+    Example
+    -------
+    >>> FbankStatistics()(torch.randn(2, 16000)).shape
+    torch.Size([2, 1, 160])
+    """
+
+    def __init__(self, *, n_mels: int = 80, sample_rate: int = 16000):
+        super().__init__()
+        self.compute_features = Fbank(n_mels=n_mels, sample_rate=sample_rate)
+
+    def forward(self, waveforms: Tensor) -> Tensor:
+        """Map [batch, samples] to [batch, 1, 2 * n_mels]."""
+        features = self.compute_features(waveforms)
+        statistics = features.mean(dim=1), features.std(dim=1)
+        return torch.cat(statistics, dim=-1).unsqueeze(1)
+
+
+class SpeakerEmbedder:
+    """Embed utterances and compare speakers.
+
+    Utterances of equal length are embedded together and all others by themselves, so
+    that an embedding does not depend on what else is embedded.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Maps waveforms [batch, samples] to [batch, 1, embedding_dim].
+    sample_rate : int
+        Hertz of the waveforms the model takes; all audio is resampled to it.
+    device : str, torch.device or None
+        Where to run; None takes the GPU if there is one.
+    fingerprint : str
+        Tells embeddings of one state of one model from all others; the hash of its
+        weights.
+
+    Example
+    -------
+    >>> embedder = SpeakerEmbedder(FbankStatistics(), device="cpu")
+    >>> embedder.embed(torch.randn(24000), sample_rate=24000).shape
+    (160,)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        sample_rate: int = 16000,
+        device: str | torch.device | None = None,
+        fingerprint: str = "",
+    ):
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device)
+        self.model = model.to(self.device).eval()
+        self.sample_rate = sample_rate
+        self.fingerprint = fingerprint
+
+    @classmethod
+    def from_run(
+        cls, folder: str | PathLike[str], *, device: str | torch.device | None = None
+    ) -> SpeakerEmbedder:
+        """Load the encoder that a training run made.
+
+        Nothing in the folder is executed: plain values are read from its
+        ``hyperparams.yaml`` and tensors from its weights.
+
+        Parameters
+        ----------
+        folder : str or path-like
+            The run's ``output_folder``. Its ``embedding_model.ckpt`` is taken, or the
+            newest checkpoint while the run has not ended.
+        device : str, torch.device or None
+            Where to run; None takes the GPU if there is one.
+
+        Returns
+        -------
+        SpeakerEmbedder
+            Ready to embed.
+
+        Raises
+        ------
+        FileNotFoundError
+            If the folder, its hyperparams.yaml or any weights are missing.
+        ValueError
+            If a file is not what training writes, leads out of the folder, or the
+            weights are not those of the encoder that hyperparams.yaml names.
+        """
+        settings = _checked(read_settings(folder, _SETTINGS), Path(folder))
+        sample_rate, n_mels = settings.pop("sample_rate"), settings["n_mels"]
+        encoder = build_encoder(settings.pop("arch"), **settings)
+        weights = read_weights(folder)
+        try:
+            encoder.load_state_dict(weights.state_dict, strict=True)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{weights.path} does not fit the encoder that hyperparams.yaml beside "
+                f"it describes. Are both from the same run? {error}"
+            ) from error
+        return cls(
+            WaveformEncoder(encoder, n_mels=n_mels, sample_rate=sample_rate),
+            sample_rate=sample_rate,
+            device=device,
+            fingerprint=weights.sha256,
+        )
+
+    def embed(
+        self, waveform: Tensor | ArrayLike, sample_rate: int
+    ) -> NDArray[np.float32]:
+        """Embed one waveform, or a batch of equally long ones.
+
+        Parameters
+        ----------
+        waveform : torch.Tensor or array-like, [samples] or [batch, samples]
+            One channel of floats from -1 to 1.
+        sample_rate : int
+            Hertz; anything else than the encoder's is resampled.
+
+        Returns
+        -------
+        numpy.ndarray, [embedding_dim] or [batch, embedding_dim], float32
+            The embeddings, not normalised in length.
+
+        Raises
+        ------
+        ValueError
+            If the waveform has another shape, is shorter than a quarter of a second,
+            silent, NaN, or no floating-point audio.
+        """
+        if not isinstance(waveform, Tensor):
+            waveform = torch.from_numpy(np.ascontiguousarray(waveform))
+        samples = waveform.detach()
+        if samples.dim() not in (1, 2) or not samples.numel():
+            raise ValueError(
+                f"a waveform has the shape [samples] or [batch, samples], but got "
+                f"{list(samples.shape)}. Average the channels of multi-channel audio "
+                "first, or use embed_files."
+            )
+        samples = prepare_waveform(
+            samples, sample_rate, self.sample_rate, "the waveform"
+        )
+        embeddings = self._run(samples.reshape(-1, samples.shape[-1]))
+        return embeddings if samples.dim() == 2 else embeddings[0]
+
+    def embed_files(self, paths: Sequence[str | PathLike[str]]) -> NDArray[np.float32]:
+        """Embed audio files of any sample rate, each as one utterance.
+
+        Files of several channels are averaged to one, which is logged. More than a
+        few files get a progress bar.
+
+        Parameters
+        ----------
+        paths : sequence of str or path-like
+            The files.
+
+        Returns
+        -------
+        numpy.ndarray, [n, embedding_dim], float32
+            One row per path, in their order.
+
+        Raises
+        ------
+        ValueError
+            If a file is missing, no audio or cannot be embedded; the message names it.
+        """
+        rows = dict(self.embed_each(paths))
+        return np.stack([rows[index] for index in range(len(paths))])
+
+    def embed_each(
+        self, paths: Sequence[str | PathLike[str]]
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Embed audio files as ``embed_files`` does, giving each row once it is ready.
+
+        Parameters
+        ----------
+        paths : sequence of str or path-like
+            The files.
+
+        Yields
+        ------
+        index : int
+            Position in ``paths``; they come in an order of their own.
+        embedding : numpy.ndarray, [embedding_dim], float32
+            The embedding of that file.
+
+        Raises
+        ------
+        ValueError
+            As ``embed_files``.
+        """
+        if isinstance(paths, (str, PathLike)):
+            raise ValueError(f"give a list of paths: [{str(paths)!r}].")
+        if not paths:
+            raise ValueError("there is no path to embed; give at least one.")
+        with tqdm(
+            total=len(paths),
+            desc="embedding",
+            unit="utt",
+            disable=len(paths) < _MANY_FILES,
+        ) as progress:
+            for indices, samples in self._batches(paths):
+                yield from zip(indices, self._run(samples), strict=True)
+                progress.update(len(indices))
+
+    def verify(self, a: str | PathLike[str], b: str | PathLike[str]) -> float:
+        """Score how alike the speakers of two audio files are.
+
+        Parameters
+        ----------
+        a, b : str or path-like
+            Audio files.
+
+        Returns
+        -------
+        float
+            The cosine of their embeddings, from -1 to 1; higher is more alike. Which
+            score means "the same speaker" is a threshold to be chosen on trials.
+
+        Raises
+        ------
+        ValueError
+            As ``embed_files``.
+        """
+        return float(cosine(*np.split(self.embed_files([a, b]), 2))[0])
+
+    def _batches(
+        self, paths: Sequence[str | PathLike[str]]
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """Read files and group those of equal length, without waiting for long."""
+        waiting: dict[int, list[tuple[int, Tensor]]] = {}
+        mixed: list[str] = []
+        for index, path in enumerate(paths):
+            samples, channels = read_waveform(path, self.sample_rate)
+            if channels > 1:
+                mixed.append(f"{path} ({channels})")
+            group = waiting.setdefault(len(samples), [])
+            group.append((index, samples))
+            if len(group) == _BATCH:
+                yield _stacked(waiting.pop(len(samples)))
+            while sum(n * len(g) for n, g in waiting.items()) > _WAITING_SAMPLES:
+                yield _stacked(waiting.pop(max(waiting, key=lambda n: len(waiting[n]))))
+        if mixed:
+            logger.warning(
+                "%d of %d files have several channels, which were averaged: %s",
+                len(mixed),
+                len(paths),
+                ", ".join(mixed[:5]) + (", ..." if len(mixed) > 5 else ""),
+            )
+        yield from map(_stacked, waiting.values())
+
+    @torch.no_grad()
+    def _run(self, samples: Tensor) -> NDArray[np.float32]:
+        """Embed [batch, samples] at the model's sample rate."""
+        embeddings = self.model(samples.to(self.device)).squeeze(1).float().cpu()
+        if not embeddings.isfinite().all():
+            raise ValueError(
+                "the encoder gave NaN or infinity for audio that is finite. Its "
+                "weights are from a training that has diverged: use an earlier one."
+            )
+        return np.asarray(embeddings.numpy())
+
+
+def _stacked(group: list[tuple[int, Tensor]]) -> tuple[list[int], Tensor]:
+    return [index for index, _ in group], torch.stack([s for _, s in group])
+
+
+def _checked(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Refuse values of another type than train.py writes."""
+    counts = ("n_mels", "embedding_dim", "sample_rate")
+    right = {
+        "arch": isinstance(settings["arch"], str),
+        **{name: _is_count(settings[name]) for name in counts},
+        **{
+            name: settings[name] is None
+            or (
+                isinstance(settings[name], list) and all(map(_is_count, settings[name]))
+            )
+            for name in ("widths", "blocks")
+        },
+    }
+    wrong = [f"{name}: {settings[name]!r}" for name, fits in right.items() if not fits]
+    if wrong:
+        raise ValueError(
+            f"{folder / 'hyperparams.yaml'} has {', '.join(wrong)}. arch must be a "
+            f"name, {', '.join(counts)} positive integers, widths and blocks lists of "
+            "positive integers or null, all without tags or references."
+        )
+    return settings
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
