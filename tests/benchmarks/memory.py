@@ -63,8 +63,7 @@ def run(device: torch.device, names: list[str] | None = None) -> Result:
         "memory",
         "How much memory does a training step need for each utterance of 2 seconds?",
         f"float32, {FRAMES} frames, live tensors, slope between batches of 2 and 4, "
-        "or 8 and 16 where activations are reconstructed; published figures include "
-        "the allocator's and the framework's share",
+        "or 8 and 16 where activations are reconstructed",
         rows,
         f"gradients within {worst:.1e} of stored ones in float64, reduced widths",
     )
