@@ -212,7 +212,7 @@ MUTANTS = [
     Mutant(
         "11: a residual function may write into its input",
         "speechbrain_rev/reversible/coupling.py",
-        "if x._version != version:",
+        "if version_of(x) != version:",
         "if False:",
         CHAIN,
         "no_residual_function",

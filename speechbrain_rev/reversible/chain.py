@@ -15,6 +15,7 @@ from speechbrain_rev.reversible.coupling import (
     arguments,
     check_residual,
     residual,
+    version_of,
 )
 from speechbrain_rev.reversible.modes import Mode, as_mode
 from speechbrain_rev.reversible.replay import running
@@ -302,5 +303,5 @@ def _residual(f: nn.Module, x: Tensor, mask: Tensor | None, again: bool) -> Tens
     if not again:
         return residual(f, x, mask)
     y = recompute(f, *arguments(x, mask))
-    check_residual(f, x, y, x._version)
+    check_residual(f, x, y, version_of(x))
     return y

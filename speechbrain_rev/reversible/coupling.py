@@ -91,15 +91,20 @@ def residual(f: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
     ValueError
         If it changed the shape.
     """
-    version = x._version
+    version = version_of(x)
     y = f(*arguments(x, mask))
     check_residual(f, x, y, version)
     return y
 
 
+def version_of(x: Tensor) -> int:
+    """Count the writes into a tensor; inference tensors do not keep count."""
+    return 0 if x.is_inference() else x._version
+
+
 def check_residual(f: nn.Module, x: Tensor, y: Tensor, version: int) -> None:
     """Check that a residual function kept its input's shape and left it alone."""
-    if x._version != version:
+    if version_of(x) != version:
         raise RuntimeError(
             f"{type(f).__name__} wrote into its input, which is the other stream of "
             "the coupling. Use inplace=False in its first layer."

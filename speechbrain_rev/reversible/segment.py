@@ -21,6 +21,7 @@ from speechbrain_rev.reversible.coupling import (
     AdditiveCoupling,
     arguments,
     check_residual,
+    version_of,
 )
 from speechbrain_rev.reversible.gradients import Gradients, Parameters, Total
 from speechbrain_rev.reversible.replay import (
@@ -286,7 +287,7 @@ class _Reconstruct(torch.autograd.Function):
 def _first_run(
     f: nn.Module, x: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Recording]:
-    version = x._version
+    version = version_of(x)
     y, recording = first_run(f, *arguments(x, mask))
     check_residual(f, x, y, version)
     return y, recording

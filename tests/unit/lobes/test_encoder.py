@@ -188,6 +188,16 @@ def test_half_precision_trains(name, dtype):
     assert all(p.grad.dtype == torch.float32 for p in encoder.parameters())
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_inference_mode_works(training):
+    encoder = tiny("revnet57").train(training)
+    x = feats(dtype=torch.float32)
+    with torch.no_grad():
+        expected = copy.deepcopy(encoder)(x)
+    with torch.inference_mode():
+        assert torch.equal(encoder(x.clone()), expected)
+
+
 def test_copies_and_pickles_embed_alike():
     encoder = tiny("revnet57").eval()
     x = feats(dtype=torch.float32)
