@@ -15,12 +15,14 @@ from speechbrain_rev.hparams.composition import (
     resolve,
     top_level_keys,
 )
+from speechbrain_rev.hparams.plain import plain_settings
 
 __all__ = [
     "Composition",
     "compose",
     "parse_arguments",
     "placeholders",
+    "plain_settings",
     "resolve",
     "top_level_keys",
 ]

@@ -33,6 +33,7 @@ from speechbrain_rev.hparams.document import (
     read,
     walk,
 )
+from speechbrain_rev.hparams.features import refuse_other_features
 from speechbrain_rev.hparams.values import KINDS, Value, given, shown_kind, write
 
 # What goes with the optimizer rather than with the family, where the two are not the
@@ -139,7 +140,8 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
     ------
     ValueError
         If a key is unknown at any depth, a value has the wrong type, an object would
-        become another one, or a file cannot be read.
+        become another one, the features would not be those that embedding rebuilds,
+        or a file cannot be read.
 
     Examples
     --------
@@ -164,7 +166,9 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
         complete,
         {key: given(key, value, root) for key, value in (overrides or {}).items()},
     )
-    return _fill_family_defaults(complete).text
+    complete = _fill_family_defaults(complete)
+    refuse_other_features(complete)
+    return complete.text
 
 
 def top_level_keys(file: str | Path) -> tuple[str, ...]:

@@ -1,12 +1,20 @@
-"""Checkpoints that are whole or not there."""
+"""Checkpoints that are whole or not there, and the average of the last ones."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from speechbrain.utils.checkpoints import METAFNAME, Checkpoint, Checkpointer
+import torch
+from speechbrain.utils.checkpoints import (
+    METAFNAME,
+    Checkpoint,
+    Checkpointer,
+    average_checkpoints,
+)
 
 
 class WholeCheckpointer(Checkpointer):
@@ -18,7 +26,6 @@ class WholeCheckpointer(Checkpointer):
 
     Example
     -------
-    >>> import torch
     >>> folder = getfixture("tmp_path")
     >>> checkpointer = WholeCheckpointer(folder, {"model": torch.nn.Linear(2, 2)})
     >>> _ = checkpointer.save_and_keep_only(num_to_keep=2)
@@ -44,6 +51,107 @@ class WholeCheckpointer(Checkpointer):
         self, fpath: Path, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         return super()._save_checkpoint_metafile(_unfinished(fpath), *args, **kwargs)
+
+
+def is_end_of_epoch(checkpoint: Checkpoint) -> bool:
+    """Tell the checkpoints of finished epochs from those in between.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+
+    Returns
+    -------
+    bool
+    """
+    return bool(checkpoint.meta["end-of-epoch"])
+
+
+def average_of_last_epochs(
+    checkpointer: Checkpointer, name: str, count: int
+) -> dict[str, torch.Tensor]:
+    """Average a module over the checkpoints of the last epochs.
+
+    Parameters
+    ----------
+    checkpointer : Checkpointer
+        Its checkpoints of epochs' ends hold the entry "epoch".
+    name : str
+        The module's name in the checkpointer.
+    count : int
+        How many checkpoints; fewer are averaged where fewer epochs were trained.
+
+    Returns
+    -------
+    dict of str to torch.Tensor
+        A state dict, with the types that the module's own has.
+
+    Raises
+    ------
+    ValueError
+        If no epoch has been finished.
+
+    Example
+    -------
+    >>> model = torch.nn.BatchNorm1d(2)
+    >>> checkpointer = Checkpointer(getfixture("tmp_path"), {"model": model})
+    >>> for epoch in (1, 2, 3):
+    ...     _ = model.weight.data.fill_(epoch)
+    ...     _ = checkpointer.save_checkpoint(meta={"epoch": epoch})
+    >>> average_of_last_epochs(checkpointer, "model", 2)["weight"]
+    tensor([2.5000, 2.5000])
+    """
+    last = checkpointer.find_checkpoints(
+        importance_key=lambda checkpoint: checkpoint.meta["epoch"],
+        ckpt_predicate=is_end_of_epoch,
+        max_num_checkpoints=count,
+    )
+    if not last:
+        raise ValueError(
+            f"{checkpointer.checkpoints_dir} has no checkpoint of a finished epoch."
+        )
+    load = partial(torch.load, weights_only=True)
+    average = average_checkpoints(last, name, load)
+    # Averaging turns counters into floats.
+    own = load(last[0].paramfiles[name], map_location="cpu")
+    return {key: value.to(own[key].dtype) for key, value in average.items()}
+
+
+def load_finished_run(
+    modules: Mapping[str, torch.nn.Module], folder: str | Path
+) -> None:
+    """Load encoder and classifier of a finished run.
+
+    Parameters
+    ----------
+    modules : mapping of str to torch.nn.Module
+        "embedding_model" gets the average that the run ended with, "classifier" its
+        newest checkpoint.
+    folder : str or Path
+        The run's output_folder.
+
+    Raises
+    ------
+    ValueError
+        If the run is not finished, or is of another encoder or number of classes.
+    """
+    weights = Path(folder, "embedding_model.ckpt")
+    # Their names are their dates.
+    newest = max(Path(folder, "save").glob(f"CKPT*/{METAFNAME}"), default=None)
+    if newest is None or not weights.exists():
+        raise ValueError(
+            f"pretrained_run is {folder}, which lacks embedding_model.ckpt or the "
+            "checkpoints in save: give the output_folder of a finished run."
+        )
+    classifier = newest.with_name("classifier.ckpt")
+    try:
+        for name, path in (("embedding_model", weights), ("classifier", classifier)):
+            modules[name].load_state_dict(torch.load(path, "cpu", weights_only=True))
+    except RuntimeError as error:
+        raise ValueError(
+            f"The weights of {folder} do not fit: set arch, widths, blocks, n_mels and "
+            f"embedding_dim as in {Path(folder, 'hyperparams.yaml')}. {error}"
+        ) from error
 
 
 def _unfinished(path: Path) -> Path:

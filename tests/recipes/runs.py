@@ -46,6 +46,8 @@ def recipe(name: str):
 
 _KILLED = """
 import os, sys
+import torch
+from speechbrain.utils.checkpoints import Checkpointer
 sys.path.insert(0, {recipe!r})
 import train
 
@@ -54,22 +56,47 @@ def die_after_step(self, *args, _progress=train.SpeakerBrain.on_fit_batch_end):
     if self.hparams.lr_annealing.step == {step}:
         os._exit(9)
 
+def die_in_checkpoint(self, *args, _save=Checkpointer._save_checkpoint_metafile):
+    meta = _save(self, *args)
+    saved.append(meta)
+    if len(saved) == {checkpoint}:
+        os._exit(9)
+    return meta
+
+def drop_out(self, batch, stage, _embed=train.SpeakerBrain.compute_forward):
+    # The encoders draw nothing; a network that does must resume as well.
+    outputs = _embed(self, batch, stage)
+    return torch.nn.functional.dropout(outputs, 0.1, stage == train.sb.Stage.TRAIN)
+
+saved = []
+Checkpointer._save_checkpoint_metafile = die_in_checkpoint
 train.SpeakerBrain.on_fit_batch_end = die_after_step
+train.SpeakerBrain.compute_forward = drop_out
 train.main(sys.argv[1:])
 """
 
 
 def run(
-    argv: list[str], *, killed_at_step: int = 0, processes: int = 1
+    argv: list[str],
+    *,
+    killed_at_step: int = 0,
+    killed_in_checkpoint: int = 0,
+    processes: int = 1,
 ) -> subprocess.CompletedProcess:
-    """Run train.py in processes of its own, which may die after some step."""
+    """Run train.py in processes of its own, which may die at some point.
+
+    A single process drops outputs out, and dies where it is told to: after a step, or
+    while it writes a checkpoint, both counted from 1.
+    """
     command = [sys.executable]
     if processes > 1:
         launcher = "torch.distributed.run"
         command += ["-m", launcher, "--standalone", f"--nproc_per_node={processes}"]
         command += [str(RECIPE / "train.py")]
     else:
-        script = _KILLED.format(recipe=str(RECIPE), step=killed_at_step)
+        script = _KILLED.format(
+            recipe=str(RECIPE), step=killed_at_step, checkpoint=killed_in_checkpoint
+        )
         command += ["-c", script]
     return subprocess.run(
         [*command, *argv],

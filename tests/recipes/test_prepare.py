@@ -61,6 +61,50 @@ def test_the_same_settings_reuse_the_lists_and_others_do_not(corpus, tmp_path):
     assert other.speakers == first.speakers - 2
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"seed": 2}, r"\(seed: was 1, is 2\).*another output_folder"),
+        ({"valid_speakers": 2}, r"valid_speakers: was 0, is 2\)"),
+        ({"sample_rate": 8000, "seed": 3}, r"sample_rate: was 16000.*; seed: was 1"),
+    ],
+)
+def test_with_checkpoints_changed_settings_are_refused_and_nothing_is_renumbered(
+    corpus, tmp_path, changed, named
+):
+    first = prepare.prepare(settings(corpus), tmp_path)
+    (tmp_path / "CKPT+1").mkdir()
+    before = snapshot(tmp_path)
+    with pytest.raises(ValueError, match=named):
+        prepare.prepare(settings(corpus, **changed), tmp_path)
+    assert snapshot(tmp_path) == before
+    assert prepare.prepare(settings(corpus), tmp_path) == first
+
+
+def test_with_checkpoints_a_changed_list_is_refused_by_name(corpus, tmp_path):
+    train_list, save = tmp_path / "list.txt", tmp_path / "save"
+    lines = [f"id0000{s} id0000{s}/s00/00000.wav\n" for s in range(4)]
+    train_list.write_text("".join(lines))
+    prepare.prepare(settings(corpus), save)
+    (save / "CKPT+1").mkdir()
+    chosen = settings(corpus, train_list=str(train_list))
+    with pytest.raises(ValueError, match=r"train_list: was None, is .*list\.txt"):
+        prepare.prepare(chosen, save)
+    (save / "CKPT+1").rmdir()
+    prepare.prepare(chosen, save)
+    (save / "CKPT+1").mkdir()
+    train_list.write_text("".join(lines[:3]))
+    with pytest.raises(ValueError, match=r"the content of .*list\.txt changed"):
+        prepare.prepare(chosen, save)
+
+
+def test_the_folder_of_trial_audio_may_change_at_any_time(corpus, tmp_path):
+    first = prepare.prepare(settings(corpus), tmp_path)
+    (tmp_path / "CKPT+1").mkdir()
+    moved = settings(corpus, trials_folder="elsewhere")
+    assert prepare.prepare(moved, tmp_path) == first
+
+
 def test_a_changed_list_of_the_same_name_is_read_again(corpus, tmp_path):
     train_list = tmp_path / "list.txt"
     lines = [f"id0000{s} id0000{s}/s00/00000.wav\n" for s in range(4)]
@@ -110,6 +154,66 @@ def test_speakers_of_trial_lists_are_left_out_and_counted(corpus, tmp_path):
     }
     assert prepared.left_out == 8
     assert "trial lists: 8." in prepared.in_words()
+
+
+TRIALS = (
+    "1 id00003/s00/00000.wav id00003/s01/00000.wav\n"
+    "0 id00003/s00/00000.wav id00005/s00/00000.wav\n"
+)
+
+
+@pytest.fixture
+def trials(tmp_path):
+    path = tmp_path / "trials.txt"
+    path.write_text(TRIALS)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("id", "wav/id"), ("id00003/s01/", "")],
+    ids=["a folder before the speaker", "no speaker"],
+)
+@pytest.mark.parametrize("setting", ["trial_lists", "valid_trials"])
+def test_trials_whose_names_do_not_begin_with_the_speaker_are_refused(
+    corpus, tmp_path, trials, setting, old, new
+):
+    trials.write_text(TRIALS.replace(old, new))
+    given = (str(trials),) if setting == "trial_lists" else str(trials)
+    with pytest.raises(ValueError, match=r"trials\.txt.*contradicts its label.*begin"):
+        prepare.prepare(settings(corpus, **{setting: given}), tmp_path / "save")
+
+
+def test_missing_audio_of_a_trial_list_is_counted_and_named_before_training(
+    corpus, tmp_path, trials, caplog
+):
+    trials.write_text(TRIALS.replace("id00005/s00", "id00005/s09"))
+    chosen = settings(corpus, trial_lists=(str(trials),))
+    assert prepare.prepare(chosen, tmp_path / "save").left_out == 8
+    assert "1 of 3 files are missing, such as" in caplog.text
+    assert "id00005/s09/00000.wav. Training does without" in caplog.text
+    assert "set trials_folder" in caplog.text
+
+
+def test_a_trials_folder_that_does_not_exist_is_named_before_training(
+    corpus, tmp_path, trials, caplog
+):
+    chosen = settings(corpus, trial_lists=(str(trials),), trials_folder="nowhere")
+    prepare.prepare(chosen, tmp_path / "save")
+    assert "nowhere does not exist" in caplog.text
+
+
+def test_complete_trial_audio_is_no_reason_for_a_warning(
+    corpus, tmp_path, trials, caplog
+):
+    prepare.prepare(settings(corpus, trial_lists=(str(trials),)), tmp_path / "save")
+    assert not caplog.records
+
+
+def test_missing_audio_of_validation_trials_is_refused(corpus, tmp_path, trials):
+    trials.write_text(TRIALS.replace("id00005/s00", "id00005/s09"))
+    with pytest.raises(ValueError, match=r"1 of 3 files are missing.*trials_folder"):
+        prepare.prepare(settings(corpus, valid_trials=str(trials)), tmp_path / "save")
 
 
 def test_own_validation_trials_are_used_and_their_speakers_left_out(corpus, tmp_path):

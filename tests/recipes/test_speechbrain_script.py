@@ -16,7 +16,7 @@ from speechbrain.utils.distributed import run_on_main
 
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import SpeakerEmbedder
-from tests.runs import speech_like, write_audio
+from tests.run_folders import speech_like, write_audio
 
 HPARAMS = Path(__file__).parents[2] / "hparams"
 SPEAKERS = 4

@@ -4,6 +4,7 @@ import pytest
 import torch
 import yaml
 
+from speechbrain_rev.hparams import plain_settings
 from tests.corpus import write_corpus, write_noise
 from tests.recipes.runs import arguments, recipe, run
 
@@ -15,11 +16,17 @@ def data(tmp_path_factory):
     return write_corpus(folder / "corpus")
 
 
+def resumable(data, folder, **changed):
+    """A run with noise and with 8-bit states: the linear layer is large enough."""
+    noise = data.parent / "noise"
+    adamw = {"optimizer_name": "adamw", "embedding_dim": 128}
+    return arguments(data, folder, noise_folder=noise, **adamw, **changed)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
-    noise = data.parent / "noise"
-    finished = run(arguments(data, folder, noise_folder=noise))
+    finished = run(resumable(data, folder))
     assert finished.returncode == 0, finished.stderr
     return folder, finished.stdout + finished.stderr
 
@@ -38,7 +45,7 @@ def weights(folder):
 
 def log(folder):
     lines = (folder / "train_log.jsonl").read_text().splitlines()
-    timings = {"minutes", "utterances_per_second", "peak_memory_bytes"}
+    timings = {"minutes", "utterances_per_second", "process_resident_peak_bytes"}
     return [
         {k: v for k, v in json.loads(line).items() if k not in timings}
         for line in lines
@@ -69,16 +76,14 @@ def test_each_epoch_is_logged_with_its_validation_error(uninterrupted):
     for line in lines:
         assert 0 <= line["valid_eer_percent"] <= 100
         assert line["utterances_per_second"] > 0
-        assert line["peak_memory_bytes"] > 0
+        assert line["process_resident_peak_bytes"] > 0
     assert lines[-1]["margin"] == 0.2
     assert f"valid EER %: {lines[-1]['valid_eer_percent']:.2f}" in output
 
 
-def test_the_complete_settings_are_written_with_what_was_counted(
-    train, data, uninterrupted
-):
+def test_the_complete_settings_are_written_with_what_was_counted(data, uninterrupted):
     text = (uninterrupted[0] / "hyperparams.yaml").read_text()
-    settings = train.plain_settings(text)
+    settings = plain_settings(text)
     assert settings["out_n_neurons"] == 4 * 3
     assert settings["steps_per_epoch"] == 4
     assert settings["trials_folder"] == str(data)
@@ -113,17 +118,37 @@ def test_the_result_is_the_average_of_the_last_checkpoints(uninterrupted):
 def test_a_run_killed_in_mid_epoch_resumes_to_the_same_weights(
     data, uninterrupted, tmp_path, killed_at_step, num_workers
 ):
-    noise = data.parent / "noise"
-    argv = arguments(data, tmp_path, noise_folder=noise, num_workers=num_workers)
+    argv = resumable(data, tmp_path, num_workers=num_workers)
     killed = run(argv, killed_at_step=killed_at_step)
     assert killed.returncode == 9, killed.stderr
     assert not (tmp_path / "embedding_model.ckpt").exists()
+    assert_resumes(argv, tmp_path, uninterrupted[0])
+
+
+def test_a_run_killed_while_it_writes_a_checkpoint_resumes_to_the_same_weights(
+    data, uninterrupted, tmp_path
+):
+    argv = resumable(data, tmp_path)
+    killed = run(argv, killed_in_checkpoint=3)
+    assert killed.returncode == 9, killed.stderr
+    assert len(list((tmp_path / "save").glob("CKPT*"))) > 1
+    assert_resumes(argv, tmp_path, uninterrupted[0])
+
+
+def assert_resumes(argv, folder, uninterrupted):
     resumed = run(argv)
     assert resumed.returncode == 0, resumed.stderr
-    expected = weights(uninterrupted[0])
-    for name, value in weights(tmp_path).items():
+    expected = weights(uninterrupted)
+    for name, value in weights(folder).items():
         assert torch.equal(value, expected[name]), name
-    assert log(tmp_path) == log(uninterrupted[0])
+    assert log(folder) == log(uninterrupted)
+
+
+def test_the_run_that_must_resume_has_8_bit_states(uninterrupted):
+    path = max((uninterrupted[0] / "save").glob("CKPT*/optimizer.ckpt"))
+    states = torch.load(path, weights_only=True)["state"].values()
+    quantized = [state["__bnb_optimizer_quant_state__"] for state in states]
+    assert any(moment["state1"].dtype == torch.uint8 for moment in quantized)
 
 
 @pytest.mark.slow
@@ -168,6 +193,7 @@ def test_a_run_continues_from_a_pretrained_one(train, data, uninterrupted, tmp_p
             data,
             tmp_path,
             pretrained_run=uninterrupted[0],
+            embedding_dim=128,
             valid_speakers=2,
             number_of_epochs=1,
             warmup_epochs=0.0,
@@ -189,6 +215,7 @@ def test_a_run_continues_from_a_pretrained_one(train, data, uninterrupted, tmp_p
         ({"average_checkpoints": 3}, "keep_checkpoints is 2"),
         ({"pretrained_run": "nowhere"}, "pretrained_run is nowhere"),
         ({"batch_size": 400}, "16 utterances"),
+        ({"data_parallel_count": 2}, "does not take 'data_parallel_count'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(
@@ -197,3 +224,49 @@ def test_settings_that_cannot_work_are_refused_by_name(
     argv = arguments(data, tmp_path, **changed)
     with pytest.raises(ValueError, match=named):
         train.main(argv)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"seed": 3}, "has other speakers, or numbered differently"),
+        (
+            {"speeds": "[1.0, 0.9, 1.2]"},
+            r"speeds \[1\.0, 0\.9, 1\.1\], this run \[1\.0",
+        ),
+        ({"embedding_dim": 64}, "do not fit: set arch, widths"),
+    ],
+)
+def test_a_pretrained_run_of_other_classes_or_shape_is_refused(
+    train, data, uninterrupted, tmp_path, changed, named
+):
+    settings = {"embedding_dim": 128, "sentence_len": 0.4, **changed}
+    argv = arguments(data, tmp_path, pretrained_run=uninterrupted[0], **settings)
+    with pytest.raises(ValueError, match=named):
+        train.main(argv)
+
+
+def test_a_run_with_checkpoints_refuses_other_data_settings(train, data, tmp_path):
+    (tmp_path / "save" / "CKPT+2026").mkdir(parents=True)
+    with pytest.raises(ValueError, match="has checkpoints, but no prepared"):
+        train.main(arguments(data, tmp_path))
+
+
+def test_debug_validates_without_eer_and_leaves_the_run_alone(
+    train, data, tmp_path, capsys
+):
+    train.main([*arguments(data, tmp_path), "--debug"])
+    output = capsys.readouterr().out
+    assert output.count("no EER") == 2
+    assert "embedding_model.ckpt is not written" in output
+    assert not (tmp_path / "train_log.jsonl").exists()
+    assert not (tmp_path / "embedding_model.ckpt").exists()
+    assert not list((tmp_path / "save").glob("CKPT*"))
+
+
+def test_the_augmentation_that_is_on_is_named(train, data, tmp_path, capsys):
+    noise = data.parent / "noise"
+    argv = arguments(data, tmp_path, noise_folder=noise, data_folder=data)
+    train.main([*argv, "--dry_run"])
+    output = capsys.readouterr().out
+    assert f"Noise: 2 files in {noise}. Reverberation: none (rir_folder)." in output

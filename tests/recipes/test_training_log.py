@@ -12,7 +12,7 @@ STATS = {
     "margin": 0.2,
     "minutes": 1.5,
     "utterances_per_second": 99.6,
-    "peak_memory_bytes": 3 * 2**29,
+    "process_resident_peak_bytes": 3 * 2**29,
 }
 
 
@@ -29,7 +29,7 @@ def test_an_epoch_trained_again_replaces_its_line_and_those_after_it(tmp_path):
 
 def test_the_log_line_has_units_for_reading_and_validation_only_where_it_was_made():
     line = training_log.shown(STATS)
-    assert (line["utt/s"], line["peak GiB"]) == (100, 1.5)
+    assert (line["utt/s"], line["process resident peak GiB"]) == (100, 1.5)
     assert "valid EER %" not in line
     line = training_log.shown({**STATS, "valid_eer_percent": 9.0})
     assert line["valid EER %"] == 9.0
@@ -52,3 +52,12 @@ def test_without_matplotlib_training_ends_well_and_says_so(
     training_log.append_epoch(tmp_path, STATS)
     training_log.draw_curves(tmp_path)
     assert "is not drawn: pip install matplotlib" in capsys.readouterr().out
+
+
+def test_peaks_of_gpu_and_process_have_names_of_their_own(monkeypatch):
+    (process,) = training_log.peak_memory("cpu")
+    monkeypatch.setattr(training_log.torch.cuda, "max_memory_allocated", lambda _: 7)
+    measured = training_log.peak_memory("cuda")
+    assert measured == {"cuda_allocated_peak_bytes": 7}
+    assert process == "process_resident_peak_bytes"
+    assert training_log.memory_shown(measured) == {"CUDA allocated peak GiB": 7 / 2**30}

@@ -10,7 +10,7 @@ import pytest
 from speechbrain_rev import __version__, cli
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import SpeakerEmbedder
-from tests.runs import speech_like, write_audio, write_run
+from tests.run_folders import speech_like, write_audio, write_run
 
 TRAIN = Path(__file__).parents[2] / "hparams" / "train.yaml"
 

@@ -6,6 +6,7 @@ from speechbrain_rev.lobes.checkpoints import (
     WholeCheckpointer,
     average_of_last_epochs,
     is_end_of_epoch,
+    load_finished_run,
 )
 
 
@@ -77,3 +78,27 @@ def test_without_a_finished_epoch_there_is_no_average(tmp_path):
     checkpointer.save_checkpoint(end_of_epoch=False)
     with pytest.raises(ValueError, match="no checkpoint of a finished epoch"):
         average_of_last_epochs(checkpointer, "model", 2)
+
+
+def test_an_unfinished_run_and_another_network_are_refused(tmp_path):
+    modules = {"embedding_model": torch.nn.Linear(2, 2), "classifier": torch.nn.ReLU()}
+    with pytest.raises(ValueError, match="of a finished run"):
+        load_finished_run(modules, tmp_path)
+    WholeCheckpointer(tmp_path / "save", modules).save_checkpoint()
+    torch.save(torch.nn.Linear(3, 2).state_dict(), tmp_path / "embedding_model.ckpt")
+    with pytest.raises(ValueError, match=r"(?s)do not fit: set arch.*size mismatch"):
+        load_finished_run(modules, tmp_path)
+
+
+def test_a_finished_run_gives_its_average_and_its_newest_classifier(tmp_path):
+    start = {name: torch.nn.Linear(2, 2) for name in ("embedding_model", "classifier")}
+    checkpointer = WholeCheckpointer(tmp_path / "save", start)
+    checkpointer.save_checkpoint(name="1")
+    torch.nn.init.ones_(start["classifier"].weight)
+    checkpointer.save_checkpoint(name="2")
+    average = torch.nn.Linear(2, 2).state_dict()
+    torch.save(average, tmp_path / "embedding_model.ckpt")
+    modules = {name: torch.nn.Linear(2, 2) for name in start}
+    load_finished_run(modules, tmp_path)
+    assert torch.equal(modules["embedding_model"].weight, average["weight"])
+    assert torch.equal(modules["classifier"].weight, torch.ones(2, 2))

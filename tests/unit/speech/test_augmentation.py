@@ -271,3 +271,22 @@ def test_noise_of_another_rate_is_refused_by_name(tmp_path):
     augment = noisy_augmenter(folder, augment_prob=1.0)
     with pytest.raises(ValueError, match=r"hiss\.wav has 8000"):
         apply(augment, speech())
+
+
+def test_autocast_changes_no_sample(noise, rooms):
+    def augmented():
+        augment = augmenter(noise_folder=noise, rir_folder=rooms, augment_prob=1.0)
+        return apply(augment, speech(24))
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under_autocast = augmented()
+    assert under_autocast.dtype == torch.float32
+    assert torch.equal(under_autocast, augmented())
+
+
+def test_what_is_on_is_said(noise, rooms):
+    both = augmenter(noise_folder=noise, rir_folder=rooms).in_words()
+    assert f"Noise: 2 files in {noise}." in both
+    assert f"Reverberation: 2 files in {rooms}." in both
+    assert both.endswith("with probability 0.6.")
+    assert "Noise: none (noise_folder)." in augmenter(rir_folder=rooms).in_words()

@@ -41,14 +41,6 @@ def test_another_rate_is_refused_with_both_rates_and_the_remedy(ramp):
         read_first_channel(ramp, sample_rate=8000)
 
 
-def test_resampling_on_request_keeps_a_tone(tmp_path):
-    time = np.arange(44100) / 44100
-    soundfile.write(tmp_path / "tone.wav", 0.5 * np.sin(2 * np.pi * 440 * time), 44100)
-    wav = read_audio(tmp_path / "tone.wav", sample_rate=16000, resample=True)
-    assert len(wav) == 16000
-    assert torch.fft.rfft(wav).abs().argmax() == 440
-
-
 def test_several_channels_are_refused_unless_their_treatment_is_said(tmp_path):
     path = tmp_path / "stereo.wav"
     soundfile.write(path, np.stack([RAMP, -RAMP // 2], axis=1), 16000)

@@ -1,0 +1,60 @@
+"""Where the speech of a folder in VoxCeleb's layout is, and whose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
+
+LAYOUTS = ("wav", "dev/wav", "dev/aac", "aac", ".")
+LAYOUT_WORDS = (
+    "Accepted are DATA/wav/<speaker>/<session>/<utterance>.wav or .flac, and the same "
+    "below dev/wav, dev/aac or aac, or with the speakers directly in DATA."
+)
+
+
+def speech_root(data_folder: str | Path) -> Path:
+    """Find the folder that holds one folder per speaker.
+
+    Parameters
+    ----------
+    data_folder : str or Path
+        As given by the user.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    ValueError
+        If there is none; it names the layouts.
+    """
+    data_folder = Path(data_folder)
+    if not data_folder.is_dir():
+        raise ValueError(
+            f"The data folder {data_folder} does not exist. Give the folder of "
+            f"VoxCeleb (or of your speech) with --data_folder=... {LAYOUT_WORDS}"
+        )
+    for layout in LAYOUTS:
+        if any(audio_below(data_folder / layout)):
+            return data_folder / layout
+    if any(data_folder.glob("**/*.m4a")):
+        raise ValueError(
+            f"{data_folder} holds VoxCeleb2's .m4a files, which cannot be read by "
+            "frame range. Convert each: ffmpeg -i IN.m4a -ar 16000 -ac 1 OUT.flac. "
+            + LAYOUT_WORDS
+        )
+    raise ValueError(f"There is no speech in {data_folder}. {LAYOUT_WORDS}")
+
+
+def speaker_of(name: str) -> str:
+    """Return the speaker of an utterance named as in a trial list."""
+    return name.split("/")[0]
+
+
+def audio_below(root: Path) -> Iterable[Path]:
+    """Find audio in session folders of speaker folders."""
+    pattern = "*/*/*"
+    return (p for p in root.glob(pattern) if p.suffix.lower() in AUDIO_SUFFIXES)

@@ -1,0 +1,390 @@
+"""List the training utterances of a folder in VoxCeleb's layout.
+
+Writes into the run's save folder, never into the data folder:
+
+- train.csv: the training manifest (ID, wav, samples, spk_id)
+- valid_trials.txt: trials between held-out speakers, if any are held out
+- label_encoder.txt: the number of each speaker, as SpeechBrain writes it
+- prepared.json: the settings; with the same settings again, nothing is done, and
+  with others, once there are checkpoints, it is refused: speakers keep their numbers
+
+It is called by train.py, with the settings of the hyperparameter file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+
+import torch
+from layout import audio_below, speaker_of, speech_root
+from speechbrain.dataio.encoder import CategoricalEncoder
+from tqdm import tqdm
+
+from speechbrain_rev.scoring import Trials, read_trials
+from speechbrain_rev.speech import Utterance, audio_info, generator, write_manifest
+
+logger = logging.getLogger(__name__)
+
+VALID_TRIALS = "valid_trials.txt"
+RECORD = "prepared.json"
+LABELS = "label_encoder.txt"
+# Of each held-out speaker; a validation after each epoch must stay short.
+VALID_UTTERANCES = 10
+IMPOSTORS_PER_TARGET = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the lists depend on.
+
+    Attributes
+    ----------
+    data_folder : str
+        Training speech.
+    train_list : str or None
+        A file of lines "speaker path"; None for all speakers found.
+    trial_lists : tuple of str
+        Lists to be evaluated on: their speakers are left out of the training.
+    trials_folder : str or None
+        Where the audio of the trial lists is; None for data_folder. It is looked for
+        there, but changes no list.
+    valid_speakers : int
+        How many training speakers are held out for validation.
+    valid_trials : str or None
+        A validation list of the user's own, instead of held-out speakers.
+    sample_rate : int
+        Rate that the files must have, Hz.
+    seed : int
+        Seed of the choice of held-out speakers and trials.
+    """
+
+    data_folder: str
+    train_list: str | None = None
+    trial_lists: tuple[str, ...] = ()
+    trials_folder: str | None = None
+    valid_speakers: int = 0
+    valid_trials: str | None = None
+    sample_rate: int = 16000
+    seed: int = 0
+
+    def fingerprint(self) -> dict[str, object]:
+        """Return the settings and a digest of each list's content."""
+        given = asdict(self)
+        del given["trials_folder"]
+        for name in ("train_list", "valid_trials", "trial_lists"):
+            lists = given[name] if name == "trial_lists" else _given(given[name])
+            given[name] = {str(path): _digest(path) for path in lists}
+        return given
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was prepared.
+
+    Attributes
+    ----------
+    utterances, speakers : int
+        Size of the training set.
+    left_out : int
+        Utterances left out because their speaker is in a trial list.
+    held_out : int
+        Utterances of speakers held out for validation.
+    valid_trials : int
+        Number of validation trials, 0 for none.
+    """
+
+    utterances: int
+    speakers: int
+    left_out: int
+    held_out: int
+    valid_trials: int
+
+    def in_words(self) -> str:
+        """Say it."""
+        return (
+            f"Training: {self.utterances} utterances of {self.speakers} speakers. "
+            f"Validation: {self.valid_trials} trials, {self.held_out} utterances held "
+            f"out. Left out because their speakers are in trial lists: {self.left_out}."
+        )
+
+
+def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
+    """Write the lists that a training run needs, unless they are there already.
+
+    Parameters
+    ----------
+    settings : Settings
+        What to list.
+    save_folder : str or Path
+        Where to write.
+
+    Returns
+    -------
+    Prepared
+
+    Raises
+    ------
+    ValueError
+        If a folder or list is missing, a file cannot be used, no speaker is left, or
+        the folder has checkpoints of a training with other settings.
+    """
+    save_folder, fingerprint = Path(save_folder), settings.fingerprint()
+    done = save_folder / RECORD
+    earlier = json.loads(done.read_text(encoding="utf-8")) if done.is_file() else {}
+    if earlier.get("settings") == fingerprint:
+        return read_prepared(save_folder)
+    if any(save_folder.glob("CKPT*")):
+        raise ValueError(_changed(save_folder, earlier.get("settings"), fingerprint))
+    save_folder.mkdir(parents=True, exist_ok=True)
+    prepared = _prepare(settings, save_folder)
+    record = {"settings": fingerprint, "prepared": asdict(prepared)}
+    write_whole(done, json.dumps(record, indent=1) + "\n")
+    return prepared
+
+
+def read_prepared(save_folder: str | Path) -> Prepared:
+    """Read what was prepared in a run's save folder."""
+    text = Path(save_folder, RECORD).read_text(encoding="utf-8")
+    return Prepared(**json.loads(text)["prepared"])
+
+
+def _prepare(settings: Settings, save_folder: Path) -> Prepared:
+    root = speech_root(settings.data_folder)
+    found = _listed(settings.train_list) or _found(root)
+    tested = _tested(settings)
+    by_speaker = {s: paths for s, paths in sorted(found.items()) if s not in tested}
+    left_out = sum(len(paths) for s, paths in found.items() if s in tested)
+    held_out = _held_out(by_speaker, settings)
+    lines = _valid_lines(held_out, settings)
+    train = {s: paths for s, paths in by_speaker.items() if s not in held_out}
+    if len(train) < 2:
+        raise ValueError(
+            f"Only {len(train)} speaker(s) are left for training: {len(found)} found, "
+            f"{len(found) - len(by_speaker)} in trial lists, {len(held_out)} held out. "
+            "Check train_list, trial_lists and valid_speakers."
+        )
+    utterances = _utterances(train, root, settings.sample_rate)
+    write_manifest(save_folder / "train.csv", utterances)
+    write_whole(save_folder / VALID_TRIALS, "".join(lines))
+    write_label_encoder(save_folder / LABELS, train)
+    held_out_count = sum(map(len, held_out.values()))
+    return Prepared(len(utterances), len(train), left_out, held_out_count, len(lines))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    part = Path(f"{path}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def write_label_encoder(path: Path, speakers: Iterable[str]) -> None:
+    """Write the number of each speaker, in the order given."""
+    encoder = CategoricalEncoder()
+    encoder.update_from_iterable(speakers)
+    encoder.save(f"{path}.part")
+    os.replace(f"{path}.part", path)
+
+
+def speaker_numbers(save_folder: str | Path) -> dict[str, int]:
+    """Read the number of each training speaker in a run's save folder."""
+    encoder = CategoricalEncoder()
+    encoder.load(Path(save_folder, LABELS))
+    return encoder.lab2ind
+
+
+def _found(root: Path) -> dict[str, list[str]]:
+    found = defaultdict(list)
+    for path in tqdm(audio_below(root), desc="listing", unit="file", leave=False):
+        name = path.relative_to(root).as_posix()
+        found[speaker_of(name)].append(name)
+    return {speaker: sorted(names) for speaker, names in found.items()}
+
+
+def _listed(train_list: str | None) -> dict[str, list[str]] | None:
+    if train_list is None:
+        return None
+    found = defaultdict(list)
+    text = _existing(train_list).read_text(encoding="utf-8")
+    for number, line in enumerate(text.rstrip().split("\n"), start=1):
+        fields = line.split()
+        if len(fields) != 2:
+            raise ValueError(
+                f"{train_list}, line {number}: {line[:60]!r} has {len(fields)} fields "
+                "instead of 2. Lines must be 'speaker path'."
+            )
+        found[fields[0]].append(fields[1])
+    return dict(found)
+
+
+def _tested(settings: Settings) -> set[str]:
+    """Return the speakers of the trial lists, whose audio is looked for."""
+    tested = set()
+    for path in (*settings.trial_lists, *_given(settings.valid_trials)):
+        trials = read_trials(path)
+        _refuse_other_names(path, trials)
+        missing = _missing_audio(trials, settings.trials_folder or settings.data_folder)
+        if missing and path == settings.valid_trials:
+            raise ValueError(
+                f"{path}: {missing} Set trials_folder or correct the list."
+            )
+        if missing:
+            logger.warning(
+                f"{path}: {missing} Training does without; before extract.py, set "
+                "trials_folder to where they are."
+            )
+        tested.update(map(speaker_of, trials.utterances))
+    return tested
+
+
+def _refuse_other_names(path: str, trials: Trials) -> None:
+    """Refuse names that do not begin with the speaker: nobody would be left out."""
+    for label, *names in zip(trials.labels, trials.enrol, trials.test, strict=True):
+        speakers = [speaker_of(name) for name in names]
+        if (speakers[0] == speakers[1]) != bool(label):
+            raise ValueError(
+                f"{path}: the trial {label} {' '.join(names)} is of the speakers "
+                f"{speakers[0]!r} and {speakers[1]!r}, which contradicts its label: "
+                "paths must begin with the speaker (id10270/x6uYqmx31kE/00001.wav, not "
+                "wav/id10270/...), or the test speakers could not be left out of "
+                "training. Correct the paths of the list."
+            )
+
+
+def _missing_audio(trials: Trials, folder: str) -> str | None:
+    """Look for the audio of a trial list; say what is missing."""
+    try:
+        root = speech_root(folder)
+    except ValueError as error:
+        return str(error)
+    paths = [root / name for name in trials.utterances]
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        there = pool.map(os.path.isfile, paths)
+        missing = [
+            path for path, is_file in zip(paths, there, strict=True) if not is_file
+        ]
+    if not missing:
+        return None
+    return f"{len(missing)} of {len(paths)} files are missing, such as {missing[0]}."
+
+
+def _held_out(
+    by_speaker: dict[str, list[str]], settings: Settings
+) -> dict[str, list[str]]:
+    if settings.valid_trials is not None or not settings.valid_speakers:
+        return {}
+    speakers = sorted(by_speaker)
+    if not 2 <= settings.valid_speakers <= len(speakers) - 2:
+        raise ValueError(
+            f"valid_speakers is {settings.valid_speakers}, of {len(speakers)} speakers. "
+            f"Give 0 (no validation) or 2 to {len(speakers) - 2}."
+        )
+    draws = generator("held out", settings.seed)
+    order = torch.randperm(len(speakers), generator=draws).tolist()
+    chosen = sorted(speakers[i] for i in order[: settings.valid_speakers])
+    return {speaker: by_speaker[speaker] for speaker in chosen}
+
+
+def _valid_lines(held_out: dict[str, list[str]], settings: Settings) -> list[str]:
+    if settings.valid_trials is not None:
+        text = _existing(settings.valid_trials).read_text(encoding="utf-8")
+        return [f"{line}\n" for line in text.rstrip().split("\n")]
+    if not held_out:
+        return []
+    draws = generator("valid trials", settings.seed)
+    names = {s: _some(n, VALID_UTTERANCES, draws) for s, n in held_out.items()}
+    targets = [pair for n in names.values() for pair in _target_pairs(n)]
+    everyone = [name for n in names.values() for name in n]
+    impostors = [
+        (a, b) for a, b in combinations(everyone, 2) if speaker_of(a) != speaker_of(b)
+    ]
+    impostors = _some(impostors, IMPOSTORS_PER_TARGET * len(targets), draws)
+    lines = [f"1 {a} {b}\n" for a, b in targets]
+    return lines + [f"0 {a} {b}\n" for a, b in impostors]
+
+
+def _target_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Pair utterances of different sessions: within one, the channel gives them away."""
+    pairs = list(combinations(names, 2))
+    apart = [(a, b) for a, b in pairs if Path(a).parent != Path(b).parent]
+    return apart or pairs
+
+
+def _some(items: Sequence, count: int, draws: torch.Generator) -> list:
+    chosen = torch.randperm(len(items), generator=draws)[:count].sort().values
+    return [items[i] for i in chosen.tolist()]
+
+
+def _utterances(
+    train: dict[str, list[str]], root: Path, sample_rate: int
+) -> list[Utterance]:
+    rows = [(speaker, name) for speaker, names in train.items() for name in names]
+
+    def read_header(row: tuple[str, str]) -> Utterance:
+        speaker, name = row
+        info = audio_info(root / name)
+        if (info.sample_rate, info.channels) != (sample_rate, 1) or not info.samples:
+            raise ValueError(
+                f"{root / name} has {info.sample_rate} samples per second, "
+                f"{info.channels} channel(s) and {info.samples} samples; needed are "
+                f"{sample_rate}, 1 and at least 1. Convert it (for example: sox IN -r "
+                f"{sample_rate} -c 1 OUT), set sample_rate, or leave it out of "
+                "train_list."
+            )
+        name_without_suffix = name.rsplit(".", 1)[0]
+        return Utterance(name_without_suffix, str(root / name), info.samples, speaker)
+
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        headers = pool.map(read_header, rows)
+        return list(tqdm(headers, total=len(rows), desc="headers", unit="utt"))
+
+
+def _changed(
+    save_folder: Path, earlier: dict[str, object] | None, now: dict[str, object]
+) -> str:
+    """Say which settings changed since the checkpoints were made."""
+    folder = save_folder.parent
+    if earlier is None:
+        return (
+            f"{folder} has checkpoints, but no {RECORD} that says of which speakers. "
+            "Give another output_folder."
+        )
+    names = [name for name in now if earlier.get(name) != now[name]]
+    changes = "; ".join(f"{n}: {_shown(earlier.get(n), now[n])}" for n in names)
+    return (
+        f"{folder} has checkpoints of a training on other data settings ({changes}). "
+        "Going on would give the speakers other numbers. Give another output_folder, "
+        "or the settings as they were."
+    )
+
+
+def _shown(earlier: object, now: object) -> str:
+    """Show a change; a list is known by its name and by its content."""
+    if isinstance(earlier, dict) and isinstance(now, dict):
+        if list(earlier) == list(now):
+            return f"the content of {', '.join(now)} changed"
+        earlier, now = (", ".join(lists) or None for lists in (earlier, now))
+    return f"was {earlier}, is {now}"
+
+
+def _digest(path: str) -> str:
+    return hashlib.blake2b(_existing(path).read_bytes()).hexdigest()
+
+
+def _given(path: str | None) -> list[str]:
+    return [] if path is None else [path]
+
+
+def _existing(path: str | Path) -> Path:
+    if not Path(path).is_file():
+        raise ValueError(f"The list {path} does not exist.")
+    return Path(path)

@@ -1,0 +1,399 @@
+"""Train a speaker encoder.
+
+python recipes/VoxCeleb/train.py hparams/df_revnet281.yaml --data_folder=VOXCELEB2
+
+FILE names the settings; --key=value changes one of them; SpeechBrain's run options
+(--device, --debug, ...) are accepted as well. --dry_run takes two steps and says how
+long the training and how large its memory would be. A run that was interrupted goes on
+where its last checkpoint is when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import speechbrain as sb
+import torch
+import yaml
+from hyperpyyaml import load_hyperpyyaml
+from layout import speech_root
+from prepare import (
+    VALID_TRIALS,
+    Settings,
+    prepare,
+    read_prepared,
+    speaker_numbers,
+    write_whole,
+)
+from speechbrain.utils.checkpoints import (
+    mark_as_loader,
+    mark_as_saver,
+    register_checkpoint_hooks,
+)
+from speechbrain.utils.distributed import if_main_process, run_on_main
+from speechbrain.utils.run_opts import RunOptions
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+from training_log import append_epoch, draw_curves, memory_shown, peak_memory, shown
+
+from speechbrain_rev.hparams import compose, plain_settings, resolve
+from speechbrain_rev.lobes.checkpoints import (
+    average_of_last_epochs,
+    is_end_of_epoch,
+    load_finished_run,
+)
+from speechbrain_rev.scoring import Trials, cosine_trials, eer, read_trials
+from speechbrain_rev.speech import (
+    ChunkDataset,
+    EpochBatchSampler,
+    GlobalRandomState,
+    WholeUtterances,
+    collate_chunks,
+    collate_whole,
+    read_manifest,
+)
+
+# Validation must stay short next to an epoch, and memory grows with the length.
+VALID_SECONDS = 10
+
+
+@register_checkpoint_hooks
+class SpeakerBrain(sb.Brain):
+    """Trains on chunks of speech; validates on trials between whole utterances."""
+
+    train_sampler: EpochBatchSampler
+    valid_trials: Trials | None = None
+
+    def compute_forward(self, batch, stage):
+        """Embed a batch and, in training, compare it with the training speakers."""
+        wavs, lens = batch.wavs.to(self.device), batch.lens.to(self.device)
+        if stage == sb.Stage.TRAIN:
+            wavs, lens = self.hparams.wav_augment(wavs, lens)
+        feats = self.modules.mean_var_norm(self.modules.compute_features(wavs), lens)
+        embeddings = self.modules.embedding_model(feats)
+        if stage == sb.Stage.TRAIN:
+            return self.modules.classifier(embeddings)
+        return embeddings
+
+    def compute_objectives(self, predictions, batch, stage):
+        """Return the loss, and set the learning rate and margin of the step."""
+        speakers = self.hparams.wav_augment.replicate_labels(batch.speakers)
+        speakers = speakers.to(self.device)
+        self.correct += int((predictions.argmax(-1) == speakers).sum())
+        loss = self.hparams.compute_cost(predictions, speakers, batch.lens)
+        self.hparams.lr_annealing.on_batch_end(self.optimizer)
+        return loss
+
+    def evaluate_batch(self, batch, stage):
+        """Embed one utterance; held-out speakers have no class, hence no loss."""
+        name, utterance = batch
+        with self.evaluation_ctx:
+            embedding = self.compute_forward(utterance, stage)
+        self.embeddings[name] = embedding.flatten().float().cpu()
+        self.bar.update()
+        return torch.zeros(())
+
+    def on_fit_batch_end(self, batch, outputs, loss, should_step):
+        """Show the progress."""
+        self.bar.update(self.train_sampler.batch_size)
+        self.bar.set_postfix(loss=f"{loss.detach():.2f}", refresh=False)
+
+    def on_stage_start(self, stage, epoch=None):
+        """Start the clock, the bar and, in the middle of an epoch, the sampler."""
+        self.stage_start, self.first_step = time.monotonic(), self.step
+        if stage == sb.Stage.TRAIN:
+            if not self.step:
+                self.correct = 0
+            self.train_sampler.set_epoch(epoch)
+            self.train_sampler.start_at(self.step)
+            size = self.train_sampler.batch_size
+            total, done = len(self.train_sampler) * size, self.step * size
+            self.bar = self.progress_bar(f"epoch {epoch}", total, done)
+        else:
+            self.embeddings = {}
+            self.bar = self.progress_bar("valid", len(self.valid_trials.utterances), 0)
+
+    def progress_bar(self, name, total, done):
+        """Count utterances, not batches."""
+        # None: none either where nobody watches, as in a log file.
+        off = self.noprogressbar or not if_main_process() or None
+        return tqdm(
+            desc=name, total=total, initial=done, unit="utt", disable=off, leave=False
+        )
+
+    def on_stage_end(self, stage, stage_loss, epoch=None):
+        """Summarise the stage; the last one of the epoch writes log and checkpoint."""
+        self.bar.close()
+        seconds = time.monotonic() - self.stage_start
+        if stage == sb.Stage.TRAIN:
+            self.epoch_stats = self.training_stats(stage_loss, epoch, seconds)
+        else:
+            if not self.debug:
+                self.epoch_stats["valid_eer_percent"] = 100 * self.valid_eer()
+            self.epoch_stats["minutes"] += seconds / 60
+        if stage == sb.Stage.VALID or self.valid_trials is None:
+            self.end_epoch(epoch)
+
+    def training_stats(self, loss, epoch, seconds):
+        """Collect what the log says about an epoch's training."""
+        sampler, schedule = self.train_sampler, self.hparams.lr_annealing
+        seen = (self.step - self.first_step) * sampler.batch_size
+        return {
+            "epoch": epoch,
+            "steps": schedule.step,
+            "train_loss": loss,
+            "train_accuracy_percent": 100 * self.correct / (self.step * sampler.share),
+            "lr": schedule.current_lr,
+            "margin": self.hparams.compute_cost.margin,
+            "minutes": seconds / 60,
+            "utterances_per_second": seen / seconds,
+            **peak_memory(self.device),
+        }
+
+    def valid_eer(self):
+        """Score the validation trials by cosine."""
+        enrol, test = self.valid_trials.rows(list(self.embeddings))
+        embeddings = torch.stack(list(self.embeddings.values())).numpy()
+        scores = cosine_trials(embeddings, enrol, test)
+        return float(eer(scores, self.valid_trials.labels))
+
+    def end_epoch(self, epoch):
+        """Write the log lines and the checkpoint."""
+        stats = self.epoch_stats
+        if self.debug:
+            run_on_main(print, args=[f"--debug: no EER, no log. {shown(stats)}"])
+        else:
+            self.hparams.train_logger.log_stats(shown(stats))
+            run_on_main(append_epoch, args=[self.hparams.output_folder, stats])
+        self.checkpointer.save_and_keep_only(
+            meta=stats,
+            num_to_keep=self.hparams.keep_checkpoints,
+            ckpt_predicate=is_end_of_epoch,
+        )
+
+    @mark_as_saver
+    def _save(self, path):
+        super()._save(path)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"correct: {self.correct}\n")
+
+    @mark_as_loader
+    def _recover(self, path, end_of_epoch):
+        super()._recover(path, end_of_epoch)
+        self.correct = yaml.safe_load(Path(path).read_text())["correct"]
+        if end_of_epoch:
+            self.step, self.avg_train_loss = 0, 0.0
+
+
+def refuse(settings):
+    """Refuse settings that SpeechBrain would accept and misunderstand."""
+    if settings["max_grad_norm"] <= 0:
+        raise ValueError(
+            f"max_grad_norm is {settings['max_grad_norm']}, which would reverse every "
+            "gradient. Give a large number, such as 1.0e+9, to clip nothing."
+        )
+    if settings["keep_checkpoints"] < settings["average_checkpoints"]:
+        raise ValueError(
+            f"keep_checkpoints is {settings['keep_checkpoints']}, but the last "
+            f"{settings['average_checkpoints']} are to be averaged "
+            "(average_checkpoints). Keep at least as many."
+        )
+
+
+def data_settings(settings):
+    """Select what the lists of utterances depend on."""
+    names = Settings.__dataclass_fields__
+    chosen = {name: settings[name] for name in names}
+    return Settings(**{**chosen, "trial_lists": tuple(chosen["trial_lists"])})
+
+
+def write_hyperparams(text, settings, prepared):
+    """Write the run's complete settings, with the numbers that follow from the data."""
+    path = Path(settings["output_folder"], "hyperparams.yaml")
+    write_whole(path, text)
+    steps = settings["steps_per_epoch"] or prepared.utterances // settings["batch_size"]
+    counted = {
+        "out_n_neurons": prepared.speakers * len(settings["speeds"]),
+        "steps_per_epoch": steps,
+    }
+    write_whole(path, resolve(path, {**settings, **counted}))
+
+
+def train_loader(hparams):
+    """Build the loader of training chunks."""
+    distributed = torch.distributed.is_initialized()
+    world_size = torch.distributed.get_world_size() if distributed else 1
+    utterances = read_manifest(Path(hparams["save_folder"], "train.csv"))
+    dataset = ChunkDataset(
+        utterances,
+        speaker_numbers(hparams["save_folder"]),
+        samples=round(hparams["sentence_len"] * hparams["sample_rate"]),
+        sample_rate=hparams["sample_rate"],
+        seed=hparams["seed"],
+    )
+    sampler = EpochBatchSampler(
+        len(utterances),
+        hparams["batch_size"],
+        steps=hparams["steps_per_epoch"],
+        seed=hparams["seed"],
+        rank=torch.distributed.get_rank() if distributed else 0,
+        world_size=world_size,
+    )
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        collate_fn=collate_chunks,
+        num_workers=hparams["num_workers"],
+        persistent_workers=hparams["num_workers"] > 0,
+        pin_memory=torch.cuda.is_available(),
+        # An iterator draws its workers' seed: not from the state that is checkpointed.
+        generator=torch.Generator(),
+    )
+
+
+def valid_loader(hparams, trials):
+    """Build the loader of whole utterances, one by one since lengths differ."""
+    folder = hparams["trials_folder" if hparams["valid_trials"] else "data_folder"]
+    dataset = WholeUtterances(
+        speech_root(folder),
+        trials.utterances,
+        sample_rate=hparams["sample_rate"],
+        max_samples=VALID_SECONDS * hparams["sample_rate"],
+    )
+    return DataLoader(
+        dataset,
+        batch_size=1,
+        collate_fn=collate_whole,
+        num_workers=hparams["num_workers"],
+        generator=torch.Generator(),
+    )
+
+
+def start_from(hparams):
+    """Load encoder and classifier of a finished run."""
+    folder = Path(hparams["pretrained_run"])
+    record = folder / "hyperparams.yaml"
+    if record.is_file():
+        refuse_other_classes(hparams, folder, plain_settings(record.read_text()))
+    load_finished_run(hparams["modules"], folder)
+
+
+def refuse_other_classes(hparams, folder, earlier):
+    """Refuse a pretrained run whose classifier is of other speakers or speeds."""
+    ours, theirs = hparams["save_folder"], folder / "save"
+    if earlier["speeds"] != list(hparams["speeds"]):
+        what = f"the speeds {earlier['speeds']}, this run {list(hparams['speeds'])}"
+    elif speaker_numbers(theirs) != speaker_numbers(ours):
+        what = "other speakers, or numbered differently"
+    else:
+        return
+    raise ValueError(
+        f"pretrained_run {folder} has {what}: its classifier would be wrong, and the "
+        "encoder is not loaded alone. Give seed, data_folder, train_list, trial_lists, "
+        f"valid_speakers, valid_trials and speeds as in {folder / 'hyperparams.yaml'}."
+    )
+
+
+def dry_run(brain, loader):
+    """Take two steps; say what the training would take."""
+    brain.checkpointer = None
+    brain.on_fit_start()
+    brain.modules.train()
+    brain.on_stage_start(sb.Stage.TRAIN, 1)
+    batches = iter(loader)
+    brain.fit_batch(next(batches))
+    start = time.monotonic()
+    brain.fit_batch(next(batches))
+    seconds = time.monotonic() - start
+    brain.bar.close()
+    epochs = brain.hparams.number_of_epochs
+    peak = memory_shown(peak_memory(brain.device))
+    print(
+        f"{len(loader)} steps per epoch, {seconds:.2f} s per step: "
+        f"{seconds * len(loader) * epochs / 3600:.1f} hours for {epochs} epochs, without "
+        f"validation; {', '.join(f'{name}: {gib:.2f}' for name, gib in peak.items())}."
+    )
+
+
+def compose_run(argv):
+    """Read the command line: the complete text, its plain settings, run options."""
+    composition = compose(argv, run_options=list(RunOptions.__dataclass_fields__))
+    _, run_opts, left_over = RunOptions.from_command_line_args(
+        [composition.file, *composition.run_arguments]
+    )
+    if left_over:
+        raise ValueError(
+            f"SpeechBrain's command line does not take {left_over.split(':')[0]!r}: "
+            "leave it out."
+        )
+    settings = plain_settings(composition.text)
+    refuse(settings)
+    return composition.text, settings, run_opts
+
+
+def prepare_run(text, settings):
+    """List the data and write the run's settings; the main process works, all read."""
+    sb.create_experiment_directory(settings["output_folder"])
+    run_on_main(prepare, args=[data_settings(settings), settings["save_folder"]])
+    prepared = read_prepared(settings["save_folder"])
+    run_on_main(write_hyperparams, args=[text, settings, prepared])
+    run_on_main(print, args=[prepared.in_words()])
+    path = Path(settings["output_folder"], "hyperparams.yaml")
+    hparams = load_hyperpyyaml(path.read_text(encoding="utf-8"))
+    run_on_main(print, args=[hparams["wav_augment"].in_words()])
+    return prepared, hparams
+
+
+def build_brain(hparams, run_opts):
+    """Put modules, optimizer and all that a resumed run needs together."""
+    if hparams["pretrained_run"]:
+        start_from(hparams)
+    hparams["checkpointer"].add_recoverable("random_state", GlobalRandomState())
+    return SpeakerBrain(
+        modules=hparams["modules"],
+        opt_class=hparams["opt_class"],
+        hparams=hparams,
+        run_opts=run_opts,
+        checkpointer=hparams["checkpointer"],
+    )
+
+
+def main(argv=None):
+    """Train."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    dry = "--dry_run" in argv
+    text, settings, run_opts = compose_run([a for a in argv if a != "--dry_run"])
+    sb.utils.distributed.ddp_init_group(run_opts)
+    prepared, hparams = prepare_run(text, settings)
+    brain = build_brain(hparams, run_opts)
+    train_set = train_loader(hparams)
+    brain.train_sampler = train_set.batch_sampler
+    if dry:
+        dry_run(brain, train_set)
+        return
+    valid_set = None
+    if prepared.valid_trials:
+        brain.valid_trials = read_trials(Path(hparams["save_folder"], VALID_TRIALS))
+        valid_set = valid_loader(hparams, brain.valid_trials)
+    brain.fit(hparams["epoch_counter"], train_set, valid_set, progressbar=False)
+    if brain.debug:
+        run_on_main(print, args=["--debug: embedding_model.ckpt is not written."])
+    else:
+        run_on_main(finish, args=[hparams])
+
+
+def finish(hparams):
+    """Write the run's results."""
+    average = average_of_last_epochs(
+        hparams["checkpointer"], "embedding_model", hparams["average_checkpoints"]
+    )
+    path = Path(hparams["output_folder"], "embedding_model.ckpt")
+    torch.save(average, f"{path}.part")
+    Path(f"{path}.part").replace(path)
+    draw_curves(hparams["output_folder"])
+
+
+if __name__ == "__main__":
+    main()

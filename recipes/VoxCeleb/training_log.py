@@ -1,0 +1,108 @@
+"""What a training run writes down about each epoch."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from prepare import write_whole
+
+from speechbrain_rev import plots
+
+LOG = "train_log.jsonl"
+# Two quantities, never under one name: which is logged depends on the device.
+PEAKS = {
+    "cuda_allocated_peak_bytes": "CUDA allocated peak GiB",
+    "process_resident_peak_bytes": "process resident peak GiB",
+}
+
+
+def shown(stats: dict[str, Any]) -> dict[str, Any]:
+    """Select what the log line of an epoch shows, in units for reading.
+
+    Parameters
+    ----------
+    stats : dict
+        What a line of train_log.jsonl holds.
+
+    Returns
+    -------
+    dict
+        Numbers by the words to print.
+    """
+    line = {
+        "epoch": stats["epoch"],
+        "loss": stats["train_loss"],
+        "accuracy %": stats["train_accuracy_percent"],
+        "lr": stats["lr"],
+        "margin": stats["margin"],
+    }
+    if "valid_eer_percent" in stats:
+        line["valid EER %"] = stats["valid_eer_percent"]
+    line["minutes"] = stats["minutes"]
+    line["utt/s"] = round(stats["utterances_per_second"])
+    return line | memory_shown(stats)
+
+
+def append_epoch(output_folder: str | Path, stats: dict[str, Any]) -> None:
+    """Add an epoch's line, replacing what a run killed before its checkpoint wrote.
+
+    Parameters
+    ----------
+    output_folder : str or Path
+        The run's folder.
+    stats : dict
+        Plain numbers, "epoch" among them.
+    """
+    path = Path(output_folder, LOG)
+    lines = path.read_text().splitlines() if path.exists() else []
+    kept = [line for line in lines if json.loads(line)["epoch"] < stats["epoch"]]
+    write_whole(path, "".join(f"{line}\n" for line in [*kept, json.dumps(stats)]))
+
+
+def draw_curves(output_folder: str | Path) -> None:
+    """Draw loss, validation error and learning rate of a run from its log.
+
+    Parameters
+    ----------
+    output_folder : str or Path
+        The run's folder; training_curves.png is written, or it is said why not.
+    """
+    lines = Path(output_folder, LOG).read_text().splitlines()
+    path = Path(output_folder, "training_curves.png")
+    try:
+        plots.training_curves([json.loads(line) for line in lines], path)
+    except ImportError as error:
+        print(f"{path} is not drawn: {error}")
+
+
+def peak_memory(device: torch.device | str) -> dict[str, int]:
+    """Measure the peak of memory since the process began, under its name.
+
+    Parameters
+    ----------
+    device : torch.device or str
+        Where the training runs.
+
+    Returns
+    -------
+    dict
+        cuda_allocated_peak_bytes, what tensors took of a GPU, or elsewhere
+        process_resident_peak_bytes, which counts the whole process.
+    """
+    if torch.device(device).type == "cuda":
+        return {"cuda_allocated_peak_bytes": torch.cuda.max_memory_allocated(device)}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = peak if sys.platform == "darwin" else 1024 * peak
+    return {"process_resident_peak_bytes": peak}
+
+
+def memory_shown(stats: dict[str, Any]) -> dict[str, float]:
+    """Select the peak of memory from what was measured, in GiB and words."""
+    return {
+        words: stats[name] / 2**30 for name, words in PEAKS.items() if name in stats
+    }

@@ -1,0 +1,342 @@
+"""Speed, noise and reverberation, drawn for each utterance of a training batch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from speechbrain.utils.checkpoints import (
+    mark_as_loader,
+    mark_as_saver,
+    register_checkpoint_hooks,
+)
+from torchaudio.functional import fftconvolve, resample
+
+from .reading import audio_files, audio_info, read_audio, read_first_channel
+from .seeding import generator
+
+# Signal-to-noise ratios, dB, of the Kaldi x-vector recipe for MUSAN's three folders:
+# speech serves as babble there. "babble" itself is ours.
+_SNR_OF_FOLDER = {"music": (5.0, 15.0), "speech": (13.0, 20.0), "babble": (13.0, 20.0)}
+
+
+@register_checkpoint_hooks
+class SpeakerAugment:
+    """Augment a batch of speech for speaker training, as SpeechBrain's `wav_augment`.
+
+    Each utterance is first played at one of `speeds` (which moves the pitch as well,
+    so that each speed makes a new speaker: label + k * number of speakers), cut to
+    `chunk_samples` at a random place, then, with `augment_prob`, made noisy or
+    reverberant; which of the two is drawn evenly where both folders are given.
+
+    Noise comes from a random place of a random file, repeated where it is too short,
+    at a signal-to-noise ratio drawn evenly from [`snr_low`, `snr_high`]. Files below
+    folders called music, speech and babble (MUSAN has the first two) use 5 to 15, 13
+    to 20 and 13 to 20 dB instead. A room's impulse response has its energy set to 1
+    and its strongest peak moved to time 0, so that speech keeps its place and level.
+
+    All draws come from a generator seeded with (seed, rank, step): ranks differ, and a
+    resumed run needs the step alone to draw what it would have drawn.
+
+    Parameters
+    ----------
+    out_n_neurons : int
+        Classes of the classifier: training speakers times the number of speeds.
+    chunk_samples : int
+        Samples of an utterance that leave; 31,840 give 200 frames, as SpeechBrain's
+        centre-padded Fbank makes samples // 160 + 1.
+    sample_rate : int
+        Rate of the speech and of the files in both folders, Hz.
+    speeds : sequence of float
+        Speeds, 1.0 among them, which keeps the labels whatever its place.
+    augment_prob : float
+        Probability of noise or reverberation.
+    snr_low, snr_high : float
+        Range of signal-to-noise ratios, dB.
+    noise_folder, rir_folder : str or Path, optional
+        WAV and FLAC files at any depth. With neither, only the speed changes.
+    seed : int
+        Seed of all draws.
+
+    Raises
+    ------
+    ValueError
+        If settings contradict each other or a folder holds no audio.
+
+    Example
+    -------
+    >>> augment = SpeakerAugment(out_n_neurons=30, chunk_samples=16000)
+    >>> wavs, lens = augment(torch.randn(4, 17600), torch.ones(4))
+    >>> wavs.shape
+    torch.Size([4, 16000])
+    >>> labels = augment.replicate_labels(torch.tensor([[3], [1], [4], [9]]))
+    >>> (labels % 10).squeeze(1).tolist()
+    [3, 1, 4, 9]
+    """
+
+    def __init__(
+        self,
+        *,
+        out_n_neurons: int,
+        chunk_samples: int = 31840,
+        sample_rate: int = 16000,
+        speeds: Sequence[float] = (1.0, 0.9, 1.1),
+        augment_prob: float = 0.6,
+        snr_low: float = 0.0,
+        snr_high: float = 15.0,
+        noise_folder: str | Path | None = None,
+        rir_folder: str | Path | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.speeds = _normal_speed_first(speeds)
+        if out_n_neurons % len(self.speeds):
+            raise ValueError(
+                f"out_n_neurons is {out_n_neurons}, no multiple of the number of speeds "
+                f"({len(self.speeds)}): it must be the number of training speakers "
+                "times the number of speeds."
+            )
+        if not 0 <= augment_prob <= 1:
+            raise ValueError(f"augment_prob is {augment_prob}; give 0 to 1.")
+        if snr_low > snr_high:
+            raise ValueError(f"snr_low ({snr_low}) is above snr_high ({snr_high}).")
+        self.n_speakers = out_n_neurons // len(self.speeds)
+        self.chunk_samples = chunk_samples
+        self.sample_rate = sample_rate
+        self.augment_prob = augment_prob
+        self.snr_range = (float(snr_low), float(snr_high))
+        self.noise_files = [] if noise_folder is None else audio_files(noise_folder)
+        self.noise_root = noise_folder
+        self.rir_files = [] if rir_folder is None else audio_files(rir_folder)
+        self.rir_root = rir_folder
+        self.seed = seed
+        self.step = 0
+        self._speed_index = torch.zeros(0, dtype=torch.long)
+
+    @property
+    def samples_needed(self) -> int:
+        """Samples per utterance that the fastest speed needs."""
+        return math.ceil(self.chunk_samples * max(self.speeds))
+
+    def __call__(
+        self, wavs: torch.Tensor, lens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Augment a batch.
+
+        Parameters
+        ----------
+        wavs : torch.Tensor, [batch, samples]
+            At least `samples_needed` samples.
+        lens : torch.Tensor, [batch]
+            Relative lengths; utterances must be full.
+
+        Returns
+        -------
+        wavs : torch.Tensor, [batch, chunk_samples]
+        lens : torch.Tensor, [batch]
+            Ones.
+        """
+        if wavs.shape[1] < self.samples_needed:
+            raise ValueError(
+                f"The batch has {wavs.shape[1]} samples per utterance; chunk_samples "
+                f"{self.chunk_samples} at speed {max(self.speeds)} needs "
+                f"{self.samples_needed}. Raise sentence_len to at least "
+                f"{self.samples_needed / self.sample_rate:.2f} seconds."
+            )
+        draws = generator("augment", self.seed, _rank(), self.step)
+        self.step += 1
+        # Autocast would resample in bfloat16, with noise at -40 dB of the speech.
+        with torch.autocast(wavs.device.type, enabled=False):
+            chunks = self._change_speed(wavs, draws)
+            for row in range(len(chunks)):
+                chunks[row] = self._disturb(chunks[row], draws)
+        return chunks, torch.ones_like(lens)
+
+    def in_words(self) -> str:
+        """Say which augmentation is on, and which is not.
+
+        Example
+        -------
+        >>> SpeakerAugment(out_n_neurons=10, speeds=[1.0]).in_words()
+        'Speeds: 1.0. Noise: none (noise_folder). Reverberation: none (rir_folder).'
+        """
+        speeds = ", ".join(map(str, self.speeds))
+        noise, rooms = "none (noise_folder)", "none (rir_folder)"
+        if self.noise_files:
+            noise = f"{len(self.noise_files)} files in {self.noise_root}"
+        if self.rir_files:
+            rooms = f"{len(self.rir_files)} files in {self.rir_root}"
+        words = f"Speeds: {speeds}. Noise: {noise}. Reverberation: {rooms}."
+        if self.noise_files or self.rir_files:
+            words += f" One of the two, with probability {self.augment_prob}."
+        return words
+
+    def replicate_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """Speaker labels of the batch augmented last.
+
+        Parameters
+        ----------
+        labels : torch.Tensor, [batch, 1]
+            Speakers, below the number of speakers.
+
+        Returns
+        -------
+        torch.Tensor, [batch, 1]
+            label + k * number of speakers, k the place of the speed drawn.
+        """
+        if len(labels) != len(self._speed_index):
+            raise ValueError(
+                f"There are {len(labels)} labels, but the batch augmented last had "
+                f"{len(self._speed_index)} utterances. Pass the labels of that batch."
+            )
+        offset = self._speed_index.to(labels.device) * self.n_speakers
+        return labels + offset.reshape(-1, *[1] * (labels.dim() - 1))
+
+    def _change_speed(self, wavs: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
+        self._speed_index = torch.randint(
+            len(self.speeds), (len(wavs),), generator=draws
+        )
+        places = torch.rand(len(wavs), generator=draws).tolist()
+        chunks = wavs.new_empty(len(wavs), self.chunk_samples)
+        for index, speed in enumerate(self.speeds):
+            rows = (self._speed_index == index).nonzero().flatten().tolist()
+            if not rows:
+                continue
+            played = _play(wavs[rows], speed)
+            spare = played.shape[1] - self.chunk_samples
+            for row, wav in zip(rows, played, strict=True):
+                start = int(places[row] * (spare + 1))
+                chunks[row] = wav[start : start + self.chunk_samples]
+        return chunks
+
+    def _disturb(self, wav: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
+        # Drawn even where unused: an utterance's draws must not depend on the folders'
+        # contents, nor on what its neighbours in the batch drew.
+        lot, kind, choice, place, level = torch.rand(5, generator=draws).tolist()
+        if lot >= self.augment_prob or not (self.noise_files or self.rir_files):
+            return wav
+        if not self.rir_files or (self.noise_files and kind < 0.5):
+            path = self.noise_files[int(choice * len(self.noise_files))]
+            low, high = self._snr_range_of(path)
+            noise = self._read_noise(path, place).to(wav)
+            return add_noise(wav, noise, low + level * (high - low))
+        path = self.rir_files[int(choice * len(self.rir_files))]
+        rir = read_first_channel(path, sample_rate=self.sample_rate)
+        return reverberate(wav, rir.to(wav))
+
+    def _snr_range_of(self, path: Path) -> tuple[float, float]:
+        assert self.noise_root is not None
+        for folder in path.relative_to(self.noise_root).parts[:-1]:
+            if folder.lower() in _SNR_OF_FOLDER:
+                return _SNR_OF_FOLDER[folder.lower()]
+        return self.snr_range
+
+    def _read_noise(self, path: Path, place: float) -> torch.Tensor:
+        available = audio_info(path).samples
+        if not available:
+            raise ValueError(f"{path} holds no samples. Remove it from noise_folder.")
+        start = int(place * (max(0, available - self.chunk_samples) + 1))
+        noise = read_audio(
+            path, sample_rate=self.sample_rate, start=start, samples=self.chunk_samples
+        )
+        repeats = -(-self.chunk_samples // len(noise))
+        return noise.repeat(repeats)[: self.chunk_samples]
+
+    @mark_as_saver
+    def _save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps({"step": self.step}), encoding="utf-8")
+
+    @mark_as_loader
+    def _load(self, path: str | Path, end_of_epoch: bool) -> None:
+        del end_of_epoch
+        self.step = int(json.loads(Path(path).read_text(encoding="utf-8"))["step"])
+
+
+def add_noise(wav: torch.Tensor, noise: torch.Tensor, snr_db: float) -> torch.Tensor:
+    """Add noise at a signal-to-noise ratio.
+
+    Parameters
+    ----------
+    wav, noise : torch.Tensor, [samples]
+    snr_db : float
+        Ratio of the powers, dB.
+
+    Returns
+    -------
+    torch.Tensor, [samples]
+
+    Example
+    -------
+    >>> wav, noise = torch.ones(100), torch.full((100,), 5.0)
+    >>> noisy = add_noise(wav, noise, snr_db=20.0)
+    >>> round((noisy - wav).mean().item(), 6)
+    0.1
+    """
+    noise_power = noise.square().mean()
+    if noise_power == 0:
+        return wav
+    gain = torch.sqrt(wav.square().mean() / noise_power / 10 ** (snr_db / 10))
+    return wav + gain * noise
+
+
+def reverberate(wav: torch.Tensor, rir: torch.Tensor) -> torch.Tensor:
+    """Put speech into a room.
+
+    Parameters
+    ----------
+    wav : torch.Tensor, [samples]
+    rir : torch.Tensor, [taps]
+        Impulse response; its energy and its delay up to the direct path do not matter.
+
+    Returns
+    -------
+    torch.Tensor, [samples]
+
+    Example
+    -------
+    >>> wav = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    >>> late_and_loud = torch.tensor([0.0, 0.0, 7.0])
+    >>> torch.allclose(reverberate(wav, late_and_loud), wav, atol=1e-6)
+    True
+    """
+    energy = rir.square().sum()
+    if energy == 0:
+        return wav
+    direct_path = int(rir.abs().argmax())
+    echoed = fftconvolve(wav, rir / energy.sqrt())
+    return echoed[direct_path : direct_path + len(wav)]
+
+
+def _play(wavs: torch.Tensor, speed: float) -> torch.Tensor:
+    """Resample so that the same number of samples per second is spoken faster."""
+    if speed == 1.0:
+        return wavs
+    # Small integers keep the resampling kernel small: 1.1 is 11 to 10.
+    ratio = _as_small_ratio(speed)
+    return resample(wavs, *ratio)
+
+
+def _as_small_ratio(speed: float) -> tuple[int, int]:
+    numerator = round(speed * 100)
+    if not math.isclose(numerator / 100, speed):
+        raise ValueError(f"Speed {speed} must have at most two decimals.")
+    divisor = math.gcd(numerator, 100)
+    return numerator // divisor, 100 // divisor
+
+
+def _normal_speed_first(speeds: Sequence[float]) -> tuple[float, ...]:
+    if 1.0 not in speeds or min(speeds) <= 0 or len(set(speeds)) != len(speeds):
+        raise ValueError(
+            f"speeds are {list(speeds)}; give different positive ones, 1.0 among them."
+        )
+    # The speaker as recorded must keep its label, whatever order the speeds come in.
+    return (1.0, *(speed for speed in speeds if speed != 1.0))
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    return 0

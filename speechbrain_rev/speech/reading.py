@@ -1,0 +1,194 @@
+"""Reading audio with soundfile, by frame range.
+
+torchaudio 2.11 can no longer read by itself, and a training chunk is a small part of
+its file: only the samples asked for are decoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import soundfile
+import torch
+
+AUDIO_SUFFIXES = (".wav", ".flac")
+
+
+@dataclass(frozen=True)
+class AudioInfo:
+    """What a file's header says.
+
+    Attributes
+    ----------
+    samples : int
+        Length in samples per channel.
+    sample_rate : int
+        Samples per second.
+    channels : int
+        Number of channels.
+    """
+
+    samples: int
+    sample_rate: int
+    channels: int
+
+
+def audio_info(path: str | Path) -> AudioInfo:
+    """Read a file's header.
+
+    Parameters
+    ----------
+    path : str or Path
+        WAV, FLAC or another format that libsndfile knows.
+
+    Returns
+    -------
+    AudioInfo
+
+    Raises
+    ------
+    ValueError
+        If the file cannot be read as audio; it names the file.
+    """
+    try:
+        info = soundfile.info(str(path))
+    except soundfile.LibsndfileError as error:
+        raise _unreadable(path, error) from error
+    return AudioInfo(info.frames, info.samplerate, info.channels)
+
+
+def read_audio(
+    path: str | Path,
+    *,
+    sample_rate: int,
+    start: int = 0,
+    samples: int | None = None,
+    mix_channels: bool = False,
+) -> torch.Tensor:
+    """Read audio as one channel, or a part of it.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    sample_rate : int
+        The rate that the file must have, Hz.
+    start : int
+        First sample to read.
+    samples : int, optional
+        How many samples to read; all that follow by default. Fewer come back where
+        the file ends before.
+    mix_channels : bool
+        Whether several channels are averaged (otherwise they are refused).
+
+    Returns
+    -------
+    torch.Tensor, [samples]
+        Float32 between -1 and 1.
+
+    Raises
+    ------
+    ValueError
+        If the file cannot be read, has another rate or several channels.
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "second.wav"
+    >>> soundfile.write(path, [0.0] * 16000, 16000)
+    >>> read_audio(path, sample_rate=16000, start=4000, samples=8000).shape
+    torch.Size([8000])
+    """
+    values, file_rate = _decode(path, start, samples)
+    if file_rate != sample_rate:
+        raise ValueError(_other_rate(path, file_rate, sample_rate))
+    if values.shape[1] != 1 and not mix_channels:
+        raise ValueError(
+            f"{path} has {values.shape[1]} channels, but one is expected. Convert the "
+            "files (for example: sox IN OUT remix -)."
+        )
+    return values.mean(dim=1)
+
+
+def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
+    """Read the first channel of a file of one or more.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file, for example of room responses, which may have a channel per
+        microphone.
+    sample_rate : int
+        The rate that it must have, Hz.
+
+    Returns
+    -------
+    torch.Tensor, [samples]
+
+    Raises
+    ------
+    ValueError
+        If the file cannot be read or has another rate.
+    """
+    values, file_rate = _decode(path, 0, None)
+    if file_rate != sample_rate:
+        raise ValueError(_other_rate(path, file_rate, sample_rate))
+    return values[:, 0].contiguous()
+
+
+def audio_files(folder: str | Path) -> list[Path]:
+    """All WAV and FLAC files below a folder, in sorted order.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Searched at any depth.
+
+    Returns
+    -------
+    list of Path
+
+    Raises
+    ------
+    ValueError
+        If the folder does not exist or holds no such file.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(
+            f"There is no folder {folder}. Give one with WAV or FLAC files."
+        )
+    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
+    if not paths:
+        raise ValueError(
+            f"There is no {' or '.join(AUDIO_SUFFIXES)} file below {folder}. "
+            "Other formats must be converted first."
+        )
+    return paths
+
+
+def _decode(
+    path: str | Path, start: int, samples: int | None
+) -> tuple[torch.Tensor, int]:
+    """Decode a range: float32 [samples, channels], and the file's rate."""
+    try:
+        with soundfile.SoundFile(str(path)) as audio:
+            audio.seek(min(start, audio.frames))
+            count = -1 if samples is None else samples
+            values = audio.read(count, dtype="float32", always_2d=True)
+            return torch.from_numpy(values), audio.samplerate
+    except soundfile.LibsndfileError as error:
+        raise _unreadable(path, error) from error
+
+
+def _other_rate(path: str | Path, found: int, expected: int) -> str:
+    return (
+        f"{path} has {found} samples per second, but {expected} are expected. Convert "
+        f"the files (for example: sox IN -r {expected} OUT), or set sample_rate to "
+        "what the files have."
+    )
+
+
+def _unreadable(path: str | Path, error: Exception) -> ValueError:
+    reason = "there is no such file" if not Path(path).exists() else str(error)
+    return ValueError(f"{path} cannot be read as audio: {reason}")

@@ -1,0 +1,88 @@
+"""Random draws that depend on a place in the training, not on what ran before."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from speechbrain.utils.checkpoints import (
+    mark_as_loader,
+    mark_as_saver,
+    register_checkpoint_hooks,
+)
+
+
+def generator(*place: int | str) -> torch.Generator:
+    """Make a random generator for one place of the training.
+
+    Parameters
+    ----------
+    *place : int or str
+        Whatever tells the place: the purpose, the seed, then rank and step, or epoch
+        and utterance, ...
+
+    Returns
+    -------
+    torch.Generator
+        The same for the same place; unrelated ones for neighbouring places, which
+        seeding with a sum would not give.
+
+    Example
+    -------
+    >>> draw = torch.rand(2, generator=generator("chunk", 1986, 7))
+    >>> torch.equal(draw, torch.rand(2, generator=generator("chunk", 1986, 7)))
+    True
+    """
+    digest = hashlib.blake2b(repr(place).encode(), digest_size=8).digest()
+    # torch.Generator takes signed 64-bit seeds.
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+@register_checkpoint_hooks
+class GlobalRandomState:
+    """The random states of torch, CUDA, numpy and Python, saved with checkpoints.
+
+    The data's draws depend on the place in the training alone. This is for all else
+    that may draw in a training step, such as dropout.
+
+    Example
+    -------
+    >>> from speechbrain.utils.checkpoints import Checkpointer
+    >>> recoverables = {"random_state": GlobalRandomState()}
+    >>> checkpointer = Checkpointer(getfixture("tmp_path"), recoverables)
+    >>> _ = checkpointer.save_checkpoint()
+    >>> drawn = torch.rand(1)
+    >>> _ = checkpointer.recover_if_possible()
+    >>> torch.equal(torch.rand(1), drawn)
+    True
+    """
+
+    @mark_as_saver
+    def _save(self, path: str | Path) -> None:
+        version, words, gauss = random.getstate()
+        numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002
+        # As a list, for only plain values are read back from a file.
+        numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
+        state = {
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "numpy": numpy_state,
+            "python": (version, list(words), gauss),
+        }
+        torch.save(state, path)
+
+    @mark_as_loader
+    def _load(self, path: str | Path, end_of_epoch: bool) -> None:
+        del end_of_epoch
+        state = torch.load(path, weights_only=True)
+        torch.set_rng_state(state["torch"])
+        if len(state["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(state["cuda"])
+        key = np.array(state["numpy"]["state"]["key"], dtype=np.uint32)
+        state["numpy"]["state"]["key"] = key
+        np.random.set_state(state["numpy"])  # noqa: NPY002
+        version, words, gauss = state["python"]
+        random.setstate((version, tuple(words), gauss))
