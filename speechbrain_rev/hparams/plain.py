@@ -28,8 +28,10 @@ def plain_settings(text: str) -> dict[str, Any]:
     {'seed': 3, 'folder': 'results/3'}
     """
     loader = yaml.SafeLoader(resolve_references(text))
+    document = loader.get_single_node()
+    entries = document.value if isinstance(document, yaml.MappingNode) else []
     return {
         key.value: loader.construct_object(value, deep=True)
-        for key, value in loader.get_single_node().value
+        for key, value in entries
         if not value.tag.startswith("!") and not isinstance(value, yaml.MappingNode)
     }
