@@ -10,8 +10,10 @@ import importlib
 import os
 import platform
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
+from pathlib import Path
 
 from speechbrain_rev import __version__
 
@@ -51,6 +53,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"speechbrain-rev: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
+
+
+def run_script(script: Callable[[], object]) -> None:
+    """Run a recipe; an error of the user ends it with one line instead of a traceback.
+
+    Errors that come from elsewhere than this package and the recipe keep theirs.
+
+    Parameters
+    ----------
+    script : callable
+        The recipe's ``main``, which reads the command line.
+    """
+    own = (Path(__file__).parent, Path(sys.argv[0]).resolve().parent)
+    try:
+        script()
+    except (ValueError, FileNotFoundError) as error:
+        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if not any(raised_in.resolve().is_relative_to(folder) for folder in own):
+            raise
+        sys.exit(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}")
 
 
 def _parser() -> argparse.ArgumentParser:

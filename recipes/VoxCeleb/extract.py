@@ -18,6 +18,7 @@ from typing import Any
 
 from prepare import speech_root
 
+from speechbrain_rev.cli import run_script
 from speechbrain_rev.inference import SpeakerEmbedder, embed_into
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.scoring import read_trials
@@ -40,7 +41,15 @@ def lists_of(given: Sequence[str] | None, settings: Mapping[str, Any]) -> list[P
 def trial_files(trial_lists: Sequence[Path], root: Path) -> dict[str, Path]:
     """Find the audio of every utterance of the trial lists."""
     names = (name for path in trial_lists for name in read_trials(path).utterances)
-    return {name: root / name for name in names}
+    files = {name: root / name for name in names}
+    missing = [file for file in files.values() if not file.exists()]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of the {len(files)} utterances of the trial lists are "
+            f"missing, the first {missing[0]}. Give their folder with --trials_folder; "
+            "names in trial lists begin with the speaker, as in id10270/..."
+        )
+    return files
 
 
 def cohort_files(
@@ -100,4 +109,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

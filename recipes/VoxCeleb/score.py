@@ -23,6 +23,7 @@ import numpy as np
 from extract import COHORT, TRIALS, lists_of
 
 from speechbrain_rev import plots, scoring
+from speechbrain_rev.cli import run_script
 from speechbrain_rev.inference import EmbeddingArchive
 from speechbrain_rev.inference.run_folder import read_settings, read_weights
 from speechbrain_rev.speech import read_manifest
@@ -188,4 +189,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

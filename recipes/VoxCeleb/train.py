@@ -36,8 +36,9 @@ from speechbrain.utils.distributed import if_main_process, run_on_main
 from speechbrain.utils.run_opts import RunOptions
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from training_log import append_epoch, draw_curves, memory_shown, peak_memory, shown
+from training_log import append_epoch, draw_curves, forecast, peak_memory, shown
 
+from speechbrain_rev.cli import run_script
 from speechbrain_rev.hparams import compose, plain_settings, resolve
 from speechbrain_rev.lobes.checkpoints import (
     average_of_last_epochs,
@@ -308,13 +309,7 @@ def dry_run(brain, loader):
     brain.fit_batch(next(batches))
     seconds = time.monotonic() - start
     brain.bar.close()
-    epochs = brain.hparams.number_of_epochs
-    peak = memory_shown(peak_memory(brain.device))
-    print(
-        f"{len(loader)} steps per epoch, {seconds:.2f} s per step: "
-        f"{seconds * len(loader) * epochs / 3600:.1f} hours for {epochs} epochs, without "
-        f"validation; {', '.join(f'{name}: {gib:.2f}' for name, gib in peak.items())}."
-    )
+    print(forecast(len(loader), seconds, brain.hparams.number_of_epochs, brain.device))
 
 
 def compose_run(argv):
@@ -350,6 +345,8 @@ def build_brain(hparams, run_opts):
     """Put modules, optimizer and all that a resumed run needs together."""
     if hparams["pretrained_run"]:
         start_from(hparams)
+    # The rate is that of the utterances of one step of the optimizer.
+    hparams["lr_annealing"].batch_size *= run_opts.grad_accumulation_factor
     hparams["checkpointer"].add_recoverable("random_state", GlobalRandomState())
     return SpeakerBrain(
         modules=hparams["modules"],
@@ -363,6 +360,9 @@ def build_brain(hparams, run_opts):
 def main(argv=None):
     """Train."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or {"-h", "--help"} & set(argv):
+        print(__doc__)
+        return
     dry = "--dry_run" in argv
     text, settings, run_opts = compose_run([a for a in argv if a != "--dry_run"])
     sb.utils.distributed.ddp_init_group(run_opts)
@@ -396,4 +396,4 @@ def finish(hparams):
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -106,3 +106,17 @@ def memory_shown(stats: dict[str, Any]) -> dict[str, float]:
     return {
         words: stats[name] / 2**30 for name, words in PEAKS.items() if name in stats
     }
+
+
+def forecast(
+    steps: int, seconds: float, epochs: int, device: torch.device | str
+) -> str:
+    """Say what a training would take whose steps take so many seconds."""
+    total = seconds * steps * epochs
+    duration = f"{total / 3600:.1f} h" if total >= 3600 else f"{total / 60:.1f} min"
+    peak = memory_shown(peak_memory(device)).items()
+    return (
+        f"{steps} steps per epoch, {seconds:.2f} s per step: {duration} for {epochs} "
+        f"epochs, without validation and without waiting for the reading of speech; "
+        f"{', '.join(f'{name}: {gib:.2f}' for name, gib in peak)}."
+    )

@@ -88,7 +88,8 @@ class SpeakerSchedule:
         if not 0 <= warmup_epochs < number_of_epochs:
             raise ValueError(
                 f"warmup_epochs ({warmup_epochs}) must be at least 0 and less than "
-                f"number_of_epochs ({number_of_epochs})."
+                f"number_of_epochs ({number_of_epochs}). For a short run give "
+                "warmup_epochs: 0."
             )
         if margin_end_epoch < margin_start_epoch:
             raise ValueError(
@@ -172,8 +173,8 @@ class SpeakerSchedule:
         if not self.steps_per_epoch:
             raise ValueError(
                 "SpeakerSchedule needs steps_per_epoch, which is not set. Give the "
-                "length of the training loader: utterances // batch_size, of one "
-                "process if several train together."
+                "number of batches that the training loader of one process makes in an "
+                "epoch: utterances / batch_size, rounded up unless it drops the last."
             )
         return step / self.steps_per_epoch
 

@@ -16,7 +16,7 @@ README = ROOT / "README.md"
 #: What the README shows of the 25 encoders: small and large, and each way to save.
 SHOWN = {
     "resnet34", "revnet46", "revnet57", "resnet152", "revnet197", "revnet245",
-    "df_resnet56", "df_revnet89", "df_resnet233", "df_revnet377",
+    "df_resnet56", "df_revnet89", "df_revnet281", "df_resnet233", "df_revnet377",
 }  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def rendered(text: str) -> str:
         result.rows = choose(result.rows)
         versions = result.environment
         source = (
-            f"{result.setting}. {versions['processor']}, {versions['threads']} threads, "
+            f"{result.setting}. {versions['processor']}, {versions['threads']} thread(s), "
             f"torch {versions['torch']}, {versions['date']}."
         )
         place = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -182,7 +182,7 @@ def test_a_dry_run_says_what_training_would_take_and_trains_nothing(
     train.main([*arguments(data, tmp_path), "--dry_run"])
     output = capsys.readouterr().out
     assert "4 steps per epoch" in output
-    assert "hours for 2 epochs" in output
+    assert "min for 2 epochs" in output
     assert "GiB" in output
     assert not list((tmp_path / "save").glob("CKPT*"))
 
@@ -270,3 +270,18 @@ def test_the_augmentation_that_is_on_is_named(train, data, tmp_path, capsys):
     train.main([*argv, "--dry_run"])
     output = capsys.readouterr().out
     assert f"Noise: 2 files in {noise}. Reverberation: none (rir_folder)." in output
+
+
+def test_the_rate_is_that_of_the_utterances_of_an_optimizer_step(train, data, tmp_path):
+    rates = []
+    for factor in (1, 2):
+        folder = tmp_path / str(factor)
+        argv = arguments(data, folder, number_of_epochs=1, warmup_epochs=0.5)
+        train.main([*argv, f"--grad_accumulation_factor={factor}"])
+        rates.append(log(folder)[0]["lr"])
+    assert rates[1] == pytest.approx(2 * rates[0])
+
+
+def test_help_is_there_without_a_file(train, capsys):
+    train.main(["--help"])
+    assert "--dry_run" in capsys.readouterr().out

@@ -216,3 +216,26 @@ class TestVerify:
     ):
         arguments = ["verify", run_folder, *audio, f"--device={device}"]
         assert message in refuse(arguments, capsys)
+
+
+def run_as_script(tmp_path, code):
+    path = tmp_path / "script.py"
+    path.write_text(f"from speechbrain_rev.cli import run_script\n{code}\n")
+    return subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_recipes_own_errors_end_in_one_line(tmp_path):
+    ended = run_as_script(
+        tmp_path,
+        "def main():\n    raise ValueError('no such\\n folder')\nrun_script(main)",
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == "script.py: no such folder\n"
+
+
+def test_other_errors_of_a_recipe_keep_their_traceback(tmp_path):
+    ended = run_as_script(tmp_path, "import json\nrun_script(lambda: json.loads('{'))")
+    assert ended.returncode == 1
+    assert "Traceback" in ended.stderr

@@ -109,7 +109,7 @@ def test_a_loaded_schedule_continues_where_the_saved_one_was(tmp_path):
 
 
 def test_a_missing_length_of_the_epoch_is_refused_with_the_way_to_compute_it():
-    with pytest.raises(ValueError, match=r"utterances // batch_size"):
+    with pytest.raises(ValueError, match=r"utterances / batch_size"):
         schedule(steps_per_epoch=None).on_batch_end(any_optimizer())
 
 
