@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from speechbrain_rev.lobes.precision import autocast_off
+
 # The angle's derivative is infinite at a cosine of +-1.
 _COSINE_BOUND = 1.0 - 1e-7
 
@@ -51,7 +53,7 @@ class CosineClassifier(nn.Module):
         torch.Tensor, [batch, 1, out_neurons]
             Cosines in float32.
         """
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with autocast_off(embeddings.device):
             directions = functional.normalize(self.weight.float(), dim=-1)
             return functional.linear(
                 functional.normalize(embeddings.float(), dim=-1), directions
@@ -115,7 +117,7 @@ class AAMSoftmax(nn.Module):
             Scalar, float32.
         """
         del lengths
-        with torch.autocast(predictions.device.type, enabled=False):
+        with autocast_off(predictions.device):
             cosines = predictions.squeeze(1).float()
             targets = targets.long().reshape(-1, 1)
             target_cosines = cosines.gather(1, targets)

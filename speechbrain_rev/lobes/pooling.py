@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from speechbrain_rev.lobes.precision import autocast_off
+
 #: Added to the variance, so that the root has a gradient where nothing varies.
 VARIANCE_FLOOR = 1e-7
 
@@ -37,7 +39,7 @@ def statistics_pooling(
     >>> mean.shape, std.shape
     (torch.Size([2, 12]), torch.Size([2, 12]))
     """
-    with torch.autocast(x.device.type, enabled=False):
+    with autocast_off(x.device):
         x = x.to(torch.promote_types(x.dtype, torch.float32)).flatten(1, 2)
         if mask is None:
             variance, mean = torch.var_mean(x, dim=2, correction=correction)

@@ -127,7 +127,7 @@ class BatchNorm(nn.Module):
             )
         self.num_batches_tracked.add_(1)
         if mask is None and self._processes() == 1:
-            mean, variance = torch.ops.aten.batch_norm_update_stats(
+            mean, variance = _update_statistics(
                 x, self.running_mean, self.running_var, self.momentum
             )
             return mean, (variance + self.eps).sqrt().reciprocal()
@@ -222,15 +222,44 @@ class _Normalise(torch.autograd.Function):
         return *grads, None, None, None
 
 
+@torch.library.custom_op(
+    "speechbrain_rev::update_statistics",
+    mutates_args=("running_mean", "running_var"),
+)
+def _update_statistics(
+    x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a batch; torch's own operation has no form without data."""
+    mean, variance = torch.ops.aten.batch_norm_update_stats(
+        x, running_mean, running_var, momentum
+    )
+    return mean, variance
+
+
+@_update_statistics.register_fake
+def _(
+    x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(running_mean), torch.empty_like(running_var)
+
+
 def _moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, variance [channel] and count [1] of the frames kept, in float64."""
-    keep = x.new_ones(()) if mask is None else mask
-    keep = keep.expand(x.shape[0], 1, x.shape[2], x.shape[3]).double()
-    count = keep.sum().view(1)
+    """Mean, variance [channel] and count [1] of the frames kept, in float64.
+
+    One copy of the input lives at a time, as there will be of the output.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    values = x.shape[0] * x.shape[2] * x.shape[3]
+    if mask is None:
+        variance, mean = torch.var_mean(x.to(wide), _REDUCED, correction=0)
+        count = torch.full((1,), values, dtype=torch.float64, device=x.device)
+        return mean.double(), variance.double(), count
+    count = mask.sum(dtype=torch.float64).view(1) * (values / mask.numel())
     some = count.clamp_min(1)
-    mean = (x * keep).sum(_REDUCED) / some
-    variance = ((x - _per_channel(mean)).square() * keep).sum(_REDUCED) / some
-    return mean, variance, count
+    kept = mask.to(x.dtype)
+    mean = (x * kept).sum(_REDUCED, dtype=wide) / some
+    centred = (x - _per_channel(mean.to(wide))).mul_(kept)
+    return mean, centred.square_().sum(_REDUCED) / some, count
 
 
 def _backward(
@@ -243,19 +272,24 @@ def _backward(
     mask: Tensor | None,
     processes: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients where statistics leave frames out or came from all processes."""
-    grad, centred = grad.to(mean.dtype), x.to(mean.dtype) - _per_channel(mean)
-    sums = torch.stack([grad.sum(_REDUCED), (grad * centred).sum(_REDUCED)])
+    """Gradients where statistics leave frames out or came from all processes.
+
+    The difference to the mean is computed twice, so that its product with the gradient
+    needs no place of its own.
+    """
+    grad, centre = grad.to(mean.dtype), _per_channel(mean)
+    product = (x - centre).mul_(grad).sum(_REDUCED)
+    sums = torch.stack([grad.sum(_REDUCED), product])
     grad_bias, grad_weight = sums[0], sums[1] * inverse_std
     if processes > 1:
         sums = sums.clone()
         dist.all_reduce(sums)
     mean_grad, mean_product = (sums / count.clamp_min(1)).to(mean.dtype)
     slope = _per_channel(mean_product * inverse_std.square())
-    grad_x = grad - _per_channel(mean_grad) - centred * slope
-    grad_x = grad_x * _per_channel(weight * inverse_std)
+    grad_x = (x - centre).mul_(slope).neg_().add_(grad).sub_(_per_channel(mean_grad))
+    grad_x.mul_(_per_channel(weight * inverse_std))
     if mask is not None:
-        grad_x = grad_x * mask.to(grad_x.dtype)
+        grad_x.mul_(mask)
     return grad_x.to(x.dtype), grad_weight, grad_bias
 
 
