@@ -1,11 +1,8 @@
 """Embedding speech with a trained encoder: audio in, numpy arrays out."""
 
 from speechbrain_rev.inference.archive import EmbeddingArchive, embed_into
-from speechbrain_rev.inference.speaker import (
-    FbankStatistics,
-    SpeakerEmbedder,
-    WaveformEncoder,
-)
+from speechbrain_rev.inference.speaker import SpeakerEmbedder
+from speechbrain_rev.inference.waveform import FbankStatistics, WaveformEncoder
 
 __all__ = [
     "EmbeddingArchive",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,12 +162,18 @@ def embed_into(
         for index, row in embedder.embed_each([files[name] for name in missing]):
             rows[missing[index]] = row, wanted[missing[index]]
             if time.monotonic() - saved > _SAVE_SECONDS:
-                _archive(rows, rows, embedder).save(path)
+                _archive(_ordered(rows, files), rows, embedder).save(path)
                 saved = time.monotonic()
     finally:
         if rows:
-            _archive(rows, rows, embedder).save(path)
+            _archive(_ordered(rows, files), rows, embedder).save(path)
     return _archive(files, rows, embedder)
+
+
+def _ordered(names: Iterable[str], files: Iterable[str]) -> list[str]:
+    """Put the files asked for first, in their order; they were embedded by length."""
+    places = {name: place for place, name in enumerate(files)}
+    return sorted(names, key=lambda name: places.get(name, len(places)))
 
 
 def _source(file: str | Path) -> str:
@@ -178,10 +184,11 @@ def _source(file: str | Path) -> str:
 
 
 def _archive(
-    names: Mapping[str, object],
+    names: Iterable[str],
     rows: Mapping[str, tuple[NDArray[np.float32], str]],
     embedder: SpeakerEmbedder,
 ) -> EmbeddingArchive:
+    names = tuple(names)
     embeddings = np.stack([rows[name][0] for name in names])
     sources = tuple(rows[name][1] for name in names)
-    return EmbeddingArchive(tuple(names), embeddings, embedder.fingerprint, sources)
+    return EmbeddingArchive(names, embeddings, embedder.fingerprint, sources)

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from speechbrain.lobes.features import Fbank
-from speechbrain.processing.features import InputNormalization
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from speechbrain_rev.inference.audio import prepare_waveform, read_waveform
 from speechbrain_rev.inference.run_folder import read_settings, read_weights
+from speechbrain_rev.inference.waveform import WaveformEncoder
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.scoring import cosine
 
@@ -29,88 +29,29 @@ logger = logging.getLogger(__name__)
 
 _SETTINGS = ("arch", "widths", "blocks", "n_mels", "embedding_dim", "sample_rate")
 
-# Utterances of equal length run together up to this many, and read-ahead waits for
-# companions no longer than this many samples: 80 MB.
-_BATCH = 16
+# Utterances that run together: so many samples at most with their padding (100 s), none
+# shorter than this part of the longest, and so many of them. A CPU gains nothing from
+# many, for it takes the larger tensors from the system anew each time.
+_BATCH_SAMPLES = 1_600_000
+_ALIKE = 0.75
+_BATCH, _CPU_BATCH = 16, 4
+# The longer the read-ahead, the more alike are neighbours in length: 80 MB.
 _WAITING_SAMPLES = 20_000_000
 _MANY_FILES = 20
-
-
-class WaveformEncoder(nn.Module):
-    """Put training's features before an encoder.
-
-    Parameters
-    ----------
-    encoder : nn.Module
-        Takes filterbanks [batch, time, n_mels].
-    n_mels : int
-        Mel bands.
-    sample_rate : int
-        Hertz.
-
-    Example
-    -------
-    >>> encoder = build_encoder("revnet57", widths=(8,) * 4, blocks=(1,) * 4)
-    >>> WaveformEncoder(encoder)(torch.randn(2, 16000)).shape
-    torch.Size([2, 1, 256])
-    """
-
-    def __init__(
-        self, encoder: nn.Module, *, n_mels: int = 80, sample_rate: int = 16000
-    ):
-        super().__init__()
-        self.compute_features = Fbank(n_mels=n_mels, sample_rate=sample_rate)
-        self.mean_var_norm = InputNormalization(norm_type="sentence", std_norm=False)
-        self.encoder = encoder
-
-    def forward(self, waveforms: Tensor) -> Tensor:
-        """Map [batch, samples] to [batch, 1, embedding_dim]."""
-        features = self.compute_features(waveforms)
-        lengths = torch.ones(len(features), device=features.device)
-        embeddings: Tensor = self.encoder(self.mean_var_norm(features, lengths))
-        return embeddings
-
-
-class FbankStatistics(nn.Module):
-    """Describe an utterance without a model: mean and deviation of its filterbanks.
-
-    The baseline that a trained network must be clearly better than. Nothing is
-    normalised, since the mean over a sentence is half of what it describes.
-
-    Parameters
-    ----------
-    n_mels : int
-        Mel bands.
-    sample_rate : int
-        Hertz.
-
-    Example
-    -------
-    >>> FbankStatistics()(torch.randn(2, 16000)).shape
-    torch.Size([2, 1, 160])
-    """
-
-    def __init__(self, *, n_mels: int = 80, sample_rate: int = 16000):
-        super().__init__()
-        self.compute_features = Fbank(n_mels=n_mels, sample_rate=sample_rate)
-
-    def forward(self, waveforms: Tensor) -> Tensor:
-        """Map [batch, samples] to [batch, 1, 2 * n_mels]."""
-        features = self.compute_features(waveforms)
-        statistics = features.mean(dim=1), features.std(dim=1)
-        return torch.cat(statistics, dim=-1).unsqueeze(1)
 
 
 class SpeakerEmbedder:
     """Embed utterances and compare speakers.
 
-    Utterances of equal length are embedded together and all others by themselves, so
-    that an embedding does not depend on what else is embedded.
+    Utterances of similar length are embedded together. The padding of the shorter ones
+    does not count, so that but for float32 rounding an embedding does not depend on
+    what else is embedded.
 
     Parameters
     ----------
     model : nn.Module
-        Maps waveforms [batch, samples] to [batch, 1, embedding_dim].
+        Maps waveforms [batch, samples], and how many samples of each count [batch] or
+        None for all, to [batch, 1, embedding_dim].
     sample_rate : int
         Hertz of the waveforms the model takes; all audio is resampled to it.
     device : str, torch.device or None
@@ -121,6 +62,7 @@ class SpeakerEmbedder:
 
     Example
     -------
+    >>> from speechbrain_rev.inference import FbankStatistics
     >>> embedder = SpeakerEmbedder(FbankStatistics(), device="cpu")
     >>> embedder.embed(torch.randn(24000), sample_rate=24000).shape
     (160,)
@@ -224,7 +166,7 @@ class SpeakerEmbedder:
         samples = prepare_waveform(
             samples, sample_rate, self.sample_rate, "the waveform"
         )
-        embeddings = self._run(samples.reshape(-1, samples.shape[-1]))
+        embeddings = self._run(samples.reshape(-1, samples.shape[-1]).unbind())
         return embeddings if samples.dim() == 2 else embeddings[0]
 
     def embed_files(self, paths: Sequence[str | PathLike[str]]) -> NDArray[np.float32]:
@@ -283,9 +225,10 @@ class SpeakerEmbedder:
             unit="utt",
             disable=len(paths) < _MANY_FILES,
         ) as progress:
-            for indices, samples in self._batches(paths):
-                yield from zip(indices, self._run(samples), strict=True)
-                progress.update(len(indices))
+            for group in self._batches(paths):
+                indices, waveforms = zip(*group, strict=True)
+                yield from zip(indices, self._run(waveforms), strict=True)
+                progress.update(len(group))
 
     def verify(self, a: str | PathLike[str], b: str | PathLike[str]) -> float:
         """Score how alike the speakers of two audio files are.
@@ -310,20 +253,19 @@ class SpeakerEmbedder:
 
     def _batches(
         self, paths: Sequence[str | PathLike[str]]
-    ) -> Iterator[tuple[list[int], Tensor]]:
-        """Read files and group those of equal length, without waiting for long."""
-        waiting: dict[int, list[tuple[int, Tensor]]] = {}
+    ) -> Iterator[list[tuple[int, Tensor]]]:
+        """Read files ahead and group those of similar length."""
+        most = _CPU_BATCH if self.device.type == "cpu" else _BATCH
+        waiting: list[tuple[int, Tensor]] = []
         mixed: list[str] = []
         for index, path in enumerate(paths):
             samples, channels = read_waveform(path, self.sample_rate)
             if channels > 1:
                 mixed.append(f"{path} ({channels})")
-            group = waiting.setdefault(len(samples), [])
-            group.append((index, samples))
-            if len(group) == _BATCH:
-                yield _stacked(waiting.pop(len(samples)))
-            while sum(n * len(g) for n, g in waiting.items()) > _WAITING_SAMPLES:
-                yield _stacked(waiting.pop(max(waiting, key=lambda n: len(waiting[n]))))
+            waiting.append((index, samples))
+            if sum(len(w) for _, w in waiting) > _WAITING_SAMPLES:
+                yield from _groups(waiting, most)
+                waiting = []
         if mixed:
             logger.warning(
                 "%d of %d files have several channels, which were averaged: %s",
@@ -331,12 +273,17 @@ class SpeakerEmbedder:
                 len(paths),
                 ", ".join(mixed[:5]) + (", ..." if len(mixed) > 5 else ""),
             )
-        yield from map(_stacked, waiting.values())
+        yield from _groups(waiting, most)
 
     @torch.no_grad()
-    def _run(self, samples: Tensor) -> NDArray[np.float32]:
-        """Embed [batch, samples] at the model's sample rate."""
-        embeddings = self.model(samples.to(self.device)).squeeze(1).float().cpu()
+    def _run(self, waveforms: Sequence[Tensor]) -> NDArray[np.float32]:
+        """Embed waveforms [samples] at the model's sample rate."""
+        padded = pad_sequence(list(waveforms), batch_first=True).to(self.device)
+        counts = [len(w) for w in waveforms]
+        samples = None
+        if min(counts) < max(counts):
+            samples = torch.tensor(counts, device=self.device)
+        embeddings = self.model(padded, samples).squeeze(1).float().cpu()
         if not embeddings.isfinite().all():
             raise ValueError(
                 "the encoder gave NaN or infinity for audio that is finite. Its "
@@ -345,8 +292,23 @@ class SpeakerEmbedder:
         return np.asarray(embeddings.numpy())
 
 
-def _stacked(group: list[tuple[int, Tensor]]) -> tuple[list[int], Tensor]:
-    return [index for index, _ in group], torch.stack([s for _, s in group])
+def _groups(
+    waveforms: Sequence[tuple[int, Tensor]], most: int
+) -> Iterator[list[tuple[int, Tensor]]]:
+    group: list[tuple[int, Tensor]] = []
+    for index, samples in sorted(waveforms, key=lambda w: len(w[1]), reverse=True):
+        longest = len(group[0][1]) if group else len(samples)
+        if (
+            len(group) == most
+            or (len(group) + 1) * longest > _BATCH_SAMPLES
+            or len(samples) < _ALIKE * longest
+        ):
+            if group:
+                yield group
+            group = []
+        group.append((index, samples))
+    if group:
+        yield group
 
 
 def _checked(settings: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class SpeakerEncoder(nn.Module):
         Parameters
         ----------
         feats : torch.Tensor, [batch, time, n_mels]
-            Filterbanks.
+            Filterbanks; what they hold beyond an utterance's length does not matter.
         lengths : torch.Tensor, [batch], or None
             Relative lengths, 1.0 for an utterance of all frames. None if no utterance
             is padded. A length on a GPU that is not above 0 and at most 1 makes its
@@ -215,7 +215,8 @@ class SpeakerEncoder(nn.Module):
         x = F.pad(x, (0, padding))
         masks = _masks(x, frames, lengths, padding)
         if masks[0] is not None:
-            x = x * masks[0].to(x.dtype)
+            # Whatever stands in the padding, NaN too, is as if it were not there.
+            x = x.where(masks[0] > 0, 0)
         pooled = self._pooled(x, masks).to(self.fc.weight.dtype)
         return cast(Tensor, self.fc(pooled)).unsqueeze(1)
 
@@ -297,7 +298,8 @@ def _masks(
     if lengths is None:
         valid = torch.full((x.shape[0], 1), float(frames), device=x.device)
     else:
-        relative = lengths.to(x.device).float().unsqueeze(1)
+        # Not waiting for the copy: the step must not wait for the device either.
+        relative = lengths.to(x.device, non_blocking=True).float().unsqueeze(1)
         valid = (relative * frames).round().clamp_min(1)
         valid = valid.where(_plausible(relative), torch.nan)
     masks: list[Tensor | None] = []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from speechbrain_rev.lobes.precision import autocast_off
 
@@ -45,8 +48,31 @@ def statistics_pooling(
             variance, mean = torch.var_mean(x, dim=2, correction=correction)
         else:
             keep = mask.to(x.dtype).flatten(1, 2)
-            frames = keep.sum(2)
-            mean = (x * keep).sum(2) / frames
-            squares = ((x - mean.unsqueeze(2)) * keep).square().sum(2)
-            variance = squares / (frames - correction).clamp_min(1)
+            variance, mean = _MaskedVarMean.apply(x, keep, correction)
         return mean, (variance + VARIANCE_FLOOR).sqrt()
+
+
+class _MaskedVarMean(torch.autograd.Function):
+    """Variance and mean of the frames kept; saves its input alone, as torch's does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, keep: Tensor, correction: int
+    ) -> tuple[Tensor, Tensor]:
+        frames = keep.sum(2)
+        freedom = (frames - correction).clamp_min(1)
+        mean = (x * keep).sum(2) / frames
+        centred = (x - mean.unsqueeze(2)).mul_(keep)
+        ctx.save_for_backward(x, keep, mean, frames, freedom)
+        return centred.square_().sum(2) / freedom, mean
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_variance: Tensor, grad_mean: Tensor
+    ) -> tuple[Tensor, None, None]:
+        x, keep, mean, frames, freedom = ctx.saved_tensors
+        slope = (2 * grad_variance / freedom).unsqueeze(2)
+        grad = (x - mean.unsqueeze(2)).mul_(slope)
+        grad.add_((grad_mean / frames).unsqueeze(2)).mul_(keep)
+        return grad, None, None

@@ -202,8 +202,6 @@ class _Normalise(torch.autograd.Function):
         if outputs:
             # The output is zero wherever ReLU or the mask cut it off.
             grad = torch.ops.aten.threshold_backward(grad, outputs[0], 0)
-        elif ctx.mask is not None:
-            grad = grad * ctx.mask.to(grad.dtype)
         if count:
             if torch.is_grad_enabled():
                 raise RuntimeError(
@@ -274,12 +272,20 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients where statistics leave frames out or came from all processes.
 
-    The difference to the mean is computed twice, so that its product with the gradient
-    needs no place of its own.
+    The difference to the mean is computed twice and the gradient is never masked, so
+    that one copy of the input is all the place this takes.
     """
     grad, centre = grad.to(mean.dtype), _per_channel(mean)
-    product = (x - centre).mul_(grad).sum(_REDUCED)
-    sums = torch.stack([grad.sum(_REDUCED), product])
+    product = (x - centre).mul_(grad)
+    if mask is None:
+        total = grad.sum(_REDUCED)
+    else:
+        kept = mask.to(grad.dtype).expand(len(grad), 1, 1, -1).flatten(1)
+        total = (grad.flatten(1, 2) @ kept.unsqueeze(2)).view(grad.shape[:3])
+        total = total.sum((0, 2))
+        product.mul_(mask)
+    sums = torch.stack([total, product.sum(_REDUCED)])
+    del product
     grad_bias, grad_weight = sums[0], sums[1] * inverse_std
     if processes > 1:
         sums = sums.clone()

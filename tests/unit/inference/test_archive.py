@@ -12,7 +12,7 @@ class Counting(torch.nn.Module):
 
     seen = 0
 
-    def forward(self, waves):
+    def forward(self, waves, samples):
         self.seen += len(waves)
         return waves[:, :4].unsqueeze(1)
 

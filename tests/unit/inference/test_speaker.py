@@ -9,6 +9,7 @@ from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
 
 from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder
+from speechbrain_rev.inference.speaker import _groups
 from speechbrain_rev.scoring import cosine, cosine_trials, eer, read_trials
 from tests.run_folders import TINY, speech_like, write_audio, write_run
 
@@ -56,15 +57,44 @@ def test_a_batch_gives_a_row_for_each_utterance(embedder):
         assert close(row, embedder.embed(wave, 16000))
 
 
-def test_an_embedding_does_not_depend_on_its_companions(embedder, tmp_path):
-    lengths = [1.0, 0.8, 1.0, 1.5, 1.0, 0.8]
+@pytest.mark.parametrize("kind", ["encoder", "statistics"])
+def test_an_embedding_does_not_depend_on_its_companions(
+    run, tmp_path, kind, monkeypatch
+):
+    # 160 samples are a hop: also one sample more or less than whole hops.
+    lengths = [16000, 15999, 12800, 15841, 15840, 24000, 16000, 20001, 19999, 5000]
     paths = [
-        write_audio(tmp_path / f"{i}.flac", speech_like(seconds, seed=i))
-        for i, seconds in enumerate(lengths)
+        write_audio(tmp_path / f"{i}.flac", speech_like(3.0, seed=i)[:n])
+        for i, n in enumerate(lengths)
     ]
-    together = embedder.embed_files(paths)
-    for path, row in zip(paths, together, strict=True):
+    embedder = (
+        SpeakerEmbedder.from_run(run[0], device="cpu")
+        if kind == "encoder"
+        else SpeakerEmbedder(FbankStatistics(), device="cpu")
+    )
+    sizes, together = [], embedder.model.forward
+
+    def counting(waves, samples):
+        sizes.append(len(waves))
+        return together(waves, samples)
+
+    monkeypatch.setattr(embedder.model, "forward", counting)
+    rows = embedder.embed_files(paths)
+    assert max(sizes) > 1
+    assert sum(sizes) == len(paths)
+    for path, row in zip(paths, rows, strict=True):
         assert close(row, embedder.embed_files([path])[0])
+
+
+def test_batches_are_alike_in_length_and_bounded():
+    lengths = [1_000_000, 900_000, 100, 90, 80, 70, 60, 50, *[40] * 40, 7]
+    waves = [(i, torch.zeros(n)) for i, n in enumerate(lengths)]
+    groups = list(_groups(waves, 16))
+    assert sorted(i for group in groups for i, _ in group) == list(range(len(waves)))
+    sizes = [[len(w) for _, w in group] for group in groups]
+    assert sizes[:2] == [[1_000_000], [900_000]]
+    assert all(len(size) <= 16 for size in sizes)
+    assert all(min(size) >= 0.75 * max(size) for size in sizes)
 
 
 def test_many_files_of_one_length_keep_their_order(embedder, tmp_path, capsys):
@@ -81,7 +111,7 @@ def test_many_files_of_one_length_keep_their_order(embedder, tmp_path, capsys):
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 44101, 48000])
 def test_audio_of_any_sample_rate_reaches_the_encoder_at_its_own(rate):
     class Listener(torch.nn.Module):
-        def forward(self, waves):
+        def forward(self, waves, samples):
             self.heard = waves
             return waves.mean(dim=1).reshape(-1, 1, 1)
 

@@ -1,4 +1,4 @@
-"""Every encoder of the table: size, shapes, modes, lengths, errors."""
+"""Every encoder of the table: size, shapes, modes, errors."""
 
 import copy
 import pickle
@@ -10,26 +10,10 @@ from torch import nn
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.memory import live_bytes_peak
+from tests.unit.lobes.encoders import KINDS, feats, tiny
 
 NAMES = list(ARCHITECTURES)
 REVERSIBLE = [n for n, row in ARCHITECTURES.items() if row.reversible]
-#: One encoder of each way to be built.
-KINDS = [
-    "resnet34", "resnet101", "df_resnet56", "revnet46", "revnet57", "revnet140",
-    "revnet155", "df_revnet66", "df_revnet89",
-]  # fmt: skip
-
-
-def tiny(name, **settings):
-    """The same shape of network, small enough to run in a test."""
-    torch.manual_seed(0)
-    sizes = {"widths": (8, 8, 16, 16), "blocks": (1, 2, 1, 1), "embedding_dim": 32}
-    return build_encoder(name, **(sizes | settings))
-
-
-def feats(batch=2, time=43, dtype=torch.float64):
-    torch.manual_seed(1)
-    return torch.randn(batch, time, 80, dtype=dtype)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,35 +118,6 @@ def test_impossible_modes_are_refused(name, mode, words):
         tiny(name, mode=mode)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_padded_utterances_have_the_embedding_that_they_have_alone(name):
-    encoder = tiny(name).eval()
-    long, short = feats(1, 45, torch.float32), feats(1, 27, torch.float32)
-    padded = torch.cat([long, torch.nn.functional.pad(short, (0, 0, 0, 18), value=7.0)])
-    with torch.no_grad():
-        together = encoder(padded, lengths=torch.tensor([1.0, 27 / 45]))
-        alone = torch.cat([encoder(long), encoder(short)])
-    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
-    with torch.no_grad():
-        blind = encoder(padded)
-    assert (blind - alone)[1].abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("name", ["resnet34", "revnet46", "df_revnet89"])
-def test_training_with_lengths_leaves_the_padding_out(name):
-    short = feats(2, 24)
-    results = []
-    for batch, lengths in (
-        (short, None),
-        (torch.nn.functional.pad(short, (0, 0, 0, 24)), torch.tensor([0.5, 0.5])),
-    ):
-        encoder = tiny(name).double()
-        encoder(batch, lengths=lengths).square().sum().backward()
-        grads = [p.grad for p in encoder.parameters()]
-        results.append((grads, list(encoder.buffers())))
-    torch.testing.assert_close(results[0], results[1])
-
-
 def test_reconstruction_saves_memory_over_storing_and_over_the_vanilla_encoder():
     x = feats(2, 200, torch.float32)
 
@@ -232,17 +187,6 @@ def test_pooling_takes_the_variance_asked_for(correction):
 def test_input_of_a_wrong_shape_is_refused(shape, words):
     with pytest.raises(ValueError, match=words):
         tiny("revnet57")(torch.randn(shape))
-
-
-def test_lengths_must_be_one_per_utterance():
-    with pytest.raises(ValueError, match=r"one for each utterance: \[2\]"):
-        tiny("revnet57")(feats(2, 20, torch.float32), torch.ones(3))
-
-
-@pytest.mark.parametrize("length", [0.0, -0.5, 20.0, float("nan")])
-def test_lengths_must_be_relative(length):
-    with pytest.raises(ValueError, match="above 0 and at most 1"):
-        tiny("revnet57")(feats(2, 20, torch.float32), torch.tensor([1.0, length]))
 
 
 @pytest.mark.parametrize(
