@@ -38,7 +38,7 @@ slow: $(INSTALLED)
 
 ## mutants: sabotage the engine line by line and see that the tests notice
 mutants: $(INSTALLED)
-	$(RUN) tests/mutants.py
+	$(RUN) -m tests.mutants
 
 ## bench: memory and speed on this machine, results as JSON into RESULTS
 RESULTS ?= results/benchmarks

@@ -1,6 +1,6 @@
 """Run benchmarks and write their results with hardware and versions.
 
-python -m tests.benchmarks [--only memory] [--device cpu] [--results FOLDER]
+python -m tests.benchmarks [--only memory] [--device cpu|cuda|meta] [--results FOLDER]
 """
 
 from __future__ import annotations
@@ -11,23 +11,33 @@ from pathlib import Path
 
 import torch
 
-from . import memory, scoring, speed
+from . import counts, imports, memory, scoring, speed
 from .harness import NotEqual
 
-BENCHMARKS = {"memory": memory.run, "speed": speed.run, "scoring": scoring.run}
+BENCHMARKS = {
+    "memory": memory.run,
+    "speed": speed.run,
+    "scoring": scoring.run,
+    "imports": imports.run,
+}
+#: On meta tensors nothing is computed: there is only to count.
+ON_META = {"counts": counts.run}
 
 
 def main() -> None:
     """Run what was asked for; a failed correctness check prints no figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=BENCHMARKS, action="append")
+    parser.add_argument("--only", choices=[*BENCHMARKS, *ON_META], action="append")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--results", type=Path, default=Path("results/benchmarks"))
     options = parser.parse_args()
     device = torch.device(options.device)
-    for name in options.only or BENCHMARKS:
+    benchmarks = ON_META if device.type == "meta" else BENCHMARKS
+    for name in options.only or benchmarks:
+        if name not in benchmarks:
+            parser.error(f"--only={name} cannot run with --device={device}")
         try:
-            result = BENCHMARKS[name](device)
+            result = benchmarks[name](device)
         except NotEqual as error:
             sys.exit(f"{name}: no figures, for the check failed: {error}")
         file = result.save(options.results, device)

@@ -62,8 +62,9 @@ def test_gradient_passes_gradcheck_and_gradgradcheck():
     assert torch.autograd.gradgradcheck(ours, x)
 
 
-def test_masked_frames_do_not_count():
-    ours, theirs = both(True)
+@pytest.mark.parametrize("relu", [False, True])
+def test_masked_frames_do_not_count(relu):
+    ours, theirs = both(relu)
     torch.manual_seed(1)
     x = torch.randn(1, 6, 5, 9, dtype=torch.float64)
     mask = (torch.arange(9) < 6).double().view(1, 1, 1, 9)

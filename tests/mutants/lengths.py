@@ -1,0 +1,86 @@
+"""Sabotages of lengths: an utterance padded must be the utterance alone."""
+
+from .mutant import Mutant
+
+LENGTHS_TESTS = "tests/unit/lobes/test_lengths.py"
+SPEAKER_TESTS = "tests/unit/inference/test_speaker.py"
+BLOCKS_CODE = "speechbrain_rev/lobes/blocks.py"
+ENCODER_CODE = "speechbrain_rev/lobes/encoder.py"
+POOLING_CODE = "speechbrain_rev/lobes/pooling.py"
+NORM_CODE = "speechbrain_rev/reversible/norm.py"
+WAVEFORM_CODE = "speechbrain_rev/inference/waveform.py"
+
+LENGTHS = [
+    Mutant(
+        "lengths: the padding enters the stem",
+        ENCODER_CODE,
+        "x = x.where(masks[0] > 0, 0)",
+        "pass",
+        LENGTHS_TESTS,
+        "alone",
+    ),
+    Mutant(
+        "lengths: a half frame is lost at each level",
+        ENCODER_CODE,
+        "(valid / 2).ceil()",
+        "(valid / 2).floor()",
+        LENGTHS_TESTS,
+        "alone",
+    ),
+    Mutant(
+        "lengths: the residual of a basic block leaks into the padding",
+        BLOCKS_CODE,
+        "return masked(self.conv2(self.norm(self.conv1(x), mask)), mask)",
+        "return self.conv2(self.norm(self.conv1(x), mask))",
+        LENGTHS_TESTS,
+        "alone and revnet46",
+    ),
+    Mutant(
+        "lengths: normalisation fills the padding",
+        NORM_CODE,
+        "return y if mask is None else y * mask.to(y.dtype)",
+        "return y",
+        LENGTHS_TESTS,
+        "alone and df_resnet56",
+    ),
+    Mutant(
+        "lengths: pooling divides by all frames",
+        POOLING_CODE,
+        "frames = keep.sum(2)",
+        "frames = torch.ones_like(keep).sum(2)",
+        LENGTHS_TESTS,
+        "alone and revnet57",
+    ),
+    Mutant(
+        "lengths: the padding counts in the gradient of normalisation",
+        NORM_CODE,
+        "        product.mul_(mask)\n",
+        "",
+        "tests/unit/reversible/test_norm.py",
+        "masked_frames",
+    ),
+    Mutant(
+        "lengths: the pooled deviation has no gradient",
+        POOLING_CODE,
+        ".mul_(slope)",
+        ".mul_(0 * slope)",
+        LENGTHS_TESTS,
+        "leaves_the_padding_out and revnet46",
+    ),
+    Mutant(
+        "lengths: the host waits for the device",
+        ENCODER_CODE,
+        "    masks: list[Tensor | None] = []\n",
+        "    masks: list[Tensor | None] = []\n    valid.max().item()\n",
+        LENGTHS_TESTS,
+        "nothing_waits",
+    ),
+    Mutant(
+        "lengths: a padded waveform has the frames of its samples alone",
+        WAVEFORM_CODE,
+        "return 1 + samples //",
+        "return samples //",
+        SPEAKER_TESTS,
+        "companions",
+    ),
+]

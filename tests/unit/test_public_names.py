@@ -1,0 +1,107 @@
+"""What can be imported, and what importing does not do."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import speechbrain_rev
+
+PACKAGE = Path(speechbrain_rev.__file__).parent
+
+PUBLIC = {
+    "hparams": {
+        "Composition", "compose", "parse_arguments", "placeholders", "plain_settings",
+        "resolve", "top_level_keys",
+    },
+    "inference": {
+        "EmbeddingArchive", "FbankStatistics", "SpeakerEmbedder", "WaveformEncoder",
+        "embed_into",
+    },
+    "lobes": {"SpeakerEncoder", "build_encoder"},
+    "memory": {"LiveBytes", "live_bytes_peak"},
+    "optim": {"build_optimizer", "state_bytes"},
+    "reversible": {"AdditiveCoupling", "Mode", "Recompute", "ReversibleChain"},
+    "scoring": {
+        "DetCurve", "Trials", "as_norm", "cohort_statistics", "cosine",
+        "cosine_trials", "det_curve", "eer", "min_dcf", "read_trials",
+        "speaker_means", "subtract_mean", "write_scores",
+    },
+    "speech": {
+        "AudioInfo", "ChunkBatch", "ChunkDataset", "EpochBatchSampler",
+        "GlobalRandomState", "SpeakerAugment", "Utterance", "WholeUtterances",
+        "add_noise", "audio_files", "audio_info", "collate_chunks", "collate_whole",
+        "generator", "read_audio", "read_first_channel", "read_manifest", "repeat_to",
+        "reverberate", "write_manifest",
+    },
+}  # fmt: skip
+#: Modules that are public by themselves.
+MODULES = {
+    "architectures": {"ARCHITECTURES", "Architecture", "architecture"},
+    "cli": {"main", "run_script"},
+    "lobes.checkpoints": {"WholeCheckpointer", "average_of_last_epochs"},
+    "lobes.classifier": {"AAMSoftmax", "CosineClassifier"},
+    "lobes.schedules": {"SpeakerSchedule"},
+}
+
+
+def test_every_package_exports_its_public_names_and_no_others():
+    packages = {m.name for m in pkgutil.iter_modules([str(PACKAGE)]) if m.ispkg}
+    assert packages == set(PUBLIC)
+    for name, names in PUBLIC.items():
+        module = importlib.import_module(f"speechbrain_rev.{name}")
+        assert set(module.__all__) == names
+        assert module.__all__ == sorted(module.__all__)
+        assert all(hasattr(module, public) for public in names)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_modules_hold_their_public_names(name):
+    module = importlib.import_module(f"speechbrain_rev.{name}")
+    assert all(getattr(module, public).__module__ for public in MODULES[name] - {
+        "ARCHITECTURES"
+    })  # fmt: skip
+
+
+def run(program):
+    return subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout.split()
+
+
+def test_importing_everything_brings_no_optional_package_and_no_cuda():
+    modules = [
+        m.name for m in pkgutil.walk_packages([str(PACKAGE)], "speechbrain_rev.")
+    ]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {[m for m in modules if not m.endswith('__main__')]}:\n"
+        "    importlib.import_module(name)\n"
+        "import torch\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})\n"
+    )
+    loaded = run(program)
+    assert "torch" in loaded
+    assert not {"bitsandbytes", "triton", "matplotlib"} & set(loaded)
+
+
+@pytest.mark.parametrize("name", ["", ".architectures", ".hparams", ".cli", ".scoring"])
+def test_what_needs_no_torch_does_not_import_it(name):
+    loaded = run(f"import sys, speechbrain_rev{name}; print(*sys.modules)")
+    assert not {"torch", "speechbrain"} & set(loaded)
+
+
+def test_no_module_is_longer_than_one_sitting():
+    root = PACKAGE.parent
+    folders = [PACKAGE, root / "recipes", root / "tests" / "benchmarks"]
+    lengths = {
+        file.relative_to(root): len(file.read_text().splitlines())
+        for folder in folders
+        for file in folder.rglob("*.py")
+    }
+    assert len(lengths) > 50
+    assert [str(file) for file, lines in lengths.items() if lines > 400] == []
