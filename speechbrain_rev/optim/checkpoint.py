@@ -14,10 +14,15 @@ import torch
 # group because torch saves groups whole and leaves entries unknown to it alone.
 BUILT_AS = "built_as"
 
-# The first state tensor of SGD and Adam, as torch and as bitsandbytes call it.
-_FIRST_STATES = ("momentum_buffer", "exp_avg", "state1")
+# What torch's optimizers call the tensors of a parameter's state.
+STATES_OF_TORCH = {
+    "sgd": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+}
 # bitsandbytes wraps its states so that FSDP does not gather them.
-_WRAPPED = "__bnb_optimizer_quant_state__"
+WRAPPED = "__bnb_optimizer_quant_state__"
+_FIRST_STATES = ("state1", *{names[0] for names in STATES_OF_TORCH.values()})
 
 
 def refuse_other_checkpoint(
@@ -48,51 +53,144 @@ def refuse_other_checkpoint(
     >>> optimizer = torch.optim.SGD([{"params": [weight], "built_as": "sgd at 32 bit"}])
     >>> refuse_other_checkpoint(optimizer, optimizer.state_dict(), [torch.float32])
     """
-    group = optimizer.param_groups[0]
-    # A file of weights has no groups; it must not fail for want of a key.
-    saved_groups = state_dict.get("param_groups") or [{}]
-    wanted, saved = group[BUILT_AS], saved_groups[0].get(BUILT_AS)
-    if saved is None:
-        raise ValueError(
-            f"This optimizer is {wanted}, but the checkpoint was not written by an "
-            f"optimizer of build_optimizer, so its states cannot be told. Resume with "
-            f"the optimizer that wrote it, or start from its weights alone."
-        )
+    wanted = optimizer.param_groups[0][BUILT_AS]
+    saved = written_by(optimizer, state_dict)
     if saved != wanted:
         raise ValueError(
             f"This optimizer is {wanted}, but the checkpoint holds the states of "
             f"{saved}. Resume with the optimizer and bits (optimizer_name and "
-            f"optimizer_bits in a recipe) that wrote it, or start from its weights "
-            f"alone."
+            f"optimizer_bits in a recipe) that wrote it, start from its weights alone, "
+            f"or, where only the bits differ, convert it with "
+            f"speechbrain_rev.optim.convert_checkpoint."
         )
-    params, saved_params = group["params"], saved_groups[0]["params"]
+    pairs = states_by_parameter(optimizer, state_dict)
+    for index, ((param, state), dtype) in enumerate(
+        zip(pairs, state_dtypes, strict=True)
+    ):
+        first = first_state(state)
+        if first is not None and first.dtype != dtype:
+            raise ValueError(
+                f"The states of parameter {index}, shape {list(param.shape)}, are "
+                f"{dtype} in this optimizer but {first.dtype} in the checkpoint. Give "
+                f"keep_32bit as in the run that wrote it, or convert the checkpoint "
+                f"with speechbrain_rev.optim.convert_checkpoint."
+            )
+
+
+def written_by(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> str:
+    """Read which optimizer of ours wrote a checkpoint.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        What the checkpoint is meant for.
+    state_dict : mapping
+        The checkpoint.
+
+    Returns
+    -------
+    str
+        As the optimizers of ``build_optimizer`` note it, "adamw at 8 bit" for instance.
+
+    Raises
+    ------
+    ValueError
+        If the checkpoint says nothing of it.
+
+    Example
+    -------
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> optimizer = torch.optim.SGD([{"params": [weight], "built_as": "sgd at 32 bit"}])
+    >>> written_by(optimizer, optimizer.state_dict())
+    'sgd at 32 bit'
+    """
+    # A file of weights has no groups; it must not fail for want of a key.
+    saved_groups = state_dict.get("param_groups") or [{}]
+    saved = saved_groups[0].get(BUILT_AS)
+    if saved is None:
+        raise ValueError(
+            f"This optimizer is {optimizer.param_groups[0][BUILT_AS]}, but the "
+            f"checkpoint was not written by an optimizer of build_optimizer, so its "
+            f"states cannot be told. Resume with the optimizer that wrote it, or start "
+            f"from its weights alone."
+        )
+    return str(saved)
+
+
+def states_by_parameter(
+    optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]
+) -> list[tuple[torch.Tensor, dict[str, Any]]]:
+    """Find the state that a checkpoint holds for each parameter of an optimizer.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        With one parameter group.
+    state_dict : mapping
+        The checkpoint.
+
+    Returns
+    -------
+    list of (torch.Tensor, dict)
+        Each parameter and its state, unwrapped; empty where no gradient came yet.
+
+    Raises
+    ------
+    ValueError
+        If the checkpoint belongs to other parameters.
+
+    Example
+    -------
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    >>> weight.sum().backward()
+    >>> optimizer.step()
+    >>> (_, state), = states_by_parameter(optimizer, optimizer.state_dict())
+    >>> state
+    {'momentum_buffer': tensor([1., 1.])}
+    """
+    params, saved_groups = (
+        optimizer.param_groups[0]["params"],
+        state_dict["param_groups"],
+    )
+    saved_params = saved_groups[0]["params"]
     if len(saved_groups) != 1 or len(params) != len(saved_params):
         raise ValueError(
             f"This optimizer has one group of {len(params)} parameters, but the "
             f"checkpoint {len(saved_groups)} of which the first has "
             f"{len(saved_params)}. Build the network that the checkpoint belongs to."
         )
-    for index, (param, saved_id, dtype) in enumerate(
-        zip(params, saved_params, state_dtypes, strict=True)
-    ):
-        state = _first_state(state_dict["state"].get(saved_id, {}))
-        if state is None:
-            continue
-        if state.shape != param.shape:
+    pairs = []
+    for index, (param, saved_id) in enumerate(zip(params, saved_params, strict=True)):
+        state = dict(state_dict["state"].get(saved_id, {}))
+        state |= state.pop(WRAPPED, {})
+        first = first_state(state)
+        if first is not None and first.shape != param.shape:
             raise ValueError(
                 f"Parameter {index} has shape {list(param.shape)}, but the checkpoint "
-                f"holds states of shape {list(state.shape)} for it. Build the network "
+                f"holds states of shape {list(first.shape)} for it. Build the network "
                 f"that the checkpoint belongs to."
             )
-        if state.dtype != dtype:
-            raise ValueError(
-                f"The states of parameter {index}, shape {list(param.shape)}, are "
-                f"{dtype} in this optimizer but {state.dtype} in the checkpoint. Give "
-                f"keep_32bit as in the run that wrote it."
-            )
+        pairs.append((param, state))
+    return pairs
 
 
-def _first_state(state: Mapping[str, Any]) -> torch.Tensor | None:
-    tensors = {**state, **state.get(_WRAPPED, {})}
-    # Missing where no gradient came yet, None where SGD has no momentum.
-    return next((tensors[name] for name in _FIRST_STATES if name in tensors), None)
+def first_state(state: Mapping[str, Any]) -> torch.Tensor | None:
+    """Find the first state tensor of a parameter, whoever computed it.
+
+    Parameters
+    ----------
+    state : mapping
+        Of one parameter, as :func:`states_by_parameter` gives it.
+
+    Returns
+    -------
+    torch.Tensor or None
+        None where no gradient came yet, and where SGD has no momentum.
+
+    Example
+    -------
+    >>> first_state({"step": 3, "state1": torch.ones(1)})
+    tensor([1.])
+    """
+    return next((state[name] for name in _FIRST_STATES if name in state), None)

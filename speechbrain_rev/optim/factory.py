@@ -1,23 +1,17 @@
 """One door to SGD, Adam and AdamW with states of 8 or 32 bit.
 
-8-bit states are those of Dettmers et al., "8-bit optimizers via block-wise
-quantization", ICLR 2022, which the memory-efficient speaker embedding paper uses
-(section IV): each block of a state is divided by its largest magnitude and stored as the
-nearest of 256 values of a dynamic tree. bitsandbytes computes them; its blocks are of
-256 values where the paper's are of 2048.
-
-The library takes several requests without honouring them. They are refused here, and
-what it decides by a table for the whole process is decided by the optimizer itself.
+8-bit states are cut into blocks, each block is divided by its largest magnitude and
+stored as the nearest of 256 values: ``reference.py`` has the scheme, ``strict.py`` its
+use. bitsandbytes, which computes on CUDA, takes several requests without honouring
+them. They are refused here.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -29,17 +23,7 @@ from speechbrain_rev.optim.arguments import (
     parameters_to_keep,
 )
 from speechbrain_rev.optim.checkpoint import BUILT_AS, refuse_other_checkpoint
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from bitsandbytes.optim.optimizer import Optimizer8bit as _Optimizer8bit
-else:
-    # bitsandbytes is imported when an 8-bit optimizer is built, not before.
-    _Optimizer8bit = object
-
-# Smaller tensors, biases and normalisations mostly, would save next to nothing.
-MIN_8BIT_ELEMENTS = 4096
+from speechbrain_rev.optim.strict import strict_class
 
 
 @dataclass(frozen=True)
@@ -86,7 +70,8 @@ def build_optimizer(
 
     At 32 bit it is torch's own optimizer: that is the one results are compared with,
     it knows every option, and bitsandbytes need not be installed. At 8 bit it is
-    bitsandbytes', held to what it can do.
+    bitsandbytes', held to what it can do, with the arithmetic of torch's: SGD with
+    momentum, AdamW with bias correction and with the decay before the update.
 
     Parameters
     ----------
@@ -135,10 +120,14 @@ def build_optimizer(
 
     Notes
     -----
-    On the CPU, bitsandbytes rounds through a table of 65,536 even steps: values below
-    3e-5 of their block's largest are lost, and a zero is read back as 2e-5 of it, so
-    that a weight without gradient drifts a little. Its CUDA kernels look up the nearest
-    value itself.
+    On a CPU 8-bit states are computed by the plain reference, of which the library's
+    own CPU code is only an approximation; on CUDA by the library. Checkpoints go from
+    one to the other, and :func:`~speechbrain_rev.optim.convert_checkpoint` takes them
+    from one precision to the other.
+
+    A gradient that is not finite is not hidden: as at 32 bit, moments become NaN and
+    stay it, here those of the whole block of 256, and weights follow, in AdamW on CUDA
+    one step later. A loss scaler that skips the step leaves all as it was.
 
     Example
     -------
@@ -171,7 +160,7 @@ def build_optimizer(
         "amsgrad": amsgrad,
     }
     row = _OPTIMIZERS[name]
-    _refuse_what_is_not_honoured(name, bits, options, weight_decay)
+    refuse_what_is_not_honoured(name, bits, options, weight_decay)
     trained = parameters_of_one_group(params)
     kept = parameters_to_keep(keep_32bit, trained)
     group = {"params": trained, BUILT_AS: f"{name} at {bits} bit"}
@@ -180,7 +169,7 @@ def build_optimizer(
     if bits == 8:
         _refuse_other_than_float32(trained)
         honoured = {key: options[key] for key in row.options_at_8bit}
-        strict = _strict_class(row.at_8bit)
+        strict = strict_class(row.at_8bit)
         optimizer = strict([group], kept, optim_bits=8, **common, **honoured)
     else:
         honoured = {key: options[key] for key in row.options}
@@ -225,99 +214,34 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(storages.values())
 
 
-class _Strict(_Optimizer8bit):
-    """What every 8-bit optimizer of ours does otherwise than bitsandbytes'."""
-
-    def __init__(
-        self, params: list[dict[str, Any]], kept: frozenset[int], **options: Any
-    ) -> None:
-        super().__init__(params, **options)
-        # Identities are safe to keep: the optimizer keeps the parameters alive.
-        self._kept = kept
-
-    def _state_bits(self, param: torch.Tensor) -> int:
-        small = param.numel() < MIN_8BIT_ELEMENTS
-        return 32 if small or id(param) in self._kept else 8
-
-    def get_config(
-        self, gindex: int, pindex: int, group: dict[str, Any]
-    ) -> dict[str, Any]:
-        # The library's own looks into a table of the process, keyed by id(), where a
-        # parameter can meet the settings of one that is long gone.
-        return {
-            "lr": group["lr"],
-            "betas": group["betas"],
-            "eps": group["eps"],
-            "weight_decay": group["weight_decay"],
-            "optim_bits": self._state_bits(self.param_groups[gindex]["params"][pindex]),
-            "min_8bit_size": MIN_8BIT_ELEMENTS,
-            "max_unorm": 0.0,
-            "skip_zeros": False,
-        }
-
-    def get_state_buffer(
-        self, p: torch.Tensor, dtype: torch.dtype = torch.float32
-    ) -> torch.Tensor:
-        # Contiguous whatever the weight is: the CUDA kernels read states in the order
-        # of memory and the CPU's in that of the shape, and checkpoints go from one to
-        # the other.
-        return torch.zeros(p.shape, dtype=dtype, device=p.device)
-
-    def update_step(
-        self, group: dict[str, Any], p: torch.Tensor, gindex: int, pindex: int
-    ) -> None:
-        weight, grad = p.data, p.grad
-        super().update_step(group, p, gindex, pindex)
-        # The library works on a contiguous copy and leaves it as the weight, which
-        # would end channels_last at the first step and break views of the weight.
-        if not weight.is_contiguous():
-            weight.copy_(p.data)
-            p.data, p.grad = weight, grad
-
-    def load_state_dict(
-        self, state_dict: dict[str, Any], move_to_device: bool = True
-    ) -> None:
-        dtypes = (
-            torch.uint8 if self._state_bits(param) == 8 else torch.float32
-            for param in self.param_groups[0]["params"]
-        )
-        refuse_other_checkpoint(self, state_dict, dtypes)
-        super().load_state_dict(state_dict, move_to_device)
-
-
-@functools.cache
-def _strict_class(library_name: str) -> type[Any]:
-    base = getattr(_bitsandbytes().optim, library_name)
-    return type(f"{library_name}8bit", (_Strict, base), {"__doc__": _Strict.__doc__})
-
-
-def _bitsandbytes() -> ModuleType:
-    # On some CPUs the import warns of a kernel for 4-bit inference that is not there,
-    # which has no part in training.
-    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    logger.addFilter(_is_not_about_inference)
-    try:
-        import bitsandbytes
-    except ImportError as error:
-        raise ImportError(
-            "Optimizer states of 8 bit need bitsandbytes, which cannot be imported "
-            f"here ({error}). Reinstall it, or ask for 32 bit (optimizer_bits: 32)."
-        ) from error
-    finally:
-        logger.removeFilter(_is_not_about_inference)
-    return bitsandbytes
-
-
-def _is_not_about_inference(record: logging.LogRecord) -> bool:
-    return "gemm_4bit" not in record.getMessage()
-
-
-def _refuse_what_is_not_honoured(
+def refuse_what_is_not_honoured(
     name: str, bits: int, options: Mapping[str, Any], weight_decay: float
 ) -> None:
+    """Raise where an optimizer would ignore an option, or read it as another.
+
+    Parameters
+    ----------
+    name : {"sgd", "adam", "adamw"}
+        The optimizer.
+    bits : {8, 32}
+        Of its states.
+    options : mapping
+        ``momentum`` of SGD, and ``nesterov``, ``dampening`` and ``amsgrad`` where given.
+    weight_decay : float
+        As it was given.
+
+    Raises
+    ------
+    ValueError
+        If there is such an option.
+
+    Example
+    -------
+    >>> refuse_what_is_not_honoured("sgd", 8, {"momentum": 0.9}, 1e-4)
+    """
     row = _OPTIMIZERS[name]
     for key in ("nesterov", "dampening", "amsgrad"):
-        if not options[key]:
+        if not options.get(key):
             continue
         if key not in row.options:
             owners = [n for n, other in _OPTIMIZERS.items() if key in other.options]

@@ -20,10 +20,11 @@ from pathlib import Path
 from .engine import ENGINE
 from .lengths import LENGTHS
 from .mutant import Mutant
+from .optimizer import OPTIMIZER
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS_FAILED = 1
-MUTANTS = [*ENGINE, *LENGTHS]
+MUTANTS = [*ENGINE, *LENGTHS, *OPTIMIZER]
 
 
 def run_tests(folder: Path, mutants: list[Mutant]) -> int:

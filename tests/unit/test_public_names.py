@@ -23,7 +23,7 @@ PUBLIC = {
     },
     "lobes": {"SpeakerEncoder", "build_encoder"},
     "memory": {"LiveBytes", "live_bytes_peak"},
-    "optim": {"build_optimizer", "state_bytes"},
+    "optim": {"build_optimizer", "convert_checkpoint", "state_bytes"},
     "reversible": {"AdditiveCoupling", "Mode", "Recompute", "ReversibleChain"},
     "scoring": {
         "DetCurve", "Trials", "as_norm", "cohort_statistics", "cosine",

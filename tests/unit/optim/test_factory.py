@@ -5,40 +5,8 @@ import pytest
 import torch
 from hyperpyyaml import load_hyperpyyaml
 
-from speechbrain_rev.optim import build_optimizer, factory, state_bytes
-
-NAMES = ["sgd", "adam", "adamw"]
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-        ],
-    ),
-]
-
-
-def parameter(*shape, seed=0, device="cpu"):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.nn.Parameter(torch.randn(shape, generator=generator).to(device))
-
-
-def step(optimizer, seed=0):
-    """One step on gradients that depend on seed alone."""
-    generator = torch.Generator().manual_seed(seed)
-    for param in optimizer.param_groups[0]["params"]:
-        grad = torch.randn(param.shape, generator=generator).to(param.device)
-        param.grad = torch.empty_like(param).copy_(grad)
-    optimizer.step()
-
-
-def decoded(state, number):
-    """What an 8-bit state stands for: its code times the largest of its block."""
-    values = state[f"qmap{number}"][state[f"state{number}"].long()]
-    scale = state[f"absmax{number}"].repeat_interleave(256)[: values.numel()]
-    return values * scale.view_as(values)
+from speechbrain_rev.optim import build_optimizer, state_bytes, strict
+from tests.unit.optim.steps import parameter, step
 
 
 def bits_of(optimizer):
@@ -76,80 +44,6 @@ def test_options_that_only_torch_honours_reach_it_at_32_bit():
     assert adam.param_groups[0]["amsgrad"] is True
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", NAMES)
-def test_tensors_kept_at_32_bit_follow_torchs_trajectory(name, device):
-    options = {
-        "lr": 0.01,
-        "momentum": 0.8,
-        "betas": (0.8, 0.95),
-        "eps": 1e-6,
-        "weight_decay": 0.0 if name == "adam" else 0.1,
-    }
-    ours, theirs = (
-        [parameter(70, 70, device=device), parameter(30, seed=1, device=device)]
-        for _ in range(2)
-    )
-    eight = build_optimizer(ours, name=name, bits=8, keep_32bit=ours[0], **options)
-    plain = build_optimizer(theirs, name=name, bits=32, **options)
-    for seed in range(10):
-        step(eight, seed)
-        step(plain, seed)
-    # Both compute in float32 and round a value of up to 4 in some ten places a step.
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_8_bit_sgd_steps_by_the_momentum_its_codes_stand_for(device):
-    weight = parameter(64, 80, device=device)
-    optimizer = build_optimizer(
-        [weight], name="sgd", bits=8, lr=0.1, momentum=0.8, weight_decay=0.01
-    )
-    momentum = torch.zeros_like(weight)
-    for seed in range(4):
-        before = weight.detach().clone()
-        step(optimizer, seed)
-        momentum = 0.8 * momentum + weight.grad + 0.01 * before
-        torch.testing.assert_close(weight.detach(), before - 0.1 * momentum)
-        stored = decoded(optimizer.state[weight], 1)
-        largest = momentum.abs().view(-1, 256).amax(dim=1).repeat_interleave(256)
-        error = (stored - momentum).abs().view(-1) / largest
-        # Codes are at most 0.9/64 of the block's largest apart, and the CPU looks them
-        # up by one of 65,536 even steps.
-        assert error.max() <= 0.9 / 64 / 2 + 2 / 65536 + 1e-6
-        momentum = stored
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_8_bit_adamw_steps_by_the_moments_its_codes_stand_for(device):
-    weight = parameter(64, 80, device=device)
-    optimizer = build_optimizer(
-        [weight], name="adamw", bits=8, lr=0.1, betas=(0.8, 0.9), weight_decay=0.1
-    )
-    mean, square = torch.zeros_like(weight), torch.zeros_like(weight)
-    for seed in range(4):
-        before = weight.detach().clone()
-        step(optimizer, seed)
-        mean = 0.8 * mean + 0.2 * weight.grad
-        square = 0.9 * square + 0.1 * weight.grad**2
-        scale = (square / (1 - 0.9 ** (seed + 1))).sqrt() + 1e-8
-        update = mean / (1 - 0.8 ** (seed + 1)) / scale
-        expected = before * (1 - 0.1 * 0.1) - 0.1 * update
-        torch.testing.assert_close(weight.detach(), expected, rtol=1e-4, atol=1e-5)
-        state = optimizer.state[weight]
-        mean, square = decoded(state, 1), decoded(state, 2)
-
-
-def test_adam_without_decay_is_adamw_without_decay_at_8_bit():
-    one, other = parameter(64, 64), parameter(64, 64)
-    adam = build_optimizer([one], name="adam", bits=8, lr=0.1)
-    adamw = build_optimizer([other], name="adamw", bits=8, lr=0.1)
-    for seed in range(3):
-        step(adam, seed)
-        step(adamw, seed)
-    assert torch.equal(one, other)
-
-
 def test_tensors_of_fewer_than_4096_elements_stay_at_32_bit():
     optimizer = build_optimizer(
         [parameter(4095), parameter(4096), parameter(1), parameter(2, 4000)],
@@ -180,60 +74,6 @@ def test_modules_and_parameters_given_in_any_form_stay_at_32_bit(choose):
     )
     step(optimizer)
     assert bits_of(optimizer) == [8, 32, 32, 32, 8, 32]
-
-
-def test_the_librarys_table_for_the_process_has_no_say():
-    import bitsandbytes
-
-    weight = parameter(64, 64)
-    table = bitsandbytes.optim.GlobalOptimManager.get_instance()
-    table.override_config(weight, key_value_dict={"optim_bits": 32, "lr": 100.0})
-    try:
-        optimizer = build_optimizer([weight], name="sgd", bits=8, lr=0.0)
-        before = weight.detach().clone()
-        step(optimizer)
-    finally:
-        del table.pid2config[id(weight)]
-    assert bits_of(optimizer) == [8]
-    assert torch.equal(weight, before)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("keep", [True, False])
-def test_channels_last_weights_stay_in_place_and_have_the_bits_of_contiguous_ones(
-    name, keep, device
-):
-    plain = parameter(64, 16, 3, 3, device=device)
-    moved = torch.nn.Parameter(plain.detach().clone(memory_format=torch.channels_last))
-    strides, place = moved.stride(), moved.data_ptr()
-    optimizers = [
-        build_optimizer([p], name=name, bits=8, lr=0.1, keep_32bit=[p] if keep else [])
-        for p in (plain, moved)
-    ]
-    for seed in range(3):
-        for optimizer in optimizers:
-            step(optimizer, seed)
-    assert moved.stride() == strides
-    assert moved.grad.stride() == strides
-    assert moved.data_ptr() == place
-    assert torch.equal(moved, plain)
-    # States have one order, so that a checkpoint serves either memory format.
-    assert optimizers[1].state[moved]["state1"].is_contiguous()
-    optimizers[0].load_state_dict(optimizers[1].state_dict())
-    for optimizer in optimizers:
-        step(optimizer, seed=9)
-    assert torch.equal(moved, plain)
-
-
-def test_parameters_without_gradient_are_left_alone():
-    still, moving = parameter(64, 64), parameter(64, 64)
-    optimizer = build_optimizer([still, moving], name="adamw", bits=8, lr=0.1)
-    before = still.detach().clone()
-    moving.sum().backward()
-    optimizer.step()
-    assert torch.equal(still, before)
-    assert still not in optimizer.state
 
 
 @pytest.mark.parametrize(
@@ -446,7 +286,7 @@ def test_bitsandbytes_is_imported_for_8_bit_only():
 
 
 def test_without_bitsandbytes_8_bit_is_refused_with_the_way_out(monkeypatch):
-    factory._strict_class.cache_clear()
+    strict.strict_class.cache_clear()
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ImportError, match="optimizer_bits: 32"):
         build_optimizer([parameter(2)], name="sgd", bits=8, lr=0.1)

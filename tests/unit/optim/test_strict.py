@@ -1,0 +1,352 @@
+"""Steps of the 8-bit optimizers: their arithmetic, layouts, and what is not finite."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.optim import build_optimizer
+from tests.unit.optim.steps import (
+    DEVICES,
+    NAMES,
+    assert_identical,
+    decoded,
+    excess_error,
+    parameter,
+    step,
+)
+
+# A quotient of two float32 numbers, one of them a sum of two products, is off by so much
+# of the largest of its block; CUDA's kernels give small negative values the code below
+# that of zero, which is 5.5e-7 off.
+ROUNDING = 1e-6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_kept_at_32_bit_follow_torchs_trajectory(name, device):
+    options = {
+        "lr": 0.01,
+        "momentum": 0.8,
+        "betas": (0.8, 0.95),
+        "eps": 1e-6,
+        "weight_decay": 0.0 if name == "adam" else 0.1,
+    }
+    ours, theirs = (
+        [parameter(70, 70, device=device), parameter(30, seed=1, device=device)]
+        for _ in range(2)
+    )
+    eight = build_optimizer(ours, name=name, bits=8, keep_32bit=ours[0], **options)
+    plain = build_optimizer(theirs, name=name, bits=32, **options)
+    for seed in range(10):
+        step(eight, seed)
+        step(plain, seed)
+    # Both compute in float32 and round a value of up to 4 in some ten places a step.
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_8_bit_sgd_steps_by_the_momentum_its_codes_stand_for(device):
+    weight = parameter(64, 80, device=device)
+    optimizer = build_optimizer(
+        [weight], name="sgd", bits=8, lr=0.1, momentum=0.8, weight_decay=0.01
+    )
+    momentum = torch.zeros_like(weight)
+    for seed in range(4):
+        before = weight.detach().clone()
+        step(optimizer, seed)
+        momentum = 0.8 * momentum + weight.grad + 0.01 * before
+        torch.testing.assert_close(weight.detach(), before - 0.1 * momentum)
+        assert excess_error(optimizer.state[weight], 1, momentum) <= ROUNDING
+        momentum = decoded(optimizer.state[weight], 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_8_bit_adamw_steps_by_the_moments_its_codes_stand_for(device):
+    weight = parameter(64, 80, device=device)
+    optimizer = build_optimizer(
+        [weight], name="adamw", bits=8, lr=0.1, betas=(0.8, 0.9), weight_decay=0.1
+    )
+    mean, square = torch.zeros_like(weight), torch.zeros_like(weight)
+    for seed in range(4):
+        before = weight.detach().clone()
+        step(optimizer, seed)
+        mean = 0.8 * mean + 0.2 * weight.grad
+        square = 0.9 * square + 0.1 * weight.grad**2
+        scale = (square / (1 - 0.9 ** (seed + 1))).sqrt() + 1e-8
+        update = mean / (1 - 0.8 ** (seed + 1)) / scale
+        expected = before * (1 - 0.1 * 0.1) - 0.1 * update
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-4, atol=1e-5)
+        state = optimizer.state[weight]
+        assert excess_error(state, 1, mean) <= ROUNDING
+        assert excess_error(state, 2, square) <= ROUNDING
+        mean, square = decoded(state, 1), decoded(state, 2)
+
+
+def test_adam_without_decay_is_adamw_without_decay_at_8_bit():
+    one, other = parameter(64, 64), parameter(64, 64)
+    adam = build_optimizer([one], name="adam", bits=8, lr=0.1)
+    adamw = build_optimizer([other], name="adamw", bits=8, lr=0.1)
+    for seed in range(3):
+        step(adam, seed)
+        step(adamw, seed)
+    assert torch.equal(one, other)
+
+
+def test_the_librarys_table_for_the_process_has_no_say():
+    import bitsandbytes
+
+    weight = parameter(64, 64)
+    table = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    table.override_config(weight, key_value_dict={"optim_bits": 32, "lr": 100.0})
+    try:
+        optimizer = build_optimizer([weight], name="sgd", bits=8, lr=0.0)
+        before = weight.detach().clone()
+        step(optimizer)
+    finally:
+        del table.pid2config[id(weight)]
+    assert optimizer.state[weight]["state1"].dtype == torch.uint8
+    assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("keep", [True, False])
+def test_channels_last_weights_stay_in_place_and_have_the_bits_of_contiguous_ones(
+    name, keep, device
+):
+    plain = parameter(64, 16, 3, 3, device=device)
+    moved = torch.nn.Parameter(plain.detach().clone(memory_format=torch.channels_last))
+    strides, place = moved.stride(), moved.data_ptr()
+    optimizers = [
+        build_optimizer([p], name=name, bits=8, lr=0.1, keep_32bit=[p] if keep else [])
+        for p in (plain, moved)
+    ]
+    for seed in range(3):
+        for optimizer in optimizers:
+            step(optimizer, seed)
+    assert moved.stride() == strides
+    assert moved.grad.stride() == strides
+    assert moved.data_ptr() == place
+    assert torch.equal(moved, plain)
+    # States have one order, so that a checkpoint serves either memory format.
+    assert optimizers[1].state[moved]["state1"].is_contiguous()
+    optimizers[0].load_state_dict(optimizers[1].state_dict())
+    for optimizer in optimizers:
+        step(optimizer, seed=9)
+    assert torch.equal(moved, plain)
+
+
+def test_parameters_without_gradient_are_left_alone():
+    still, moving = parameter(64, 64), parameter(64, 64)
+    optimizer = build_optimizer([still, moving], name="adamw", bits=8, lr=0.1)
+    before = still.detach().clone()
+    moving.sum().backward()
+    optimizer.step()
+    assert torch.equal(still, before)
+    assert still not in optimizer.state
+
+
+def weights_after(optimizer, grads):
+    (weight,) = optimizer.param_groups[0]["params"]
+    for grad in grads:
+        weight.grad = grad.clone()
+        optimizer.step()
+    return weight.detach()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_cpu_a_step_is_torchs_own_from_the_moments_that_were_stored(name):
+    options = {"name": name, "lr": 0.1, "weight_decay": 0.0 if name == "adam" else 0.1}
+    grads = torch.randn(5, 70, 70, generator=torch.Generator().manual_seed(0))
+    eight = build_optimizer([parameter(70, 70)], bits=8, **options)
+    before = weights_after(eight, grads[:4]).clone()
+    state = copy.deepcopy(next(iter(eight.state.values())))
+    plain = build_optimizer([torch.nn.Parameter(before)], bits=32, **options)
+    (weight,) = plain.param_groups[0]["params"]
+    if name == "sgd":
+        plain.state[weight] = {"momentum_buffer": decoded(state, 1)}
+    else:
+        plain.state[weight] = {
+            "step": torch.tensor(4.0),
+            "exp_avg": decoded(state, 1),
+            "exp_avg_sq": decoded(state, 2),
+        }
+    assert torch.equal(weights_after(eight, grads[4:]), weights_after(plain, grads[4:]))
+
+
+def trained_encoder(name, bits):
+    """Twenty steps of a small encoder that learns to tell noisy spectra apart."""
+    torch.manual_seed(0)
+    encoder = build_encoder(
+        "df_revnet66",
+        n_mels=40,
+        widths=(16, 32, 64, 64),
+        blocks=(1, 1, 1, 1),
+        embedding_dim=64,
+    )
+    network = torch.nn.Sequential(encoder, torch.nn.Flatten(), torch.nn.Linear(64, 20))
+    options = {"sgd": {"lr": 0.01}, "adamw": {"lr": 1e-3, "weight_decay": 0.05}}[name]
+    optimizer = build_optimizer(network.parameters(), name=name, bits=bits, **options)
+    start = [param.detach().clone() for param in network.parameters()]
+    spectra = torch.randn(20, 1, 40)
+    for _ in range(20):
+        speakers = torch.randint(20, (8,))
+        feats = spectra[speakers] + torch.randn(8, 24, 40)
+        loss = torch.nn.functional.cross_entropy(network(feats), speakers)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    ends = [param.detach() for param in network.parameters()]
+    return dict(enumerate(zip(start, ends, strict=True)))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_twenty_steps_stay_within_3_percent_of_the_distance_moved_at_32_bit(name):
+    plain, eight = (trained_encoder(name, bits) for bits in (32, 8))
+    large = [i for i, (start, _) in plain.items() if start.numel() >= 4096]
+    assert len(large) > 10
+    moved = torch.cat([(plain[i][1] - plain[i][0]).view(-1) for i in large])
+    apart = torch.cat([(eight[i][1] - plain[i][1]).view(-1) for i in large])
+    assert apart.norm() <= 0.03 * moved.norm()
+    for i in large:
+        assert not torch.equal(eight[i][1], plain[i][1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_without_a_gradient_do_not_drift(name, device):
+    weight = parameter(70, 70, device=device)
+    before = weight.detach().clone()
+    optimizer = build_optimizer([weight], name=name, bits=8, lr=0.1)
+    # A whole block, and every third value of the others.
+    still = torch.zeros(4900, dtype=torch.bool)
+    still[256:512] = True
+    still[::3] = True
+    still = still.view(70, 70).to(device)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        grad = torch.randn(70, 70, generator=generator).to(device)
+        weight.grad = grad.masked_fill(still, 0.0)
+        optimizer.step()
+    assert torch.equal(weight[still], before[still])
+    assert (weight[~still] != before[~still]).all()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_the_layout_of_states_is_the_librarys(name):
+    import bitsandbytes
+
+    library_class = {"sgd": bitsandbytes.optim.SGD, "adamw": bitsandbytes.optim.AdamW}
+    weights = [parameter(70, 70), parameter(70, 70)]
+    ours = build_optimizer(weights[:1], name=name, bits=8, lr=0.1)
+    momentum = {"momentum": 0.9} if name == "sgd" else {}
+    theirs = library_class[name](weights[1:], lr=0.1, optim_bits=8, **momentum)
+    step(ours)
+    step(theirs)
+    state, expected = ours.state[weights[0]], theirs.state[weights[1]]
+    assert state.keys() == expected.keys()
+    for key, value in expected.items():
+        if not isinstance(value, torch.Tensor):
+            assert state[key] == value
+            continue
+        assert (state[key].dtype, state[key].shape) == (value.dtype, value.shape)
+        if key.startswith("qmap"):
+            assert torch.equal(state[key], value)
+
+
+NOT_FINITE = [math.nan, math.inf, -math.inf]
+
+
+def steps_with_one_bad_gradient(optimizer, bad, position, steps=3):
+    """The first step has a gradient that is not finite at one position."""
+    (weight,) = optimizer.param_groups[0]["params"]
+    generator = torch.Generator().manual_seed(0)
+    for index in range(steps):
+        grad = torch.randn(weight.shape, generator=generator)
+        if index == 0 and bad is not None:
+            grad.view(-1)[position] = bad
+        weight.grad = grad.to(weight.device)
+        optimizer.step()
+    return weight.detach(), optimizer.state[weight]
+
+
+@pytest.mark.parametrize("route", ["reference", "library"])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("bad", NOT_FINITE)
+@pytest.mark.parametrize("position", [3, 300, 4899])
+def test_a_gradient_that_is_not_finite_makes_its_block_nan_for_good(
+    name, bad, position, device, route, monkeypatch
+):
+    def outcome(bad, steps):
+        weight = parameter(70, 70, device=device)
+        optimizer = build_optimizer([weight], name=name, bits=8, lr=0.1)
+        if route == "library":
+            # What runs on CUDA; on a CPU the library has kernels for it too.
+            monkeypatch.setattr(type(optimizer), "_by_reference", lambda *_: False)
+        return steps_with_one_bad_gradient(optimizer, bad, position, steps)
+
+    block = (torch.arange(4900) // 256 == position // 256).view(70, 70).to(device)
+    for steps in (1, 3):
+        clean_weight, clean = outcome(None, steps)
+        weight, state = outcome(bad, steps)
+        for number in (1, 2) if name == "adamw" else (1,):
+            moment, clean_moment = decoded(state, number), decoded(clean, number)
+            assert moment[block].isnan().all()
+            assert torch.equal(moment[~block], clean_moment[~block])
+        assert torch.equal(weight[~block], clean_weight[~block])
+    assert weight[block].isnan().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_that_the_loss_scaler_skips_leaves_everything_untouched(
+    name, bits, device
+):
+    weights = [parameter(70, 70, device=device), parameter(9, device=device)]
+    optimizer = build_optimizer(weights, name=name, bits=bits, lr=0.1)
+    scaler = torch.amp.GradScaler(device, init_scale=4.0)
+
+    def scaled_step(factor):
+        optimizer.zero_grad()
+        loss = sum((weight * factor).sum() for weight in weights)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    scaled_step(1.0)
+    before = copy.deepcopy([optimizer.state_dict(), weights])
+    scaled_step(math.inf)
+    assert scaler.get_scale() == 2.0
+    assert_identical([optimizer.state_dict(), weights], before)
+    scaled_step(1.0)
+    for weight, then in zip(weights, before[1], strict=True):
+        assert weight.isfinite().all()
+        assert (weight != then).all()
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("name", NAMES)
+def test_clipping_as_speechbrain_does_it_covers_all_parameters(name, bits):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(8, 64, 3),
+        torch.nn.BatchNorm2d(64),
+        torch.nn.Flatten(),
+        torch.nn.Linear(64, 100),
+    )
+    optimizer = build_optimizer(
+        network.parameters(), name=name, bits=bits, lr=0.1, keep_32bit=network[-1]
+    )
+    network(torch.randn(4, 8, 3, 3)).square().sum().backward()
+    before = [param.grad.clone() for param in network.parameters()]
+    norm = torch.cat([grad.view(-1) for grad in before]).norm()
+    assert norm > 10
+    # speechbrain.core.Brain.optimizers_step clips the first group alone.
+    torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+    for param, grad in zip(network.parameters(), before, strict=True):
+        torch.testing.assert_close(param.grad, grad / norm)
