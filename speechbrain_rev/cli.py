@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -118,6 +119,8 @@ def _parser() -> argparse.ArgumentParser:
         help="values that go before those of the file",
     )
 
+    _add_models(add)
+
     run_help = "output_folder of a training run (recipes/VoxCeleb/train.py)"
     device_help = "cpu, cuda, cuda:1, ... (default: the GPU if there is one)"
     command = add(
@@ -147,6 +150,50 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("second", metavar="B", help="audio file")
     command.add_argument("--device", help=device_help)
     return parser
+
+
+def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
+    command = add(
+        "models",
+        _models,
+        "compare the 25 encoders: size, accuracy, memory, what fits a card",
+        "Error rates are the published ones. Memory was counted, no GPU is needed.",
+    )
+    command.add_argument(
+        "names", metavar="ENCODER", nargs="*", help="only these (default: all)"
+    )
+    command.add_argument("--card", metavar="SIZE", help="memory, e.g. 11GB or 10.5GiB")
+    command.add_argument(
+        "--batch", type=int, default=128, help="utterances of a step (default: 128)"
+    )
+    command.add_argument(
+        "--frames",
+        type=int,
+        default=200,
+        help="of an utterance: 200 (2 s, the default) or 600 (6 s)",
+    )
+    command.add_argument(
+        "--family",
+        action="append",
+        default=[],
+        help="resnet, revnet, df_resnet or df_revnet; may be given several times",
+    )
+    command.add_argument(
+        "--type", action="append", default=[], help="vanilla, I or II; likewise"
+    )
+    command.add_argument(
+        "--fits", action="store_true", help="only those whose batch fits the card"
+    )
+    command.add_argument(
+        "--sort",
+        metavar="COLUMN",
+        help="layers, parameters, vox1-o, vox1-e, vox1-h, store, recompute, "
+        "reconstruct, memory (in the default mode) or batch (the largest)",
+    )
+    command.add_argument("--reverse", action="store_true", help="largest first")
+    output = command.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print JSON, in bytes")
+    output.add_argument("--plot", metavar="FILE.png", help="draw a picture instead")
 
 
 def _env(parsed: argparse.Namespace) -> None:
@@ -224,7 +271,33 @@ def _resolve(parsed: argparse.Namespace) -> None:
     overrides, _ = hparams.parse_arguments(
         parsed.overrides, keys=hparams.top_level_keys(parsed.file)
     )
-    print(hparams.resolve(parsed.file, overrides), end="")
+    with warnings.catch_warnings(record=True) as doubts:
+        text = hparams.resolve(parsed.file, overrides)
+    for doubt in doubts:
+        print(f"speechbrain-rev: warning: {doubt.message}", file=sys.stderr)
+    print(text, end="")
+
+
+def _models(parsed: argparse.Namespace) -> None:
+    from speechbrain_rev import models
+
+    card_bytes = None if parsed.card is None else models.parse_card(parsed.card)
+    chosen = models.select(
+        models.Training(card_bytes, batch=parsed.batch, frames=parsed.frames),
+        names=parsed.names,
+        families=parsed.family,
+        types=parsed.type,
+        fitting=parsed.fits,
+        sort=parsed.sort,
+        reverse=parsed.reverse,
+    )
+    if parsed.plot is not None:
+        from speechbrain_rev.models.picture import draw
+
+        draw(chosen, parsed.plot)
+        print(f"{parsed.plot}: {len(chosen)} encoders")
+        return
+    print(models.as_json(chosen) if parsed.json else models.as_text(chosen), end="")
 
 
 def _embed(parsed: argparse.Namespace) -> None:

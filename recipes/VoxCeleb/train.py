@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import speechbrain as sb
 import torch
+import training_log as log
 import yaml
 from hyperpyyaml import load_hyperpyyaml
 from layout import speech_root
@@ -32,14 +34,17 @@ from speechbrain.utils.checkpoints import (
     mark_as_saver,
     register_checkpoint_hooks,
 )
-from speechbrain.utils.distributed import if_main_process, run_on_main
+from speechbrain.utils.distributed import get_rank, run_on_main
 from speechbrain.utils.run_opts import RunOptions
 from torch.utils.data import DataLoader
-from tqdm import tqdm
-from training_log import append_epoch, draw_curves, forecast, peak_memory, shown
 
 from speechbrain_rev.cli import run_script
-from speechbrain_rev.hparams import compose, plain_settings, resolve
+from speechbrain_rev.hparams import (
+    OptimizerWarning,
+    compose,
+    plain_settings,
+    resolve,
+)
 from speechbrain_rev.lobes.checkpoints import (
     average_of_last_epochs,
     is_end_of_epoch,
@@ -96,6 +101,12 @@ class SpeakerBrain(sb.Brain):
         self.bar.update()
         return torch.zeros(())
 
+    def optimizers_step(self):
+        """Step, and count it if the loss scaler skips it for an overflow."""
+        scale = self.scaler.get_scale()
+        super().optimizers_step()
+        self.skipped += self.scaler.get_scale() < scale
+
     def on_fit_batch_end(self, batch, outputs, loss, should_step):
         """Show the progress."""
         self.bar.update(self.train_sampler.batch_size)
@@ -106,23 +117,16 @@ class SpeakerBrain(sb.Brain):
         self.stage_start, self.first_step = time.monotonic(), self.step
         if stage == sb.Stage.TRAIN:
             if not self.step:
-                self.correct = 0
+                self.correct = self.skipped = 0
             self.train_sampler.set_epoch(epoch)
             self.train_sampler.start_at(self.step)
             size = self.train_sampler.batch_size
             total, done = len(self.train_sampler) * size, self.step * size
-            self.bar = self.progress_bar(f"epoch {epoch}", total, done)
+            name = f"epoch {epoch}"
         else:
             self.embeddings = {}
-            self.bar = self.progress_bar("valid", len(self.valid_trials.utterances), 0)
-
-    def progress_bar(self, name, total, done):
-        """Count utterances, not batches."""
-        # None: none either where nobody watches, as in a log file.
-        off = self.noprogressbar or not if_main_process() or None
-        return tqdm(
-            desc=name, total=total, initial=done, unit="utt", disable=off, leave=False
-        )
+            name, total, done = "valid", len(self.valid_trials.utterances), 0
+        self.bar = log.progress_bar(name, total, done, off=self.noprogressbar)
 
     def on_stage_end(self, stage, stage_loss, epoch=None):
         """Summarise the stage; the last one of the epoch writes log and checkpoint."""
@@ -146,11 +150,12 @@ class SpeakerBrain(sb.Brain):
             "steps": schedule.step,
             "train_loss": loss,
             "train_accuracy_percent": 100 * self.correct / (self.step * sampler.share),
+            "skipped_steps": self.skipped,
             "lr": schedule.current_lr,
             "margin": self.hparams.compute_cost.margin,
             "minutes": seconds / 60,
             "utterances_per_second": seen / seconds,
-            **peak_memory(self.device),
+            **log.peak_memory(self.device),
         }
 
     def valid_eer(self):
@@ -164,10 +169,10 @@ class SpeakerBrain(sb.Brain):
         """Write the log lines and the checkpoint."""
         stats = self.epoch_stats
         if self.debug:
-            run_on_main(print, args=[f"--debug: no EER, no log. {shown(stats)}"])
+            run_on_main(print, args=[f"--debug: no EER, no log. {log.shown(stats)}"])
         else:
-            self.hparams.train_logger.log_stats(shown(stats))
-            run_on_main(append_epoch, args=[self.hparams.output_folder, stats])
+            self.hparams.train_logger.log_stats(log.shown(stats))
+            run_on_main(log.append_epoch, args=[self.hparams.output_folder, stats])
         self.checkpointer.save_and_keep_only(
             meta=stats,
             num_to_keep=self.hparams.keep_checkpoints,
@@ -178,29 +183,15 @@ class SpeakerBrain(sb.Brain):
     def _save(self, path):
         super()._save(path)
         with open(path, "a", encoding="utf-8") as file:
-            file.write(f"correct: {self.correct}\n")
+            file.write(f"correct: {self.correct}\nskipped: {self.skipped}\n")
 
     @mark_as_loader
     def _recover(self, path, end_of_epoch):
         super()._recover(path, end_of_epoch)
-        self.correct = yaml.safe_load(Path(path).read_text())["correct"]
+        counts = yaml.safe_load(Path(path).read_text())
+        self.correct, self.skipped = counts["correct"], counts["skipped"]
         if end_of_epoch:
             self.step, self.avg_train_loss = 0, 0.0
-
-
-def refuse(settings):
-    """Refuse settings that SpeechBrain would accept and misunderstand."""
-    if settings["max_grad_norm"] <= 0:
-        raise ValueError(
-            f"max_grad_norm is {settings['max_grad_norm']}, which would reverse every "
-            "gradient. Give a large number, such as 1.0e+9, to clip nothing."
-        )
-    if settings["keep_checkpoints"] < settings["average_checkpoints"]:
-        raise ValueError(
-            f"keep_checkpoints is {settings['keep_checkpoints']}, but the last "
-            f"{settings['average_checkpoints']} are to be averaged "
-            "(average_checkpoints). Keep at least as many."
-        )
 
 
 def data_settings(settings):
@@ -217,9 +208,14 @@ def write_hyperparams(text, settings, prepared):
     steps = settings["steps_per_epoch"] or prepared.utterances // settings["batch_size"]
     counted = {
         "out_n_neurons": prepared.speakers * len(settings["speeds"]),
-        "steps_per_epoch": steps,
+        # None where there is not one batch, which the sampler refuses with the numbers.
+        "steps_per_epoch": steps or None,
     }
-    write_whole(path, resolve(path, {**settings, **counted}))
+    with warnings.catch_warnings():
+        # It was said when the text was composed.
+        warnings.simplefilter("ignore", OptimizerWarning)
+        text = resolve(path, {**settings, **counted})
+    write_whole(path, text)
 
 
 def train_loader(hparams):
@@ -309,11 +305,16 @@ def dry_run(brain, loader):
     brain.fit_batch(next(batches))
     seconds = time.monotonic() - start
     brain.bar.close()
-    print(forecast(len(loader), seconds, brain.hparams.number_of_epochs, brain.device))
+    print(
+        log.forecast(len(loader), seconds, brain.hparams.number_of_epochs, brain.device)
+    )
 
 
 def compose_run(argv):
     """Read the command line: the complete text, its plain settings, run options."""
+    if get_rank():
+        # The first process says it for all.
+        warnings.simplefilter("ignore", OptimizerWarning)
     composition = compose(argv, run_options=list(RunOptions.__dataclass_fields__))
     _, run_opts, left_over = RunOptions.from_command_line_args(
         [composition.file, *composition.run_arguments]
@@ -323,9 +324,7 @@ def compose_run(argv):
             f"SpeechBrain's command line does not take {left_over.split(':')[0]!r}: "
             "leave it out."
         )
-    settings = plain_settings(composition.text)
-    refuse(settings)
-    return composition.text, settings, run_opts
+    return composition.text, plain_settings(composition.text), run_opts
 
 
 def prepare_run(text, settings):
@@ -392,7 +391,7 @@ def finish(hparams):
     path = Path(hparams["output_folder"], "embedding_model.ckpt")
     torch.save(average, f"{path}.part")
     Path(f"{path}.part").replace(path)
-    draw_curves(hparams["output_folder"])
+    log.draw_curves(hparams["output_folder"])
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from prepare import write_whole
+from speechbrain.utils.distributed import if_main_process
+from tqdm import tqdm
 
 from speechbrain_rev import plots
 
@@ -41,11 +43,37 @@ def shown(stats: dict[str, Any]) -> dict[str, Any]:
         "lr": stats["lr"],
         "margin": stats["margin"],
     }
+    if stats["skipped_steps"]:
+        line["skipped steps"] = stats["skipped_steps"]
     if "valid_eer_percent" in stats:
         line["valid EER %"] = stats["valid_eer_percent"]
     line["minutes"] = stats["minutes"]
     line["utt/s"] = round(stats["utterances_per_second"])
     return line | memory_shown(stats)
+
+
+def progress_bar(name: str, total: int, done: int, *, off: bool) -> tqdm:
+    """Show how many utterances are done, in the main process alone.
+
+    Parameters
+    ----------
+    name : str
+        What stands before the bar.
+    total, done : int
+        Utterances, and how many of them were seen before.
+    off : bool
+        Whether to show none. None is shown either where nobody watches, as in a log
+        file.
+
+    Returns
+    -------
+    tqdm
+        The bar.
+    """
+    disable = off or not if_main_process() or None
+    return tqdm(
+        desc=name, total=total, initial=done, unit="utt", disable=disable, leave=False
+    )
 
 
 def append_epoch(output_folder: str | Path, stats: dict[str, Any]) -> None:

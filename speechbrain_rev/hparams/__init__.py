@@ -4,7 +4,7 @@ A complete file is plain HyperPyYAML. An override file names its parent (``base:
 and states only differences. HyperPyYAML's own overriding lets mistakes pass in
 silence: a misspelt nested key is added, another class for an object is ignored, a key
 that is the beginning of a run option is swallowed. Here each is an error that names
-the key, the place and what to write instead.
+the key, the place and what to write instead; so are values out of range.
 """
 
 from speechbrain_rev.hparams.arguments import parse_arguments
@@ -15,10 +15,12 @@ from speechbrain_rev.hparams.composition import (
     resolve,
     top_level_keys,
 )
+from speechbrain_rev.hparams.families import OptimizerWarning
 from speechbrain_rev.hparams.plain import plain_settings
 
 __all__ = [
     "Composition",
+    "OptimizerWarning",
     "compose",
     "parse_arguments",
     "placeholders",

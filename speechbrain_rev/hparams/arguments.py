@@ -1,14 +1,107 @@
 """The command line: values for the hyperparameter file, and SpeechBrain's run options.
 
 SpeechBrain's own parser accepts abbreviations, so a key that is the beginning of a run
-option would be swallowed by it, and it splits values at ``=``. Here names count in full.
+option would be swallowed by it, and it splits values at ``=``. Here names count in full,
+and a file that defines such a key is refused: it may be resolved for SpeechBrain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from speechbrain_rev.hparams.document import nearest
+from speechbrain_rev.hparams.document import Document, unknown
+
+COMMAND_LINE = "command line"
+# Of SpeechBrain 1.1, which is not imported here; the tests compare them.
+RUN_OPTIONS = (
+    "auto_mix_prec",
+    "bfloat16_mix_prec",
+    "ckpt_interval_minutes",
+    "ckpt_interval_steps",
+    "compile",
+    "compile_mode",
+    "compile_module_keys",
+    "compile_using_dynamic_shape_tracing",
+    "compile_using_fullgraph",
+    "data_parallel_backend",
+    "debug",
+    "debug_batches",
+    "debug_epochs",
+    "debug_persistently",
+    "device",
+    "distributed_backend",
+    "eval_precision",
+    "find_unused_parameters",
+    "grad_accumulation_factor",
+    "help",
+    "jit",
+    "jit_module_keys",
+    "log_config",
+    "max_grad_norm",
+    "nonfinite_patience",
+    "noprogressbar",
+    "optimizer_step_limit",
+    "precision",
+    "profile_steps",
+    "profile_training",
+    "profile_warmup",
+    "remove_vector_weight_decay",
+    "skip_nonfinite_grads",
+    "test_only",
+    "tqdm_colored_bar",
+)
+
+
+def refuse_swallowed_keys(complete: Document) -> None:
+    """Refuse keys that SpeechBrain's command line would take for run options.
+
+    A key that is a run option by its full name passes: SpeechBrain's ``Brain`` looks
+    for it in the file too.
+
+    Parameters
+    ----------
+    complete : Document
+        The complete file.
+
+    Raises
+    ------
+    ValueError
+        With the key, the place and the run options in question.
+
+    Examples
+    --------
+    >>> refuse_swallowed_keys(Document("mine.yaml", "optimizer: adam"))
+    Traceback (most recent call last):
+    ValueError: mine.yaml, line 1: the key 'optimizer' is the beginning of SpeechBrain's...
+    """
+    for key, _ in complete.root.value:
+        options = [name for name in RUN_OPTIONS if name.startswith(key.value)]
+        # --help is no setting: it ends the program.
+        if not options or (key.value in options and key.value != "help"):
+            continue
+        raise ValueError(
+            f"{complete.where(key)}: the key {key.value!r} is the beginning of "
+            f"SpeechBrain's run option --{' and --'.join(options)}, which --{key.value} "
+            f"would set there. Rename the key, for instance to my_{key.value}."
+        )
+
+
+def unknown_key(name: str, known: Iterable[str]) -> str:
+    """Say that a top-level key is unknown, and what it may have meant.
+
+    Examples
+    --------
+    >>> unknown_key("lrr", ["lr"])
+    "unknown key 'lrr'. Did you mean lr?"
+    >>> unknown_key("device", ["lr"])
+    "unknown key 'device'. It is a run option of SpeechBrain: give --device to what..."
+    """
+    if name in RUN_OPTIONS:
+        return (
+            f"unknown key {name!r}. It is a run option of SpeechBrain: give --{name} to "
+            "what trains, after the file."
+        )
+    return unknown(name, known)
 
 
 def parse_arguments(
@@ -55,21 +148,20 @@ def parse_arguments(
             given = [attached, *values] if equals else values
             if len(given) != 1 or not given[0]:
                 raise ValueError(
-                    f"--{name} takes one value, not {' '.join(given) or 'none'}: write "
+                    f"{COMMAND_LINE}: --{name} takes one value, not {' '.join(given) or 'none'}: write "
                     f"--{name}=value, in quotes where it has spaces."
                 )
             if name in overrides:
                 raise ValueError(
-                    f"--{name} is given twice ({overrides[name]} and {given[0]}): "
-                    "leave one."
+                    f"{COMMAND_LINE}: --{name} is given twice ({overrides[name]} and "
+                    f"{given[0]}): leave one."
                 )
             overrides[name] = given[0]
         elif name in run_options:
             run_arguments += [option, *values]
         else:
             raise ValueError(
-                f"command line: unknown key {name!r}."
-                f"{nearest(name, [*keys, *run_options])}"
+                f"{COMMAND_LINE}: {unknown_key(name, [*keys, *run_options])}"
             )
     return overrides, tuple(run_arguments)
 
@@ -81,7 +173,7 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         option = arguments[position]
         if not option.startswith("--") or option == "--":
             raise ValueError(
-                f"command line: {option!r} is no option: write --key=value."
+                f"{COMMAND_LINE}: {option!r} is no option: write --key=value."
             )
         end = position + 1
         while end < len(arguments) and not arguments[end].startswith("--"):

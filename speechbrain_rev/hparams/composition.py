@@ -6,39 +6,27 @@ complete file, and composing it again changes nothing.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+from ruamel.yaml.nodes import ScalarNode
 
-from speechbrain_rev.architectures import (
-    TRAINING_DEFAULTS,
-    TrainingDefaults,
-    architecture,
+from speechbrain_rev.hparams.arguments import (
+    COMMAND_LINE,
+    parse_arguments,
+    refuse_swallowed_keys,
 )
-from speechbrain_rev.hparams.arguments import parse_arguments
-from speechbrain_rev.hparams.document import (
-    CORE,
-    NULL,
-    REFERENCES,
-    Document,
-    Edit,
-    apply,
-    end_of_value,
-    is_object,
-    items,
-    nearest,
-    read,
-    walk,
+from speechbrain_rev.hparams.document import CORE, Document, items, read, walk
+from speechbrain_rev.hparams.families import (
+    OptimizerWarning,
+    fill_family_defaults,
+    other_optimizer,
 )
 from speechbrain_rev.hparams.features import refuse_other_features
-from speechbrain_rev.hparams.values import KINDS, Value, given, shown_kind, write
-
-# What goes with the optimizer rather than with the family, where the two are not the
-# usual pair.
-_OPTIMIZER_KNOBS = ("lr", "final_lr", "weight_decay")
+from speechbrain_rev.hparams.readers import refuse_disagreement
+from speechbrain_rev.hparams.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -81,8 +69,13 @@ def compose(arguments: Sequence[str], run_options: Collection[str] = ()) -> Comp
     Raises
     ------
     ValueError
-        If a key is unknown, a value has the wrong type, or values are still missing;
-        all missing ones are listed together.
+        As ``resolve`` does, and if values are still missing; all missing ones are
+        listed together.
+
+    Warns
+    -----
+    OptimizerWarning
+        As ``resolve`` does.
 
     Examples
     --------
@@ -104,10 +97,11 @@ def compose(arguments: Sequence[str], run_options: Collection[str] = ()) -> Comp
             f"The hyperparameter file comes first ({came}): FILE [--key=value ...]."
         )
     file, *options = arguments
+    chain = _chain(Path(file))
     overrides, run_arguments = parse_arguments(
-        options, keys=top_level_keys(file), run_options=run_options
+        options, keys=tuple(items(chain[0].root)), run_options=run_options
     )
-    text = resolve(file, overrides)
+    text = _composed(chain, overrides)
     missing = placeholders(text)
     if missing:
         raise ValueError(
@@ -139,9 +133,15 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
     Raises
     ------
     ValueError
-        If a key is unknown at any depth, a value has the wrong type, an object would
-        become another one, the features would not be those that embedding rebuilds,
-        or a file cannot be read.
+        If a key is unknown at any depth or would be taken for a run option, a value
+        has the wrong type or is out of range, a reference leads nowhere, an object
+        would become another one, the features would not be those that embedding
+        rebuilds, or a file cannot be read.
+
+    Warns
+    -----
+    OptimizerWarning
+        If the encoder would be trained with another optimizer than its family's.
 
     Examples
     --------
@@ -153,22 +153,7 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
     arch: df_revnet281
     lr: 0.000125  # peak
     """
-    complete, *descendants = _chain(Path(file))
-    for document in descendants:
-        values = {
-            key: Value(node, document)
-            for key, node in items(document.root).items()
-            if key != "base"
-        }
-        complete = _override(complete, values)
-    root = complete.root
-    complete = _override(
-        complete,
-        {key: given(key, value, root) for key, value in (overrides or {}).items()},
-    )
-    complete = _fill_family_defaults(complete)
-    refuse_other_features(complete)
-    return complete.text
+    return _composed(_chain(Path(file)), overrides or {})
 
 
 def top_level_keys(file: str | Path) -> tuple[str, ...]:
@@ -191,106 +176,45 @@ def placeholders(text: str) -> tuple[str, ...]:
     )
 
 
+def _composed(chain: Sequence[Document], overrides: Mapping[str, object]) -> str:
+    """Put the values of a chain and of the command line into one checked text."""
+    complete, *descendants = chain
+    refuse_swallowed_keys(complete)
+    refuse_disagreement(complete)
+    settings = Settings(complete)
+    for document in descendants:
+        settings.override(document)
+    settings.give(overrides, COMMAND_LINE)
+    settings.check_references()
+    for key in ("arch", "optimizer_name"):
+        settings.check_knob(key)
+    fill_family_defaults(settings)
+    settings.check()
+    refuse_other_features(settings)
+    if warning := other_optimizer(settings):
+        # Two calls above is who asked for the composition.
+        warnings.warn(warning, OptimizerWarning, stacklevel=3)
+    return settings.text()
+
+
 def _chain(file: Path) -> list[Document]:
     """Return the complete file and its descendants down to ``file``."""
     chain: list[Document] = []
     seen: list[Path] = []
     while True:
-        if file.resolve() in seen:
-            names = " -> ".join([*(document.source for document in chain), str(file)])
-            raise ValueError(f"The base of these files goes in a circle: {names}.")
-        seen.append(file.resolve())
         document = read(file, wanted_by=chain[-1].source if chain else "")
         chain.append(document)
+        if file.resolve() in seen:
+            names = " -> ".join(document.source for document in chain)
+            raise ValueError(f"The base of these files goes in a circle: {names}.")
+        seen.append(file.resolve())
         base = items(document.root).get("base")
         if base is None:
             return chain[::-1]
-        if not isinstance(base, ScalarNode) or str(base.tag) != f"{CORE}str":
+        named = isinstance(base, ScalarNode) and str(base.tag) == f"{CORE}str"
+        if not named or not base.value:
             raise ValueError(
                 f"{document.where(base)}: base takes the name of one file, such as "
                 "train.yaml."
             )
         file = file.parent / base.value
-
-
-def _override(complete: Document, values: Mapping[str, Value]) -> Document:
-    if not values:
-        return complete
-    edits = _edits(complete, complete.root, values)
-    return dataclasses.replace(complete, text=apply(edits, complete.text))
-
-
-def _edits(
-    complete: Document, node: MappingNode, values: Mapping[str, Value], path: str = ""
-) -> Iterator[Edit]:
-    """Yield what has to change in ``node`` for it to hold ``values``."""
-    known = {key.value: (key, value) for key, value in node.value}
-    for name, value in values.items():
-        dotted = f"{path}.{name}" if path else name
-        if name not in known:
-            prefix = f"{path}." if path else ""
-            raise ValueError(
-                f"{value.where}: unknown key {dotted!r}.{nearest(name, known, prefix)}"
-            )
-        key, old = known[name]
-        if isinstance(old, MappingNode) or is_object(old):
-            children = _entries(dotted, old, value)
-            if isinstance(old, MappingNode):
-                yield from _edits(complete, old, children, dotted)
-            continue
-        # The table speaks of top-level knobs alone.
-        kind = KINDS.get(dotted) or shown_kind(old, complete.root)
-        end = end_of_value(complete.text, key, old)
-        yield Edit(key.end_mark.index, end, f": {write(value, kind, dotted)}")
-
-
-def _entries(dotted: str, old: Node, value: Value) -> dict[str, Value]:
-    """Return what changes inside a mapping or an object, which must stay what it is."""
-    new = value.node
-    if isinstance(old, MappingNode) and isinstance(new, MappingNode):
-        if str(new.tag) in (f"{CORE}map", str(old.tag)):
-            return {
-                key: Value(node, value.document) for key, node in items(new).items()
-            }
-    elif (str(new.tag), new.value) == (str(old.tag), old.value):
-        return {}
-    what = str(old.tag) if is_object(old) else "a mapping"
-    raise ValueError(
-        f"{value.where}: {dotted} is {what} and cannot become something else: change "
-        "the knobs that it refers to, or its entries by name. For another object, "
-        "resolve the file and edit the complete text."
-    )
-
-
-def _fill_family_defaults(complete: Document) -> Document:
-    """Replace null in the training knobs by what the architecture's family uses."""
-    root = complete.root
-    known = items(root)
-    if "arch" not in known or str(known["arch"].tag) in REFERENCES:
-        return complete
-    family = architecture(known["arch"].value).training
-    null = [key for key, node in known.items() if str(node.tag) == NULL]
-    values = dataclasses.asdict(family)
-    optimizer = known.get("optimizer_name")
-    if optimizer is not None and "optimizer_name" not in null:
-        values.update(_optimizer_defaults(optimizer.value, family, null))
-    return _override(
-        complete,
-        {key: given(key, values[key], root) for key in null if key in values},
-    )
-
-
-def _optimizer_defaults(
-    name: str, family: TrainingDefaults, null: Collection[str]
-) -> dict[str, object]:
-    """Return rates and decay that go with an optimizer other than the family's."""
-    for defaults in (family, *TRAINING_DEFAULTS.values()):
-        if defaults.optimizer_name == name:
-            return {knob: getattr(defaults, knob) for knob in _OPTIMIZER_KNOBS}
-    missing = [knob for knob in _OPTIMIZER_KNOBS if knob in null]
-    if missing:
-        raise ValueError(
-            f"No settings are published for optimizer_name {name} (only for sgd and "
-            f"adamw): give {', '.join(missing)} too."
-        )
-    return {}

@@ -6,7 +6,7 @@ normalisation are not looked up there. Training on others would embed wrongly in
 
 from __future__ import annotations
 
-from speechbrain_rev.hparams.document import Document, walk
+from speechbrain_rev.hparams.settings import Settings
 
 _FBANK = "!new:speechbrain.lobes.features.Fbank"
 _NORMALIZATION = "!new:speechbrain.processing.features.InputNormalization"
@@ -25,13 +25,13 @@ _EXPECTED = {
 _OBJECTS = ("compute_features", "mean_var_norm")
 
 
-def refuse_other_features(document: Document) -> None:
-    r"""Refuse a complete text whose features are not those that embedding rebuilds.
+def refuse_other_features(settings: Settings) -> None:
+    r"""Refuse settings whose features are not those that embedding rebuilds.
 
     Parameters
     ----------
-    document : Document
-        A complete text; one without ``compute_features`` and ``mean_var_norm`` passes.
+    settings : Settings
+        Those without ``compute_features`` and ``mean_var_norm`` pass.
 
     Raises
     ------
@@ -40,20 +40,22 @@ def refuse_other_features(document: Document) -> None:
 
     Examples
     --------
+    >>> from speechbrain_rev.hparams.document import Document
     >>> text = "mean_var_norm: !new:speechbrain.processing.features.InputNormalization"
-    >>> refuse_other_features(Document("train.yaml", text + "\n    std_norm: true\n"))
+    >>> document = Document("train.yaml", text + "\n    std_norm: true\n")
+    >>> refuse_other_features(Settings(document))
     Traceback (most recent call last):
     ValueError: train.yaml, line 2: mean_var_norm.std_norm is true, but must be false...
     """
-    for path, node in walk(document.root):
+    for path, value in settings.nodes():
         if not path.startswith(_OBJECTS) and path not in _EXPECTED:
             continue
-        tag = str(node.tag) if str(node.tag).startswith("!") else ""
-        value = node.value if isinstance(node.value, str) else ""
-        found = f"{tag} {value}".strip()
+        tag = str(value.node.tag) if str(value.node.tag).startswith("!") else ""
+        written = value.node.value if isinstance(value.node.value, str) else ""
+        found = f"{tag} {written}".strip()
         if found != (expected := _EXPECTED.get(path, "left out")):
             raise ValueError(
-                f"{document.where(node)}: {path} is {found}, but must be {expected}: "
+                f"{value.where}: {path} is {found}, but must be {expected}: "
                 "embedding a run builds its features anew from n_mels and sample_rate "
                 "alone, and would not see this change. Change those two only."
             )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-from hyperpyyaml import resolve_references
+from speechbrain_rev.hparams.document import Document
+from speechbrain_rev.hparams.settings import Settings
 
 
 def plain_settings(text: str) -> dict[str, Any]:
@@ -14,24 +14,22 @@ def plain_settings(text: str) -> dict[str, Any]:
     Parameters
     ----------
     text : str
-        Complete HyperPyYAML, without placeholders.
+        Complete HyperPyYAML.
 
     Returns
     -------
     dict
         Numbers, texts, truth values, None and lists of them by key. Keys of objects,
-        functions and mappings are left out.
+        functions, mappings and placeholders are left out.
+
+    Raises
+    ------
+    ValueError
+        If the text is no HyperPyYAML, or a reference leads nowhere.
 
     Examples
     --------
     >>> plain_settings("seed: 3\nfolder: !ref results/<seed>\nencoder: !new:os.system")
     {'seed': 3, 'folder': 'results/3'}
     """
-    loader = yaml.SafeLoader(resolve_references(text))
-    document = loader.get_single_node()
-    entries = document.value if isinstance(document, yaml.MappingNode) else []
-    return {
-        key.value: loader.construct_object(value, deep=True)
-        for key, value in entries
-        if not value.tag.startswith("!") and not isinstance(value, yaml.MappingNode)
-    }
+    return Settings(Document("text", text)).plain_values()

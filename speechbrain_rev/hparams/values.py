@@ -1,7 +1,7 @@
-"""Types of hyperparameters: what a knob takes, and how its value is written.
+"""Values of hyperparameters: how they are given, of which type, and how written.
 
-A knob's type is the one that its value in the complete file shows. Only knobs that are
-null, empty or a placeholder there have theirs in the table.
+A knob's type is that of its row in ``KNOBS``; another key's is the one that its value
+in the complete file shows.
 """
 
 from __future__ import annotations
@@ -10,59 +10,26 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Sequence
 
-from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from speechbrain_rev.architectures import TrainingDefaults
 from speechbrain_rev.hparams.document import (
     CORE,
     NULL,
     REFERENCES,
     Document,
+    excerpt,
     is_object,
     items,
+    walk,
 )
-
-COMMAND_LINE = "command line"
-
-KINDS = {
-    # Null stands for what the architecture's family uses.
-    **{
-        field.name: field.type if isinstance(field.type, str) else field.type.__name__
-        for field in dataclasses.fields(TrainingDefaults)
-    },
-    # Null stands for what the complete file's comment says.
-    "widths": "list of int",
-    "blocks": "list of int",
-    "mode": "str",
-    "steps_per_epoch": "int",
-    "train_list": "str",
-    "valid_trials": "str",
-    "noise_folder": "str",
-    "rir_folder": "str",
-    "pretrained_run": "str",
-    # These are never null.
-    "data_folder": "str",
-    "trial_lists": "list of str",
-}
-_NEVER_NULL = ("data_folder", "trial_lists")
-
-_WORDS = {
-    "bool": "true or false",
-    "int": "an integer",
-    "float": "a number",
-    "str": "a text",
-    "list": "a list such as [a, b]",
-    "list of int": "a list of integers such as [8, 16]",
-    "list of float": "a list of numbers such as [1.0, 0.9]",
-    "list of str": "a list of texts such as [a.txt, b.txt]",
-}
+from speechbrain_rev.hparams.knobs import KNOBS, WORDS, Knob
 
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A value that replaces one of the complete file, and where it was written."""
+    """A value and the document in which it was written."""
 
     node: Node
     document: Document
@@ -70,40 +37,71 @@ class Value:
     @property
     def where(self) -> str:
         """The place, for error messages."""
-        if self.document.source == COMMAND_LINE:
-            return COMMAND_LINE
         return self.document.where(self.node)
 
 
-def given(key: str, value: object, root: MappingNode) -> Value:
+def given(key: str, value: object, root: MappingNode, source: str) -> Value:
     """Read a value as the command line or a caller gives it.
 
     Text for a knob that takes text stays as it was typed: a folder may be called 007.
+
+    Parameters
+    ----------
+    key : str
+        The top-level key.
+    value : object
+        Text as typed, or a plain value.
+    root : MappingNode
+        The complete file's.
+    source : str
+        Where the value comes from, for error messages.
     """
-    kind = kind_of(key, root)
-    written = value if isinstance(value, str) else json.dumps(value, default=os.fspath)
-    document = Document(COMMAND_LINE, written)
+    try:
+        written = value if isinstance(value, str) else _json(value)
+    except TypeError as error:
+        raise ValueError(
+            f"{source}: {key} is a {type(value).__name__}: give a plain number, text, "
+            "truth value, None, or a list of these."
+        ) from error
+    document = Document(source, written, is_file=False)
     literal = isinstance(value, str) and value != "null" and not value.startswith("!")
-    if kind == "str" and literal:
+    if kind_of(key, root) == "str" and literal:
         return Value(ScalarNode(f"{CORE}str", value), document)
     try:
         node = document.node()
     except ValueError as error:
-        raise ValueError(f"{error} Put the value of {key} in quotes.") from error
+        raise ValueError(
+            f"{error} It is the value of {key}; a text may need quotes."
+        ) from error
     return Value(node or ScalarNode(NULL, ""), document)
 
 
+def knob_of(path: Sequence[str], node: Node) -> Knob | None:
+    """Return the row that an entry of the complete file is held to, if any.
+
+    Parameters
+    ----------
+    path : sequence of str
+        The entry's keys from the top.
+    node : Node
+        Its value in the complete file; a reference to a knob alone stands for it.
+    """
+    if len(path) == 1 and path[0] in KNOBS:
+        return KNOBS[path[0]]
+    return KNOBS.get(_referred(node))
+
+
 def kind_of(key: str, root: MappingNode) -> str | None:
-    """Return what a top-level knob takes, None for any plain value.
+    """Return what a top-level key takes, None for any plain value.
 
     Examples
     --------
-    >>> kind_of("speeds", Document("train.yaml", "speeds: [1.0, 0.9]").root)
-    'list of float'
+    >>> kind_of("names", Document("train.yaml", "names: [a, b]").root)
+    'list of str'
     """
-    if key in KINDS:
-        return KINDS[key]
     known = items(root)
+    if key in KNOBS:
+        return KNOBS[key].kind
     return shown_kind(known[key], root) if key in known else None
 
 
@@ -112,21 +110,55 @@ def shown_kind(node: Node, root: MappingNode) -> str | None:
     if isinstance(node, SequenceNode):
         kinds = {shown_kind(item, root) for item in node.value}
         inner = f"list of {kinds.pop()}" if len(kinds) == 1 else ""
-        return inner if inner in _WORDS else "list"
+        return inner if inner in WORDS else "list"
     if str(node.tag) in REFERENCES:
-        written = str(node.value)
-        alone = re.fullmatch(r"<(\w+)>", written)
-        if alone:
-            return kind_of(alone[1], root)
+        if _referred(node):
+            return kind_of(_referred(node), root)
         # Letters outside the references make a text, the rest is arithmetic.
-        return "str" if re.search(r"[^\W\d]", re.sub(r"<[^>]*>", "", written)) else None
+        outside = re.sub(r"<[^>]*>", "", str(node.value))
+        return "str" if re.search(r"[^\W\d]", outside) else None
     suffix = str(node.tag).removeprefix(CORE)
     if suffix == "null" or not isinstance(node, ScalarNode):
         return None
     return suffix if suffix in ("bool", "int", "float") else "str"
 
 
-def write(value: Value, kind: str | None, key: str) -> str:
+def _referred(node: Node) -> str:
+    """Return the one key that a reference stands for, else nothing."""
+    if str(node.tag) not in REFERENCES or not isinstance(node, ScalarNode):
+        return ""
+    alone = re.fullmatch(r"<(\w+)>", node.value)
+    return alone[1] if alone else ""
+
+
+def plain_value(node: ScalarNode) -> bool | int | float | str | None:
+    """Return the Python value of a scalar that is no reference and no object.
+
+    Raises
+    ------
+    ValueError
+        If an explicit tag does not fit (``!!int one``), or a number has more digits
+        than Python reads.
+
+    Examples
+    --------
+    >>> plain_value(ScalarNode(f"{CORE}float", "-.inf"))
+    -inf
+    """
+    kind = shown_kind(node, MappingNode("", []))
+    if kind in (None, "str"):
+        return None if kind is None else str(node.value)
+    written = str(node.value).replace("_", "").lower()
+    if kind == "int":
+        return int(written, base=0)
+    if kind == "float":
+        return float(written.replace(".inf", "inf").replace(".nan", "nan"))
+    if written not in ("true", "false"):
+        raise ValueError(f"{node.value} is no truth value.")
+    return written == "true"
+
+
+def write(value: Value, kind: str | None, key: str, *, nullable: bool) -> str:
     """Write a value as it will stand in the text, on one line.
 
     Parameters
@@ -134,9 +166,11 @@ def write(value: Value, kind: str | None, key: str) -> str:
     value : Value
         The value.
     kind : str or None
-        What the knob takes.
+        What the key takes.
     key : str
-        The knob's dotted key.
+        The dotted key.
+    nullable : bool
+        Whether null means something.
 
     Raises
     ------
@@ -144,37 +178,67 @@ def write(value: Value, kind: str | None, key: str) -> str:
         If the value is of another type. An integer serves where a number is taken.
     """
     node, tag = value.node, str(value.node.tag)
-    nullable = kind is None or (key in KINDS and key not in _NEVER_NULL)
     if tag == NULL and nullable:
         return "null"
     if tag in REFERENCES and isinstance(node, ScalarNode):
-        return f"{tag} {text(node.value)}" if node.value else tag
-    written = _plain(node, kind)
+        return _reference(node)
+    for _, part in walk(node):
+        signs = "\x85" if part is node else "\x85?"
+        if isinstance(part, ScalarNode) and set(signs) & set(part.value):
+            # It writes texts anew before it reads them, some of them wrongly.
+            raise ValueError(
+                f"{value.where}: {key} is {excerpt(node)}: HyperPyYAML cannot read a "
+                "question mark in a list, nor the sign U+0085. Rename what it names."
+            )
+    try:
+        written = _plain(node, kind)
+    except (OverflowError, ValueError):
+        written = None
     if written is None:
-        words = _WORDS[kind] if kind else "a plain value or list"
-        raise ValueError(
-            f"{value.where}: {key} takes {words}"
-            f"{' or null' if nullable and kind else ''}, not {_excerpt(node)}."
-        )
+        shown = excerpt(node)
+        raise ValueError(wrong_kind(value.where, key, kind, shown, nullable=nullable))
     return written
 
 
+def wrong_kind(
+    where: str, key: str, kind: str | None, shown: str, *, nullable: bool
+) -> str:
+    """Say that a value is of another type than its key takes."""
+    words = WORDS[kind] if kind else "a plain value or list"
+    null = " or null" if nullable and kind else ""
+    return f"{where}: {key} takes {words}{null}, not {shown or 'nothing'}."
+
+
 def text(value: str) -> str:
-    """Quote a text unless every YAML reader takes it for a text as it is.
+    r"""Quote a text unless every YAML reader takes it for a text as it is.
 
     Examples
     --------
     >>> print(text("results/<arch>"), text("1.10"), text("yes"), text("a b"))
     results/<arch> "1.10" "yes" "a b"
+    >>> print(text("a\x7fb"))
+    "a\U0000007fb"
     """
-    words = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
+    words = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "<<"}
     plain = re.fullmatch(r"(\.{0,2}/|[A-Za-z_<]|~/)[\w./~<>()*+=@%&$-]*", value)
     if plain and value.lower() not in words:
         return value
     # In a formula the signs stand between spaces: <a> * 2.
-    if re.fullmatch(r"<[\w<>()*/+. -]*[\w>)]", value):
+    if re.fullmatch(r"<[\w<>()*/+. -]*[\w>)]", value) and value != "<<":
         return value
-    return json.dumps(value, ensure_ascii=False)
+    return _json(value)
+
+
+def _json(value: object) -> str:
+    """Write a value in JSON, of which YAML readers take all but some characters."""
+    return "".join(
+        character if character.isprintable() else f"\\U{ord(character):08x}"
+        for character in json.dumps(value, default=os.fspath, ensure_ascii=False)
+    )
+
+
+def _reference(node: ScalarNode) -> str:
+    return f"{node.tag} {text(node.value)}" if node.value else str(node.tag)
 
 
 def _plain(node: Node, kind: str | None) -> str | None:
@@ -185,33 +249,29 @@ def _plain(node: Node, kind: str | None) -> str | None:
         if kind is not None and not kind.startswith("list"):
             return None
         inner = kind.removeprefix("list of ") if kind and kind != "list" else None
-        written = [_plain(item, inner) for item in node.value]
+        written = [_item(item, inner) for item in node.value]
         parts = [part for part in written if part is not None]
         return f"[{', '.join(parts)}]" if len(parts) == len(written) else None
-    found = shown_kind(node, MappingNode("", []))
-    if found == "int" and kind == "float":
-        return _number(float(_read(node.value)))
-    if found is None or kind not in (None, found):
+    assert isinstance(node, ScalarNode), "the only kind of node that is left"
+    found, value = shown_kind(node, MappingNode("", [])), plain_value(node)
+    if kind == "float" and type(value) is int:
+        value, found = float(value), kind
+    if value is None or kind not in (None, found):
         return None
-    if found == "bool":
-        return str(node.value).lower()
-    return text(node.value) if found == "str" else _number(_read(node.value))
+    if isinstance(value, str):
+        return text(value)
+    return str(value).lower() if isinstance(value, bool) else _number(value)
 
 
-def _read(written: str) -> float:
-    number = YAML(typ="safe", pure=True).load(written)
-    assert isinstance(number, (int, float)), "the node's tag says that it is a number"
-    return number
+def _item(node: Node, kind: str | None) -> str | None:
+    if str(node.tag) in REFERENCES and isinstance(node, ScalarNode):
+        # A bracket that follows at once would be read as part of a bare tag.
+        return f"{_reference(node)} " if not node.value else _reference(node)
+    return _plain(node, kind)
 
 
 def _number(number: float) -> str:
-    written = repr(number).replace("inf", ".inf").replace("nan", ".nan")
+    # Adding zero to a negative zero takes its sign.
+    written = repr(number + 0).replace("inf", ".inf").replace("nan", ".nan")
     # YAML 1.1 readers take 1e-06 for a text and 1.0e-06 for a number.
     return written if "." in written else written.replace("e", ".0e")
-
-
-def _excerpt(node: Node) -> str:
-    if isinstance(node, ScalarNode):
-        tag = f"{node.tag} " if is_object(node) else ""
-        return f"{tag}{node.value}" if node.value or tag else "nothing"
-    return "a list" if isinstance(node, SequenceNode) else "a mapping"

@@ -200,7 +200,8 @@ class SpeakerEncoder(nn.Module):
         Returns
         -------
         torch.Tensor, [batch, 1, embedding_dim]
-            Embeddings.
+            Embeddings; under autocast in its dtype, which the linear layer has as all
+            before it, while pooling is float32.
 
         Raises
         ------
@@ -267,6 +268,12 @@ class SpeakerEncoder(nn.Module):
             raise ValueError(
                 f"{self.architecture.name} needs at least {MIN_FRAMES} frames, but got "
                 f"{list(feats.shape)} as {expected}. Pass longer utterances."
+            )
+        if lengths is not None and lengths.dtype in (torch.float16, torch.bfloat16):
+            raise ValueError(
+                f"lengths are {lengths.dtype}, which cannot tell the frames of longer "
+                "utterances apart: bfloat16 is off by one from 257 frames on, float16 from "
+                "2,049 on. Compute and pass them in float32."
             )
         if lengths is not None and lengths.shape != feats.shape[:1]:
             raise ValueError(

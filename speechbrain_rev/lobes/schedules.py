@@ -31,7 +31,9 @@ class SpeakerSchedule:
     epochs fix the margin from the first step on.
 
     It is called as SpeechBrain's `lr_annealing`: `on_batch_end` at each step, the
-    object itself at the end of each epoch; and it saves its position.
+    object itself at the end of each epoch; and it saves its position. A step that the
+    loss scaler of fp16 skips counts like any other: its batch has been used, and the
+    schedule ends with the last epoch.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ from speechbrain_rev.reversible.coupling import (
     version_of,
 )
 from speechbrain_rev.reversible.modes import Mode, as_mode
-from speechbrain_rev.reversible.replay import running
+from speechbrain_rev.reversible.replay import Autocast, running
 from speechbrain_rev.reversible.segment import (
     recompute,
     reconstruct,
@@ -32,6 +32,8 @@ from speechbrain_rev.reversible.streams import (
     leave,
     read,
 )
+
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 class ReversibleChain(nn.Module):
@@ -124,7 +126,8 @@ class ReversibleChain(nn.Module):
         Returns
         -------
         tuple of torch.Tensor
-            y1 and y2, of the same shape; the caller may write to them.
+            y1 and y2, of the same shape, in float32 at least under autocast; the caller
+            may write to them.
 
         Raises
         ------
@@ -140,6 +143,9 @@ class ReversibleChain(nn.Module):
                 f"{list(x2.shape)} {x2.dtype} {x2.device}."
             )
         if not trains(self):
+            if _half_under_autocast(x1):
+                # A half has too few bits to add to, here as in training.
+                x1, x2 = x1.float(), x2.float()
             for block in self.blocks:
                 x1, x2 = block(x1, x2, mask)
             return x1, x2
@@ -183,8 +189,7 @@ class ReversibleChain(nn.Module):
         ValueError
             If the network itself is in half precision, not autocast.
         """
-        half = x1.dtype in (torch.float16, torch.bfloat16)
-        if half and not torch.is_autocast_enabled(x1.device.type):
+        if x1.dtype in _HALVES and not _half_under_autocast(x1):
             raise ValueError(
                 f"Streams are kept in float32, which a network converted to {x1.dtype} "
                 "does not take. Keep its weights in float32 and train under "
@@ -283,6 +288,10 @@ def trains(module: nn.Module) -> bool:
     The first run of an outer module is, though it has no graph.
     """
     return module.training and (torch.is_grad_enabled() or running())
+
+
+def _half_under_autocast(x: Tensor) -> bool:
+    return x.dtype in _HALVES and Autocast.now({x.device}).enabled
 
 
 def _mode_of(pair: tuple[Mode, nn.Module]) -> Mode:

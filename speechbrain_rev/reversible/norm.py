@@ -10,6 +10,7 @@ backend: gathered once, in the first run, and their gradients summed in the back
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speechbrain_rev.reversible.replay import batch_statistics
+from speechbrain_rev.reversible.replay import Autocast, batch_statistics
 
 _REDUCED = (0, 2, 3)
 
@@ -126,6 +127,16 @@ class BatchNorm(nn.Module):
                 f"has shape {list(x.shape)}. Use a larger batch or longer segments."
             )
         self.num_batches_tracked.add_(1)
+        before = self.running_mean.clone(), self.running_var.clone()
+        statistics = self._measure_and_update(x, mask)
+        # A batch that overflowed, in fp16 most likely, costs the step that the loss
+        # scaler skips, and must not stay in the running statistics for good.
+        finite = self.running_mean.isfinite() & self.running_var.isfinite()
+        self.running_mean.copy_(self.running_mean.where(finite, before[0]))
+        self.running_var.copy_(self.running_var.where(finite, before[1]))
+        return statistics
+
+    def _measure_and_update(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
         if mask is None and self._processes() == 1:
             mean, variance = _update_statistics(
                 x, self.running_mean, self.running_var, self.momentum
@@ -281,7 +292,9 @@ def _backward(
         total = grad.sum(_REDUCED)
     else:
         kept = mask.to(grad.dtype).expand(len(grad), 1, 1, -1).flatten(1)
-        total = (grad.flatten(1, 2) @ kept.unsqueeze(2)).view(grad.shape[:3])
+        # A backward pass under autocast would round this product to half.
+        with replace(Autocast.now({grad.device}), enabled=False)():
+            total = (grad.flatten(1, 2) @ kept.unsqueeze(2)).view(grad.shape[:3])
         total = total.sum((0, 2))
         product.mul_(mask)
     sums = torch.stack([total, product.sum(_REDUCED)])

@@ -37,6 +37,8 @@ class Recording:
 
     Attributes
     ----------
+    autocast : Autocast
+        The autocast state of the run.
     statistics : list of tuple of torch.Tensor
         Batch statistics in the order in which the layers asked for them.
     random_state : dict of torch.device to torch.Tensor, or None
@@ -47,6 +49,7 @@ class Recording:
         Which of the module's modules were in training.
     """
 
+    autocast: Autocast
     statistics: list[Statistics] = field(default_factory=list)
     random_state: RandomState | None = None
     buffers: dict[Place, Tensor] = field(default_factory=dict)
@@ -168,12 +171,14 @@ def first_run(
     Recording
         The conditions of the run.
     """
+    devices = devices_of(module, inputs, keywords)
     recording = Recording(
+        Autocast.now(devices),
         buffers=_influential_buffers(module),
         training=tuple(m.training for m in module.modules()),
     )
-    before = _random_state(devices_of(module, inputs, keywords))
-    with torch.no_grad(), _recording(recording):
+    before = _random_state(devices)
+    with torch.no_grad(), recording.autocast(), _recording(recording):
         outputs = module(*inputs, **keywords)
     after = _random_state(before)
     if any(not torch.equal(before[device], after[device]) for device in before):
@@ -209,6 +214,7 @@ def second_run(
     """
     with (
         torch.enable_grad(),
+        recording.autocast(),
         _recording(recording),
         recording.replayed(),
         _random_state_of(recording),

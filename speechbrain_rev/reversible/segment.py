@@ -24,13 +24,7 @@ from speechbrain_rev.reversible.coupling import (
     version_of,
 )
 from speechbrain_rev.reversible.gradients import Gradients, Parameters, Total
-from speechbrain_rev.reversible.replay import (
-    Autocast,
-    Recording,
-    devices_of,
-    first_run,
-    second_run,
-)
+from speechbrain_rev.reversible.replay import Recording, first_run, second_run
 from speechbrain_rev.reversible.streams import FloatFormat, Stream, Streams
 
 _NO_DOUBLE_BACKWARD = (
@@ -181,9 +175,7 @@ class _Recompute(torch.autograd.Function):
         inputs = tensors[: ctx.n_inputs]
         versions = [x._version for x in inputs]
         args, keywords = call.arguments(inputs)
-        ctx.autocast = Autocast.now(devices_of(call.module, call.tensors))
-        with ctx.autocast():
-            outputs, ctx.recording = first_run(call.module, *args, **keywords)
+        outputs, ctx.recording = first_run(call.module, *args, **keywords)
         if [x._version for x in inputs] != versions:
             raise RuntimeError(
                 f"{type(call.module).__name__} wrote into its input and cannot run "
@@ -206,10 +198,9 @@ class _Recompute(torch.autograd.Function):
         ]
         args, keywords = ctx.call.arguments(inputs)
         module = ctx.call.module
-        with ctx.autocast():
-            outputs = second_run(
-                module, ctx.recording, gradients.leaves(module), *args, **keywords
-            )
+        outputs = second_run(
+            module, ctx.recording, gradients.leaves(module), *args, **keywords
+        )
         returned = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
         wanted = [i for i, needs in enumerate(ctx.needs_grad) if needs]
         found = gradients.backward(module, returned, grads, [inputs[i] for i in wanted])
@@ -238,23 +229,21 @@ class _Reconstruct(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.blocks, ctx.parameters, ctx.format = blocks, parameters, format
-        ctx.autocast = Autocast.now({x1.device})
         ctx.recordings = []
         # Hooks may keep what they saw, which must not change in their hands.
         ctx.in_place = not any(map(_is_watched, parameters.places))
         y1, y2 = x1, x2
         # The given streams stay intact; later ones are this function's own.
         add = format.add
-        with ctx.autocast():
-            for block in blocks:
-                f, f_recording = _first_run(block.f, format.decode(y2), mask)
-                y1 = add(y1, f)
-                del f
-                g, g_recording = _first_run(block.g, format.decode(y1), mask)
-                y2 = add(y2, g)
-                del g
-                add = format.add_ if ctx.in_place else format.add
-                ctx.recordings.append((f_recording, g_recording))
+        for block in blocks:
+            f, f_recording = _first_run(block.f, format.decode(y2), mask)
+            y1 = add(y1, f)
+            del f
+            g, g_recording = _first_run(block.g, format.decode(y1), mask)
+            y2 = add(y2, g)
+            del g
+            add = format.add_ if ctx.in_place else format.add
+            ctx.recordings.append((f_recording, g_recording))
         ctx.mark_non_differentiable(y1, y2)
         ctx.save_for_backward(y1, y2, mask, *tensors)
         return y1, y2, format.tangent(y1), format.tangent(y2)
@@ -270,17 +259,16 @@ class _Reconstruct(torch.autograd.Function):
         gradients = Gradients(ctx.parameters, tensors)
         total1, total2 = Total(grad1, ctx.in_place), Total(grad2, ctx.in_place)
         recordings = reversed(ctx.recordings)
-        with ctx.autocast():
-            for block, (f, g) in zip(reversed(ctx.blocks), recordings, strict=True):
-                # Undone in reverse order: G sees the y1 that it saw in the forward.
-                inputs = arguments(y1, mask)
-                y2, slope = _undo(ctx, block.g, g, gradients, inputs, y2, total2.value)
-                total1.add(slope)
-                del slope
-                inputs = arguments(y2, mask)
-                y1, slope = _undo(ctx, block.f, f, gradients, inputs, y1, total1.value)
-                total2.add(slope)
-                del inputs, slope
+        for block, (f, g) in zip(reversed(ctx.blocks), recordings, strict=True):
+            # Undone in reverse order: G sees the y1 that it saw in the forward.
+            inputs = arguments(y1, mask)
+            y2, slope = _undo(ctx, block.g, g, gradients, inputs, y2, total2.value)
+            total1.add(slope)
+            del slope
+            inputs = arguments(y2, mask)
+            y1, slope = _undo(ctx, block.f, f, gradients, inputs, y1, total1.value)
+            total2.add(slope)
+            del inputs, slope
         return (None,) * 6 + (total1.value, total2.value, *gradients.sums)
 
 
@@ -308,6 +296,7 @@ def _undo(
     y = second_run(f, recording, gradients.leaves(f), x, *mask)
     subtract = ctx.format.subtract_ if ctx.in_place else ctx.format.subtract
     changed = subtract(changed, y.detach())
+    # In the caller's autocast state, as autograd: f's float32 layers stay float32.
     return changed, gradients.backward(f, [y], [grad], [x])[0]
 
 

@@ -36,16 +36,12 @@ class Result:
     environment: dict[str, Any] = field(default_factory=dict)
 
     def table(self) -> str:
-        """Print rows as a table in Markdown."""
-        heads = list(self.rows[0])
-        cells = [[_text(row[h]) for h in heads] for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-        lines = [heads, ["-" * w for w in widths], *cells]
-        return "\n".join(
-            "| "
-            + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True))
-            + " |"
-            for line in lines
+        """Print rows as a table in Markdown, without what is a table of its own."""
+        return markdown(
+            [
+                {h: v for h, v in row.items() if not isinstance(v, dict)}
+                for row in self.rows
+            ]
         )
 
     def save(self, folder: Path, device: torch.device) -> Path:
@@ -53,8 +49,24 @@ class Result:
         self.environment = environment(device)
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{self.name}_{device.type}.json"
-        file.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        # A row is a line, so that a difference between two results can be read.
+        rows = ",\n  ".join(json.dumps(row) for row in self.rows)
+        document = json.dumps({**asdict(self), "rows": []}, indent=1)
+        document = document.replace('"rows": []', f'"rows": [\n  {rows}\n ]')
+        file.write_text(f"{document}\n")
         return file
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """Print rows as a table in Markdown."""
+    heads = list(rows[0])
+    cells = [[_text(row[h]) for h in heads] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    lines = [heads, ["-" * w for w in widths], *cells]
+    return "\n".join(
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -49,18 +49,6 @@ def test_the_random_state_of_the_device_is_left_as_found(mode):
     assert torch.equal(torch.rand(3, device="cuda"), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_gradients_stay_close_to_stored_ones(dtype):
-    grads = {}
-    for mode in ("store", "reconstruct"):
-        chain = chain_of("basic", 4, mode=mode, dtype=torch.float32).cuda()
-        with torch.autocast("cuda", dtype):
-            loss = loss_of(chain(*on_gpu(streams(torch.float32))))
-        loss.backward()
-        grads[mode] = {n: p.grad for n, p in chain.named_parameters()}
-    assert distance(grads["reconstruct"], grads["store"]) <= 0.02
-
-
 def test_allocated_memory_does_not_grow_with_depth():
     peaks = {}
     for depth in (8, 64):

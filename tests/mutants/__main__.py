@@ -18,13 +18,14 @@ import tempfile
 from pathlib import Path
 
 from .engine import ENGINE
+from .half_precision import HALF_PRECISION
 from .lengths import LENGTHS
 from .mutant import Mutant
 from .optimizer import OPTIMIZER
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS_FAILED = 1
-MUTANTS = [*ENGINE, *LENGTHS, *OPTIMIZER]
+MUTANTS = [*ENGINE, *HALF_PRECISION, *LENGTHS, *OPTIMIZER]
 
 
 def run_tests(folder: Path, mutants: list[Mutant]) -> int:

@@ -10,6 +10,7 @@ STATS = {
     "train_accuracy_percent": 12.5,
     "lr": 0.1,
     "margin": 0.2,
+    "skipped_steps": 0,
     "minutes": 1.5,
     "utterances_per_second": 99.6,
     "process_resident_peak_bytes": 3 * 2**29,
@@ -33,6 +34,12 @@ def test_the_log_line_has_units_for_reading_and_validation_only_where_it_was_mad
     assert "valid EER %" not in line
     line = training_log.shown({**STATS, "valid_eer_percent": 9.0})
     assert line["valid EER %"] == 9.0
+
+
+def test_the_log_line_tells_skipped_steps_where_there_are_some():
+    assert "skipped steps" not in training_log.shown(STATS)
+    line = training_log.shown({**STATS, "skipped_steps": 2})
+    assert line["skipped steps"] == 2
 
 
 def test_curves_are_drawn_from_the_log(tmp_path):

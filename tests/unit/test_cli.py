@@ -1,3 +1,4 @@
+import json
 import os
 import runpy
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from speechbrain_rev import __version__, cli
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import SpeakerEmbedder
+from speechbrain_rev.models import Training, as_text, parse_card, select
 from tests.run_folders import speech_like, write_audio, write_run
 
 TRAIN = Path(__file__).parents[2] / "hparams" / "train.yaml"
@@ -57,7 +59,7 @@ class TestCommand:
             [sys.executable, "-c", code], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        for command in ("env", "resolve", "embed", "verify"):
+        for command in ("env", "resolve", "models", "embed", "verify"):
             assert command in done.stdout
 
     def test_it_runs_as_a_module(self, monkeypatch, capsys):
@@ -67,7 +69,7 @@ class TestCommand:
         assert done.value.code == 0
         assert capsys.readouterr().out == f"{__version__}\n"
 
-    @pytest.mark.parametrize("command", ["env", "resolve", "embed", "verify"])
+    @pytest.mark.parametrize("command", ["env", "resolve", "models", "embed", "verify"])
     def test_every_command_explains_itself(self, command, capsys):
         with pytest.raises(SystemExit) as done:
             cli.main([command, "--help"])
@@ -162,6 +164,69 @@ class TestResolve:
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
+
+
+class TestModels:
+    def test_it_answers_in_a_moment_and_without_torch(self):
+        code = (
+            "import sys\n"
+            "from speechbrain_rev.cli import main\n"
+            "assert main(['models', '--card=11GB', '--batch=128']) == 0\n"
+            "heavy = {'torch', 'numpy', 'speechbrain', 'bitsandbytes', 'matplotlib',"
+            " 'ruamel.yaml', 'triton'} & set(sys.modules)\n"
+            "assert not heavy, heavy"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(" ")
+
+    def test_the_options_reach_the_table(self, capsys):
+        options = ["--card=24GB", "--batch=96", "--frames=600", "--fits"]
+        options += ["--family=revnet", "--family=resnet", "--type=I", "--type=II"]
+        options += ["--sort=vox1-h", "--reverse"]
+        assert cli.main(["models", *options]) == 0
+        training = Training(parse_card("24GB"), batch=96, frames=600)
+        expected = select(
+            training,
+            families=["revnet", "resnet"],
+            types=["I", "II"],
+            fitting=True,
+            sort="vox1-h",
+            reverse=True,
+        )
+        assert 0 < len(expected) < len(select(training, families=["revnet"]))
+        assert capsys.readouterr().out == as_text(expected)
+
+    def test_it_prints_json_of_the_encoders_named(self, capsys):
+        assert cli.main(["models", "revnet245", "resnet34", "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        names = [encoder["name"] for encoder in document["encoders"]]
+        assert names == ["revnet245", "resnet34"]
+
+    def test_it_draws_a_picture(self, tmp_path, capsys):
+        picture = tmp_path / "models.png"
+        assert cli.main(["models", "--plot", str(picture)]) == 0
+        assert capsys.readouterr().out == f"{picture}: 25 encoders\n"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["revnet58"], "Did you mean revnet57"),
+            (["--card=11"], "--card takes a card's memory as 11GB, 24GB or 10.5GiB"),
+            (["--batch=0"], "from 1 to 1000000 utterances, not 0"),
+            (["--frames=300"], "200 and 600 frames, not of 300"),
+            (["--family=dfrevnet"], "Did you mean df_revnet"),
+            (["--sort=params"], "--sort takes layers, parameters"),
+            (["--fits"], "--fits needs a card"),
+            (["--plot=models.svg"], "ends in .png, not models.svg"),
+            (["--plot=nowhere/models.png"], "nowhere/models.png"),
+        ],
+    )
+    def test_a_mistake_is_one_line(self, arguments, message, capsys):
+        assert message in refuse(["models", *arguments], capsys)
 
 
 class TestEmbed:

@@ -36,6 +36,22 @@ def test_tables_are_those_of_the_committed_results():
     assert all(f"<!-- table: {name} -->\n|" in TEXT for name in TABLES)
 
 
+@pytest.mark.parametrize(
+    "command", re.findall(r"speechbrain-rev (models[^\n`]*)", TEXT)
+)
+def test_commands_of_the_table_run(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out
+
+
+def test_picture_and_table_of_the_encoders_open_the_readme():
+    picture = TEXT.index("](docs/models.png)")
+    table = TEXT.index("<!-- table: models -->")
+    assert picture < table < TEXT.index("\n## ")
+    assert (ROOT / "docs/models.png").stat().st_size < 300_000
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_that_documents_name_exist(document):
     text = document.read_text()

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
+from tests.unit.reversible.chains import FLOAT32, each_half
 
 
 def reference_loss(cosines, targets, margin, scale):
@@ -68,19 +69,47 @@ def test_lengths_are_accepted_as_speechbrain_passes_them():
     )
 
 
-def test_cosines_and_loss_stay_float32_under_bfloat16_autocast():
+@each_half
+def test_cosines_loss_and_gradients_are_float32s_under_autocast(precision):
     torch.manual_seed(0)
     classifier = CosineClassifier(input_size=16, out_neurons=5)
-    embeddings, targets = torch.randn(8, 1, 16), torch.randint(5, (8, 1))
-    plain = classifier(embeddings)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cosines = classifier(embeddings)
-        loss = AAMSoftmax()(cosines, targets)
-        from_bfloat16 = classifier(embeddings.bfloat16())
-    assert torch.equal(cosines, plain)
+    embeddings = torch.randn(8, 1, 16).to(precision.half)
+    targets = torch.randint(5, (8, 1))
+    results = []
+    for x, autocasts in (
+        (embeddings.clone(), precision),
+        (embeddings.float(), FLOAT32),
+    ):
+        x.requires_grad_()
+        classifier.zero_grad()
+        with autocasts.autocast():
+            cosines = classifier(x)
+            loss = AAMSoftmax()(cosines, targets)
+        loss.backward()
+        results.append((cosines, loss, classifier.weight.grad, x.grad))
+    for found, expected in zip(*results, strict=True):
+        assert expected.dtype == torch.float32
+        assert torch.equal(found, expected.to(found.dtype))
+    assert all(found.dtype == torch.float32 for found in results[0][:3])
+
+
+@each_half
+def test_the_loss_of_cosines_in_half_precision_is_float32s_of_them(precision):
+    # The steps of both halves below 1 are far larger than 1e-7, the bound's distance.
+    cosines = torch.tensor([[[1.0, 0.5]], [[-1.0, 0.25]], [[0.75, 0.125]]])
+    targets = torch.tensor([[0], [0], [1]])
+    results = []
+    for x in (cosines.to(precision.half), cosines):
+        x.requires_grad_()
+        with precision.autocast():
+            loss = AAMSoftmax()(x, targets)
+        loss.backward()
+        results.append((loss, x.grad))
+    (loss, grad), (expected, expected_grad) = results
     assert loss.dtype == torch.float32
-    assert torch.equal(loss, AAMSoftmax()(plain, targets))
-    assert from_bfloat16.dtype == torch.float32
+    assert torch.equal(loss, expected)
+    assert torch.equal(grad, expected_grad.to(grad.dtype))
+    assert grad.isfinite().all()
 
 
 def test_cosines_do_not_depend_on_the_length_of_embeddings_or_weights():

@@ -132,17 +132,6 @@ def test_reconstruction_saves_memory_over_storing_and_over_the_vanilla_encoder()
     assert peak("resnet34", "recompute") < 0.6 * peak("resnet34", "store")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["revnet57", "df_revnet66"])
-def test_half_precision_trains(name, dtype):
-    encoder = tiny(name)
-    with torch.autocast("cpu", dtype):
-        y = encoder(feats(4, 32, torch.float32))
-    y.float().square().sum().backward()
-    assert all(p.grad.isfinite().all() for p in encoder.parameters())
-    assert all(p.grad.dtype == torch.float32 for p in encoder.parameters())
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_inference_mode_works(training):
     encoder = tiny("revnet57").train(training)

@@ -151,6 +151,13 @@ def test_lengths_must_be_one_per_utterance():
         tiny("revnet57")(feats(2, 20, torch.float32), torch.ones(3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_lengths_in_half_precision_are_refused(dtype):
+    lengths = torch.tensor([1.0, 0.6]).to(dtype)
+    with pytest.raises(ValueError, match="pass them in float32"):
+        tiny("revnet57")(feats(2, 20, torch.float32), lengths)
+
+
 @pytest.mark.parametrize("length", [0.0, -0.5, 20.0, float("nan")])
 def test_lengths_must_be_relative(length):
     with pytest.raises(ValueError, match="above 0 and at most 1"):

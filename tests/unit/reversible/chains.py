@@ -1,7 +1,9 @@
 """Chains for the engine's tests and what plain autograd makes of them."""
 
 import copy
+from dataclasses import dataclass, replace
 
+import pytest
 import torch
 from torch import nn
 
@@ -10,9 +12,63 @@ from speechbrain_rev.lobes.blocks import (
     BottleneckResidual,
     DFBottleneckResidual,
 )
-from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
+from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
 
 CHANNELS = 8
+
+# float64 rounding through a few blocks, with a wide margin: an error of the method
+# (a wrong mask, a stale statistic) shows at 1e-3 or more.
+EXACT = 1e-10
+
+# Float streams are reconstructed up to their rounding in float32, after which few
+# values round to another half. What that adds must be small against what half
+# precision itself does to a gradient; through these few blocks 0 to 0.05 of it is found,
+# and about 1 where a second run computes in another precision than the first.
+SHARE_OF_HALF = 0.25
+
+# Rounding of float streams, 1e-7 of a value, through a few blocks with a wide margin:
+# for residual functions that autocast leaves in float32.
+FLOAT32_ROUNDING = 1e-5
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a step computes: weights, autocast, and a scaled loss as SpeechBrain has it."""
+
+    name: str
+    weights: torch.dtype
+    half: torch.dtype | None = None
+    scale: float | None = None
+    #: Whether all uses of a weight share one cast, whose gradient is added up in half.
+    shares_casts: bool = True
+    device: str = "cpu"
+
+    def __str__(self):
+        return self.name
+
+    def autocast(self):
+        return torch.autocast(
+            self.device,
+            self.half or torch.bfloat16,
+            enabled=self.half is not None,
+            cache_enabled=self.shares_casts,
+        )
+
+    def scaler(self, **options):
+        """A scaler, which does nothing but in fp16."""
+        settings = {"init_scale": self.scale, "enabled": self.scale is not None}
+        return torch.amp.GradScaler(self.device, **settings | options)
+
+
+FLOAT64 = Precision("float64", torch.float64)
+FLOAT32 = Precision("float32", torch.float32)
+BF16 = Precision("bf16", torch.float32, torch.bfloat16)
+#: A larger scale would overflow: the losses here are sums.
+FP16 = Precision("fp16", torch.float32, torch.float16, scale=2.0**8)
+HALVES = [BF16, FP16]
+
+every_precision = pytest.mark.parametrize("precision", [FLOAT64, BF16, FP16], ids=str)
+each_half = pytest.mark.parametrize("precision", HALVES, ids=str)
 
 
 def torch_residual(channels):
@@ -71,18 +127,55 @@ class Plain(nn.Module):
 def loss_of(outputs):
     """A loss in which both streams and all places have gradients of their own."""
     y1, y2 = outputs
-    weights = torch.linspace(-1, 1, y1.numel(), dtype=y1.dtype).view_as(y1)
+    weights = torch.linspace(-1, 1, y1.numel(), dtype=y1.dtype, device=y1.device)
+    weights = weights.view_as(y1)
     return (y1 * weights + (y2 * weights.flip(-1)).sin()).sum()
 
 
-def step(module, inputs, *, seed=2):
+def step(module, inputs, precision=FLOAT64, *, mask=None, seed=2):
     """One training step: outputs, gradients by name, and buffers by name."""
     torch.manual_seed(seed)
-    outputs = module(*inputs)
-    loss_of(outputs).backward()
-    grads = {name: p.grad for name, p in module.named_parameters()}
-    grads |= {f"x{i}": x.grad for i, x in enumerate(inputs, 1) if x.requires_grad}
+    tensors = dict(module.named_parameters())
+    tensors |= {f"x{i}": x for i, x in enumerate(inputs, 1) if x.requires_grad}
+    scaler = precision.scaler()
+    optimizer = torch.optim.SGD(tensors.values(), lr=0.1)
+    with precision.autocast():
+        outputs = module(*inputs) if mask is None else module(*inputs, mask)
+        loss = loss_of(outputs)
+    scaler.scale(loss).backward()  # outside autocast, as SpeechBrain does
+    scaler.unscale_(optimizer)
+    grads = {name: x.grad for name, x in tensors.items()}
     return outputs, grads, dict(module.named_buffers())
+
+
+def train_once(module, precision, *, inputs=streams, mask=None):
+    """The gradients of one step, by name."""
+    return step(module, inputs(precision.weights), precision, mask=mask)[1]
+
+
+def equal_to_plain(chain, precision=FLOAT64, train=train_once, *, to_the_bit=None):
+    """Assert that training gives what it gives in plain autograd; return gradients.
+
+    `train` is called with a module and a precision. Buffers are equal to the bit, and so
+    is everything in half precision unless streams are reconstructed.
+    """
+    if to_the_bit is None:
+        to_the_bit = precision.half and Mode.RECONSTRUCT not in chain.modes
+    stored = set(chain.modes) == {Mode.STORE}
+    plain, wide = Plain(chain), Plain(chain)
+    grads = train(chain, precision)
+    expected = train(plain, replace(precision, shares_casts=stored))
+    limit = 0 if to_the_bit else EXACT
+    if precision.half and not to_the_bit:
+        in_float32 = train(wide, replace(FLOAT32, device=precision.device))
+        of_half = distance(expected, in_float32)
+        limit = FLOAT32_ROUNDING + SHARE_OF_HALF * of_half
+    assert distance(grads, expected) <= limit
+    buffers, expected_buffers = dict(chain.named_buffers()), dict(plain.named_buffers())
+    assert buffers.keys() == expected_buffers.keys()
+    for name, buffer in buffers.items():
+        assert torch.equal(buffer, expected_buffers[name]), name
+    return grads
 
 
 def distance(found, expected):
@@ -95,3 +188,35 @@ def distance(found, expected):
     ]
     difference = sum((a.double() - b.double()).square().sum() for a, b in pairs)
     return float((difference / sum(b.double().square().sum() for _, b in pairs)).sqrt())
+
+
+class Run:
+    """A chain in training: the steps that SpeechBrain takes, one at a time."""
+
+    def __init__(self, chain, precision, **options):
+        self.chain, self.precision = chain, precision
+        self.optimizer = torch.optim.SGD(chain.parameters(), lr=1e-4, momentum=0.9)
+        self.scaler = precision.scaler(**options)
+        self.steps = 0
+
+    def step(self, max_norm=1e9):
+        """Return the loss and the norm of the gradients before they are clipped."""
+        inputs = streams(torch.float32, seed=self.steps)
+        inputs = [x.to(self.precision.device) for x in inputs]
+        self.steps += 1
+        torch.manual_seed(self.steps)
+        with self.precision.autocast():
+            loss = loss_of(self.chain(*inputs))
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.chain.parameters(), max_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.grads = {n: p.grad for n, p in self.chain.named_parameters()}
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach(), norm
+
+    def state(self):
+        """Weights and what the optimizer keeps, copied."""
+        momenta = self.optimizer.state_dict()["state"]
+        return copy.deepcopy((dict(self.chain.named_parameters()), momenta))

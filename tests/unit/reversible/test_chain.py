@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -17,20 +18,23 @@ from speechbrain_rev.reversible import (
 
 from .chains import (
     CHANNELS,
+    EXACT,
+    FLOAT32,
+    FP16,
+    HALVES,
     RESIDUALS,
     Plain,
     chain_of,
     distance,
+    equal_to_plain,
+    every_precision,
     loss_of,
     step,
     streams,
+    train_once,
 )
 
 MODES = ["store", "reconstruct", "recompute"]
-
-# float64 rounding through a few blocks, with a wide margin: an error of the method
-# (a wrong mask, a stale statistic) shows at 1e-3 or more.
-EXACT = 1e-10
 
 
 @pytest.mark.parametrize("kind", RESIDUALS)
@@ -42,40 +46,42 @@ def test_inverse_of_a_coupling_undoes_it(kind):
     assert distance({"1": r1, "2": r2}, {"1": x1, "2": x2}) < EXACT
 
 
+@every_precision
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", RESIDUALS)
-def test_gradients_of_every_mode_equal_plain_autograds(kind, mode):
-    chain = chain_of(kind, mode=mode)
+def test_gradients_of_every_mode_equal_plain_autograds(kind, mode, precision):
+    chain = chain_of(kind, mode=mode, dtype=precision.weights)
+    equal_to_plain(chain, precision)
+
+
+@every_precision
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", RESIDUALS)
+def test_outputs_of_every_mode_are_plain_autograds_to_the_bit(kind, mode, precision):
+    chain = chain_of(kind, mode=mode, dtype=precision.weights)
     plain = Plain(chain)
-    y, grads, buffers = step(chain, streams())
-    expected_y, expected, expected_buffers = step(plain, streams())
-    assert distance(dict(enumerate(y)), dict(enumerate(expected_y))) < EXACT
-    assert distance(grads, expected) < EXACT
-    assert buffers.keys() == expected_buffers.keys()
-    for name in buffers:
-        assert torch.equal(buffers[name], expected_buffers[name]), name
+    y, _, _ = step(chain, streams(precision.weights), precision)
+    expected, _, _ = step(plain, streams(precision.weights), precision)
+    for a, b in zip(y, expected, strict=True):
+        assert torch.equal(a, b)
 
 
+@every_precision
 @pytest.mark.parametrize(
     "modes", [m for m in itertools.product(MODES, repeat=3) if len(set(m)) > 1]
 )
-def test_each_block_may_have_its_own_mode(modes):
-    chain = chain_of("basic", mode=modes)
-    _, grads, _ = step(chain, streams())
-    _, expected, _ = step(Plain(chain), streams())
-    assert distance(grads, expected) < EXACT
+def test_each_block_may_have_its_own_mode(modes, precision):
+    chain = chain_of("basic", mode=modes, dtype=precision.weights)
+    equal_to_plain(chain, precision)
 
 
-def test_masked_chains_equal_plain_autograd():
-    chain = chain_of("basic")
-    x = streams()
-    mask = (torch.arange(12) < torch.tensor([[12], [7]])).double()[:, None, None, :]
-    plain = Plain(chain)
-    for module in (chain, plain):
-        loss_of(module(*x, mask)).backward()
-    found = {n: p.grad for n, p in chain.named_parameters()}
-    expected = {n: p.grad for n, p in plain.named_parameters()}
-    assert distance(found, expected) < EXACT
+@every_precision
+@pytest.mark.parametrize("mode", MODES)
+def test_masked_chains_equal_plain_autograd(mode, precision):
+    chain = chain_of("basic", mode=mode, dtype=precision.weights)
+    frames = torch.tensor([[12], [7]])
+    mask = (torch.arange(12) < frames).to(precision.weights)[:, None, None, :]
+    equal_to_plain(chain, precision, partial(train_once, mask=mask))
 
 
 class Counted(nn.Module):
@@ -91,58 +97,81 @@ class Counted(nn.Module):
         return self.conv(x)
 
 
+@pytest.mark.parametrize("precision", [FLOAT32, *HALVES], ids=str)
 @pytest.mark.parametrize("mode", ["reconstruct", "recompute"])
-def test_each_residual_function_runs_once_without_and_once_with_a_graph(mode):
+def test_each_residual_function_runs_once_without_and_once_with_a_graph(
+    mode, precision
+):
     runs = [[] for _ in range(6)]
     chain = ReversibleChain(
         (AdditiveCoupling(Counted(runs[i]), Counted(runs[i + 1])) for i in (0, 2, 4)),
         mode=mode,
     )
-    step(chain, streams(torch.float32))
+    step(chain, streams(torch.float32), precision)
     assert runs == [[False, True]] * 6
 
 
+@pytest.mark.parametrize("precision", [FLOAT32, *HALVES], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["basic", "torch"])
-def test_running_statistics_are_updated_once_and_to_the_same_bits(kind, mode):
+def test_running_statistics_are_updated_once_and_to_the_same_bits(
+    kind, mode, precision
+):
     chain = chain_of(kind, mode=mode, dtype=torch.float32)
     stored = chain_of(kind, mode="store", dtype=torch.float32)
-    _, _, buffers = step(chain, streams(torch.float32))
-    _, _, expected = step(stored, streams(torch.float32))
+    _, _, buffers = step(chain, streams(torch.float32), precision)
+    _, _, expected = step(stored, streams(torch.float32), precision)
     for name, buffer in buffers.items():
         assert torch.equal(buffer, expected[name]), name
         if name.endswith("num_batches_tracked"):
             assert buffer == 1
 
 
-def test_a_buffer_that_the_output_depends_on_is_as_it_was_in_the_first_run():
+@every_precision
+@pytest.mark.parametrize("mode", MODES)
+def test_a_buffer_that_the_output_depends_on_is_as_it_was_in_the_first_run(
+    mode, precision
+):
     def make():
         # Spectral normalisation improves a buffer at each run in training.
         conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
         return nn.utils.parametrizations.spectral_norm(conv)
 
     torch.manual_seed(0)
-    chain = ReversibleChain(AdditiveCoupling(make(), make()) for _ in range(2)).double()
-    plain = Plain(chain)
-    _, grads, buffers = step(chain, streams())
-    _, expected, expected_buffers = step(plain, streams())
-    assert distance(grads, expected) < EXACT
-    assert distance(buffers, expected_buffers) < EXACT
+    blocks = (AdditiveCoupling(make(), make()) for _ in range(2))
+    chain = ReversibleChain(blocks, mode=mode).to(precision.weights)
+    equal_to_plain(chain, precision)
 
 
-def activations_peak(depth, mode, kind="basic"):
+def activations_peak(depth, mode, kind="basic", precision=FLOAT32):
     """Live peak of a step without the parameters' gradients, which grow with depth."""
     chain = chain_of(kind, depth, mode=mode, dtype=torch.float32).requires_grad_(False)
     x = streams(torch.float32, batch=8, time=100)
-    return live_bytes_peak(lambda: loss_of(chain(*x)).backward())
+
+    def train():
+        with precision.autocast():
+            loss = loss_of(chain(*x))
+        loss.backward()
+
+    return live_bytes_peak(train)
 
 
-@pytest.mark.parametrize("kind", ["basic", "bottleneck", "df_bottleneck", "torch"])
-def test_peak_memory_of_reconstruction_does_not_grow_with_depth(kind):
-    shallow = activations_peak(8, "reconstruct", kind)
-    deep = activations_peak(64, "reconstruct", kind)
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [
+        *(
+            (kind, FLOAT32)
+            for kind in ("basic", "bottleneck", "df_bottleneck", "torch")
+        ),
+        ("basic", FP16),
+    ],
+    ids=str,
+)
+def test_peak_memory_of_reconstruction_does_not_grow_with_depth(kind, precision):
+    shallow = activations_peak(8, "reconstruct", kind, precision)
+    deep = activations_peak(64, "reconstruct", kind, precision)
     assert deep <= 1.01 * shallow
-    assert activations_peak(8, "store", kind) > 1.5 * shallow
+    assert activations_peak(8, "store", kind, precision) > 1.5 * shallow
 
 
 def test_recomputation_keeps_two_streams_of_each_block():
@@ -188,30 +217,28 @@ def test_what_is_no_residual_function_is_refused(mode):
         chain_of("basic", mode=mode)(x[0], x[1][..., :5])
 
 
+@every_precision
 @pytest.mark.parametrize("mode", MODES)
-def test_identities_and_empty_chains_work(mode):
-    x = streams()
+def test_identities_and_empty_chains_work(mode, precision):
     for blocks in ([], [AdditiveCoupling(nn.Identity(), nn.Identity())]):
         chain = ReversibleChain(blocks, mode=mode)
-        _, grads, _ = step(chain, x)
-        expected = streams()
-        _, expected_grads, _ = step(Plain(chain), expected)
-        assert distance(grads, expected_grads) < EXACT
-        for t in x:
-            t.grad = None
+        equal_to_plain(chain, precision, to_the_bit=True)
 
 
-def test_recompute_equals_the_module_and_updates_statistics_once():
+@every_precision
+def test_recompute_equals_the_module_and_updates_statistics_once(precision):
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Conv2d(CHANNELS, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)
-    ).double()
+    ).to(precision.weights)
     again = Recompute(copy.deepcopy(module))
     results = []
     for m in (module, again):
-        (x, _) = streams()
+        (x, _) = streams(precision.weights)
         torch.manual_seed(3)
-        m(x).square().sum().backward()
+        with precision.autocast():
+            loss = m(x).square().sum(dtype=precision.weights)
+        precision.scaler().scale(loss).backward()
         grads = [p.grad for p in m.parameters()]
         results.append((x.grad, *grads, *m.buffers()))
     for found, expected in zip(*results, strict=True):
@@ -251,17 +278,14 @@ def test_recompute_takes_and_returns_any_structure():
         assert torch.equal(found, expected)
 
 
-def test_a_recomputed_module_inside_a_residual_function_is_exact():
+@every_precision
+@pytest.mark.parametrize("mode", MODES)
+def test_a_recomputed_module_inside_a_residual_function_is_exact(mode, precision):
     torch.manual_seed(0)
-    halves = [RESIDUALS["basic"](CHANNELS).double() for _ in range(4)]
+    halves = [RESIDUALS["basic"](CHANNELS) for _ in range(4)]
     blocks = [
         AdditiveCoupling(Recompute(halves[0]), halves[1]),
         AdditiveCoupling(halves[2], Recompute(halves[3])),
     ]
-    chain = ReversibleChain(blocks)
-    plain = Plain(chain)
-    _, grads, buffers = step(chain, streams())
-    _, expected, expected_buffers = step(plain, streams())
-    assert distance(grads, expected) < EXACT
-    for name in buffers:
-        assert torch.equal(buffers[name], expected_buffers[name]), name
+    chain = ReversibleChain(blocks, mode=mode).to(precision.weights)
+    equal_to_plain(chain, precision)

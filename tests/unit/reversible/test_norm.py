@@ -55,6 +55,65 @@ def test_half_precision_is_normalised_with_float32_statistics(dtype):
     assert (y.float() - expected).abs().max() <= step
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("masks", [False, True])
+def test_sums_over_half_precision_are_float32s(dtype, masks):
+    # Sums, squares and scaled gradients here are far above fp16's 65,504, and a mean in
+    # bf16 would have steps of 2.
+    ours, _ = both(True, channels=2, dtype=torch.float32)
+    exact, _ = both(True, channels=2)
+    torch.manual_seed(1)
+    x = (torch.randn(8, 2, 40, 100) + 300).to(dtype)
+    mask = (torch.arange(100) < 60).float().view(1, 1, 1, -1) if masks else None
+    grad = (1024 * torch.rand(x.shape)).to(dtype)
+    results = []
+    for module, copied in ((ours, x), (exact, x.double())):
+        copied.requires_grad_()
+        y = module(copied, mask if mask is None else mask.to(module.weight.dtype))
+        y.backward(grad.to(y.dtype))
+        results.append([copied.grad, module.weight.grad, module.bias.grad])
+        results[-1] += [module.running_mean, module.running_var]
+    (x_grad, *found), (exact_x_grad, *expected) = results
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == torch.float32
+        # float32 rounding of 32,000 summands, for the weight of differences to 300.
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=0)
+    assert x_grad.dtype == dtype
+    step = torch.finfo(dtype).eps * exact_x_grad.abs().max()
+    assert (x_grad.double() - exact_x_grad).abs().max() <= step
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_backward_pass_under_autocast_adds_up_in_float32(dtype):
+    # 32,000 gradients of 1, above fp16's 65,504 once they are scaled.
+    mask = (torch.arange(100) < 60).float().view(1, 1, 1, -1)
+    grads = []
+    for inside in (False, True):
+        norm = BatchNorm(2)
+        x = torch.linspace(-1, 1, 8 * 2 * 40 * 100).view(8, 2, 40, 100).to(dtype)
+        y = norm(x, mask)
+        with torch.autocast("cpu", dtype, enabled=inside):
+            (1001 * y.float().sum()).backward()
+        grads.append(norm.bias.grad)
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_batch_that_overflowed_leaves_the_running_statistics_finite(value, masks):
+    norm = BatchNorm(2, relu=True)
+    x = torch.randn(2, 2, 4, 10)
+    norm(x)
+    before = norm.running_mean.clone(), norm.running_var.clone()
+    mask = torch.ones(2, 1, 1, 10) if masks else None
+    x[0, 1, 2, 3] = value
+    # It is not hidden: the loss is not finite and the step will be skipped.
+    assert norm(x, mask)[:, 1].isnan().all()
+    for buffer, old in zip((norm.running_mean, norm.running_var), before, strict=True):
+        assert buffer[0] != old[0]
+        assert buffer[1] == old[1]
+
+
 def test_gradient_passes_gradcheck_and_gradgradcheck():
     ours, _ = both(True)
     x = torch.randn(3, 6, 2, 3, dtype=torch.float64, requires_grad=True)

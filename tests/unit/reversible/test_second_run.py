@@ -13,46 +13,43 @@ from speechbrain_rev.reversible.norm import BatchNorm
 
 from .chains import (
     CHANNELS,
+    EXACT,
+    FLOAT32_ROUNDING,
     RESIDUALS,
     Plain,
     chain_of,
     distance,
+    equal_to_plain,
+    every_precision,
     loss_of,
     step,
     streams,
 )
-from .test_chain import EXACT, MODES
+from .test_chain import MODES
 
 WITHOUT_STORAGE = ["reconstruct", "recompute"]
 
 
-def chain_from(make, mode="reconstruct", depth=2):
+def chain_from(make, mode="reconstruct", depth=2, dtype=torch.float64):
     torch.manual_seed(0)
     blocks = [AdditiveCoupling(make(), make()) for _ in range(depth)]
-    return ReversibleChain(blocks, mode=mode).double()
+    return ReversibleChain(blocks, mode=mode).to(dtype)
 
 
 def conv():
     return nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
 
 
-def equal_to_plain(chain):
-    plain = Plain(chain)
-    _, grads, buffers = step(chain, streams())
-    _, expected, expected_buffers = step(plain, streams())
-    assert distance(grads, expected) < EXACT
-    assert distance(buffers, expected_buffers) < EXACT if buffers else True
-
-
+@every_precision
 @pytest.mark.parametrize("mode", MODES)
-def test_a_layer_used_twice_stays_the_modules_own(mode):
+def test_a_layer_used_twice_stays_the_modules_own(mode, precision):
     def make():
         layer = nn.Sequential(conv(), nn.BatchNorm2d(CHANNELS))
         return nn.Sequential(layer, nn.Tanh(), layer)
 
-    chain = chain_from(make, mode)
+    chain = chain_from(make, mode, dtype=precision.weights)
     before = dict(chain.named_parameters(remove_duplicate=False))
-    equal_to_plain(chain)
+    equal_to_plain(chain, precision)
     after = dict(chain.named_parameters(remove_duplicate=False))
     assert before.keys() == after.keys()
     assert all(after[name] is p for name, p in before.items())
@@ -69,33 +66,36 @@ class Table(nn.Module):
         return x.tanh() + self.table
 
 
+@every_precision
 @pytest.mark.parametrize("mode", MODES)
-def test_a_parameter_in_the_shape_of_the_stream_gets_its_own_gradient(mode):
-    equal_to_plain(chain_from(Table, mode, depth=3))
+def test_a_parameter_in_the_shape_of_the_stream_gets_its_own_gradient(mode, precision):
+    equal_to_plain(chain_from(Table, mode, 3, precision.weights), precision)
 
 
+@every_precision
 @pytest.mark.parametrize("kind", ["basic", "torch", "dropout"])
 @pytest.mark.parametrize("mode", WITHOUT_STORAGE)
-def test_the_training_state_is_that_of_the_forward_pass(kind, mode):
-    results = []
-    for m in ("store", mode):
-        chain = chain_of(kind, mode=m)
-        inputs = streams()
-        loss = loss_of(chain(*inputs))
-        chain.eval()
-        loss.backward()
-        assert not any(module.training for module in chain.modules())
-        results.append({n: p.grad for n, p in chain.named_parameters()})
-    assert distance(results[1], results[0]) < EXACT
+def test_the_training_state_is_that_of_the_forward_pass(kind, mode, precision):
+    def train(module, precision):
+        torch.manual_seed(2)
+        with precision.autocast():
+            loss = loss_of(module(*streams(precision.weights)))
+        module.eval()
+        precision.scaler().scale(loss).backward()
+        assert not any(m.training for m in module.modules())
+        return {n: p.grad for n, p in module.named_parameters()}
+
+    chain = chain_of(kind, mode=mode, dtype=precision.weights)
+    equal_to_plain(chain, precision, train)
 
 
+@every_precision
 @pytest.mark.parametrize("mode", WITHOUT_STORAGE)
-def test_frozen_normalisation_in_a_training_chain(mode):
-    chain = chain_of("torch", mode=mode)
+def test_frozen_normalisation_in_a_training_chain(mode, precision):
+    chain = chain_of("torch", mode=mode, dtype=precision.weights)
     chain.blocks[0].f[1].eval()
-    plain = Plain(chain)
-    assert not plain.blocks[0].f[1].training
-    equal_to_plain(chain)
+    assert not Plain(chain).blocks[0].f[1].training
+    equal_to_plain(chain, precision)
 
 
 class Unregistered(nn.Module):
@@ -160,16 +160,20 @@ class EvalCounter(nn.Module):
         return self.conv(x) * self.count.clone()
 
 
+@every_precision
 @pytest.mark.parametrize("mode", WITHOUT_STORAGE)
 @pytest.mark.parametrize("kind", ["reads in training", "writes in evaluation"])
-def test_buffers_that_matter_are_those_of_the_first_run(kind, mode):
-    if kind == "reads in training":
-        chain = chain_from(lambda: nn.Sequential(conv(), ReadingNorm(CHANNELS)), mode)
-    else:
-        chain = chain_from(EvalCounter, mode)
+def test_buffers_that_matter_are_those_of_the_first_run(kind, mode, precision):
+    def make():
+        if kind == "reads in training":
+            return nn.Sequential(conv(), ReadingNorm(CHANNELS))
+        return EvalCounter()
+
+    chain = chain_from(make, mode, dtype=precision.weights)
+    if kind == "writes in evaluation":
         for block in chain.blocks:
             block.f.eval()
-    equal_to_plain(chain)
+    equal_to_plain(chain, precision)
 
 
 class Nested(nn.Module):
@@ -189,21 +193,30 @@ class Nested(nn.Module):
         return torch.cat(self.chain(*self.conv(x).chunk(2, dim=1)), dim=1)
 
 
-def test_a_nested_chain_runs_alike_in_both_runs():
-    equal_to_plain(chain_from(Nested))
-    results = []
-    for mode in ("store", "recompute"):
-        chain = chain_from(Nested, mode).float()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(chain(*streams(torch.float32)))
-        loss.backward()
-        results.append({n: p.grad for n, p in chain.named_parameters()})
-    assert distance(results[1], results[0]) == 0
-
-
+@every_precision
 @pytest.mark.parametrize("mode", MODES)
-def test_what_hooks_keep_is_not_overwritten(mode):
-    chain = chain_of("basic", mode=mode)
+def test_a_nested_chain_runs_alike_in_both_runs(mode, precision):
+    equal_to_plain(chain_from(Nested, mode, dtype=precision.weights), precision)
+
+
+@every_precision
+@pytest.mark.parametrize("mode", WITHOUT_STORAGE)
+def test_a_nested_chain_sees_the_same_layout_in_both_runs(mode, precision):
+    chain = chain_from(Nested, mode, depth=1, dtype=precision.weights)
+    seen = []
+    inner = chain.blocks[0].f.chain.blocks[0].f
+    inner.register_forward_pre_hook(
+        lambda _, args: seen.append((args[0].stride(), args[0].dtype))
+    )
+    step(chain, streams(precision.weights), precision)
+    assert len(seen) > 1
+    assert len(set(seen)) == 1
+
+
+@every_precision
+@pytest.mark.parametrize("mode", MODES)
+def test_what_hooks_keep_is_not_overwritten(mode, precision):
+    chain = chain_of("basic", mode=mode, dtype=precision.weights)
     kept, copies = [], []
 
     def keep(module, args, *rest):
@@ -215,7 +228,7 @@ def test_what_hooks_keep_is_not_overwritten(mode):
     for block in chain.blocks:
         block.f.register_forward_hook(keep)
         block.g.register_full_backward_hook(keep)
-    loss_of(chain(*streams())).backward()
+    step(chain, streams(precision.weights), precision)
     assert len(kept) >= 12
     for found, copy in zip(kept, copies, strict=True):
         assert torch.equal(found, copy)
@@ -246,14 +259,6 @@ def test_a_residual_function_must_return_a_tensor():
 
     with pytest.raises(ValueError, match="into tuple"):
         chain_from(Pair)(*streams())
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_networks_converted_to_half_precision_are_refused_in_training(mode):
-    chain = chain_of("basic", mode=mode).bfloat16()
-    with pytest.raises(ValueError, match=r"torch\.autocast"):
-        chain(*streams(torch.bfloat16))
-    assert chain.eval()(*streams(torch.bfloat16))[0].dtype == torch.bfloat16
 
 
 def test_a_scripted_module_is_refused():
@@ -326,31 +331,39 @@ def test_no_valid_frame_leaves_the_running_statistics_finite():
 
 
 @pytest.mark.slow
+@every_precision
 @pytest.mark.parametrize("mode", MODES)
-def test_a_compiled_chain_equals_the_chain(mode):
-    chain = chain_of("basic", mode=mode)
-    plain = Plain(chain)
-    compiled = torch.compile(chain, backend="aot_eager")
-    inputs = streams()
-    loss_of(compiled(*inputs)).backward()
-    _, expected, _ = step(plain, streams())
-    found = {n: p.grad for n, p in chain.named_parameters()}
-    assert distance(found, {n: expected[n] for n in found}) < EXACT
+def test_a_compiled_chain_equals_the_chain(mode, precision):
+    def train(module, precision):
+        compiled = module
+        if isinstance(module, ReversibleChain):
+            compiled = torch.compile(module, backend="aot_eager")
+        with precision.autocast():
+            loss = loss_of(compiled(*streams(precision.weights)))
+        precision.scaler().scale(loss).backward()
+        return {n: p.grad for n, p in module.named_parameters()}
+
+    chain = chain_of("basic", mode=mode, dtype=precision.weights)
+    equal_to_plain(chain, precision, train)
 
 
 @pytest.mark.slow
+@every_precision
 @pytest.mark.parametrize("mode", MODES)
-def test_a_compiled_encoder_equals_the_encoder(mode):
+def test_a_compiled_encoder_equals_the_encoder(mode, precision):
     results = []
     for compiles in (False, True):
         torch.manual_seed(0)
         encoder = build_encoder(
             "revnet57", mode=mode, widths=(8,) * 4, blocks=(1,) * 4
-        ).double()
+        ).to(precision.weights)
         run = torch.compile(encoder, backend="aot_eager") if compiles else encoder
-        run(torch.randn(2, 24, 80, dtype=torch.float64)).square().sum().backward()
+        with precision.autocast():
+            y = run(torch.randn(2, 24, 80, dtype=precision.weights))
+        loss = y.to(precision.weights).square().mean()
+        precision.scaler().scale(loss).backward()
         results.append({n: p.grad for n, p in encoder.named_parameters()})
-    assert distance(*results) < EXACT
+    assert distance(*results) < (FLOAT32_ROUNDING if precision.half else EXACT)
 
 
 def test_recompute_of_a_module_without_tensors_among_its_inputs():

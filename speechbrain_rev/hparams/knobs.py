@@ -1,0 +1,347 @@
+"""What each knob of the training may be, alone and together with others.
+
+One table for a knob alone, one for what has to hold between several. Both speak of
+what would fail, or train something else than was asked for: later, and without a word
+about the file that said it. To add a knob to ``hparams/train.yaml``, add its row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from speechbrain_rev.architectures import ARCHITECTURES, architecture
+
+WORDS = {
+    "bool": "true or false",
+    "int": "an integer",
+    "float": "a number",
+    "str": "a text",
+    "list": "a list such as [a, b]",
+    "list of int": "a list of integers such as [8, 16]",
+    "list of float": "a list of numbers such as [1.0, 0.9]",
+    "list of str": "a list of texts such as [a.txt, b.txt]",
+}
+MOST_IN_A_SENTENCE = 6
+
+
+@dataclass(frozen=True)
+class Knob:
+    """What a knob may be.
+
+    Attributes
+    ----------
+    kind : str
+        A key of ``WORDS``. What follows is meant of each member of a list.
+    null : bool
+        Whether null means something.
+    at_least, above, at_most, below : float
+        Bounds. Numbers are finite and integers fit 64 bits in any case; a text is
+        never empty.
+    one_of : tuple of str or int
+        All there is, if that can be listed.
+    length : int or None
+        Of a list.
+    why : str
+        What a value outside would do, for the error message.
+    """
+
+    kind: str
+    null: bool = False
+    at_least: float = -math.inf
+    above: float = -math.inf
+    at_most: float = math.inf
+    below: float = math.inf
+    one_of: tuple[str | int, ...] = ()
+    length: int | None = None
+    why: str = ""
+
+    def has_kind(self, value: object) -> bool:
+        """Tell whether a plain value is of the knob's type.
+
+        Examples
+        --------
+        >>> Knob("float").has_kind(1), Knob("int").has_kind(True)
+        (True, False)
+        """
+        if value is None:
+            return self.null
+        if self.kind.startswith("list of "):
+            member = Knob(self.kind.removeprefix("list of "))
+            return isinstance(value, list) and all(map(member.has_kind, value))
+        types = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
+        return type(value) in types[self.kind]
+
+    def allows(self, value: object) -> bool:
+        """Tell whether a plain value of the knob's type is in range.
+
+        Examples
+        --------
+        >>> Knob("float", above=0).allows(0.1), Knob("float").allows(math.inf)
+        (True, False)
+        """
+        if isinstance(value, list):
+            length = len(value) if self.length is None else self.length
+            return len(value) == length and all(map(self.allows, value))
+        if self.one_of and value is not None:
+            return value in self.one_of
+        if isinstance(value, int | float):
+            # Infinity is not below infinity.
+            in_range = (
+                self.at_least <= value <= self.at_most
+                and self.above < value < self.below
+            )
+            fits = isinstance(value, float) or -(2**63) <= value < 2**63
+            return in_range and fits
+        return value != ""
+
+    def takes(self) -> str:
+        """Say what the knob may be.
+
+        Examples
+        --------
+        >>> Knob("float", at_least=0, below=1).takes()
+        'a number of at least 0 and below 1'
+        >>> Knob("list of int", null=True, length=4, at_least=1).takes()
+        'a list of 4 integers of at least 1, or null'
+        >>> Knob("int", one_of=(8, 32)).takes()
+        '8 or 32'
+        """
+        if self.one_of:
+            *most, last = map(str, self.one_of)
+            words = f"{', '.join(most)} or {last}" if most else last
+            if len(self.one_of) > MOST_IN_A_SENTENCE:
+                words = f"one of {len(self.one_of)} names"
+        else:
+            words = WORDS[self.kind].partition(" such as")[0]
+            if self.length is not None:
+                words = words.replace("list of", f"list of {self.length}")
+            words += self._bounds()
+        return f"{words}, or null" if self.null else words
+
+    def _bounds(self) -> str:
+        if math.isfinite(self.at_least) and math.isfinite(self.at_most):
+            return f" from {self.at_least} to {self.at_most}"
+        named = {
+            "of at least": self.at_least,
+            "above": self.above,
+            "of at most": self.at_most,
+            "below": self.below,
+        }
+        bounds = [f"{name} {n:g}" for name, n in named.items() if math.isfinite(n)]
+        return f" {' and '.join(bounds)}" if bounds else ""
+
+
+_COUNT = Knob("int", at_least=1)
+_FILE = Knob("str", null=True)
+_FAMILY_RATE = Knob("float", null=True, above=0)
+
+# Names that other packages know are repeated here, since this one imports none of
+# them; the tests compare them.
+KNOBS = {
+    # run
+    "seed": Knob(
+        "int",
+        at_least=0,
+        at_most=2**32 - 1,
+        why="For another one, SpeechBrain would seed with 0.",
+    ),
+    "output_folder": Knob("str"),
+    "pretrained_run": _FILE,
+    "precision": Knob("str", one_of=("fp32", "bf16", "fp16")),
+    "num_workers": Knob("int", at_least=0),
+    "ckpt_interval_steps": Knob("int", at_least=0),
+    "keep_checkpoints": _COUNT,
+    # encoder
+    "arch": Knob("str", one_of=tuple(ARCHITECTURES)),
+    "widths": Knob("list of int", null=True, length=4, at_least=1),
+    "blocks": Knob("list of int", null=True, length=4, at_least=0),
+    "n_mels": Knob("int", at_least=8, why="The encoders halve them three times."),
+    "embedding_dim": _COUNT,
+    "mode": Knob("str", null=True, one_of=("store", "reconstruct", "recompute")),
+    "streams": Knob("str", one_of=("float",)),
+    "sync_batchnorm": Knob("bool"),
+    # data
+    "data_folder": Knob("str"),
+    "sample_rate": Knob(
+        "int",
+        at_least=4000,
+        at_most=16000,
+        why="It is in Hz, and SpeechBrain's Fbank takes windows of at most 400 "
+        "samples, 25 ms of 16000 Hz.",
+    ),
+    "train_list": _FILE,
+    "trial_lists": Knob("list of str"),
+    "trials_folder": Knob("str"),
+    "valid_speakers": Knob("int", at_least=0),
+    "valid_trials": _FILE,
+    "chunk_samples": _COUNT,
+    "sentence_len": Knob("float", above=0),
+    "out_n_neurons": _COUNT,
+    # augmentation
+    "speeds": Knob("list of float", above=0),
+    "augment_prob": Knob("float", at_least=0, at_most=1),
+    "noise_folder": _FILE,
+    "rir_folder": _FILE,
+    "snr_low": Knob("float"),
+    "snr_high": Knob("float"),
+    # objective
+    "margin": Knob("float", at_least=0, below=math.pi),
+    "scale": Knob("float", above=0),
+    "margin_start_epoch": Knob("int", null=True, at_least=0),
+    "margin_end_epoch": Knob("int", null=True, at_least=0),
+    # optimizer
+    "optimizer_name": Knob("str", null=True, one_of=("sgd", "adam", "adamw")),
+    "optimizer_bits": Knob("int", one_of=(8, 32)),
+    "lr": _FAMILY_RATE,
+    "final_lr": _FAMILY_RATE,
+    "weight_decay": Knob("float", null=True, at_least=0),
+    "momentum": Knob("float", at_least=0, below=1),
+    "max_grad_norm": Knob(
+        "float",
+        above=0,
+        why="A negative one would reverse every gradient; a large one, such as "
+        "1.0e+9, clips nothing.",
+    ),
+    "batch_size": _COUNT,
+    "number_of_epochs": Knob("int", null=True, at_least=1),
+    "warmup_epochs": Knob("float", at_least=0),
+    "steps_per_epoch": Knob("int", null=True, at_least=1),
+    "average_checkpoints": Knob("int", null=True, at_least=1),
+    # scoring
+    "cohort_top_n": Knob(
+        "int", at_least=2, why="AS-Norm divides by the deviation of their scores."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What has to hold between knobs.
+
+    Attributes
+    ----------
+    knobs : tuple of str
+        The knobs; while one is missing, null or a placeholder, nothing is asked.
+    holds : callable
+        Their plain values, each in its own range, to whether they go together.
+    words : str
+        What is wrong where they do not, and what to do.
+    """
+
+    knobs: tuple[str, ...]
+    holds: Callable[..., bool]
+    words: str
+
+    def broken(self, values: Mapping[str, object]) -> bool:
+        """Tell whether plain values break the rule.
+
+        Examples
+        --------
+        >>> rule = Rule(("snr_low", "snr_high"), lambda low, high: low <= high, "")
+        >>> rule.broken({"snr_low": 5.0, "snr_high": 0.0})
+        True
+        """
+        found = [values.get(name) for name in self.knobs]
+        return None not in found and not self.holds(*found)
+
+
+def _widths_are_even(arch: str, widths: list[int]) -> bool:
+    step = {"vanilla": 1, "I": 2, "II": 4}[architecture(arch).type]
+    return all(width % step == 0 for width in widths)
+
+
+def _longest_chunk(chunk_samples: int, speeds: list[float]) -> int:
+    return math.ceil(chunk_samples * max(speeds))
+
+
+RULES = (
+    Rule(
+        ("arch", "mode"),
+        lambda arch, mode: mode != "reconstruct" or architecture(arch).reversible,
+        "this encoder is not reversible, nothing can be reconstructed. Give store or "
+        "recompute.",
+    ),
+    Rule(
+        ("arch", "n_mels"),
+        lambda arch, n_mels: architecture(arch).type != "II" or n_mels % 8 == 0,
+        "an encoder of type II rearranges the frequency axis three times. Give a "
+        "multiple of 8.",
+    ),
+    Rule(
+        ("arch", "widths"),
+        _widths_are_even,
+        "the channels are halved and rearranged. Give multiples of 4 for encoders of "
+        "type II, of 2 for type I.",
+    ),
+    Rule(
+        ("arch", "blocks"),
+        lambda arch, blocks: architecture(arch).reversible or min(blocks) > 0,
+        "a stage of this encoder needs a block. Give at least 1 for each.",
+    ),
+    Rule(
+        ("speeds",),
+        lambda speeds: (
+            1.0 in speeds
+            and len(set(speeds)) == len(speeds)
+            and all(math.isclose(round(100 * s) / 100, s) for s in speeds)
+        ),
+        "give different speeds of at most two decimals, 1.0 among them.",
+    ),
+    Rule(
+        ("valid_speakers",),
+        lambda count: count != 1,
+        "one speaker gives no impostor trials. Give 0 (no validation) or at least 2.",
+    ),
+    Rule(
+        ("sample_rate", "chunk_samples"),
+        lambda rate, samples: samples >= 0.025 * rate,
+        "that is less than one window of 25 ms. Give more samples.",
+    ),
+    Rule(
+        ("sentence_len", "sample_rate", "chunk_samples", "speeds"),
+        lambda seconds, rate, samples, speeds: (
+            round(seconds * rate) >= _longest_chunk(samples, speeds)
+        ),
+        "that is too short for the fastest speed. Give at least chunk_samples * "
+        "largest speed / sample_rate seconds.",
+    ),
+    Rule(
+        ("snr_low", "snr_high"),
+        lambda low, high: low <= high,
+        "the lowest ratio is above the highest.",
+    ),
+    Rule(
+        ("margin_start_epoch", "margin_end_epoch"),
+        lambda start, end: start <= end,
+        "the margin ends to rise before it starts. Give a later end, or equal epochs "
+        "for a fixed margin.",
+    ),
+    Rule(
+        ("lr", "final_lr"),
+        lambda lr, final_lr: final_lr <= lr,
+        "the rate falls during the training. Give a smaller final_lr too.",
+    ),
+    Rule(
+        ("warmup_epochs", "number_of_epochs"),
+        lambda warmup, epochs: warmup < epochs,
+        "the warm-up must end before the training does. For a short run, give 0.0.",
+    ),
+    Rule(
+        ("keep_checkpoints", "average_checkpoints"),
+        lambda keep, average: average <= keep,
+        "those that are averaged must be kept. Keep at least as many.",
+    ),
+    Rule(
+        ("optimizer_name", "optimizer_bits", "momentum"),
+        lambda name, bits, momentum: (name, bits) != ("sgd", 8) or momentum > 0,
+        "bitsandbytes has no SGD without momentum. Give more, or 32 bits.",
+    ),
+    Rule(
+        ("optimizer_name", "optimizer_bits", "weight_decay"),
+        lambda name, bits, decay: (name, bits) != ("adam", 8) or decay == 0,
+        "bitsandbytes would decouple Adam's decay. Give adamw, a decay of 0.0, or 32 "
+        "bits.",
+    ),
+)

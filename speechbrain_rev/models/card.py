@@ -1,0 +1,186 @@
+"""What training on VoxCeleb2 takes of a graphics card, computed from the counts."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+from dataclasses import dataclass
+
+from speechbrain_rev.architectures import Architecture
+from speechbrain_rev.models.counts import FRAMES, counted_peaks
+
+GIB = 2**30
+LARGEST_BATCH = 10**6
+
+#: Training speakers of VoxCeleb2 dev, each at three speeds, and the embedding's size.
+CLASSES = 5994 * 3
+EMBEDDING_DIM = 256
+
+# Bytes per parameter of states of 8 bit: one or two states with a float32 for each
+# block of 256, and small tensors at 32 bit, of which the DF encoders have many.
+_STATE_BYTES = {"sgd": 1.03, "adamw": 2.25}
+_FLOAT = 4
+
+# What a count does not see: CUDA's context, workspaces of cuDNN, fragmentation. With
+# these two the largest batches published for the seven vanilla encoders on a card of
+# 11 GiB are met within 10 %.
+RESERVE_BYTES = 1 * GIB
+RESERVE_SHARE = 0.08
+
+
+def parse_card(text: str) -> int:
+    """Read the memory of a card.
+
+    Parameters
+    ----------
+    text : str
+        As 11GB, 24GB or 10.5GiB. A card's name means GiB (2**30 bytes) by GB.
+
+    Returns
+    -------
+    int
+        Bytes.
+
+    Raises
+    ------
+    ValueError
+        If it is no size above zero with one of the two units.
+
+    Examples
+    --------
+    >>> parse_card("11GB") == parse_card("11 GiB") == 11 * 2**30
+    True
+    """
+    match = re.fullmatch(
+        r"(\d{1,6}(?:\.\d{1,6})?) ?gi?b", text.strip(), re.ASCII | re.I
+    )
+    size = math.floor(float(match[1]) * GIB) if match else 0
+    if size <= 0:
+        raise ValueError(
+            f"--card takes a card's memory as 11GB, 24GB or 10.5GiB, not {text}. By GB "
+            "a card's name means GiB, and so do we."
+        )
+    return size
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training whose memory is asked for.
+
+    Attributes
+    ----------
+    card_bytes : int or None
+        Memory of the card, if one was named.
+    batch : int
+        Utterances of a step.
+    frames : int
+        Of each utterance: 200 or 600.
+
+    Raises
+    ------
+    ValueError
+        If the batch is not from 1 to a million, or the length was not counted.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.architectures import architecture
+    >>> training = Training(card_bytes=parse_card("11GB"), batch=128, frames=200)
+    >>> revnet57, resnet152 = architecture("revnet57"), architecture("resnet152")
+    >>> training.largest_batch(revnet57, "reconstruct") > 128
+    True
+    >>> training.largest_batch(resnet152, "store") > 128
+    False
+    """
+
+    card_bytes: int | None
+    batch: int
+    frames: int
+
+    def __post_init__(self) -> None:
+        """Refuse what was not counted."""
+        if not 1 <= self.batch <= LARGEST_BATCH:
+            raise ValueError(
+                f"A batch has from 1 to {LARGEST_BATCH} utterances, not {self.batch}."
+            )
+        if self.frames not in FRAMES:
+            raise ValueError(
+                f"Memory was counted for utterances of {' and '.join(map(str, FRAMES))} "
+                f"frames, not of {self.frames}."
+            )
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What is left free on the card for what is not counted."""
+        assert self.card_bytes is not None
+        return RESERVE_BYTES + math.ceil(RESERVE_SHARE * self.card_bytes)
+
+    def needed_bytes(self, row: Architecture, mode: str, batch: int) -> dict[str, int]:
+        """Bytes that a training step needs, by what needs them; their sum is the need.
+
+        Parameters
+        ----------
+        row : Architecture
+            The encoder.
+        mode : str
+            What its blocks keep.
+        batch : int
+            Utterances of a step.
+
+        Returns
+        -------
+        dict of str to int
+            The parts do not all peak at once, so that the sum is an upper bound.
+        """
+        classifier = CLASSES * EMBEDDING_DIM
+        parameters = row.parameters + classifier
+        states = _STATE_BYTES[row.optimizer_name] * parameters
+        step = counted_peaks()[row.name, mode, self.frames]
+        return {
+            "encoder_step": step(batch),
+            "weights": _FLOAT * parameters,
+            "gradients": _FLOAT * parameters,
+            "optimizer_states": math.ceil(states),
+            "classifier_step": _classifier_step_bytes(batch),
+            "input": batch * self.frames * _INPUT_BYTES_PER_FRAME,
+        }
+
+    def largest_batch(self, row: Architecture, mode: str) -> int:
+        """Find the largest batch whose need leaves the reserve free; 0 if none does.
+
+        Parameters
+        ----------
+        row : Architecture
+            The encoder.
+        mode : str
+            What its blocks keep.
+
+        Returns
+        -------
+        int
+            Utterances.
+        """
+        assert self.card_bytes is not None
+        free = self.card_bytes - self.reserve_bytes
+        # Each utterance needs more than its input.
+        bound = max(0, free) // (self.frames * _INPUT_BYTES_PER_FRAME)
+        batches = range(1, min(bound, LARGEST_BATCH) + 1)
+        return bisect.bisect_right(
+            batches, free, key=lambda b: sum(self.needed_bytes(row, mode, b).values())
+        )
+
+
+# 80 filterbanks, the 160 samples of a shift, and the samples before augmentation, which
+# are a tenth more for the speed of 1.1.
+_INPUT_BYTES_PER_FRAME = _FLOAT * (80 + 160 + 176)
+
+
+def _classifier_step_bytes(batch: int) -> int:
+    """Bytes that cosines, loss and their backward pass make.
+
+    At a small batch they are five copies of the weight (normalised, and on the way
+    back), at a large one four of the cosines and one of the weight.
+    """
+    weight = _FLOAT * CLASSES * EMBEDDING_DIM
+    cosines = _FLOAT * CLASSES * batch
+    return math.ceil(max(5.01 * weight, 1.01 * weight + 4.02 * cosines))

@@ -1,0 +1,65 @@
+"""Count what a training step of an encoder holds, byte by byte, without computing it.
+
+On the meta device tensors have shapes and no contents: a step at any batch and length
+takes less than a second and no memory, and makes and frees the same storages as on a
+CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.memory import live_bytes_peak
+
+
+def training_step_peak(
+    name: str,
+    *,
+    mode: str | None = None,
+    frames: int,
+    batch: int,
+    device: str | torch.device = "meta",
+) -> int:
+    """Count the bytes of live tensors at the peak of a forward and backward pass.
+
+    Parameters
+    ----------
+    name : str
+        An encoder, one of ``speechbrain_rev.architectures.ARCHITECTURES``.
+    mode : str or None
+        What its blocks keep: "store", "recompute" or "reconstruct". None for its
+        default: reconstruct if it is reversible, else store.
+    frames : int
+        Of each utterance; 200 are two seconds.
+    batch : int
+        Utterances.
+    device : str or torch.device
+        "meta" counts without computing; on another device the step runs.
+
+    Returns
+    -------
+    int
+        Bytes in float32 of activations and all that the step makes. Weights, their
+        gradients and the input exist before the step and are not among them.
+
+    Raises
+    ------
+    ValueError
+        If there is no such encoder, or it has no such mode.
+
+    Examples
+    --------
+    >>> store = training_step_peak("resnet34", frames=200, batch=128)
+    >>> recompute = training_step_peak(
+    ...     "resnet34", mode="recompute", frames=200, batch=128
+    ... )
+    >>> recompute < 0.4 * store
+    True
+    """
+    with torch.device(device):
+        encoder = build_encoder(name, mode=mode)
+        feats = torch.randn(batch, frames, encoder.n_mels)
+    for parameter in encoder.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return live_bytes_peak(lambda: encoder(feats).square().sum().backward())

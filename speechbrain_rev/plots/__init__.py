@@ -1,0 +1,19 @@
+"""Every picture of the package, from plain data to a PNG file.
+
+matplotlib is imported when a picture is drawn. Figures are made without pyplot, so
+neither the caller's backend nor its open figures are touched, and no display is needed.
+"""
+
+from speechbrain_rev.plots.bars import memory_bars
+from speechbrain_rev.plots.det import ErrorRates, det_plot
+from speechbrain_rev.plots.encoders import EncoderPoint, encoder_map
+from speechbrain_rev.plots.training import training_curves
+
+__all__ = [
+    "EncoderPoint",
+    "ErrorRates",
+    "det_plot",
+    "encoder_map",
+    "memory_bars",
+    "training_curves",
+]

@@ -1,0 +1,302 @@
+"""Encoders by memory and error rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speechbrain_rev.plots.labels import place_labels
+from speechbrain_rev.plots.style import COLOURS, FAINT, INK, finish, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_GIB = 2**30
+_MARK_SIZE = 7.0
+_FONT_SIZE = 8.0
+_POINTS_PER_INCH = 72
+# A family and its reversible counterpart share a colour, types have shapes of their own.
+_LINES = {"resnet": COLOURS[0], "df_resnet": COLOURS[1]}
+_TITLES = {
+    "resnet": "ResNet, stored",
+    "revnet": "RevNet",
+    "df_resnet": "DF-ResNet, stored",
+    "df_revnet": "DF-RevNet",
+}
+_SHAPES = {"vanilla": "o", "I": "^", "II": "s"}
+
+
+@dataclass(frozen=True)
+class EncoderPoint:
+    """One encoder in the picture.
+
+    Attributes
+    ----------
+    name, family, type : str
+        As in ``architectures``.
+    eer_percent : float
+        Its place on the horizontal axis.
+    peak_bytes : float
+        Memory in its default mode, its place on the vertical axis.
+    counterpart : str or None
+        The vanilla encoder from which an arrow leads here, if that is drawn.
+    recompute_bytes : float or None
+        Memory of a vanilla encoder when its blocks are recomputed.
+    """
+
+    name: str
+    family: str
+    type: str
+    eer_percent: float
+    peak_bytes: float
+    counterpart: str | None = None
+    recompute_bytes: float | None = None
+
+
+def encoder_map(
+    points: Sequence[EncoderPoint],
+    path: str | Path,
+    *,
+    title: str,
+    eer_label: str,
+    memory_label: str,
+    source: str,
+    cards: Mapping[int, int],
+) -> None:
+    """Draw memory on a logarithmic axis against error rate, with the cards' limits.
+
+    Vanilla encoders are hollow, reversible ones filled; an arrow leads from each vanilla
+    encoder to its counterparts, a cross marks it with its blocks recomputed.
+
+    Parameters
+    ----------
+    points : sequence of EncoderPoint
+        The encoders.
+    path : str or pathlib.Path
+        The PNG file to write.
+    title, eer_label, memory_label, source : str
+        What is shown, both axes and where the figures are from. The memory is in GiB.
+    cards : mapping of int to int
+        Bytes of the cards that get a line, and how many of them are kept free, which is
+        shaded.
+
+    Raises
+    ------
+    ValueError
+        If there is no encoder, one is there twice, or a figure is not above zero and
+        finite.
+
+    Example
+    -------
+    >>> import os, tempfile
+    >>> points = [
+    ...     EncoderPoint("resnet34", "resnet", "vanilla", 1.86, 8e9, None, 3e9),
+    ...     EncoderPoint("revnet57", "revnet", "II", 1.83, 3e9, "resnet34"),
+    ... ]
+    >>> words = {"title": "T", "eer_label": "EER", "memory_label": "GiB", "source": "S", "cards": {}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     encoder_map(points, os.path.join(folder, "encoders.png"), **words)
+    """
+    _check(points)
+    figure = new_figure(10.0, 6.6)
+    axes = figure.add_subplot()
+    _limits(axes, points, list(cards))
+    for size, kept_free in cards.items():
+        gib = size / _GIB
+        axes.axhspan((size - kept_free) / _GIB, gib, color=FAINT, alpha=0.12, lw=0)
+        axes.axhline(gib, color=INK, lw=1.0, ls=(0, (6, 3)), zorder=1)
+        axes.annotate(
+            f"{gib:g} GiB card",
+            (1.0, gib),
+            xycoords=("axes fraction", "data"),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=INK,
+        )
+    _arrows(axes, points)
+    _marks(axes, points)
+    figure.suptitle(title, fontsize=11.5, color=INK, x=0.01, ha="left")
+    axes.set_xlabel(eer_label)
+    axes.set_ylabel(memory_label)
+    finish(axes, grid="both")
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=4,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+        borderaxespad=0.3,
+    )
+    figure.supxlabel(source, fontsize=8, color=FAINT, x=0.01, ha="left")
+    _names(figure, axes, points, list(cards))
+    save(figure, path)
+
+
+def _check(points: Sequence[EncoderPoint]) -> None:
+    if not points:
+        raise ValueError("There is no encoder to draw; give at least one.")
+    seen = set()
+    for point in points:
+        figures = [point.eer_percent, point.peak_bytes, point.recompute_bytes]
+        if not all(0 < figure < np.inf for figure in figures if figure is not None):
+            raise ValueError(
+                f"{point.name!r} has an error rate of {point.eer_percent} % and "
+                f"{point.peak_bytes} bytes, recomputed {point.recompute_bytes}; each "
+                "must be above zero and finite."
+            )
+        if point.name in seen:
+            raise ValueError(f"{point.name!r} is there twice; leave one out.")
+        seen.add(point.name)
+
+
+def _limits(
+    axes: Axes, points: Sequence[EncoderPoint], card_bytes: Sequence[int]
+) -> None:
+    sizes = [size for p in points for size in (p.peak_bytes, p.recompute_bytes) if size]
+    sizes += card_bytes
+    axes.set_yscale("log")
+    axes.set_ylim(min(sizes) / _GIB / 1.4, max(sizes) / _GIB * 1.4)
+    low, high = axes.get_ylim()
+    ticks = [d * 10.0**e for e in range(-6, 7) for d in (1, 2, 5)]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks([], minor=True)
+    rates = [point.eer_percent for point in points]
+    margin = 0.1 * (max(rates) - min(rates)) or 0.1 * rates[0]
+    axes.set_xlim(min(rates) - margin, max(rates) + margin)
+
+
+def _colour(point: EncoderPoint) -> str:
+    return _LINES[point.family.replace("rev", "res")]
+
+
+def _arrows(axes: Axes, points: Sequence[EncoderPoint]) -> None:
+    shown = {point.name: point for point in points}
+    for point in points:
+        start = shown.get(point.counterpart or "")
+        if start is None:
+            continue
+        axes.annotate(
+            "",
+            (point.eer_percent, point.peak_bytes / _GIB),
+            (start.eer_percent, start.peak_bytes / _GIB),
+            arrowprops={
+                "arrowstyle": "-|>,head_width=0.16,head_length=0.32",
+                "color": _colour(point),
+                "alpha": 0.45,
+                "lw": 0.9,
+                "shrinkA": _MARK_SIZE / 2,
+                "shrinkB": _MARK_SIZE / 2 + 0.5,
+            },
+            zorder=2,
+        )
+
+
+def _marks(axes: Axes, points: Sequence[EncoderPoint]) -> None:
+    kinds = dict.fromkeys((point.family, point.type) for point in points)
+    for family, kind in kinds:
+        members = [p for p in points if (p.family, p.type) == (family, kind)]
+        colour, filled = _colour(members[0]), kind != "vanilla"
+        axes.plot(
+            [point.eer_percent for point in members],
+            [point.peak_bytes / _GIB for point in members],
+            ls="",
+            marker=_SHAPES[kind],
+            markersize=_MARK_SIZE,
+            markeredgecolor=colour,
+            markerfacecolor=colour if filled else "white",
+            markeredgewidth=1.6,
+            label=_TITLES[family] + (f", type {kind}" if filled else ""),
+            zorder=4,
+        )
+        rivals = [p for p in members if p.recompute_bytes is not None]
+        if rivals:
+            axes.plot(
+                [point.eer_percent for point in rivals],
+                [(point.recompute_bytes or 0) / _GIB for point in rivals],
+                ls="",
+                marker="x",
+                markersize=_MARK_SIZE - 1,
+                markeredgecolor=colour,
+                markeredgewidth=1.2,
+                label=_TITLES[family].replace("stored", "recomputed"),
+                zorder=3,
+            )
+
+
+def _names(
+    figure: Figure,
+    axes: Axes,
+    points: Sequence[EncoderPoint],
+    card_bytes: Sequence[int],
+) -> None:
+    """Write the names where the layout, which must be settled, leaves room."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    per_pixel = _POINTS_PER_INCH / figure.dpi
+
+    def place(xy: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
+        where: NDArray[np.float64] = axes.transData.transform(xy) * per_pixel
+        return where
+
+    centres = place([(p.eer_percent, p.peak_bytes / _GIB) for p in points])
+    texts = [
+        axes.annotate(
+            p.name,
+            (p.eer_percent, p.peak_bytes / _GIB),
+            xytext=(0, 0),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=_FONT_SIZE,
+            color=_colour(p),
+            zorder=5,
+        )
+        for p in points
+    ]
+    extents = [text.get_window_extent() for text in texts]
+    sizes = np.array([(e.width, e.height) for e in extents]) * per_pixel
+    index = {point.name: i for i, point in enumerate(points)}
+    ends = [
+        (centres[index[p.counterpart]], centres[i])
+        for i, p in enumerate(points)
+        if p.counterpart in index
+    ]
+    limits = axes.get_xlim()
+    ends += [tuple(place([(x, size / _GIB) for x in limits])) for size in card_bytes]
+    crosses = [
+        (p.eer_percent, p.recompute_bytes / _GIB) for p in points if p.recompute_bytes
+    ]
+    marks = np.concatenate([centres, place(crosses)]) if crosses else centres
+    labels = place_labels(
+        centres,
+        sizes,
+        marks=np.column_stack([marks, np.full(len(marks), _MARK_SIZE / 2 + 1)]),
+        lines=np.array(ends),
+        within=np.array(axes.bbox.get_points()) * per_pixel,
+    )
+    for text, label, centre in zip(texts, labels, centres, strict=True):
+        text.set_position(tuple(label.centre - centre))
+        if label.leader is not None:
+            axes.annotate(
+                "",
+                text.xy,
+                tuple(label.leader[1] - centre),
+                textcoords="offset points",
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": text.get_color(),
+                    "lw": 0.6,
+                    "shrinkA": 0,
+                    "shrinkB": _MARK_SIZE / 2,
+                },
+            )

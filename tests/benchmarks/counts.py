@@ -1,0 +1,108 @@
+"""What a training step holds, counted on meta tensors: what the package commits.
+
+The counts are the same on every machine. After a change to what the engine or the
+encoders store, and when a test says so, write them again:
+
+python -m tests.benchmarks --device meta --results speechbrain_rev/models
+python -m tests.benchmarks.readme
+"""
+
+from __future__ import annotations
+
+import torch
+
+from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.models.counting import training_step_peak
+from speechbrain_rev.models.counts import BATCHES, FRAMES, Peak
+
+from .gradients import check_modes
+from .harness import NotEqual, Result
+
+#: One of each kind of block and transition, also counted where they really run.
+RUN = ("resnet34", "resnet101", "df_resnet56", "revnet46", "revnet126", "revnet140",
+       "revnet57", "df_revnet66", "df_revnet89")  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def modes_of(name: str) -> list[str]:
+    """Modes that an encoder has."""
+    reversible = ARCHITECTURES[name].reversible
+    return ["store", "recompute"] + ["reconstruct"] * reversible
+
+
+def check_counts(name: str, batch: int = 2) -> None:
+    """Run a step on the CPU and count what lives: the same to the byte."""
+    for mode in modes_of(name):
+        for frames in FRAMES:
+            meta, real = (
+                training_step_peak(
+                    name, mode=mode, frames=frames, batch=batch, device=device
+                )
+                for device in ("meta", "cpu")
+            )
+            if meta != real:
+                raise NotEqual(
+                    f"{name} {mode} at batch {batch} and {frames} frames holds {real} "
+                    f"bytes on the CPU, but {meta} were counted on meta tensors."
+                )
+
+
+def check_between(name: str, mode: str, frames: int, peak: Peak) -> None:
+    """Count at other batches: never above what is read off, equal in the end."""
+    for batch, exact in {3: False, 96: False, 1024: True}.items():
+        counted = training_step_peak(name, mode=mode, frames=frames, batch=batch)
+        if counted > peak(batch) or (exact and counted != peak(batch)):
+            raise NotEqual(
+                f"{name} {mode} at batch {batch} and {frames} frames holds {counted} "
+                f"bytes, where the counts say {peak(batch)}."
+            )
+
+
+def run(device: torch.device) -> Result:
+    """Count all encoders; the baseline is the vanilla counterpart, stored."""
+    assert device.type == "meta"
+    rows, worst = [], 0.0
+    stored: dict[tuple[str, int], int] = {}
+    for name in RUN:
+        check_counts(name)
+    for name, row in ARCHITECTURES.items():
+        worst = max(worst, check_modes(name, modes_of(name)[1:], CPU))
+        baseline = row.counterpart or name
+        for mode in modes_of(name):
+            for frames in FRAMES:
+                peaks = {
+                    batch: training_step_peak(
+                        name, mode=mode, frames=frames, batch=batch
+                    )
+                    for batch in BATCHES
+                }
+                peak = Peak(BATCHES, tuple(peaks.values()))
+                check_between(name, mode, frames, peak)
+                if mode == "store":
+                    stored[name, frames] = peak.bytes_per_utterance
+                gb = peak.bytes_per_utterance / 1e9
+                rows.append(
+                    {
+                        "encoder": name,
+                        "mode": mode,
+                        "frames": frames,
+                        "GB per utterance": gb,
+                        "baseline": f"{baseline} store",
+                        "share of the baseline": peak.bytes_per_utterance
+                        / stored[baseline, frames],
+                        "peak bytes": peaks,
+                    }
+                )
+                print(f"{name:14}{mode:12}{frames:4} {gb:.4f}", flush=True)
+    return Result(
+        "counts",
+        "How many bytes does a training step hold at its peak, by batch?",
+        "float32, 80 mel bands, live tensors of forward and backward pass, counted on "
+        "meta tensors; not among them: weights, their gradients, optimizer, classifier, "
+        "the input, and what operations allocate within themselves; GB per utterance "
+        f"is the slope between batches of {BATCHES[-2]} and {BATCHES[-1]}",
+        rows,
+        f"gradients within {worst:.1e} of stored ones in float64, reduced widths; "
+        f"equal to the byte on a CPU for {', '.join(RUN)} at batch 2; at batches between "
+        "never below the count, at 1024 equal",
+    )

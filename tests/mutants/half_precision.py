@@ -1,0 +1,151 @@
+"""Sabotages of half precision: what must be float32, repeated alike, or not finite."""
+
+from .mutant import Mutant
+
+CLASSIFIER_TESTS = "tests/unit/lobes/test_classifier.py"
+ENGINE_TESTS = "tests/unit/reversible/test_half_precision.py"
+LOBES_TESTS = "tests/unit/lobes/test_half_precision.py"
+NORM_TESTS = "tests/unit/reversible/test_norm.py"
+CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
+CLASSIFIER_CODE = "speechbrain_rev/lobes/classifier.py"
+GRADIENTS_CODE = "speechbrain_rev/reversible/gradients.py"
+NORM_CODE = "speechbrain_rev/reversible/norm.py"
+POOLING_CODE = "speechbrain_rev/lobes/pooling.py"
+REPLAY_CODE = "speechbrain_rev/reversible/replay.py"
+SEGMENT_CODE = "speechbrain_rev/reversible/segment.py"
+STREAMS_CODE = "speechbrain_rev/reversible/streams.py"
+
+HALF_PRECISION = [
+    Mutant(
+        "half: the second run is in the other half",
+        REPLAY_CODE,
+        "torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)",
+        "torch.is_autocast_enabled(kind), torch.bfloat16",
+        LOBES_TESTS,
+        "all_modes and revnet57",
+    ),
+    Mutant(
+        "half: casts of weights are shared in a second run, their gradients summed",
+        REPLAY_CODE,
+        "self.enabled, cache_enabled=False",
+        "self.enabled, cache_enabled=True",
+        "tests/unit/reversible/test_composition.py",
+        "shared_parameters",
+    ),
+    Mutant(
+        "half: gradients are made under the forward pass's autocast",
+        SEGMENT_CODE,
+        "    return changed, gradients.backward(f, [y], [grad], [x])[0]",
+        "    with recording.autocast():\n"
+        "        return changed, gradients.backward(f, [y], [grad], [x])[0]",
+        ENGINE_TESTS,
+        "callers_autocast_state",
+    ),
+    Mutant(
+        "half: the scaler does not see that a weight's gradient overflowed",
+        GRADIENTS_CODE,
+        "self.sums[i] = grad if total is None else total + grad",
+        "self.sums[i] = (grad if total is None else total + grad).nan_to_num(0, 0, 0)",
+        ENGINE_TESTS,
+        "gradients_overflow",
+    ),
+    Mutant(
+        "half: a stream's gradient is cut off at half's largest number",
+        GRADIENTS_CODE,
+        "(y, grad.to(y.dtype))",
+        "(y, grad.clamp(-65504, 65504).to(y.dtype))",
+        ENGINE_TESTS,
+        "too_large_for_half",
+    ),
+    Mutant(
+        "half: a residual that overflowed leaves a finite stream",
+        STREAMS_CODE,
+        "        return torch.add(value, f)",
+        "        return torch.add(value, f.nan_to_num())",
+        ENGINE_TESTS,
+        "never_silent",
+    ),
+    Mutant(
+        "half: streams are halves in training",
+        STREAMS_CODE,
+        "x.detach().to(torch.promote_types(x.dtype, torch.float32))",
+        "x.detach()",
+        ENGINE_TESTS,
+        "small_residuals",
+    ),
+    Mutant(
+        "half: streams are halves in evaluation",
+        CHAIN_CODE,
+        "                x1, x2 = x1.float(), x2.float()\n",
+        "                pass\n",
+        ENGINE_TESTS,
+        "small_residuals",
+    ),
+    Mutant(
+        "half: networks converted to half precision train",
+        CHAIN_CODE,
+        "if x1.dtype in _HALVES and not _half_under_autocast(x1):",
+        "if False:",
+        ENGINE_TESTS,
+        "converted_to_half",
+    ),
+    Mutant(
+        "half: batch statistics are rounded to half",
+        NORM_CODE,
+        "batch_statistics(lambda: self._measure(x.detach(), mask))",
+        "batch_statistics(lambda: tuple(t.to(x.dtype).to(t.dtype)"
+        " for t in self._measure(x.detach(), mask)))",
+        NORM_TESTS,
+        "sums_over_half",
+    ),
+    Mutant(
+        "half: pooling adds up in half",
+        POOLING_CODE,
+        "x.to(torch.promote_types(x.dtype, torch.float32)).flatten(1, 2)",
+        "x.flatten(1, 2)",
+        LOBES_TESTS,
+        "pooling_and_its_gradient",
+    ),
+    Mutant(
+        "half: cosines are autocast's",
+        CLASSIFIER_CODE,
+        "        with autocast_off(embeddings.device):\n",
+        "        if True:\n",
+        CLASSIFIER_TESTS,
+        "under_autocast",
+    ),
+    Mutant(
+        "half: the loss of cosines in half is computed in half",
+        CLASSIFIER_CODE,
+        "predictions.squeeze(1).float()",
+        "predictions.squeeze(1)",
+        CLASSIFIER_TESTS,
+        "loss_of_cosines_in_half",
+    ),
+    # with norm.patch
+    Mutant(
+        "half: a batch that overflowed stays in the running statistics",
+        NORM_CODE,
+        "finite = self.running_mean.isfinite() & self.running_var.isfinite()",
+        "finite = torch.ones_like(self.running_var, dtype=torch.bool)",
+        NORM_TESTS,
+        "overflowed_leaves",
+    ),
+    Mutant(
+        "half: a backward pass under autocast adds masked gradients up in half",
+        NORM_CODE,
+        "with replace(Autocast.now({grad.device}), enabled=False)():",
+        "if True:",
+        NORM_TESTS,
+        "under_autocast_adds_up",
+    ),
+    # with encoder.patch
+    Mutant(
+        "half: lengths in half precision lose frames",
+        "speechbrain_rev/lobes/encoder.py",
+        "lengths.dtype in (torch.float16, torch.bfloat16)",
+        "False",
+        "tests/unit/lobes/test_lengths.py",
+        "lengths_in_half",
+    ),
+]

@@ -1,0 +1,211 @@
+"""The recipe under bf16, and under fp16 with a scaled loss.
+
+SpeechBrain refuses fp16 on a CPU, though torch has its arithmetic and a scaler there:
+these tests put in place what SpeechBrain builds for a GPU.
+"""
+
+import json
+
+import pytest
+import torch
+from speechbrain.lobes.features import Fbank
+from speechbrain.processing.features import InputNormalization
+
+from speechbrain_rev.speech import SpeakerAugment
+from tests.corpus import write_corpus, write_noise
+from tests.recipes.runs import arguments, recipe
+from tests.unit.reversible.chains import FLOAT32, each_half
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_noise(folder / "noise")
+    return write_corpus(folder / "corpus")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    # The order of sums must not depend on how many cores are idle.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def train(monkeypatch):
+    """The recipe's script, in this process: SpeechBrain's log stays off."""
+    script = recipe("train")
+    monkeypatch.setattr(script.sb, "create_experiment_directory", lambda folder: None)
+    return script
+
+
+class Killed(BaseException):
+    """What no handler of errors sees."""
+
+
+@pytest.fixture
+def fp16(train, monkeypatch):
+    """Make the script train in fp16; returns the scaler's settings and what happened."""
+    control = {"scaler": {}, "killed_at_step": 0, "taken": 0, "scales": []}
+
+    class HalfPrecisionBrain(train.SpeakerBrain):
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            self.training_ctx = torch.autocast("cpu", torch.float16)
+            self.scaler = torch.GradScaler("cpu", **control["scaler"])
+            self.checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
+
+        def init_optimizers(self):
+            super().init_optimizers()
+            self.optimizer.register_step_post_hook(
+                lambda *_: control.update(taken=control["taken"] + 1)
+            )
+
+        def on_fit_batch_end(self, *args):
+            super().on_fit_batch_end(*args)
+            control["scales"].append(self.scaler.get_scale())
+            if self.hparams.lr_annealing.step == control["killed_at_step"]:
+                raise Killed
+
+    monkeypatch.setattr(train, "SpeakerBrain", HalfPrecisionBrain)
+    return control
+
+
+def log(folder):
+    lines = (folder / "train_log.jsonl").read_text().splitlines()
+    timings = {"minutes", "utterances_per_second", "process_resident_peak_bytes"}
+    return [
+        {k: v for k, v in json.loads(line).items() if k not in timings}
+        for line in lines
+    ]
+
+
+def weights(folder):
+    return torch.load(folder / "embedding_model.ckpt", weights_only=True)
+
+
+#: AdamW, whose states of the linear layer are of 8 bit, at a margin of 0, so that the
+#: losses of epochs can be compared.
+SOME_HUNDRED_STEPS = {
+    "steps_per_epoch": 100,
+    "number_of_epochs": 3,
+    "warmup_epochs": 0.5,
+    "speeds": "[1.0]",
+    "margin": 0.0,
+    "arch": "df_revnet66",
+    "embedding_dim": 128,
+    "lr": 0.04,
+    "final_lr": 0.004,
+    "batch_size": 8,
+    "valid_speakers": 0,
+    "ckpt_interval_steps": 0,
+}
+
+
+def assert_learned(folder):
+    lines = log(folder)
+    losses = [line["train_loss"] for line in lines]
+    assert lines[-1]["steps"] == 300
+    # Six speakers: chance is 17 %.
+    assert losses == sorted(losses, reverse=True)
+    assert lines[-1]["train_accuracy_percent"] > 80
+    assert all(value.isfinite().all() for value in weights(folder).values())
+    return [line["skipped_steps"] for line in lines]
+
+
+@pytest.mark.slow
+def test_training_in_bf16_learns(train, data, tmp_path):
+    train.main(arguments(data, tmp_path, **SOME_HUNDRED_STEPS, precision="bf16"))
+    assert assert_learned(tmp_path) == [0, 0, 0]
+    assert "skipped" not in (tmp_path / "train_log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_training_in_fp16_learns_and_counts_the_steps_that_are_skipped(
+    train, fp16, data, tmp_path
+):
+    # A scale that is raised this soon is too large again and again.
+    fp16["scaler"] = {"growth_interval": 20}
+    train.main(arguments(data, tmp_path, **SOME_HUNDRED_STEPS))
+    skipped = assert_learned(tmp_path)
+    # Each epoch's own; the optimizer knows how many were taken in all.
+    assert all(skipped)
+    assert sum(skipped) == 300 - fp16["taken"]
+    assert f"skipped steps: {skipped[-1]}" in (tmp_path / "train_log.txt").read_text()
+
+
+#: The first steps overflow, and later ones whenever two in a row did not.
+OVERFLOWS = {"init_scale": 2.0**16, "growth_interval": 2}
+
+
+def resumable(data, folder):
+    """Twelve steps with noise and with 8-bit states, a checkpoint after each two."""
+    noise = data.parent / "noise"
+    adamw = {"arch": "df_revnet66", "embedding_dim": 128, "valid_speakers": 0}
+    return arguments(data, folder, noise_folder=noise, **adamw)
+
+
+def newest(folder, name):
+    path = max((folder / "save").glob(f"CKPT*/{name}"))
+    return torch.load(path, weights_only=True)
+
+
+# After a checkpoint whose optimizer has no states yet, and in the second epoch.
+@pytest.mark.parametrize("killed_at_step", [3, 9])
+def test_a_run_in_fp16_that_was_killed_resumes_to_the_same_weights(
+    train, fp16, data, tmp_path, killed_at_step
+):
+    fp16["scaler"] = OVERFLOWS
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train.main(resumable(data, whole))
+    skipped = [line["skipped_steps"] for line in log(whole)]
+    assert all(skipped)
+    assert sum(skipped) == 12 - fp16["taken"]
+    fp16["killed_at_step"] = killed_at_step
+    with pytest.raises(Killed):
+        train.main(resumable(data, parts))
+    if killed_at_step == 3:
+        assert not newest(parts, "optimizer.ckpt")["state"]
+    scale = fp16["scales"][-2]  # of the checkpoint, one step before
+    assert newest(parts, "scaler.ckpt")["scale"] == scale != OVERFLOWS["init_scale"]
+    fp16["killed_at_step"] = 0
+    train.main(resumable(data, parts))
+    expected = weights(whole)
+    for name, value in weights(parts).items():
+        assert torch.equal(value, expected[name]), name
+    assert newest(parts, "scaler.ckpt") == newest(whole, "scaler.ckpt")
+    assert log(parts) == log(whole)
+
+
+def test_a_skipped_step_is_a_step_of_the_schedule(train, fp16, data, tmp_path):
+    lines = {}
+    for name, scaler in (("none", {"init_scale": 1.0}), ("some", OVERFLOWS)):
+        fp16["scaler"] = scaler
+        train.main(resumable(data, tmp_path / name))
+        lines[name] = log(tmp_path / name)
+    assert [line["skipped_steps"] for line in lines["none"]] == [0, 0]
+    assert all(line["skipped_steps"] for line in lines["some"])
+    for key in ("epoch", "steps", "lr", "margin"):
+        assert [x[key] for x in lines["none"]] == [x[key] for x in lines["some"]]
+
+
+@each_half
+def test_speech_becomes_features_in_float32(data, precision):
+    torch.manual_seed(0)
+    wavs, lens = 0.1 * torch.randn(4, 5280), torch.ones(4)
+    results = []
+    for autocasts in (precision, FLOAT32):
+        augment = SpeakerAugment(
+            out_n_neurons=18,
+            chunk_samples=4640,
+            augment_prob=1.0,
+            noise_folder=data.parent / "noise",
+        )
+        features = Fbank(sample_rate=16000, n_mels=24)
+        normalise = InputNormalization(norm_type="sentence", std_norm=False)
+        with autocasts.autocast():
+            results.append(normalise(features(augment(wavs, lens)[0]), lens))
+    assert results[0].dtype == torch.float32
+    assert torch.equal(*results)

@@ -1,0 +1,60 @@
+"""A complete file that has something of everything, and the project's own."""
+
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from speechbrain_rev.hparams import resolve
+
+FOLDER = Path(__file__).parents[3] / "hparams"
+TRAIN = FOLDER / "train.yaml"
+# Every knob that a run needs and that train.yaml leaves open.
+DATA = {"data_folder": "data"}
+
+COMPLETE = """\
+# What this trains.
+seed: 1986
+arch: revnet57  # the encoder
+optimizer_name: null
+lr: null  # peak
+final_lr: null
+weight_decay: null
+number_of_epochs: null
+margin: 0.2
+steps_per_epoch: null
+sync_batchnorm: false
+folder: !ref results/<arch>/<seed>
+data_folder: !PLACEHOLDER  # speech
+trials_folder: !ref <data_folder>
+seconds: !ref <seed> * 2
+speeds: [1.0, 0.9]
+names: [a, b]  # of nobody, größer 🎤
+empty:
+lines:
+  - one
+  # between
+  - two
+
+# objects
+loader:
+    batch: 2  # utterances
+    inner: {deep: 1}
+encoder: !new:package.Encoder
+    width: 3
+    name: !ref <arch>
+schedule: !name:package.schedule
+"""
+
+
+def values(composed):
+    """All plain values, tags ignored."""
+    return YAML(typ="rt").load(composed)
+
+
+def refusal(file, overrides=None):
+    """What a composition is refused with; nothing if it is not."""
+    try:
+        resolve(file, overrides)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,141 @@
+"""The files of the project: short, and each composes with every encoder."""
+
+import pytest
+
+from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.hparams import placeholders, resolve, top_level_keys
+from speechbrain_rev.hparams.knobs import KNOBS
+from tests.unit.hparams.files import FOLDER, TRAIN, values
+
+OVERRIDE_FILES = sorted(set(FOLDER.glob("*.yaml")) - {TRAIN})
+REGIMES = [file for file in OVERRIDE_FILES if file.stem not in ARCHITECTURES]
+
+# A regime may train an encoder with another optimizer than its family's on purpose.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::speechbrain_rev.hparams.OptimizerWarning"
+)
+
+
+def test_every_encoder_has_a_file_of_its_name():
+    for name in ARCHITECTURES:
+        found = values(resolve(FOLDER / f"{name}.yaml"))
+        assert found["arch"] == name
+        assert found["optimizer_name"] == ARCHITECTURES[name].optimizer_name
+
+
+@pytest.mark.parametrize("file", OVERRIDE_FILES, ids=lambda file: file.stem)
+def test_an_override_file_is_short_and_composes(file):
+    keys = values(file.read_text())
+    assert 2 <= len(keys) <= 8
+    assert next(iter(keys)) == "base"
+    # A key to a line: no setting hides among others, or in a comment.
+    assert len(file.read_text().splitlines()) == len(keys)
+    assert list(values(resolve(file))) == list(top_level_keys(TRAIN))
+
+
+@pytest.mark.parametrize("file", [TRAIN, *OVERRIDE_FILES], ids=lambda file: file.stem)
+def test_resolving_again_changes_nothing(file, tmp_path):
+    composed = resolve(file)
+    (tmp_path / "again.yaml").write_text(composed)
+    assert resolve(tmp_path / "again.yaml") == composed
+
+
+@pytest.mark.parametrize("file", [TRAIN, *REGIMES], ids=lambda file: file.stem)
+def test_every_encoder_composes_with_it(file):
+    stated = {}
+    base = file
+    while base != TRAIN:
+        keys = values(base.read_text())
+        stated = {**keys, **stated}
+        base = base.parent / keys["base"]
+    overrides = {"data_folder": "data", "pretrained_run": "run"}
+    for arch in ARCHITECTURES:
+        composed = resolve(file, {**overrides, "arch": arch})
+        assert placeholders(composed) == ()
+        found = values(composed)
+        expected = {**stated, **overrides, "arch": arch}
+        assert {key: found[key] for key in expected if key != "base"} == {
+            key: value for key, value in expected.items() if key != "base"
+        }
+
+
+def test_settings_stand_flat_before_what_is_built_from_them():
+    settings_part = TRAIN.read_text().split("# What follows is built")[0]
+    for value in values(settings_part).values():
+        assert not isinstance(value, dict)
+
+
+def test_a_setting_that_shows_no_type_has_one_in_the_table():
+    for key, value in values(TRAIN.read_text()).items():
+        if value is None or value == []:
+            assert key in KNOBS
+
+
+def test_the_published_setting():
+    found = values(resolve(FOLDER / "revnet57.yaml"))
+    published = {
+        "n_mels": 80,
+        "chunk_samples": 199 * 160,
+        "speeds": [1.0, 0.9, 1.1],
+        "augment_prob": 0.6,
+        "margin": 0.2,
+        "scale": 32.0,
+        "embedding_dim": 256,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "optimizer_bits": 8,
+        "batch_size": 256,
+        "lr": 0.1,
+        "final_lr": 5e-5,
+        "number_of_epochs": 150,
+        "warmup_epochs": 6,
+        "margin_start_epoch": 20,
+        "margin_end_epoch": 40,
+        "average_checkpoints": 10,
+        "cohort_top_n": 600,
+    }
+    assert {key: found[key] for key in published} == published
+
+
+def test_the_setting_whose_results_are_published_here():
+    # recipes/VoxCeleb/README.md has its error rates.
+    found = values(resolve(FOLDER / "minivox.yaml"))
+    trained = {
+        "arch": "revnet57",
+        "widths": [16, 32, 64, 128],
+        "blocks": [1, 2, 3, 2],
+        "n_mels": 40,
+        "chunk_samples": 151 * 160,
+        "batch_size": 64,
+        "optimizer_name": "adamw",
+        "optimizer_bits": 8,
+        "lr": 1e-3,
+        "final_lr": 1e-5,
+        "weight_decay": 0.05,
+        "number_of_epochs": 150,
+    }
+    assert {key: found[key] for key in trained} == trained
+
+
+@pytest.mark.parametrize(
+    ("name", "margin", "frames"),
+    [("fine_tune", 0.2, 200), ("large_margin", 0.5, 600)],
+)
+def test_fine_tuning_is_short_at_a_small_rate_and_a_fixed_margin(name, margin, frames):
+    file = FOLDER / f"{name}.yaml"
+    assert placeholders(resolve(file)) == ("pretrained_run", "arch", "data_folder")
+    found = values(resolve(file, {"arch": "df_revnet281"}))
+    published = {
+        "optimizer_name": "sgd",
+        "lr": 1e-4,
+        "final_lr": 2.5e-5,
+        "weight_decay": 1e-4,
+        "number_of_epochs": 5,
+        "warmup_epochs": 0.0,
+        "margin": margin,
+        "margin_start_epoch": 0,
+        "margin_end_epoch": 0,
+        "average_checkpoints": 1,
+        "chunk_samples": (frames - 1) * 160,
+    }
+    assert {key: found[key] for key in published} == published
