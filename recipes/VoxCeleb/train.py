@@ -155,6 +155,7 @@ class SpeakerBrain(sb.Brain):
             "margin": self.hparams.compute_cost.margin,
             "minutes": seconds / 60,
             "utterances_per_second": seen / seconds,
+            **log.largest_streams(self.modules.embedding_model),
             **log.peak_memory(self.device),
         }
 

@@ -108,6 +108,26 @@ def draw_curves(output_folder: str | Path) -> None:
         print(f"{path} is not drawn: {error}")
 
 
+def largest_streams(encoder: torch.nn.Module) -> dict[str, Any]:
+    """Tell how large the values in exact streams have become, by stage.
+
+    Parameters
+    ----------
+    encoder : torch.nn.Module
+        A speaker encoder, perhaps wrapped for several processes; other modules, and
+        encoders without exact streams, have nothing to tell.
+
+    Returns
+    -------
+    dict
+        ``largest_streams``, or nothing.
+    """
+    encoder = getattr(encoder, "module", encoder)
+    tell = getattr(encoder, "largest_streams", dict)
+    largest = tell()
+    return {"largest_streams": largest} if largest else {}
+
+
 def peak_memory(device: torch.device | str) -> dict[str, int]:
     """Measure the peak of memory since the process began, under its name.
 

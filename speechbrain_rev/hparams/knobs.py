@@ -160,7 +160,8 @@ KNOBS = {
     "n_mels": Knob("int", at_least=8, why="The encoders halve them three times."),
     "embedding_dim": _COUNT,
     "mode": Knob("str", null=True, one_of=("store", "reconstruct", "recompute")),
-    "streams": Knob("str", one_of=("float",)),
+    "streams": Knob("str", one_of=("exact", "float")),
+    "verify": Knob("str", null=True, one_of=("warn", "raise")),
     "sync_batchnorm": Knob("bool"),
     # data
     "data_folder": Knob("str"),

@@ -14,11 +14,11 @@ from __future__ import annotations
 import abc
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechbrain_rev.reversible.norm import BatchNorm
+from speechbrain_rev.reversible.streams import Streams, join
 
 
 class Masks(NamedTuple):
@@ -42,9 +42,9 @@ def conv1x1(channels: int, out_channels: int, *, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(channels, out_channels, 1, stride, bias=False)
 
 
-def masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Set invalid frames to zero."""
-    return x if mask is None else x * mask.to(x.dtype)
+def masked_(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Set invalid frames to zero in place: a convolution does not need its output."""
+    return x if mask is None else x.mul_(mask.to(x.dtype))
 
 
 class BasicResidual(nn.Module):
@@ -71,7 +71,7 @@ class BasicResidual(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compute the residual, [batch, channel, freq, time]."""
-        return masked(self.conv2(self.norm(self.conv1(x), mask)), mask)
+        return masked_(self.conv2(self.norm(self.conv1(x), mask)), mask)
 
 
 class BottleneckResidual(nn.Module):
@@ -96,7 +96,7 @@ class BottleneckResidual(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compute the residual, [batch, channel, freq, time]."""
         x = self.norm(self.conv1(x), mask)
-        return masked(self.conv3(self.conv2(x)), mask)
+        return masked_(self.conv3(self.conv2(x)), mask)
 
 
 class DFBottleneckResidual(nn.Module):
@@ -123,7 +123,7 @@ class DFBottleneckResidual(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compute the residual, [batch, channel, freq, time]."""
         x = self.norm(self.conv1(x), mask)
-        return masked(self.conv3(self.conv2(x)), mask)
+        return masked_(self.conv3(self.conv2(x)), mask)
 
 
 class Stem(nn.Module):
@@ -147,9 +147,9 @@ class Stem(nn.Module):
             BatchNorm(width, relu=True, sync=sync) for _ in inputs
         )
 
-    def forward(self, masks: Masks, *parts: Tensor) -> Tensor:
+    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
         """Map [batch, 1, freq, time] to [batch, width, freq, time]."""
-        x = _join(parts)
+        x = _floats(given)
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = norm(conv(x), masks.after)
         return x
@@ -171,9 +171,9 @@ class StridedTransition(nn.Module):
         self.conv = conv3x3(channels, out_channels, stride=2)
         self.norm = BatchNorm(out_channels, sync=sync)
 
-    def forward(self, masks: Masks, *parts: Tensor) -> Tensor:
+    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
         """Halve frequency and time, rounding up."""
-        return self.norm(self.conv(_join(parts)), masks.after)
+        return self.norm(self.conv(_floats(given)), masks.after)
 
 
 class SpaceToDepthTransition(nn.Module):
@@ -196,9 +196,9 @@ class SpaceToDepthTransition(nn.Module):
         self.conv = conv3x3(channels, out_channels // 4)
         self.norm = BatchNorm(out_channels // 4, relu=True, sync=sync)
 
-    def forward(self, masks: Masks, *parts: Tensor) -> Tensor:
+    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
         """Halve frequency and time, both even."""
-        x = self.norm(self.conv(_join(parts)), masks.before)
+        x = self.norm(self.conv(_floats(given)), masks.before)
         return F.pixel_unshuffle(x, 2)
 
 
@@ -240,9 +240,9 @@ class _OrdinaryBlock(nn.Module, abc.ABC):
         if stride != 1 or channels != out_channels:
             self.shortcut = _Shortcut(channels, out_channels, stride, sync=sync)
 
-    def forward(self, masks: Masks, *parts: Tensor) -> Tensor:
+    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
         """Compute [batch, expansion * width, freq / stride, time / stride]."""
-        x = _join(parts)
+        x = _floats(given)
         y = self.residual(x, masks)
         y = y + (x if self.shortcut is None else self.shortcut(x, masks.after))
         return y.relu_()
@@ -321,5 +321,5 @@ ORDINARY_BLOCKS: dict[str, type[_OrdinaryBlock]] = {
 }
 
 
-def _join(parts: tuple[Tensor, ...]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+def _floats(given: Tensor | Streams) -> Tensor:
+    return join(given) if isinstance(given, Streams) else given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -20,6 +21,7 @@ from speechbrain_rev.lobes.pooling import CORRECTIONS
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.coupling import AdditiveCoupling
 from speechbrain_rev.reversible.modes import Mode
+from speechbrain_rev.reversible.monitor import Verify
 
 
 def build_encoder(
@@ -28,7 +30,9 @@ def build_encoder(
     n_mels: int = 80,
     embedding_dim: int = 256,
     mode: Mode | str | Mapping[str, Mode | str] | None = None,
-    streams: str = "float",
+    streams: str = "exact",
+    verify: Verify | None = "warn",
+    verify_every: int = 100,
     sync_batchnorm: bool = False,
     pooling_variance: str = "population",
     widths: Sequence[int] | None = None,
@@ -47,8 +51,15 @@ def build_encoder(
     mode : Mode or str, or mapping of block name to these, or None
         What blocks keep for the backward pass. None reconstructs what is reversible
         and stores in vanilla encoders.
-    streams : {"float"}
-        Number format of reversible streams.
+    streams : {"exact", "float"}
+        Number format of reversible streams. Exact ones are fixed-point numbers, from
+        which every memory mode makes the same gradients to the bit; float ones are
+        reconstructed up to an error that grows with depth.
+    verify : {"warn", "raise"} or None
+        What happens if exact streams are not reconstructed to the bit, because
+        something does not compute the same twice; None looks at nothing.
+    verify_every : int
+        Training steps from one look to the next.
     sync_batchnorm : bool
         Whether batch statistics are shared between processes.
     pooling_variance : {"population", "unbiased"}
@@ -82,10 +93,11 @@ def build_encoder(
     _check_sizes(row, n_mels, embedding_dim, pooling_variance)
     two = row.family == "df_revnet" and row.type == "I"
     width = row.widths[0] * (_expansion(row) if row.type == "II" else 1)
+    settings = {"streams": streams, "verify": verify, "verify_every": verify_every}
     stem = Stem(width, 2 if two else 1, sync=sync_batchnorm)
     stages = []
     for i in range(len(row.widths)):
-        stages.append(_stage(row, i, width, streams, sync_batchnorm))
+        stages.append(_stage(row, i, width, settings, sync_batchnorm))
         width = row.widths[i] * _expansion(row)
     pooled_freq = -(-n_mels // 8)
     fc = nn.Linear(2 * width * pooled_freq, embedding_dim)
@@ -103,7 +115,11 @@ def build_encoder(
 
 
 def _stage(
-    row: Architecture, index: int, channels: int, streams: str, sync: bool
+    row: Architecture,
+    index: int,
+    channels: int,
+    settings: Mapping[str, Any],
+    sync: bool,
 ) -> Stage:
     """Build one stage of a row; ``channels`` are those of the stage before."""
     width, n_blocks = row.widths[index], row.blocks[index]
@@ -126,7 +142,7 @@ def _stage(
             )
             for _ in range(n_blocks)
         ]
-        return Stage(entry, ReversibleChain(couplings, streams=streams), downsamples)
+        return Stage(entry, ReversibleChain(couplings, **settings), downsamples)
     first = (channels, stride) if entry is None else (wide, 1)
     shapes = [first] + [(wide, 1)] * (n_blocks - 1)
     blocks = nn.ModuleList(ordinary(c, width, s, sync=sync) for c, s in shapes)

@@ -21,7 +21,7 @@ from speechbrain_rev.lobes.pooling import statistics_pooling
 from speechbrain_rev.reversible.chain import ReversibleChain, trains
 from speechbrain_rev.reversible.modes import Mode, as_mode
 from speechbrain_rev.reversible.segment import recompute
-from speechbrain_rev.reversible.streams import read_both
+from speechbrain_rev.reversible.streams import Streams, read_both
 
 #: The pooled time axis has an eighth of the frames, and a deviation needs two.
 MIN_FRAMES = 9
@@ -104,6 +104,8 @@ class SpeakerEncoder(nn.Module):
         self.stem = stem
         self.stages = nn.ModuleList(stages)
         self.fc = fc
+        for name, chain in self._chains().items():
+            chain.monitor.name = name
         self._modes: dict[str, Mode] = {}
         self.set_mode(Mode.RECONSTRUCT if row.reversible else Mode.STORE)
 
@@ -153,12 +155,44 @@ class SpeakerEncoder(nn.Module):
         else:
             modes = self._modes_for_all(as_mode(mode), names, reversible)
         self._modes = {name: modes.get(name) or self._modes[name] for name in names}
-        for i, stage in enumerate(self._stages()):
-            if stage.chain is not None:
-                prefix = f"stages.{i}.chain."
-                stage.chain.set_mode(
-                    [m for n, m in self._modes.items() if n.startswith(prefix)]
-                )
+        for name, chain in self._chains().items():
+            chain.set_mode(
+                [m for n, m in self._modes.items() if n.startswith(f"{name}.")]
+            )
+
+    def check_streams(self) -> None:
+        """Wait for the device and say what was noted about the streams up to now.
+
+        Without this call it is said in some later training step, which does not wait.
+
+        Raises
+        ------
+        StreamError
+            If streams were not reconstructed to the bit and ``verify="raise"``.
+        """
+        for chain in self._chains().values():
+            chain.check_streams()
+
+    def largest_streams(self) -> dict[str, float]:
+        """Wait for the device and tell how large values in exact streams have become.
+
+        Returns
+        -------
+        dict of str to float
+            The largest magnitude in each stage since the last call; its limit is 1024.
+        """
+        return {
+            name: chain.largest_stream()
+            for name, chain in self._chains().items()
+            if chain.format_name == "exact"
+        }
+
+    def _chains(self) -> dict[str, ReversibleChain]:
+        return {
+            f"stages.{i}.chain": stage.chain
+            for i, stage in enumerate(self._stages())
+            if stage.chain is not None
+        }
 
     def _modes_for_all(
         self, mode: Mode, names: Sequence[str], reversible: set[str]
@@ -223,38 +257,35 @@ class SpeakerEncoder(nn.Module):
 
     def _pooled(self, x: Tensor, masks: list[Tensor | None]) -> Tensor:
         level = 0
-        parts = [self._run("stem", self.stem, Masks(masks[0], masks[0]), x)]
+        now: Tensor | Streams = self._run(
+            "stem", self.stem, Masks(masks[0], masks[0]), x
+        )
         for i, stage in enumerate(self._stages()):
             mask_before, level = masks[level], level + stage.downsamples
             around = Masks(mask_before, masks[level])
             if stage.entry is not None:
-                parts = [self._run(f"stages.{i}.entry", stage.entry, around, *parts)]
+                now = self._run(f"stages.{i}.entry", stage.entry, around, now)
                 around = Masks(masks[level], masks[level])
             if stage.blocks is not None:
                 for j, block in enumerate(stage.blocks):
-                    name = f"stages.{i}.blocks.{j}"
-                    parts = [self._run(name, block, around, *parts)]
+                    now = self._run(f"stages.{i}.blocks.{j}", block, around, now)
                     around = Masks(masks[level], masks[level])
             elif stage.chain is not None:
-                parts = self._run_chain(stage.chain, parts, masks[level])
+                assert isinstance(now, Tensor)
+                now = _run_chain(stage.chain, now, masks[level])
+        parts = read_both(now) if isinstance(now, Streams) else (now,)
         pooled = [
             statistics_pooling(part, masks[level], correction=self.correction)
             for part in parts
         ]
         return torch.cat([p for kind in zip(*pooled, strict=True) for p in kind], 1)
 
-    def _run(self, name: str, unit: nn.Module, masks: Masks, *parts: Tensor) -> Tensor:
+    def _run(
+        self, name: str, unit: nn.Module, masks: Masks, given: Tensor | Streams
+    ) -> Tensor:
         again = self._modes[name] is Mode.RECOMPUTE and trains(unit)
-        return recompute(unit, masks, *parts) if again else unit(masks, *parts)
-
-    def _run_chain(
-        self, chain: ReversibleChain, parts: list[Tensor], mask: Tensor | None
-    ) -> list[Tensor]:
-        """Run a stage; what follows reads the streams and never writes to them."""
-        x1, x2 = parts.pop().chunk(2, dim=1)
-        if not trains(chain):
-            return list(chain(x1, x2, mask))
-        return list(chain.train_step(x1, x2, mask, read_both))
+        y = recompute(unit, masks, given) if again else unit(masks, given)
+        return cast(Tensor, y)
 
     def _check(self, feats: Tensor, lengths: Tensor | None) -> None:
         expected = f"[batch, time, {self.n_mels}]"
@@ -289,6 +320,17 @@ class SpeakerEncoder(nn.Module):
                     f"but one is {float(wrong[0])}. Divide numbers of frames by "
                     f"feats.shape[1], {feats.shape[1]}."
                 )
+
+
+def _run_chain(
+    chain: ReversibleChain, x: Tensor, mask: Tensor | None
+) -> Tensor | Streams:
+    """Run a stage; streams that leave it are read where they are needed."""
+    x1, x2 = x.chunk(2, dim=1)
+    del x
+    if trains(chain):
+        return chain.train_step(x1, x2, mask)
+    return torch.cat(chain(x1, x2, mask), dim=1)
 
 
 def _plausible(lengths: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,10 @@ from speechbrain_rev.reversible.coupling import (
     residual,
     version_of,
 )
+from speechbrain_rev.reversible.flags import Flags
+from speechbrain_rev.reversible.formats import as_format
 from speechbrain_rev.reversible.modes import Mode, as_mode
+from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
 from speechbrain_rev.reversible.replay import Autocast, running
 from speechbrain_rev.reversible.segment import (
     recompute,
@@ -27,7 +30,6 @@ from speechbrain_rev.reversible.segment import (
 from speechbrain_rev.reversible.streams import (
     Streams,
     add,
-    as_format,
     enter,
     leave,
     read,
@@ -77,7 +79,9 @@ class ReversibleChain(nn.Module):
         blocks: Iterable[AdditiveCoupling],
         *,
         mode: Mode | str | Sequence[Mode | str] = Mode.RECONSTRUCT,
-        streams: str = "float",
+        streams: str = "exact",
+        verify: Verify | None = "warn",
+        verify_every: int = 100,
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
@@ -88,6 +92,7 @@ class ReversibleChain(nn.Module):
                     f"{type(block).__name__}.forward. Give AdditiveCoupling(f, g)."
                 )
         self.format_name = as_format(streams).name
+        self.monitor = Monitor(verify, verify_every)
         self.set_mode(mode)
 
     def set_mode(self, mode: Mode | str | Sequence[Mode | str]) -> None:
@@ -105,6 +110,29 @@ class ReversibleChain(nn.Module):
                 "give one mode, or one for each block."
             )
         self.modes = [as_mode(m) for m in modes]
+
+    def check_streams(self) -> None:
+        """Wait for the device and say what was noted about the streams up to now.
+
+        Without this call it is said in some later training step, which does not wait.
+
+        Raises
+        ------
+        StreamError
+            If streams were not reconstructed to the bit and ``verify="raise"``.
+        """
+        self.monitor.report(as_format(self.format_name).limit, wait=True)
+
+    def largest_stream(self) -> float:
+        """Wait for the device and tell how large values in exact streams have become.
+
+        Returns
+        -------
+        float
+            The largest magnitude since the last call.
+        """
+        self.check_streams()
+        return self.monitor.pop_largest()
 
     def extra_repr(self) -> str:
         """Show the modes of the blocks, run by run."""
@@ -149,16 +177,15 @@ class ReversibleChain(nn.Module):
             for block in self.blocks:
                 x1, x2 = block(x1, x2, mask)
             return x1, x2
-        return self.train_step(x1, x2, mask, leave)
+        return leave(self.train_step(x1, x2, mask))
 
     def train_step(
         self,
         x1: Tensor,
         x2: Tensor,
         mask: Tensor | None,
-        end: Callable[[Streams], tuple[Tensor, Tensor]],
-    ) -> tuple[Tensor, Tensor]:
-        """Run the chain from floats to floats, in eager mode.
+    ) -> Streams:
+        """Run the chain in eager mode, for networks that read its streams themselves.
 
         Parameters
         ----------
@@ -166,65 +193,46 @@ class ReversibleChain(nn.Module):
             The streams.
         mask : torch.Tensor or None
             Handed on to the residual functions.
-        end : callable
-            ``leave``, or ``read_both`` for who will not write to what it reads.
 
         Returns
         -------
-        tuple of torch.Tensor
-            y1 and y2.
+        Streams
+            After the last block.
         """
         if torch.compiler.is_compiling():
             # The compiler takes values for constants of the graph: wrong gradients.
             # Residual functions can be compiled, each by itself.
             eager = torch.compiler.disable(self.train_step)
-            return cast(tuple[Tensor, Tensor], eager(x1, x2, mask, end))
-        return end(self.advance(self.enter(x1, x2), mask))
+            return cast(Streams, eager(x1, x2, mask))
+        self._check_run(x1, mask)
+        format = as_format(self.format_name)
+        notes = self.monitor.begin(1 + 2 * len(self.blocks), format.limit, x1.device)
+        streams = self._advance(enter(x1, x2, format, notes.row(0)), mask, notes)
+        return streams._replace(poison=self.monitor.close(notes, format.limit))
 
-    def enter(self, x1: Tensor, x2: Tensor) -> Streams:
-        """Make streams in this chain's format.
+    def _advance(
+        self, streams: Streams, mask: Tensor | None, notes: StreamNotes
+    ) -> Streams:
+        places = enumerate(zip(self.modes, self.blocks, strict=True))
+        for mode, run in itertools.groupby(places, _mode_of):
+            here = list(run)
+            blocks = [cast(AdditiveCoupling, block) for _, (_, block) in here]
+            if mode is Mode.RECONSTRUCT:
+                streams = reconstruct(blocks, streams, mask, notes, here[0][0])
+            else:
+                again = mode is Mode.RECOMPUTE
+                for i, block in enumerate(blocks, here[0][0]):
+                    rows = notes.row(1 + 2 * i), notes.row(2 + 2 * i)
+                    streams = _couple(block, streams, mask, again, rows)
+        return streams
 
-        Raises
-        ------
-        ValueError
-            If the network itself is in half precision, not autocast.
-        """
+    def _check_run(self, x1: Tensor, mask: Tensor | None) -> None:
         if x1.dtype in _HALVES and not _half_under_autocast(x1):
             raise ValueError(
                 f"Streams are kept in float32, which a network converted to {x1.dtype} "
                 "does not take. Keep its weights in float32 and train under "
                 "torch.autocast."
             )
-        return enter(x1, x2, as_format(self.format_name))
-
-    def advance(self, streams: Streams, mask: Tensor | None = None) -> Streams:
-        """Run the chain on streams, for networks that keep them between stages.
-
-        Parameters
-        ----------
-        streams : Streams
-            What ``enter`` or another chain returned.
-        mask : torch.Tensor or None
-            Handed on to the residual functions.
-
-        Returns
-        -------
-        Streams
-            The streams after the last block.
-        """
-        self._check_run(mask)
-        runs = itertools.groupby(zip(self.modes, self.blocks, strict=True), _mode_of)
-        for mode, run in runs:
-            blocks = [cast(AdditiveCoupling, block) for _, block in run]
-            if mode is Mode.RECONSTRUCT:
-                streams = reconstruct(blocks, streams, mask)
-            else:
-                again = mode is Mode.RECOMPUTE
-                for block in blocks:
-                    streams = _couple(block, streams, mask, again)
-        return streams
-
-    def _check_run(self, mask: Tensor | None) -> None:
         if set(self.modes) - {Mode.STORE}:
             refuse_what_cannot_run_again(self)
         if len(self.modes) != len(self.blocks):
@@ -294,23 +302,31 @@ def _half_under_autocast(x: Tensor) -> bool:
     return x.dtype in _HALVES and Autocast.now({x.device}).enabled
 
 
-def _mode_of(pair: tuple[Mode, nn.Module]) -> Mode:
-    return pair[0]
+def _mode_of(place: tuple[int, tuple[Mode, nn.Module]]) -> Mode:
+    return place[1][0]
 
 
 def _couple(
-    block: AdditiveCoupling, streams: Streams, mask: Tensor | None, again: bool
+    block: AdditiveCoupling,
+    streams: Streams,
+    mask: Tensor | None,
+    again: bool,
+    rows: tuple[Tensor | None, Tensor | None],
 ) -> Streams:
     """Run one coupling with autograd's storage, or keeping F's and G's inputs only."""
-    first, second, format = streams
-    first = add(first, _residual(block.f, read(second, format), mask, again), format)
-    second = add(second, _residual(block.g, read(first, format), mask, again), format)
-    return Streams(first, second, format)
+    first, second, format, poison = streams
+    f = _residual(block.f, read(second, format), mask, again)
+    first = add(first, f, format, rows[0])
+    g = _residual(block.g, read(first, format), mask, again)
+    second = add(second, g, format, rows[1])
+    return Streams(first, second, format, poison)
 
 
 def _residual(f: nn.Module, x: Tensor, mask: Tensor | None, again: bool) -> Tensor:
     if not again:
-        return residual(f, x, mask)
+        # As in the modes that run it twice, for the same bits.
+        with Flags.now({x.device})():
+            return residual(f, x, mask)
     y = recompute(f, *arguments(x, mask))
     check_residual(f, x, y, version_of(x))
     return y

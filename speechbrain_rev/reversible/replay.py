@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from speechbrain_rev.reversible.flags import Flags
+
 Statistics = tuple[Tensor, ...]
 RandomState = dict[torch.device, Tensor]
 #: A parameter's or buffer's owner, as a number among ``module.modules()``, and its name.
@@ -39,6 +41,8 @@ class Recording:
     ----------
     autocast : Autocast
         The autocast state of the run.
+    flags : Flags
+        The backend flags of the run.
     statistics : list of tuple of torch.Tensor
         Batch statistics in the order in which the layers asked for them.
     random_state : dict of torch.device to torch.Tensor, or None
@@ -50,6 +54,7 @@ class Recording:
     """
 
     autocast: Autocast
+    flags: Flags
     statistics: list[Statistics] = field(default_factory=list)
     random_state: RandomState | None = None
     buffers: dict[Place, Tensor] = field(default_factory=dict)
@@ -174,11 +179,17 @@ def first_run(
     devices = devices_of(module, inputs, keywords)
     recording = Recording(
         Autocast.now(devices),
+        Flags.now(devices),
         buffers=_influential_buffers(module),
         training=tuple(m.training for m in module.modules()),
     )
     before = _random_state(devices)
-    with torch.no_grad(), recording.autocast(), _recording(recording):
+    with (
+        torch.no_grad(),
+        recording.autocast(),
+        recording.flags(),
+        _recording(recording),
+    ):
         outputs = module(*inputs, **keywords)
     after = _random_state(before)
     if any(not torch.equal(before[device], after[device]) for device in before):
@@ -215,6 +226,7 @@ def second_run(
     with (
         torch.enable_grad(),
         recording.autocast(),
+        recording.flags(),
         _recording(recording),
         recording.replayed(),
         _random_state_of(recording),

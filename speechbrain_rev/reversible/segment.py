@@ -23,9 +23,11 @@ from speechbrain_rev.reversible.coupling import (
     check_residual,
     version_of,
 )
+from speechbrain_rev.reversible.formats import FloatFormat
 from speechbrain_rev.reversible.gradients import Gradients, Parameters, Total
+from speechbrain_rev.reversible.monitor import StreamNotes, checksum
 from speechbrain_rev.reversible.replay import Recording, first_run, second_run
-from speechbrain_rev.reversible.streams import FloatFormat, Stream, Streams
+from speechbrain_rev.reversible.streams import Stream, Streams, tangent_of
 
 _NO_DOUBLE_BACKWARD = (
     "Activations that were not stored cannot be differentiated twice "
@@ -69,7 +71,11 @@ def recompute(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
 
 
 def reconstruct(
-    blocks: Sequence[AdditiveCoupling], streams: Streams, mask: Tensor | None
+    blocks: Sequence[AdditiveCoupling],
+    streams: Streams,
+    mask: Tensor | None,
+    notes: StreamNotes,
+    start: int,
 ) -> Streams:
     """Run couplings and keep only what the last one returns.
 
@@ -81,21 +87,26 @@ def reconstruct(
         What the first one takes.
     mask : torch.Tensor or None
         Handed on to the residual functions.
+    notes : Notes
+        Of this pass through the chain.
+    start : int
+        The first block's place in the chain.
 
     Returns
     -------
     Streams
         What the last one returns.
     """
-    first, second, format = streams
+    first, second, format, poison = streams
     parameters = Parameters([f for block in blocks for f in (block.f, block.g)])
     outputs = _Reconstruct.apply(
-        blocks, parameters, format, mask,  # a mask is saved, it has no gradient
+        blocks, parameters, format, notes, start,
+        mask,  # saved, it has no gradient
         first.value, second.value, first.tangent, second.tangent,
         *parameters.tensors,
     )  # fmt: skip
     y1, y2, tangent1, tangent2 = outputs
-    return Streams(Stream(y1, tangent1), Stream(y2, tangent2), format)
+    return Streams(Stream(y1, tangent1), Stream(y2, tangent2), format, poison)
 
 
 def refuse_what_cannot_run_again(module: nn.Module) -> None:
@@ -203,7 +214,10 @@ class _Recompute(torch.autograd.Function):
         )
         returned = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
         wanted = [i for i, needs in enumerate(ctx.needs_grad) if needs]
-        found = gradients.backward(module, returned, grads, [inputs[i] for i in wanted])
+        with ctx.recording.flags():
+            found = gradients.backward(
+                module, returned, grads, [inputs[i] for i in wanted]
+            )
         input_grads: list[Tensor | None] = [None] * len(inputs)
         for i, grad in zip(wanted, found, strict=True):
             input_grads[i] = grad
@@ -221,6 +235,8 @@ class _Reconstruct(torch.autograd.Function):
         blocks: Sequence[AdditiveCoupling],
         parameters: Parameters,
         format: FloatFormat,
+        notes: StreamNotes,
+        start: int,
         mask: Tensor | None,
         x1: Tensor,
         x2: Tensor,
@@ -229,24 +245,31 @@ class _Reconstruct(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.blocks, ctx.parameters, ctx.format = blocks, parameters, format
-        ctx.recordings = []
+        ctx.recordings, ctx.dtype = [], tangent1.dtype
         # Hooks may keep what they saw, which must not change in their hands.
         ctx.in_place = not any(map(_is_watched, parameters.places))
         y1, y2 = x1, x2
         # The given streams stay intact; later ones are this function's own.
         add = format.add
-        for block in blocks:
-            f, f_recording = _first_run(block.f, format.decode(y2), mask)
-            y1 = add(y1, f)
+        ctx.notes, ctx.expected = notes, None
+        if notes.mismatches is not None:
+            ctx.expected = checksum([x1, x2])
+        for i, block in enumerate(blocks, start):
+            x = format.decode(y2, ctx.dtype)
+            f, f_recording = _first_run(block.f, x, mask)
+            del x
+            y1 = add(y1, f, notes.row(1 + 2 * i))
             del f
-            g, g_recording = _first_run(block.g, format.decode(y1), mask)
-            y2 = add(y2, g)
+            x = format.decode(y1, ctx.dtype)
+            g, g_recording = _first_run(block.g, x, mask)
+            del x
+            y2 = add(y2, g, notes.row(2 + 2 * i))
             del g
             add = format.add_ if ctx.in_place else format.add
             ctx.recordings.append((f_recording, g_recording))
         ctx.mark_non_differentiable(y1, y2)
         ctx.save_for_backward(y1, y2, mask, *tensors)
-        return y1, y2, format.tangent(y1), format.tangent(y2)
+        return y1, y2, tangent_of(y1, ctx.dtype), tangent_of(y2, ctx.dtype)
 
     @staticmethod
     def backward(
@@ -269,7 +292,9 @@ class _Reconstruct(torch.autograd.Function):
             y1, slope = _undo(ctx, block.f, f, gradients, inputs, y1, total1.value)
             total2.add(slope)
             del inputs, slope
-        return (None,) * 6 + (total1.value, total2.value, *gradients.sums)
+        if ctx.expected is not None:
+            ctx.notes.mismatches.add_((checksum([y1, y2]) != ctx.expected).any())
+        return (None,) * 8 + (total1.value, total2.value, *gradients.sums)
 
 
 def _first_run(
@@ -292,12 +317,12 @@ def _undo(
 ) -> tuple[Tensor, Tensor | None]:
     """Take f(inputs) out of a stream; return it and the gradient that f hands down."""
     kept, *mask = inputs
-    x = ctx.format.decode(kept).detach().requires_grad_()
+    x = ctx.format.decode(kept, ctx.dtype).detach().requires_grad_()
     y = second_run(f, recording, gradients.leaves(f), x, *mask)
     subtract = ctx.format.subtract_ if ctx.in_place else ctx.format.subtract
     changed = subtract(changed, y.detach())
-    # In the caller's autocast state, as autograd: f's float32 layers stay float32.
-    return changed, gradients.backward(f, [y], [grad], [x])[0]
+    with recording.flags():
+        return changed, gradients.backward(f, [y], [grad], [x])[0]
 
 
 def _is_watched(module: nn.Module) -> bool:

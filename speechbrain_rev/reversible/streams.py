@@ -4,7 +4,7 @@ A stream is a value and a tangent. The value holds the numbers and is no part of
 autograd's graph; the tangent has the value's shape and no storage, and carries the
 gradient. Values may thus be kept in a number format of their own, reconstructed in
 place and dropped, while autograd sees an ordinary chain of tensors. Only ``enter``
-makes streams of floats and only ``leave`` makes floats of streams.
+makes streams of floats; ``leave``, ``read_both`` and ``join`` make floats of streams.
 """
 
 from __future__ import annotations
@@ -14,64 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-
-class FloatFormat:
-    """Streams held as floats, at least float32: a half has too few bits to add to."""
-
-    name = "float"
-
-    def encode(self, x: Tensor) -> Tensor:
-        """Turn floats into a stream's value; may share the floats' storage."""
-        wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
-        channels_last = x.dim() == 4 and x.stride(1) == 1
-        return wide.contiguous(
-            memory_format=torch.channels_last
-            if channels_last
-            else torch.contiguous_format
-        )
-
-    def decode(self, value: Tensor) -> Tensor:
-        """Turn a stream's value into floats; may share the value's storage."""
-        return value.detach()
-
-    def add(self, value: Tensor, f: Tensor) -> Tensor:
-        """Add a residual; the value stays as it is."""
-        return torch.add(value, f)
-
-    def add_(self, value: Tensor, f: Tensor) -> Tensor:
-        """Add a residual in place."""
-        return value.add_(f)
-
-    def subtract(self, value: Tensor, f: Tensor) -> Tensor:
-        """Subtract a residual; the value stays as it is."""
-        return torch.sub(value, f)
-
-    def subtract_(self, value: Tensor, f: Tensor) -> Tensor:
-        """Subtract a residual in place: the inverse of ``add_``."""
-        return value.sub_(f)
-
-    def tangent(self, value: Tensor) -> Tensor:
-        """Make a tangent of the value's shape that takes no memory."""
-        return torch.empty((), dtype=value.dtype, device=value.device).expand_as(value)
-
-
-FORMATS: dict[str, FloatFormat] = {"float": FloatFormat()}
-
-
-def as_format(streams: str) -> FloatFormat:
-    """Look a stream format up by its name.
-
-    Raises
-    ------
-    ValueError
-        If there is no format of this name.
-    """
-    if streams not in FORMATS:
-        raise ValueError(
-            f"There is no stream format {streams!r}; the formats are "
-            f"{', '.join(map(repr, FORMATS))}."
-        )
-    return FORMATS[streams]
+from speechbrain_rev.reversible.formats import FloatFormat
 
 
 class Stream(NamedTuple):
@@ -82,89 +25,177 @@ class Stream(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """Both halves and the format of their values."""
+    """Both halves and the format of their values.
+
+    ``poison`` is 0, or NaN once a value has been out of the format's range: it is added
+    to what is made of the streams, and to its gradient. None where there is no limit.
+    """
 
     first: Stream
     second: Stream
     format: FloatFormat
+    poison: Tensor | None = None
 
 
-def enter(x1: Tensor, x2: Tensor, format: FloatFormat) -> Streams:
+def tangent_of(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Make a tangent of the value's shape that takes no memory."""
+    return torch.empty((), dtype=dtype, device=value.device).expand_as(value)
+
+
+def enter(
+    x1: Tensor, x2: Tensor, format: FloatFormat, largest: Tensor | None = None
+) -> Streams:
     """Make streams of floats."""
     return Streams(
-        Stream(*_Enter.apply(x1, format)), Stream(*_Enter.apply(x2, format)), format
+        Stream(*_Enter.apply(x1, format, largest)),
+        Stream(*_Enter.apply(x2, format, largest)),
+        format,
     )
 
 
 def read(stream: Stream, format: FloatFormat) -> Tensor:
     """Give a stream to a residual function, with its gradient connected."""
-    return _Read.apply(*stream, format)
+    return _Read.apply(*stream, format, None)
 
 
-def add(stream: Stream, f: Tensor, format: FloatFormat) -> Stream:
+def add(
+    stream: Stream, f: Tensor, format: FloatFormat, largest: Tensor | None = None
+) -> Stream:
     """Add a residual to a stream, in autograd's graph."""
-    return Stream(*_Add.apply(*stream, f, format))
+    return Stream(*_Add.apply(*stream, f, format, largest))
 
 
 def leave(streams: Streams) -> tuple[Tensor, Tensor]:
     """Make floats of streams: copies, so that writing to them harms nothing."""
-    first, second, format = streams
-    return _Leave.apply(*first, format), _Leave.apply(*second, format)
+    first, second, format, poison = streams
+    return (
+        _Leave.apply(*first, format, poison),
+        _Leave.apply(*second, format, poison),
+    )
 
 
 def read_both(streams: Streams) -> tuple[Tensor, Tensor]:
     """Read both streams; what is returned may be their storage and is not to be changed."""
-    first, second, format = streams
-    return read(first, format), read(second, format)
+    first, second, format, poison = streams
+    return (
+        _Read.apply(*first, format, poison),
+        _Read.apply(*second, format, poison),
+    )
+
+
+def join(streams: Streams) -> Tensor:
+    """Put both streams into one new tensor, one after the other along the channels."""
+    first, second, format, poison = streams
+    return _Join.apply(*first, *second, format, poison)
+
+
+def _poisoned(x: Tensor, poison: Tensor | None) -> Tensor:
+    return x if poison is None else x + poison.to(x.dtype)
 
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, format: FloatFormat) -> tuple[Tensor, Tensor]:
-        value = format.encode(x)
+    def forward(
+        ctx: Any, x: Tensor, format: FloatFormat, largest: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        value = format.encode(x, largest)
         ctx.mark_non_differentiable(value)
         ctx.dtype = x.dtype
-        return value, format.tangent(value)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return value, tangent_of(value, dtype)
 
     @staticmethod
-    def backward(ctx: Any, _: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.to(ctx.dtype), None
+    def backward(ctx: Any, _: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.to(ctx.dtype), None, None
 
 
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, tangent: Tensor, format: FloatFormat
+        ctx: Any,
+        value: Tensor,
+        tangent: Tensor,
+        format: FloatFormat,
+        poison: Tensor | None,
     ) -> Tensor:
-        return format.decode(value)
+        ctx.poison = poison
+        return _poisoned(format.decode(value, tangent.dtype), poison)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
-        return None, grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None, None]:
+        return None, _poisoned(grad, ctx.poison), None, None
 
 
 class _Add(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, tangent: Tensor, f: Tensor, format: FloatFormat
+        ctx: Any,
+        value: Tensor,
+        tangent: Tensor,
+        f: Tensor,
+        format: FloatFormat,
+        largest: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         ctx.dtype = f.dtype
-        total = format.add(value, f)
+        total = format.add(value, f, largest)
         ctx.mark_non_differentiable(total)
-        return total, format.tangent(total)
+        return total, tangent_of(total, tangent.dtype)
 
     @staticmethod
-    def backward(ctx: Any, _: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
-        return None, grad, grad.to(ctx.dtype), None
+    def backward(
+        ctx: Any, _: Any, grad: Tensor
+    ) -> tuple[None, Tensor, Tensor, None, None]:
+        return None, grad, grad.to(ctx.dtype), None, None
 
 
 class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, tangent: Tensor, format: FloatFormat
+        ctx: Any,
+        value: Tensor,
+        tangent: Tensor,
+        format: FloatFormat,
+        poison: Tensor | None,
     ) -> Tensor:
-        return format.decode(value).clone()
+        ctx.poison = poison
+        return _poisoned(
+            format.decode(
+                value, tangent.dtype, out=torch.empty_like(value, dtype=tangent.dtype)
+            ),
+            poison,
+        )
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
-        return None, grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None, None]:
+        return None, _poisoned(grad, ctx.poison), None, None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value1: Tensor,
+        tangent1: Tensor,
+        value2: Tensor,
+        tangent2: Tensor,
+        format: FloatFormat,
+        poison: Tensor | None,
+    ) -> Tensor:
+        ctx.poison, ctx.channels = poison, value1.shape[1]
+        channels_last = value1.dim() == 4 and value1.stride(1) == 1
+        joined = torch.empty(
+            (value1.shape[0], 2 * ctx.channels, *value1.shape[2:]),
+            dtype=tangent1.dtype,
+            device=value1.device,
+            memory_format=torch.channels_last
+            if channels_last
+            else torch.contiguous_format,
+        )
+        for half, value in zip(joined.chunk(2, dim=1), (value1, value2), strict=True):
+            format.decode(value, joined.dtype, out=half)
+        return joined if poison is None else joined.add_(poison.to(joined.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad1, grad2 = _poisoned(grad, ctx.poison).split(ctx.channels, dim=1)
+        return None, grad1, None, grad2, None, None

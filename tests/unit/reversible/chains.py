@@ -1,6 +1,7 @@
 """Chains for the engine's tests and what plain autograd makes of them."""
 
 import copy
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import pytest
@@ -13,6 +14,7 @@ from speechbrain_rev.lobes.blocks import (
     DFBottleneckResidual,
 )
 from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
+from speechbrain_rev.reversible.coupling import residual
 
 CHANNELS = 8
 
@@ -96,11 +98,18 @@ RESIDUALS = {
 }
 
 
-def chain_of(kind, depth=3, *, mode="reconstruct", dtype=torch.float64, seed=0):
+#: The format of the chains' streams; conftest.py runs the tests in each of them.
+FORMAT = ContextVar("FORMAT", default="exact")
+
+
+def chain_of(
+    kind, depth=3, *, mode="reconstruct", dtype=torch.float64, seed=0, **settings
+):
     torch.manual_seed(seed)
     make = RESIDUALS[kind]
     blocks = [AdditiveCoupling(make(CHANNELS), make(CHANNELS)) for _ in range(depth)]
-    return ReversibleChain(blocks, mode=mode).to(dtype)
+    settings = {"streams": FORMAT.get(), "verify": "raise"} | settings
+    return ReversibleChain(blocks, mode=mode, **settings).to(dtype)
 
 
 def streams(dtype=torch.float64, *, batch=2, time=12, requires_grad=True, seed=1):
@@ -117,11 +126,28 @@ class Plain(nn.Module):
     def __init__(self, chain):
         super().__init__()
         self.blocks = copy.deepcopy(chain.blocks)
+        self.blocks.training = chain.training
+        self.format_name = chain.format_name
 
     def forward(self, x1, x2, mask=None):
+        if self.format_name == "float" or not (
+            self.blocks.training and torch.is_grad_enabled()
+        ):
+            for block in self.blocks:
+                x1, x2 = block(x1, x2, mask)
+            return x1, x2
+        x1, x2 = fixed(x1), fixed(x2)
         for block in self.blocks:
-            x1, x2 = block(x1, x2, mask)
+            x1 = x1 + fixed(residual(block.f, x2, mask))
+            x2 = x2 + fixed(residual(block.g, x1, mask))
         return x1, x2
+
+
+def fixed(x):
+    """Round to steps of 2**-20; the gradient passes as it is."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    rounded = (wide.detach() * 2.0**20).round() / 2.0**20
+    return wide + (rounded - wide.detach())
 
 
 def loss_of(outputs):

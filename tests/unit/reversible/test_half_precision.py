@@ -122,9 +122,11 @@ def test_an_overflow_in_the_forward_pass_is_never_silent(kind, mode, block, plac
         convolutions[0 if place.startswith("first") else -1].weight.fill_(6e4)
         norm.weight.fill_(64)
     finite, run = Run(copy.deepcopy(chain), BF16), Run(chain, FP16)
-    loss, norm = finite.step()
-    assert loss.isfinite()
-    assert norm.isfinite()
+    if chain.format_name == "float":
+        # It is fp16 that overflows. Exact streams are out of their range in any case.
+        loss, norm = finite.step()
+        assert loss.isfinite()
+        assert norm.isfinite()
     before = run.state()
     loss, norm = run.step()
     assert not loss.isfinite()
@@ -219,7 +221,11 @@ def test_without_gradients_streams_in_half_are_those_of_training(kind, precision
             results.append(module(*inputs))
     for a, b in zip(*results, strict=True):
         assert b.dtype == torch.float32
-        assert torch.equal(a, b)
+        if chain.format_name == "float":
+            assert torch.equal(a, b)
+        # Exact streams are rounded to 2**-20 in training, after which few values
+        # round to another half, whose relative step is at most 2**-7.
+        assert distance({"y": a}, {"y": b}) < 2.0**-7
 
 
 class Constant(nn.Module):
@@ -238,13 +244,13 @@ class Constant(nn.Module):
 @each_half
 @pytest.mark.parametrize("training", [True, False])
 def test_small_residuals_reach_large_streams_in_half(training, precision):
-    # At 1024 the steps of fp16 are 1 and those of bf16 are 8.
+    # At 512 the steps of fp16 are 1/2 and those of bf16 are 4.
     chain = ReversibleChain(AdditiveCoupling(Constant(), Constant()) for _ in range(32))
-    inputs = [torch.full((1, 2, 12), 1024.0, dtype=precision.half)] * 2
+    inputs = [torch.full((1, 2, 12), 512.0, dtype=precision.half)] * 2
     with precision.autocast():
         y1, y2 = chain.train(training)(*inputs)
     for y in (y1, y2):
-        assert torch.equal(y, torch.full_like(y, 1024 + 32 / 4))
+        assert torch.equal(y, torch.full_like(y, 512 + 32 / 4))
 
 
 @each_half

@@ -1,0 +1,8 @@
+"""Triton kernels: what plain torch does in several passes over memory, in one.
+
+Each is named after the plain reference that it equals bit for bit, and is taken for
+tensors on a CUDA device. Where Triton cannot be imported, or cannot compile for the
+device, the reference is taken there too; the log says so once.
+"""
+
+__all__: list[str] = []

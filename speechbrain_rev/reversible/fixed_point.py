@@ -1,0 +1,135 @@
+"""Fixed-point arithmetic of the exact streams in plain torch.
+
+This is the specification and what runs on the CPU; ``speechbrain_rev.kernels`` has the
+same functions in one pass over memory each. ``largest`` is float32, [2]: the largest
+magnitudes up to now of what was added and of what resulted, NaN once there was a NaN,
+or None where nothing is to be noted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from speechbrain_rev.kernels.fixed_point import format_of
+
+
+def encode(x: Tensor, steps: float, largest: Tensor | None) -> Tensor:
+    """Round floats to the nearest step, halves to the even one.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Floats.
+    steps : float
+        Steps from 0 to 1, a power of two.
+    largest : torch.Tensor, [2], or None
+        Notes.
+
+    Returns
+    -------
+    torch.Tensor, int32
+        Dense: channels last if x is, else contiguous.
+    """
+    value = _rounded(x, steps, largest, x, format_of(x))
+    _note(largest, 1, value, steps)
+    return value
+
+
+def decode(
+    value: Tensor, steps: float, dtype: torch.dtype, out: Tensor | None
+) -> Tensor:
+    """Turn steps into floats.
+
+    Parameters
+    ----------
+    value : torch.Tensor, int32
+        Steps.
+    steps : float
+        Steps from 0 to 1.
+    dtype : torch.dtype
+        Of the floats: float32 or float64.
+    out : torch.Tensor or None
+        Where they go, in any layout; None for a new tensor.
+
+    Returns
+    -------
+    torch.Tensor
+        The floats, in the value's layout if they are new.
+    """
+    floats = value.to(dtype) if out is None else out.copy_(value)
+    return floats.mul_(1 / steps)
+
+
+def add(
+    value: Tensor, f: Tensor, steps: float, largest: Tensor | None, out: Tensor | None
+) -> Tensor:
+    """Add a rounded residual.
+
+    Parameters
+    ----------
+    value : torch.Tensor, int32
+        Steps.
+    f : torch.Tensor
+        Floats of the value's shape, in any layout.
+    steps : float
+        Steps from 0 to 1.
+    largest : torch.Tensor, [2], or None
+        Notes.
+    out : torch.Tensor or None
+        Where the sum goes, which may be the value itself; None for a new tensor.
+
+    Returns
+    -------
+    torch.Tensor, int32
+        The sum, in the value's layout if it is new.
+    """
+    rounded = _rounded(f, steps, largest, value)
+    total = torch.add(value, rounded, out=rounded if out is None else out)
+    _note(largest, 1, total, steps)
+    return total
+
+
+def subtract(value: Tensor, f: Tensor, steps: float, out: Tensor | None) -> Tensor:
+    """Subtract a rounded residual: the exact inverse of ``add``.
+
+    Parameters
+    ----------
+    value, f, steps, out
+        As for ``add``.
+
+    Returns
+    -------
+    torch.Tensor, int32
+        The difference.
+    """
+    rounded = _rounded(f, steps, None, value)
+    return torch.sub(value, rounded, out=rounded if out is None else out)
+
+
+def _rounded(
+    x: Tensor,
+    steps: float,
+    largest: Tensor | None,
+    like: Tensor,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> Tensor:
+    """Round floats; the steps are laid out like another tensor of their shape."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    scaled = torch.empty_like(like, dtype=wide, memory_format=memory_format)
+    scaled.copy_(x.detach()).mul_(steps).round_()
+    _note(largest, 0, scaled, steps)
+    if wide is torch.float32:
+        # Element by element in the same place: one tensor less at the peak.
+        return scaled.view(torch.int32).copy_(scaled)
+    return scaled.to(torch.int32)
+
+
+def _note(largest: Tensor | None, place: int, x: Tensor, steps: float) -> None:
+    """Note the largest magnitude of a tensor; NaN if there is a NaN."""
+    if largest is None or x.numel() == 0:
+        return
+    low, high = torch.aminmax(x)
+    # No zero may keep its sign: a kernel compares the bits of what is here.
+    magnitude = torch.maximum(low.float().abs(), high.float().abs()) / steps
+    torch.maximum(largest[place], magnitude, out=largest[place])

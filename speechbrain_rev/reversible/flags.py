@@ -1,0 +1,81 @@
+"""Backend flags that decide by which kernels a residual function is computed.
+
+cuDNN's benchmark mode chooses kernels by timing them, for each thread anew, and the
+backward pass has a thread of its own: under it two runs of one function need not agree.
+Both runs of a function happen with benchmark mode off and deterministic kernels, and
+the second one with the float32 precision (TF32 or not) of the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_PINNED = {"benchmark": False, "deterministic": True}
+
+
+def _precision_flags() -> list[tuple[Any, str]]:
+    """Who holds the float32 precision of matrix products and of convolutions."""
+    matmul: Any = torch.backends.cuda.matmul
+    conv = getattr(torch.backends.cudnn, "conv", None)
+    if conv is None:  # torch before 2.9
+        return [(matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32")]
+    return [(matmul, "fp32_precision"), (conv, "fp32_precision")]
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Flags under which a first run took place.
+
+    Attributes
+    ----------
+    apply : bool
+        Whether a device was involved that these flags speak of.
+    precision : tuple
+        Of float32 matrix products and convolutions.
+    """
+
+    apply: bool
+    precision: tuple[Any, ...] = ()
+
+    @classmethod
+    def now(cls, devices: Iterable[torch.device]) -> Flags:
+        """Read the flags that are in force."""
+        if not any(_decided_by_flags(device) for device in devices):
+            return cls(False)
+        return cls(True, tuple(getattr(o, n) for o, n in _precision_flags()))
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Compute under these flags, and leave those of the user as they were."""
+        if not self.apply:
+            yield
+            return
+        wanted = [(torch.backends.cudnn, n, v) for n, v in _PINNED.items()] + [
+            (owner, name, value)
+            for (owner, name), value in zip(
+                _precision_flags(), self.precision, strict=True
+            )
+        ]
+        # Only what differs is written: to mix old and new precision flags is an error.
+        changed = [
+            (owner, name, found)
+            for owner, name, value in wanted
+            if (found := getattr(owner, name)) != value
+        ]
+        try:
+            for owner, name, value in wanted:
+                if getattr(owner, name) != value:
+                    setattr(owner, name, value)
+            yield
+        finally:
+            for owner, name, value in changed:
+                setattr(owner, name, value)
+
+
+def _decided_by_flags(device: torch.device) -> bool:
+    return device.type == "cuda"

@@ -1,0 +1,139 @@
+"""Number formats of the residual streams: what a value holds and how it is added to.
+
+In the float format adding and subtracting a residual rounds twice, so that what is
+reconstructed is the input up to an error that grows with depth. In the exact format
+the value is a fixed-point integer; a sum of integers loses nothing and is undone to the
+last bit (Gomez et al., "The Reversible Residual Network", 2017, after Maclaurin et
+al., 2015), which makes the gradients of all memory modes equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from speechbrain_rev.kernels import fixed_point as kernels
+from speechbrain_rev.kernels.fixed_point import format_of
+from speechbrain_rev.reversible import fixed_point as reference
+
+
+class FloatFormat:
+    """Streams held as floats, at least float32: a half has too few bits to add to."""
+
+    name = "float"
+    #: Magnitudes from here on are out of range.
+    limit = float("inf")
+
+    def encode(self, x: Tensor, largest: Tensor | None) -> Tensor:
+        """Turn floats into a stream's value; may share the floats' storage.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            Floats.
+        largest : torch.Tensor, [2], or None
+            Where a format with a limit notes the largest magnitude that is put in and
+            that results.
+
+        Returns
+        -------
+        torch.Tensor
+            The value.
+        """
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return x.detach().to(wide).contiguous(memory_format=format_of(x))
+
+    def decode(
+        self, value: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Turn a stream's value into floats; may share the value's storage."""
+        return value.detach() if out is None else out.copy_(value)
+
+    def add(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+        """Add a residual; the value stays as it is."""
+        return torch.add(value, f)
+
+    def add_(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+        """Add a residual in place."""
+        return value.add_(f)
+
+    def subtract(self, value: Tensor, f: Tensor) -> Tensor:
+        """Subtract a residual; the value stays as it is."""
+        return torch.sub(value, f)
+
+    def subtract_(self, value: Tensor, f: Tensor) -> Tensor:
+        """Subtract a residual in place: the inverse of ``add_``."""
+        return value.sub_(f)
+
+
+class ExactFormat(FloatFormat):
+    """Streams held in fixed point: int32 in steps of 2**-20.
+
+    An int32 reaches to +-2048. Half of that is the limit: two magnitudes below 1024
+    have a sum that cannot wrap around, so a look at each number that is added and at
+    each sum is enough to see every overflow.
+    """
+
+    name = "exact"
+    steps = 2.0**20
+    limit = 1024.0
+
+    def encode(self, x: Tensor, largest: Tensor | None) -> Tensor:
+        """Round floats to the nearest step, halves to the even one."""
+        return _arithmetic(x).encode(x, self.steps, largest)
+
+    def decode(
+        self, value: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Turn steps into floats, new ones."""
+        return _arithmetic(value).decode(value, self.steps, dtype, out)
+
+    def add(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+        """Add a rounded residual; the value stays as it is."""
+        return _arithmetic(f, value).add(value, f, self.steps, largest, None)
+
+    def add_(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+        """Add a rounded residual in place."""
+        return _arithmetic(f, value).add(value, f, self.steps, largest, value)
+
+    def subtract(self, value: Tensor, f: Tensor) -> Tensor:
+        """Subtract a rounded residual; the value stays as it is."""
+        return _arithmetic(f, value).subtract(value, f, self.steps, None)
+
+    def subtract_(self, value: Tensor, f: Tensor) -> Tensor:
+        """Subtract a rounded residual in place: the exact inverse of ``add_``."""
+        return _arithmetic(f, value).subtract(value, f, self.steps, value)
+
+
+FORMATS: dict[str, FloatFormat] = {f.name: f for f in (FloatFormat(), ExactFormat())}
+
+
+def as_format(streams: str) -> FloatFormat:
+    """Look a stream format up by its name.
+
+    Raises
+    ------
+    ValueError
+        If there is no format of this name.
+    """
+    if streams not in FORMATS:
+        raise ValueError(
+            f"There is no stream format {streams!r}; the formats are "
+            f"{', '.join(map(repr, FORMATS))}."
+        )
+    return FORMATS[streams]
+
+
+def _arithmetic(x: Tensor, value: Tensor | None = None) -> ModuleType:
+    """Choose what computes on a tensor, and on a stream's value beside it."""
+    fused = (
+        x.is_cuda
+        and not isinstance(x, FakeTensor)
+        and x.dtype in kernels.DTYPES
+        and (value is None or kernels.is_dense(value))
+        and kernels.usable(x.device, x.dtype)
+    )
+    return kernels if fused else reference

@@ -1,0 +1,275 @@
+"""What training steps note on the device, and what is said of it on the host.
+
+Nothing here waits for the device: notes are copied to the host while work goes on
+there, and read once the copy has arrived.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+Verify = Literal["warn", "raise"]
+
+#: Elements whose products are held at once: 8 MB.
+_CHUNK = 2**20
+#: Spreads positions over 64 bit: 2**64 / the golden ratio, as a signed number.
+_SPREAD = -0x61C8864680B583EB
+
+_REMEDY = (
+    "The inputs that were reconstructed are not those of the forward pass: a residual "
+    "function does not compute the same twice. Look for operations that are not "
+    "deterministic (torch.use_deterministic_algorithms(True) names them), for random "
+    "numbers that are not torch's, and for hooks that change weights between forward "
+    "and backward. Until then train with mode='recompute' or 'store'."
+)
+
+
+class StreamWarning(UserWarning):
+    """Streams left their range, or were not reconstructed to the bit."""
+
+
+class StreamError(RuntimeError):
+    """Streams were not reconstructed to the bit, and ``verify="raise"`` was asked for."""
+
+
+def checksum(values: Sequence[Tensor]) -> Tensor:
+    """Sum up integers with a weight for each position, modulo 2**64.
+
+    Parameters
+    ----------
+    values : sequence of torch.Tensor, int32
+        Dense tensors, taken in the order of their memory.
+
+    Returns
+    -------
+    torch.Tensor, [len(values)], int64
+        Different for values that differ in one place, and but for one case in 2**64 for
+        all others: errors that cancel in a plain sum do not cancel here.
+
+    Examples
+    --------
+    >>> x = torch.tensor([1, 2, 3], dtype=torch.int32)
+    >>> bool(checksum([x]) == checksum([x.flip(0)]))
+    False
+    """
+    sums = []
+    for value in values:
+        line = value.detach().as_strided((value.numel(),), (1,))
+        total = torch.zeros((), dtype=torch.int64, device=value.device)
+        for start in range(0, line.numel(), _CHUNK):
+            part = line[start : start + _CHUNK]
+            places = torch.arange(start, start + len(part), device=value.device)
+            total += places.mul_(_SPREAD).bitwise_or_(1).mul_(part).sum()
+        sums.append(total)
+    return torch.stack(sums)
+
+
+@dataclass(frozen=True)
+class StreamNotes:
+    """What one pass through a chain notes on the device.
+
+    Attributes
+    ----------
+    largest : torch.Tensor, [1 + residual functions, 2], or None
+        The largest magnitude that was added and that resulted: on entry, then of each
+        residual function. None where the format has no limit.
+    mismatches : torch.Tensor, [1], or None
+        Counts checksums that did not agree; None in steps without comparison.
+    """
+
+    largest: Tensor | None = None
+    mismatches: Tensor | None = None
+
+    def row(self, index: int) -> Tensor | None:
+        """Give the place of one residual function, counted from 1; 0 is the entry."""
+        return None if self.largest is None else self.largest[index]
+
+
+class Monitor:
+    """Collects the notes of a chain's training steps and says what is wrong.
+
+    Parameters
+    ----------
+    verify : {"warn", "raise"} or None
+        What follows when reconstructed streams are not the original ones to the bit;
+        None leaves the comparison out.
+    every : int
+        Training steps from one comparison to the next.
+
+    Raises
+    ------
+    ValueError
+        If verify or every is something else.
+    """
+
+    def __init__(self, verify: Verify | None = "warn", every: int = 100) -> None:
+        if verify not in ("warn", "raise", None):
+            raise ValueError(
+                f"verify is {verify!r}; it must be 'warn', 'raise', or None to compare "
+                "nothing."
+            )
+        if every < 1:
+            raise ValueError(f"every is {every}; it must be at least 1 step.")
+        self.verify, self.every = verify, every
+        #: What messages call the chain.
+        self.name = "the chain"
+        self._steps = 0
+        self._largest: Tensor | None = None
+        self._mismatches: Tensor | None = None
+        self._under_way: tuple[Tensor, Any] | None = None
+        self._seen = 0.0
+        self._said: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Let copies and pickles start without notes, which belong to a device."""
+        fresh = Monitor(self.verify, self.every)
+        fresh.name = self.name
+        return vars(fresh)
+
+    def begin(self, rows: int, limit: float, device: torch.device) -> StreamNotes:
+        """Open the notes of one pass through the chain.
+
+        Parameters
+        ----------
+        rows : int
+            The entry and each residual function.
+        limit : float
+            Magnitudes from here on are out of range; infinite for formats without.
+        device : torch.device
+            Where the streams are.
+
+        Returns
+        -------
+        StreamNotes
+            To be filled.
+
+        Raises
+        ------
+        StreamError
+            If an earlier step was not reconstructed, under ``verify="raise"``.
+        """
+        if math.isinf(limit):
+            return StreamNotes()
+        if self._largest is None or self._largest.device != device:
+            self._largest = torch.zeros(rows, 2, device=device)
+            self._mismatches = torch.zeros(1, device=device)
+        self.report(limit, wait=False)
+        due = self.verify is not None and self._steps % self.every == 0
+        self._steps += 1
+        return StreamNotes(
+            torch.zeros(rows, 2, device=device), self._mismatches if due else None
+        )
+
+    def close(self, notes: StreamNotes, limit: float) -> Tensor | None:
+        """Take the notes of one pass, and say whether its streams may be used.
+
+        Returns
+        -------
+        torch.Tensor or None
+            0, or NaN if a magnitude was out of range or not a number. To be added to
+            what is made of the streams.
+        """
+        if notes.largest is None:
+            return None
+        assert self._largest is not None
+        torch.maximum(self._largest, notes.largest, out=self._largest)
+        fine = (notes.largest < limit).all()
+        return torch.where(fine, 0.0, math.nan)
+
+    def report(self, limit: float, *, wait: bool) -> None:
+        """Say what is wrong in notes that have arrived, once each; send newer ones.
+
+        Parameters
+        ----------
+        limit : float
+            As for ``begin``.
+        wait : bool
+            Wait for the device, for all notes up to now.
+
+        Raises
+        ------
+        StreamError
+            As for ``begin``.
+        """
+        if self._largest is None or self._mismatches is None:
+            return
+        if not _has_values(self._largest):
+            return
+        self._take(limit, wait)
+        if self._under_way is None:
+            notes = torch.cat([self._largest.flatten(), self._mismatches])
+            self._under_way = _to_host(notes)
+            self._largest.zero_()
+            self._mismatches.zero_()
+            self._take(limit, wait)
+
+    def pop_largest(self) -> float:
+        """Give the largest magnitude that was reported since the last call."""
+        largest, self._seen = self._seen, 0.0
+        return largest
+
+    def _take(self, limit: float, wait: bool) -> None:
+        """Read the notes under way if they have arrived."""
+        if self._under_way is None:
+            return
+        notes, arrival = self._under_way
+        if arrival is not None:
+            if wait:
+                arrival.synchronize()
+            elif not arrival.query():
+                return
+        self._under_way = None
+        *magnitudes, mismatches = notes.tolist()
+        rows = list(zip(magnitudes[::2], magnitudes[1::2], strict=True))
+        # max() of Python may lose a NaN, the sum of a list does not.
+        total = sum(magnitudes)
+        largest = total if math.isnan(total) else max(magnitudes)
+        self._seen = largest if math.isnan(largest) else max(self._seen, largest)
+        beyond = [i for i, row in enumerate(rows) if not all(x < limit for x in row)]
+        if beyond:
+            self._say(self._beyond(beyond[0], rows[beyond[0]], limit))
+        if mismatches:
+            text = f"In {self.name}: {_REMEDY}"
+            if self.verify == "raise":
+                raise StreamError(text)
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        kind = text[: text.index(":")]
+        if kind not in self._said:
+            self._said.add(kind)
+            warnings.warn(text, StreamWarning, stacklevel=5)
+
+    def _beyond(self, row: int, magnitudes: tuple[float, float], limit: float) -> str:
+        block, half = divmod(row - 1, 2)
+        where = f"{'FG'[half]} of block {block}" if row else "its input"
+        added, total = magnitudes
+        return (
+            f"The streams of {self.name} left their range of {limit:g} at {where}: the "
+            f"largest magnitude added was {added:.4g}, the largest sum {total:.4g}. The "
+            "step's output and gradients were made NaN. Lower the learning rate, clip "
+            "gradients, or train with streams='float', which has no limit."
+        )
+
+
+def _has_values(x: Tensor) -> bool:
+    return not x.is_meta and not isinstance(x, FakeTensor)
+
+
+def _to_host(x: Tensor) -> tuple[Tensor, Any]:
+    """Copy to the host without waiting; the second item tells when it has arrived."""
+    if x.device.type != "cuda":
+        return x.to("cpu", copy=True), None
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    host.copy_(x, non_blocking=True)
+    arrival = torch.cuda.Event()
+    arrival.record()
+    return host, arrival

@@ -1,0 +1,79 @@
+"""Reversible encoders train to the same bits in every memory mode."""
+
+import pytest
+import torch
+
+from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.optim import build_optimizer
+from tests.unit.lobes.encoders import tiny
+
+REVERSIBLE = [name for name, row in ARCHITECTURES.items() if row.reversible]
+STEPS = 3
+
+
+def trained(name, mode, half, *, lengths=None):
+    """Gradients of the last step, weights and buffers after some."""
+    encoder = tiny(name, mode=mode, verify="raise", verify_every=1)
+    optimizer = build_optimizer(encoder.parameters(), name="sgd", bits=32, lr=0.05)
+    scaler = torch.amp.GradScaler(
+        "cpu", init_scale=2.0**6, enabled=half is torch.float16
+    )
+    target = torch.randn(3, 1, 32, generator=torch.Generator().manual_seed(7))
+    for seed in range(STEPS):
+        torch.manual_seed(seed)
+        feats = torch.randn(3, 43, 80)
+        with torch.autocast("cpu", half, enabled=half is not None):
+            loss = (encoder(feats, lengths) - target).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    encoder.check_streams()
+    grads = {f"grad of {n}": p.grad for n, p in encoder.named_parameters()}
+    return encoder.state_dict() | grads
+
+
+@pytest.mark.parametrize("half", [None, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", REVERSIBLE)
+def test_three_steps_have_the_same_bits_in_every_mode(name, half):
+    expected = trained(name, "store", half)
+    for mode in ("reconstruct", "recompute"):
+        found = trained(name, mode, half)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert torch.equal(found[key], value), (mode, key)
+
+
+@pytest.mark.parametrize("name", ["revnet46", "revnet57", "df_revnet66", "df_revnet89"])
+def test_lengths_change_no_bit(name):
+    lengths = torch.tensor([1.0, 0.6, 0.8])
+    expected = trained(name, "store", None, lengths=lengths)
+    found = trained(name, "reconstruct", None, lengths=lengths)
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+
+
+def test_streams_out_of_range_are_named_by_stage():
+    encoder = tiny("revnet57")
+    with torch.no_grad():
+        encoder.stages[2].chain.blocks[0].g.conv2.weight.fill_(1e4)
+    assert encoder(torch.randn(2, 43, 80)).isnan().all()
+    with pytest.warns(UserWarning, match=r"stages\.2\.chain .* at G of block 0"):
+        encoder.check_streams()
+
+
+def test_the_largest_magnitude_of_each_stage_is_told():
+    encoder = tiny("df_revnet66")
+    encoder(torch.randn(2, 43, 80)).sum().backward()
+    largest = encoder.largest_streams()
+    assert list(largest) == [f"stages.{i}.chain" for i in range(4)]
+    assert all(0 < value < 1024 for value in largest.values())
+    # Asked again, it has seen nothing since.
+    assert set(encoder.largest_streams().values()) == {0.0}
+
+
+def test_vanilla_encoders_have_no_streams():
+    encoder = tiny("resnet34")
+    encoder(torch.randn(2, 43, 80)).sum().backward()
+    encoder.check_streams()
+    assert encoder.largest_streams() == {}
