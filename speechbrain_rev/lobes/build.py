@@ -30,7 +30,7 @@ def build_encoder(
     n_mels: int = 80,
     embedding_dim: int = 256,
     mode: Mode | str | Mapping[str, Mode | str] | None = None,
-    streams: str = "exact",
+    streams: str = "float",
     verify: Verify | None = "warn",
     verify_every: int = 100,
     sync_batchnorm: bool = False,
@@ -51,10 +51,10 @@ def build_encoder(
     mode : Mode or str, or mapping of block name to these, or None
         What blocks keep for the backward pass. None reconstructs what is reversible
         and stores in vanilla encoders.
-    streams : {"exact", "float"}
-        Number format of reversible streams. Exact ones are fixed-point numbers, from
-        which every memory mode makes the same gradients to the bit; float ones are
-        reconstructed up to an error that grows with depth.
+    streams : {"float", "exact"}
+        Number format of reversible streams. Float ones are reconstructed up to an error
+        that grows with depth. Exact ones are fixed-point numbers below 1024, from which
+        every memory mode makes the same gradients to the bit.
     verify : {"warn", "raise"} or None
         What happens if exact streams are not reconstructed to the bit, because
         something does not compute the same twice; None looks at nothing.

@@ -47,8 +47,15 @@ class ReversibleChain(nn.Module):
         The couplings. Residual functions may be any modules that keep the shape.
     mode : Mode or str, or sequence of these
         What to keep for the backward pass, for all blocks or for each.
-    streams : {"float"}
-        Number format of the streams.
+    streams : {"float", "exact"}
+        Number format of the streams: floats, which are reconstructed up to an error that
+        grows with depth, or fixed-point numbers below 1024, from which every mode makes
+        the same gradients to the bit.
+    verify : {"warn", "raise"} or None
+        What happens if exact streams are not reconstructed to the bit, because
+        something does not compute the same twice; None looks at nothing.
+    verify_every : int
+        Training steps from one look to the next.
 
     Raises
     ------
@@ -79,7 +86,7 @@ class ReversibleChain(nn.Module):
         blocks: Iterable[AdditiveCoupling],
         *,
         mode: Mode | str | Sequence[Mode | str] = Mode.RECONSTRUCT,
-        streams: str = "exact",
+        streams: str = "float",
         verify: Verify | None = "warn",
         verify_every: int = 100,
     ) -> None:
