@@ -4,6 +4,7 @@ matplotlib is imported when a picture is drawn. Figures are made without pyplot,
 neither the caller's backend nor its open figures are touched, and no display is needed.
 """
 
+from speechbrain_rev.plots.angles import gradient_angles
 from speechbrain_rev.plots.bars import memory_bars
 from speechbrain_rev.plots.det import ErrorRates, det_plot
 from speechbrain_rev.plots.encoders import EncoderPoint, encoder_map
@@ -14,6 +15,7 @@ __all__ = [
     "ErrorRates",
     "det_plot",
     "encoder_map",
+    "gradient_angles",
     "memory_bars",
     "training_curves",
 ]

@@ -63,11 +63,11 @@ class Gradients:
             [grad for _, grad in pairs],
             allow_unused=True,
         )
-        given = {grad.untyped_storage().data_ptr() for _, grad in pairs}
+        given = {grad.untyped_storage()._cdata for _, grad in pairs}
         for i, grad in zip(used, found[len(inputs) :], strict=True):
             if grad is None:
                 continue
-            if grad.untyped_storage().data_ptr() in given:
+            if grad.untyped_storage()._cdata in given:
                 # What was handed in is added to later; a sum must not change with it.
                 grad = grad.clone()
             total = self.sums[i]

@@ -1,6 +1,7 @@
 """Run benchmarks and write their results with hardware and versions.
 
 python -m tests.benchmarks [--only memory] [--device cpu|cuda|meta] [--results FOLDER]
+python -m tests.benchmarks --only angles [--pictures FOLDER]
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from . import counts, imports, memory, scoring, speed
+from . import angles, counts, grid, imports, memory, ranges, scoring, speed, streams
 from .harness import NotEqual
 
 BENCHMARKS = {
@@ -19,21 +20,30 @@ BENCHMARKS = {
     "speed": speed.run,
     "scoring": scoring.run,
     "imports": imports.run,
+    "streams": streams.run,
 }
 #: On meta tensors nothing is computed: there is only to count.
 ON_META = {"counts": counts.run}
+#: Trainings of many minutes, and what was measured once: run by name only.
+BY_NAME = {"angles": angles.run, "ranges": ranges.run, "grid": grid.run}
+#: Results that are drawn, too.
+PICTURES = {"angles": angles.draw}
 
 
 def main() -> None:
     """Run what was asked for; a failed correctness check prints no figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=[*BENCHMARKS, *ON_META], action="append")
+    parser.add_argument(
+        "--only", choices=[*BENCHMARKS, *BY_NAME, *ON_META], action="append"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--results", type=Path, default=Path("results/benchmarks"))
+    parser.add_argument("--pictures", type=Path, help="as --results where not given")
     options = parser.parse_args()
     device = torch.device(options.device)
-    benchmarks = ON_META if device.type == "meta" else BENCHMARKS
-    for name in options.only or benchmarks:
+    usual = ON_META if device.type == "meta" else BENCHMARKS
+    benchmarks = usual if device.type == "meta" else usual | BY_NAME
+    for name in options.only or usual:
         if name not in benchmarks:
             parser.error(f"--only={name} cannot run with --device={device}")
         try:
@@ -43,6 +53,12 @@ def main() -> None:
         file = result.save(options.results, device)
         print(f"\n{result.question}\n{result.setting}\n{result.correctness}\n")
         print(f"{result.table()}\n\nwritten to {file}\n")
+        if name in PICTURES:
+            folder = options.pictures or options.results
+            folder.mkdir(parents=True, exist_ok=True)
+            picture = folder / f"{name}_{device.type}.png"
+            PICTURES[name](result, picture)
+            print(f"drawn to {picture}\n")
 
 
 if __name__ == "__main__":

@@ -183,6 +183,21 @@ def test_a_label_stands_beside_its_point_and_gives_way_to_lines_and_edges():
     assert placed(within=(0.0, 120.0)).centre[0] <= 100
 
 
+@pytest.mark.parametrize("number", [2, 4, 6])
+def test_labels_of_close_points_do_not_cover_each_other(number):
+    points = np.array([[100.0 + 5 * i, 100.0] for i in range(number)])
+    labels = place_labels(
+        points,
+        np.full((number, 2), (40.0, 8.0)),
+        marks=np.column_stack([points, np.full(number, 3.0)]),
+        lines=NO_LINES,
+        within=np.array([[0.0, 0.0], [250.0, 200.0]]),
+    )
+    for one, other in itertools.combinations(labels, 2):
+        across, up = np.abs(one.centre - other.centre)
+        assert across >= 40 or up >= 8
+
+
 def test_a_label_without_room_stands_off_and_is_tied_to_its_point():
     steps = (-14.0, 0.0, 14.0)
     ring = [(100.0 + x, 100.0 + y, 8.0) for x in steps for y in steps]

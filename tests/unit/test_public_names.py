@@ -29,8 +29,8 @@ PUBLIC = {
         "select",
     },
     "plots": {
-        "EncoderPoint", "ErrorRates", "det_plot", "encoder_map", "memory_bars",
-        "training_curves",
+        "EncoderPoint", "ErrorRates", "det_plot", "encoder_map", "gradient_angles",
+        "memory_bars", "training_curves",
     },
     "optim": {"build_optimizer", "convert_checkpoint", "state_bytes"},
     "reversible": {"AdditiveCoupling", "Mode", "Recompute", "ReversibleChain"},

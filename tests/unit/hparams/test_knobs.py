@@ -17,7 +17,7 @@ from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.reversible import Mode
-from speechbrain_rev.reversible.streams import FORMATS
+from speechbrain_rev.reversible.formats import FORMATS
 from speechbrain_rev.speech import SpeakerAugment
 from tests.unit.hparams.files import DATA, TRAIN, refusal, values
 
@@ -36,7 +36,8 @@ EDGES = {
     "n_mels": ([8, 80], [7, 0, -8]),
     "embedding_dim": ([1], [0]),
     "mode": (["store", "reconstruct", "recompute", None], ["compress", "STORE", ""]),
-    "streams": (["float"], ["exact", ""]),
+    "streams": (["exact", "float"], ["int32", ""]),
+    "verify": (["warn", "raise", None], ["off", ""]),
     "sync_batchnorm": ([True, False], []),
     "data_folder": (["x"], [""]),
     "sample_rate": ([4000, 8000, 16000], [16, 3999, 16001, 44100]),
@@ -279,6 +280,16 @@ class TestOtherModules:
         for mode in (*KNOBS["mode"].one_of, None):
             built = accepts(build_encoder, arch, mode=mode, **small)
             assert composes(arch=arch, mode=mode) == built
+
+    @pytest.mark.parametrize(
+        ("knob", "values"),
+        [("streams", ["float", "exact", "none"]), ("verify", [None, "raise", "none"])],
+    )
+    def test_other_names_are_those_of_the_encoders(self, knob, values):
+        small = {"widths": [4, 4, 4, 4], "blocks": [1, 1, 1, 1]}
+        for value in values:
+            built = accepts(build_encoder, "revnet57", **small, **{knob: value})
+            assert composes(**{knob: value}) == built == (value != "none")
 
     def test_rules_of_optimizers_are_those_of_the_factory(self):
         outcomes = set()

@@ -63,6 +63,17 @@ def test_every_figure_of_the_text_is_that_of_the_json():
         assert words[5] != "-0.00"
 
 
+def test_the_figures_of_longer_utterances_are_those_of_the_json():
+    for training, first in ((LONG, 9), (NO_CARD, 13)):
+        _, rows, _ = lines_of(training)
+        for words, plain in zip(
+            rows, json.loads(as_json(select(training)))["encoders"], strict=True
+        ):
+            sizes = plain["counted"]["bytes_per_6_s_utterance"]
+            shown = [f"{size / 1e9:.4f}" for size in sizes.values()]
+            assert words[first : first + 3] == [*shown, "-"][:3]
+
+
 def test_published_figures_are_those_of_the_architectures():
     for plain in json.loads(as_json(select(NO_CARD)))["encoders"]:
         row = ARCHITECTURES[plain["name"]]

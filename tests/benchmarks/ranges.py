@@ -1,0 +1,163 @@
+"""How large exact streams become in training, against the range that they have."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
+from speechbrain_rev.reversible.formats import FORMATS, FloatFormat
+
+from .harness import NotEqual, Result
+from .precisions import PRECISIONS
+from .speech import WARMUP_STEPS, Speech, Training
+
+STEPS, INTERVAL = 300, 50
+BATCH, FRAMES, N_MELS, WIDTHS = 8, 48, 40, (16, 16, 32, 32)
+RATES = (1.0, 4.0)
+#: Of each family, and of each type of the depth-first one, a deep one.
+NAMES = ("revnet197", "revnet245", "df_revnet258", "df_revnet281")
+LIMIT = FORMATS["exact"].limit
+
+
+class NotedFormat(FloatFormat):
+    """Float streams that are noted as exact ones are, so that they may go beyond."""
+
+    name = "exact"
+    limit = 1e30
+
+    def encode(self, x: Tensor, largest: Tensor | None) -> Tensor:
+        """Note what is put in."""
+        return _noted(super().encode(x, largest), largest, 1)
+
+    def add(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+        """Note what is added and what results."""
+        _noted(f, largest, 0)
+        return _noted(super().add(value, f, largest), largest, 1)
+
+
+def _noted(x: Tensor, largest: Tensor | None, place: int) -> Tensor:
+    if largest is not None:
+        largest[place] = torch.maximum(largest[place], x.detach().abs().max())
+    return x
+
+
+@contextlib.contextmanager
+def without_limit() -> Iterator[None]:
+    """Let exact streams be floats without a limit for a while."""
+    exact = FORMATS["exact"]
+    FORMATS["exact"] = NotedFormat()
+    try:
+        yield
+    finally:
+        FORMATS["exact"] = exact
+
+
+def small(name: str, **settings: Any) -> SpeakerEncoder:
+    """All blocks of an encoder at reduced widths."""
+    torch.manual_seed(0)
+    sizes = {"widths": WIDTHS, "n_mels": N_MELS, "mode": "store"}
+    return build_encoder(name, **(sizes | settings))
+
+
+def check_largest(name: str, device: torch.device) -> None:
+    """Compare what is told of a step with what residual functions see and return."""
+    encoder = small(name, blocks=(1, 2, 1, 1)).to(device)
+    seen: dict[str, float] = {}
+    hooks = []
+    for i, stage in enumerate(encoder.stages):
+        for half in [h for block in stage.chain.blocks for h in (block.f, block.g)]:
+
+            def look(_: Any, inputs: Any, output: Tensor, i: int = i) -> None:
+                # What goes in and what results, of all but the streams at both ends.
+                largest = max(
+                    float(x.detach().abs().max()) for x in (*inputs[:1], output)
+                )
+                key = f"stages.{i}.chain"
+                seen[key] = max(seen.get(key, 0.0), largest)
+
+            hooks.append(half.register_forward_hook(look))
+    feats = torch.randn(2, FRAMES, N_MELS, device=device)
+    encoder(feats).sum().backward()
+    told = encoder.largest_streams()
+    for hook in hooks:
+        hook.remove()
+    for stage, largest in seen.items():
+        # Both ends are a sum of two of what was seen.
+        if not largest - 2.0**-20 <= told[stage] <= 2 * largest + 2.0**-20:
+            raise NotEqual(f"{name} {stage}: {told[stage]} is told, {largest} is seen.")
+
+
+def train(
+    name: str, rate: float, speech: Speech, device: torch.device
+) -> dict[str, Any]:
+    """Train and note the largest magnitudes, by stage and by time."""
+    encoder = small(name, verify=None).to(device)
+    training = Training(
+        encoder, name, speech, PRECISIONS["float32"], rate=rate, batch=BATCH
+    )
+    stages: dict[str, float] = dict.fromkeys(encoder.largest_streams(), 0.0)
+    course, losses = [], []
+    for _ in range(STEPS):
+        losses.append(training.step(training.next_batch()))
+        now = encoder.largest_streams()
+        stages = {stage: _larger(stages[stage], now[stage]) for stage in stages}
+        course.append(_larger(*now.values()))
+        if not math.isfinite(losses[-1]):
+            break
+    largest = _larger(*stages.values())
+    return {
+        "encoder": name,
+        "optimizer": training.optimizer.__class__.__name__,
+        "rate": training.lr,
+        "times the recipe's": rate,
+        "steps": training.steps_taken,
+        **{f"stage {n}": value for n, value in enumerate(stages.values(), 1)},
+        "largest": largest,
+        "baseline": f"limit of {LIMIT:g}",
+        "share of the limit": largest / LIMIT,
+        "share of the int32": largest / (2 * LIMIT),
+        "first step beyond": {
+            f"{part:g}": next((i for i, x in enumerate(course) if not x < part), None)
+            for part in (LIMIT / 4, LIMIT / 2, LIMIT, 2 * LIMIT)
+        },
+        f"largest of each {INTERVAL} steps": [
+            round(_larger(*course[i : i + INTERVAL]), 1)
+            for i in range(0, len(course), INTERVAL)
+        ],
+        "mean loss, first and last 20": [
+            round(sum(part) / len(part), 2) for part in (losses[:20], losses[-20:])
+        ],
+    }
+
+
+def _larger(*magnitudes: float) -> float:
+    return math.nan if any(map(math.isnan, magnitudes)) else max(magnitudes)
+
+
+def run(device: torch.device) -> Result:
+    """Train one encoder of each kind at the recipe's rate and at four times it."""
+    for name in NAMES:
+        check_largest(name, device)
+    speech = Speech(N_MELS, FRAMES)
+    rows = []
+    with without_limit():
+        for rate in RATES:
+            for name in NAMES:
+                rows.append(train(name, rate, speech, device))
+                print(rows[-1], flush=True)
+    return Result(
+        "ranges",
+        "How large do streams become in training, against the exact format's limit?",
+        f"{STEPS} steps in float32 on {speech.source}, AAM margin 0.2, float streams so "
+        "that they may go beyond; optimizers and rates of the recipe's batch of 256, "
+        f"reached in {WARMUP_STEPS} steps and kept, at a batch of {BATCH}: harsher than "
+        f"the recipe; {FRAMES} frames, {N_MELS} mel bands, all blocks, widths {WIDTHS}",
+        rows,
+        "magnitudes told of exact streams agree with hooks on the residual functions",
+    )

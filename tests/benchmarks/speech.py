@@ -1,0 +1,156 @@
+"""Training steps on speech, for benchmarks that must see real gradients.
+
+The speech is that of the folder named by SPEECHBRAIN_REV_SPEECH, its minivox/ in
+VoxCeleb's layout; without it, synthetic voices.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import soundfile
+import torch
+from speechbrain.lobes.features import Fbank
+from speechbrain.processing.features import InputNormalization
+from torch import Tensor, nn
+
+from speechbrain_rev.architectures import architecture
+from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
+from speechbrain_rev.optim import build_optimizer
+from tests.corpus import write_corpus
+
+from .precisions import Precision
+
+RECIPE_BATCH = 256
+MAX_GRAD_NORM = 5.0
+WARMUP_STEPS = 30
+
+
+class Speech:
+    """Mean-normalised filterbanks of utterances by several speakers.
+
+    Attributes
+    ----------
+    source : str
+        What speech it is.
+    speakers : int
+        How many speak.
+    """
+
+    def __init__(self, n_mels: int, frames: int) -> None:
+        self.frames = frames
+        folder = os.environ.get("SPEECHBRAIN_REV_SPEECH")
+        with tempfile.TemporaryDirectory() as own:
+            if folder:
+                root = Path(folder, "minivox")
+                lines = (root / "train_list.txt").read_text().splitlines()
+                files = [root / "wav" / line.split()[1] for line in lines]
+                kind = "real speech (minivox)"
+            else:
+                root = write_corpus(Path(own), speakers=40, seconds=2.0)
+                files = sorted(root.glob("wav/*/*/*"))
+                kind = "synthetic voices, for SPEECHBRAIN_REV_SPEECH is not set,"
+            self._read(files, n_mels)
+        self.source = f"{kind} of {self.speakers} speakers"
+
+    def _read(self, files: list[Path], n_mels: int) -> None:
+        fbank = Fbank(n_mels=n_mels)
+        normalize = InputNormalization(norm_type="sentence", std_norm=False)
+        names = sorted({file.parts[-3] for file in files})
+        self.speakers = len(names)
+        self._feats, self._labels = [], []
+        for file in files:
+            wave = torch.from_numpy(soundfile.read(file, dtype="float32")[0])[None]
+            feats = normalize(fbank(wave), torch.ones(1))[0]
+            if len(feats) >= self.frames:
+                self._feats.append(feats)
+                self._labels.append(names.index(file.parts[-3]))
+
+    def batch(self, size: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Cut random chunks: [batch, frames, n_mels], and speakers, [batch, 1]."""
+        chosen = torch.randint(len(self._feats), (size,), generator=draw).tolist()
+        chunks = []
+        for i in chosen:
+            spare = len(self._feats[i]) - self.frames + 1
+            start = int(torch.randint(spare, (1,), generator=draw))
+            chunks.append(self._feats[i][start : start + self.frames])
+        return torch.stack(chunks), torch.tensor([[self._labels[i]] for i in chosen])
+
+
+class Training:
+    """The recipe's loss and optimizer, at the rate that its batch of 256 has.
+
+    The rate rises from 0 over the first steps and then stays.
+
+    Parameters
+    ----------
+    encoder : nn.Module
+        What is trained.
+    name : str
+        Its row in the table of encoders.
+    speech : Speech
+        What it is trained on.
+    precision : Precision
+        Of the steps.
+    rate : float
+        Times the recipe's rate.
+    batch : int
+        Utterances of a step.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        name: str,
+        speech: Speech,
+        precision: Precision,
+        *,
+        rate: float,
+        batch: int,
+        embedding_dim: int = 256,
+    ) -> None:
+        self.device = next(encoder.parameters()).device
+        self.encoder, self.speech, self.precision = encoder, speech, precision
+        self.batch_size = batch
+        self.classifier = CosineClassifier(embedding_dim, speech.speakers)
+        self.classifier.to(self.device)
+        defaults = architecture(name).training
+        self.lr = rate * defaults.lr * RECIPE_BATCH / 64
+        self.parameters = [*encoder.parameters(), *self.classifier.parameters()]
+        self.optimizer = build_optimizer(
+            self.parameters,
+            name=defaults.optimizer_name,
+            bits=32,
+            lr=self.lr,
+            weight_decay=defaults.weight_decay,
+        )
+        self.loss = AAMSoftmax()
+        self.steps_taken = 0
+        self._draw = torch.Generator().manual_seed(0)
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """Features and speakers of the next step."""
+        feats, speakers = self.speech.batch(self.batch_size, self._draw)
+        return feats.to(self.device), speakers.to(self.device)
+
+    def backward(self, encoder: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Leave the gradients of a batch in an encoder's parameters; return the loss."""
+        feats, speakers = batch
+        with self.precision.autocast(self.device):
+            loss = self.loss(self.classifier(encoder(feats)), speakers)
+        loss.backward()
+        return loss.detach()
+
+    def step(self, batch: tuple[Tensor, Tensor]) -> float:
+        """Take one training step and return its loss."""
+        self.steps_taken += 1
+        lr = self.lr * min(1.0, self.steps_taken / WARMUP_STEPS)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad()
+        loss = self.backward(self.encoder, batch)
+        nn.utils.clip_grad_norm_(self.parameters, MAX_GRAD_NORM)
+        self.optimizer.step()
+        return float(loss)
