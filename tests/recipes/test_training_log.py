@@ -1,6 +1,9 @@
 import json
 
+import torch
+
 from tests.recipes.runs import recipe
+from tests.unit.lobes.encoders import tiny
 
 training_log = recipe("training_log")
 
@@ -68,3 +71,18 @@ def test_peaks_of_gpu_and_process_have_names_of_their_own(monkeypatch):
     assert measured == {"cuda_allocated_peak_bytes": 7}
     assert process == "process_resident_peak_bytes"
     assert training_log.memory_shown(measured) == {"CUDA allocated peak GiB": 7 / 2**30}
+
+
+def test_the_largest_values_in_exact_streams_are_told():
+    encoder = tiny("revnet57", streams="exact")
+    encoder(torch.randn(2, 43, 80))
+    wrapped = torch.nn.Module()  # as DistributedDataParallel holds what it wraps
+    wrapped.module = encoder
+    found = training_log.largest_streams(wrapped)["largest_streams"]
+    assert list(found) == [f"stages.{i}.chain" for i in range(4)]
+    assert all(0 < value < 1024 for value in found.values())
+
+
+def test_without_exact_streams_there_is_nothing_to_tell():
+    for encoder in (tiny("revnet57"), tiny("resnet34"), torch.nn.Tanh()):
+        assert training_log.largest_streams(encoder) == {}
