@@ -33,7 +33,15 @@ def trained(name, mode, half, *, lengths=None):
     return encoder.state_dict() | grads
 
 
-@pytest.mark.parametrize("half", [None, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "half",
+    [
+        None,
+        pytest.param(torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(torch.float16, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", REVERSIBLE)
 def test_three_steps_have_the_same_bits_in_every_mode(name, half):
     expected = trained(name, "store", half)

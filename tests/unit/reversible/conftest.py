@@ -2,11 +2,12 @@
 
 import pytest
 
-from speechbrain_rev.reversible.formats import FORMATS
 from tests.unit.reversible import chains
 
 
-@pytest.fixture(autouse=True, params=FORMATS)
+@pytest.fixture(
+    autouse=True, params=["float", pytest.param("exact", marks=pytest.mark.slow)]
+)
 def stream_format(request):
     token = chains.FORMAT.set(request.param)
     yield request.param
