@@ -16,7 +16,7 @@ class Process:
 
     def __init__(self, **environment):
         self._pool = ProcessPoolExecutor(
-            1, get_context("spawn"), os.environ.update, [environment]
+            1, get_context("spawn"), _set_environment, [environment]
         )
 
     def __call__(self, function, *arguments):
@@ -27,6 +27,10 @@ class Process:
 
     def close(self):
         self._pool.shutdown()
+
+
+def _set_environment(environment):
+    os.environ.update(environment)
 
 
 def _call(sent):
