@@ -73,6 +73,16 @@ class Architecture:
         return self.type != "vanilla"
 
     @property
+    def default_mode(self) -> str:
+        """What blocks keep for the backward pass where no mode is given."""
+        return "reconstruct" if self.reversible else "store"
+
+    @property
+    def width_step(self) -> int:
+        """Widths are multiples of this: of halves, or of a half's rearranged part."""
+        return {"vanilla": 1, "I": 2, "II": 4}[self.type]
+
+    @property
     def training(self) -> TrainingDefaults:
         """How the encoder's family is trained."""
         return TRAINING_DEFAULTS[self.family]

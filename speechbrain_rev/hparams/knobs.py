@@ -249,7 +249,7 @@ class Rule:
 
 
 def _widths_are_even(arch: str, widths: list[int]) -> bool:
-    step = {"vanilla": 1, "I": 2, "II": 4}[architecture(arch).type]
+    step = architecture(arch).width_step
     return all(width % step == 0 for width in widths)
 
 

@@ -82,7 +82,7 @@ class EmbeddingArchive:
         Returns
         -------
         EmbeddingArchive
-            Names, embeddings and the fingerprint.
+            Names, embeddings, the fingerprint, and the sources, if there are any.
 
         Raises
         ------
@@ -111,6 +111,11 @@ class EmbeddingArchive:
             raise ValueError(
                 f"{path} holds {len(names)} names for embeddings of shape "
                 f"{list(embeddings.shape)}. Remove it and extract again."
+            )
+        if len(sources) not in (0, len(names)):
+            raise ValueError(
+                f"{path} holds {len(names)} names for {len(sources)} sources. Remove it "
+                "and extract again."
             )
         return cls(names, embeddings, fingerprint, sources)
 
@@ -152,7 +157,9 @@ def embed_into(
     if Path(path).exists():
         stored = EmbeddingArchive.load(path)
         if stored.fingerprint == embedder.fingerprint:
-            found = zip(stored.embeddings, stored.sources, strict=True)
+            # Audio of unknown source is embedded again.
+            sources = stored.sources or ("",) * len(stored.names)
+            found = zip(stored.embeddings, sources, strict=True)
             rows = dict(zip(stored.names, found, strict=True))
     missing = [name for name in files if rows.get(name, ("", ""))[1] != wanted[name]]
     if not missing:

@@ -2,7 +2,8 @@
 
 Each is named after the plain reference that it equals bit for bit, and is taken for
 tensors on a CUDA device. Where Triton cannot be imported, or cannot compile for the
-device, the reference is taken there too; the log says so once.
+device, the reference is taken there too; a warning says so, once for each device and
+type of floats.
 """
 
 __all__: list[str] = []

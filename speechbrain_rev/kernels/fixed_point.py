@@ -7,20 +7,20 @@ signatures, same bits. Triton is imported when a kernel is first launched.
 from __future__ import annotations
 
 import functools
-import logging
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from speechbrain_rev.kernels.layout import format_of, is_dense
+
 if TYPE_CHECKING:
     import triton.language as tl
 
-logger = logging.getLogger(__name__)
-
-#: What is taken: floats whose steps float32 holds, and the steps themselves.
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
+#: What is taken: floats whose steps float32 holds.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Elements of one program.
 BLOCK = 1024
 
@@ -85,30 +85,20 @@ def subtract(value: Tensor, f: Tensor, steps: float, out: Tensor | None) -> Tens
     return _launch(value, f, steps, None, out, subtract=True)
 
 
-def format_of(x: Tensor) -> torch.memory_format:
-    """Tell in which of the two dense layouts the values of a stream are held."""
-    channels_last = x.dim() == 4 and x.stride(1) == 1
-    return torch.channels_last if channels_last else torch.contiguous_format
-
-
-def is_dense(value: Tensor) -> bool:
-    """Whether a value is held in one of these layouts, as all are that we make."""
-    return value.is_contiguous(memory_format=format_of(value))
-
-
 @functools.cache
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether Triton can be imported and compiles for these floats; tried once."""
     try:
         encode(torch.zeros(1, dtype=dtype, device=device), 1.0, None)
+    except torch.cuda.OutOfMemoryError:
+        raise
     except Exception as error:
-        logger.warning(
-            "Triton's kernels do not run on %s in %s (%s: %s). Exact streams are added "
-            "by plain torch operations there: the same numbers, in more time.",
-            device,
-            dtype,
-            type(error).__name__,
-            error,
+        warnings.warn(
+            f"Triton's kernels do not run on {device} in {dtype} "
+            f"({type(error).__name__}: {error}). Exact streams are added by plain torch "
+            "operations there: the same numbers, in more time.",
+            RuntimeWarning,
+            stacklevel=2,
         )
         return False
     return True

@@ -59,6 +59,7 @@ class BasicResidual(nn.Module):
 
     Examples
     --------
+    >>> import torch
     >>> BasicResidual(8)(torch.randn(2, 8, 16, 10)).shape
     torch.Size([2, 8, 16, 10])
     """

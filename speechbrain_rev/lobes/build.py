@@ -30,7 +30,7 @@ def build_encoder(
     n_mels: int = 80,
     embedding_dim: int = 256,
     mode: Mode | str | Mapping[str, Mode | str] | None = None,
-    streams: str = "float",
+    streams: str = "exact",
     verify: Verify | None = "warn",
     verify_every: int = 100,
     sync_batchnorm: bool = False,
@@ -51,15 +51,15 @@ def build_encoder(
     mode : Mode or str, or mapping of block name to these, or None
         What blocks keep for the backward pass. None reconstructs what is reversible
         and stores in vanilla encoders.
-    streams : {"float", "exact"}
-        Number format of reversible streams. Float ones are reconstructed up to an error
-        that grows with depth. Exact ones are fixed-point numbers below 1024, from which
-        every memory mode makes the same gradients to the bit.
+    streams : {"exact", "float"}
+        Number format of reversible streams. Exact ones are fixed-point numbers below
+        16,384, from which every memory mode makes the same gradients to the bit. Float
+        ones are reconstructed up to an error that grows with depth.
     verify : {"warn", "raise"} or None
         What happens if exact streams are not reconstructed to the bit, because
         something does not compute the same twice; None looks at nothing.
     verify_every : int
-        Training steps from one look to the next.
+        Forward passes in training from one look to the next.
     sync_batchnorm : bool
         Whether batch statistics are shared between processes.
     pooling_variance : {"population", "unbiased"}
@@ -91,10 +91,10 @@ def build_encoder(
         blocks=row.blocks if blocks is None else tuple(blocks),
     )
     _check_sizes(row, n_mels, embedding_dim, pooling_variance)
-    two = row.family == "df_revnet" and row.type == "I"
+    stem_convolutions = 2 if row.family == "df_revnet" and row.type == "I" else 1
     width = row.widths[0] * (_expansion(row) if row.type == "II" else 1)
     settings = {"streams": streams, "verify": verify, "verify_every": verify_every}
-    stem = Stem(width, 2 if two else 1, sync=sync_batchnorm)
+    stem = Stem(width, stem_convolutions, sync=sync_batchnorm)
     stages = []
     for i in range(len(row.widths)):
         stages.append(_stage(row, i, width, settings, sync_batchnorm))
@@ -163,9 +163,13 @@ def _check_sizes(
             "widths and blocks take one number for each of the 4 stages, widths of at "
             f"least 1; given were widths={row.widths}, blocks={row.blocks}."
         )
-    if min(row.blocks) < (0 if row.reversible else 1):
-        raise ValueError(f"A stage needs a block; given was blocks={row.blocks}.")
-    step = {"II": 4, "I": 2, "vanilla": 1}[row.type]
+    least = 0 if row.reversible else 1
+    if min(row.blocks) < least:
+        raise ValueError(
+            f"Each stage of {row.name} has at least {least} blocks, but blocks is "
+            f"{row.blocks}. Give 4 numbers of at least {least}."
+        )
+    step = row.width_step
     uneven = [w for w in row.widths if w % step]
     if uneven:
         raise ValueError(

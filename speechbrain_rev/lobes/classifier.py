@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from speechbrain_rev.lobes.precision import autocast_off
+from speechbrain_rev.reversible.autocast import autocast_off
 
 # The angle's derivative is infinite at a cosine of +-1.
 _COSINE_BOUND = 1.0 - 1e-7

@@ -8,6 +8,7 @@ travel from the stem to the pooling without becoming one tensor in between.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -19,6 +20,7 @@ from speechbrain_rev.architectures import ARCHITECTURES, Architecture
 from speechbrain_rev.lobes.blocks import Masks
 from speechbrain_rev.lobes.pooling import statistics_pooling
 from speechbrain_rev.reversible.chain import ReversibleChain, trains
+from speechbrain_rev.reversible.formats import as_format
 from speechbrain_rev.reversible.modes import Mode, as_mode
 from speechbrain_rev.reversible.segment import recompute
 from speechbrain_rev.reversible.streams import Streams, read_both
@@ -104,10 +106,12 @@ class SpeakerEncoder(nn.Module):
         self.stem = stem
         self.stages = nn.ModuleList(stages)
         self.fc = fc
+        before = None
         for name, chain in self._chains().items():
-            chain.monitor.name = name
+            chain.monitor.name, chain.monitor.before = name, before
+            before = chain.monitor
         self._modes: dict[str, Mode] = {}
-        self.set_mode(Mode.RECONSTRUCT if row.reversible else Mode.STORE)
+        self.set_mode(row.default_mode)
 
     def block_modes(self) -> dict[str, Mode]:
         """Name the blocks and say what each keeps for the backward pass.
@@ -179,12 +183,13 @@ class SpeakerEncoder(nn.Module):
         Returns
         -------
         dict of str to float
-            The largest magnitude in each stage since the last call; its limit is 1024.
+            The largest magnitude in each stage since the last call; its limit is 16,384.
+            Empty where streams have no limit.
         """
         return {
             name: chain.largest_stream()
             for name, chain in self._chains().items()
-            if chain.format_name == "exact"
+            if math.isfinite(as_format(chain.format_name).limit)
         }
 
     def _chains(self) -> dict[str, ReversibleChain]:

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from speechbrain_rev.lobes.precision import autocast_off
+from speechbrain_rev.reversible.autocast import autocast_off
 
 #: Added to the variance, so that the root has a gradient where nothing varies.
 VARIANCE_FLOOR = 1e-7
@@ -67,10 +66,13 @@ class _MaskedVarMean(torch.autograd.Function):
         return centred.square_().sum(2) / freedom, mean
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, grad_variance: Tensor, grad_mean: Tensor
     ) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "Pooling with lengths cannot be differentiated twice. Give no lengths."
+            )
         x, keep, mean, frames, freedom = ctx.saved_tensors
         slope = (2 * grad_variance / freedom).unsqueeze(2)
         grad = (x - mean.unsqueeze(2)).mul_(slope)

@@ -67,7 +67,7 @@ def _point(model: Model) -> EncoderPoint:
         row.family,
         row.type,
         row.vox1_h_eer,
-        model.step_peak_bytes(model.default_mode),
+        model.step_peak_bytes(model.row.default_mode),
         row.counterpart,
         None if row.reversible else model.step_peak_bytes("recompute"),
     )

@@ -171,7 +171,7 @@ def _columns(training: Training) -> list[_Column]:
             _Column(
                 f"batch {training.batch}",
                 "fits",
-                lambda m: "yes" if m.fits(m.default_mode) else "no",
+                lambda m: "yes" if m.fits(m.row.default_mode) else "no",
             )
         )
         title = f"largest batch on {training.card_bytes / GIB:g} GiB"
@@ -227,7 +227,7 @@ def _plain(model: Model) -> dict[str, Any]:
         "type": row.type,
         "layers": row.layers,
         "counterpart": row.counterpart,
-        "default_mode": model.default_mode,
+        "default_mode": model.row.default_mode,
         "published": {
             "parameters_millions": row.published_params_m,
             "vox1_o_eer_percent": row.vox1_o_eer,

@@ -33,11 +33,6 @@ class Model:
         """The modes that the encoder has."""
         return MODES if self.row.reversible else MODES[:2]
 
-    @property
-    def default_mode(self) -> str:
-        """The mode that an encoder has when none is given."""
-        return "reconstruct" if self.row.reversible else "store"
-
     def bytes_per_utterance(self, mode: str, frames: int) -> int | None:
         """Bytes that one more utterance takes; None if there is no such mode."""
         peak = counted_peaks().get((self.row.name, mode, frames))
@@ -77,8 +72,8 @@ SORT_KEYS: dict[str, Callable[[Model], float | None]] = {
     "vox1-e": lambda model: model.row.vox1_e_eer,
     "vox1-h": lambda model: model.row.vox1_h_eer,
     **{mode: _per_utterance(mode) for mode in MODES},
-    "memory": lambda model: _per_utterance(model.default_mode)(model),
-    "batch": lambda model: model.largest_batch(model.default_mode),
+    "memory": lambda model: _per_utterance(model.row.default_mode)(model),
+    "batch": lambda model: model.largest_batch(model.row.default_mode),
 }
 
 
@@ -139,7 +134,7 @@ def select(
         if (not families or row.family in families) and (not types or row.type in types)
     ]
     if fitting:
-        models = [model for model in models if model.fits(model.default_mode)]
+        models = [model for model in models if model.fits(model.row.default_mode)]
     if not models:
         raise ValueError(
             "No encoder is left. Leave out a name, --family, --type or --fits, or lower "

@@ -3,5 +3,13 @@
 from speechbrain_rev.reversible.chain import Recompute, ReversibleChain
 from speechbrain_rev.reversible.coupling import AdditiveCoupling
 from speechbrain_rev.reversible.modes import Mode
+from speechbrain_rev.reversible.monitor import StreamError, StreamWarning
 
-__all__ = ["AdditiveCoupling", "Mode", "Recompute", "ReversibleChain"]
+__all__ = [
+    "AdditiveCoupling",
+    "Mode",
+    "Recompute",
+    "ReversibleChain",
+    "StreamError",
+    "StreamWarning",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -10,18 +11,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from speechbrain_rev.reversible.autocast import Autocast
 from speechbrain_rev.reversible.coupling import (
     AdditiveCoupling,
     arguments,
-    check_residual,
+    check_shape,
     residual,
-    version_of,
 )
-from speechbrain_rev.reversible.flags import Flags
 from speechbrain_rev.reversible.formats import as_format
 from speechbrain_rev.reversible.modes import Mode, as_mode
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
-from speechbrain_rev.reversible.replay import Autocast, running
+from speechbrain_rev.reversible.replay import running, shared_by, stored_run
 from speechbrain_rev.reversible.segment import (
     recompute,
     reconstruct,
@@ -47,15 +47,15 @@ class ReversibleChain(nn.Module):
         The couplings. Residual functions may be any modules that keep the shape.
     mode : Mode or str, or sequence of these
         What to keep for the backward pass, for all blocks or for each.
-    streams : {"float", "exact"}
-        Number format of the streams: floats, which are reconstructed up to an error that
-        grows with depth, or fixed-point numbers below 1024, from which every mode makes
-        the same gradients to the bit.
+    streams : {"exact", "float"}
+        Number format of the streams: fixed-point numbers below 16,384, from which every
+        mode makes the same gradients to the bit, or floats, which are reconstructed up
+        to an error that grows with depth.
     verify : {"warn", "raise"} or None
         What happens if exact streams are not reconstructed to the bit, because
         something does not compute the same twice; None looks at nothing.
     verify_every : int
-        Training steps from one look to the next.
+        Forward passes in training from one look to the next.
 
     Raises
     ------
@@ -86,7 +86,7 @@ class ReversibleChain(nn.Module):
         blocks: Iterable[AdditiveCoupling],
         *,
         mode: Mode | str | Sequence[Mode | str] = Mode.RECONSTRUCT,
-        streams: str = "float",
+        streams: str = "exact",
         verify: Verify | None = "warn",
         verify_every: int = 100,
     ) -> None:
@@ -137,7 +137,17 @@ class ReversibleChain(nn.Module):
         -------
         float
             The largest magnitude since the last call.
+
+        Raises
+        ------
+        ValueError
+            If the streams have no limit, for nothing is measured then.
         """
+        if math.isinf(as_format(self.format_name).limit):
+            raise ValueError(
+                f"Values of {self.format_name} streams have no limit and are not "
+                "measured. Build the chain with streams='exact'."
+            )
         self.check_streams()
         return self.monitor.pop_largest()
 
@@ -220,6 +230,10 @@ class ReversibleChain(nn.Module):
     def _advance(
         self, streams: Streams, mask: Tensor | None, notes: StreamNotes
     ) -> Streams:
+        shared: set[int] = set()
+        if Mode.STORE in self.modes:
+            couplings = cast(Iterable[AdditiveCoupling], self.blocks)
+            shared = shared_by(f for b in couplings for f in (b.f, b.g))
         places = enumerate(zip(self.modes, self.blocks, strict=True))
         for mode, run in itertools.groupby(places, _mode_of):
             here = list(run)
@@ -230,7 +244,7 @@ class ReversibleChain(nn.Module):
                 again = mode is Mode.RECOMPUTE
                 for i, block in enumerate(blocks, here[0][0]):
                     rows = notes.row(1 + 2 * i), notes.row(2 + 2 * i)
-                    streams = _couple(block, streams, mask, again, rows)
+                    streams = _couple(block, streams, mask, again, shared, rows)
         return streams
 
     def _check_run(self, x1: Tensor, mask: Tensor | None) -> None:
@@ -318,22 +332,24 @@ def _couple(
     streams: Streams,
     mask: Tensor | None,
     again: bool,
+    shared: set[int],
     rows: tuple[Tensor | None, Tensor | None],
 ) -> Streams:
     """Run one coupling with autograd's storage, or keeping F's and G's inputs only."""
     first, second, format, poison = streams
-    f = _residual(block.f, read(second, format), mask, again)
+    f = _residual(block.f, read(second, format), mask, again, shared)
     first = add(first, f, format, rows[0])
-    g = _residual(block.g, read(first, format), mask, again)
+    g = _residual(block.g, read(first, format), mask, again, shared)
     second = add(second, g, format, rows[1])
     return Streams(first, second, format, poison)
 
 
-def _residual(f: nn.Module, x: Tensor, mask: Tensor | None, again: bool) -> Tensor:
+def _residual(
+    f: nn.Module, x: Tensor, mask: Tensor | None, again: bool, shared: set[int]
+) -> Tensor:
     if not again:
-        # As in the modes that run it twice, for the same bits.
-        with Flags.now({x.device})():
+        with stored_run(f, x, shared):
             return residual(f, x, mask)
     y = recompute(f, *arguments(x, mask))
-    check_residual(f, x, y, version_of(x))
+    check_shape(f, x, y)
     return y

@@ -109,6 +109,11 @@ def check_residual(f: nn.Module, x: Tensor, y: Tensor, version: int) -> None:
             f"{type(f).__name__} wrote into its input, which is the other stream of "
             "the coupling. Use inplace=False in its first layer."
         )
+    check_shape(f, x, y)
+
+
+def check_shape(f: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Check that a residual function kept its input's shape."""
     shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
     if shape != list(x.shape):
         raise ValueError(

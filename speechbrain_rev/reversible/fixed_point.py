@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from speechbrain_rev.kernels.fixed_point import format_of
+from speechbrain_rev.kernels.layout import format_of
 
 
 def encode(x: Tensor, steps: float, largest: Tensor | None) -> Tensor:

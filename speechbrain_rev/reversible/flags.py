@@ -33,13 +33,13 @@ class Flags:
 
     Attributes
     ----------
-    apply : bool
+    in_effect : bool
         Whether a device was involved that these flags speak of.
     precision : tuple
         Of float32 matrix products and convolutions.
     """
 
-    apply: bool
+    in_effect: bool
     precision: tuple[Any, ...] = ()
 
     @classmethod
@@ -52,7 +52,7 @@ class Flags:
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         """Compute under these flags, and leave those of the user as they were."""
-        if not self.apply:
+        if not self.in_effect:
             yield
             return
         wanted = [(torch.backends.cudnn, n, v) for n, v in _PINNED.items()] + [
@@ -63,18 +63,17 @@ class Flags:
         ]
         # Only what differs is written: to mix old and new precision flags is an error.
         changed = [
-            (owner, name, found)
+            (owner, name, found, value)
             for owner, name, value in wanted
             if (found := getattr(owner, name)) != value
         ]
         try:
-            for owner, name, value in wanted:
-                if getattr(owner, name) != value:
-                    setattr(owner, name, value)
+            for owner, name, _, value in changed:
+                setattr(owner, name, value)
             yield
         finally:
-            for owner, name, value in changed:
-                setattr(owner, name, value)
+            for owner, name, found, _ in changed:
+                setattr(owner, name, found)
 
 
 def _decided_by_flags(device: torch.device) -> bool:

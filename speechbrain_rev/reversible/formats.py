@@ -9,6 +9,8 @@ al., 2015), which makes the gradients of all memory modes equal bit for bit.
 
 from __future__ import annotations
 
+import abc
+import math
 from types import ModuleType
 
 import torch
@@ -16,17 +18,25 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from speechbrain_rev.kernels import fixed_point as kernels
-from speechbrain_rev.kernels.fixed_point import format_of
+from speechbrain_rev.kernels.layout import format_of, is_dense
 from speechbrain_rev.reversible import fixed_point as reference
 
 
-class FloatFormat:
-    """Streams held as floats, at least float32: a half has too few bits to add to."""
+class StreamFormat(abc.ABC):
+    """What a stream's value is, made of floats, added to, and turned into floats.
 
-    name = "float"
-    #: Magnitudes from here on are out of range.
-    limit = float("inf")
+    Attributes
+    ----------
+    name : str
+        What ``streams=`` calls it.
+    limit : float
+        Magnitudes from here on are out of range.
+    """
 
+    name: str
+    limit: float
+
+    @abc.abstractmethod
     def encode(self, x: Tensor, largest: Tensor | None) -> Tensor:
         """Turn floats into a stream's value; may share the floats' storage.
 
@@ -43,13 +53,45 @@ class FloatFormat:
         torch.Tensor
             The value.
         """
+
+    @abc.abstractmethod
+    def decode(
+        self, value: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Turn a stream's value into floats; may share the value's storage."""
+
+    @abc.abstractmethod
+    def add(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+        """Add a residual; the value stays as it is."""
+
+    @abc.abstractmethod
+    def add_(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+        """Add a residual in place."""
+
+    @abc.abstractmethod
+    def subtract(self, value: Tensor, f: Tensor) -> Tensor:
+        """Subtract a residual; the value stays as it is."""
+
+    @abc.abstractmethod
+    def subtract_(self, value: Tensor, f: Tensor) -> Tensor:
+        """Subtract a residual in place: the inverse of ``add_``."""
+
+
+class FloatFormat(StreamFormat):
+    """Streams held as floats, at least float32: a half has too few bits to add to."""
+
+    name = "float"
+    limit = math.inf
+
+    def encode(self, x: Tensor, largest: Tensor | None) -> Tensor:
+        """Keep floats, widened and dense."""
         wide = torch.promote_types(x.dtype, torch.float32)
         return x.detach().to(wide).contiguous(memory_format=format_of(x))
 
     def decode(
         self, value: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
     ) -> Tensor:
-        """Turn a stream's value into floats; may share the value's storage."""
+        """Give the value itself, unless a place is given."""
         return value.detach() if out is None else out.copy_(value)
 
     def add(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
@@ -65,21 +107,22 @@ class FloatFormat:
         return torch.sub(value, f)
 
     def subtract_(self, value: Tensor, f: Tensor) -> Tensor:
-        """Subtract a residual in place: the inverse of ``add_``."""
+        """Subtract a residual in place: up to rounding the inverse of ``add_``."""
         return value.sub_(f)
 
 
-class ExactFormat(FloatFormat):
-    """Streams held in fixed point: int32 in steps of 2**-20.
+class ExactFormat(StreamFormat):
+    """Streams held in fixed point: int32 in steps of 2**-16.
 
-    An int32 reaches to +-2048. Half of that is the limit: two magnitudes below 1024
+    An int32 reaches to +-32,768. Half of that is the limit: two magnitudes below it
     have a sum that cannot wrap around, so a look at each number that is added and at
-    each sum is enough to see every overflow.
+    each sum is enough to see every overflow. A stream of 128 or more has coarser steps
+    in float32; the rounding of half-precision residuals is coarser from 2**-7 on.
     """
 
     name = "exact"
-    steps = 2.0**20
-    limit = 1024.0
+    steps = 2.0**16
+    limit = 2.0**14
 
     def encode(self, x: Tensor, largest: Tensor | None) -> Tensor:
         """Round floats to the nearest step, halves to the even one."""
@@ -89,7 +132,9 @@ class ExactFormat(FloatFormat):
         self, value: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
     ) -> Tensor:
         """Turn steps into floats, new ones."""
-        return _arithmetic(value).decode(value, self.steps, dtype, out)
+        fused = value.is_cuda and not isinstance(value, FakeTensor)
+        arithmetic = kernels if fused else reference
+        return arithmetic.decode(value, self.steps, dtype, out)
 
     def add(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
         """Add a rounded residual; the value stays as it is."""
@@ -108,10 +153,10 @@ class ExactFormat(FloatFormat):
         return _arithmetic(f, value).subtract(value, f, self.steps, value)
 
 
-FORMATS: dict[str, FloatFormat] = {f.name: f for f in (FloatFormat(), ExactFormat())}
+FORMATS: dict[str, StreamFormat] = {f.name: f for f in (FloatFormat(), ExactFormat())}
 
 
-def as_format(streams: str) -> FloatFormat:
+def as_format(streams: str) -> StreamFormat:
     """Look a stream format up by its name.
 
     Raises
@@ -133,7 +178,7 @@ def _arithmetic(x: Tensor, value: Tensor | None = None) -> ModuleType:
         x.is_cuda
         and not isinstance(x, FakeTensor)
         and x.dtype in kernels.DTYPES
-        and (value is None or kernels.is_dense(value))
+        and (value is None or is_dense(value))
         and kernels.usable(x.device, x.dtype)
     )
     return kernels if fused else reference

@@ -1,8 +1,8 @@
-"""Gradients of second runs: leaves in the parameters' place, and sums that are ours."""
+"""Gradients of second runs: leaves in the parameters' place, and who gets them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,42 +11,49 @@ from speechbrain_rev.reversible.replay import Place, places_of
 
 
 class Parameters:
-    """The parameters of some modules, each once, and where they are in each module."""
+    """The parameters of modules that run one after the other in the backward pass.
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self.places: dict[nn.Module, dict[Place, int]] = {}
+    A parameter of several runs is listed for each: autograd then adds its gradients up
+    one by one in the order of the runs, as it does where activations are stored.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = modules
         self.tensors: list[Tensor] = []
-        positions: dict[int, int] = {}
+        self.places: list[dict[Place, int]] = []
         for module in modules:
-            places = self.places.setdefault(module, {})
+            positions: dict[int, int] = {}
+            places: dict[Place, int] = {}
             for place, tensor in places_of(module):
                 if id(tensor) not in positions:
                     positions[id(tensor)] = len(self.tensors)
                     self.tensors.append(tensor)
                 places[place] = positions[id(tensor)]
+            self.places.append(places)
 
 
 class Gradients:
-    """Detached leaves in the parameters' place, and the sums of their gradients."""
+    """Detached leaves in the parameters' place, and their gradients, by run."""
 
     def __init__(self, parameters: Parameters, saved: Sequence[Tensor]) -> None:
-        self._places = parameters.places
+        self._parameters = parameters
         self._leaves = [t.detach().requires_grad_(t.requires_grad) for t in saved]
-        self.sums: list[Tensor | None] = [None] * len(saved)
+        self.found: list[Tensor | None] = [None] * len(saved)
 
-    def leaves(self, module: nn.Module) -> dict[Place, Tensor]:
-        """Give the leaves of a module's parameters by place."""
-        return {place: self._leaves[i] for place, i in self._places[module].items()}
+    def leaves(self, run: int) -> dict[Place, Tensor]:
+        """Give the leaves of one run's parameters by place."""
+        places = self._parameters.places[run]
+        return {place: self._leaves[i] for place, i in places.items()}
 
     def backward(
         self,
-        module: nn.Module,
+        run: int,
         outputs: Sequence[Tensor],
         grads: Sequence[Tensor],
         inputs: Sequence[Tensor],
     ) -> list[Tensor | None]:
-        """Add a module's parameter gradients to the sums; return its inputs'."""
-        own = sorted(set(self._places[module].values()))
+        """Keep the gradients of a run's parameters; return those of its inputs."""
+        own = sorted(set(self._parameters.places[run].values()))
         used = [i for i in own if self._leaves[i].requires_grad]
         pairs = [
             (y, grad.to(y.dtype))
@@ -56,6 +63,7 @@ class Gradients:
         if not pairs:
             return [None] * len(inputs)
         leaves = [*inputs, *(self._leaves[i] for i in used)]
+        module = self._parameters.modules[run]
         _refuse_other_leaves(module, [y for y, _ in pairs], leaves)
         found = torch.autograd.grad(
             [y for y, _ in pairs],
@@ -65,13 +73,10 @@ class Gradients:
         )
         given = {grad.untyped_storage()._cdata for _, grad in pairs}
         for i, grad in zip(used, found[len(inputs) :], strict=True):
-            if grad is None:
-                continue
-            if grad.untyped_storage()._cdata in given:
-                # What was handed in is added to later; a sum must not change with it.
+            if grad is not None and grad.untyped_storage()._cdata in given:
+                # What was handed in is added to later; this must not change with it.
                 grad = grad.clone()
-            total = self.sums[i]
-            self.sums[i] = grad if total is None else total + grad
+            self.found[i] = grad
         return list(found[: len(inputs)])
 
 

@@ -51,8 +51,8 @@ def checksum(values: Sequence[Tensor]) -> Tensor:
     Returns
     -------
     torch.Tensor, [len(values)], int64
-        Different for values that differ in one place, and but for one case in 2**64 for
-        all others: errors that cancel in a plain sum do not cancel here.
+        Different for values that differ in one place. Weights are fixed and as good as
+        random: other errors, such as cancel in a plain sum, cancel here by chance only.
 
     Examples
     --------
@@ -67,7 +67,10 @@ def checksum(values: Sequence[Tensor]) -> Tensor:
         for start in range(0, line.numel(), _CHUNK):
             part = line[start : start + _CHUNK]
             places = torch.arange(start, start + len(part), device=value.device)
-            total += places.mul_(_SPREAD).bitwise_or_(1).mul_(part).sum()
+            # Mixed twice: weights in even steps would let 1, -2, 1 cancel.
+            weights = places.mul_(_SPREAD)
+            weights ^= weights >> 32
+            total += weights.mul_(_SPREAD).bitwise_or_(1).mul_(part).sum()
         sums.append(total)
     return torch.stack(sums)
 
@@ -102,7 +105,7 @@ class Monitor:
         What follows when reconstructed streams are not the original ones to the bit;
         None leaves the comparison out.
     every : int
-        Training steps from one comparison to the next.
+        Forward passes in training from one comparison to the next.
 
     Raises
     ------
@@ -117,10 +120,12 @@ class Monitor:
                 "nothing."
             )
         if every < 1:
-            raise ValueError(f"every is {every}; it must be at least 1 step.")
+            raise ValueError(f"every is {every}; it must be at least 1 pass.")
         self.verify, self.every = verify, every
         #: What messages call the chain.
         self.name = "the chain"
+        #: That of the chain before, whose NaN this one need not report again.
+        self.before: Monitor | None = None
         self._steps = 0
         self._largest: Tensor | None = None
         self._mismatches: Tensor | None = None
@@ -131,7 +136,7 @@ class Monitor:
     def __getstate__(self) -> dict[str, Any]:
         """Let copies and pickles start without notes, which belong to a device."""
         fresh = Monitor(self.verify, self.every)
-        fresh.name = self.name
+        fresh.name, fresh.before = self.name, self.before
         return vars(fresh)
 
     def begin(self, rows: int, limit: float, device: torch.device) -> StreamNotes:
@@ -158,15 +163,21 @@ class Monitor:
         """
         if math.isinf(limit):
             return StreamNotes()
-        if self._largest is None or self._largest.device != device:
-            self._largest = torch.zeros(rows, 2, device=device)
-            self._mismatches = torch.zeros(1, device=device)
+        largest = self._largest
+        if largest is None or len(largest) != rows or largest.device != device:
+            self._open(rows, limit, device)
         self.report(limit, wait=False)
         due = self.verify is not None and self._steps % self.every == 0
         self._steps += 1
         return StreamNotes(
             torch.zeros(rows, 2, device=device), self._mismatches if due else None
         )
+
+    def _open(self, rows: int, limit: float, device: torch.device) -> None:
+        """Begin a new table, once what is in an old one was said."""
+        self.report(limit, wait=True)
+        self._largest = torch.zeros(rows, 2, device=device)
+        self._mismatches = torch.zeros(1, device=device)
 
     def close(self, notes: StreamNotes, limit: float) -> Tensor | None:
         """Take the notes of one pass, and say whether its streams may be used.
@@ -234,16 +245,24 @@ class Monitor:
         largest = total if math.isnan(total) else max(magnitudes)
         self._seen = largest if math.isnan(largest) else max(self._seen, largest)
         beyond = [i for i, row in enumerate(rows) if not all(x < limit for x in row)]
-        if beyond:
-            self._say(self._beyond(beyond[0], rows[beyond[0]], limit))
+        if beyond and not (beyond[0] == 0 and self._told_before()):
+            row = beyond[0]
+            self._say(f"range, {row}", self._beyond(row, rows[row], limit))
         if mismatches:
             text = f"In {self.name}: {_REMEDY}"
             if self.verify == "raise":
                 raise StreamError(text)
-            self._say(text)
+            self._say("mismatch", text)
 
-    def _say(self, text: str) -> None:
-        kind = text[: text.index(":")]
+    def _told_before(self) -> bool:
+        """Whether an earlier chain has said what makes this one's input NaN."""
+        before = self.before
+        return before is not None and (
+            any(kind.startswith("range") for kind in before._said)
+            or before._told_before()
+        )
+
+    def _say(self, kind: str, text: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
             warnings.warn(text, StreamWarning, stacklevel=5)

@@ -10,7 +10,6 @@ backend: gathered once, in the first run, and their gradients summed in the back
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speechbrain_rev.reversible.replay import Autocast, batch_statistics
+from speechbrain_rev.reversible.autocast import autocast_off
+from speechbrain_rev.reversible.replay import batch_statistics
 
 _REDUCED = (0, 2, 3)
 
@@ -293,7 +293,7 @@ def _backward(
     else:
         kept = mask.to(grad.dtype).expand(len(grad), 1, 1, -1).flatten(1)
         # A backward pass under autocast would round this product to half.
-        with replace(Autocast.now({grad.device}), enabled=False)():
+        with autocast_off(grad.device):
             total = (grad.flatten(1, 2) @ kept.unsqueeze(2)).view(grad.shape[:3])
         total = total.sum((0, 2))
         product.mul_(mask)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from speechbrain_rev.reversible.autocast import Autocast
 from speechbrain_rev.reversible.flags import Flags
 
 Statistics = tuple[Tensor, ...]
@@ -120,36 +122,6 @@ def batch_statistics(measure: Callable[[], Statistics]) -> Statistics:
         if not recording.replaying:
             recording.statistics.append(statistics)
     return statistics
-
-
-@dataclass(frozen=True)
-class Autocast:
-    """The autocast state of a device type at one moment."""
-
-    device_type: str
-    enabled: bool
-    dtype: torch.dtype
-
-    @classmethod
-    def now(cls, devices: Collection[torch.device]) -> Autocast:
-        """Read the state that is in force for an accelerator, else for the CPU."""
-        kinds = {device.type for device in devices} - {"cpu"} or {"cpu"}
-        kind = min(kinds)
-        if not torch.amp.is_autocast_available(kind):
-            return cls("cpu", False, torch.bfloat16)
-        return cls(
-            kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        )
-
-    def __call__(self) -> torch.autocast:
-        """Put the state in force again.
-
-        The cache of weight casts stays off: it would hold copies of all weights, and
-        a second run has leaves of its own to cast.
-        """
-        return torch.autocast(
-            self.device_type, self.dtype, self.enabled, cache_enabled=False
-        )
 
 
 def running() -> bool:
@@ -253,6 +225,45 @@ def places_of(module: nn.Module) -> Iterator[tuple[Place, Tensor]]:
         for name, parameter in owner._parameters.items():
             if parameter is not None:
                 yield (i, name), parameter
+
+
+def shared_by(modules: Iterable[nn.Module]) -> set[int]:
+    """Tell which parameters have more than one place in modules, by their ids."""
+    counts = Counter(id(p) for module in modules for _, p in places_of(module))
+    return {parameter for parameter, count in counts.items() if count > 1}
+
+
+@contextlib.contextmanager
+def stored_run(module: nn.Module, x: Tensor, shared: set[int]) -> Iterator[None]:
+    """Run a module once, with its activations stored, to the bits of two runs.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The module.
+    x : torch.Tensor
+        Its input.
+    shared : set of int
+        Ids of parameters that have other places, too. Their gradients within the module
+        are added up first, as those of a second run are.
+    """
+    aliases: dict[int, Tensor] = {}
+    places = [
+        (owner, name, p)
+        for owner in (module.modules() if shared else ())
+        for name, p in owner._parameters.items()
+        if p is not None and id(p) in shared
+    ]
+    devices = {x.device}
+    try:
+        for owner, name, p in places:
+            alias = aliases.setdefault(id(p), p.view_as(p))
+            owner._parameters[name] = alias  # type: ignore[assignment]
+        with Autocast.now(devices)(), Flags.now(devices)():
+            yield
+    finally:
+        for owner, name, p in places:
+            owner._parameters[name] = p
 
 
 #: The thread that runs a module a second time, by the module.

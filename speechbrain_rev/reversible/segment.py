@@ -9,6 +9,7 @@ function runs exactly twice in a training step.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from speechbrain_rev.reversible.coupling import (
     check_residual,
     version_of,
 )
-from speechbrain_rev.reversible.formats import FloatFormat
+from speechbrain_rev.reversible.formats import StreamFormat
 from speechbrain_rev.reversible.gradients import Gradients, Parameters, Total
 from speechbrain_rev.reversible.monitor import StreamNotes, checksum
 from speechbrain_rev.reversible.replay import Recording, first_run, second_run
@@ -87,7 +88,7 @@ def reconstruct(
         What the first one takes.
     mask : torch.Tensor or None
         Handed on to the residual functions.
-    notes : Notes
+    notes : StreamNotes
         Of this pass through the chain.
     start : int
         The first block's place in the chain.
@@ -98,7 +99,7 @@ def reconstruct(
         What the last one returns.
     """
     first, second, format, poison = streams
-    parameters = Parameters([f for block in blocks for f in (block.f, block.g)])
+    parameters = Parameters([f for b in reversed(blocks) for f in (b.g, b.f)])
     outputs = _Reconstruct.apply(
         blocks, parameters, format, notes, start,
         mask,  # saved, it has no gradient
@@ -190,7 +191,8 @@ class _Recompute(torch.autograd.Function):
         if [x._version for x in inputs] != versions:
             raise RuntimeError(
                 f"{type(call.module).__name__} wrote into its input and cannot run "
-                "again. Use inplace=False in its first layer, or mode='store'."
+                "again. Use inplace=False in its first layer; outside a coupling "
+                "mode='store' works, too."
             )
         ctx.save_for_backward(*tensors)
         # An output that is an input, or a part of one, must not be taken for it.
@@ -210,18 +212,16 @@ class _Recompute(torch.autograd.Function):
         args, keywords = ctx.call.arguments(inputs)
         module = ctx.call.module
         outputs = second_run(
-            module, ctx.recording, gradients.leaves(module), *args, **keywords
+            module, ctx.recording, gradients.leaves(0), *args, **keywords
         )
         returned = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
         wanted = [i for i, needs in enumerate(ctx.needs_grad) if needs]
         with ctx.recording.flags():
-            found = gradients.backward(
-                module, returned, grads, [inputs[i] for i in wanted]
-            )
+            found = gradients.backward(0, returned, grads, [inputs[i] for i in wanted])
         input_grads: list[Tensor | None] = [None] * len(inputs)
         for i, grad in zip(wanted, found, strict=True):
             input_grads[i] = grad
-        return None, None, *input_grads, *gradients.sums
+        return None, None, *input_grads, *gradients.found
 
 
 def _can_have_grad(x: Tensor) -> bool:
@@ -234,7 +234,7 @@ class _Reconstruct(torch.autograd.Function):
         ctx: Any,
         blocks: Sequence[AdditiveCoupling],
         parameters: Parameters,
-        format: FloatFormat,
+        format: StreamFormat,
         notes: StreamNotes,
         start: int,
         mask: Tensor | None,
@@ -247,7 +247,7 @@ class _Reconstruct(torch.autograd.Function):
         ctx.blocks, ctx.parameters, ctx.format = blocks, parameters, format
         ctx.recordings, ctx.dtype = [], tangent1.dtype
         # Hooks may keep what they saw, which must not change in their hands.
-        ctx.in_place = not any(map(_is_watched, parameters.places))
+        ctx.in_place = not any(map(_is_watched, parameters.modules))
         y1, y2 = x1, x2
         # The given streams stay intact; later ones are this function's own.
         add = format.add
@@ -281,20 +281,25 @@ class _Reconstruct(torch.autograd.Function):
             y1, y2 = y1.clone(), y2.clone()
         gradients = Gradients(ctx.parameters, tensors)
         total1, total2 = Total(grad1, ctx.in_place), Total(grad2, ctx.in_place)
+        runs = itertools.count()
         recordings = reversed(ctx.recordings)
         for block, (f, g) in zip(reversed(ctx.blocks), recordings, strict=True):
             # Undone in reverse order: G sees the y1 that it saw in the forward.
             inputs = arguments(y1, mask)
-            y2, slope = _undo(ctx, block.g, g, gradients, inputs, y2, total2.value)
+            y2, slope = _undo(
+                ctx, block.g, g, gradients, next(runs), inputs, y2, total2.value
+            )
             total1.add(slope)
             del slope
             inputs = arguments(y2, mask)
-            y1, slope = _undo(ctx, block.f, f, gradients, inputs, y1, total1.value)
+            y1, slope = _undo(
+                ctx, block.f, f, gradients, next(runs), inputs, y1, total1.value
+            )
             total2.add(slope)
             del inputs, slope
         if ctx.expected is not None:
             ctx.notes.mismatches.add_((checksum([y1, y2]) != ctx.expected).any())
-        return (None,) * 8 + (total1.value, total2.value, *gradients.sums)
+        return (None,) * 8 + (total1.value, total2.value, *gradients.found)
 
 
 def _first_run(
@@ -311,6 +316,7 @@ def _undo(
     f: nn.Module,
     recording: Recording,
     gradients: Gradients,
+    run: int,
     inputs: tuple[Tensor, ...],
     changed: Tensor,
     grad: Tensor,
@@ -318,11 +324,11 @@ def _undo(
     """Take f(inputs) out of a stream; return it and the gradient that f hands down."""
     kept, *mask = inputs
     x = ctx.format.decode(kept, ctx.dtype).detach().requires_grad_()
-    y = second_run(f, recording, gradients.leaves(f), x, *mask)
+    y = second_run(f, recording, gradients.leaves(run), x, *mask)
     subtract = ctx.format.subtract_ if ctx.in_place else ctx.format.subtract
     changed = subtract(changed, y.detach())
     with recording.flags():
-        return changed, gradients.backward(f, [y], [grad], [x])[0]
+        return changed, gradients.backward(run, [y], [grad], [x])[0]
 
 
 def _is_watched(module: nn.Module) -> bool:

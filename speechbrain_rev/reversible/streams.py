@@ -3,8 +3,9 @@
 A stream is a value and a tangent. The value holds the numbers and is no part of
 autograd's graph; the tangent has the value's shape and no storage, and carries the
 gradient. Values may thus be kept in a number format of their own, reconstructed in
-place and dropped, while autograd sees an ordinary chain of tensors. Only ``enter``
-makes streams of floats; ``leave``, ``read_both`` and ``join`` make floats of streams.
+place and dropped, while autograd sees an ordinary chain of tensors. ``enter`` makes
+streams of floats and ``add`` the next ones; ``leave``, ``read``, ``read_both`` and
+``join`` make floats of streams.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from speechbrain_rev.reversible.formats import FloatFormat
+from speechbrain_rev.kernels.layout import format_of
+from speechbrain_rev.reversible.formats import StreamFormat
 
 
 class Stream(NamedTuple):
@@ -33,7 +35,7 @@ class Streams(NamedTuple):
 
     first: Stream
     second: Stream
-    format: FloatFormat
+    format: StreamFormat
     poison: Tensor | None = None
 
 
@@ -43,7 +45,7 @@ def tangent_of(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def enter(
-    x1: Tensor, x2: Tensor, format: FloatFormat, largest: Tensor | None = None
+    x1: Tensor, x2: Tensor, format: StreamFormat, largest: Tensor | None = None
 ) -> Streams:
     """Make streams of floats."""
     return Streams(
@@ -53,13 +55,13 @@ def enter(
     )
 
 
-def read(stream: Stream, format: FloatFormat) -> Tensor:
+def read(stream: Stream, format: StreamFormat) -> Tensor:
     """Give a stream to a residual function, with its gradient connected."""
     return _Read.apply(*stream, format, None)
 
 
 def add(
-    stream: Stream, f: Tensor, format: FloatFormat, largest: Tensor | None = None
+    stream: Stream, f: Tensor, format: StreamFormat, largest: Tensor | None = None
 ) -> Stream:
     """Add a residual to a stream, in autograd's graph."""
     return Stream(*_Add.apply(*stream, f, format, largest))
@@ -96,7 +98,7 @@ def _poisoned(x: Tensor, poison: Tensor | None) -> Tensor:
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, format: FloatFormat, largest: Tensor | None
+        ctx: Any, x: Tensor, format: StreamFormat, largest: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         value = format.encode(x, largest)
         ctx.mark_non_differentiable(value)
@@ -115,7 +117,7 @@ class _Read(torch.autograd.Function):
         ctx: Any,
         value: Tensor,
         tangent: Tensor,
-        format: FloatFormat,
+        format: StreamFormat,
         poison: Tensor | None,
     ) -> Tensor:
         ctx.poison = poison
@@ -133,7 +135,7 @@ class _Add(torch.autograd.Function):
         value: Tensor,
         tangent: Tensor,
         f: Tensor,
-        format: FloatFormat,
+        format: StreamFormat,
         largest: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         ctx.dtype = f.dtype
@@ -154,7 +156,7 @@ class _Leave(torch.autograd.Function):
         ctx: Any,
         value: Tensor,
         tangent: Tensor,
-        format: FloatFormat,
+        format: StreamFormat,
         poison: Tensor | None,
     ) -> Tensor:
         ctx.poison = poison
@@ -178,18 +180,15 @@ class _Join(torch.autograd.Function):
         tangent1: Tensor,
         value2: Tensor,
         tangent2: Tensor,
-        format: FloatFormat,
+        format: StreamFormat,
         poison: Tensor | None,
     ) -> Tensor:
         ctx.poison, ctx.channels = poison, value1.shape[1]
-        channels_last = value1.dim() == 4 and value1.stride(1) == 1
         joined = torch.empty(
             (value1.shape[0], 2 * ctx.channels, *value1.shape[2:]),
             dtype=tangent1.dtype,
             device=value1.device,
-            memory_format=torch.channels_last
-            if channels_last
-            else torch.contiguous_format,
+            memory_format=format_of(value1),
         )
         for half, value in zip(joined.chunk(2, dim=1), (value1, value2), strict=True):
             format.decode(value, joined.dtype, out=half)

@@ -185,7 +185,7 @@ def run(device: torch.device) -> Result:
     return Result(
         "grid",
         "Would streams of float32 on multiples of 2**-14 serve as well as int32 in "
-        "steps of 2**-20? Bits and accuracy here, time and memory in 'streams'.",
+        "steps of 2**-16? Bits and accuracy here, time and memory in 'streams'.",
         f"relative distance from float64 without rounding over {DRAWS} draws of the "
         f"input; chains of {DEPTH} basic blocks, encoders of full depth and reduced "
         "widths, freshly initialised",

@@ -15,14 +15,19 @@ from speechbrain_rev.reversible.formats import FORMATS, FloatFormat
 
 from .harness import NotEqual, Result
 from .precisions import PRECISIONS
-from .speech import WARMUP_STEPS, Speech, Training
+from .speech import RECIPE_BATCH, WARMUP_STEPS, Speech, Training
 
 STEPS, INTERVAL = 300, 50
 BATCH, FRAMES, N_MELS, WIDTHS = 8, 48, 40, (16, 16, 32, 32)
-RATES = (1.0, 4.0)
+#: Times the recipe's rate at a batch of 256, with which the rate goes in proportion.
+RATES = {
+    "the recipe's": BATCH / RECIPE_BATCH,
+    "4 times the recipe's": 4 * BATCH / RECIPE_BATCH,
+    "that of a batch of 256": 1.0,
+}
 #: Of each family, and of each type of the depth-first one, a deep one.
 NAMES = ("revnet197", "revnet245", "df_revnet258", "df_revnet281")
-LIMIT = FORMATS["exact"].limit
+LIMIT, STEP = FORMATS["exact"].limit, 1 / FORMATS["exact"].steps
 
 
 class NotedFormat(FloatFormat):
@@ -89,17 +94,15 @@ def check_largest(name: str, device: torch.device) -> None:
         hook.remove()
     for stage, largest in seen.items():
         # Both ends are a sum of two of what was seen.
-        if not largest - 2.0**-20 <= told[stage] <= 2 * largest + 2.0**-20:
+        if not largest - STEP <= told[stage] <= 2 * largest + STEP:
             raise NotEqual(f"{name} {stage}: {told[stage]} is told, {largest} is seen.")
 
 
-def train(
-    name: str, rate: float, speech: Speech, device: torch.device
-) -> dict[str, Any]:
+def train(name: str, rate: str, speech: Speech, device: torch.device) -> dict[str, Any]:
     """Train and note the largest magnitudes, by stage and by time."""
     encoder = small(name, verify=None).to(device)
     training = Training(
-        encoder, name, speech, PRECISIONS["float32"], rate=rate, batch=BATCH
+        encoder, name, speech, PRECISIONS["float32"], rate=RATES[rate], batch=BATCH
     )
     stages: dict[str, float] = dict.fromkeys(encoder.largest_streams(), 0.0)
     course, losses = [], []
@@ -114,8 +117,8 @@ def train(
     return {
         "encoder": name,
         "optimizer": training.optimizer.__class__.__name__,
-        "rate": training.lr,
-        "times the recipe's": rate,
+        "rate": rate,
+        "learning rate": training.lr,
         "steps": training.steps_taken,
         **{f"stage {n}": value for n, value in enumerate(stages.values(), 1)},
         "largest": largest,
@@ -155,9 +158,9 @@ def run(device: torch.device) -> Result:
         "ranges",
         "How large do streams become in training, against the exact format's limit?",
         f"{STEPS} steps in float32 on {speech.source}, AAM margin 0.2, float streams so "
-        "that they may go beyond; optimizers and rates of the recipe's batch of 256, "
-        f"reached in {WARMUP_STEPS} steps and kept, at a batch of {BATCH}: harsher than "
-        f"the recipe; {FRAMES} frames, {N_MELS} mel bands, all blocks, widths {WIDTHS}",
+        f"that they may go beyond; the recipe's optimizers, batch {BATCH}, rates reached "
+        f"in {WARMUP_STEPS} steps and kept, that of a batch of 256 being harsher than the "
+        f"recipe; {FRAMES} frames, {N_MELS} mel bands, all blocks, widths {WIDTHS}",
         rows,
         "magnitudes told of exact streams agree with hooks on the residual functions",
     )

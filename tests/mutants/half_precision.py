@@ -134,7 +134,7 @@ HALF_PRECISION = [
     Mutant(
         "half: a backward pass under autocast adds masked gradients up in half",
         NORM_CODE,
-        "with replace(Autocast.now({grad.device}), enabled=False)():",
+        "with autocast_off(grad.device):",
         "if True:",
         NORM_TESTS,
         "under_autocast_adds_up",

@@ -8,9 +8,10 @@ import torch
 
 from speechbrain_rev.kernels import fixed_point as kernels
 from speechbrain_rev.reversible import fixed_point as reference
+from speechbrain_rev.reversible.formats import FORMATS
 from tests.unit.kernels.process import poisoned
 
-STEPS = 2.0**20
+STEPS, LIMIT = FORMATS["exact"].steps, FORMATS["exact"].limit
 BLOCK = kernels.BLOCK
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 NAN, INF = float("nan"), float("inf")
@@ -18,17 +19,19 @@ NAN, INF = float("nan"), float("inf")
 SPECIAL = {
     "halfway": [(k + 0.5) / STEPS for k in (0, -1, 1, -2, 2, 3, 4, 2**21, 2**22 - 1)],
     "without a fraction": [
-        s * x for x in (3.9999998, 4, 8, 7.9999995) for s in (1, -1)
+        s * x / STEPS
+        for x in (2**22 - 0.25, 2**22, 2**23, 2**23 - 0.5)
+        for s in (1, -1)
     ],
-    "near the limit": [1023.9999, -1024.0],
-    "wrapping around": [2047.0, -2047.5, 2048.0, -2048.0],
-    "beyond an int32": [3e4, -6e4, 1e30, -3e38],
+    "near the limit": [LIMIT - 1 / STEPS, -LIMIT],
+    "wrapping around": [s * 2 * LIMIT - d for s in (1, -1) for d in (1, 0.5, 0)],
+    "beyond an int32": [6.4e4, -6.4e4, 1e30, -3e38],
     "infinite": [1.0, INF],
     "minus infinite": [1.0, -INF],
     "not a number": [NAN, INF, 1.0],
     "minus not a number": [1.0, -INF, -NAN],
     "zero": [0.0, -0.0],
-    "below a step": [1e-45, -1e-40, 1e-8, 2.0**-21, -(2.0**-21)],
+    "below a step": [1e-45, -1e-40, 1e-8, 0.5 / STEPS, -0.5 / STEPS],
 }
 
 
@@ -119,7 +122,7 @@ class SameAsReference:
         self.check_all(steps(len(f)), f)
         self.check_all(torch.zeros(len(f), dtype=torch.int32), f)
 
-    @pytest.mark.parametrize("below", [1024.0, INF, None])
+    @pytest.mark.parametrize("below", [LIMIT, INF, None])
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
     def test_any_bits(self, dtype, below):
         """All numbers that a half can be, and some of the others."""

@@ -1,7 +1,6 @@
 """The kernels of the exact streams: interpreted on the CPU, compiled for CUDA devices."""
 
 import inspect
-import logging
 import sys
 from importlib.metadata import version
 
@@ -69,23 +68,30 @@ class TestWithoutTriton:
     def usable(self):
         return kernels.usable(torch.device("cpu"), torch.float32)
 
-    def test_where_it_cannot_be_imported_the_log_says_so_once(
-        self, monkeypatch, caplog
+    def test_where_it_cannot_be_imported_a_warning_says_so_once(
+        self, monkeypatch, recwarn
     ):
         monkeypatch.setitem(sys.modules, "triton", None)
-        with caplog.at_level(logging.WARNING):
-            assert not self.usable()
-            assert not self.usable()
-        (record,) = caplog.records
-        assert "on cpu in torch.float32 (ModuleNotFoundError" in record.getMessage()
-        assert "plain torch" in record.getMessage()
+        assert not self.usable()
+        assert not self.usable()
+        (warning,) = recwarn
+        assert "on cpu in torch.float32 (ModuleNotFoundError" in str(warning.message)
+        assert "plain torch" in str(warning.message)
 
-    def test_where_it_cannot_compile_the_log_says_so_once(self, monkeypatch, caplog):
+    def test_where_it_cannot_compile_a_warning_says_so_once(self, monkeypatch, recwarn):
         def fail(*_, **__):
             raise RuntimeError("Failed to find C compiler")
 
         monkeypatch.setattr(kernels, "_launch", fail)
         assert not self.usable()
         assert not self.usable()
-        (record,) = caplog.records
-        assert "(RuntimeError: Failed to find C compiler)" in record.getMessage()
+        (warning,) = recwarn
+        assert "(RuntimeError: Failed to find C compiler)" in str(warning.message)
+
+    def test_memory_that_runs_out_at_the_first_call_is_no_reason(self, monkeypatch):
+        def fail(*_, **__):
+            raise torch.cuda.OutOfMemoryError
+
+        monkeypatch.setattr(kernels, "_launch", fail)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            self.usable()

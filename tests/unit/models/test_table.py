@@ -39,18 +39,20 @@ def test_the_default_mode_is_that_of_the_encoder_built():
         encoder = build_encoder(
             name, widths=(8, 8, 8, 8), blocks=(1, 1, 1, 1), n_mels=8
         )
-        assert model.default_mode in {m.value for m in encoder.block_modes().values()}
-        assert model.default_mode == ("store", "reconstruct")[model.row.reversible]
+        assert model.row.default_mode in {
+            m.value for m in encoder.block_modes().values()
+        }
+        assert model.row.default_mode == ("store", "reconstruct")[model.row.reversible]
 
 
 def test_only_what_fits_in_its_default_mode_is_left():
     fitting = select(CARD, fitting=True)
     assert 0 < len(fitting) < len(ARCHITECTURES)
     for model in select(CARD):
-        fits = model.largest_batch(model.default_mode) >= 128
+        fits = model.largest_batch(model.row.default_mode) >= 128
         assert (model in fitting) == fits
         left = CARD.card_bytes - CARD.reserve_bytes
-        assert fits == (model.needed_bytes(model.default_mode) <= left)
+        assert fits == (model.needed_bytes(model.row.default_mode) <= left)
 
 
 @pytest.mark.parametrize("key", SORT_KEYS)
@@ -69,7 +71,7 @@ def test_memory_is_sorted_by_the_length_asked_about():
     for frames in (200, 600):
         training = Training(None, batch=1, frames=frames)
         models = select(training, sort="memory")
-        sizes = [m.bytes_per_utterance(m.default_mode, frames) for m in models]
+        sizes = [m.bytes_per_utterance(m.row.default_mode, frames) for m in models]
         assert sizes == sorted(sizes)
 
 

@@ -6,7 +6,7 @@ from tests.unit.reversible import chains
 
 
 @pytest.fixture(
-    autouse=True, params=["float", pytest.param("exact", marks=pytest.mark.slow)]
+    autouse=True, params=["exact", pytest.param("float", marks=pytest.mark.slow)]
 )
 def stream_format(request):
     token = chains.FORMAT.set(request.param)

@@ -32,6 +32,7 @@ from .chains import (
     equal_to_plain,
     every_precision,
     loss_of,
+    make_chain,
     step,
     streams,
     train_once,
@@ -76,9 +77,7 @@ class Watched(nn.Module):
 def test_the_second_run_has_the_autocast_of_the_first(mode, precision):
     dtypes = []
     torch.manual_seed(0)
-    chain = ReversibleChain(
-        [AdditiveCoupling(Watched(dtypes), Watched(dtypes))], mode=mode
-    )
+    chain = make_chain([AdditiveCoupling(Watched(dtypes), Watched(dtypes))], mode=mode)
     x = streams(torch.float32)
     step(chain, x, precision)
     assert dtypes == [(precision.half, True)] * 4
@@ -90,7 +89,7 @@ def test_the_second_run_has_the_autocast_of_the_first(mode, precision):
 def test_a_cast_made_without_a_graph_does_not_cut_a_stored_block_off(modes, precision):
     # The two blocks share their parameters; autocast caches casts of weights.
     block = chain_of("basic", 1).float().blocks[0]
-    chain = ReversibleChain([block, block], mode=modes)
+    chain = make_chain([block, block], mode=modes)
     equal_to_plain(chain, precision)
 
 
@@ -196,8 +195,10 @@ def test_shared_parameters_get_the_sum_of_their_gradients(mode, precision):
     f, g = (RESIDUALS["basic"](CHANNELS) for _ in range(2))
     f.conv2.weight = f.conv1.weight  # shared within a function
     block = AdditiveCoupling(f, g)
-    chain = ReversibleChain([block, AdditiveCoupling(g, f), block], mode=mode)
-    equal_to_plain(chain.to(precision.weights), precision)
+    chain = make_chain([block, AdditiveCoupling(g, f), block], mode=mode)
+    # Gradients of a weight are added up function by function, which plain autograd
+    # does not do: what is below float32's rounding may differ.
+    equal_to_plain(chain.to(precision.weights), precision, to_the_bit=False)
 
 
 class Holding(nn.Module):
@@ -221,7 +222,7 @@ def test_a_parameter_that_a_later_function_leaves_unused_keeps_its_gradient(
     blocks = [
         AdditiveCoupling(Holding(layer, False), Holding(layer, True)) for _ in range(2)
     ]
-    equal_to_plain(ReversibleChain(blocks, mode=mode).to(precision.weights), precision)
+    equal_to_plain(make_chain(blocks, mode=mode).to(precision.weights), precision)
 
 
 @every_precision
@@ -233,7 +234,7 @@ def test_weight_norm_works(mode, precision):
 
     torch.manual_seed(0)
     blocks = (AdditiveCoupling(make(), make()) for _ in range(2))
-    equal_to_plain(ReversibleChain(blocks, mode=mode).to(precision.weights), precision)
+    equal_to_plain(make_chain(blocks, mode=mode).to(precision.weights), precision)
 
 
 @every_precision
@@ -352,7 +353,7 @@ def test_the_callers_gradients_are_left_alone(mode, last, precision):
     blocks = list(chain_of("basic").blocks)
     if last == "bias":
         blocks.append(AdditiveCoupling(Bias(), Bias()))
-    chain = ReversibleChain(blocks, mode=mode).to(precision.weights)
+    chain = make_chain(blocks, mode=mode).to(precision.weights)
     with precision.autocast():
         outputs = chain(*streams(precision.weights))
     given = [torch.randn_like(y) for y in outputs]
@@ -485,7 +486,7 @@ def test_ddp_averages_the_gradients_of_processes(
 
 def sync_chain(mode):
     torch.manual_seed(0)
-    return ReversibleChain(
+    return make_chain(
         (
             AdditiveCoupling(
                 RESIDUALS["basic"](CHANNELS, sync=True),

@@ -16,11 +16,13 @@ from tests.unit.reversible.chains import (
     FP16,
     RESIDUALS,
     chain_of,
+    make_chain,
     step,
     streams,
 )
 
 AGAIN = ["reconstruct", "recompute"]
+STEP, LIMIT = 1 / FORMATS["exact"].steps, FORMATS["exact"].limit
 PRECISIONS = [FLOAT32, BF16, FP16]
 
 
@@ -62,6 +64,22 @@ def test_depth_changes_no_bit(kind, precision, depth):
     test_every_mode_has_the_bits_of_storing(kind, "reconstruct", precision, depth)
 
 
+@pytest.mark.parametrize("precision", PRECISIONS, ids=str)
+@pytest.mark.parametrize("mode", [*AGAIN, ["store", "reconstruct", "reconstruct"]])
+def test_shared_weights_change_no_bit(mode, precision):
+    torch.manual_seed(0)
+    f, g = (RESIDUALS["basic"](CHANNELS) for _ in range(2))
+    f.conv2.weight = f.conv1.weight
+    twice = nn.Sequential(g, nn.Tanh(), g)
+    blocks = [AdditiveCoupling(f, twice), AdditiveCoupling(g, f)]
+    chain = make_chain([*blocks, blocks[0]], mode="store")
+    expected = bits(copy.deepcopy(chain), precision)
+    chain.set_mode(mode)
+    assert_same_bits(bits(chain, precision), expected)
+    # Aliases of shared weights are gone.
+    assert all(isinstance(p, nn.Parameter) for p in chain.parameters())
+
+
 @pytest.mark.parametrize("mode", AGAIN)
 def test_masked_frames_change_no_bit(mode):
     mask = (torch.arange(12) < 7).float().view(1, 1, 1, 12)
@@ -92,7 +110,7 @@ def test_what_is_reconstructed_is_the_input_to_the_bit():
         assert torch.equal(x, again)
 
 
-@pytest.mark.parametrize("scale", [2.0**-21, 1e-3, 1.0, 500.0])
+@pytest.mark.parametrize("scale", [STEP / 2, 1e-3, 1.0, LIMIT / 4])
 def test_adding_and_subtracting_loses_nothing(scale):
     exact = FORMATS["exact"]
     torch.manual_seed(0)
@@ -104,22 +122,20 @@ def test_adding_and_subtracting_loses_nothing(scale):
 
 
 def test_values_are_the_nearest_steps():
-    x = torch.tensor([0.0, 2.0**-20, 0.4 * 2.0**-20, 0.6 * 2.0**-20, -3.7, 1023.0])
+    x = torch.tensor([0.0, STEP, 0.4 * STEP, 0.6 * STEP, -3.7, LIMIT - 1])
     exact = FORMATS["exact"]
     decoded = exact.decode(exact.encode(x, None), torch.float64)
-    assert (decoded - x.double()).abs().max() <= 2.0**-21
-    assert torch.equal(decoded * 2.0**20, (decoded * 2.0**20).round())
-    assert torch.equal(
-        exact.decode(exact.encode(x[4:], None), torch.float32), x[4:].float()
-    ) is bool((x[4:] * 2**20 == (x[4:] * 2**20).round()).all())
+    assert (decoded - x.double()).abs().max() <= STEP / 2
+    assert torch.equal(decoded / STEP, (decoded / STEP).round())
+    assert decoded[[0, 1, 2, 3, 5]].tolist() == [0.0, STEP, 0.0, STEP, LIMIT - 1]
 
 
 class TestRange:
-    def out_of_range(self, kind, place):
+    def out_of_range(self, mode, place):
         """A chain of two blocks that leaves its range in the second."""
-        chain = chain_of("basic", 2, mode=kind, dtype=torch.float32)
+        chain = chain_of("basic", 2, mode=mode, dtype=torch.float32)
         with torch.no_grad():
-            getattr(chain.blocks[1], place).conv2.weight.fill_(1e4)
+            getattr(chain.blocks[1], place).conv2.weight.fill_(1e5)
         return chain
 
     @pytest.mark.parametrize("mode", Mode)
@@ -138,11 +154,12 @@ class TestRange:
         assert all(x.grad.isnan().any() for x in inputs)
         assert all(p.grad.isnan().any() for p in chain.parameters())
         with pytest.warns(
-            StreamWarning, match=rf"stage 3 .* 1024 at {place.upper()} of block 1.*rate"
+            StreamWarning,
+            match=rf"stage 3 .* 16384 at {place.upper()} of block 1.*rate",
         ):
             chain(*streams(torch.float32))
 
-    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e9, -1025.0])
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e9, -LIMIT])
     @pytest.mark.parametrize("mode", Mode)
     def test_what_enters_is_looked_at_too(self, mode, bad):
         chain = chain_of("basic", 1, mode=mode, dtype=torch.float32)
@@ -150,14 +167,14 @@ class TestRange:
         x1[0, 0, 0, 0] = bad
         assert chain(x1, x2)[1].isnan().all()
         with pytest.warns(StreamWarning, match="at its input"):
-            chain.monitor.report(1024.0, wait=True)
+            chain.monitor.report(LIMIT, wait=True)
 
     def test_a_sum_that_wraps_around_is_seen(self):
-        # 1000 and 1000 are in range, 2000 is not; four of them wrap around an int32.
+        # Once and twice this are below and beyond the limit; four wrap around an int32.
         chain = ReversibleChain(
             [AdditiveCoupling(nn.Identity(), nn.Identity())] * 3, streams="exact"
         )
-        x = torch.full((1, 1), 1000.0)
+        x = torch.full((1, 1), 0.99 * LIMIT)
         assert chain(x, x)[0].isnan().all()
 
     def test_the_largest_magnitude_is_reported(self):
@@ -165,7 +182,7 @@ class TestRange:
             [AdditiveCoupling(nn.Identity(), nn.Identity())], streams="exact"
         )
         chain(torch.tensor([3.0]), torch.tensor([-7.0]))
-        chain.monitor.report(1024.0, wait=True)
+        chain.monitor.report(LIMIT, wait=True)
         # y1 = 3 - 7, y2 = -7 - 4.
         assert chain.monitor.pop_largest() == 11.0
         assert chain.monitor.pop_largest() == 0.0
@@ -198,12 +215,18 @@ class Disturbed(nn.Module):
 
 
 def one_step_up(y):
-    return y + nn.functional.one_hot(torch.tensor(5), y.numel()).view_as(y) * 2.0**-20
+    return y + nn.functional.one_hot(torch.tensor(5), y.numel()).view_as(y) * STEP
 
 
 def opposite_errors(y):
     error = torch.zeros_like(y).flatten()
-    error[3], error[40] = 2.0**-20, -(2.0**-20)
+    error[3], error[40] = STEP, -STEP
+    return y + error.view_as(y)
+
+
+def second_difference(y):
+    error = torch.zeros_like(y).flatten()
+    error[[4, 6, 8]] = STEP * torch.tensor([1.0, -2.0, 1.0])
     return y + error.view_as(y)
 
 
@@ -218,7 +241,13 @@ def another_layout(y):
     return y.transpose(2, 3).contiguous().view_as(y)
 
 
-CHANGES = [one_step_up, opposite_errors, two_places_swapped, another_layout]
+CHANGES = [
+    one_step_up,
+    opposite_errors,
+    second_difference,
+    two_places_swapped,
+    another_layout,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -251,21 +280,33 @@ class TestVerification:
             step(chain, streams(torch.float32), FLOAT32)
         step(chain, streams(torch.float32), FLOAT32)  # the third after the first
         with pytest.raises(StreamError):
-            chain.monitor.report(1024.0, wait=True)
+            chain.monitor.report(LIMIT, wait=True)
 
     def test_it_can_be_left_out(self, change):
-        self.trained(change, verify=None).monitor.report(1024.0, wait=True)
+        self.trained(change, verify=None).monitor.report(LIMIT, wait=True)
 
 
 @pytest.mark.parametrize("size", [1, 7, 2**20, 2**20 + 3])
 def test_a_checksum_is_the_weighted_sum_modulo_2_to_the_64(size):
     torch.manual_seed(0)
     value = torch.randint(-(2**31), 2**31, (size,)).int()
-    weight = -0x61C8864680B583EB
-    expected = sum(
-        int(v) * (((i * weight) % 2**64) | 1) for i, v in enumerate(value.tolist())
-    )
+    expected = sum(weight(i) * v for i, v in enumerate(value.tolist()))
     assert int(checksum([value])[0]) % 2**64 == expected % 2**64
+
+
+def weight(place):
+    """Of a place in memory, in integers without a limit."""
+    spread = -0x61C8864680B583EB
+    mixed = (place * spread + 2**63) % 2**64 - 2**63
+    mixed ^= mixed >> 32
+    return (mixed * spread) % 2**64 | 1
+
+
+def test_weights_of_a_checksum_are_all_different_and_have_no_pattern():
+    weights = [weight(i) for i in range(4096)]
+    assert len(set(weights)) == len(weights)
+    steps = {(b - a) % 2**64 for a, b in zip(weights, weights[2:], strict=False)}
+    assert len(steps) == len(weights) - 2
 
 
 def test_a_checksum_follows_memory_so_that_layouts_do_not_matter():

@@ -22,6 +22,7 @@ from .chains import (
     equal_to_plain,
     every_precision,
     loss_of,
+    make_chain,
     step,
     streams,
 )
@@ -33,7 +34,7 @@ WITHOUT_STORAGE = ["reconstruct", "recompute"]
 def chain_from(make, mode="reconstruct", depth=2, dtype=torch.float64):
     torch.manual_seed(0)
     blocks = [AdditiveCoupling(make(), make()) for _ in range(depth)]
-    return ReversibleChain(blocks, mode=mode).to(dtype)
+    return make_chain(blocks, mode=mode).to(dtype)
 
 
 def conv():
@@ -184,7 +185,7 @@ class Nested(nn.Module):
         half = CHANNELS // 2
         # Under autocast its output, the chain's input, is in half precision.
         self.conv = conv()
-        self.chain = ReversibleChain(
+        self.chain = make_chain(
             AdditiveCoupling(RESIDUALS["basic"](half), RESIDUALS["basic"](half))
             for _ in range(2)
         )
@@ -241,7 +242,7 @@ def test_what_a_chain_would_not_call_is_refused_or_said():
 
     for block in (Scaled(conv(), conv()), conv()):
         with pytest.raises(ValueError, match="Give AdditiveCoupling"):
-            ReversibleChain([block])
+            make_chain([block])
     chain = chain_of("basic")
     chain.blocks[0].register_forward_hook(lambda *_: None)
     with pytest.warns(UserWarning, match="on the coupling's f and g"):
@@ -264,7 +265,7 @@ def test_a_residual_function_must_return_a_tensor():
 def test_a_scripted_module_is_refused():
     scripted = torch.jit.script(nn.Sequential(nn.Tanh()))
     with pytest.raises(RuntimeError, match=r"torch\.jit\.script"):
-        ReversibleChain([AdditiveCoupling(scripted, conv())])(*streams(torch.float32))
+        make_chain([AdditiveCoupling(scripted, conv())])(*streams(torch.float32))
 
 
 def test_one_chain_in_two_threads_is_refused_and_keeps_its_parameters():
