@@ -43,6 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0, or 2 after an error of the user, which is one line on stderr.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # Closed by the caller (>&-), who wants to read nothing.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     parsed = _parser().parse_args(arguments)
     try:
         parsed.run(parsed)
@@ -122,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_models(add)
 
     run_help = "output_folder of a training run (recipes/VoxCeleb/train.py)"
-    device_help = "cpu, cuda, cuda:1, ... (default: the GPU if there is one)"
+    device_help = "cpu, cuda or cuda:N (default: the GPU if there is one)"
     command = add(
         "embed",
         _embed,
@@ -304,15 +308,19 @@ def _embed(parsed: argparse.Namespace) -> None:
     if parsed.out is not None and not parsed.out.endswith(".npz"):
         # numpy would write to another name than the one asked for.
         raise ValueError(f"--out takes a name that ends in .npz, not {parsed.out}.")
+    if parsed.out is not None:
+        _check_writable(Path(parsed.out))
     import numpy as np
 
     from speechbrain_rev.inference import SpeakerEmbedder
+    from speechbrain_rev.inference.archive import write_arrays
 
-    _check_device(parsed.device)
     embedder = SpeakerEmbedder.from_run(parsed.run_folder, device=parsed.device)
     embeddings = embedder.embed_files(parsed.audio)
     if parsed.out is not None:
-        np.savez(parsed.out, embeddings=embeddings, files=np.array(parsed.audio))
+        write_arrays(
+            Path(parsed.out), embeddings=embeddings, files=np.array(parsed.audio)
+        )
         print(f"{parsed.out}: embeddings {list(embeddings.shape)}, files")
         return
     for file, embedding in zip(parsed.audio, embeddings, strict=True):
@@ -325,7 +333,6 @@ def _embed(parsed: argparse.Namespace) -> None:
 def _verify(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.inference import SpeakerEmbedder
 
-    _check_device(parsed.device)
     embedder = SpeakerEmbedder.from_run(parsed.run_folder, device=parsed.device)
     score = embedder.verify(parsed.first, parsed.second)
     print(f"{score:.4f}  cosine, from -1 to 1; higher means more alike")
@@ -335,19 +342,14 @@ def _verify(parsed: argparse.Namespace) -> None:
     )
 
 
-def _check_device(device: str | None) -> None:
-    if device is None:
-        return
-    import torch
-
-    try:
-        wanted = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(
-            f"--device takes cpu, cuda, cuda:1, ..., not {device}."
-        ) from error
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"--device {device} is not there: torch sees {torch.cuda.device_count()} "
-            "CUDA devices. `speechbrain-rev env` shows them; --device=cpu always works."
-        )
+def _check_writable(path: Path) -> None:
+    """Refuse a place where no file can be written, before the work and not after it."""
+    reason = ""
+    if not path.parent.is_dir():
+        reason = f"there is no folder {path.parent}. Make it first"
+    elif path.is_dir():
+        reason = "it is a folder. Give the name of a file"
+    elif not os.access(path.parent, os.W_OK):
+        reason = f"you may not write into the folder {path.parent}. Give another one"
+    if reason:
+        raise ValueError(f"--out {path} cannot be written: {reason}.")

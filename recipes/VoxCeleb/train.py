@@ -87,7 +87,7 @@ class SpeakerBrain(sb.Brain):
         """Return the loss, and set the learning rate and margin of the step."""
         speakers = self.hparams.wav_augment.replicate_labels(batch.speakers)
         speakers = speakers.to(self.device)
-        self.correct += int((predictions.argmax(-1) == speakers).sum())
+        self.tally.correct += int((predictions.argmax(-1) == speakers).sum())
         loss = self.hparams.compute_cost(predictions, speakers, batch.lens)
         self.hparams.lr_annealing.on_batch_end(self.optimizer)
         return loss
@@ -105,7 +105,7 @@ class SpeakerBrain(sb.Brain):
         """Step, and count it if the loss scaler skips it for an overflow."""
         scale = self.scaler.get_scale()
         super().optimizers_step()
-        self.skipped += self.scaler.get_scale() < scale
+        self.tally.skipped += self.scaler.get_scale() < scale
 
     def on_fit_batch_end(self, batch, outputs, loss, should_step):
         """Show the progress."""
@@ -117,7 +117,7 @@ class SpeakerBrain(sb.Brain):
         self.stage_start, self.first_step = time.monotonic(), self.step
         if stage == sb.Stage.TRAIN:
             if not self.step:
-                self.correct = self.skipped = 0
+                self.tally = log.Tally()
             self.train_sampler.set_epoch(epoch)
             self.train_sampler.start_at(self.step)
             size = self.train_sampler.batch_size
@@ -149,13 +149,15 @@ class SpeakerBrain(sb.Brain):
             "epoch": epoch,
             "steps": schedule.step,
             "train_loss": loss,
-            "train_accuracy_percent": 100 * self.correct / (self.step * sampler.share),
-            "skipped_steps": self.skipped,
+            "train_accuracy_percent": 100
+            * self.tally.correct
+            / (self.step * sampler.share),
+            "skipped_steps": self.tally.skipped,
             "lr": schedule.current_lr,
             "margin": self.hparams.compute_cost.margin,
             "minutes": seconds / 60,
             "utterances_per_second": seen / seconds,
-            **log.largest_streams(self.modules.embedding_model),
+            **self.tally.ask(self.modules.embedding_model),
             **log.peak_memory(self.device),
         }
 
@@ -183,14 +185,14 @@ class SpeakerBrain(sb.Brain):
     @mark_as_saver
     def _save(self, path):
         super()._save(path)
+        self.tally.ask(self.modules.embedding_model)
         with open(path, "a", encoding="utf-8") as file:
-            file.write(f"correct: {self.correct}\nskipped: {self.skipped}\n")
+            yaml.safe_dump({"tally": vars(self.tally)}, file)
 
     @mark_as_loader
     def _recover(self, path, end_of_epoch):
         super()._recover(path, end_of_epoch)
-        counts = yaml.safe_load(Path(path).read_text())
-        self.correct, self.skipped = counts["correct"], counts["skipped"]
+        self.tally = log.Tally(**yaml.safe_load(Path(path).read_text())["tally"])
         if end_of_epoch:
             self.step, self.avg_train_loss = 0, 0.0
 

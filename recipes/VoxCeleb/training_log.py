@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -108,24 +110,43 @@ def draw_curves(output_folder: str | Path) -> None:
         print(f"{path} is not drawn: {error}")
 
 
-def largest_streams(encoder: torch.nn.Module) -> dict[str, Any]:
-    """Tell how large the values in exact streams have become, by stage.
+@dataclass
+class Tally:
+    """What is added up in an epoch and survives an interruption.
 
-    Parameters
+    Attributes
     ----------
-    encoder : torch.nn.Module
-        A speaker encoder, perhaps wrapped for several processes; other modules, and
-        encoders without exact streams, have nothing to tell.
-
-    Returns
-    -------
-    dict
-        ``largest_streams``, or nothing.
+    correct, skipped : int
+        Utterances told right, and steps that the loss scaler skipped.
+    largest_streams : dict of str to float
+        How large the values in exact streams have become, by stage.
     """
-    encoder = getattr(encoder, "module", encoder)
-    tell = getattr(encoder, "largest_streams", dict)
-    largest = tell()
-    return {"largest_streams": largest} if largest else {}
+
+    correct: int = 0
+    skipped: int = 0
+    largest_streams: dict[str, float] = field(default_factory=dict)
+
+    def ask(self, encoder: torch.nn.Module) -> dict[str, Any]:
+        """Ask how large streams are by now.
+
+        Parameters
+        ----------
+        encoder : torch.nn.Module
+            A speaker encoder, perhaps wrapped for several processes; other modules, and
+            encoders without exact streams, have nothing to tell.
+
+        Returns
+        -------
+        dict
+            ``largest_streams`` of the epoch, or nothing.
+        """
+        encoder = getattr(encoder, "module", encoder)
+        for stage, value in getattr(encoder, "largest_streams", dict)().items():
+            before = self.largest_streams.get(stage, 0.0)
+            # NaN, that of an overflow, stays.
+            if math.isnan(value) or value > before:
+                self.largest_streams[stage] = value
+        return {"largest_streams": self.largest_streams} if self.largest_streams else {}
 
 
 def peak_memory(device: torch.device | str) -> dict[str, int]:

@@ -155,10 +155,12 @@ KNOBS = {
     "keep_checkpoints": _COUNT,
     # encoder
     "arch": Knob("str", one_of=tuple(ARCHITECTURES)),
-    "widths": Knob("list of int", null=True, length=4, at_least=1),
-    "blocks": Knob("list of int", null=True, length=4, at_least=0),
-    "n_mels": Knob("int", at_least=8, why="The encoders halve them three times."),
-    "embedding_dim": _COUNT,
+    "widths": Knob("list of int", null=True, length=4, at_least=1, at_most=2**14),
+    "blocks": Knob("list of int", null=True, length=4, at_least=0, at_most=10_000),
+    "n_mels": Knob(
+        "int", at_least=8, at_most=512, why="The encoders halve them three times."
+    ),
+    "embedding_dim": Knob("int", at_least=1, at_most=2**16),
     "mode": Knob("str", null=True, one_of=("store", "reconstruct", "recompute")),
     "streams": Knob("str", one_of=("exact", "float")),
     "verify": Knob("str", null=True, one_of=("warn", "raise")),
@@ -178,10 +180,10 @@ KNOBS = {
     "valid_speakers": Knob("int", at_least=0),
     "valid_trials": _FILE,
     "chunk_samples": _COUNT,
-    "sentence_len": Knob("float", above=0),
+    "sentence_len": Knob("float", above=0, at_most=3600, why="It is in seconds."),
     "out_n_neurons": _COUNT,
     # augmentation
-    "speeds": Knob("list of float", above=0),
+    "speeds": Knob("list of float", above=0, at_most=10),
     "augment_prob": Knob("float", at_least=0, at_most=1),
     "noise_folder": _FILE,
     "rir_folder": _FILE,
@@ -245,7 +247,10 @@ class Rule:
         True
         """
         found = [values.get(name) for name in self.knobs]
-        return None not in found and not self.holds(*found)
+        try:
+            return None not in found and not self.holds(*found)
+        except OverflowError:
+            return True
 
 
 def _widths_are_even(arch: str, widths: list[int]) -> bool:

@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hyperpyyaml.core import parse_arithmetic
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from speechbrain_rev.hparams.arguments import unknown_key
+from speechbrain_rev.hparams.arithmetic import compute
 from speechbrain_rev.hparams.document import (
     CORE,
     NULL,
@@ -44,6 +44,7 @@ from speechbrain_rev.hparams.values import (
 
 Path = tuple[str, ...]
 _FOLLOWED = ("!ref", "!copy")
+_REFERENCE = re.compile(r"<[^>]*>")
 
 
 class _NotPlain(Exception):
@@ -283,13 +284,19 @@ class Settings:
             found = self._value(self._known(target, value, dotted), trail)
             if "." in written:
                 raise _NotPlain  # an attribute
+            if isinstance(found, str) and _REFERENCE.search(found):
+                raise ValueError(
+                    f"{self._values[target].where}: {'.'.join(target)} is {found}, and "
+                    f"where {dotted} refers to it, HyperPyYAML would follow what stands "
+                    "between < and >. Rename it, or write !ref before it."
+                )
             if written == node.value:
                 return found
             filled = filled.replace(written, str(found))
         if filled == node.value:
             return filled
         try:
-            return parse_arithmetic(filled)
+            return compute(filled)
         except ArithmeticError as error:
             raise ValueError(
                 f"{value.where}: {dotted} cannot be computed: {node.value} is {filled}."
@@ -321,7 +328,7 @@ def _targets(node: Node) -> Iterator[tuple[str, Path]]:
     """Yield what a reference refers to: as written, and as keys from the top."""
     if not isinstance(node, ScalarNode) or str(node.tag) not in _FOLLOWED:
         return
-    for written in re.findall(r"<[^>]*>", node.value):
+    for written in _REFERENCE.findall(node.value):
         # What follows a dot is an attribute of the object.
         key = written[1:-1].partition(".")[0]
         yield written, tuple(part.strip("]") for part in key.split("["))

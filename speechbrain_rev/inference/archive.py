@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,19 @@ class EmbeddingArchive:
     fingerprint: str
     sources: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        _check_names(self.names)
+        if self.embeddings.ndim != 2 or len(self.embeddings) != len(self.names):
+            raise ValueError(
+                f"{len(self.names)} names for embeddings of shape "
+                f"{list(self.embeddings.shape)}: give one name for each row."
+            )
+        if len(self.sources) not in (0, len(self.names)):
+            raise ValueError(
+                f"{len(self.names)} names for {len(self.sources)} sources: give one "
+                "source for each name, or none at all."
+            )
+
     def save(self, path: str | Path) -> None:
         """Write an .npz file; a file of that name is replaced in one step.
 
@@ -59,16 +73,13 @@ class EmbeddingArchive:
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        with partial.open("wb") as file:
-            np.savez(
-                file,
-                names=np.array(self.names, dtype=str),
-                embeddings=self.embeddings,
-                fingerprint=np.array(self.fingerprint, dtype=str),
-                sources=np.array(self.sources, dtype=str),
-            )
-        partial.replace(path)
+        write_arrays(
+            path,
+            names=np.array(self.names, dtype=str),
+            embeddings=self.embeddings,
+            fingerprint=np.array(self.fingerprint, dtype=str),
+            sources=np.array(self.sources, dtype=str),
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> EmbeddingArchive:
@@ -97,27 +108,19 @@ class EmbeddingArchive:
                 "on this run first."
             )
         try:
+            if not zipfile.is_zipfile(path):
+                raise ValueError("it is no .npz file")
             with np.load(path, allow_pickle=False) as stored:
                 names = tuple(stored["names"].tolist())
                 embeddings = stored["embeddings"]
                 fingerprint = str(stored["fingerprint"])
                 sources = tuple(stored["sources"].tolist())
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            return cls(names, embeddings, fingerprint, sources)
+        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(
                 f"{path} is no archive of embeddings ({error}). Remove it and extract "
                 "again."
             ) from error
-        if embeddings.ndim != 2 or len(embeddings) != len(names):
-            raise ValueError(
-                f"{path} holds {len(names)} names for embeddings of shape "
-                f"{list(embeddings.shape)}. Remove it and extract again."
-            )
-        if len(sources) not in (0, len(names)):
-            raise ValueError(
-                f"{path} holds {len(names)} names for {len(sources)} sources. Remove it "
-                "and extract again."
-            )
-        return cls(names, embeddings, fingerprint, sources)
 
 
 def embed_into(
@@ -145,13 +148,17 @@ def embed_into(
     Raises
     ------
     ValueError
-        If the embedder has no fingerprint, or a file cannot be embedded.
+        If the embedder has no fingerprint, there is no file, a name is no text, or a
+        file cannot be embedded.
     """
     if not embedder.fingerprint:
         raise ValueError(
             "an embedder without a fingerprint cannot be told from others; give "
             "SpeakerEmbedder one."
         )
+    if not files:
+        raise ValueError("there is no file to embed; give at least one.")
+    _check_names(files)
     wanted = {name: _source(file) for name, file in files.items()}
     rows: dict[str, tuple[NDArray[np.float32], str]] = {}
     if Path(path).exists():
@@ -175,6 +182,35 @@ def embed_into(
         if rows:
             _archive(_ordered(rows, files), rows, embedder).save(path)
     return _archive(files, rows, embedder)
+
+
+def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
+    """Write an .npz file in one step: whole, or not at all.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Ends in ``.npz``; a file of that name is replaced.
+    **arrays : numpy.ndarray
+        What to write, by name.
+    """
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, **arrays)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _check_names(names: Iterable[object]) -> None:
+    """Refuse names that numpy would write as other ones."""
+    for name in names:
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise ValueError(
+                f"{name!r} names no embedding: give texts, not empty and without NUL "
+                "characters."
+            )
 
 
 def _ordered(names: Iterable[str], files: Iterable[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 
@@ -22,6 +23,9 @@ LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
 
 # -80 dB of full scale: only the dither of a converter stays below.
 _SILENCE = 1e-4
+# The power spectrum of integers of 32 bits that were not divided by full scale still
+# fits float32.
+_LOUDEST = 2.0**31
 # Every usual pair of rates is a ratio of smaller numbers. An unusual one is replaced by
 # the nearest such ratio, less than one in ten thousand away, or else the filters of
 # 16,000 phases would take gigabytes.
@@ -82,8 +86,8 @@ def prepare_waveform(
     Raises
     ------
     ValueError
-        If the samples are no floats, too few or too many, NaN, infinite or silent, or
-        the sample rate is not one of audio.
+        If the samples are no floats, too few or too many, NaN, infinite, silent or
+        absurdly loud, or the sample rate is not one of audio.
 
     Example
     -------
@@ -96,6 +100,7 @@ def prepare_waveform(
             f"{what} holds {str(samples.dtype).removeprefix('torch.')} values; give "
             "floats from -1 to 1 (16-bit integers divided by 32768)."
         )
+    sample_rate = _whole_rate(sample_rate, what)
     _check_seconds(samples.shape[-1], sample_rate, what)
     finite = samples.isfinite()
     if not finite.all():
@@ -103,6 +108,12 @@ def prepare_waveform(
         raise ValueError(
             f"{what} holds NaN or infinity, first at {first / sample_rate:.3f} s. "
             "Repair or leave out this audio."
+        )
+    peak = float(samples.abs().max())
+    if peak > _LOUDEST:
+        raise ValueError(
+            f"{what} reaches {peak:.3g}, but full scale is 1. Divide it by the full "
+            "scale of where it is from (32768 for 16-bit integers)."
         )
     samples = samples.to(torch.float32)
     deviation = samples - samples.mean(dim=-1, keepdim=True)
@@ -117,6 +128,19 @@ def prepare_waveform(
         return samples
     resampled: torch.Tensor = resample(samples, ratio.denominator, ratio.numerator)
     return resampled
+
+
+def _whole_rate(sample_rate: object, what: str) -> int:
+    if (
+        not isinstance(sample_rate, Real)
+        or isinstance(sample_rate, bool)
+        or sample_rate % 1 != 0
+    ):
+        raise ValueError(
+            f"{what} has a sample rate of {sample_rate!r}; give the samples per second "
+            "as a whole number, such as 16000."
+        )
+    return int(sample_rate)
 
 
 def _check_seconds(samples: int, sample_rate: int, what: str) -> None:

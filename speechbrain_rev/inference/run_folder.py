@@ -178,20 +178,20 @@ def _plain_values(path: Path, names: Sequence[str]) -> dict[str, Any]:
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         document = loader.get_single_node()
-        if not isinstance(document, yaml.MappingNode):
-            raise ValueError(f"{path} is no YAML mapping of names to values.")
-        # Only the wanted nodes are constructed, by the loader that knows no tag.
-        return {
-            key.value: loader.construct_object(value, deep=True)
-            for key, value in document.value
-            if key.value in names
-        }
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        if isinstance(document, yaml.MappingNode):
+            # Only the wanted nodes are constructed, by the loader that knows no tag.
+            return {
+                key.value: loader.construct_object(value, deep=True)
+                for key, value in document.value
+                if key.value in names
+            }
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} cannot be read as plain values: {error}. The values of "
             f"{', '.join(names)} must stand there without tags and references, as "
             "train.py writes them."
         ) from error
+    raise ValueError(f"{path} is no YAML mapping of names to values.")
 
 
 def _own_file(folder: Path, name: str | Path) -> Path:

@@ -7,7 +7,7 @@ mean of each sentence subtracted, the encoder.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
+from speechbrain_rev.hparams.knobs import KNOBS
 from speechbrain_rev.inference.audio import prepare_waveform, read_waveform
+from speechbrain_rev.inference.device import usable_device
 from speechbrain_rev.inference.run_folder import read_settings, read_weights
 from speechbrain_rev.inference.waveform import WaveformEncoder
 from speechbrain_rev.lobes import build_encoder
@@ -55,7 +57,7 @@ class SpeakerEmbedder:
     sample_rate : int
         Hertz of the waveforms the model takes; all audio is resampled to it.
     device : str, torch.device or None
-        Where to run; None takes the GPU if there is one.
+        Where to run: cpu, cuda or cuda:N; None takes the GPU if there is one.
     fingerprint : str
         Tells embeddings of one state of one model from all others; the hash of its
         weights.
@@ -76,9 +78,7 @@ class SpeakerEmbedder:
         device: str | torch.device | None = None,
         fingerprint: str = "",
     ):
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(device)
+        self.device = usable_device(device)
         self.model = model.to(self.device).eval()
         self.sample_rate = sample_rate
         self.fingerprint = fingerprint
@@ -98,7 +98,7 @@ class SpeakerEmbedder:
             The run's ``output_folder``. Its ``embedding_model.ckpt`` is taken, or the
             newest checkpoint while the run has not ended.
         device : str, torch.device or None
-            Where to run; None takes the GPU if there is one.
+            Where to run: cpu, cuda or cuda:N; None takes the GPU if there is one.
 
         Returns
         -------
@@ -111,8 +111,10 @@ class SpeakerEmbedder:
             If the folder, its hyperparams.yaml or any weights are missing.
         ValueError
             If a file is not what training writes, leads out of the folder, or the
-            weights are not those of the encoder that hyperparams.yaml names.
+            weights are not those of the encoder that hyperparams.yaml names; or if the
+            device cannot be used.
         """
+        device = usable_device(device)
         settings = _checked(read_settings(folder, _SETTINGS), Path(folder))
         sample_rate, n_mels = settings.pop("sample_rate"), settings["n_mels"]
         encoder = build_encoder(settings.pop("arch"), **settings)
@@ -141,7 +143,7 @@ class SpeakerEmbedder:
         waveform : torch.Tensor or array-like, [samples] or [batch, samples]
             One channel of floats from -1 to 1.
         sample_rate : int
-            Hertz; anything else than the encoder's is resampled.
+            Hertz, a whole number; anything else than the encoder's is resampled.
 
         Returns
         -------
@@ -152,7 +154,7 @@ class SpeakerEmbedder:
         ------
         ValueError
             If the waveform has another shape, is shorter than a quarter of a second,
-            silent, NaN, or no floating-point audio.
+            silent, NaN, absurdly loud, or no floating-point audio.
         """
         if not isinstance(waveform, Tensor):
             waveform = torch.from_numpy(np.ascontiguousarray(waveform))
@@ -169,7 +171,7 @@ class SpeakerEmbedder:
         embeddings = self._run(samples.reshape(-1, samples.shape[-1]).unbind())
         return embeddings if samples.dim() == 2 else embeddings[0]
 
-    def embed_files(self, paths: Sequence[str | PathLike[str]]) -> NDArray[np.float32]:
+    def embed_files(self, paths: Iterable[str | PathLike[str]]) -> NDArray[np.float32]:
         """Embed audio files of any sample rate, each as one utterance.
 
         Files of several channels are averaged to one, which is logged. More than a
@@ -177,7 +179,7 @@ class SpeakerEmbedder:
 
         Parameters
         ----------
-        paths : sequence of str or path-like
+        paths : iterable of str or path-like
             The files.
 
         Returns
@@ -191,16 +193,16 @@ class SpeakerEmbedder:
             If a file is missing, no audio or cannot be embedded; the message names it.
         """
         rows = dict(self.embed_each(paths))
-        return np.stack([rows[index] for index in range(len(paths))])
+        return np.stack([rows[index] for index in range(len(rows))])
 
     def embed_each(
-        self, paths: Sequence[str | PathLike[str]]
+        self, paths: Iterable[str | PathLike[str]]
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Embed audio files as ``embed_files`` does, giving each row once it is ready.
 
         Parameters
         ----------
-        paths : sequence of str or path-like
+        paths : iterable of str or path-like
             The files.
 
         Yields
@@ -217,6 +219,7 @@ class SpeakerEmbedder:
         """
         if isinstance(paths, (str, PathLike)):
             raise ValueError(f"give a list of paths: [{str(paths)!r}].")
+        paths = list(paths)
         if not paths:
             raise ValueError("there is no path to embed; give at least one.")
         with tqdm(
@@ -312,28 +315,17 @@ def _groups(
 
 
 def _checked(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Refuse values of another type than train.py writes."""
-    counts = ("n_mels", "embedding_dim", "sample_rate")
-    right = {
-        "arch": isinstance(settings["arch"], str),
-        **{name: _is_count(settings[name]) for name in counts},
-        **{
-            name: settings[name] is None
-            or (
-                isinstance(settings[name], list) and all(map(_is_count, settings[name]))
-            )
-            for name in ("widths", "blocks")
-        },
-    }
-    wrong = [f"{name}: {settings[name]!r}" for name, fits in right.items() if not fits]
+    """Refuse values that training does not take."""
+    wrong = []
+    for name, value in settings.items():
+        knob = KNOBS[name]
+        # build_encoder names the nearest of the architectures.
+        if not knob.has_kind(value) or (name != "arch" and not knob.allows(value)):
+            wrong.append(f"{name}: {value!r} (it takes {knob.takes()})")
     if wrong:
         raise ValueError(
-            f"{folder / 'hyperparams.yaml'} has {', '.join(wrong)}. arch must be a "
-            f"name, {', '.join(counts)} positive integers, widths and blocks lists of "
-            "positive integers or null, all without tags or references."
+            f"{folder / 'hyperparams.yaml'} has {', '.join(wrong)}. Give the folder of "
+            "a run of recipes/VoxCeleb/train.py, which writes plain values without "
+            "tags or references."
         )
     return settings
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

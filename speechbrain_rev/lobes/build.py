@@ -158,16 +158,24 @@ def _expansion(row: Architecture) -> int:
 def _check_sizes(
     row: Architecture, n_mels: int, embedding_dim: int, pooling_variance: str
 ) -> None:
+    for name, size in {
+        "widths": row.widths,
+        "blocks": row.blocks,
+        "n_mels": (n_mels,),
+        "embedding_dim": (embedding_dim,),
+    }.items():
+        if not all(isinstance(number, int) for number in size):
+            raise ValueError(f"{name} takes whole numbers, but is {size}.")
     if len(row.widths) != 4 or len(row.blocks) != 4 or min(row.widths) < 1:
         raise ValueError(
             "widths and blocks take one number for each of the 4 stages, widths of at "
             f"least 1; given were widths={row.widths}, blocks={row.blocks}."
         )
     least = 0 if row.reversible else 1
-    if min(row.blocks) < least:
+    if min(row.blocks) < least or not any(row.blocks):
         raise ValueError(
-            f"Each stage of {row.name} has at least {least} blocks, but blocks is "
-            f"{row.blocks}. Give 4 numbers of at least {least}."
+            f"{row.name} has at least {least} block(s) in a stage and 1 in all, but "
+            f"blocks is {row.blocks}."
         )
     step = row.width_step
     uneven = [w for w in row.widths if w % step]

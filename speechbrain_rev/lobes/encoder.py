@@ -300,6 +300,11 @@ class SpeakerEncoder(nn.Module):
                 f"{list(feats.shape)}. Pass Fbank(n_mels={self.n_mels}) features, or "
                 "build the encoder with the n_mels that you have."
             )
+        if not len(feats):
+            raise ValueError(
+                f"{self.architecture.name} takes at least one utterance, but got "
+                f"{list(feats.shape)} as {expected}."
+            )
         if feats.shape[1] < MIN_FRAMES:
             raise ValueError(
                 f"{self.architecture.name} needs at least {MIN_FRAMES} frames, but got "

@@ -3,7 +3,7 @@
 import math
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
@@ -42,7 +42,11 @@ def number(
     1.0
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (is_number and 0 <= value < below) or (above_zero and value == 0):
+    try:
+        read = float(value) if is_number else math.nan
+    except OverflowError:  # an int that no float can hold
+        read = math.inf
+    if not 0 <= read < below or (above_zero and read == 0):
         low = "above 0" if above_zero else "from 0"
         high = "" if math.isinf(below) else f" to below {below:g}"
         hint = " (YAML reads 1e-4 as text; write 1.0e-4.)"
@@ -50,7 +54,39 @@ def number(
             f"{name} is {value!r}; it must be a number {low}{high}."
             + (hint if isinstance(value, str) else "")
         )
-    return float(value)
+    return read
+
+
+def switch(name: str, value: Any) -> bool:
+    """Read what is on or off.
+
+    Parameters
+    ----------
+    name : str
+        The argument's name, for the message.
+    value : object
+        What was given; text is refused, as "false" would count as true.
+
+    Returns
+    -------
+    bool
+        The value.
+
+    Raises
+    ------
+    ValueError
+        If it is not a bool.
+
+    Example
+    -------
+    >>> switch("nesterov", False)
+    False
+    """
+    if not isinstance(value, bool):
+        raise ValueError(
+            f"{name} is {value!r}; it must be True or False (in YAML without quotes)."
+        )
+    return value
 
 
 def pair(name: str, values: Any, *, below: float = math.inf) -> tuple[float, float]:
@@ -143,6 +179,33 @@ def parameters_of_one_group(params: Any) -> list[torch.Tensor]:
             "own parameters() gives shared parameters once."
         )
     return items
+
+
+def refuse_another_group(param_group: Any) -> NoReturn:
+    """Take the place of ``add_param_group``: optimizers have the group they came with.
+
+    Parameters
+    ----------
+    param_group : object
+        Of no account.
+
+    Raises
+    ------
+    ValueError
+        Always.
+
+    Example
+    -------
+    >>> refuse_another_group({"params": [torch.zeros(2)]})
+    Traceback (most recent call last):
+        ...
+    ValueError: An optimizer of build_optimizer has one parameter group...
+    """
+    raise ValueError(
+        "An optimizer of build_optimizer has one parameter group, as SpeechBrain clips "
+        "the gradients of the first alone; add_param_group cannot add another. Give "
+        "all parameters to build_optimizer; those without a gradient are left alone."
+    )
 
 
 def parameters_to_keep(keep_32bit: Kept, params: list[torch.Tensor]) -> frozenset[int]:

@@ -22,6 +22,10 @@ STATES_OF_TORCH = {
 }
 # bitsandbytes wraps its states so that FSDP does not gather them.
 WRAPPED = "__bnb_optimizer_quant_state__"
+# What an optimizer of build_optimizer can say of itself.
+_WRITERS = tuple(
+    f"{name} at {bits} bit" for name in STATES_OF_TORCH for bits in (8, 32)
+)
 _FIRST_STATES = ("state1", *{names[0] for names in STATES_OF_TORCH.values()})
 
 
@@ -77,15 +81,15 @@ def refuse_other_checkpoint(
             )
 
 
-def written_by(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> str:
+def written_by(optimizer: torch.optim.Optimizer, state_dict: Any) -> str:
     """Read which optimizer of ours wrote a checkpoint.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
         What the checkpoint is meant for.
-    state_dict : mapping
-        The checkpoint.
+    state_dict : object
+        The checkpoint, whose form is checked.
 
     Returns
     -------
@@ -95,7 +99,8 @@ def written_by(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) 
     Raises
     ------
     ValueError
-        If the checkpoint says nothing of it.
+        If the checkpoint is none of an optimizer, says nothing of it, or lacks states
+        or parameters.
 
     Example
     -------
@@ -104,15 +109,32 @@ def written_by(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) 
     >>> written_by(optimizer, optimizer.state_dict())
     'sgd at 32 bit'
     """
+    if not isinstance(state_dict, Mapping):
+        raise ValueError(
+            f"The checkpoint is a {type(state_dict).__name__}; give the dict that "
+            f"state_dict() of an optimizer returned."
+        )
     # A file of weights has no groups; it must not fail for want of a key.
-    saved_groups = state_dict.get("param_groups") or [{}]
-    saved = saved_groups[0].get(BUILT_AS)
-    if saved is None:
+    groups = state_dict.get("param_groups")
+    group = groups[0] if isinstance(groups, list | tuple) and groups else {}
+    saved = group.get(BUILT_AS) if isinstance(group, Mapping) else None
+    if saved not in _WRITERS:
         raise ValueError(
             f"This optimizer is {optimizer.param_groups[0][BUILT_AS]}, but the "
             f"checkpoint was not written by an optimizer of build_optimizer, so its "
             f"states cannot be told. Resume with the optimizer that wrote it, or start "
             f"from its weights alone."
+        )
+    states = state_dict.get("state")
+    if (
+        not isinstance(group.get("params"), list | tuple)
+        or not isinstance(states, Mapping)
+        or not all(isinstance(state, Mapping) for state in states.values())
+    ):
+        raise ValueError(
+            f"The checkpoint says it is of {saved}, but has no dict of states under "
+            f"'state' or no list under 'params' of its group. Give what state_dict() "
+            f"returned, unchanged, or start from the weights alone."
         )
     return str(saved)
 

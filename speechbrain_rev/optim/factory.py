@@ -21,6 +21,8 @@ from speechbrain_rev.optim.arguments import (
     pair,
     parameters_of_one_group,
     parameters_to_keep,
+    refuse_another_group,
+    switch,
 )
 from speechbrain_rev.optim.checkpoint import BUILT_AS, refuse_other_checkpoint
 from speechbrain_rev.optim.strict import strict_class
@@ -106,8 +108,9 @@ def build_optimizer(
     Returns
     -------
     torch.optim.Optimizer
-        With one parameter group. Weights in another memory format than the contiguous
-        one keep it. Its checkpoints are refused by an optimizer built otherwise.
+        With one parameter group, for good. Weights in another memory format than the
+        contiguous one keep it. Its checkpoints are refused by an optimizer built
+        otherwise.
 
     Raises
     ------
@@ -154,10 +157,10 @@ def build_optimizer(
     options = {
         "momentum": number("momentum", momentum, below=1.0),
         "dampening": number("dampening", dampening),
-        "nesterov": nesterov,
+        "nesterov": switch("nesterov", nesterov),
         "betas": pair("betas", betas, below=1.0),
         "eps": number("eps", eps, above_zero=True),
-        "amsgrad": amsgrad,
+        "amsgrad": switch("amsgrad", amsgrad),
     }
     row = _OPTIMIZERS[name]
     refuse_what_is_not_honoured(name, bits, options, weight_decay)
@@ -176,6 +179,7 @@ def build_optimizer(
         build: Callable[..., torch.optim.Optimizer] = row.at_32bit
         optimizer = build([group], **common, **honoured)
         optimizer.register_load_state_dict_pre_hook(_refuse_checkpoint_of_other_32bit)
+        optimizer.add_param_group = refuse_another_group  # type: ignore[method-assign]
     return optimizer
 
 

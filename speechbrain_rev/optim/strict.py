@@ -11,14 +11,16 @@ This is the one door to bitsandbytes.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from speechbrain_rev.optim.arguments import refuse_another_group
 from speechbrain_rev.optim.checkpoint import refuse_other_checkpoint
 from speechbrain_rev.optim.reference import block_maxima, dequantise, quantise
 
@@ -97,6 +99,7 @@ def write_moments(moments: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
 class _Strict(_Optimizer8bit):
     """What every 8-bit optimizer of ours does otherwise than bitsandbytes'."""
 
+    library_name: str  # the library's word for the class
     optimizer_name: str  # the library's word for the arithmetic
 
     def __init__(
@@ -105,6 +108,37 @@ class _Strict(_Optimizer8bit):
         super().__init__(params, **options)
         # Identities are safe to keep: the optimizer keeps the parameters alive.
         self._kept = kept
+        self._options = options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # torch's copies and pickles lack what the library adds to an optimizer. Copied
+        # parameters have other identities, so what is kept goes by position.
+        kept = [id(param) in self._kept for param in self.param_groups[0]["params"]]
+        rebuilt_from = (self.library_name, self.param_groups, kept, self._options)
+        return _rebuild, rebuilt_from, {"state": self.state}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self.param_groups:
+            refuse_another_group(param_group)
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for index, param in enumerate(self.param_groups[0]["params"]):
+            if param.grad is not None and param.grad.layout != torch.strided:
+                raise ValueError(
+                    f"The gradient of params[{index}], shape {list(param.shape)}, is "
+                    f"{param.grad.layout}, but with states of 8 bit gradients must be "
+                    f"dense. Build the layer with sparse=False."
+                )
+        # torch may have wrapped the library's step to call hooks. They are called around
+        # this one already.
+        inspect.unwrap(super(_Strict, type(self)).step)(self)
+        return loss
 
     def state_bits(self, param: torch.Tensor) -> int:
         small = param.numel() < MIN_8BIT_ELEMENTS
@@ -241,7 +275,19 @@ def strict_class(library_name: str) -> type[Any]:
     'SGD8bit'
     """
     base = getattr(_bitsandbytes().optim, library_name)
-    return type(f"{library_name}8bit", (_Strict, base), {"__doc__": _Strict.__doc__})
+    members = {"__doc__": _Strict.__doc__, "library_name": library_name}
+    return type(f"{library_name}8bit", (_Strict, base), members)
+
+
+def _rebuild(
+    library_name: str,
+    groups: list[dict[str, Any]],
+    kept: list[bool],
+    options: Mapping[str, Any],
+) -> Any:
+    params = groups[0]["params"]
+    ids = frozenset(id(p) for p, keep in zip(params, kept, strict=True) if keep)
+    return strict_class(library_name)(groups, ids, **options)
 
 
 def _bitsandbytes() -> ModuleType:

@@ -74,5 +74,15 @@ def save(figure: Figure, path: str | Path) -> None:
         The figure.
     path : str or pathlib.Path
         The file to write.
+
+    Raises
+    ------
+    FileNotFoundError
+        If its folder does not exist.
     """
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{path} cannot be written: there is no folder {folder}. Make it first."
+        )
     figure.savefig(path, format="png", dpi=150, facecolor="white")

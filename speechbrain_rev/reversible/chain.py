@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from speechbrain_rev.reversible.autocast import Autocast
+from speechbrain_rev.reversible.buffers import KeptBuffers
 from speechbrain_rev.reversible.coupling import (
     AdditiveCoupling,
     arguments,
@@ -23,6 +24,7 @@ from speechbrain_rev.reversible.modes import Mode, as_mode
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
 from speechbrain_rev.reversible.replay import running, shared_by, stored_run
 from speechbrain_rev.reversible.segment import (
+    has_hooks,
     recompute,
     reconstruct,
     refuse_what_cannot_run_again,
@@ -224,8 +226,12 @@ class ReversibleChain(nn.Module):
         self._check_run(x1, mask)
         format = as_format(self.format_name)
         notes = self.monitor.begin(1 + 2 * len(self.blocks), format.limit, x1.device)
+        before = None if notes.largest is None else KeptBuffers(self.blocks)
         streams = self._advance(enter(x1, x2, format, notes.row(0)), mask, notes)
-        return streams._replace(poison=self.monitor.close(notes, format.limit))
+        poison = self.monitor.close(notes, format.limit)
+        if before is not None and poison is not None:
+            before.restore_where(poison)
+        return streams._replace(poison=poison)
 
     def _advance(
         self, streams: Streams, mask: Tensor | None, notes: StreamNotes
@@ -234,7 +240,12 @@ class ReversibleChain(nn.Module):
         if Mode.STORE in self.modes:
             couplings = cast(Iterable[AdditiveCoupling], self.blocks)
             shared = shared_by(f for b in couplings for f in (b.f, b.g))
-        places = enumerate(zip(self.modes, self.blocks, strict=True))
+        modes = self.modes
+        if not _differentiated(streams, self.blocks):
+            # Nothing is stored either; a tensor that is neither registered nor given
+            # gets the gradient that no function of ours could hand to it.
+            modes = [Mode.STORE] * len(self.blocks)
+        places = enumerate(zip(modes, self.blocks, strict=True))
         for mode, run in itertools.groupby(places, _mode_of):
             here = list(run)
             blocks = [cast(AdditiveCoupling, block) for _, (_, block) in here]
@@ -263,11 +274,10 @@ class ReversibleChain(nn.Module):
             )
         if mask is not None and mask.requires_grad:
             raise ValueError("A mask cannot need a gradient: pass mask.detach().")
-        watched = [b for b in self.blocks if b._forward_hooks or b._forward_pre_hooks]
-        if watched:
+        if any(has_hooks(block) for block in self.blocks):
             warnings.warn(
-                "Forward hooks on a coupling do not fire in training, where the chain "
-                "calls F and G by itself. Put them on the coupling's f and g.",
+                "Hooks on a coupling do not fire in training, where the chain calls F "
+                "and G by itself. Put them on the coupling's f and g.",
                 stacklevel=3,
             )
 
@@ -321,6 +331,11 @@ def trains(module: nn.Module) -> bool:
 
 def _half_under_autocast(x: Tensor) -> bool:
     return x.dtype in _HALVES and Autocast.now({x.device}).enabled
+
+
+def _differentiated(streams: Streams, blocks: nn.Module) -> bool:
+    tangents = streams.first.tangent, streams.second.tangent
+    return any(t.requires_grad for t in (*tangents, *blocks.parameters()))
 
 
 def _mode_of(place: tuple[int, tuple[Mode, nn.Module]]) -> Mode:

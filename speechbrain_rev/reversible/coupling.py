@@ -107,7 +107,8 @@ def check_residual(f: nn.Module, x: Tensor, y: Tensor, version: int) -> None:
     if version_of(x) != version:
         raise RuntimeError(
             f"{type(f).__name__} wrote into its input, which is the other stream of "
-            "the coupling. Use inplace=False in its first layer."
+            "the coupling, or the tensor given to the first one: do not use that again. "
+            "Use inplace=False in its first layer."
         )
     check_shape(f, x, y)
 

@@ -119,8 +119,11 @@ class Monitor:
                 f"verify is {verify!r}; it must be 'warn', 'raise', or None to compare "
                 "nothing."
             )
-        if every < 1:
-            raise ValueError(f"every is {every}; it must be at least 1 pass.")
+        if type(every) is not int or every < 1:
+            raise ValueError(
+                f"verify_every is {every!r}; it must be a whole number of forward "
+                "passes, at least 1."
+            )
         self.verify, self.every = verify, every
         #: What messages call the chain.
         self.name = "the chain"

@@ -312,8 +312,8 @@ def _standing_in(
                 _second_runs.pop(m, None)
 
 
-#: In training these write their buffers and do not read them, in evaluation they read
-#: and do not write. Subclasses may do otherwise.
+#: In training these write their buffers and do not read them. Subclasses may do
+#: otherwise.
 _NORMS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
@@ -327,10 +327,14 @@ def _influential_buffers(module: nn.Module) -> dict[Place, Tensor]:
     return {
         (i, name): buffer.clone()
         for i, owner in enumerate(module.modules())
-        if type(owner) not in _NORMS and "writes_buffers_only" not in vars(type(owner))
+        if not (owner.training and _writes_buffers_only(owner))
         for name, buffer in owner._buffers.items()
         if buffer is not None
     }
+
+
+def _writes_buffers_only(module: nn.Module) -> bool:
+    return type(module) in _NORMS or "writes_buffers_only" in vars(type(module))
 
 
 def devices_of(module: nn.Module, *arguments: Any) -> set[torch.device]:

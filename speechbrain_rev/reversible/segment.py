@@ -66,6 +66,10 @@ def recompute(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
     refuse_what_cannot_run_again(module)
     call = _Call(module, inputs, keywords)
     parameters = Parameters([module])
+    if not any(t.requires_grad for t in (*call.tensors, *parameters.tensors)):
+        # Nothing is stored either; a tensor that is neither registered nor given gets
+        # its gradient.
+        return module(*inputs, **keywords)
     outputs = _Recompute.apply(call, parameters, *call.tensors, *parameters.tensors)
     call.tensors = []  # autograd holds them from here on
     return call.returned(outputs)
@@ -108,6 +112,16 @@ def reconstruct(
     )  # fmt: skip
     y1, y2, tangent1, tangent2 = outputs
     return Streams(Stream(y1, tangent1), Stream(y2, tangent2), format, poison)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module's call has hooks that look at what goes in or comes out."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 def refuse_what_cannot_run_again(module: nn.Module) -> None:
@@ -332,13 +346,7 @@ def _undo(
 
 
 def _is_watched(module: nn.Module) -> bool:
-    return any(
-        m._forward_hooks
-        or m._forward_pre_hooks
-        or m._backward_hooks
-        or m._backward_pre_hooks
-        for m in module.modules()
-    )
+    return any(map(has_hooks, module.modules()))
 
 
 def _refuse_double_backward() -> None:

@@ -10,6 +10,8 @@ streams of floats and ``add`` the next ones; ``leave``, ``read``, ``read_both`` 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +19,21 @@ from torch import Tensor
 
 from speechbrain_rev.kernels.layout import format_of
 from speechbrain_rev.reversible.formats import StreamFormat
+
+
+def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep compilers out: what they make of values and tangents has lost the gradient.
+
+    The switch itself would import the compiler, which takes a second.
+    """
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*arguments)
+        return function(*arguments)
+
+    return run
 
 
 class Stream(NamedTuple):
@@ -44,6 +61,7 @@ def tangent_of(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty((), dtype=dtype, device=value.device).expand_as(value)
 
 
+@_eager
 def enter(
     x1: Tensor, x2: Tensor, format: StreamFormat, largest: Tensor | None = None
 ) -> Streams:
@@ -67,6 +85,7 @@ def add(
     return Stream(*_Add.apply(*stream, f, format, largest))
 
 
+@_eager
 def leave(streams: Streams) -> tuple[Tensor, Tensor]:
     """Make floats of streams: copies, so that writing to them harms nothing."""
     first, second, format, poison = streams
@@ -76,6 +95,7 @@ def leave(streams: Streams) -> tuple[Tensor, Tensor]:
     )
 
 
+@_eager
 def read_both(streams: Streams) -> tuple[Tensor, Tensor]:
     """Read both streams; what is returned may be their storage and is not to be changed."""
     first, second, format, poison = streams
@@ -85,6 +105,7 @@ def read_both(streams: Streams) -> tuple[Tensor, Tensor]:
     )
 
 
+@_eager
 def join(streams: Streams) -> Tensor:
     """Put both streams into one new tensor, one after the other along the channels."""
     first, second, format, poison = streams

@@ -6,6 +6,7 @@ its file: only the samples asked for are decoded.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,11 @@ import soundfile
 import torch
 
 AUDIO_SUFFIXES = (".wav", ".flac")
+# Writers of streams, whose end is not known, put no size, or this or more
+# (0x7FFFF000 sox, 0x80000000 arecord, 0xFFFFFFFF ffmpeg).
+_STREAM_BYTES = 0x7FFF_F000
+# soundfile raises the second for formats without a header, such as .raw.
+_REFUSALS = (soundfile.LibsndfileError, TypeError, UnicodeError)
 
 
 @dataclass(frozen=True)
@@ -49,12 +55,14 @@ def audio_info(path: str | Path) -> AudioInfo:
     Raises
     ------
     ValueError
-        If the file cannot be read as audio; it names the file.
+        If the file cannot be read as audio or a WAV file is cut short; it names the
+        file.
     """
     try:
         info = soundfile.info(str(path))
-    except soundfile.LibsndfileError as error:
+    except _REFUSALS as error:
         raise _unreadable(path, error) from error
+    _refuse_truncated_wav(path)
     return AudioInfo(info.frames, info.samplerate, info.channels)
 
 
@@ -177,7 +185,7 @@ def _decode(
             count = -1 if samples is None else samples
             values = audio.read(count, dtype="float32", always_2d=True)
             return torch.from_numpy(values), audio.samplerate
-    except soundfile.LibsndfileError as error:
+    except _REFUSALS as error:
         raise _unreadable(path, error) from error
 
 
@@ -189,6 +197,35 @@ def _other_rate(path: str | Path, found: int, expected: int) -> str:
     )
 
 
+def _refuse_truncated_wav(path: str | Path) -> None:
+    """Refuse a WAV file that ends before its data do, at which libsndfile is silent."""
+    with open(path, "rb") as file:
+        position, is_riff = 12, file.read(4) == b"RIFF"
+        file_bytes = file.seek(0, 2)
+        while is_riff and position + 8 <= file_bytes:
+            file.seek(position)
+            name, chunk_bytes = struct.unpack("<4sI", file.read(8))
+            missing_bytes = position + 8 + chunk_bytes - file_bytes
+            if name == b"data":
+                if chunk_bytes < _STREAM_BYTES and missing_bytes > 0:
+                    raise ValueError(
+                        f"{path} cannot be read as audio: it is cut short, "
+                        f"{missing_bytes} of {chunk_bytes} bytes of data are missing. "
+                        "Copy or convert it again."
+                    )
+                return
+            # Chunks begin at even bytes.
+            position += 8 + chunk_bytes + chunk_bytes % 2
+
+
 def _unreadable(path: str | Path, error: Exception) -> ValueError:
-    reason = "there is no such file" if not Path(path).exists() else str(error)
-    return ValueError(f"{path} cannot be read as audio: {reason}")
+    reason = str(error)
+    if not Path(path).exists():
+        reason = "there is no such file"
+    elif isinstance(error, UnicodeError):
+        reason = "its name is not in UTF-8; rename it"
+    elif isinstance(error, TypeError):
+        reason = "it has no header; convert it to WAV or FLAC"
+    # A name that is not in UTF-8 cannot be printed everywhere.
+    shown = str(path).encode(errors="backslashreplace").decode()
+    return ValueError(f"{shown} cannot be read as audio: {reason}")

@@ -78,11 +78,27 @@ def test_the_largest_values_in_exact_streams_are_told():
     encoder(torch.randn(2, 43, 80))
     wrapped = torch.nn.Module()  # as DistributedDataParallel holds what it wraps
     wrapped.module = encoder
-    found = training_log.largest_streams(wrapped)["largest_streams"]
+    found = training_log.Tally().ask(wrapped)["largest_streams"]
     assert list(found) == [f"stages.{i}.chain" for i in range(4)]
     assert all(0 < value < 2**14 for value in found.values())
 
 
 def test_without_exact_streams_there_is_nothing_to_tell():
-    for encoder in (tiny("revnet57"), tiny("resnet34"), torch.nn.Tanh()):
-        assert training_log.largest_streams(encoder) == {}
+    floats = tiny("revnet57", streams="float")
+    for encoder in (floats, tiny("resnet34"), torch.nn.Tanh()):
+        assert training_log.Tally().ask(encoder) == {}
+
+
+def test_the_largest_value_of_an_epoch_is_kept():
+    encoder = torch.nn.Module()
+    tally = training_log.Tally()
+    for told, kept in (
+        (2.0, 2.0),
+        (1.0, 2.0),
+        (3.0, 3.0),
+        (float("nan"), None),
+        (9, None),
+    ):
+        encoder.largest_streams = lambda told=told: {"stage": told}
+        found = tally.ask(encoder)["largest_streams"]["stage"]
+        assert found == kept or (kept is None and found != found)

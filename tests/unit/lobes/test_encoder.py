@@ -186,7 +186,7 @@ def test_input_of_a_wrong_shape_is_refused(shape, words):
         ({"n_mels": 81}, "multiple of 8, but is 81"),
         ({"embedding_dim": 0}, "at least 1"),
         ({"pooling_variance": "sample"}, "population, unbiased"),
-        ({"blocks": (1, -1, 1, 1)}, "needs a block"),
+        ({"blocks": (1, -1, 1, 1)}, "1 in all"),
         ({"streams": "half"}, "formats are 'float'"),
     ],
 )

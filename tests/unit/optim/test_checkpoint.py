@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from speechbrain_rev.optim import build_optimizer
+from speechbrain_rev.optim import build_optimizer, convert_checkpoint
 from tests.unit.optim.steps import DEVICES, assert_identical
 
 SCRIPT = pathlib.Path(__file__).with_name("resumable_run.py")
@@ -111,6 +111,48 @@ def test_states_of_an_optimizer_from_elsewhere_are_refused(bits):
         trained(bits=bits).load_state_dict(foreign.state_dict())
     with pytest.raises(ValueError, match="not written by an optimizer of build_opt"):
         trained(bits=bits).load_state_dict(layer.state_dict())
+
+
+def load(checkpoint, optimizer):
+    optimizer.load_state_dict(checkpoint)
+
+
+def malformed(part, value):
+    """A checkpoint of which one part is another value, or missing if that is None."""
+    checkpoint = copy.deepcopy(trained().state_dict())
+    holder = checkpoint if part in checkpoint else checkpoint["param_groups"][0]
+    if value is None:
+        del holder[part]
+    else:
+        holder[part] = value
+    return checkpoint
+
+
+@pytest.mark.parametrize("take", [load, convert_checkpoint])
+@pytest.mark.parametrize(
+    ("checkpoint", "message"),
+    [
+        (None, "checkpoint is a NoneType; give the dict"),
+        ([1], "checkpoint is a list; give the dict"),
+        ("optimizer.ckpt", "checkpoint is a str; give the dict"),
+        ({}, "not written by an optimizer of build_optimizer"),
+        ({"param_groups": None}, "not written by an optimizer of build_optimizer"),
+        ({"param_groups": [1]}, "not written by an optimizer of build_optimizer"),
+        (malformed("built_as", "x"), "not written by an optimizer of build_optimizer"),
+        (malformed("built_as", [8]), "not written by an optimizer of build_optimizer"),
+        (malformed("params", None), "it is of sgd at 8 bit, but has no .*'params'"),
+        (malformed("params", 2), "it is of sgd at 8 bit, but has no .*'params'"),
+        (malformed("state", None), "it is of sgd at 8 bit, but has no dict of states"),
+        (malformed("state", [1]), "it is of sgd at 8 bit, but has no dict of states"),
+        (malformed("state", {0: 1}), "sgd at 8 bit, but has no dict of states"),
+    ],
+)
+def test_what_has_not_the_form_of_a_checkpoint_is_refused(take, checkpoint, message):
+    target = trained()
+    before = copy.deepcopy(target.state_dict())
+    with pytest.raises(ValueError, match=message):
+        take(checkpoint, target)
+    assert_identical(target.state_dict(), before)
 
 
 @pytest.mark.parametrize("keeps", [True, False])

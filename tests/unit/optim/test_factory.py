@@ -160,6 +160,10 @@ def test_state_bytes_are_those_of_codes_and_scales(name, bits, per_parameter):
         ({"lr": float("nan")}, "lr is nan"),
         ({"lr": float("inf")}, "lr is inf"),
         ({"lr": None}, "lr is None"),
+        ({"lr": 10**400}, "lr is 10+; it must be a number from 0"),
+        ({"nesterov": "false"}, "nesterov is 'false'; it must be True or False"),
+        ({"amsgrad": "false"}, "amsgrad is 'false'; it must be True or False"),
+        ({"amsgrad": 0}, "amsgrad is 0; it must be True or False"),
         ({"momentum": 1.0}, "momentum is 1.0; it must be a number from 0 to below 1"),
         ({"weight_decay": -1}, "weight_decay is -1"),
         ({"betas": (0.9, 1.0)}, "betas is 1.0"),
@@ -232,6 +236,14 @@ def shared_parameter():
 def test_parameters_in_another_form_are_refused(params, message, bits):
     with pytest.raises(ValueError, match=message):
         build_optimizer(params, name="sgd", bits=bits, lr=0.1)
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_another_parameter_group_is_refused(bits):
+    optimizer = build_optimizer([parameter(2)], name="sgd", bits=bits, lr=0.1)
+    with pytest.raises(ValueError, match=r"Give all parameters to build_optimizer"):
+        optimizer.add_param_group({"params": [parameter(3)]})
+    assert len(optimizer.param_groups) == 1
 
 
 @pytest.mark.parametrize("bits", [8, 32])

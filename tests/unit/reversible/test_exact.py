@@ -169,6 +169,22 @@ class TestRange:
         with pytest.warns(StreamWarning, match="at its input"):
             chain.monitor.report(LIMIT, wait=True)
 
+    @pytest.mark.filterwarnings("ignore:The streams:UserWarning")
+    @pytest.mark.parametrize("kind", ["basic", "torch"])
+    @pytest.mark.parametrize("mode", Mode)
+    def test_running_statistics_stay_as_they_were(self, mode, kind):
+        chain = chain_of(kind, 2, mode=mode, dtype=torch.float32)
+        step(chain, streams(torch.float32), FLOAT32)
+        before = {n: b.clone() for n, b in chain.named_buffers()}
+        x1, x2 = streams(torch.float32, requires_grad=False)
+        for bad in (float("nan"), 1e6):
+            x2[0, 0, 0, 0] = bad
+            loss = sum(y.sum() for y in chain(x1.clone().requires_grad_(), x2))
+            loss.backward()
+        for name, buffer in chain.named_buffers():
+            if buffer.is_floating_point():
+                assert torch.equal(buffer, before[name]), name
+
     def test_a_sum_that_wraps_around_is_seen(self):
         # Once and twice this are below and beyond the limit; four wrap around an int32.
         chain = ReversibleChain(
@@ -320,13 +336,29 @@ def test_a_checksum_follows_memory_so_that_layouts_do_not_matter():
     ("settings", "words"),
     [
         ({"verify": "shout"}, "'warn', 'raise', or None"),
-        ({"verify_every": 0}, "at least 1"),
+        ({"verify_every": 0}, "verify_every is 0.* at least 1"),
+        ({"verify_every": float("nan")}, "verify_every is nan"),
+        ({"verify_every": 1.5}, "verify_every is 1.5"),
         ({"streams": "half"}, "'float', 'exact'"),
     ],
 )
 def test_other_settings_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         chain_of("basic", 1, **settings)
+
+
+def test_a_chain_that_has_grown_goes_on():
+    chain = chain_of("basic", 1, dtype=torch.float32)
+    step(chain, streams(torch.float32), FLOAT32)
+    chain.blocks.append(chain_of("basic", 1, dtype=torch.float32).blocks[0])
+    chain.set_mode("reconstruct")
+    step(chain, streams(torch.float32), FLOAT32)
+    assert chain.largest_stream() > 0
+
+
+def test_float_streams_are_not_measured():
+    with pytest.raises(ValueError, match="streams='exact'"):
+        chain_of("basic", 1, streams="float").largest_stream()
 
 
 def test_copies_start_without_notes():

@@ -9,12 +9,14 @@ from torch.nn.utils import parametrizations, parametrize
 
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleChain
+from speechbrain_rev.reversible.formats import FORMATS
 from speechbrain_rev.reversible.norm import BatchNorm
 
 from .chains import (
     CHANNELS,
     EXACT,
     FLOAT32_ROUNDING,
+    FLOAT64,
     RESIDUALS,
     Plain,
     chain_of,
@@ -97,6 +99,39 @@ def test_frozen_normalisation_in_a_training_chain(mode, precision):
     chain.blocks[0].f[1].eval()
     assert not Plain(chain).blocks[0].f[1].training
     equal_to_plain(chain, precision)
+
+
+@pytest.mark.parametrize("mode", WITHOUT_STORAGE)
+def test_statistics_of_frozen_normalisation_are_those_of_the_first_run(mode):
+    chain = chain_of("torch", mode=mode)
+    norms = [b.f[1] for b in chain.blocks] + [b.g[1] for b in chain.blocks]
+    for norm in norms:
+        norm.eval()
+    plain = Plain(chain)
+    inputs, again = streams(), streams()
+    loss_of(plain(*again)).backward()
+    loss = loss_of(chain(*inputs))
+    for norm in norms:
+        norm.running_mean.add_(1.0)
+        norm.running_var.mul_(2.0)
+    loss.backward()
+    assert distance({"x": inputs[0].grad}, {"x": again[0].grad}) < EXACT
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_foreign_tensor_is_trained_where_nothing_else_is(mode):
+    weight = torch.randn(CHANNELS, 1, 1, dtype=torch.float64, requires_grad=True)
+
+    class Foreign(nn.Module):
+        def forward(self, x):
+            return x * weight
+
+    chain = chain_from(Foreign, mode)
+    loss_of(chain(*streams(requires_grad=False))).backward()
+    grads = {"weight": weight.grad}
+    weight.grad = None
+    loss_of(Plain(chain)(*streams(requires_grad=False))).backward()
+    assert distance(grads, {"weight": weight.grad}) < EXACT
 
 
 class Unregistered(nn.Module):
@@ -331,21 +366,32 @@ def test_no_valid_frame_leaves_the_running_statistics_finite():
         norm(torch.randn(2, 4, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("streams_format", FORMATS)
+def test_a_compiled_chain_has_gradients(streams_format):
+    chain = chain_of("dropout", 1, streams=streams_format)
+    assert (
+        distance(*(train_compiled(c, FLOAT64) for c in (chain, Plain(chain)))) < EXACT
+    )
+
+
+def train_compiled(module, precision):
+    """Gradients of one step; plain modules are not compiled."""
+    compiled = module
+    if isinstance(module, ReversibleChain):
+        compiled = torch.compile(module, backend="aot_eager")
+    torch.manual_seed(2)
+    with precision.autocast():
+        loss = loss_of(compiled(*streams(precision.weights)))
+    precision.scaler().scale(loss).backward()
+    return {n: p.grad for n, p in module.named_parameters()}
+
+
 @pytest.mark.slow
 @every_precision
 @pytest.mark.parametrize("mode", MODES)
 def test_a_compiled_chain_equals_the_chain(mode, precision):
-    def train(module, precision):
-        compiled = module
-        if isinstance(module, ReversibleChain):
-            compiled = torch.compile(module, backend="aot_eager")
-        with precision.autocast():
-            loss = loss_of(compiled(*streams(precision.weights)))
-        precision.scaler().scale(loss).backward()
-        return {n: p.grad for n, p in module.named_parameters()}
-
     chain = chain_of("basic", mode=mode, dtype=precision.weights)
-    equal_to_plain(chain, precision, train)
+    equal_to_plain(chain, precision, train_compiled)
 
 
 @pytest.mark.slow
