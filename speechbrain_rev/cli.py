@@ -318,9 +318,8 @@ def _embed(parsed: argparse.Namespace) -> None:
     embedder = SpeakerEmbedder.from_run(parsed.run_folder, device=parsed.device)
     embeddings = embedder.embed_files(parsed.audio)
     if parsed.out is not None:
-        write_arrays(
-            Path(parsed.out), embeddings=embeddings, files=np.array(parsed.audio)
-        )
+        files = np.array(parsed.audio)
+        write_arrays(Path(parsed.out), {"embeddings": embeddings, "files": files})
         print(f"{parsed.out}: embeddings {list(embeddings.shape)}, files")
         return
     for file, embedding in zip(parsed.audio, embeddings, strict=True):

@@ -75,10 +75,12 @@ class EmbeddingArchive:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_arrays(
             path,
-            names=np.array(self.names, dtype=str),
-            embeddings=self.embeddings,
-            fingerprint=np.array(self.fingerprint, dtype=str),
-            sources=np.array(self.sources, dtype=str),
+            {
+                "names": np.array(self.names, dtype=str),
+                "embeddings": self.embeddings,
+                "fingerprint": np.array(self.fingerprint, dtype=str),
+                "sources": np.array(self.sources, dtype=str),
+            },
         )
 
     @classmethod
@@ -184,14 +186,14 @@ def embed_into(
     return _archive(files, rows, embedder)
 
 
-def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write an .npz file in one step: whole, or not at all.
 
     Parameters
     ----------
     path : pathlib.Path
         Ends in ``.npz``; a file of that name is replaced.
-    **arrays : numpy.ndarray
+    arrays : mapping of str to numpy.ndarray
         What to write, by name.
     """
     partial = path.with_suffix(f".{os.getpid()}.partial")

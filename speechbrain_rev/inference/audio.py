@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from numbers import Real
 from os import PathLike
 from pathlib import Path
 
@@ -132,7 +131,7 @@ def prepare_waveform(
 
 def _whole_rate(sample_rate: object, what: str) -> int:
     if (
-        not isinstance(sample_rate, Real)
+        not isinstance(sample_rate, int | float | np.integer | np.floating)
         or isinstance(sample_rate, bool)
         or sample_rate % 1 != 0
     ):

@@ -31,7 +31,7 @@ def usable_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         wanted = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         wanted = torch.device("meta")
     if wanted.type not in ("cpu", "cuda"):
         raise ValueError(

@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from .engine import ENGINE
+from .exact import EXACT
 from .half_precision import HALF_PRECISION
 from .lengths import LENGTHS
 from .mutant import Mutant
@@ -25,7 +26,7 @@ from .optimizer import OPTIMIZER
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS_FAILED = 1
-MUTANTS = [*ENGINE, *HALF_PRECISION, *LENGTHS, *OPTIMIZER]
+MUTANTS = [*ENGINE, *EXACT, *HALF_PRECISION, *LENGTHS, *OPTIMIZER]
 
 
 def run_tests(folder: Path, mutants: list[Mutant]) -> int:

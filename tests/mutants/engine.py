@@ -92,8 +92,9 @@ ENGINE = [
     Mutant(
         "10: autocast is not entered again",
         REPLAY_CODE,
-        "        recording.autocast(),\n        _recording",
-        "        _recording",
+        "recording.autocast(),\n        recording.flags(),\n        _recording(recording),\n"
+        "        recording.replayed()",
+        "recording.flags(),\n        _recording(recording),\n        recording.replayed()",
         COMPOSITION,
         "autocast_of_the_first",
     ),
@@ -124,17 +125,16 @@ ENGINE = [
     Mutant(
         "11: a shared parameter gets the gradient of one use",
         GRADIENTS_CODE,
-        "total + grad",
-        "grad",
+        "for module in modules:\n            positions: dict[int, int] = {}",
+        "positions: dict[int, int] = {}\n        for module in modules:",
         COMPOSITION,
         "shared",
     ),
     Mutant(
-        "11: a parameter left unused loses its gradient",
+        "11: a parameter left unused gets a gradient",
         GRADIENTS_CODE,
-        "            if grad is None:\n                continue\n",
-        "            if grad is None:\n                self.sums[i] = None\n"
-        "                continue\n",
+        "self.found[i] = grad",
+        "self.found[i] = torch.zeros_like(self._leaves[i]) if grad is None else grad",
         COMPOSITION,
         "leaves_unused",
     ),
@@ -149,8 +149,8 @@ ENGINE = [
     Mutant(
         "11: the caller's tensors are written to",
         SEGMENT_CODE,
-        "        add = format.add\n        for",
-        "        add = format.add_\n        for",
+        "        add = format.add\n        ctx",
+        "        add = format.add_\n        ctx",
         COMPOSITION,
         "callers_tensors",
     ),
@@ -165,8 +165,8 @@ ENGINE = [
     Mutant(
         "11: the output shares the engine's storage",
         STREAMS_CODE,
-        "return format.decode(value).clone()",
-        "return format.decode(value)",
+        "value, tangent.dtype, out=torch.empty_like(value, dtype=tangent.dtype)",
+        "value, tangent.dtype",
         COMPOSITION,
         "writing_into_the_outputs",
     ),
@@ -254,7 +254,7 @@ ENGINE = [
     Mutant(
         "11: what a hook kept is overwritten",
         SEGMENT_CODE,
-        "ctx.in_place = not any(map(_is_watched, parameters.places))",
+        "ctx.in_place = not any(map(_is_watched, parameters.modules))",
         "ctx.in_place = True",
         SECOND_RUN,
         "hooks_keep",
@@ -270,8 +270,8 @@ ENGINE = [
     Mutant(
         "the gradient of one function does not reach the other",
         SEGMENT_CODE,
-        "block.f, f, gradients, inputs, y1, total1.value)",
-        "block.f, f, gradients, inputs, y1, grad1)",
+        "block.f, f, gradients, next(runs), inputs, y1, total1.value",
+        "block.f, f, gradients, next(runs), inputs, y1, grad1",
         CHAIN,
         "equal_plain_autograds and basic",
     ),

@@ -2,23 +2,23 @@
 
 from .mutant import Mutant
 
+AUTOCAST_CODE = "speechbrain_rev/reversible/autocast.py"
 CLASSIFIER_TESTS = "tests/unit/lobes/test_classifier.py"
 ENGINE_TESTS = "tests/unit/reversible/test_half_precision.py"
 LOBES_TESTS = "tests/unit/lobes/test_half_precision.py"
 NORM_TESTS = "tests/unit/reversible/test_norm.py"
 CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
 CLASSIFIER_CODE = "speechbrain_rev/lobes/classifier.py"
+FORMATS_CODE = "speechbrain_rev/reversible/formats.py"
 GRADIENTS_CODE = "speechbrain_rev/reversible/gradients.py"
 NORM_CODE = "speechbrain_rev/reversible/norm.py"
 POOLING_CODE = "speechbrain_rev/lobes/pooling.py"
-REPLAY_CODE = "speechbrain_rev/reversible/replay.py"
 SEGMENT_CODE = "speechbrain_rev/reversible/segment.py"
-STREAMS_CODE = "speechbrain_rev/reversible/streams.py"
 
 HALF_PRECISION = [
     Mutant(
         "half: the second run is in the other half",
-        REPLAY_CODE,
+        AUTOCAST_CODE,
         "torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)",
         "torch.is_autocast_enabled(kind), torch.bfloat16",
         LOBES_TESTS,
@@ -26,26 +26,25 @@ HALF_PRECISION = [
     ),
     Mutant(
         "half: casts of weights are shared in a second run, their gradients summed",
-        REPLAY_CODE,
+        AUTOCAST_CODE,
         "self.enabled, cache_enabled=False",
         "self.enabled, cache_enabled=True",
-        "tests/unit/reversible/test_composition.py",
-        "shared_parameters",
+        "tests/unit/reversible/test_exact.py",
+        "shared_weights and bf16",
     ),
     Mutant(
         "half: gradients are made under the forward pass's autocast",
         SEGMENT_CODE,
-        "    return changed, gradients.backward(f, [y], [grad], [x])[0]",
-        "    with recording.autocast():\n"
-        "        return changed, gradients.backward(f, [y], [grad], [x])[0]",
+        "    with recording.flags():\n        return changed",
+        "    with recording.flags(), recording.autocast():\n        return changed",
         ENGINE_TESTS,
         "callers_autocast_state",
     ),
     Mutant(
         "half: the scaler does not see that a weight's gradient overflowed",
         GRADIENTS_CODE,
-        "self.sums[i] = grad if total is None else total + grad",
-        "self.sums[i] = (grad if total is None else total + grad).nan_to_num(0, 0, 0)",
+        "self.found[i] = grad",
+        "self.found[i] = grad if grad is None else grad.nan_to_num(0, 0, 0)",
         ENGINE_TESTS,
         "gradients_overflow",
     ),
@@ -59,7 +58,7 @@ HALF_PRECISION = [
     ),
     Mutant(
         "half: a residual that overflowed leaves a finite stream",
-        STREAMS_CODE,
+        FORMATS_CODE,
         "        return torch.add(value, f)",
         "        return torch.add(value, f.nan_to_num())",
         ENGINE_TESTS,
@@ -67,8 +66,8 @@ HALF_PRECISION = [
     ),
     Mutant(
         "half: streams are halves in training",
-        STREAMS_CODE,
-        "x.detach().to(torch.promote_types(x.dtype, torch.float32))",
+        FORMATS_CODE,
+        "x.detach().to(wide)",
         "x.detach()",
         ENGINE_TESTS,
         "small_residuals",

@@ -30,7 +30,7 @@ LENGTHS = [
     Mutant(
         "lengths: the residual of a basic block leaks into the padding",
         BLOCKS_CODE,
-        "return masked(self.conv2(self.norm(self.conv1(x), mask)), mask)",
+        "return masked_(self.conv2(self.norm(self.conv1(x), mask)), mask)",
         "return self.conv2(self.norm(self.conv1(x), mask))",
         LENGTHS_TESTS,
         "alone and revnet46",

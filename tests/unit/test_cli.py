@@ -69,6 +69,12 @@ class TestCommand:
         assert done.value.code == 0
         assert capsys.readouterr().out == f"{__version__}\n"
 
+    @pytest.mark.parametrize("closed", ["stdout", "stderr"])
+    def test_an_output_that_was_closed_is_no_error(self, closed, monkeypatch):
+        monkeypatch.setattr(sys, closed, None)
+        assert cli.main(["models", "revnet57"]) == 0
+        assert cli.main(["models", "revnet58"]) == 2
+
     @pytest.mark.parametrize("command", ["env", "resolve", "models", "embed", "verify"])
     def test_every_command_explains_itself(self, command, capsys):
         with pytest.raises(SystemExit) as done:
@@ -222,7 +228,10 @@ class TestModels:
             (["--sort=params"], "--sort takes layers, parameters"),
             (["--fits"], "--fits needs a card"),
             (["--plot=models.svg"], "ends in .png, not models.svg"),
-            (["--plot=nowhere/models.png"], "nowhere/models.png"),
+            (
+                ["--plot=nowhere/models.png"],
+                "nowhere/models.png cannot be written: there is no folder nowhere. Make",
+            ),
         ],
     )
     def test_a_mistake_is_one_line(self, arguments, message, capsys):
@@ -254,6 +263,53 @@ class TestEmbed:
         arguments = ["embed", run_folder, *audio, "--out=embeddings.txt"]
         assert "ends in .npz, not embeddings.txt" in refuse(arguments, capsys)
 
+    @pytest.mark.parametrize(
+        ("out", "message"),
+        [
+            ("nowhere/e.npz", "there is no folder nowhere. Make it first."),
+            ("file/e.npz", "there is no folder file. Make it first."),
+            ("folder.npz", "it is a folder. Give the name of a file."),
+            ("locked/e.npz", "you may not write into the folder locked. Give another"),
+        ],
+    )
+    def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+        self, out, message, tmp_path, monkeypatch, capsys
+    ):
+        monkeypatch.chdir(tmp_path)
+        Path("file").touch()
+        Path("folder.npz").mkdir()
+        Path("locked").mkdir()
+        access = os.access
+        # Who runs the tests may be one who may write everywhere.
+        monkeypatch.setattr(
+            os,
+            "access",
+            lambda path, mode: path.name != "locked" and access(path, mode),
+        )
+        arguments = ["embed", "no-run", "a.wav", "--out", out]
+        assert f"--out {out} cannot be written: {message}" in refuse(arguments, capsys)
+
+    def test_a_failed_write_leaves_the_old_file_and_no_other(
+        self, run_folder, audio, tmp_path, monkeypatch, capsys
+    ):
+        out = tmp_path / "embeddings.npz"
+        out.write_bytes(b"old")
+
+        def fail(file, **_):
+            file.write(b"half")
+            raise OSError("disk full")
+
+        monkeypatch.setattr(np, "savez", fail)
+        arguments = ["embed", run_folder, *audio, f"--out={out}", "--device=cpu"]
+        assert "disk full" in refuse(arguments, capsys)
+        assert out.read_bytes() == b"old"
+        assert list(tmp_path.iterdir()) == [out]
+
+    def test_audio_without_a_header_is_one_line(self, run_folder, tmp_path, capsys):
+        (tmp_path / "x.raw").write_bytes(bytes(32000))
+        arguments = ["embed", run_folder, str(tmp_path / "x.raw"), "--device=cpu"]
+        assert "x.raw cannot be read as audio" in refuse(arguments, capsys)
+
     def test_a_folder_that_is_none_is_one_line(self, audio, capsys):
         assert "no folder nowhere" in refuse(["embed", "nowhere", *audio], capsys)
 
@@ -272,8 +328,10 @@ class TestVerify:
     @pytest.mark.parametrize(
         ("device", "message"),
         [
-            ("gpu", "--device takes cpu, cuda, cuda:1, ..., not gpu"),
-            ("cuda:99", "--device cuda:99 is not there"),
+            ("gpu", "device takes cpu, cuda, or cuda:N for the GPU of number N, not g"),
+            ("meta", "not meta"),
+            ("mps", "not mps"),
+            ("cuda:99", "device cuda:99 is not there"),
         ],
     )
     def test_a_device_that_is_none_is_one_line(

@@ -12,7 +12,7 @@ from speechbrain.utils.run_opts import RunOptions
 
 from speechbrain_rev.architectures import ARCHITECTURES, TRAINING_DEFAULTS
 from speechbrain_rev.hparams import placeholders, plain_settings, resolve
-from speechbrain_rev.hparams.knobs import KNOBS, RULES
+from speechbrain_rev.hparams.knobs import KNOBS, RULES, Rule
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
 from speechbrain_rev.optim import build_optimizer
@@ -31,10 +31,16 @@ EDGES = {
     "ckpt_interval_steps": ([0, 1], [-1]),
     "keep_checkpoints": ([1], [0, -1]),
     "arch": (["resnet34", "df_revnet377"], ["revnet59", "ResNet34", ""]),
-    "widths": ([[1, 1, 1, 1], None], [[0, 8, 8, 8], [8] * 3, [8] * 5, []]),
-    "blocks": ([[0, 0, 0, 1], None], [[-1, 1, 1, 1], [1] * 3, [1] * 5, []]),
-    "n_mels": ([8, 80], [7, 0, -8]),
-    "embedding_dim": ([1], [0]),
+    "widths": (
+        [[1, 1, 1, 1], [2**14] * 4, None],
+        [[0, 8, 8, 8], [2**14 + 1] * 4, [8] * 3, [8] * 5, []],
+    ),
+    "blocks": (
+        [[0, 0, 0, 1], [10_000] * 4, None],
+        [[-1, 1, 1, 1], [10_001] * 4, [1] * 3, [1] * 5, []],
+    ),
+    "n_mels": ([8, 80, 512], [7, 513, 0, -8]),
+    "embedding_dim": ([1, 2**16], [0, 2**16 + 1]),
     "mode": (["store", "reconstruct", "recompute", None], ["compress", "STORE", ""]),
     "streams": (["exact", "float"], ["int32", ""]),
     "verify": (["warn", "raise", None], ["off", ""]),
@@ -47,9 +53,12 @@ EDGES = {
     "valid_speakers": ([0, 2], [-1]),
     "valid_trials": (["x", None], [""]),
     "chunk_samples": ([1], [0, -31840]),
-    "sentence_len": ([0.1, 2], [0.0, -1.0, math.inf]),
+    "sentence_len": ([0.1, 2, 3600], [0.0, 3601, 1e308, -1.0, math.inf]),
     "out_n_neurons": ([1], [0]),
-    "speeds": ([[1.0], [1, 0.5]], [[1.0, 0.0], [1.0, -1.0], [1.0, math.nan]]),
+    "speeds": (
+        [[1.0], [1, 0.5], [1.0, 10.0]],
+        [[1.0, 0.0], [1.0, -1.0], [1.0, 10.01], [1.0, 1e308], [1.0, math.nan]],
+    ),
     "augment_prob": ([0.0, 1.0, 0, 1], [-0.1, 1.1, math.nan, math.inf]),
     "noise_folder": (["x", None], [""]),
     "rir_folder": (["x", None], [""]),
@@ -156,7 +165,7 @@ class TestRefusals:
             (
                 "widths",
                 [8, 8],
-                "a list of 4 integers of at least 1, or null, not [8, 8",
+                "a list of 4 integers from 1 to 16384, or null, not [8, 8",
             ),
             ("sample_rate", 16, "It is in Hz"),
             ("max_grad_norm", -1.0, "would reverse every gradient"),
@@ -202,6 +211,11 @@ TOGETHER = [
 @pytest.mark.parametrize(("overrides", "said"), TOGETHER)
 def test_values_that_do_not_go_together_are_named_with_all_places(overrides, said):
     assert said in refusal(TRAIN, overrides)
+
+
+def test_a_value_that_a_rule_cannot_compute_with_breaks_it():
+    rule = Rule(("sentence_len",), lambda seconds: round(seconds) > 0, "")
+    assert rule.broken({"sentence_len": math.inf})
 
 
 def test_every_rule_is_broken_by_one_of_these():

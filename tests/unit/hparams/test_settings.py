@@ -49,6 +49,16 @@ class TestReferences:
             ("seed: !ref <seed>", "references go in a circle: seed -> seed"),
             ("seed: !ref <seconds>", "circle: seed -> seconds -> seed"),
             ("margin: !ref <seed> / 0", "margin cannot be computed: <seed> / 0 is"),
+            (
+                "lr: !ref <seed> ** <seed> ** 2",
+                "lr cannot be computed: <seed> ** <seed> ** 2 is 1986 ** 1986 ** 2.",
+            ),
+            ("lr: !ref <seed> ** 999999", "lr cannot be computed: <seed> ** 999999"),
+            (
+                "data_folder: <nope>",
+                "data_folder is <nope>, and where trials_folder refers to it, Hyper",
+            ),
+            ('data_folder: "<>/x"', "data_folder is <>/x, and where trials_folder"),
             ("seed: !ref <arch>", "seed takes an integer, not revnet57 (!ref <arch>)"),
             ("seed: !ref <margin>", "seed takes an integer, not 0.2 (!ref <margin>)"),
             ("margin: !ref <seed>", "and below 3.14159, not 1986 (!ref <seed>)"),

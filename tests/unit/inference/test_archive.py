@@ -116,6 +116,32 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         EmbeddingArchive(("b",), np.ones((1, 2), np.float32), "two").save(path)
     assert EmbeddingArchive.load(path).names == ("a",)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("names", "sources", "said"),
+    [
+        (("a", "b"), (), r"2 names for embeddings of shape \[1, 2\]"),
+        (("a",), ("s", "t"), "1 names for 2 sources"),
+        (("a\0",), (), "without NUL"),
+        (("",), (), "'' names no embedding"),
+        ((7,), (), "7 names no embedding: give texts"),
+    ],
+)
+def test_what_would_come_back_as_something_else_is_refused(names, sources, said):
+    with pytest.raises(ValueError, match=said):
+        EmbeddingArchive(names, np.ones((1, 2), np.float32), "one", sources)
+
+
+def test_no_files_or_names_that_are_none_are_refused_before_the_work(tmp_path, files):
+    path, idle = tmp_path / "some.npz", embedder()
+    with pytest.raises(ValueError, match="no file to embed"):
+        embed_into(path, idle, {})
+    with pytest.raises(ValueError, match="7 names no embedding"):
+        embed_into(path, idle, {**files, 7: files["0.wav"]})
+    assert idle.model.seen == 0
+    assert not path.exists()
 
 
 def test_a_file_that_is_no_archive_is_refused(tmp_path):
@@ -124,6 +150,10 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path):
         EmbeddingArchive.load(path)
     path.write_bytes(b"no zip")
     with pytest.raises(ValueError, match="extract again"):
+        EmbeddingArchive.load(path)
+    with path.open("wb") as file:
+        np.save(file, np.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"no \.npz file.* extract again"):
         EmbeddingArchive.load(path)
     np.savez(path, names=np.array([{}], dtype=object))
     with pytest.raises(ValueError, match="extract again"):

@@ -158,11 +158,31 @@ def test_files_compare_by_the_cosine_of_their_embeddings(embedder, tmp_path):
         (np.ones(16000, np.int16), 16000, "divided by 32768"),
         (np.ones(16000, np.float32), 16, "sample rate of 16 Hz"),
         (np.zeros(16000 * 601, np.float32), 16000, "cut it up"),
+        (speech_like() * np.float32(1e30), 16000, r"e\+29, but full scale is 1"),
+        (np.array([0.1, 1e300] * 8000), 16000, r"1e\+300, but full scale is 1"),
+        (speech_like(), 16000.5, "rate of 16000.5; give"),
+        (speech_like(), "16000", "rate of '16000'; give"),
+        (speech_like(), None, "rate of None; give"),
+        (speech_like(), True, "rate of True; give"),
+        (speech_like(), float("nan"), "rate of nan; give"),
+        (speech_like(), float("inf"), "rate of inf; give"),
     ],
 )
 def test_waveforms_that_say_nothing_are_refused(embedder, samples, rate, message):
     with pytest.raises(ValueError, match=message):
         embedder.embed(samples, rate)
+
+
+def test_the_loudest_audio_that_passes_is_embedded_as_it_is_at_full_scale(embedder):
+    wave = speech_like() / np.abs(speech_like()).max()
+    loud = embedder.embed(wave * np.float32(2.0**31), 16000)
+    assert close(loud, embedder.embed(wave, 16000), 1e-3)
+
+
+@pytest.mark.parametrize("rate", [8000.0, np.float32(8000), np.int64(8000)])
+def test_a_whole_sample_rate_of_any_type_is_taken(embedder, rate):
+    wave = speech_like(rate=8000)
+    assert np.array_equal(embedder.embed(wave, rate), embedder.embed(wave, 8000))
 
 
 def test_one_bad_row_of_a_batch_is_refused(embedder):
@@ -183,6 +203,26 @@ def test_an_unreadable_file_is_named(embedder, tmp_path):
     cancelled = write_audio(tmp_path / "cancelled.wav", opposite)
     with pytest.raises(ValueError, match="after averaging its channels"):
         embedder.embed_files([cancelled])
+
+
+def test_paths_come_in_any_iterable(embedder, tmp_path):
+    paths = [write_audio(tmp_path / f"{i}.wav", speech_like(seed=i)) for i in (1, 2)]
+    expected = embedder.embed_files(paths)
+    for some in (iter(paths), np.array([str(path) for path in paths])):
+        assert np.array_equal(embedder.embed_files(some), expected)
+
+
+@pytest.mark.parametrize("device", ["meta", "mps", "gpu", torch.device("meta"), 7.5])
+def test_a_device_that_embedding_does_not_run_on_is_refused(run, device):
+    with pytest.raises(ValueError, match=f"takes cpu, cuda, or cuda:N .* not {device}"):
+        SpeakerEmbedder.from_run(run[0], device=device)
+
+
+def test_a_gpu_that_is_not_there_is_refused(run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="sees 0 CUDA devices"):
+        SpeakerEmbedder.from_run(run[0], device="cuda")
+    assert SpeakerEmbedder.from_run(run[0]).device.type == "cpu"
 
 
 def test_a_single_path_or_none_is_refused(embedder):

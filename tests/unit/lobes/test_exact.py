@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.reversible import StreamWarning
 from tests.unit.lobes.encoders import tiny
@@ -91,3 +92,27 @@ def test_vanilla_encoders_have_no_streams():
     encoder(torch.randn(2, 43, 80)).sum().backward()
     encoder.check_streams()
     assert encoder.largest_streams() == {}
+
+
+def difference_to_floats(name, **settings):
+    """How far rounding to steps moves embeddings in training."""
+    outputs = []
+    for streams in ("exact", "float"):
+        torch.manual_seed(0)
+        sizes = {"widths": (16, 16, 32, 32), "n_mels": 40}
+        encoder = build_encoder(name, mode="store", streams=streams, **sizes | settings)
+        outputs.append(encoder(torch.randn(8, 48, 40)))
+    return float((outputs[0] - outputs[1]).abs().max())
+
+
+@pytest.mark.parametrize("name", ["revnet57", "df_revnet66"])
+def test_rounding_moves_an_embedding_by_less_than_evaluation_may(name):
+    assert 0 < difference_to_floats(name, blocks=(1, 1, 2, 1)) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["revnet197", "revnet245", "df_revnet354", "df_revnet377"]
+)
+def test_rounding_moves_little_at_any_depth(name):
+    assert 0 < difference_to_floats(name) < 1e-4

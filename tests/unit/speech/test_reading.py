@@ -1,3 +1,6 @@
+import os
+import struct
+
 import numpy as np
 import pytest
 import soundfile
@@ -60,6 +63,46 @@ def test_an_unreadable_file_is_named(tmp_path):
         read_audio(path, sample_rate=16000)
     with pytest.raises(ValueError, match=r"none\.wav .*no such file"):
         audio_info(tmp_path / "none.wav")
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_U8", "FLOAT"])
+def test_a_wav_file_that_is_cut_short_is_refused(tmp_path, subtype):
+    path = tmp_path / "cut.wav"
+    soundfile.write(path, RAMP[:999], 16000, subtype=subtype)
+    whole = path.read_bytes()
+    assert audio_info(path).samples == 999
+    path.write_bytes(whole[:-200])
+    with pytest.raises(ValueError, match=r"cut\.wav .* cut short, .* Copy or convert"):
+        audio_info(path)
+
+
+@pytest.mark.parametrize("size", [0, 0x7FFFF000, 0x80000000, 0xFFFFFFFF])
+def test_a_wav_file_of_a_stream_says_no_size_and_is_read(tmp_path, size):
+    path = tmp_path / "stream.wav"
+    soundfile.write(path, RAMP, 16000)
+    content = path.read_bytes()
+    place = content.index(b"data") + 4
+    path.write_bytes(content[:place] + struct.pack("<I", size) + content[place + 4 :])
+    assert audio_info(path).channels == 1
+
+
+def test_audio_without_a_header_is_named(tmp_path):
+    path = tmp_path / "samples.raw"
+    path.write_bytes(RAMP.tobytes())
+    with pytest.raises(ValueError, match=r"samples\.raw cannot .* no header"):
+        audio_info(path)
+    with pytest.raises(ValueError, match=r"samples\.raw cannot .* no header"):
+        read_audio(path, sample_rate=16000)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names are Unicode elsewhere")
+def test_a_name_that_is_not_utf_8_is_named_in_signs_that_can_be_printed(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.wav")
+    with open(path, "wb"):
+        pass
+    with pytest.raises(ValueError, match=r"caf\\udce9\.wav .* not in UTF-8") as refused:
+        audio_info(path)
+    assert str(refused.value).encode()
 
 
 def test_audio_is_found_at_any_depth_in_sorted_order_and_other_files_are_not(tmp_path):

@@ -1,0 +1,130 @@
+"""Sabotages of exact streams: items 3 to 5 of the engine's contract."""
+
+from .mutant import Mutant
+
+EXACT_TESTS = "tests/unit/reversible/test_exact.py"
+FLAGS_TESTS = "tests/unit/reversible/test_flags.py"
+ENCODER_TESTS = "tests/unit/lobes/test_exact.py"
+BUFFERS_CODE = "speechbrain_rev/reversible/buffers.py"
+CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
+FIXED_CODE = "speechbrain_rev/reversible/fixed_point.py"
+FLAGS_CODE = "speechbrain_rev/reversible/flags.py"
+FORMATS_CODE = "speechbrain_rev/reversible/formats.py"
+MONITOR_CODE = "speechbrain_rev/reversible/monitor.py"
+REPLAY_CODE = "speechbrain_rev/reversible/replay.py"
+STREAMS_CODE = "speechbrain_rev/reversible/streams.py"
+
+EXACT = [
+    Mutant(
+        "3: values are cut off, not rounded",
+        FIXED_CODE,
+        ".mul_(steps).round_()",
+        ".mul_(steps).trunc_()",
+        EXACT_TESTS,
+        "nearest_steps",
+    ),
+    Mutant(
+        "3: what is subtracted is a step off",
+        FIXED_CODE,
+        "    return torch.sub(value, rounded,",
+        "    return torch.sub(value, rounded + 1,",
+        EXACT_TESTS,
+        "loses_nothing",
+    ),
+    Mutant(
+        "3: storing adds gradients of shared weights up in another order",
+        CHAIN_CODE,
+        "shared = shared_by(f for b in couplings for f in (b.f, b.g))",
+        "pass",
+        EXACT_TESTS,
+        "shared_weights and float32",
+    ),
+    Mutant(
+        "3: storing shares casts of weights",
+        REPLAY_CODE,
+        "with Autocast.now(devices)(), Flags.now(devices)():",
+        "with Flags.now(devices)():",
+        EXACT_TESTS,
+        "shared_weights and bf16",
+    ),
+    Mutant(
+        "4: weights of the checksum go in even steps",
+        MONITOR_CODE,
+        "            weights ^= weights >> 32\n",
+        "",
+        EXACT_TESTS,
+        "second_difference",
+    ),
+    Mutant(
+        "4: all places have one weight",
+        MONITOR_CODE,
+        "weights.mul_(_SPREAD).bitwise_or_(1)",
+        "weights.zero_().bitwise_or_(1)",
+        EXACT_TESTS,
+        "opposite_errors",
+    ),
+    Mutant(
+        "4: no step is due for a look",
+        MONITOR_CODE,
+        "self._steps % self.every == 0",
+        "self._steps % self.every == 1",
+        EXACT_TESTS,
+        "raises_where_asked",
+    ),
+    Mutant(
+        "4: the user's benchmark mode stays on",
+        FLAGS_CODE,
+        '_PINNED = {"benchmark": False, "deterministic": True}',
+        '_PINNED = {"deterministic": True}',
+        FLAGS_TESTS,
+        "benchmark or pinned or flags",
+    ),
+    Mutant(
+        "5: a magnitude above the limit passes",
+        MONITOR_CODE,
+        "fine = (notes.largest < limit).all()",
+        "fine = notes.largest.isfinite().all()",
+        EXACT_TESTS,
+        "outputs_and_gradients_are_nan",
+    ),
+    Mutant(
+        "5: a NaN passes",
+        MONITOR_CODE,
+        "fine = (notes.largest < limit).all()",
+        "fine = (~(notes.largest >= limit)).all()",
+        EXACT_TESTS,
+        "what_enters",
+    ),
+    Mutant(
+        "5: the limit is all that an int32 holds",
+        FORMATS_CODE,
+        "limit = 2.0**14",
+        "limit = 2.0**15",
+        EXACT_TESTS,
+        "wraps_around",
+    ),
+    Mutant(
+        "5: gradients of what left its range are numbers",
+        STREAMS_CODE,
+        "        return None, _poisoned(grad, ctx.poison), None, None\n\n\nclass _Join",
+        "        return None, grad, None, None\n\n\nclass _Join",
+        EXACT_TESTS,
+        "outputs_and_gradients_are_nan",
+    ),
+    Mutant(
+        "5: running statistics keep what left its range",
+        BUFFERS_CODE,
+        "fine = (poison == 0).to(before.device)",
+        "fine = (poison != 1).to(before.device)",
+        EXACT_TESTS,
+        "running_statistics_stay",
+    ),
+    Mutant(
+        "5: each later stage reports the NaN that it was given",
+        MONITOR_CODE,
+        "return before is not None and (",
+        "return False and (",
+        ENCODER_TESTS,
+        "named_by_stage",
+    ),
+]
