@@ -72,14 +72,21 @@ def decode(
 
 
 def add(
-    value: Tensor, f: Tensor, steps: float, largest: Tensor | None, out: Tensor | None
+    value: Tensor,
+    f: Tensor,
+    steps: float,
+    largest: Tensor | None,
+    out: Tensor | None,
+    spend: bool = False,
 ) -> Tensor:
     """Add a rounded residual to dense steps."""
     out = torch.empty_like(value) if out is None else out
     return _launch(value, f, steps, largest, out)
 
 
-def subtract(value: Tensor, f: Tensor, steps: float, out: Tensor | None) -> Tensor:
+def subtract(
+    value: Tensor, f: Tensor, steps: float, out: Tensor | None, spend: bool = False
+) -> Tensor:
     """Subtract a rounded residual from dense steps."""
     out = torch.empty_like(value) if out is None else out
     return _launch(value, f, steps, None, out, subtract=True)

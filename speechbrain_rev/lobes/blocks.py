@@ -1,50 +1,31 @@
-"""Convolutional blocks of the encoders: residual functions, stems and transitions.
-
-All work on [batch, channel, freq, time] and none of the convolutions has a bias.
-Where frames are masked (padding of shorter utterances), invalid frames are zero before
-every convolution, so that an utterance sees the same neighbours alone and in a batch:
-the mask goes into each normalisation and multiplies each output.
-
-Stems, transitions and ordinary blocks are called with the masks first and then with
-their input, whole or as the two halves of its channels that leave a reversible stage.
-"""
+"""Blocks of the encoders: residual functions, and ordinary residual blocks."""
 
 from __future__ import annotations
 
 import abc
-from typing import NamedTuple
+from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speechbrain_rev.lobes.layers import (
+    ConvNorm,
+    Masks,
+    Step,
+    conv1x1,
+    conv3x3,
+    convolved,
+    masked_,
+    split_layers,
+)
+from speechbrain_rev.lobes.pieces import (
+    can_be_split,
+    convs_by_inputs,
+    convs_by_outputs,
+    norm_parts,
+    with_modules,
+)
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.streams import Streams, join
-
-
-class Masks(NamedTuple):
-    """Frame masks, [batch, 1, 1, time], at a unit's input and at its output."""
-
-    before: Tensor | None = None
-    after: Tensor | None = None
-
-
-def conv3x3(
-    channels: int, out_channels: int, *, stride: int = 1, groups: int = 1
-) -> nn.Conv2d:
-    """Make a 3x3 convolution without bias that keeps the shape at stride 1."""
-    return nn.Conv2d(
-        channels, out_channels, 3, stride, padding=1, groups=groups, bias=False
-    )
-
-
-def conv1x1(channels: int, out_channels: int, *, stride: int = 1) -> nn.Conv2d:
-    """Make a 1x1 convolution without bias."""
-    return nn.Conv2d(channels, out_channels, 1, stride, bias=False)
-
-
-def masked_(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Set invalid frames to zero in place: a convolution does not need its output."""
-    return x if mask is None else x.mul_(mask.to(x.dtype))
+from speechbrain_rev.reversible.streams import Streams
 
 
 class BasicResidual(nn.Module):
@@ -73,6 +54,18 @@ class BasicResidual(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compute the residual, [batch, channel, freq, time]."""
         return masked_(self.conv2(self.norm(self.conv1(x), mask)), mask)
+
+    def pieces(self, channels: int) -> Sequence[nn.Module]:
+        """Split into functions of some hidden channels each, which add up to this one."""
+        if channels >= self.norm.channels or not can_be_split(self):
+            return [self]
+        layers = zip(
+            convs_by_outputs(self.conv1, channels),
+            norm_parts(self.norm, channels),
+            convs_by_inputs(self.conv2, channels),
+            strict=True,
+        )
+        return [with_modules(self, conv1=a, norm=n, conv2=b) for a, n, b in layers]
 
 
 class BottleneckResidual(nn.Module):
@@ -126,81 +119,21 @@ class DFBottleneckResidual(nn.Module):
         x = self.norm(self.conv1(x), mask)
         return masked_(self.conv3(self.conv2(x)), mask)
 
-
-class Stem(nn.Module):
-    """3x3 convolutions from one channel, each with batch normalisation and ReLU.
-
-    Parameters
-    ----------
-    width : int
-        Output channels.
-    convolutions : int
-        How many; type I DF-RevNets have two.
-    sync : bool
-        Whether batch statistics are shared between processes.
-    """
-
-    def __init__(self, width: int, convolutions: int = 1, *, sync: bool) -> None:
-        super().__init__()
-        inputs = [1] + [width] * (convolutions - 1)
-        self.convs = nn.ModuleList(conv3x3(c, width) for c in inputs)
-        self.norms = nn.ModuleList(
-            BatchNorm(width, relu=True, sync=sync) for _ in inputs
+    def pieces(self, channels: int) -> Sequence[nn.Module]:
+        """Split into functions of some hidden channels each, which add up to this one."""
+        if channels >= self.norm.channels or not can_be_split(self):
+            return [self]
+        layers = zip(
+            convs_by_outputs(self.conv1, channels),
+            norm_parts(self.norm, channels),
+            convs_by_outputs(self.conv2, channels),
+            convs_by_inputs(self.conv3, channels),
+            strict=True,
         )
-
-    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
-        """Map [batch, 1, freq, time] to [batch, width, freq, time]."""
-        x = _floats(given)
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = norm(conv(x), masks.after)
-        return x
-
-
-class StridedTransition(nn.Module):
-    """3x3 convolution with stride 2 and batch normalisation, no ReLU.
-
-    Parameters
-    ----------
-    channels, out_channels : int
-        Channels before and after.
-    sync : bool
-        Whether batch statistics are shared between processes.
-    """
-
-    def __init__(self, channels: int, out_channels: int, *, sync: bool) -> None:
-        super().__init__()
-        self.conv = conv3x3(channels, out_channels, stride=2)
-        self.norm = BatchNorm(out_channels, sync=sync)
-
-    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
-        """Halve frequency and time, rounding up."""
-        return self.norm(self.conv(_floats(given)), masks.after)
-
-
-class SpaceToDepthTransition(nn.Module):
-    """3x3 convolution, batch normalisation and ReLU, then space to depth (equation 9).
-
-    [channel, freq, time] becomes [4 channel, freq / 2, time / 2] in the order of
-    ``torch.pixel_unshuffle``. That normalisation and ReLU follow the convolution is
-    our reading: the paper names the convolution only.
-
-    Parameters
-    ----------
-    channels, out_channels : int
-        Channels before and after; the convolution makes a fourth of the latter.
-    sync : bool
-        Whether batch statistics are shared between processes.
-    """
-
-    def __init__(self, channels: int, out_channels: int, *, sync: bool) -> None:
-        super().__init__()
-        self.conv = conv3x3(channels, out_channels // 4)
-        self.norm = BatchNorm(out_channels // 4, relu=True, sync=sync)
-
-    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
-        """Halve frequency and time, both even."""
-        x = self.norm(self.conv(_floats(given)), masks.before)
-        return F.pixel_unshuffle(x, 2)
+        return [
+            with_modules(self, conv1=a, norm=n, conv2=b, conv3=c)
+            for a, n, b, c in layers
+        ]
 
 
 class _Shortcut(nn.Module):
@@ -213,8 +146,8 @@ class _Shortcut(nn.Module):
         self.conv = conv1x1(channels, out_channels, stride=stride)
         self.norm = BatchNorm(out_channels, sync=sync)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return self.norm(self.conv(x), mask)
+    def forward(self, given: Tensor | Streams, mask: Tensor | None) -> Tensor:
+        return self.norm(convolved(self.conv, given), mask)
 
 
 class _OrdinaryBlock(nn.Module, abc.ABC):
@@ -237,20 +170,65 @@ class _OrdinaryBlock(nn.Module, abc.ABC):
     def __init__(self, channels: int, width: int, stride: int, *, sync: bool) -> None:
         super().__init__()
         out_channels = self.expansion * width
-        self.shortcut: nn.Module | None = None
+        self.shortcut: _Shortcut | None = None
         if stride != 1 or channels != out_channels:
             self.shortcut = _Shortcut(channels, out_channels, stride, sync=sync)
 
     def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
         """Compute [batch, expansion * width, freq / stride, time / stride]."""
-        x = _floats(given)
-        y = self.residual(x, masks)
-        y = y + (x if self.shortcut is None else self.shortcut(x, masks.after))
-        return y.relu_()
+        if self.shortcut is not None:
+            skipped = self.shortcut(given, masks.after)
+        else:
+            skipped = given
+        return (self.residual(given, masks) + skipped).relu_()
 
     @abc.abstractmethod
-    def residual(self, x: Tensor, masks: Masks) -> Tensor:
+    def residual(self, given: Tensor | Streams, masks: Masks) -> Tensor:
         """Compute what is added to the shortcut."""
+
+    @abc.abstractmethod
+    def steps(self, before: int, after: int) -> Sequence[Step]:
+        """Split into convolutions, and these into some channels at a time.
+
+        Parameters
+        ----------
+        before, after : int
+            Channels at a time of maps of the input's size, and of the output's.
+
+        Returns
+        -------
+        sequence of Step
+            The last adds the shortcut.
+        """
+
+    def _closing(self, conv: nn.Conv2d, norm: BatchNorm, channels: int) -> Step:
+        """Split the last convolution, the shortcut and what follows them."""
+        layers = split_layers(conv, norm, channels)
+        if self.shortcut is None:
+            return Step([_Closing(*layer, None) for layer in layers], "channels")
+        shortcuts = split_layers(self.shortcut.conv, self.shortcut.norm, channels)
+        pieces = [
+            _Closing(*layer, with_modules(self.shortcut, conv=b, norm=n))
+            for layer, (b, n) in zip(layers, shortcuts, strict=True)
+        ]
+        return Step(pieces, "input")
+
+
+class _Closing(nn.Module):
+    """Some channels of a block's last convolution, its shortcut, and their ReLU."""
+
+    def __init__(
+        self, conv: nn.Conv2d, norm: BatchNorm, shortcut: _Shortcut | None
+    ) -> None:
+        super().__init__()
+        self.conv, self.norm, self.shortcut = conv, norm, shortcut
+
+    def forward(self, masks: Masks, taken: tuple[Tensor, Tensor | Streams]) -> Tensor:
+        x, given = taken
+        y = self.norm(self.conv(x), masks.after)
+        if self.shortcut is not None:
+            given = self.shortcut(given, masks.after)
+        return (y + given).relu_()
 
 
 class BasicBlock(_OrdinaryBlock):
@@ -263,10 +241,20 @@ class BasicBlock(_OrdinaryBlock):
         self.conv2 = conv3x3(width, width)
         self.norm2 = BatchNorm(width, sync=sync)
 
-    def residual(self, x: Tensor, masks: Masks) -> Tensor:
+    def residual(self, given: Tensor | Streams, masks: Masks) -> Tensor:
         """Compute what is added to the shortcut."""
-        x = self.norm1(self.conv1(x), masks.after)
+        x = self.norm1(convolved(self.conv1, given), masks.after)
         return self.norm2(self.conv2(x), masks.after)
+
+    def steps(self, before: int, after: int) -> Sequence[Step]:
+        """Split into convolutions, and these into some channels at a time."""
+        if not can_be_split(self):
+            return [Step([self])]
+        first = split_layers(self.conv1, self.norm1, after)
+        return [
+            Step([ConvNorm(*layer) for layer in first]),
+            self._closing(self.conv2, self.norm2, after),
+        ]
 
 
 class BottleneckBlock(_OrdinaryBlock):
@@ -283,11 +271,23 @@ class BottleneckBlock(_OrdinaryBlock):
         self.conv3 = conv1x1(width, 4 * width)
         self.norm3 = BatchNorm(4 * width, sync=sync)
 
-    def residual(self, x: Tensor, masks: Masks) -> Tensor:
+    def residual(self, given: Tensor | Streams, masks: Masks) -> Tensor:
         """Compute what is added to the shortcut."""
-        x = self.norm1(self.conv1(x), masks.before)
+        x = self.norm1(convolved(self.conv1, given), masks.before)
         x = self.norm2(self.conv2(x), masks.after)
         return self.norm3(self.conv3(x), masks.after)
+
+    def steps(self, before: int, after: int) -> Sequence[Step]:
+        """Split into convolutions, and these into some channels at a time."""
+        if not can_be_split(self):
+            return [Step([self])]
+        first = split_layers(self.conv1, self.norm1, before)
+        second = split_layers(self.conv2, self.norm2, after)
+        return [
+            Step([ConvNorm(*layer, strided=False) for layer in first]),
+            Step([ConvNorm(*layer) for layer in second]),
+            self._closing(self.conv3, self.norm3, after),
+        ]
 
 
 class DFBottleneckBlock(_OrdinaryBlock):
@@ -303,11 +303,15 @@ class DFBottleneckBlock(_OrdinaryBlock):
         self.conv3 = conv1x1(wide, width)
         self.norm3 = BatchNorm(width, sync=sync)
 
-    def residual(self, x: Tensor, masks: Masks) -> Tensor:
+    def residual(self, given: Tensor | Streams, masks: Masks) -> Tensor:
         """Compute what is added to the shortcut."""
-        x = self.norm1(self.conv1(x), masks.before)
+        x = self.norm1(convolved(self.conv1, given), masks.before)
         x = self.norm2(self.conv2(x), masks.after)
         return self.norm3(self.conv3(x), masks.after)
+
+    def steps(self, before: int, after: int) -> Sequence[Step]:
+        """Not split: no reversible encoder has this block."""
+        return [Step([self])]
 
 
 RESIDUALS: dict[str, type[nn.Module]] = {
@@ -320,7 +324,3 @@ ORDINARY_BLOCKS: dict[str, type[_OrdinaryBlock]] = {
     "bottleneck": BottleneckBlock,
     "df_bottleneck": DFBottleneckBlock,
 }
-
-
-def _floats(given: Tensor | Streams) -> Tensor:
-    return join(given) if isinstance(given, Streams) else given

@@ -9,15 +9,15 @@ from typing import Any
 from torch import nn
 
 from speechbrain_rev.architectures import Architecture, architecture
-from speechbrain_rev.lobes.blocks import (
-    ORDINARY_BLOCKS,
-    RESIDUALS,
+from speechbrain_rev.lobes.blocks import ORDINARY_BLOCKS, RESIDUALS
+from speechbrain_rev.lobes.chunks import channels_by_level
+from speechbrain_rev.lobes.encoder import SpeakerEncoder, Stage
+from speechbrain_rev.lobes.pooling import CORRECTIONS
+from speechbrain_rev.lobes.transitions import (
     SpaceToDepthTransition,
     Stem,
     StridedTransition,
 )
-from speechbrain_rev.lobes.encoder import SpeakerEncoder, Stage
-from speechbrain_rev.lobes.pooling import CORRECTIONS
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.coupling import AdditiveCoupling
 from speechbrain_rev.reversible.modes import Mode
@@ -33,6 +33,7 @@ def build_encoder(
     streams: str = "exact",
     verify: Verify | None = "warn",
     verify_every: int = 100,
+    chunk: int | str | None = "auto",
     sync_batchnorm: bool = False,
     pooling_variance: str = "population",
     widths: Sequence[int] | None = None,
@@ -60,6 +61,11 @@ def build_encoder(
         something does not compute the same twice; None looks at nothing.
     verify_every : int
         Forward passes in training from one look to the next.
+    chunk : int, "auto" or None
+        Working set of reversible encoders: bytes of the float32 map that residual
+        functions, stem and transitions work on at a time, for an utterance of 200
+        frames; None works on all channels at once, in more memory. It decides the order
+        of sums: gradients are equal to the bit in all modes at one chunk.
     sync_batchnorm : bool
         Whether batch statistics are shared between processes.
     pooling_variance : {"population", "unbiased"}
@@ -91,13 +97,15 @@ def build_encoder(
         blocks=row.blocks if blocks is None else tuple(blocks),
     )
     _check_sizes(row, n_mels, embedding_dim, pooling_variance)
+    channels = channels_by_level(chunk if row.reversible else None, n_mels)
     stem_convolutions = 2 if row.family == "df_revnet" and row.type == "I" else 1
     width = row.widths[0] * (_expansion(row) if row.type == "II" else 1)
     settings = {"streams": streams, "verify": verify, "verify_every": verify_every}
     stem = Stem(width, stem_convolutions, sync=sync_batchnorm)
     stages = []
     for i in range(len(row.widths)):
-        stages.append(_stage(row, i, width, settings, sync_batchnorm))
+        chain = settings | {"chunk": channels[i]}
+        stages.append(_stage(row, i, width, chain, sync_batchnorm))
         width = row.widths[i] * _expansion(row)
     pooled_freq = -(-n_mels // 8)
     fc = nn.Linear(2 * width * pooled_freq, embedding_dim)
@@ -107,6 +115,7 @@ def build_encoder(
         stages,
         fc,
         n_mels=n_mels,
+        channels=channels,
         correction=CORRECTIONS[pooling_variance],
     )
     if mode is not None:

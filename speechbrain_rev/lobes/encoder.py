@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
-from speechbrain_rev.lobes.blocks import Masks
+from speechbrain_rev.lobes.layers import Masks, Step
 from speechbrain_rev.lobes.pooling import statistics_pooling
 from speechbrain_rev.reversible.chain import ReversibleChain, trains
 from speechbrain_rev.reversible.formats import as_format
 from speechbrain_rev.reversible.modes import Mode, as_mode
 from speechbrain_rev.reversible.segment import recompute
-from speechbrain_rev.reversible.streams import Streams, read_both
+from speechbrain_rev.reversible.streams import Streams, decoded, read_both
 
 #: The pooled time axis has an eighth of the frames, and a deviation needs two.
 MIN_FRAMES = 9
@@ -87,6 +87,8 @@ class SpeakerEncoder(nn.Module):
         From pooled statistics to the embedding.
     n_mels : int
         Mel bands of the input.
+    channels : sequence of int or None
+        Channels that stem and transitions work on at a time, at each level.
     correction : int
         0 to pool the population's variance, 1 for the unbiased estimate.
     """
@@ -99,10 +101,12 @@ class SpeakerEncoder(nn.Module):
         fc: nn.Linear,
         *,
         n_mels: int,
+        channels: Sequence[int | None],
         correction: int,
     ) -> None:
         super().__init__()
         self.architecture, self.n_mels, self.correction = row, n_mels, correction
+        self.channels = list(channels)
         self.stem = stem
         self.stages = nn.ModuleList(stages)
         self.fc = fc
@@ -263,18 +267,20 @@ class SpeakerEncoder(nn.Module):
     def _pooled(self, x: Tensor, masks: list[Tensor | None]) -> Tensor:
         level = 0
         now: Tensor | Streams = self._run(
-            "stem", self.stem, Masks(masks[0], masks[0]), x
+            "stem", self.stem, Masks(masks[0], masks[0]), x, (0, 0)
         )
         for i, stage in enumerate(self._stages()):
-            mask_before, level = masks[level], level + stage.downsamples
-            around = Masks(mask_before, masks[level])
+            levels = level, level + stage.downsamples
+            level = levels[1]
+            around = Masks(masks[levels[0]], masks[level])
             if stage.entry is not None:
-                now = self._run(f"stages.{i}.entry", stage.entry, around, now)
-                around = Masks(masks[level], masks[level])
+                now = self._run(f"stages.{i}.entry", stage.entry, around, now, levels)
+                around, levels = Masks(masks[level], masks[level]), (level, level)
             if stage.blocks is not None:
                 for j, block in enumerate(stage.blocks):
-                    now = self._run(f"stages.{i}.blocks.{j}", block, around, now)
-                    around = Masks(masks[level], masks[level])
+                    name = f"stages.{i}.blocks.{j}"
+                    now = self._run(name, block, around, now, levels)
+                    around, levels = Masks(masks[level], masks[level]), (level, level)
             elif stage.chain is not None:
                 assert isinstance(now, Tensor)
                 now = _run_chain(stage.chain, now, masks[level])
@@ -286,11 +292,27 @@ class SpeakerEncoder(nn.Module):
         return torch.cat([p for kind in zip(*pooled, strict=True) for p in kind], 1)
 
     def _run(
-        self, name: str, unit: nn.Module, masks: Masks, given: Tensor | Streams
+        self,
+        name: str,
+        unit: nn.Module,
+        masks: Masks,
+        given: Tensor | Streams,
+        levels: tuple[int, int],
     ) -> Tensor:
+        """Run a unit, in training in steps of some channels at a time."""
+        before, after = (self.channels[level] for level in levels)
+        steps = [Step([unit])]
+        if trains(unit) and before and after and "steps" in vars(type(unit)):
+            steps = cast(Any, unit).steps(before, after)
         again = self._modes[name] is Mode.RECOMPUTE and trains(unit)
-        y = recompute(unit, masks, given) if again else unit(masks, given)
-        return cast(Tensor, y)
+        if not again and isinstance(given, Streams):
+            given = decoded(given)
+        now = given
+        for step in steps:
+            now = step.run(
+                recompute if again else nn.Module.__call__, masks, now, given
+            )
+        return cast(Tensor, now)
 
     def _check(self, feats: Tensor, lengths: Tensor | None) -> None:
         expected = f"[batch, time, {self.n_mels}]"

@@ -19,17 +19,19 @@ from speechbrain_rev.reversible.coupling import (
     check_shape,
     residual,
 )
-from speechbrain_rev.reversible.formats import as_format
+from speechbrain_rev.reversible.formats import StreamFormat, as_format
 from speechbrain_rev.reversible.modes import Mode, as_mode
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
 from speechbrain_rev.reversible.replay import running, shared_by, stored_run
 from speechbrain_rev.reversible.segment import (
     has_hooks,
+    pieces_of,
     recompute,
     reconstruct,
     refuse_what_cannot_run_again,
 )
 from speechbrain_rev.reversible.streams import (
+    Stream,
     Streams,
     add,
     enter,
@@ -58,6 +60,11 @@ class ReversibleChain(nn.Module):
         something does not compute the same twice; None looks at nothing.
     verify_every : int
         Forward passes in training from one look to the next.
+    chunk : int or None
+        Hidden channels that residual functions which can be split work on at a time;
+        None runs them whole. Part of the arithmetic: gradients are equal to the bit in
+        all modes at one chunk. Residual functions that can be split have a method
+        ``pieces(channels)`` that lists functions which add up to them.
 
     Raises
     ------
@@ -91,6 +98,7 @@ class ReversibleChain(nn.Module):
         streams: str = "exact",
         verify: Verify | None = "warn",
         verify_every: int = 100,
+        chunk: int | None = None,
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
@@ -101,6 +109,9 @@ class ReversibleChain(nn.Module):
                     f"{type(block).__name__}.forward. Give AdditiveCoupling(f, g)."
                 )
         self.format_name = as_format(streams).name
+        if chunk is not None and (type(chunk) is not int or chunk < 1):
+            raise ValueError(f"chunk is {chunk!r}; it must be None or at least 1.")
+        self.chunk = chunk
         self.monitor = Monitor(verify, verify_every)
         self.set_mode(mode)
 
@@ -250,12 +261,16 @@ class ReversibleChain(nn.Module):
             here = list(run)
             blocks = [cast(AdditiveCoupling, block) for _, (_, block) in here]
             if mode is Mode.RECONSTRUCT:
-                streams = reconstruct(blocks, streams, mask, notes, here[0][0])
+                streams = reconstruct(
+                    blocks, streams, mask, notes, here[0][0], self.chunk
+                )
             else:
                 again = mode is Mode.RECOMPUTE
                 for i, block in enumerate(blocks, here[0][0]):
                     rows = notes.row(1 + 2 * i), notes.row(2 + 2 * i)
-                    streams = _couple(block, streams, mask, again, shared, rows)
+                    streams = _couple(
+                        block, streams, mask, again, shared, self.chunk, rows
+                    )
         return streams
 
     def _check_run(self, x1: Tensor, mask: Tensor | None) -> None:
@@ -348,15 +363,32 @@ def _couple(
     mask: Tensor | None,
     again: bool,
     shared: set[int],
+    chunk: int | None,
     rows: tuple[Tensor | None, Tensor | None],
 ) -> Streams:
     """Run one coupling with autograd's storage, or keeping F's and G's inputs only."""
-    first, second, format, poison = streams
-    f = _residual(block.f, read(second, format), mask, again, shared)
-    first = add(first, f, format, rows[0])
-    g = _residual(block.g, read(first, format), mask, again, shared)
-    second = add(second, g, format, rows[1])
+    first, second, format, poison, _ = streams
+    pieces = pieces_of(block.f, chunk)
+    for piece, x in zip(pieces, _read_for(pieces, second, format), strict=True):
+        f = _residual(piece, x, mask, again, shared)
+        first = add(first, f, format, rows[0])
+    pieces = pieces_of(block.g, chunk)
+    for piece, x in zip(pieces, _read_for(pieces, first, format), strict=True):
+        g = _residual(piece, x, mask, again, shared)
+        second = add(second, g, format, rows[1])
     return Streams(first, second, format, poison)
+
+
+def _read_for(
+    pieces: Sequence[nn.Module], stream: Stream, format: StreamFormat
+) -> list[Tensor]:
+    """Read a stream once, connected for each piece by itself.
+
+    Gradients of the pieces are then added to the stream's one by one, as where it is
+    reconstructed.
+    """
+    floats = format.decode(stream.value, stream.tangent.dtype)
+    return [read(stream, floats) for _ in pieces]
 
 
 def _residual(

@@ -62,7 +62,12 @@ def decode(
 
 
 def add(
-    value: Tensor, f: Tensor, steps: float, largest: Tensor | None, out: Tensor | None
+    value: Tensor,
+    f: Tensor,
+    steps: float,
+    largest: Tensor | None,
+    out: Tensor | None,
+    spend: bool = False,
 ) -> Tensor:
     """Add a rounded residual.
 
@@ -78,24 +83,29 @@ def add(
         Notes.
     out : torch.Tensor or None
         Where the sum goes, which may be the value itself; None for a new tensor.
+    spend : bool
+        Whether f may be written to, which saves a tensor where it has the value's
+        layout.
 
     Returns
     -------
     torch.Tensor, int32
         The sum, in the value's layout if it is new.
     """
-    rounded = _rounded(f, steps, largest, value)
+    rounded = _rounded(f, steps, largest, value, spend=spend)
     total = torch.add(value, rounded, out=rounded if out is None else out)
     _note(largest, 1, total, steps)
     return total
 
 
-def subtract(value: Tensor, f: Tensor, steps: float, out: Tensor | None) -> Tensor:
+def subtract(
+    value: Tensor, f: Tensor, steps: float, out: Tensor | None, spend: bool = False
+) -> Tensor:
     """Subtract a rounded residual: the exact inverse of ``add``.
 
     Parameters
     ----------
-    value, f, steps, out
+    value, f, steps, out, spend
         As for ``add``.
 
     Returns
@@ -103,7 +113,7 @@ def subtract(value: Tensor, f: Tensor, steps: float, out: Tensor | None) -> Tens
     torch.Tensor, int32
         The difference.
     """
-    rounded = _rounded(f, steps, None, value)
+    rounded = _rounded(f, steps, None, value, spend=spend)
     return torch.sub(value, rounded, out=rounded if out is None else out)
 
 
@@ -113,11 +123,17 @@ def _rounded(
     largest: Tensor | None,
     like: Tensor,
     memory_format: torch.memory_format = torch.preserve_format,
+    *,
+    spend: bool = False,
 ) -> Tensor:
     """Round floats; the steps are laid out like another tensor of their shape."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    scaled = torch.empty_like(like, dtype=wide, memory_format=memory_format)
-    scaled.copy_(x.detach()).mul_(steps).round_()
+    if spend and x.dtype is torch.float32 and x.stride() == like.stride():
+        scaled = x.detach()
+    else:
+        scaled = torch.empty_like(like, dtype=wide, memory_format=memory_format)
+        scaled.copy_(x.detach())
+    scaled.mul_(steps).round_()
     _note(largest, 0, scaled, steps)
     if wide is torch.float32:
         # Element by element in the same place: one tensor less at the peak.

@@ -61,19 +61,40 @@ class StreamFormat(abc.ABC):
         """Turn a stream's value into floats; may share the value's storage."""
 
     @abc.abstractmethod
-    def add(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
-        """Add a residual; the value stays as it is."""
+    def add(
+        self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
+    ) -> Tensor:
+        """Add a residual; the value stays as it is.
+
+        Parameters
+        ----------
+        value : torch.Tensor
+            The stream's.
+        f : torch.Tensor
+            The residual.
+        largest : torch.Tensor, [2], or None
+            As for ``encode``.
+        spend : bool
+            Whether the residual's storage may be written to: nobody needs it any more.
+
+        Returns
+        -------
+        torch.Tensor
+            The sum.
+        """
 
     @abc.abstractmethod
-    def add_(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+    def add_(
+        self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
+    ) -> Tensor:
         """Add a residual in place."""
 
     @abc.abstractmethod
-    def subtract(self, value: Tensor, f: Tensor) -> Tensor:
+    def subtract(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
         """Subtract a residual; the value stays as it is."""
 
     @abc.abstractmethod
-    def subtract_(self, value: Tensor, f: Tensor) -> Tensor:
+    def subtract_(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
         """Subtract a residual in place: the inverse of ``add_``."""
 
 
@@ -94,19 +115,23 @@ class FloatFormat(StreamFormat):
         """Give the value itself, unless a place is given."""
         return value.detach() if out is None else out.copy_(value)
 
-    def add(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+    def add(
+        self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
+    ) -> Tensor:
         """Add a residual; the value stays as it is."""
         return torch.add(value, f)
 
-    def add_(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+    def add_(
+        self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
+    ) -> Tensor:
         """Add a residual in place."""
         return value.add_(f)
 
-    def subtract(self, value: Tensor, f: Tensor) -> Tensor:
+    def subtract(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
         """Subtract a residual; the value stays as it is."""
         return torch.sub(value, f)
 
-    def subtract_(self, value: Tensor, f: Tensor) -> Tensor:
+    def subtract_(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
         """Subtract a residual in place: up to rounding the inverse of ``add_``."""
         return value.sub_(f)
 
@@ -136,21 +161,25 @@ class ExactFormat(StreamFormat):
         arithmetic = kernels if fused else reference
         return arithmetic.decode(value, self.steps, dtype, out)
 
-    def add(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+    def add(
+        self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
+    ) -> Tensor:
         """Add a rounded residual; the value stays as it is."""
-        return _arithmetic(f, value).add(value, f, self.steps, largest, None)
+        return _arithmetic(f, value).add(value, f, self.steps, largest, None, spend)
 
-    def add_(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+    def add_(
+        self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
+    ) -> Tensor:
         """Add a rounded residual in place."""
-        return _arithmetic(f, value).add(value, f, self.steps, largest, value)
+        return _arithmetic(f, value).add(value, f, self.steps, largest, value, spend)
 
-    def subtract(self, value: Tensor, f: Tensor) -> Tensor:
+    def subtract(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
         """Subtract a rounded residual; the value stays as it is."""
-        return _arithmetic(f, value).subtract(value, f, self.steps, None)
+        return _arithmetic(f, value).subtract(value, f, self.steps, None, spend)
 
-    def subtract_(self, value: Tensor, f: Tensor) -> Tensor:
+    def subtract_(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
         """Subtract a rounded residual in place: the exact inverse of ``add_``."""
-        return _arithmetic(f, value).subtract(value, f, self.steps, value)
+        return _arithmetic(f, value).subtract(value, f, self.steps, value, spend)
 
 
 FORMATS: dict[str, StreamFormat] = {f.name: f for f in (FloatFormat(), ExactFormat())}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from speechbrain_rev.reversible.replay import Place, places_of
 
@@ -46,46 +47,53 @@ class Gradients:
         return {place: self._leaves[i] for place, i in places.items()}
 
     def backward(
-        self,
-        run: int,
-        outputs: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        inputs: Sequence[Tensor],
+        self, run: int, roots: Sequence[Root], inputs: Sequence[Tensor]
     ) -> list[Tensor | None]:
         """Keep the gradients of a run's parameters; return those of its inputs."""
         own = sorted(set(self._parameters.places[run].values()))
         used = [i for i in own if self._leaves[i].requires_grad]
-        pairs = [
-            (y, grad.to(y.dtype))
-            for y, grad in zip(outputs, grads, strict=True)
-            if y.requires_grad
-        ]
-        if not pairs:
+        given = [root for root in roots if root.edge is not None]
+        if not given:
             return [None] * len(inputs)
         leaves = [*inputs, *(self._leaves[i] for i in used)]
-        module = self._parameters.modules[run]
-        _refuse_other_leaves(module, [y for y, _ in pairs], leaves)
+        _refuse_other_leaves(self._parameters.modules[run], given, leaves)
         found = torch.autograd.grad(
-            [y for y, _ in pairs],
+            [root.edge for root in given],  # type: ignore[arg-type]
             leaves,
-            [grad for _, grad in pairs],
+            [root.grad for root in given],
             allow_unused=True,
         )
-        given = {grad.untyped_storage()._cdata for _, grad in pairs}
+        storages = {root.grad.untyped_storage()._cdata for root in given}
         for i, grad in zip(used, found[len(inputs) :], strict=True):
-            if grad is not None and grad.untyped_storage()._cdata in given:
+            if grad is not None and grad.untyped_storage()._cdata in storages:
                 # What was handed in is added to later; this must not change with it.
                 grad = grad.clone()
             self.found[i] = grad
         return list(found[: len(inputs)])
 
 
+class Root:
+    """Where a backward pass begins: a tensor's place in the graph, not the tensor.
+
+    Parameters
+    ----------
+    y : torch.Tensor
+        The tensor; without a graph it begins nothing.
+    grad : torch.Tensor
+        Its gradient, in any dtype.
+    """
+
+    def __init__(self, y: Tensor, grad: Tensor) -> None:
+        self.edge = get_gradient_edge(y) if y.requires_grad else None
+        self.grad = grad.to(y.dtype)
+
+
 def _refuse_other_leaves(
-    module: nn.Module, outputs: Sequence[Tensor], leaves: Sequence[Tensor]
+    module: nn.Module, roots: Sequence[Root], leaves: Sequence[Tensor]
 ) -> None:
     """Refuse a graph that reaches tensors whose gradient would be lost."""
     known = {id(leaf) for leaf in leaves}
-    nodes = [y.grad_fn for y in outputs if y.grad_fn is not None]
+    nodes = [root.edge.node for root in roots if root.edge is not None]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
@@ -105,14 +113,17 @@ def _refuse_other_leaves(
 
 
 class Total:
-    """A stream's gradient: the given one may be other nodes' too, later sums are ours."""
+    """A stream's gradient, to which what residual functions hand down is added.
+
+    Every node of a stream gives the one before it a gradient of its own, so it is added
+    to in place.
+    """
 
     def __init__(self, given: Tensor, in_place: bool) -> None:
-        self.value, self._owned, self._in_place = given, False, in_place
+        self.value, self._in_place = given, in_place
 
     def add(self, slope: Tensor | None) -> None:
         """Add what a residual function hands down, if it hands down anything."""
         if slope is None:
             return
-        self.value = self.value.add_(slope) if self._owned else self.value + slope
-        self._owned = self._in_place
+        self.value = self.value.add_(slope) if self._in_place else self.value + slope

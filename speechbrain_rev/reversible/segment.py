@@ -25,7 +25,12 @@ from speechbrain_rev.reversible.coupling import (
     version_of,
 )
 from speechbrain_rev.reversible.formats import StreamFormat
-from speechbrain_rev.reversible.gradients import Gradients, Parameters, Total
+from speechbrain_rev.reversible.gradients import (
+    Gradients,
+    Parameters,
+    Root,
+    Total,
+)
 from speechbrain_rev.reversible.monitor import StreamNotes, checksum
 from speechbrain_rev.reversible.replay import Recording, first_run, second_run
 from speechbrain_rev.reversible.streams import Stream, Streams, tangent_of
@@ -81,6 +86,7 @@ def reconstruct(
     mask: Tensor | None,
     notes: StreamNotes,
     start: int,
+    chunk: int | None,
 ) -> Streams:
     """Run couplings and keep only what the last one returns.
 
@@ -96,22 +102,47 @@ def reconstruct(
         Of this pass through the chain.
     start : int
         The first block's place in the chain.
+    chunk : int or None
+        Hidden channels at a time.
 
     Returns
     -------
     Streams
         What the last one returns.
     """
-    first, second, format, poison = streams
-    parameters = Parameters([f for b in reversed(blocks) for f in (b.g, b.f)])
+    first, second, format, poison, _ = streams
+    # F and G in turn, each as its pieces.
+    halves = [pieces_of(f, chunk) for block in blocks for f in (block.f, block.g)]
+    parameters = Parameters([f for half in reversed(halves) for f in reversed(half)])
     outputs = _Reconstruct.apply(
-        blocks, parameters, format, notes, start,
+        halves, parameters, format, notes, start,
         mask,  # saved, it has no gradient
         first.value, second.value, first.tangent, second.tangent,
         *parameters.tensors,
     )  # fmt: skip
     y1, y2, tangent1, tangent2 = outputs
     return Streams(Stream(y1, tangent1), Stream(y2, tangent2), format, poison)
+
+
+def pieces_of(f: nn.Module, chunk: int | None) -> Sequence[nn.Module]:
+    """List functions that add up to a residual function, itself if it is not split.
+
+    Parameters
+    ----------
+    f : nn.Module
+        A residual function. Only what its own class says about pieces is asked for: a
+        class derived from it may compute something else.
+    chunk : int or None
+        Hidden channels of a piece.
+
+    Returns
+    -------
+    sequence of nn.Module
+        In the order in which they are added.
+    """
+    if chunk is None or "pieces" not in vars(type(f)):
+        return [f]
+    return f.pieces(chunk)  # type: ignore[operator]
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -231,7 +262,8 @@ class _Recompute(torch.autograd.Function):
         returned = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
         wanted = [i for i, needs in enumerate(ctx.needs_grad) if needs]
         with ctx.recording.flags():
-            found = gradients.backward(0, returned, grads, [inputs[i] for i in wanted])
+            roots = [Root(y, g) for y, g in zip(returned, grads, strict=True)]
+            found = gradients.backward(0, roots, [inputs[i] for i in wanted])
         input_grads: list[Tensor | None] = [None] * len(inputs)
         for i, grad in zip(wanted, found, strict=True):
             input_grads[i] = grad
@@ -246,7 +278,7 @@ class _Reconstruct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        blocks: Sequence[AdditiveCoupling],
+        halves: Sequence[Sequence[nn.Module]],
         parameters: Parameters,
         format: StreamFormat,
         notes: StreamNotes,
@@ -258,62 +290,70 @@ class _Reconstruct(torch.autograd.Function):
         tangent2: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.blocks, ctx.parameters, ctx.format = blocks, parameters, format
+        ctx.set_materialize_grads(False)
+        ctx.halves, ctx.parameters, ctx.format = halves, parameters, format
         ctx.recordings, ctx.dtype = [], tangent1.dtype
         # Hooks may keep what they saw, which must not change in their hands.
         ctx.in_place = not any(map(_is_watched, parameters.modules))
-        y1, y2 = x1, x2
-        # The given streams stay intact; later ones are this function's own.
-        add = format.add
         ctx.notes, ctx.expected = notes, None
         if notes.mismatches is not None:
             ctx.expected = checksum([x1, x2])
-        for i, block in enumerate(blocks, start):
-            x = format.decode(y2, ctx.dtype)
-            f, f_recording = _first_run(block.f, x, mask)
+        changed, kept = x1, x2
+        # The given streams stay intact; later ones are this function's own.
+        adds = itertools.chain([format.add, format.add], itertools.repeat(format.add_))
+        for i, half in enumerate(halves, 1 + 2 * start):
+            add = next(adds) if ctx.in_place else format.add
+            x = format.decode(kept, ctx.dtype)
+            for f in half:
+                y, recording = _first_run(f, x, mask)
+                changed = add(changed, y, notes.row(i), spend=_is_spent(f, half))
+                del y
+                add = format.add_ if ctx.in_place else format.add
+                ctx.recordings.append(recording)
             del x
-            y1 = add(y1, f, notes.row(1 + 2 * i))
-            del f
-            x = format.decode(y1, ctx.dtype)
-            g, g_recording = _first_run(block.g, x, mask)
-            del x
-            y2 = add(y2, g, notes.row(2 + 2 * i))
-            del g
-            add = format.add_ if ctx.in_place else format.add
-            ctx.recordings.append((f_recording, g_recording))
+            changed, kept = kept, changed
+        y1, y2 = changed, kept
         ctx.mark_non_differentiable(y1, y2)
         ctx.save_for_backward(y1, y2, mask, *tensors)
         return y1, y2, tangent_of(y1, ctx.dtype), tangent_of(y2, ctx.dtype)
 
     @staticmethod
     def backward(
-        ctx: Any, _1: Any, _2: Any, grad1: Tensor, grad2: Tensor
+        ctx: Any, _1: Any, _2: Any, grad1: Tensor | None, grad2: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         _refuse_double_backward()
         y1, y2, mask, *tensors = ctx.saved_tensors
+        if grad1 is None:
+            grad1 = torch.zeros_like(y1, dtype=ctx.dtype)
+        if grad2 is None:
+            grad2 = torch.zeros_like(y2, dtype=ctx.dtype)
         if _graph_is_kept():
             y1, y2 = y1.clone(), y2.clone()
         gradients = Gradients(ctx.parameters, tensors)
-        total1, total2 = Total(grad1, ctx.in_place), Total(grad2, ctx.in_place)
-        runs = itertools.count()
-        recordings = reversed(ctx.recordings)
-        for block, (f, g) in zip(reversed(ctx.blocks), recordings, strict=True):
-            # Undone in reverse order: G sees the y1 that it saw in the forward.
-            inputs = arguments(y1, mask)
-            y2, slope = _undo(
-                ctx, block.g, g, gradients, next(runs), inputs, y2, total2.value
-            )
-            total1.add(slope)
-            del slope
-            inputs = arguments(y2, mask)
-            y1, slope = _undo(
-                ctx, block.f, f, gradients, next(runs), inputs, y1, total1.value
-            )
-            total2.add(slope)
-            del inputs, slope
+        kept, changed = y1, y2
+        of_kept, of_changed = Total(grad1, ctx.in_place), Total(grad2, ctx.in_place)
+        subtract = ctx.format.subtract_ if ctx.in_place else ctx.format.subtract
+        runs = enumerate(reversed(ctx.recordings))
+        # Undone in reverse order: G sees the y1 that it saw in the forward.
+        for half in reversed(ctx.halves):
+            x = ctx.format.decode(kept, ctx.dtype)
+            for f in reversed(half):
+                run, recording = next(runs)
+                leaf = x.detach().requires_grad_()
+                leaves = gradients.leaves(run)
+                y = second_run(f, recording, leaves, *arguments(leaf, mask))
+                changed = subtract(changed, y.detach(), spend=_is_spent(f, half))
+                root = Root(y, of_changed.value)
+                del y  # what follows needs its graph only
+                with recording.flags():
+                    of_kept.add(gradients.backward(run, [root], [leaf])[0])
+                del leaf, leaves, root
+            del x
+            kept, changed, of_kept, of_changed = changed, kept, of_changed, of_kept
         if ctx.expected is not None:
-            ctx.notes.mismatches.add_((checksum([y1, y2]) != ctx.expected).any())
-        return (None,) * 8 + (total1.value, total2.value, *gradients.found)
+            differs = checksum([kept, changed]) != ctx.expected
+            ctx.notes.mismatches.add_(differs.any())
+        return (None,) * 8 + (of_kept.value, of_changed.value, *gradients.found)
 
 
 def _first_run(
@@ -325,24 +365,9 @@ def _first_run(
     return y, recording
 
 
-def _undo(
-    ctx: Any,
-    f: nn.Module,
-    recording: Recording,
-    gradients: Gradients,
-    run: int,
-    inputs: tuple[Tensor, ...],
-    changed: Tensor,
-    grad: Tensor,
-) -> tuple[Tensor, Tensor | None]:
-    """Take f(inputs) out of a stream; return it and the gradient that f hands down."""
-    kept, *mask = inputs
-    x = ctx.format.decode(kept, ctx.dtype).detach().requires_grad_()
-    y = second_run(f, recording, gradients.leaves(run), x, *mask)
-    subtract = ctx.format.subtract_ if ctx.in_place else ctx.format.subtract
-    changed = subtract(changed, y.detach())
-    with recording.flags():
-        return changed, gradients.backward(run, [y], [grad], [x])[0]
+def _is_spent(f: nn.Module, half: Sequence[nn.Module]) -> bool:
+    """Whether nothing needs what f returned: pieces end in a sum that no graph keeps."""
+    return len(half) > 1
 
 
 def _is_watched(module: nn.Module) -> bool:

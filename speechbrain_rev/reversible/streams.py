@@ -48,12 +48,14 @@ class Streams(NamedTuple):
 
     ``poison`` is 0, or NaN once a value has been out of the format's range: it is added
     to what is made of the streams, and to its gradient. None where there is no limit.
+    ``floats`` are what both values were decoded to, where several will read them.
     """
 
     first: Stream
     second: Stream
     format: StreamFormat
     poison: Tensor | None = None
+    floats: tuple[Tensor, Tensor] | None = None
 
 
 def tangent_of(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -73,9 +75,9 @@ def enter(
     )
 
 
-def read(stream: Stream, format: StreamFormat) -> Tensor:
-    """Give a stream to a residual function, with its gradient connected."""
-    return _Read.apply(*stream, format, None)
+def read(stream: Stream, floats: Tensor, poison: Tensor | None = None) -> Tensor:
+    """Connect the floats that were made of a stream with its gradient."""
+    return _Read.apply(floats, stream.tangent, poison)
 
 
 def add(
@@ -88,27 +90,36 @@ def add(
 @_eager
 def leave(streams: Streams) -> tuple[Tensor, Tensor]:
     """Make floats of streams: copies, so that writing to them harms nothing."""
-    first, second, format, poison = streams
+    first, second, format, poison, _ = streams
     return (
         _Leave.apply(*first, format, poison),
         _Leave.apply(*second, format, poison),
     )
 
 
+def decoded(streams: Streams) -> Streams:
+    """Decode both values, for several readers who keep what they read."""
+    first, second = (
+        streams.format.decode(stream.value, stream.tangent.dtype)
+        for stream in (streams.first, streams.second)
+    )
+    return streams._replace(floats=(first, second))
+
+
 @_eager
 def read_both(streams: Streams) -> tuple[Tensor, Tensor]:
     """Read both streams; what is returned may be their storage and is not to be changed."""
-    first, second, format, poison = streams
-    return (
-        _Read.apply(*first, format, poison),
-        _Read.apply(*second, format, poison),
+    first, second, _, poison, floats = (
+        decoded(streams) if streams.floats is None else streams
     )
+    assert floats is not None
+    return read(first, floats[0], poison), read(second, floats[1], poison)
 
 
 @_eager
 def join(streams: Streams) -> Tensor:
     """Put both streams into one new tensor, one after the other along the channels."""
-    first, second, format, poison = streams
+    first, second, format, poison, _ = streams
     return _Join.apply(*first, *second, format, poison)
 
 
@@ -116,11 +127,18 @@ def _poisoned(x: Tensor, poison: Tensor | None) -> Tensor:
     return x if poison is None else x + poison.to(x.dtype)
 
 
+def _own(grad: Tensor, poison: Tensor | None) -> Tensor:
+    """Make a gradient that is the stream's alone, which is added to in place."""
+    return grad.clone() if poison is None else grad + poison.to(grad.dtype)
+
+
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, format: StreamFormat, largest: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        # No zeros for the value, which has no gradient.
+        ctx.set_materialize_grads(False)
         value = format.encode(x, largest)
         ctx.mark_non_differentiable(value)
         ctx.dtype = x.dtype
@@ -128,25 +146,23 @@ class _Enter(torch.autograd.Function):
         return value, tangent_of(value, dtype)
 
     @staticmethod
-    def backward(ctx: Any, _: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad.to(ctx.dtype), None, None
+    def backward(
+        ctx: Any, _: Any, grad: Tensor | None
+    ) -> tuple[Tensor | None, None, None]:
+        return None if grad is None else grad.to(ctx.dtype), None, None
 
 
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        value: Tensor,
-        tangent: Tensor,
-        format: StreamFormat,
-        poison: Tensor | None,
+        ctx: Any, floats: Tensor, tangent: Tensor, poison: Tensor | None
     ) -> Tensor:
         ctx.poison = poison
-        return _poisoned(format.decode(value, tangent.dtype), poison)
+        return _poisoned(floats.detach(), poison)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None, None]:
-        return None, _poisoned(grad, ctx.poison), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        return None, _own(grad, ctx.poison), None
 
 
 class _Add(torch.autograd.Function):
@@ -159,6 +175,7 @@ class _Add(torch.autograd.Function):
         format: StreamFormat,
         largest: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         ctx.dtype = f.dtype
         total = format.add(value, f, largest)
         ctx.mark_non_differentiable(total)
@@ -166,9 +183,12 @@ class _Add(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, _: Any, grad: Tensor
-    ) -> tuple[None, Tensor, Tensor, None, None]:
-        return None, grad, grad.to(ctx.dtype), None, None
+        ctx: Any, _: Any, grad: Tensor | None
+    ) -> tuple[None, Tensor | None, Tensor | None, None, None]:
+        if grad is None:
+            return None, None, None, None, None
+        # The stream's own is added to in place, so the residual gets another one.
+        return None, grad, grad.to(ctx.dtype, copy=True), None, None
 
 
 class _Leave(torch.autograd.Function):
@@ -190,7 +210,7 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None, None]:
-        return None, _poisoned(grad, ctx.poison), None, None
+        return None, _own(grad, ctx.poison), None, None
 
 
 class _Join(torch.autograd.Function):
@@ -217,5 +237,5 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad1, grad2 = _poisoned(grad, ctx.poison).split(ctx.channels, dim=1)
-        return None, grad1, None, grad2, None, None
+        grad1, grad2 = grad.split(ctx.channels, dim=1)
+        return None, _own(grad1, ctx.poison), None, _own(grad2, ctx.poison), None, None

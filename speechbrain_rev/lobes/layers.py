@@ -1,0 +1,126 @@
+"""What units of an encoder are made of: convolutions, masks, steps of pieces.
+
+All work on [batch, channel, freq, time] and none of the convolutions has a bias.
+Where frames are masked (padding of shorter utterances), invalid frames are zero before
+every convolution, so that an utterance sees the same neighbours alone and in a batch:
+the mask goes into each normalisation and multiplies each output.
+
+Stems, transitions and ordinary blocks are units. They are called with the masks first
+and then with their input: a tensor, or the streams that leave a reversible stage.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from speechbrain_rev.lobes.pieces import (
+    can_be_split,
+    convs_by_inputs,
+    convs_by_outputs,
+    norm_parts,
+)
+from speechbrain_rev.reversible.norm import BatchNorm
+from speechbrain_rev.reversible.streams import Streams, join, read_both
+
+
+class Masks(NamedTuple):
+    """Frame masks, [batch, 1, 1, time], at a unit's input and at its output."""
+
+    before: Tensor | None = None
+    after: Tensor | None = None
+
+
+class Step(NamedTuple):
+    """A part of a unit's work, in pieces whose outputs follow each other by channel.
+
+    ``joins`` says what of the unit's input the pieces take beside the step before:
+    nothing, all of it, or each its own channels.
+    """
+
+    pieces: Sequence[nn.Module]
+    joins: Literal["nothing", "input", "channels"] = "nothing"
+
+    def run(
+        self,
+        call: Callable[..., Tensor],
+        masks: Masks,
+        now: Tensor | Streams,
+        given: Tensor | Streams,
+    ) -> Tensor:
+        """Call each piece, and put what they return into one tensor."""
+        taken: Iterable[Any] = itertools.repeat(now)
+        if self.joins == "input":
+            taken = itertools.repeat((now, given))
+        elif self.joins == "channels":
+            sizes = [cast(BatchNorm, piece.norm).channels for piece in self.pieces]
+            parts = cast(Tensor, given).split(sizes, dim=1)
+            taken = ((now, part) for part in parts)
+        outputs = [call(p, masks, x) for p, x in zip(self.pieces, taken, strict=False)]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+def conv3x3(
+    channels: int, out_channels: int, *, stride: int = 1, groups: int = 1
+) -> nn.Conv2d:
+    """Make a 3x3 convolution without bias that keeps the shape at stride 1."""
+    return nn.Conv2d(
+        channels, out_channels, 3, stride, padding=1, groups=groups, bias=False
+    )
+
+
+def conv1x1(channels: int, out_channels: int, *, stride: int = 1) -> nn.Conv2d:
+    """Make a 1x1 convolution without bias."""
+    return nn.Conv2d(channels, out_channels, 1, stride, bias=False)
+
+
+def masked_(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Set invalid frames to zero in place: a convolution does not need its output."""
+    return x if mask is None else x.mul_(mask.to(x.dtype))
+
+
+class ConvNorm(nn.Module):
+    """A convolution and its normalisation, with ReLU if the normalisation has one.
+
+    Parameters
+    ----------
+    conv : nn.Conv2d
+        The convolution.
+    norm : BatchNorm
+        The normalisation.
+    strided : bool
+        Whether the output has the frames after the unit, not those before it.
+    """
+
+    def __init__(self, conv: nn.Conv2d, norm: BatchNorm, strided: bool = True) -> None:
+        super().__init__()
+        self.conv, self.norm, self.strided = conv, norm, strided
+
+    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
+        """Compute [batch, channel, freq, time] of the convolution's channels."""
+        mask = masks.after if self.strided else masks.before
+        return cast(Tensor, self.norm(convolved(self.conv, given), mask))
+
+
+def split_layers(
+    conv: nn.Conv2d, norm: BatchNorm, channels: int
+) -> Iterable[tuple[nn.Conv2d, BatchNorm]]:
+    """Split a convolution and its normalisation by their channels."""
+    return zip(
+        convs_by_outputs(conv, channels), norm_parts(norm, channels), strict=True
+    )
+
+
+def convolved(conv: nn.Conv2d, given: Tensor | Streams) -> Tensor:
+    """Convolve one tensor, or streams half by half."""
+    if isinstance(given, Tensor):
+        return cast(Tensor, conv(given))
+    if not can_be_split(conv):
+        return cast(Tensor, conv(join(given)))
+    first, second = read_both(given)
+    halves = convs_by_inputs(conv, first.shape[1])
+    return cast(Tensor, halves[0](first) + halves[1](second))
