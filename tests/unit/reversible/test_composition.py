@@ -225,6 +225,14 @@ def test_a_parameter_that_a_later_function_leaves_unused_keeps_its_gradient(
     equal_to_plain(make_chain(blocks, mode=mode).to(precision.weights), precision)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_parameter_that_no_function_uses_gets_no_gradient(mode):
+    halves = (Holding(RESIDUALS["basic"](CHANNELS), False) for _ in range(2))
+    chain = make_chain([AdditiveCoupling(*halves)], mode=mode).double()
+    loss_of(chain(*streams())).backward()
+    assert all(p.grad is None for p in chain.parameters())
+
+
 @every_precision
 @pytest.mark.parametrize("mode", MODES)
 def test_weight_norm_works(mode, precision):
