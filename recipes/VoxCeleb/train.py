@@ -145,13 +145,12 @@ class SpeakerBrain(sb.Brain):
         """Collect what the log says about an epoch's training."""
         sampler, schedule = self.train_sampler, self.hparams.lr_annealing
         seen = (self.step - self.first_step) * sampler.batch_size
+        utterances = self.step * sampler.share
         return {
             "epoch": epoch,
             "steps": schedule.step,
             "train_loss": loss,
-            "train_accuracy_percent": 100
-            * self.tally.correct
-            / (self.step * sampler.share),
+            "train_accuracy_percent": 100 * self.tally.correct / utterances,
             "skipped_steps": self.tally.skipped,
             "lr": schedule.current_lr,
             "margin": self.hparams.compute_cost.margin,

@@ -7,6 +7,7 @@ reconstructed activations; what is told is the angle between the two.
 from __future__ import annotations
 
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,10 @@ def draw(result: Result, path: Path) -> None:
     """Draw the result's curves."""
     rows = result.rows
     environment = result.environment
+    source = (
+        f"{result.setting}. {environment['processor']}, torch {environment['torch']}, "
+        f"{environment['date']}."
+    )
     gradient_angles(
         {
             f"{row['streams']} streams, {row['precision']}": row["steps and angles"]
@@ -131,6 +136,5 @@ def draw(result: Result, path: Path) -> None:
         },
         path,
         title="Angle between gradients of reconstructed and of stored activations",
-        source=f"{result.setting}.\n{environment['processor']}, torch "
-        f"{environment['torch']}, {environment['date']}.",
+        source=textwrap.fill(source, 115),
     )

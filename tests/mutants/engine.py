@@ -136,7 +136,7 @@ ENGINE = [
         "self.found[i] = grad",
         "self.found[i] = torch.zeros_like(self._leaves[i]) if grad is None else grad",
         COMPOSITION,
-        "leaves_unused",
+        "no_function_uses",
     ),
     Mutant(
         "11: a kept graph is overwritten",
@@ -280,7 +280,7 @@ ENGINE = [
         ENCODER_CODE,
         "statistics_pooling(part, masks[level],",
         "statistics_pooling(part, None,",
-        ENCODER,
-        "padded_utterances",
+        "tests/unit/lobes/test_lengths.py",
+        "alone and revnet57",
     ),
 ]

@@ -180,10 +180,13 @@ class TestBases:
 
 
 def texts(exclude):
-    """Any that are taken as they are, and in which HyperPyYAML sees no arithmetic."""
+    """Any that are taken as they are: neither arithmetic nor references to HyperPyYAML."""
     characters = st.characters(codec="utf-8", exclude_characters=exclude)
     return st.text(characters, min_size=1).filter(
-        lambda text: text != "null" and not re.match(r"!|\s*[-+.(0-9]", text)
+        lambda text: (
+            text != "null"
+            and not re.match(r"!|\s*[-+.(0-9]|.*<[^>]*>", text, re.DOTALL)
+        )
     )
 
 

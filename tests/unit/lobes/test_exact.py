@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
@@ -116,3 +117,27 @@ def test_rounding_moves_an_embedding_by_less_than_evaluation_may(name):
 )
 def test_rounding_moves_little_at_any_depth(name):
     assert 0 < difference_to_floats(name) < 1e-4
+
+
+class Looks(TorchDispatchMode):
+    """Counts where the host asks for a number on the device, and waits for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["revnet46", "df_revnet89"])
+def test_a_step_asks_the_device_for_nothing(name):
+    encoder = tiny(name, streams="exact", verify="raise", verify_every=1)
+    for _ in range(2):  # the second step reads the notes of the first
+        with Looks() as looks:
+            encoder(torch.randn(2, 43, 80)).sum().backward()
+        assert looks.count == 0
+    with Looks() as looks:
+        bool(torch.ones(()) > 0)
+    assert looks.count == 1

@@ -190,11 +190,12 @@ def equal_to_plain(chain, precision=FLOAT64, train=train_once, *, to_the_bit=Non
     """Assert that training gives what it gives in plain autograd; return gradients.
 
     `train` is called with a module and a precision. Buffers are equal to the bit, and so
-    is everything in half precision unless streams are reconstructed.
+    is everything in half precision unless streams are reconstructed. With exact streams
+    gradients are, to the bit, those of the chain with its activations stored.
     """
     if to_the_bit is None:
         to_the_bit = precision.half and Mode.RECONSTRUCT not in chain.modes
-    plain, wide = Plain(chain), Plain(chain)
+    plain, wide, stored = Plain(chain), Plain(chain), copy.deepcopy(chain)
     grads = train(chain, precision)
     expected = train(plain, replace(precision, shares_casts=False))
     limit = 0 if to_the_bit else EXACT
@@ -203,6 +204,10 @@ def equal_to_plain(chain, precision=FLOAT64, train=train_once, *, to_the_bit=Non
         of_half = distance(expected, in_float32)
         limit = FLOAT32_ROUNDING + SHARE_OF_HALF * of_half
     assert distance(grads, expected) <= limit
+    if chain.format_name == "exact":
+        stored.set_mode(Mode.STORE)
+        for name, grad in train(stored, precision).items():
+            assert grad is None or torch.equal(grads[name], grad), name
     buffers, expected_buffers = dict(chain.named_buffers()), dict(plain.named_buffers())
     assert buffers.keys() == expected_buffers.keys()
     for name, buffer in buffers.items():

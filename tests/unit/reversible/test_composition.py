@@ -225,6 +225,14 @@ def test_a_parameter_that_a_later_function_leaves_unused_keeps_its_gradient(
     equal_to_plain(make_chain(blocks, mode=mode).to(precision.weights), precision)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_parameter_that_no_function_uses_gets_no_gradient(mode):
+    halves = (Holding(RESIDUALS["basic"](CHANNELS), False) for _ in range(2))
+    chain = make_chain([AdditiveCoupling(*halves)], mode=mode).double()
+    loss_of(chain(*streams())).backward()
+    assert all(p.grad is None for p in chain.parameters())
+
+
 @every_precision
 @pytest.mark.parametrize("mode", MODES)
 def test_weight_norm_works(mode, precision):
@@ -442,12 +450,11 @@ def train(module, ranks, micro_batches, precision, share=1.0):
     return {n: p.detach().clone() for n, p in module.named_parameters()}
 
 
-def train_process(rank, folder, static_graph, micro_batches, precision, format):
+def train_process(rank, folder, modes, static_graph, micro_batches, precision, format):
     torch.set_num_threads(1)
     FORMAT.set(format)
     store = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    modes = ["reconstruct", "recompute", "store"]
     chain = chain_of("dropout", mode=modes, dtype=precision.weights)
     model = DistributedDataParallel(
         chain, static_graph=static_graph, gradient_as_bucket_view=True
@@ -471,17 +478,28 @@ def train_process(rank, folder, static_graph, micro_batches, precision, format):
 def test_ddp_averages_the_gradients_of_processes(
     tmp_path, static_graph, micro_batches, precision
 ):
-    settings = (str(tmp_path), static_graph, micro_batches, precision, FORMAT.get())
-    mp.spawn(train_process, settings, nprocs=2)
+    settings = (static_graph, micro_batches, precision, FORMAT.get())
+    found = train_in_processes(
+        tmp_path / "mixed", ["reconstruct", "recompute", "store"], *settings
+    )
     chain = chain_of("dropout", dtype=precision.weights)
     expected = train(Plain(chain), [0, 1], micro_batches, precision, share=0.5)
     limit = EXACT
     if precision.half:
         wide = train(Plain(chain), [0, 1], micro_batches, FLOAT32, share=0.5)
         limit = FLOAT32_ROUNDING + SHARE_OF_HALF * distance(expected, wide)
-    for rank in (0, 1):
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        assert distance(found, expected) <= limit
+    assert all(distance(weights, expected) <= limit for weights in found)
+    if FORMAT.get() == "exact":
+        stored = train_in_processes(tmp_path / "stored", "store", *settings)
+        for weights, others in zip(found, stored, strict=True):
+            assert all(torch.equal(weights[name], others[name]) for name in others)
+
+
+def train_in_processes(folder, modes, *settings):
+    """The weights that each of two processes ends with."""
+    folder.mkdir()
+    mp.spawn(train_process, (str(folder), modes, *settings), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
 def sync_chain(mode):

@@ -80,6 +80,20 @@ def test_shared_weights_change_no_bit(mode, precision):
     assert all(isinstance(p, nn.Parameter) for p in chain.parameters())
 
 
+@pytest.mark.parametrize("precision", PRECISIONS, ids=str)
+@pytest.mark.parametrize("mode", AGAIN)
+def test_a_layer_that_is_used_twice_changes_no_bit(mode, precision):
+    def make():
+        layer = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+        return nn.Sequential(layer, nn.Tanh(), layer)
+
+    torch.manual_seed(0)
+    chain = make_chain([AdditiveCoupling(make(), make())], mode="store")
+    expected = bits(copy.deepcopy(chain), precision)
+    chain.set_mode(mode)
+    assert_same_bits(bits(chain, precision), expected)
+
+
 @pytest.mark.parametrize("mode", AGAIN)
 def test_masked_frames_change_no_bit(mode):
     mask = (torch.arange(12) < 7).float().view(1, 1, 1, 12)
@@ -323,6 +337,22 @@ def test_weights_of_a_checksum_are_all_different_and_have_no_pattern():
     assert len(set(weights)) == len(weights)
     steps = {(b - a) % 2**64 for a, b in zip(weights, weights[2:], strict=False)}
     assert len(steps) == len(weights) - 2
+
+
+@pytest.mark.parametrize(
+    ("places", "errors"),
+    [
+        ([3, 40], [1, -1]),
+        ([4, 6, 8], [1, -2, 1]),
+        ([4, 5, 8, 9], [1, -1, -1, 1]),
+        ([1, 3, 5, 7], [1, -3, 3, -1]),
+    ],
+)
+def test_errors_that_cancel_in_simpler_sums_change_a_checksum(places, errors):
+    value = torch.randint(-(2**20), 2**20, (64,), dtype=torch.int32)
+    wrong = value.clone()
+    wrong[places] += torch.tensor(errors, dtype=torch.int32)
+    assert checksum([wrong]) != checksum([value])
 
 
 def test_a_checksum_follows_memory_so_that_layouts_do_not_matter():
