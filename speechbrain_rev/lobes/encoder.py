@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
-from speechbrain_rev.lobes.layers import Masks, Step
+from speechbrain_rev.lobes.layers import Masks, RecomputedSteps, Step
 from speechbrain_rev.lobes.pooling import statistics_pooling
 from speechbrain_rev.reversible.chain import ReversibleChain, trains
 from speechbrain_rev.reversible.formats import as_format
@@ -304,14 +304,15 @@ class SpeakerEncoder(nn.Module):
         steps = [Step([unit])]
         if trains(unit) and before and after and "steps" in vars(type(unit)):
             steps = cast(Any, unit).steps(before, after)
-        again = self._modes[name] is Mode.RECOMPUTE and trains(unit)
-        if not again and isinstance(given, Streams):
+        if self._modes[name] is Mode.RECOMPUTE and trains(unit):
+            if len(steps) > 1:
+                return cast(Tensor, recompute(RecomputedSteps(steps), masks, given))
+            return steps[0].run(recompute, masks, given, given)
+        if isinstance(given, Streams):
             given = decoded(given)
         now = given
         for step in steps:
-            now = step.run(
-                recompute if again else nn.Module.__call__, masks, now, given
-            )
+            now = step.run(nn.Module.__call__, masks, now, given)
         return cast(Tensor, now)
 
     def _check(self, feats: Tensor, lengths: Tensor | None) -> None:

@@ -25,6 +25,7 @@ from speechbrain_rev.lobes.pieces import (
     norm_parts,
 )
 from speechbrain_rev.reversible.norm import BatchNorm
+from speechbrain_rev.reversible.segment import recompute
 from speechbrain_rev.reversible.streams import Streams, join, read_both
 
 
@@ -62,6 +63,31 @@ class Step(NamedTuple):
             taken = ((now, part) for part in parts)
         outputs = [call(p, masks, x) for p, x in zip(self.pieces, taken, strict=False)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+class RecomputedSteps(nn.Module):
+    """Steps that are recomputed piece by piece, for a unit that is recomputed itself.
+
+    Of such a unit nothing but the input waits for the backward pass; the outputs of its
+    steps live from the unit's second run on, and those of a piece while it runs again.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        In their order.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        super().__init__()
+        self.steps = steps
+        self.pieces = nn.ModuleList(piece for step in steps for piece in step.pieces)
+
+    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
+        """Run the steps one after the other."""
+        now = given
+        for step in self.steps:
+            now = step.run(recompute, masks, now, given)
+        return cast(Tensor, now)
 
 
 def conv3x3(
@@ -121,6 +147,6 @@ def convolved(conv: nn.Conv2d, given: Tensor | Streams) -> Tensor:
         return cast(Tensor, conv(given))
     if not can_be_split(conv):
         return cast(Tensor, conv(join(given)))
-    first, second = read_both(given)
+    first, second = read_both(given, alone=True)
     halves = convs_by_inputs(conv, first.shape[1])
     return cast(Tensor, halves[0](first) + halves[1](second))

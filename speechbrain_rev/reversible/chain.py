@@ -388,7 +388,7 @@ def _read_for(
     reconstructed.
     """
     floats = format.decode(stream.value, stream.tangent.dtype)
-    return [read(stream, floats) for _ in pieces]
+    return [read(stream, floats, alone=len(pieces) > 1) for _ in pieces]
 
 
 def _residual(

@@ -28,10 +28,10 @@ def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(function)
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*arguments)
-        return function(*arguments)
+            return torch.compiler.disable(function)(*arguments, **options)
+        return function(*arguments, **options)
 
     return run
 
@@ -75,9 +75,29 @@ def enter(
     )
 
 
-def read(stream: Stream, floats: Tensor, poison: Tensor | None = None) -> Tensor:
-    """Connect the floats that were made of a stream with its gradient."""
-    return _Read.apply(floats, stream.tangent, poison)
+def read(
+    stream: Stream, floats: Tensor, poison: Tensor | None = None, *, alone: bool = False
+) -> Tensor:
+    """Connect the floats that were made of a stream with its gradient.
+
+    Parameters
+    ----------
+    stream : Stream
+        The stream.
+    floats : torch.Tensor
+        What its value was decoded to.
+    poison : torch.Tensor or None
+        For the gradient.
+    alone : bool
+        Whether who reads hands down a new gradient that nobody else has, as a
+        convolution does.
+
+    Returns
+    -------
+    torch.Tensor
+        The floats, which are not to be changed.
+    """
+    return _Read.apply(floats, stream.tangent, poison, alone)
 
 
 def add(
@@ -103,17 +123,24 @@ def decoded(streams: Streams) -> Streams:
         streams.format.decode(stream.value, stream.tangent.dtype)
         for stream in (streams.first, streams.second)
     )
+    if streams.poison is not None:
+        # A format with a limit decodes to new floats.
+        for floats in (first, second):
+            floats.add_(streams.poison.to(floats.dtype))
     return streams._replace(floats=(first, second))
 
 
 @_eager
-def read_both(streams: Streams) -> tuple[Tensor, Tensor]:
+def read_both(streams: Streams, alone: bool = False) -> tuple[Tensor, Tensor]:
     """Read both streams; what is returned may be their storage and is not to be changed."""
     first, second, _, poison, floats = (
         decoded(streams) if streams.floats is None else streams
     )
     assert floats is not None
-    return read(first, floats[0], poison), read(second, floats[1], poison)
+    return (
+        read(first, floats[0], poison, alone=alone),
+        read(second, floats[1], poison, alone=alone),
+    )
 
 
 @_eager
@@ -155,14 +182,18 @@ class _Enter(torch.autograd.Function):
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, floats: Tensor, tangent: Tensor, poison: Tensor | None
+        ctx: Any, floats: Tensor, tangent: Tensor, poison: Tensor | None, alone: bool
     ) -> Tensor:
-        ctx.poison = poison
-        return _poisoned(floats.detach(), poison)
+        ctx.poison, ctx.alone = poison, alone
+        return floats.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
-        return None, _own(grad, ctx.poison), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None, None]:
+        if not ctx.alone:
+            grad = _own(grad, ctx.poison)
+        elif ctx.poison is not None:
+            grad = grad.add_(ctx.poison.to(grad.dtype))
+        return None, grad, None, None
 
 
 class _Add(torch.autograd.Function):
