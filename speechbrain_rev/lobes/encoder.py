@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
-from speechbrain_rev.lobes.layers import Masks, RecomputedSteps, Step
+from speechbrain_rev.lobes.layers import Masks, RecomputedSteps, Step, stored_each
 from speechbrain_rev.lobes.pooling import statistics_pooling
 from speechbrain_rev.reversible.chain import ReversibleChain, trains
 from speechbrain_rev.reversible.formats import as_format
 from speechbrain_rev.reversible.modes import Mode, as_mode
-from speechbrain_rev.reversible.segment import recompute
+from speechbrain_rev.reversible.segment import recompute, recompute_each
 from speechbrain_rev.reversible.streams import Streams, decoded, read_both
 
 #: The pooled time axis has an eighth of the frames, and a deviation needs two.
@@ -282,8 +282,9 @@ class SpeakerEncoder(nn.Module):
                     now = self._run(name, block, around, now, levels)
                     around, levels = Masks(masks[level], masks[level]), (level, level)
             elif stage.chain is not None:
-                assert isinstance(now, Tensor)
-                now = _run_chain(stage.chain, now, masks[level])
+                held = [cast(Tensor, now)]
+                del now  # the chain alone has it, and drops it
+                now = _run_chain(stage.chain, held, masks[level])
         parts = read_both(now) if isinstance(now, Streams) else (now,)
         pooled = [
             statistics_pooling(part, masks[level], correction=self.correction)
@@ -307,12 +308,12 @@ class SpeakerEncoder(nn.Module):
         if self._modes[name] is Mode.RECOMPUTE and trains(unit):
             if len(steps) > 1:
                 return cast(Tensor, recompute(RecomputedSteps(steps), masks, given))
-            return steps[0].run(recompute, masks, given, given)
+            return steps[0].run(recompute_each, masks, given, given)
         if isinstance(given, Streams):
             given = decoded(given)
         now = given
         for step in steps:
-            now = step.run(nn.Module.__call__, masks, now, given)
+            now = step.run(stored_each, masks, now, given)
         return cast(Tensor, now)
 
     def _check(self, feats: Tensor, lengths: Tensor | None) -> None:
@@ -356,14 +357,16 @@ class SpeakerEncoder(nn.Module):
 
 
 def _run_chain(
-    chain: ReversibleChain, x: Tensor, mask: Tensor | None
+    chain: ReversibleChain, held: list[Tensor], mask: Tensor | None
 ) -> Tensor | Streams:
-    """Run a stage; streams that leave it are read where they are needed."""
-    x1, x2 = x.chunk(2, dim=1)
-    del x
+    """Run a stage; streams that leave it are read where they are needed.
+
+    ``held`` is emptied: no name here or at the caller keeps the stage's input alive.
+    """
+    halves = list(held.pop().chunk(2, dim=1))
     if trains(chain):
-        return chain.train_step(x1, x2, mask)
-    return torch.cat(chain(x1, x2, mask), dim=1)
+        return chain.train_step(halves.pop(0), halves.pop(0), mask)
+    return torch.cat(chain(*halves, mask), dim=1)
 
 
 def _plausible(lengths: Tensor) -> Tensor:

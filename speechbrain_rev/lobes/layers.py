@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from speechbrain_rev.lobes.pieces import (
     can_be_split,
@@ -25,7 +26,7 @@ from speechbrain_rev.lobes.pieces import (
     norm_parts,
 )
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.segment import recompute
+from speechbrain_rev.reversible.segment import recompute_each
 from speechbrain_rev.reversible.streams import Streams, join, read_both
 
 
@@ -48,12 +49,15 @@ class Step(NamedTuple):
 
     def run(
         self,
-        call: Callable[..., Tensor],
+        call: Callable[..., list[Tensor]],
         masks: Masks,
         now: Tensor | Streams,
         given: Tensor | Streams,
     ) -> Tensor:
-        """Call each piece, and put what they return into one tensor."""
+        """Call the pieces, and put what they return into one tensor.
+
+        ``call`` takes the pieces and the arguments of each.
+        """
         taken: Iterable[Any] = itertools.repeat(now)
         if self.joins == "input":
             taken = itertools.repeat((now, given))
@@ -61,8 +65,25 @@ class Step(NamedTuple):
             sizes = [cast(BatchNorm, piece.norm).channels for piece in self.pieces]
             parts = cast(Tensor, given).split(sizes, dim=1)
             taken = ((now, part) for part in parts)
-        outputs = [call(p, masks, x) for p, x in zip(self.pieces, taken, strict=False)]
+        given_each = zip(self.pieces, taken, strict=False)
+        outputs = call(self.pieces, [((masks, x), {}) for _, x in given_each])
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+def stored_each(
+    modules: Sequence[nn.Module], arguments: Sequence[tuple[tuple[Any, ...], Any]]
+) -> list[Tensor]:
+    """Call each module, as ``recompute_each`` does, and let autograd store.
+
+    Gradients of a shared input are added up among these modules first, as there.
+    """
+    leaves, spec = tree_flatten(list(arguments))
+    aliases: dict[int, Tensor] = {}
+    for i, x in enumerate(leaves):
+        if isinstance(x, Tensor) and x.requires_grad:
+            leaves[i] = aliases.setdefault(id(x), x.view_as(x))
+    given = tree_unflatten(leaves, spec)
+    return [m(*inputs) for m, (inputs, _) in zip(modules, given, strict=True)]
 
 
 class RecomputedSteps(nn.Module):
@@ -86,7 +107,7 @@ class RecomputedSteps(nn.Module):
         """Run the steps one after the other."""
         now = given
         for step in self.steps:
-            now = step.run(recompute, masks, now, given)
+            now = step.run(recompute_each, masks, now, given)
         return cast(Tensor, now)
 
 

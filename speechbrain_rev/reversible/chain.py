@@ -238,7 +238,9 @@ class ReversibleChain(nn.Module):
         format = as_format(self.format_name)
         notes = self.monitor.begin(1 + 2 * len(self.blocks), format.limit, x1.device)
         before = None if notes.largest is None else KeptBuffers(self.blocks)
-        streams = self._advance(enter(x1, x2, format, notes.row(0)), mask, notes)
+        streams = enter(x1, x2, format, notes.row(0))
+        del x1, x2  # values of their own from here on
+        streams = self._advance(streams, mask, notes)
         poison = self.monitor.close(notes, format.limit)
         if before is not None and poison is not None:
             before.restore_where(poison)

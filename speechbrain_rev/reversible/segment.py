@@ -10,7 +10,7 @@ function runs exactly twice in a training step.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -64,20 +64,51 @@ def recompute(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
         neither its inputs nor its parameters, cannot run again, or on an attempt to
         differentiate twice.
     """
-    if not torch.is_grad_enabled():
-        return module(*inputs, **keywords)
-    if torch.compiler.is_compiling():
-        return torch.compiler.disable(recompute)(module, *inputs, **keywords)
-    refuse_what_cannot_run_again(module)
-    call = _Call(module, inputs, keywords)
-    parameters = Parameters([module])
-    if not any(t.requires_grad for t in (*call.tensors, *parameters.tensors)):
+    return recompute_each([module], [(inputs, keywords)])[0]
+
+
+def recompute_each(
+    modules: Sequence[nn.Module],
+    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+) -> list[Any]:
+    """Recompute several modules that share inputs, as ``recompute`` does one.
+
+    In the backward pass they run one after the other, the last one first, and what they
+    hand down to a shared input is added up in place.
+
+    Parameters
+    ----------
+    modules : sequence of nn.Module
+        The modules.
+    arguments : sequence of tuple
+        Positional arguments and keywords of each.
+
+    Returns
+    -------
+    list
+        What each module returns.
+    """
+    if torch.compiler.is_compiling() and torch.is_grad_enabled():
+        return torch.compiler.disable(recompute_each)(modules, arguments)
+    for module in modules:
+        refuse_what_cannot_run_again(module)
+    pairs = zip(modules, arguments, strict=True)
+    calls = [_Call(module, *given) for module, given in pairs]
+    inputs: dict[int, Tensor] = {id(x): x for call in calls for x in call.tensors}
+    order = {key: place for place, key in enumerate(inputs)}
+    parameters = Parameters(modules[::-1])
+    tensors = [*inputs.values(), *parameters.tensors]
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
         # Nothing is stored either; a tensor that is neither registered nor given gets
         # its gradient.
-        return module(*inputs, **keywords)
-    outputs = _Recompute.apply(call, parameters, *call.tensors, *parameters.tensors)
-    call.tensors = []  # autograd holds them from here on
-    return call.returned(outputs)
+        pairs = zip(modules, arguments, strict=True)
+        return [module(*given, **keywords) for module, (given, keywords) in pairs]
+    for call in calls:
+        call.places = [order[id(x)] for x in call.tensors]
+        call.tensors = []  # autograd holds them from here on
+    del inputs
+    outputs = iter(_Recompute.apply(calls, parameters, len(order), *tensors))
+    return [call.returned(outputs) for call in calls]
 
 
 def reconstruct(
@@ -197,6 +228,8 @@ class _Call:
         leaves, self._spec = tree_flatten((inputs, keywords))
         self.tensors = [x for x in leaves if isinstance(x, Tensor)]
         self._others = [_TENSOR if isinstance(x, Tensor) else x for x in leaves]
+        #: Where each tensor is among those of all calls.
+        self.places: list[int] = []
 
     def arguments(self, tensors: Sequence[Tensor]) -> tuple[Any, dict[str, Any]]:
         """Put tensors back in their places among the arguments."""
@@ -206,17 +239,18 @@ class _Call:
         """Note the structure of what was returned, and give its tensors."""
         leaves, self._returned_spec = tree_flatten(outputs)
         self._returned = [_TENSOR if isinstance(x, Tensor) else x for x in leaves]
+        self.outputs = sum(x is _TENSOR for x in self._returned)
         return tuple(x for x in leaves if isinstance(x, Tensor))
 
-    def returned(self, tensors: Sequence[Tensor]) -> Any:
-        """Put tensors back in their places in what was returned."""
+    def returned(self, tensors: Iterator[Tensor]) -> Any:
+        """Put the next tensors in their places in what was returned."""
         return _filled(self._returned, tensors, self._returned_spec)
 
 
 _TENSOR = object()
 
 
-def _filled(leaves: Sequence[Any], tensors: Sequence[Tensor], spec: TreeSpec) -> Any:
+def _filled(leaves: Sequence[Any], tensors: Iterable[Tensor], spec: TreeSpec) -> Any:
     rest = iter(tensors)
     return tree_unflatten([next(rest) if x is _TENSOR else x for x in leaves], spec)
 
@@ -224,50 +258,74 @@ def _filled(leaves: Sequence[Any], tensors: Sequence[Tensor], spec: TreeSpec) ->
 class _Recompute(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, call: _Call, parameters: Parameters, *tensors: Tensor
+        ctx: Any,
+        calls: Sequence[_Call],
+        parameters: Parameters,
+        n_inputs: int,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.call, ctx.parameters = call, parameters
-        ctx.n_inputs = len(call.tensors)
-        ctx.needs_grad = ctx.needs_input_grad[2 : 2 + ctx.n_inputs]
-        inputs = tensors[: ctx.n_inputs]
-        versions = [x._version for x in inputs]
-        args, keywords = call.arguments(inputs)
-        outputs, ctx.recording = first_run(call.module, *args, **keywords)
-        if [x._version for x in inputs] != versions:
-            raise RuntimeError(
-                f"{type(call.module).__name__} wrote into its input and cannot run "
-                "again. Use inplace=False in its first layer; outside a coupling "
-                "mode='store' works, too."
-            )
+        ctx.calls, ctx.parameters, ctx.n_inputs = calls, parameters, n_inputs
+        ctx.needs_grad = ctx.needs_input_grad[3 : 3 + n_inputs]
+        ctx.recordings = []
+        returned: list[Tensor] = []
+        for call in calls:
+            inputs = [tensors[place] for place in call.places]
+            versions = [x._version for x in inputs]
+            args, keywords = call.arguments(inputs)
+            outputs, recording = first_run(call.module, *args, **keywords)
+            if [x._version for x in inputs] != versions:
+                raise RuntimeError(
+                    f"{type(call.module).__name__} wrote into its input and cannot run "
+                    "again. Use inplace=False in its first layer; outside a coupling "
+                    "mode='store' works, too."
+                )
+            ctx.recordings.append(recording)
+            # An output that is an input, or a part of one, must not be taken for it.
+            returned += [y.detach() for y in call.keep_returned(outputs)]
         ctx.save_for_backward(*tensors)
-        # An output that is an input, or a part of one, must not be taken for it.
-        returned = tuple(y.detach() for y in call.keep_returned(outputs))
         ctx.mark_non_differentiable(*(y for y in returned if not _can_have_grad(y)))
-        return returned
+        return tuple(returned)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_double_backward()
         saved = ctx.saved_tensors
         gradients = Gradients(ctx.parameters, saved[ctx.n_inputs :])
-        inputs = [
-            x.detach().requires_grad_(needs)
-            for x, needs in zip(saved[: ctx.n_inputs], ctx.needs_grad, strict=True)
-        ]
-        args, keywords = ctx.call.arguments(inputs)
-        module = ctx.call.module
-        outputs = second_run(
-            module, ctx.recording, gradients.leaves(0), *args, **keywords
+        sums: list[Tensor | None] = [None] * ctx.n_inputs
+        owned = [len(ctx.calls) > 1] * ctx.n_inputs
+        end = len(grads)
+        runs = enumerate(
+            zip(reversed(ctx.calls), reversed(ctx.recordings), strict=True)
         )
-        returned = [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
-        wanted = [i for i, needs in enumerate(ctx.needs_grad) if needs]
-        with ctx.recording.flags():
-            roots = [Root(y, g) for y, g in zip(returned, grads, strict=True)]
-            found = gradients.backward(0, roots, [inputs[i] for i in wanted])
-        input_grads: list[Tensor | None] = [None] * len(inputs)
-        for i, grad in zip(wanted, found, strict=True):
-            input_grads[i] = grad
-        return None, None, *input_grads, *gradients.found
+        for run, (call, recording) in runs:
+            begin, end = end - call.outputs, end
+            leaves = [
+                saved[place].detach().requires_grad_(ctx.needs_grad[place])
+                for place in call.places
+            ]
+            args, keywords = call.arguments(leaves)
+            outputs = second_run(
+                call.module, recording, gradients.leaves(run), *args, **keywords
+            )
+            ys = [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
+            roots = [Root(y, g) for y, g in zip(ys, grads[begin:end], strict=True)]
+            del outputs, ys, args, keywords  # what follows needs their graph only
+            wanted = [i for i, leaf in enumerate(leaves) if leaf.requires_grad]
+            with recording.flags():
+                found = gradients.backward(run, roots, [leaves[i] for i in wanted])
+            del leaves, roots
+            grad = total = None
+            for i, grad in zip(wanted, found, strict=True):
+                place = call.places[i]
+                total = sums[place]
+                if total is None or grad is None:
+                    sums[place] = grad if total is None else total
+                else:
+                    sums[place] = total.add_(grad) if owned[place] else total + grad
+                    owned[place] = True
+            del found, grad, total  # gradients that were added up
+            end = begin
+        return None, None, None, *sums, *gradients.found
 
 
 def _can_have_grad(x: Tensor) -> bool:
