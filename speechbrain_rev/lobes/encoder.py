@@ -301,9 +301,12 @@ class SpeakerEncoder(nn.Module):
         levels: tuple[int, int],
     ) -> Tensor:
         """Run a unit, in training in steps of some channels at a time."""
-        before, after = (self.channels[level] for level in levels)
         steps = [Step([unit])]
-        if trains(unit) and before and after and "steps" in vars(type(unit)):
+        sizes = [self.channels[level] for level in levels]
+        if trains(unit) and None not in sizes and "steps" in vars(type(unit)):
+            # Beside a chunk there are whole maps of gradients here: half of it is
+            # worked on, which costs little, for these units are few.
+            before, after = (max(1, cast(int, size) // 2) for size in sizes)
             steps = cast(Any, unit).steps(before, after)
         if self._modes[name] is Mode.RECOMPUTE and trains(unit):
             if len(steps) > 1:

@@ -33,11 +33,13 @@ def can_be_split(module: nn.Module) -> bool:
     bool
         False where a layer was exchanged, parametrised, or has hooks.
     """
-    layers = [m for m in module.modules() if not isinstance(m, nn.ModuleList)]
-    leaves = [m for m in layers if not any(m.children())]
-    return all(type(m) in (nn.Conv2d, BatchNorm) for m in leaves) and not any(
-        map(has_hooks, layers)
+    layers = [m for m in module.modules() if type(m) is not nn.ModuleList]
+    known = all(
+        type(m) in (nn.Conv2d, BatchNorm)
+        or type(m).__module__.startswith("speechbrain_rev.lobes.")
+        for m in layers
     )
+    return known and not any(map(has_hooks, layers))
 
 
 def convs_by_outputs(conv: nn.Conv2d, channels: int) -> list[nn.Conv2d]:
