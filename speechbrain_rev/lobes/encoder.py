@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
 from speechbrain_rev.lobes.layers import Masks, RecomputedSteps, Step, stored_each
 from speechbrain_rev.lobes.pooling import statistics_pooling
-from speechbrain_rev.reversible.chain import ReversibleChain, trains
+from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.formats import as_format
 from speechbrain_rev.reversible.modes import Mode, as_mode
-from speechbrain_rev.reversible.segment import recompute, recompute_each
+from speechbrain_rev.reversible.recompute import recompute, recompute_each, trains
 from speechbrain_rev.reversible.streams import Streams, decoded, read_both
 
 #: The pooled time axis has an eighth of the frames, and a deviation needs two.

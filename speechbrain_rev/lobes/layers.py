@@ -26,7 +26,7 @@ from speechbrain_rev.lobes.pieces import (
     norm_parts,
 )
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.segment import recompute_each
+from speechbrain_rev.reversible.recompute import recompute_each
 from speechbrain_rev.reversible.streams import Streams, join, read_both
 
 

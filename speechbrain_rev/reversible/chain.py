@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,16 @@ from speechbrain_rev.reversible.coupling import (
 from speechbrain_rev.reversible.formats import StreamFormat, as_format
 from speechbrain_rev.reversible.modes import Mode, as_mode
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
-from speechbrain_rev.reversible.replay import running, shared_by, stored_run
+from speechbrain_rev.reversible.recompute import (
+    recompute,
+    refuse_what_cannot_run_again,
+    trains,
+)
+from speechbrain_rev.reversible.replay import shared_by, stored_run
 from speechbrain_rev.reversible.segment import (
     has_hooks,
     pieces_of,
-    recompute,
     reconstruct,
-    refuse_what_cannot_run_again,
 )
 from speechbrain_rev.reversible.streams import (
     Stream,
@@ -297,53 +300,6 @@ class ReversibleChain(nn.Module):
                 "and G by itself. Put them on the coupling's f and g.",
                 stacklevel=3,
             )
-
-
-class Recompute(nn.Module):
-    """A module whose activations are computed again instead of being stored.
-
-    Unlike ``torch.utils.checkpoint`` it updates running statistics once.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Any module. Tensors in tuples, lists and dicts are seen.
-
-    Examples
-    --------
-    >>> block = Recompute(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout()))
-    >>> block(torch.randn(2, 4)).shape
-    torch.Size([2, 8])
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        """Run the module.
-
-        Parameters
-        ----------
-        *inputs, **keywords
-            The module's arguments.
-
-        Returns
-        -------
-        outputs
-            What the module returns.
-        """
-        if trains(self):
-            return recompute(self.module, *inputs, **keywords)
-        return self.module(*inputs, **keywords)
-
-
-def trains(module: nn.Module) -> bool:
-    """Whether a module's call is part of a training step.
-
-    The first run of an outer module is, though it has no graph.
-    """
-    return module.training and (torch.is_grad_enabled() or running())
 
 
 def _half_under_autocast(x: Tensor) -> bool:

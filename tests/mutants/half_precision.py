@@ -35,8 +35,8 @@ HALF_PRECISION = [
     Mutant(
         "half: gradients are made under the forward pass's autocast",
         SEGMENT_CODE,
-        "    with recording.flags():\n        return changed",
-        "    with recording.flags(), recording.autocast():\n        return changed",
+        "with recording.flags():\n                    of_kept",
+        "with recording.flags(), recording.autocast():\n                    of_kept",
         ENGINE_TESTS,
         "callers_autocast_state",
     ),
@@ -51,8 +51,8 @@ HALF_PRECISION = [
     Mutant(
         "half: a stream's gradient is cut off at half's largest number",
         GRADIENTS_CODE,
-        "(y, grad.to(y.dtype))",
-        "(y, grad.clamp(-65504, 65504).to(y.dtype))",
+        "self.grad = grad.to(y.dtype)",
+        "self.grad = grad.clamp(-65504, 65504).to(y.dtype)",
         ENGINE_TESTS,
         "too_large_for_half",
     ),
