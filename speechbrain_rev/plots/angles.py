@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from speechbrain_rev.plots.style import COLOURS, FAINT, INK, finish, new_figure, save
+from speechbrain_rev.plots.style import COLOURS, caption, finish, new_figure, save
 
 _MARKERS = "osD^vP"
 
@@ -75,17 +75,7 @@ def gradient_angles(
     axes.set_xlabel("training step")
     axes.set_ylabel("angle between gradients, degrees")
     finish(axes, grid="both")
-    figure.suptitle(title, fontsize=11.5, color=INK, x=0.01, ha="left")
-    figure.supxlabel(source, fontsize=8, color=FAINT, x=0.01, ha="left")
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=2,
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-        borderaxespad=0.3,
-    )
+    caption(figure, axes, title, source, columns=2)
     save(figure, path)
 
 

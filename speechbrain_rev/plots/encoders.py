@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speechbrain_rev.plots.labels import place_labels
-from speechbrain_rev.plots.style import COLOURS, FAINT, INK, finish, new_figure, save
+from speechbrain_rev.plots.style import (
+    COLOURS,
+    FAINT,
+    INK,
+    caption,
+    finish,
+    new_figure,
+    save,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,20 +131,10 @@ def encoder_map(
         )
     _arrows(axes, points)
     _marks(axes, points)
-    figure.suptitle(title, fontsize=11.5, color=INK, x=0.01, ha="left")
     axes.set_xlabel(eer_label)
     axes.set_ylabel(memory_label)
     finish(axes, grid="both")
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=4,
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-        borderaxespad=0.3,
-    )
-    figure.supxlabel(source, fontsize=8, color=FAINT, x=0.01, ha="left")
+    caption(figure, axes, title, source, columns=4)
     _names(figure, axes, points, list(cards))
     save(figure, path)
 

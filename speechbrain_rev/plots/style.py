@@ -65,6 +65,35 @@ def finish(axes: Axes, *, grid: Literal["both", "x"]) -> None:
     axes.yaxis.label.set_color(INK)
 
 
+def caption(
+    figure: Figure, axes: Axes, title: str, source: str, *, columns: int
+) -> None:
+    """Put the title above, the legend between it and the axes, the source below.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        The figure.
+    axes : matplotlib.axes.Axes
+        What was drawn, with labels.
+    title, source : str
+        The words.
+    columns : int
+        Of the legend.
+    """
+    figure.suptitle(title, fontsize=11.5, color=INK, x=0.01, ha="left")
+    figure.supxlabel(source, fontsize=8, color=FAINT, x=0.01, ha="left")
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+        borderaxespad=0.3,
+    )
+
+
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure as PNG.
 

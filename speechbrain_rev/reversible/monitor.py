@@ -274,11 +274,17 @@ class Monitor:
         block, half = divmod(row - 1, 2)
         where = f"{'FG'[half]} of block {block}" if row else "its input"
         added, total = magnitudes
+        remedy = (
+            "Lower the learning rate, clip gradients, or train with streams='float', "
+            "which has no limit."
+            if math.isfinite(added)
+            else "Look for what is not finite in features, weights and residual "
+            "functions; streams='float' does not help."
+        )
         return (
             f"The streams of {self.name} left their range of {limit:g} at {where}: the "
-            f"largest magnitude added was {added:.4g}, the largest sum {total:.4g}. The "
-            "step's output and gradients were made NaN. Lower the learning rate, clip "
-            "gradients, or train with streams='float', which has no limit."
+            f"largest magnitude added was {added:.4g}, the largest sum {total:.4g}. That "
+            f"step's output and gradients were made NaN. {remedy}"
         )
 
 

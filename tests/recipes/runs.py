@@ -1,10 +1,13 @@
 """Short training runs of the recipe, in this process or in one that is killed."""
 
 import importlib
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import torch
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "VoxCeleb"
 HPARAMS = Path(__file__).parents[2] / "hparams"
@@ -35,6 +38,21 @@ def arguments(data: Path, output: Path, **changed: object) -> list[str]:
     settings = {**TINY, **folders, **changed}
     options = [f"--{key}={value}" for key, value in settings.items()]
     return [str(HPARAMS / "train.yaml"), *options, "--device=cpu"]
+
+
+def log(folder: Path) -> list[dict]:
+    """What a run wrote down about its epochs, without what no second run repeats."""
+    lines = (folder / "train_log.jsonl").read_text().splitlines()
+    timings = {"minutes", "utterances_per_second", "process_resident_peak_bytes"}
+    return [
+        {k: v for k, v in json.loads(line).items() if k not in timings}
+        for line in lines
+    ]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """What a run trained."""
+    return torch.load(folder / "embedding_model.ckpt", weights_only=True)
 
 
 def recipe(name: str):

@@ -4,8 +4,6 @@ SpeechBrain refuses fp16 on a CPU, though torch has its arithmetic and a scaler 
 these tests put in place what SpeechBrain builds for a GPU.
 """
 
-import json
-
 import pytest
 import torch
 from speechbrain.lobes.features import Fbank
@@ -13,7 +11,7 @@ from speechbrain.processing.features import InputNormalization
 
 from speechbrain_rev.speech import SpeakerAugment
 from tests.corpus import write_corpus, write_noise
-from tests.recipes.runs import arguments, recipe
+from tests.recipes.runs import arguments, log, recipe, weights
 from tests.unit.reversible.chains import FLOAT32, each_half
 
 
@@ -71,19 +69,6 @@ def fp16(train, monkeypatch):
 
     monkeypatch.setattr(train, "SpeakerBrain", HalfPrecisionBrain)
     return control
-
-
-def log(folder):
-    lines = (folder / "train_log.jsonl").read_text().splitlines()
-    timings = {"minutes", "utterances_per_second", "process_resident_peak_bytes"}
-    return [
-        {k: v for k, v in json.loads(line).items() if k not in timings}
-        for line in lines
-    ]
-
-
-def weights(folder):
-    return torch.load(folder / "embedding_model.ckpt", weights_only=True)
 
 
 #: AdamW, whose states of the linear layer are of 8 bit, at a margin of 0, so that the

@@ -6,7 +6,7 @@ import yaml
 
 from speechbrain_rev.hparams import plain_settings
 from tests.corpus import write_corpus, write_noise
-from tests.recipes.runs import arguments, recipe, run
+from tests.recipes.runs import arguments, log, recipe, run, weights
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +37,6 @@ def train(monkeypatch):
     script = recipe("train")
     monkeypatch.setattr(script.sb, "create_experiment_directory", lambda folder: None)
     return script
-
-
-def weights(folder):
-    return torch.load(folder / "embedding_model.ckpt", weights_only=True)
-
-
-def log(folder):
-    lines = (folder / "train_log.jsonl").read_text().splitlines()
-    timings = {"minutes", "utterances_per_second", "process_resident_peak_bytes"}
-    return [
-        {k: v for k, v in json.loads(line).items() if k not in timings}
-        for line in lines
-    ]
 
 
 def test_a_run_leaves_everything_that_scoring_and_embedding_need(uninterrupted):

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from speechbrain_rev.plots import EncoderPoint, encoder_map
 from speechbrain_rev.plots.labels import place_labels
@@ -32,16 +31,8 @@ NO_LINES = np.zeros((0, 2, 2))
 
 
 @pytest.fixture
-def axes_of(monkeypatch, tmp_path):
+def axes_of(figures, tmp_path):
     """Draw encoders; return the axes after checking that a PNG came out."""
-    figures = []
-    savefig = Figure.savefig
-
-    def keep_and_save(figure, *args, **options):
-        figures.append(figure)
-        savefig(figure, *args, **options)
-
-    monkeypatch.setattr(Figure, "savefig", keep_and_save)
 
     def draw(points):
         path = tmp_path / "map.png"

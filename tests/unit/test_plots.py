@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from scipy.stats import norm
 
 from speechbrain_rev import plots
@@ -14,16 +13,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture
-def drawn(monkeypatch, tmp_path):
+def drawn(figures, tmp_path):
     """Call a plot function; return its figure after checking that a PNG came out."""
-    figures = []
-    savefig = Figure.savefig
-
-    def keep_and_save(figure, *args, **options):
-        figures.append(figure)
-        savefig(figure, *args, **options)
-
-    monkeypatch.setattr(Figure, "savefig", keep_and_save)
 
     def draw(function, rows):
         path = tmp_path / "picture.png"

@@ -1,5 +1,4 @@
 import pytest
-from matplotlib.figure import Figure
 
 from speechbrain_rev.plots import gradient_angles
 
@@ -7,16 +6,8 @@ WORDS = {"title": "T", "source": "S"}
 
 
 @pytest.fixture
-def drawn(monkeypatch, tmp_path):
+def drawn(figures, tmp_path):
     """Draw curves; return the axes after checking that a PNG came out."""
-    figures = []
-    savefig = Figure.savefig
-
-    def keep_and_save(figure, *args, **options):
-        figures.append(figure)
-        savefig(figure, *args, **options)
-
-    monkeypatch.setattr(Figure, "savefig", keep_and_save)
 
     def draw(curves):
         path = tmp_path / "angles.png"
