@@ -1,0 +1,219 @@
+"""To recompute blocks of a network that somebody else wrote, without changing it.
+
+A block that is put behind another module gets another name and another type: its
+checkpoints no longer fit and ``isinstance`` fails in its owner's ``forward``. So it stays
+the object that it is. Only its class becomes a subclass of its class whose ``forward``
+recomputes.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from speechbrain_rev.reversible.recompute import Recompute, recompute, trains
+
+Network = TypeVar("Network", bound=nn.Module)
+
+#: How many names a message lists.
+_SHOWN = 20
+
+
+def recompute_blocks(network: Network, *names: str) -> Network:
+    """Make submodules compute their activations again instead of storing them.
+
+    In training they behave as if each were behind ``Recompute``: they keep their inputs
+    and run again in the backward pass. Gradients are the same up to the order in which
+    they are added up, dropout draws the same masks, and running statistics are updated
+    once.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Any network. It is changed in place.
+    *names : str
+        Names of submodules as in ``network.named_modules()``, or patterns of them, in
+        which ``*`` stands for any characters, dots included: ``"blocks.*"``. Of matches
+        within one another the outermost is taken. Containers that are never called
+        (``nn.ModuleList``) do not match.
+
+    Returns
+    -------
+    nn.Module
+        The network that was given.
+
+    Raises
+    ------
+    ValueError
+        If no name is given, if a name matches nothing, or if a match is scripted or has
+        a ``forward`` of its own beside its class's. Then nothing was changed.
+    TypeError
+        If a name is no string.
+
+    Notes
+    -----
+    Submodules, parameters and buffers keep their names, identity and attributes, and
+    ``isinstance`` answers as before, so that checkpoints load both ways and optimizers,
+    DistributedDataParallel and hooks may come before or after. Hooks on a chosen module
+    itself fire once, around both of its runs; those within it fire in each. Copies and
+    pickles recompute as well; what ``torch.jit.script`` makes of the network does not. In
+    evaluation and without gradients nothing changes.
+
+    A second call with the same names changes nothing. One with names within a block that
+    is already recomputed nests them: such a module runs three times, and the block's own
+    second run keeps less.
+
+    A block must give the same result twice: it may not write into its input nor draw
+    random numbers from other generators than torch's global ones. One whose ``training``
+    is off stores its activations, even where gradients are taken.
+
+    Examples
+    --------
+    >>> layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)]
+    >>> network = recompute_blocks(nn.Sequential(*layers), "0", "1")
+    >>> list(network.state_dict())[:2]
+    ['0.0.weight', '0.0.bias']
+    >>> isinstance(network[0], nn.Sequential), network(torch.randn(2, 4)).shape
+    (True, torch.Size([2, 4]))
+    """
+    chosen = _chosen(network, names)
+    for name, module in chosen.items():
+        _refuse_what_cannot_be_chosen(name, module)
+    for module in chosen.values():
+        # One that is in two places, or was chosen before, has its class by now.
+        if not isinstance(module, (Recompute, _Recomputed)):
+            module.__class__ = _recomputed(type(module))
+    return network
+
+
+def _chosen(network: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+    """Give the outermost submodules that match, by name."""
+    named = {
+        name: module
+        for name, module in network.named_modules(remove_duplicate=False)
+        if name and getattr(type(module), "forward", None) is not nn.Module.forward
+    }
+    if not names:
+        raise ValueError(f"No name was given. {_what_there_is(network, named)}")
+    found: set[str] = set()
+    for pattern in names:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{pattern!r} is no name. {_what_there_is(network, named)}")
+        matches = [name for name in named if fnmatchcase(name, pattern)]
+        if not matches:
+            raise ValueError(
+                f"No submodule that is called has a name like {pattern!r}. "
+                f"{_what_there_is(network, named)}"
+            )
+        found.update(matches)
+    return {name: named[name] for name in named if _is_outermost(name, found)}
+
+
+def _is_outermost(name: str, names: Collection[str]) -> bool:
+    """Whether a name is among names and within no other one."""
+    parts = name.split(".")
+    outer = (".".join(parts[:end]) for end in range(1, len(parts)))
+    return name in names and not any(other in names for other in outer)
+
+
+def _what_there_is(network: nn.Module, named: Mapping[str, nn.Module]) -> str:
+    """Say which names can be given."""
+    kind = type(network).__name__
+    outermost = [name for name in named if _is_outermost(name, named)]
+    if not outermost:
+        return f"{kind} has no submodules that are called: use Recompute({kind}(...))."
+    shown = [f"{name} ({type(named[name]).__name__})" for name in outermost[:_SHOWN]]
+    more = ", ..." if len(outermost) > _SHOWN else ""
+    places = [name.rpartition(".") for name in named]
+    rows = [f"{row}.*".lstrip(".") for row, _, last in places if last.isdigit()]
+    example = rows[0] if rows else outermost[0]
+    return (
+        f"{kind} has {', '.join(shown)}{more}, and what named_modules() lists within "
+        f"these. A name or pattern is, for instance, {example!r}."
+    )
+
+
+def _refuse_what_cannot_be_chosen(name: str, module: nn.Module) -> None:
+    kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ValueError(
+            f"{name} is scripted and cannot run a second time on other leaves. Choose "
+            "blocks before torch.jit.script, or leave it out."
+        )
+    if "forward" in vars(module):
+        raise ValueError(
+            f"{name} ({kind}) has a forward of its own, which hides that of its class "
+            "and with it any recomputation. Remove it, put the module behind "
+            "Recompute, or leave it out."
+        )
+
+
+class _Recomputed(nn.Module):
+    """What all classes that recompute are subclasses of, to be told by."""
+
+    #: The class that a module had before.
+    _stored: type[nn.Module]
+
+    def _get_name(self) -> str:
+        """Show in the printed network what is recomputed."""
+        return f"Recompute[{type(self).__name__}]"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Name the class that can be imported, for copies and pickles."""
+        reduced: Any = super().__reduce_ex__(max(int(protocol), 2))
+        if reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return reduced  # the class has its own way
+        _, (_, *arguments), *state = reduced
+        return (_new, (self._stored, *arguments), *state)
+
+
+class _Once(nn.Module):
+    """One run of a module, without the hooks on it, which are around both runs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def _recomputed(stored: type[nn.Module]) -> type[nn.Module]:
+    """Give the subclass of a class that recomputes; it has the same name."""
+    for cls in stored.__subclasses__():
+        if vars(cls).get("_stored") is stored:
+            return cls
+
+    def run(self: _Once, *inputs: Any, **keywords: Any) -> Any:
+        return stored.forward(self.module, *inputs, **keywords)
+
+    # Messages of the engine name the class of what runs.
+    once = type(stored.__name__, (_Once,), {"forward": run})
+
+    @functools.wraps(stored.forward)
+    def forward(self: nn.Module, *inputs: Any, **keywords: Any) -> Any:
+        if trains(self):
+            return recompute(once(self), *inputs, **keywords)
+        return stored.forward(self, *inputs, **keywords)
+
+    return type(
+        stored.__name__,
+        (_Recomputed, stored),
+        {
+            "forward": forward,
+            "_stored": stored,
+            "__doc__": stored.__doc__,
+            "__module__": stored.__module__,
+            "__qualname__": stored.__qualname__,
+        },
+    )
+
+
+def _new(stored: type[nn.Module], *arguments: Any) -> nn.Module:
+    """Make an empty module that recomputes, which a copy or a pickle then fills."""
+    cls = _recomputed(stored)
+    module: nn.Module = cls.__new__(cls, *arguments)
+    return module
