@@ -10,8 +10,9 @@ al., 2015), which makes the gradients of all memory modes equal bit for bit.
 from __future__ import annotations
 
 import abc
+import functools
 import math
-from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from speechbrain_rev.kernels import fixed_point as kernels
 from speechbrain_rev.kernels.layout import format_of, is_dense
 from speechbrain_rev.reversible import fixed_point as reference
+from speechbrain_rev.reversible.compiled import FixedPoint
 
 
 class StreamFormat(abc.ABC):
@@ -143,11 +145,19 @@ class ExactFormat(StreamFormat):
     have a sum that cannot wrap around, so a look at each number that is added and at
     each sum is enough to see every overflow. A stream of 128 or more has coarser steps
     in float32; the rounding of half-precision residuals is coarser from 2**-7 on.
+
+    Parameters
+    ----------
+    backend : str or None
+        Who compiles the adding of residuals, where no kernel of ours does it.
     """
 
     name = "exact"
     steps = 2.0**16
     limit = 2.0**14
+
+    def __init__(self, backend: str | None = None) -> None:
+        self.backend = backend
 
     def encode(self, x: Tensor, largest: Tensor | None) -> Tensor:
         """Round floats to the nearest step, halves to the even one."""
@@ -165,28 +175,43 @@ class ExactFormat(StreamFormat):
         self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
     ) -> Tensor:
         """Add a rounded residual; the value stays as it is."""
-        return _arithmetic(f, value).add(value, f, self.steps, largest, None, spend)
+        return _arithmetic(f, value, self.backend).add(
+            value, f, self.steps, largest, None, spend
+        )
 
     def add_(
         self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
     ) -> Tensor:
         """Add a rounded residual in place."""
-        return _arithmetic(f, value).add(value, f, self.steps, largest, value, spend)
+        return _arithmetic(f, value, self.backend).add(
+            value, f, self.steps, largest, value, spend
+        )
 
     def subtract(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
         """Subtract a rounded residual; the value stays as it is."""
-        return _arithmetic(f, value).subtract(value, f, self.steps, None, spend)
+        return _arithmetic(f, value, self.backend).subtract(
+            value, f, self.steps, None, spend
+        )
 
     def subtract_(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
         """Subtract a rounded residual in place: the exact inverse of ``add_``."""
-        return _arithmetic(f, value).subtract(value, f, self.steps, value, spend)
+        return _arithmetic(f, value, self.backend).subtract(
+            value, f, self.steps, value, spend
+        )
 
 
 FORMATS: dict[str, StreamFormat] = {f.name: f for f in (FloatFormat(), ExactFormat())}
 
 
-def as_format(streams: str) -> StreamFormat:
+def as_format(streams: str, backend: str | None = None) -> StreamFormat:
     """Look a stream format up by its name.
+
+    Parameters
+    ----------
+    streams : str
+        The name.
+    backend : str or None
+        Who compiles its arithmetic, if that pays: floats are added by one operation.
 
     Raises
     ------
@@ -198,10 +223,19 @@ def as_format(streams: str) -> StreamFormat:
             f"There is no stream format {streams!r}; the formats are "
             f"{', '.join(map(repr, FORMATS))}."
         )
+    if streams == ExactFormat.name and backend is not None:
+        return _compiled_exact(backend)
     return FORMATS[streams]
 
 
-def _arithmetic(x: Tensor, value: Tensor | None = None) -> ModuleType:
+@functools.cache
+def _compiled_exact(backend: str) -> ExactFormat:
+    return ExactFormat(backend)
+
+
+def _arithmetic(
+    x: Tensor, value: Tensor | None = None, backend: str | None = None
+) -> Any:
     """Choose what computes on a tensor, and on a stream's value beside it."""
     fused = (
         x.is_cuda
@@ -210,4 +244,6 @@ def _arithmetic(x: Tensor, value: Tensor | None = None) -> ModuleType:
         and (value is None or is_dense(value))
         and kernels.usable(x.device, x.dtype)
     )
-    return kernels if fused else reference
+    if fused:
+        return kernels
+    return reference if backend is None or x.is_cuda else FixedPoint(backend)
