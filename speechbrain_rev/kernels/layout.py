@@ -8,7 +8,8 @@ from torch import Tensor
 
 def format_of(x: Tensor) -> torch.memory_format:
     """Tell in which layout the values of a stream like this tensor are held."""
-    channels_last = x.dim() == 4 and x.stride(1) == 1
+    # Of one channel both are the same, whatever strides torch wrote down.
+    channels_last = x.dim() == 4 and x.shape[1] > 1 and x.stride(1) == 1
     return torch.channels_last if channels_last else torch.contiguous_format
 
 

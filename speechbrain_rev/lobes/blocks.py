@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from speechbrain_rev.lobes.layers import (
     ConvNorm,
     Masks,
-    Step,
     conv1x1,
     conv3x3,
     convolved,
@@ -24,8 +23,18 @@ from speechbrain_rev.lobes.pieces import (
     norm_parts,
     with_modules,
 )
+from speechbrain_rev.lobes.units import (
+    CallEach,
+    Channels,
+    Pieces,
+    Unit,
+    first_layer,
+    later_layer,
+)
+from speechbrain_rev.reversible.convolution import parts_for, split_spent
+from speechbrain_rev.reversible.ends import LinearEnds
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.streams import Streams
+from speechbrain_rev.reversible.reading import Reading
 
 
 class BasicResidual(nn.Module):
@@ -44,6 +53,9 @@ class BasicResidual(nn.Module):
     >>> BasicResidual(8)(torch.randn(2, 8, 16, 10)).shape
     torch.Size([2, 8, 16, 10])
     """
+
+    #: Under autocast nothing reads the input but a convolution, which casts it.
+    casts_its_input = True
 
     def __init__(self, channels: int, *, sync: bool = False) -> None:
         super().__init__()
@@ -92,6 +104,14 @@ class BottleneckResidual(nn.Module):
         x = self.norm(self.conv1(x), mask)
         return masked_(self.conv3(self.conv2(x)), mask)
 
+    def pieces(self, channels: int) -> Sequence[nn.Module]:
+        """Run the convolutions in parts of the batch."""
+        width = self.conv3.out_channels
+        if channels >= width or not can_be_split(self):
+            return [self]
+        last = [self.conv2, self.conv3]
+        return [LinearEnds(self.conv1, self.norm, last, parts_for(width, channels))]
+
 
 class DFBottleneckResidual(nn.Module):
     """F of a depth-first bottleneck: 1x1 to four times, depthwise 3x3, 1x1 back.
@@ -105,6 +125,9 @@ class DFBottleneckResidual(nn.Module):
     sync : bool
         Whether batch statistics are shared between processes.
     """
+
+    #: Under autocast nothing reads the input but a convolution, which casts it.
+    casts_its_input = True
 
     def __init__(self, channels: int, *, sync: bool = False) -> None:
         super().__init__()
@@ -136,21 +159,17 @@ class DFBottleneckResidual(nn.Module):
         ]
 
 
-class _Shortcut(nn.Module):
+class _Shortcut(ConvNorm):
     """1x1 convolution and batch normalisation where a block changes the shape."""
 
     def __init__(
         self, channels: int, out_channels: int, stride: int, *, sync: bool
     ) -> None:
-        super().__init__()
-        self.conv = conv1x1(channels, out_channels, stride=stride)
-        self.norm = BatchNorm(out_channels, sync=sync)
-
-    def forward(self, given: Tensor | Streams, mask: Tensor | None) -> Tensor:
-        return self.norm(convolved(self.conv, given), mask)
+        conv = conv1x1(channels, out_channels, stride=stride)
+        super().__init__(conv, BatchNorm(out_channels, sync=sync))
 
 
-class _OrdinaryBlock(nn.Module, abc.ABC):
+class _OrdinaryBlock(Unit):
     """What ordinary, post-activation residual blocks have in common.
 
     Parameters
@@ -166,6 +185,7 @@ class _OrdinaryBlock(nn.Module, abc.ABC):
     """
 
     expansion = 1
+    conv1: nn.Conv2d
 
     def __init__(self, channels: int, width: int, stride: int, *, sync: bool) -> None:
         super().__init__()
@@ -174,60 +194,63 @@ class _OrdinaryBlock(nn.Module, abc.ABC):
         if stride != 1 or channels != out_channels:
             self.shortcut = _Shortcut(channels, out_channels, stride, sync=sync)
 
-    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
+    def forward(self, masks: Masks, given: Tensor | Reading) -> Tensor:
         """Compute [batch, expansion * width, freq / stride, time / stride]."""
-        if self.shortcut is not None:
-            skipped = self.shortcut(given, masks.after)
-        else:
-            skipped = given
-        return (self.residual(given, masks) + skipped).relu_()
+        x = self.residual(given, masks)
+        if self.shortcut is None:
+            assert isinstance(given, Tensor)
+            return (x + given).relu_()
+        if isinstance(given, Tensor):
+            return (x + self.shortcut(given, masks.after)).relu_()
+        skipped = given.convolved(self.shortcut.conv, place=1)
+        return (x + self.shortcut.norm(skipped, masks.after)).relu_()
 
     @abc.abstractmethod
-    def residual(self, given: Tensor | Streams, masks: Masks) -> Tensor:
+    def residual(self, given: Tensor | Reading, masks: Masks) -> Tensor:
         """Compute what is added to the shortcut."""
 
-    @abc.abstractmethod
-    def steps(self, before: int, after: int) -> Sequence[Step]:
-        """Split into convolutions, and these into some channels at a time.
+    def readers(self) -> list[nn.Conv2d]:
+        """List the first convolution and the shortcut's."""
+        return [self.conv1] + ([] if self.shortcut is None else [self.shortcut.conv])
 
-        Parameters
-        ----------
-        before, after : int
-            Channels at a time of maps of the input's size, and of the output's.
-
-        Returns
-        -------
-        sequence of Step
-            The last adds the shortcut.
-        """
-
-    def _closing(self, conv: nn.Conv2d, norm: BatchNorm, channels: int) -> Step:
-        """Split the last convolution, the shortcut and what follows them."""
-        layers = split_layers(conv, norm, channels)
+    def _closed(
+        self, last: Pieces, given: Tensor | Reading, mask: Tensor | None, channels: int
+    ) -> Pieces:
+        """Give the pieces of the last layer their part of the shortcut."""
+        skipped: Sequence[Tensor]
         if self.shortcut is None:
-            return Step([_Closing(*layer, None) for layer in layers], "channels")
-        shortcuts = split_layers(self.shortcut.conv, self.shortcut.norm, channels)
-        pieces = [
-            _Closing(*layer, with_modules(self.shortcut, conv=b, norm=n))
-            for layer, (b, n) in zip(layers, shortcuts, strict=True)
-        ]
-        return Step(pieces, "input")
+            assert isinstance(given, Tensor)
+            shortcuts: Sequence[nn.Module | None] = [None] * len(last.modules)
+            skipped = given.split(channels, dim=1)
+        elif isinstance(given, Tensor):
+            split = split_layers(self.shortcut.conv, self.shortcut.norm, channels)
+            shortcuts = [ConvNorm(*shortcut) for shortcut in split]
+            skipped = [given] * len(last.modules)
+        else:
+            shortcuts = norm_parts(self.shortcut.norm, channels)
+            skipped = split_spent(given.convolved(self.shortcut.conv, 1), channels)
+        own = (1,) if isinstance(given, Reading) else ()
+        return last._replace(
+            spend=last.spend + own,
+            modules=[*map(_Closing, last.modules, shortcuts)],
+            inputs=[
+                (x, part, mask)
+                for (x, _), part in zip(last.inputs, skipped, strict=True)
+            ],
+        )
 
 
 class _Closing(nn.Module):
-    """Some channels of a block's last convolution, its shortcut, and their ReLU."""
+    """Some channels of a block's last layer, its shortcut, and their ReLU."""
 
-    def __init__(
-        self, conv: nn.Conv2d, norm: BatchNorm, shortcut: _Shortcut | None
-    ) -> None:
+    def __init__(self, last: nn.Module, shortcut: nn.Module | None) -> None:
         super().__init__()
-        self.conv, self.norm, self.shortcut = conv, norm, shortcut
+        self.last, self.shortcut = last, shortcut
 
-    def forward(self, masks: Masks, taken: tuple[Tensor, Tensor | Streams]) -> Tensor:
-        x, given = taken
-        y = self.norm(self.conv(x), masks.after)
+    def forward(self, x: Tensor, given: Tensor, mask: Tensor | None) -> Tensor:
+        y = self.last(x, mask)
         if self.shortcut is not None:
-            given = self.shortcut(given, masks.after)
+            given = self.shortcut(given, mask)
         return (y + given).relu_()
 
 
@@ -241,20 +264,20 @@ class BasicBlock(_OrdinaryBlock):
         self.conv2 = conv3x3(width, width)
         self.norm2 = BatchNorm(width, sync=sync)
 
-    def residual(self, given: Tensor | Streams, masks: Masks) -> Tensor:
+    def residual(self, given: Tensor | Reading, masks: Masks) -> Tensor:
         """Compute what is added to the shortcut."""
         x = self.norm1(convolved(self.conv1, given), masks.after)
         return self.norm2(self.conv2(x), masks.after)
 
-    def steps(self, before: int, after: int) -> Sequence[Step]:
-        """Split into convolutions, and these into some channels at a time."""
-        if not can_be_split(self):
-            return [Step([self])]
-        first = split_layers(self.conv1, self.norm1, after)
-        return [
-            Step([ConvNorm(*layer) for layer in first]),
-            self._closing(self.conv2, self.norm2, after),
-        ]
+    def in_pieces(
+        self, call: CallEach, channels: Channels, masks: Masks, given: Tensor | Reading
+    ) -> Tensor:
+        """Run one convolution after the other, each on some channels at a time."""
+        first, last = ConvNorm(self.conv1, self.norm1), ConvNorm(self.conv2, self.norm2)
+        x = first_layer(first, given, masks.after, channels.after).called(call)
+        pieces = later_layer(last, x, masks.after, channels.after)
+        closed = self._closed(pieces, given, masks.after, channels.after)
+        return closed.called(call, last=True)
 
 
 class BottleneckBlock(_OrdinaryBlock):
@@ -271,23 +294,29 @@ class BottleneckBlock(_OrdinaryBlock):
         self.conv3 = conv1x1(width, 4 * width)
         self.norm3 = BatchNorm(4 * width, sync=sync)
 
-    def residual(self, given: Tensor | Streams, masks: Masks) -> Tensor:
+    def residual(self, given: Tensor | Reading, masks: Masks) -> Tensor:
         """Compute what is added to the shortcut."""
         x = self.norm1(convolved(self.conv1, given), masks.before)
         x = self.norm2(self.conv2(x), masks.after)
         return self.norm3(self.conv3(x), masks.after)
 
-    def steps(self, before: int, after: int) -> Sequence[Step]:
-        """Split into convolutions, and these into some channels at a time."""
-        if not can_be_split(self):
-            return [Step([self])]
-        first = split_layers(self.conv1, self.norm1, before)
-        second = split_layers(self.conv2, self.norm2, after)
-        return [
-            Step([ConvNorm(*layer, strided=False) for layer in first]),
-            Step([ConvNorm(*layer) for layer in second]),
-            self._closing(self.conv3, self.norm3, after),
-        ]
+    def in_pieces(
+        self, call: CallEach, channels: Channels, masks: Masks, given: Tensor | Reading
+    ) -> Tensor:
+        """Run one convolution after the other, each on some channels at a time."""
+        first, middle = (
+            ConvNorm(self.conv1, self.norm1),
+            ConvNorm(self.conv2, self.norm2),
+        )
+        x = first_layer(first, given, masks.before, channels.before).called(call)
+        x = later_layer(middle, x, masks.after, channels.after).called(call)
+        # Four times as wide as its input: better to convolve in pieces than as a whole.
+        layers = split_layers(self.conv3, self.norm3, channels.after)
+        modules: list[nn.Module] = [ConvNorm(*layer) for layer in layers]
+        inputs = [(x, masks.after)] * len(modules)
+        pieces = Pieces(modules, inputs, self.norm3.channels)
+        closed = self._closed(pieces, given, masks.after, channels.after)
+        return closed.called(call, last=True)
 
 
 class DFBottleneckBlock(_OrdinaryBlock):
@@ -303,15 +332,11 @@ class DFBottleneckBlock(_OrdinaryBlock):
         self.conv3 = conv1x1(wide, width)
         self.norm3 = BatchNorm(width, sync=sync)
 
-    def residual(self, given: Tensor | Streams, masks: Masks) -> Tensor:
+    def residual(self, given: Tensor | Reading, masks: Masks) -> Tensor:
         """Compute what is added to the shortcut."""
         x = self.norm1(convolved(self.conv1, given), masks.before)
         x = self.norm2(self.conv2(x), masks.after)
         return self.norm3(self.conv3(x), masks.after)
-
-    def steps(self, before: int, after: int) -> Sequence[Step]:
-        """Not split: no reversible encoder has this block."""
-        return [Step([self])]
 
 
 RESIDUALS: dict[str, type[nn.Module]] = {

@@ -63,9 +63,10 @@ def build_encoder(
         Forward passes in training from one look to the next.
     chunk : int, "auto" or None
         Working set of reversible encoders: bytes of the float32 map that residual
-        functions, stem and transitions work on at a time, for an utterance of 200
-        frames; None works on all channels at once, in more memory. It decides the order
-        of sums: gradients are equal to the bit in all modes at one chunk.
+        functions work on at a time, for an utterance of 200 frames; stem and transitions
+        take half of it. Normalisations take some channels, bottlenecks' convolutions some
+        utterances of the batch. None works on all at once, in more memory. It decides the
+        order of sums: gradients are equal to the bit in all modes at one chunk.
     sync_batchnorm : bool
         Whether batch statistics are shared between processes.
     pooling_variance : {"population", "unbiased"}
@@ -97,6 +98,11 @@ def build_encoder(
         blocks=row.blocks if blocks is None else tuple(blocks),
     )
     _check_sizes(row, n_mels, embedding_dim, pooling_variance)
+    if not row.reversible and chunk not in ("auto", None):
+        raise ValueError(
+            f"{name} has no reversible blocks and works on all channels at once: chunk "
+            f"is {chunk!r}, but takes 'auto' or None here."
+        )
     channels = channels_by_level(chunk if row.reversible else None, n_mels)
     stem_convolutions = 2 if row.family == "df_revnet" and row.type == "I" else 1
     width = row.widths[0] * (_expansion(row) if row.type == "II" else 1)

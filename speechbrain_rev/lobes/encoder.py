@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
-from speechbrain_rev.lobes.layers import Masks, RecomputedSteps, Step, stored_each
+from speechbrain_rev.lobes.layers import Masks
 from speechbrain_rev.lobes.pooling import statistics_pooling
+from speechbrain_rev.lobes.units import run_unit
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.formats import as_format
 from speechbrain_rev.reversible.modes import Mode, as_mode
-from speechbrain_rev.reversible.recompute import recompute, recompute_each, trains
-from speechbrain_rev.reversible.streams import Streams, decoded, read_both
+from speechbrain_rev.reversible.recompute import trains
+from speechbrain_rev.reversible.streams import Streams, read_both
 
 #: The pooled time axis has an eighth of the frames, and a deviation needs two.
 MIN_FRAMES = 9
@@ -300,24 +301,10 @@ class SpeakerEncoder(nn.Module):
         given: Tensor | Streams,
         levels: tuple[int, int],
     ) -> Tensor:
-        """Run a unit, in training in steps of some channels at a time."""
-        steps = [Step([unit])]
+        """Run a unit, in training on some channels at a time."""
         sizes = [self.channels[level] for level in levels]
-        if trains(unit) and None not in sizes and "steps" in vars(type(unit)):
-            # Beside a chunk there are whole maps of gradients here: half of it is
-            # worked on, which costs little, for these units are few.
-            before, after = (max(1, cast(int, size) // 2) for size in sizes)
-            steps = cast(Any, unit).steps(before, after)
-        if self._modes[name] is Mode.RECOMPUTE and trains(unit):
-            if len(steps) > 1:
-                return cast(Tensor, recompute(RecomputedSteps(steps), masks, given))
-            return steps[0].run(recompute_each, masks, given, given)
-        if isinstance(given, Streams):
-            given = decoded(given)
-        now = given
-        for step in steps:
-            now = step.run(stored_each, masks, now, given)
-        return cast(Tensor, now)
+        recomputes = self._modes[name] is Mode.RECOMPUTE
+        return run_unit(unit, masks, given, sizes, recomputes=recomputes)
 
     def _check(self, feats: Tensor, lengths: Tensor | None) -> None:
         expected = f"[batch, time, {self.n_mels}]"

@@ -10,6 +10,7 @@ computes, and updates running statistics, by the code of the whole.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,15 +32,31 @@ def can_be_split(module: nn.Module) -> bool:
     Returns
     -------
     bool
-        False where a layer was exchanged, parametrised, or has hooks.
+        False where a layer was exchanged, parametrised or compiled, has a forward of
+        its own or hooks.
     """
     layers = [m for m in module.modules() if type(m) is not nn.ModuleList]
-    known = all(
-        type(m) in (nn.Conv2d, BatchNorm)
-        or type(m).__module__.startswith("speechbrain_rev.lobes.")
-        for m in layers
+    return all(map(_is_known, layers)) and not any(map(has_hooks, layers))
+
+
+def _is_known(layer: nn.Module) -> bool:
+    if "forward" in vars(layer) or layer._compiled_call_impl is not None:
+        return False
+    kind = type(layer)
+    # The class itself, not one that was made from it and kept its name.
+    own = kind.__module__.startswith("speechbrain_rev.lobes.") and (
+        vars(sys.modules[kind.__module__]).get(kind.__name__) is kind
     )
-    return known and not any(map(has_hooks, layers))
+    if isinstance(layer, nn.Conv2d):
+        depthwise = layer.groups == layer.in_channels == layer.out_channels
+        return (
+            (own or kind is nn.Conv2d)
+            and layer.bias is None
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+            and (layer.groups == 1 or depthwise)
+        )
+    return own or kind is BatchNorm
 
 
 def convs_by_outputs(conv: nn.Conv2d, channels: int) -> list[nn.Conv2d]:

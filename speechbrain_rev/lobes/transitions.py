@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speechbrain_rev.lobes.layers import (
-    ConvNorm,
-    Masks,
-    Step,
-    conv3x3,
-    convolved,
-    split_layers,
+from speechbrain_rev.lobes.layers import ConvNorm, Masks, conv3x3, convolved
+from speechbrain_rev.lobes.units import (
+    CallEach,
+    Channels,
+    Unit,
+    first_layer,
+    later_layer,
 )
-from speechbrain_rev.lobes.pieces import can_be_split, with_modules
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.streams import Streams
+from speechbrain_rev.reversible.reading import Reading
 
 
-class Stem(nn.Module):
+class Stem(Unit):
     """3x3 convolutions from one channel, each with batch normalisation and ReLU.
 
     Parameters
@@ -42,25 +41,35 @@ class Stem(nn.Module):
             BatchNorm(width, relu=True, sync=sync) for _ in inputs
         )
 
-    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
+    def forward(self, masks: Masks, given: Tensor | Reading) -> Tensor:
         """Map [batch, 1, freq, time] to [batch, width, freq, time]."""
         x = cast(Tensor, given)
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = norm(conv(x), masks.after)
+        for layer in self._layers():
+            x = layer(x, masks.after)
         return x
 
-    def steps(self, before: int, after: int) -> Sequence[Step]:
-        """Split into convolutions, and these into some channels at a time."""
-        if not can_be_split(self):
-            return [Step([self])]
-        layers = zip(self.convs, self.norms, strict=True)
-        return [
-            Step([ConvNorm(*part) for part in split_layers(*layer, after)])
-            for layer in cast(Iterable[tuple[nn.Conv2d, BatchNorm]], layers)
-        ]
+    def in_pieces(
+        self, call: CallEach, channels: Channels, masks: Masks, given: Tensor | Reading
+    ) -> Tensor:
+        """Run the convolutions one after the other, each on some channels at a time."""
+        first, *others = self._layers()
+        pieces = first_layer(first, cast(Tensor, given), masks.after, channels.after)
+        for layer in others:
+            x = pieces.called(call)
+            pieces = later_layer(layer, x, masks.after, channels.after)
+            del x
+        return pieces.called(call, last=True)
+
+    def is_one_layer(self) -> bool:
+        """Whether there is one convolution."""
+        return len(self.convs) == 1
+
+    def _layers(self) -> Iterator[ConvNorm]:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            yield ConvNorm(cast(nn.Conv2d, conv), cast(BatchNorm, norm))
 
 
-class StridedTransition(nn.Module):
+class StridedTransition(Unit):
     """3x3 convolution with stride 2 and batch normalisation, no ReLU.
 
     Parameters
@@ -76,16 +85,24 @@ class StridedTransition(nn.Module):
         self.conv = conv3x3(channels, out_channels, stride=2)
         self.norm = BatchNorm(out_channels, sync=sync)
 
-    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
+    def forward(self, masks: Masks, given: Tensor | Reading) -> Tensor:
         """Halve frequency and time, rounding up."""
         return self.norm(convolved(self.conv, given), masks.after)
 
-    def steps(self, before: int, after: int) -> Sequence[Step]:
-        """Split into transitions to some channels each."""
-        return _by_outputs(self, after)
+    def in_pieces(
+        self, call: CallEach, channels: Channels, masks: Masks, given: Tensor | Reading
+    ) -> Tensor:
+        """Halve frequency and time, some channels at a time."""
+        layer = ConvNorm(self.conv, self.norm)
+        pieces = first_layer(layer, given, masks.after, channels.after)
+        return pieces.called(call, last=True)
+
+    def readers(self) -> list[nn.Conv2d]:
+        """List the convolution."""
+        return [self.conv]
 
 
-class SpaceToDepthTransition(nn.Module):
+class SpaceToDepthTransition(Unit):
     """3x3 convolution, batch normalisation and ReLU, then space to depth (equation 9).
 
     [channel, freq, time] becomes [4 channel, freq / 2, time / 2] in the order of
@@ -105,20 +122,32 @@ class SpaceToDepthTransition(nn.Module):
         self.conv = conv3x3(channels, out_channels // 4)
         self.norm = BatchNorm(out_channels // 4, relu=True, sync=sync)
 
-    def forward(self, masks: Masks, given: Tensor | Streams) -> Tensor:
+    def forward(self, masks: Masks, given: Tensor | Reading) -> Tensor:
         """Halve frequency and time, both even."""
         x = self.norm(convolved(self.conv, given), masks.before)
         return F.pixel_unshuffle(x, 2)
 
-    def steps(self, before: int, after: int) -> Sequence[Step]:
-        """Split into transitions to some channels each."""
-        return _by_outputs(self, before)
+    def in_pieces(
+        self, call: CallEach, channels: Channels, masks: Masks, given: Tensor | Reading
+    ) -> Tensor:
+        """Halve frequency and time, some channels at a time."""
+        layer = ConvNorm(self.conv, self.norm)
+        pieces = first_layer(layer, given, masks.before, channels.before)
+        # A channel's values become four channels next to each other.
+        unshuffled: list[nn.Module] = [*map(_Unshuffled, pieces.modules)]
+        wide = 4 * pieces.channels
+        wide_pieces = pieces._replace(modules=unshuffled, channels=wide)
+        return wide_pieces.called(call, last=True)
+
+    def readers(self) -> list[nn.Conv2d]:
+        """List the convolution."""
+        return [self.conv]
 
 
-def _by_outputs(
-    transition: StridedTransition | SpaceToDepthTransition, channels: int
-) -> Sequence[Step]:
-    if not can_be_split(transition):
-        return [Step([transition])]
-    layers = split_layers(transition.conv, transition.norm, channels)
-    return [Step([with_modules(transition, conv=a, norm=n) for a, n in layers])]
+class _Unshuffled(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return F.pixel_unshuffle(self.layer(x, mask), 2)

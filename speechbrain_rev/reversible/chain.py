@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from speechbrain_rev.reversible.autocast import Autocast
 from speechbrain_rev.reversible.buffers import KeptBuffers
+from speechbrain_rev.reversible.compiled import refuse_compiled
 from speechbrain_rev.reversible.coupling import (
     AdditiveCoupling,
     arguments,
@@ -67,7 +68,8 @@ class ReversibleChain(nn.Module):
         Hidden channels that residual functions which can be split work on at a time;
         None runs them whole. Part of the arithmetic: gradients are equal to the bit in
         all modes at one chunk. Residual functions that can be split have a method
-        ``pieces(channels)`` that lists functions which add up to them.
+        ``pieces(channels)`` that lists functions which add up to them; each ends with an
+        operation as a convolution is, whose output and gradients are new tensors.
 
     Raises
     ------
@@ -92,6 +94,9 @@ class ReversibleChain(nn.Module):
     >>> chain.blocks[0].f[0].weight.grad.shape
     torch.Size([4, 4])
     """
+
+    #: The compiler of what adds to the streams, as ``compile_pieces`` chose it.
+    compiled_with: str | None = None
 
     def __init__(
         self,
@@ -234,14 +239,16 @@ class ReversibleChain(nn.Module):
         """
         if torch.compiler.is_compiling():
             # The compiler takes values for constants of the graph: wrong gradients.
-            # Residual functions can be compiled, each by itself.
+            # ``compile_pieces`` compiles what can be.
             eager = torch.compiler.disable(self.train_step)
             return cast(Streams, eager(x1, x2, mask))
         self._check_run(x1, mask)
-        format = as_format(self.format_name)
+        format = as_format(self.format_name, self.compiled_with)
         notes = self.monitor.begin(1 + 2 * len(self.blocks), format.limit, x1.device)
         before = None if notes.largest is None else KeptBuffers(self.blocks)
-        streams = enter(x1, x2, format, notes.row(0))
+        # Reconstruction writes to the values that it is given.
+        own = self.modes[:1] == [Mode.RECONSTRUCT]
+        streams = enter(x1, x2, format, notes.row(0), own)
         del x1, x2  # values of their own from here on
         streams = self._advance(streams, mask, notes)
         poison = self.monitor.close(notes, format.limit)
@@ -292,6 +299,13 @@ class ReversibleChain(nn.Module):
                 f"The chain has {len(self.blocks)} blocks but modes for "
                 f"{len(self.modes)}. Call set_mode after adding or removing blocks."
             )
+        if math.isfinite(as_format(self.format_name).limit):
+            refuse_compiled(
+                (f"blocks.{name}", module)
+                for name, module in self.blocks.named_modules()
+                if name.count(".")
+                and self.modes[int(name.split(".")[0])] is not Mode.STORE
+            )
         if mask is not None and mask.requires_grad:
             raise ValueError("A mask cannot need a gradient: pass mask.detach().")
         if any(has_hooks(block) for block in self.blocks):
@@ -325,7 +339,7 @@ def _couple(
     rows: tuple[Tensor | None, Tensor | None],
 ) -> Streams:
     """Run one coupling with autograd's storage, or keeping F's and G's inputs only."""
-    first, second, format, poison, _ = streams
+    first, second, format, poison = streams
     pieces = pieces_of(block.f, chunk)
     for piece, x in zip(pieces, _read_for(pieces, second, format), strict=True):
         f = _residual(piece, x, mask, again, shared)

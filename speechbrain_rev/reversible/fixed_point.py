@@ -8,10 +8,15 @@ or None where nothing is to be noted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from speechbrain_rev.kernels.layout import format_of
+
+_HALVES = (torch.float16, torch.bfloat16)
+_PARTS = 8
 
 
 def encode(x: Tensor, steps: float, largest: Tensor | None) -> Tensor:
@@ -92,10 +97,11 @@ def add(
     torch.Tensor, int32
         The sum, in the value's layout if it is new.
     """
-    rounded = _rounded(f, steps, largest, value, spend=spend)
-    total = torch.add(value, rounded, out=rounded if out is None else out)
-    _note(largest, 1, total, steps)
-    return total
+    if out is None or f.dtype not in _HALVES:
+        return _add(value, f, steps, largest, out, spend)
+    for part in _parts(value, f, out):
+        _add(part[0], part[1], steps, largest, part[2], spend)
+    return out
 
 
 def subtract(
@@ -113,8 +119,38 @@ def subtract(
     torch.Tensor, int32
         The difference.
     """
+    if out is None or f.dtype not in _HALVES:
+        return _subtract(value, f, steps, out, spend)
+    for part in _parts(value, f, out):
+        _subtract(part[0], part[1], steps, part[2], spend)
+    return out
+
+
+def _add(
+    value: Tensor,
+    f: Tensor,
+    steps: float,
+    largest: Tensor | None,
+    out: Tensor | None,
+    spend: bool,
+) -> Tensor:
+    rounded = _rounded(f, steps, largest, value, spend=spend)
+    total = torch.add(value, rounded, out=rounded if out is None else out)
+    _note(largest, 1, total, steps)
+    return total
+
+
+def _subtract(
+    value: Tensor, f: Tensor, steps: float, out: Tensor | None, spend: bool
+) -> Tensor:
     rounded = _rounded(f, steps, None, value, spend=spend)
     return torch.sub(value, rounded, out=rounded if out is None else out)
+
+
+def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Split tensors along their first axis: what halves are widened to is then small."""
+    size = max(1, len(tensors[0]) // _PARTS) if tensors[0].dim() else 1
+    return zip(*(x.split(size) if x.dim() else [x] for x in tensors), strict=True)
 
 
 def _rounded(

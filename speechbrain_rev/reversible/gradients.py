@@ -46,6 +46,10 @@ class Gradients:
         places = self._parameters.places[run]
         return {place: self._leaves[i] for place, i in places.items()}
 
+    def keep(self, run: int, place: Place, grad: Tensor | None) -> None:
+        """Keep a gradient of a run's parameter that was computed without a graph."""
+        self.found[self._parameters.places[run][place]] = grad
+
     def backward(
         self, run: int, roots: Sequence[Root], inputs: Sequence[Tensor]
     ) -> list[Tensor | None]:
@@ -65,7 +69,9 @@ class Gradients:
         )
         storages = {root.grad.untyped_storage()._cdata for root in given}
         for i, grad in zip(used, found[len(inputs) :], strict=True):
-            if grad is not None and grad.untyped_storage()._cdata in storages:
+            if grad is None:
+                continue
+            if grad.untyped_storage()._cdata in storages:
                 # What was handed in is added to later; this must not change with it.
                 grad = grad.clone()
             self.found[i] = grad
@@ -79,13 +85,19 @@ class Root:
     ----------
     y : torch.Tensor
         The tensor; without a graph it begins nothing.
-    grad : torch.Tensor
-        Its gradient, in any dtype.
+    grad : torch.Tensor or None
+        Its gradient, in any dtype; None to give it later by ``receive``.
     """
 
-    def __init__(self, y: Tensor, grad: Tensor) -> None:
+    def __init__(self, y: Tensor, grad: Tensor | None = None) -> None:
         self.edge = get_gradient_edge(y) if y.requires_grad else None
-        self.grad = grad.to(y.dtype)
+        self._dtype = y.dtype
+        if grad is not None:
+            self.receive(grad)
+
+    def receive(self, grad: Tensor) -> None:
+        """Take the gradient."""
+        self.grad = grad.to(self._dtype)
 
 
 def _refuse_other_leaves(

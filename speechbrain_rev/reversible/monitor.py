@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 Verify = Literal["warn", "raise"]
 
 #: Elements whose products are held at once: 8 MB.
-_CHUNK = 2**20
+_CHUNK = 2**17
 #: Spreads positions over 64 bit: 2**64 / the golden ratio, as a signed number.
 _SPREAD = -0x61C8864680B583EB
 

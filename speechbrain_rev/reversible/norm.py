@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speechbrain_rev.reversible import compiled
 from speechbrain_rev.reversible.autocast import autocast_off
 from speechbrain_rev.reversible.replay import batch_statistics
 
@@ -49,6 +50,8 @@ class BatchNorm(nn.Module):
     #: Training writes the buffers and does not read them (see ``replay``); said of this
     #: very class, for a subclass may do otherwise.
     writes_buffers_only = True
+    #: The compiler of the normalisation, as ``compile_pieces`` chose it.
+    compiled_with: str | None = None
 
     weight: nn.Parameter
     bias: nn.Parameter
@@ -112,7 +115,11 @@ class BatchNorm(nn.Module):
 
     def _normalise(self, x: Tensor, mask: Tensor | None) -> Tensor:
         statistics = batch_statistics(lambda: self._measure(x.detach(), mask))
-        return _Normalise.apply(x, self.weight, self.bias, statistics, mask, self)
+        y = _Normalise.apply(x, self.weight, self.bias, statistics, mask, self)
+        # Compiled, both are one pass over memory; else ReLU is autograd's own, which
+        # frees the gradient that it is given before that of the normalisation begins.
+        apart = self.relu and self.compiled_with is None
+        return F.relu_(y) if apart else y
 
     @torch.no_grad()
     def _measure(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
@@ -176,10 +183,10 @@ class BatchNorm(nn.Module):
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / deviation * weight + bias, ReLU, mask; saves its input and output.
+    """(x - mean) / deviation * weight + bias, ReLU if compiled, mask; saves its input.
 
-    The output is the next convolution's input, which saves the same storage: what is
-    held is what batch normalisation and ReLU hold in plain torch.
+    With ReLU in it the output is saved, too. It is the next convolution's input, which saves the
+    same storage: what is held is what batch normalisation and ReLU hold in plain torch.
     """
 
     @staticmethod
@@ -192,18 +199,14 @@ class _Normalise(torch.autograd.Function):
         mask: Tensor | None,
         norm: BatchNorm,
     ) -> Tensor:
-        mean, inverse_std = statistics[:2]
-        scale = weight * inverse_std
-        shift = bias - mean * scale
         y = torch.empty_like(x)
-        torch.addcmul(_per_channel(shift), x, _per_channel(scale), out=y)
-        if norm.relu:
-            y.relu_()
+        relu = norm.relu and norm.compiled_with is not None
+        _run(norm.compiled_with, y, x, [weight, bias, *statistics[:2]], relu)
         if mask is not None:
             y.mul_(mask.to(y.dtype))
         ctx.statistics, ctx.mask, ctx.eps = statistics, mask, norm.eps
         ctx.processes = norm._processes()
-        ctx.save_for_backward(x, weight, *([y] if norm.relu else []))
+        ctx.save_for_backward(x, weight, *([y] if relu else []))
         return y
 
     @staticmethod
@@ -229,6 +232,40 @@ class _Normalise(torch.autograd.Function):
                 [True, True, True],
             )  # fmt: skip
         return *grads, None, None, None
+
+
+#: Of what is normalised, and of the vectors: see ``compiled.by_channel``.
+_AXES = ("rct1", "rct1", "c", "c", "c", "c")
+
+
+def _run(
+    backend: str | None, y: Tensor, x: Tensor, vectors: list[Tensor], relu: bool
+) -> None:
+    """Normalise, compiled if that was chosen and can be."""
+    if backend is not None and compiled.can_be_compiled(x):
+        rows, of_x = compiled.by_channel(y), compiled.by_channel(x)
+        if rows is not None and of_x is not None and y.stride() == x.stride():
+            given = [rows, of_x, *vectors]
+            compiled.run(backend, _normalise, _AXES, given, relu=relu)
+            return
+    _normalise(y, x, *vectors, relu=relu)
+
+
+def _normalise(
+    y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    inverse_std: Tensor,
+    *,
+    relu: bool,
+) -> None:
+    scale = weight * inverse_std
+    shift = bias - mean * scale
+    torch.addcmul(_per_channel(shift), x, _per_channel(scale), out=y)
+    if relu:
+        y.relu_()
 
 
 @torch.library.custom_op(

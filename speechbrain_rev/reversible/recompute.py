@@ -6,20 +6,27 @@ that share an input, one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from speechbrain_rev.kernels.layout import format_of
 from speechbrain_rev.reversible.gradients import (
     Gradients,
     Parameters,
     Root,
 )
-from speechbrain_rev.reversible.replay import first_run, running, second_run
+from speechbrain_rev.reversible.replay import (
+    first_run,
+    repeating,
+    running,
+    second_run,
+)
+from speechbrain_rev.reversible.streams import tangent_of
 
 _NO_DOUBLE_BACKWARD = (
     "Activations that were not stored cannot be differentiated twice "
@@ -103,14 +110,18 @@ def recompute(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
         neither its inputs nor its parameters, cannot run again, or on an attempt to
         differentiate twice.
     """
-    return recompute_each([module], [(inputs, keywords)])[0]
+    return _recompute([module], [(inputs, keywords)], None, ())[0]
 
 
 def recompute_each(
     modules: Sequence[nn.Module],
-    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
-) -> list[Any]:
-    """Recompute several modules that share inputs, as ``recompute`` does one.
+    arguments: Sequence[tuple[Any, ...]],
+    *,
+    channels: int,
+    spend: Collection[int] = (),
+    last: bool = False,
+) -> Tensor:
+    """Recompute modules whose outputs are parts of one tensor, as ``recompute`` does.
 
     In the backward pass they run one after the other, the last one first, and what they
     hand down to a shared input is added up in place.
@@ -120,15 +131,43 @@ def recompute_each(
     modules : sequence of nn.Module
         The modules.
     arguments : sequence of tuple
-        Positional arguments and keywords of each.
+        Arguments of each.
+    channels : int
+        Of all outputs together.
+    spend : collection of int
+        Which tensors among the arguments of each are read by this module alone, once: in
+        the backward pass their storage takes their gradients.
+    last : bool
+        Whether an outer module returns the result as it is: in its second run, where
+        only the graph is needed, nothing is put together.
 
     Returns
     -------
-    list
-        What each module returns.
+    torch.Tensor, [batch, channels, ...]
+        What the modules return, one after the other along the channels.
     """
+    given: list[tuple[tuple[Any, ...], dict[str, Any]]]
+    given = [(inputs, {}) for inputs in arguments]
+    joins = _Joins(channels, empty=last and repeating())
+    whole: Tensor = _recompute(modules, given, joins, spend)[0]
+    return whole
+
+
+class _Joins(NamedTuple):
+    """How outputs become one tensor: of so many channels, or without contents."""
+
+    channels: int
+    empty: bool
+
+
+def _recompute(
+    modules: Sequence[nn.Module],
+    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+    joins: _Joins | None,
+    spend: Collection[int],
+) -> list[Any]:
     if torch.compiler.is_compiling() and torch.is_grad_enabled():
-        return torch.compiler.disable(recompute_each)(modules, arguments)
+        return torch.compiler.disable(_recompute)(modules, arguments, joins, spend)
     for module in modules:
         refuse_what_cannot_run_again(module)
     pairs = zip(modules, arguments, strict=True)
@@ -140,14 +179,20 @@ def recompute_each(
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
         # Nothing is stored either; a tensor that is neither registered nor given gets
         # its gradient.
-        pairs = zip(modules, arguments, strict=True)
-        return [module(*given, **keywords) for module, (given, keywords) in pairs]
+        outputs = (m(*x, **k) for m, (x, k) in zip(modules, arguments, strict=True))
+        if joins is None:
+            return list(outputs)
+        # Within a network that is recomputed as a whole others read this.
+        return [_joined(outputs, joins._replace(empty=False))]
     for call in calls:
         call.places = [order[id(x)] for x in call.tensors]
         call.tensors = []  # autograd holds them from here on
     del inputs
-    outputs = iter(_Recompute.apply(calls, parameters, len(order), *tensors))
-    return [call.returned(outputs) for call in calls]
+    returned = _Recompute.apply(calls, parameters, joins, spend, len(order), *tensors)
+    if joins is not None:
+        return list(returned)
+    rest = iter(returned)
+    return [call.returned(rest) for call in calls]
 
 
 def refuse_what_cannot_run_again(module: nn.Module) -> None:
@@ -192,6 +237,7 @@ class _Call:
         leaves, self._spec = tree_flatten((inputs, keywords))
         self.tensors = [x for x in leaves if isinstance(x, Tensor)]
         self._others = [_TENSOR if isinstance(x, Tensor) else x for x in leaves]
+        self.channels = 0
         #: Where each tensor is among those of all calls.
         self.places: list[int] = []
 
@@ -204,6 +250,8 @@ class _Call:
         leaves, self._returned_spec = tree_flatten(outputs)
         self._returned = [_TENSOR if isinstance(x, Tensor) else x for x in leaves]
         self.outputs = sum(x is _TENSOR for x in self._returned)
+        if isinstance(outputs, Tensor) and outputs.dim() > 1:
+            self.channels = outputs.shape[1]
         return tuple(x for x in leaves if isinstance(x, Tensor))
 
     def returned(self, tensors: Iterator[Tensor]) -> Any:
@@ -225,27 +273,17 @@ class _Recompute(torch.autograd.Function):
         ctx: Any,
         calls: Sequence[_Call],
         parameters: Parameters,
+        joins: _Joins | None,
+        spend: Collection[int],
         n_inputs: int,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.calls, ctx.parameters, ctx.n_inputs = calls, parameters, n_inputs
-        ctx.needs_grad = ctx.needs_input_grad[3 : 3 + n_inputs]
-        ctx.recordings = []
-        returned: list[Tensor] = []
-        for call in calls:
-            inputs = [tensors[place] for place in call.places]
-            versions = [x._version for x in inputs]
-            args, keywords = call.arguments(inputs)
-            outputs, recording = first_run(call.module, *args, **keywords)
-            if [x._version for x in inputs] != versions:
-                raise RuntimeError(
-                    f"{type(call.module).__name__} wrote into its input and cannot run "
-                    "again. Use inplace=False in its first layer; outside a coupling "
-                    "mode='store' works, too."
-                )
-            ctx.recordings.append(recording)
-            # An output that is an input, or a part of one, must not be taken for it.
-            returned += [y.detach() for y in call.keep_returned(outputs)]
+        ctx.needs_grad, ctx.spend = ctx.needs_input_grad[5 : 5 + n_inputs], spend
+        ctx.joins, ctx.recordings = joins is not None, []
+        runs = _first_runs(ctx, tensors)
+        parts = (y for outputs in runs for y in outputs)
+        returned = list(parts) if joins is None else [_joined(parts, joins)]
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(*(y for y in returned if not _can_have_grad(y)))
         return tuple(returned)
@@ -253,6 +291,8 @@ class _Recompute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_double_backward()
+        if ctx.joins:
+            grads = grads[0].split([call.channels for call in ctx.calls], dim=1)
         saved = ctx.saved_tensors
         gradients = Gradients(ctx.parameters, saved[ctx.n_inputs :])
         sums: list[Tensor | None] = [None] * ctx.n_inputs
@@ -281,6 +321,8 @@ class _Recompute(torch.autograd.Function):
             grad = total = None
             for i, grad in zip(wanted, found, strict=True):
                 place = call.places[i]
+                if i in ctx.spend and grad is not None:
+                    grad = saved[place].detach().copy_(grad)
                 total = sums[place]
                 if total is None or grad is None:
                     sums[place] = grad if total is None else total
@@ -289,7 +331,51 @@ class _Recompute(torch.autograd.Function):
                     owned[place] = True
             del found, grad, total  # gradients that were added up
             end = begin
-        return None, None, None, *sums, *gradients.found
+        return None, None, None, None, None, *sums, *gradients.found
+
+
+def _first_runs(ctx: Any, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Run the modules without a graph and give what each returns."""
+    for call in ctx.calls:
+        inputs = [tensors[place] for place in call.places]
+        versions = [x._version for x in inputs]
+        args, keywords = call.arguments(inputs)
+        outputs, recording = first_run(call.module, *args, **keywords)
+        if [x._version for x in inputs] != versions:
+            raise RuntimeError(
+                f"{type(call.module).__name__} wrote into its input and cannot run "
+                "again. Use inplace=False in its first layer; outside a coupling "
+                "mode='store' works, too, and so does leaving it out of "
+                "recompute_blocks."
+            )
+        ctx.recordings.append(recording)
+        # An output that is an input, or a part of one, must not be taken for it.
+        tensors_returned = [y.detach() for y in call.keep_returned(outputs)]
+        del outputs
+        yield tensors_returned
+
+
+def _joined(parts: Iterable[Tensor], joins: _Joins) -> Tensor:
+    """Put parts into one tensor as they come, along the channels."""
+    whole: Tensor | None = None
+    start = 0
+    for part in parts:
+        shape = (part.shape[0], joins.channels, *part.shape[2:])
+        if joins.empty:
+            whole = tangent_of(part, part.dtype, shape)
+            continue
+        if part.shape[1] == joins.channels:
+            return part
+        if whole is None:
+            layout = format_of(part)
+            whole = torch.empty(
+                shape, dtype=part.dtype, device=part.device, memory_format=layout
+            )
+        end = start + part.shape[1]
+        whole[:, start:end] = part
+        start = end
+    assert whole is not None
+    return whole
 
 
 def _can_have_grad(x: Tensor) -> bool:

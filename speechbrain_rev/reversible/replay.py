@@ -129,6 +129,11 @@ def running() -> bool:
     return bool(_active.recordings)
 
 
+def repeating() -> bool:
+    """Whether the innermost run under way in this thread is a second one."""
+    return running() and _active.recordings[-1].replaying
+
+
 def first_run(
     module: nn.Module, *inputs: Any, **keywords: Any
 ) -> tuple[Any, Recording]:
@@ -195,6 +200,15 @@ def second_run(
     outputs
         What the module returns, with a graph.
     """
+    with repeated(module, recording, leaves):
+        return module(*inputs, **keywords)
+
+
+@contextlib.contextmanager
+def repeated(
+    module: nn.Module, recording: Recording, leaves: Mapping[Place, Tensor]
+) -> Iterator[None]:
+    """Put the conditions of a module's first run in force, for ``second_run``."""
     with (
         torch.enable_grad(),
         recording.autocast(),
@@ -204,7 +218,7 @@ def second_run(
         _random_state_of(recording),
         _standing_in(module, recording, leaves),
     ):
-        return module(*inputs, **keywords)
+        yield
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from speechbrain_rev.reversible.coupling import (
     check_residual,
     version_of,
 )
+from speechbrain_rev.reversible.ends import LinearEnds, undo_ends
 from speechbrain_rev.reversible.formats import StreamFormat
 from speechbrain_rev.reversible.gradients import (
     Gradients,
@@ -64,7 +65,7 @@ def reconstruct(
     Streams
         What the last one returns.
     """
-    first, second, format, poison, _ = streams
+    first, second, format, poison = streams
     # F and G in turn, each as its pieces.
     halves = [pieces_of(f, chunk) for block in blocks for f in (block.f, block.g)]
     parameters = Parameters([f for half in reversed(halves) for f in reversed(half)])
@@ -85,7 +86,9 @@ def pieces_of(f: nn.Module, chunk: int | None) -> Sequence[nn.Module]:
     ----------
     f : nn.Module
         A residual function. Only what its own class says about pieces is asked for: a
-        class derived from it may compute something else.
+        class derived from it may compute something else. A piece returns a tensor of its
+        own, whose storage nobody needs, as a convolution does, and hands down a gradient
+        of its own.
     chunk : int or None
         Hidden channels of a piece.
 
@@ -102,7 +105,8 @@ def pieces_of(f: nn.Module, chunk: int | None) -> Sequence[nn.Module]:
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module's call has hooks that look at what goes in or comes out."""
     return bool(
-        module._forward_hooks
+        torch.nn.modules.module._has_any_global_hook()
+        or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
@@ -133,9 +137,12 @@ class _Reconstruct(torch.autograd.Function):
         ctx.notes, ctx.expected = notes, None
         if notes.mismatches is not None:
             ctx.expected = checksum([x1, x2])
-        changed, kept = x1, x2
-        # The given streams stay intact; later ones are this function's own.
-        adds = itertools.chain([format.add, format.add], itertools.repeat(format.add_))
+        changed, kept = x1.detach(), x2.detach()
+        # What a chain begins with is its own; values that earlier blocks saved are not.
+        spared = 0 if ctx.in_place and start == 0 else 2
+        adds = itertools.chain(
+            itertools.repeat(format.add, spared), itertools.repeat(format.add_)
+        )
         for i, half in enumerate(halves, 1 + 2 * start):
             add = next(adds) if ctx.in_place else format.add
             x = format.decode(kept, ctx.dtype)
@@ -171,15 +178,26 @@ class _Reconstruct(torch.autograd.Function):
         runs = enumerate(reversed(ctx.recordings))
         # Undone in reverse order: G sees the y1 that it saw in the forward.
         for half in reversed(ctx.halves):
-            x = ctx.format.decode(kept, ctx.dtype)
-            for f in reversed(half):
+            if ctx.in_place and isinstance(half[0], LinearEnds):
                 run, recording = next(runs)
+                undo_ends(
+                    half[0], recording, gradients, run, ctx.format, mask,
+                    (kept, of_kept.value), (changed, of_changed.value),
+                )  # fmt: skip
+                kept, changed, of_kept, of_changed = changed, kept, of_changed, of_kept
+                continue
+            here = [next(runs) for _ in half]
+            x = _narrowed(ctx.format.decode(kept, ctx.dtype), half, here[0][1])
+            for f, (run, recording) in zip(reversed(half), here, strict=True):
                 leaf = x.detach().requires_grad_()
                 leaves = gradients.leaves(run)
                 y = second_run(f, recording, leaves, *arguments(leaf, mask))
+                # Before y's storage is spent: a view that was written to has a longer way
+                # back in the graph.
+                root = Root(y)
                 changed = subtract(changed, y.detach(), spend=_is_spent(f, half))
-                root = Root(y, of_changed.value)
                 del y  # what follows needs its graph only
+                root.receive(of_changed.value)
                 with recording.flags():
                     of_kept.add(gradients.backward(run, [root], [leaf])[0])
                 del leaf, leaves, root
@@ -198,6 +216,12 @@ def _first_run(
     y, recording = first_run(f, *arguments(x, mask))
     check_residual(f, x, y, version)
     return y, recording
+
+
+def _narrowed(x: Tensor, half: Sequence[nn.Module], recording: Recording) -> Tensor:
+    """Cast once for all pieces what each of them would cast first."""
+    casts = len(half) > 1 and getattr(half[0], "casts_its_input", False)
+    return x.to(recording.autocast.dtype) if casts and recording.autocast.enabled else x
 
 
 def _is_spent(f: nn.Module, half: Sequence[nn.Module]) -> bool:

@@ -11,7 +11,7 @@ streams of floats and ``add`` the next ones; ``leave``, ``read``, ``read_both`` 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,29 +48,34 @@ class Streams(NamedTuple):
 
     ``poison`` is 0, or NaN once a value has been out of the format's range: it is added
     to what is made of the streams, and to its gradient. None where there is no limit.
-    ``floats`` are what both values were decoded to, where several will read them.
     """
 
     first: Stream
     second: Stream
     format: StreamFormat
     poison: Tensor | None = None
-    floats: tuple[Tensor, Tensor] | None = None
 
 
-def tangent_of(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Make a tangent of the value's shape that takes no memory."""
-    return torch.empty((), dtype=dtype, device=value.device).expand_as(value)
+def tangent_of(
+    value: Tensor, dtype: torch.dtype, shape: Sequence[int] | None = None
+) -> Tensor:
+    """Make a tangent that takes no memory, of the value's shape or another one."""
+    tangent = torch.empty((), dtype=dtype, device=value.device)
+    return tangent.expand(value.shape if shape is None else shape)
 
 
 @_eager
 def enter(
-    x1: Tensor, x2: Tensor, format: StreamFormat, largest: Tensor | None = None
+    x1: Tensor,
+    x2: Tensor,
+    format: StreamFormat,
+    largest: Tensor | None = None,
+    own: bool = False,
 ) -> Streams:
-    """Make streams of floats."""
+    """Make streams of floats, with storage of their own if asked for."""
     return Streams(
-        Stream(*_Enter.apply(x1, format, largest)),
-        Stream(*_Enter.apply(x2, format, largest)),
+        Stream(*_Enter.apply(x1, format, largest, own)),
+        Stream(*_Enter.apply(x2, format, largest, own)),
         format,
     )
 
@@ -110,44 +115,49 @@ def add(
 @_eager
 def leave(streams: Streams) -> tuple[Tensor, Tensor]:
     """Make floats of streams: copies, so that writing to them harms nothing."""
-    first, second, format, poison, _ = streams
+    first, second, format, poison = streams
     return (
         _Leave.apply(*first, format, poison),
         _Leave.apply(*second, format, poison),
     )
 
 
-def decoded(streams: Streams) -> Streams:
-    """Decode both values, for several readers who keep what they read."""
-    first, second = (
-        streams.format.decode(stream.value, stream.tangent.dtype)
-        for stream in (streams.first, streams.second)
-    )
-    if streams.poison is not None:
-        # A format with a limit decodes to new floats.
-        for floats in (first, second):
-            floats.add_(streams.poison.to(floats.dtype))
-    return streams._replace(floats=(first, second))
-
-
 @_eager
-def read_both(streams: Streams, alone: bool = False) -> tuple[Tensor, Tensor]:
+def read_both(streams: Streams) -> tuple[Tensor, Tensor]:
     """Read both streams; what is returned may be their storage and is not to be changed."""
-    first, second, _, poison, floats = (
-        decoded(streams) if streams.floats is None else streams
-    )
-    assert floats is not None
-    return (
-        read(first, floats[0], poison, alone=alone),
-        read(second, floats[1], poison, alone=alone),
-    )
+    first, second, format, poison = streams
+    floats = [format.decode(s.value, s.tangent.dtype) for s in (first, second)]
+    if poison is not None:
+        # A format with a limit decodes to new floats.
+        for x in floats:
+            x.add_(poison.to(x.dtype))
+    return read(first, floats[0], poison), read(second, floats[1], poison)
 
 
 @_eager
 def join(streams: Streams) -> Tensor:
     """Put both streams into one new tensor, one after the other along the channels."""
-    first, second, format, poison, _ = streams
+    first, second, format, poison = streams
     return _Join.apply(*first, *second, format, poison)
+
+
+def joined(
+    values: tuple[Tensor, Tensor],
+    format: StreamFormat,
+    dtype: torch.dtype,
+    part: slice,
+) -> Tensor:
+    """Decode a part of the batch of both streams, side by side, without a graph."""
+    first, second = (value[part] for value in values)
+    x = torch.empty(
+        (first.shape[0], 2 * first.shape[1], *first.shape[2:]),
+        dtype=dtype,
+        device=first.device,
+        memory_format=format_of(first),
+    )
+    for half, value in zip(x.chunk(2, dim=1), (first, second), strict=True):
+        format.decode(value, dtype, out=half)
+    return x
 
 
 def _poisoned(x: Tensor, poison: Tensor | None) -> Tensor:
@@ -162,11 +172,13 @@ def _own(grad: Tensor, poison: Tensor | None) -> Tensor:
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, format: StreamFormat, largest: Tensor | None
+        ctx: Any, x: Tensor, format: StreamFormat, largest: Tensor | None, own: bool
     ) -> tuple[Tensor, Tensor]:
         # No zeros for the value, which has no gradient.
         ctx.set_materialize_grads(False)
         value = format.encode(x, largest)
+        if own and value.untyped_storage()._cdata == x.untyped_storage()._cdata:
+            value = value.clone()
         ctx.mark_non_differentiable(value)
         ctx.dtype = x.dtype
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -175,8 +187,8 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, _: Any, grad: Tensor | None
-    ) -> tuple[Tensor | None, None, None]:
-        return None if grad is None else grad.to(ctx.dtype), None, None
+    ) -> tuple[Tensor | None, None, None, None]:
+        return None if grad is None else grad.to(ctx.dtype), None, None, None
 
 
 class _Read(torch.autograd.Function):
@@ -256,15 +268,8 @@ class _Join(torch.autograd.Function):
         poison: Tensor | None,
     ) -> Tensor:
         ctx.poison, ctx.channels = poison, value1.shape[1]
-        joined = torch.empty(
-            (value1.shape[0], 2 * ctx.channels, *value1.shape[2:]),
-            dtype=tangent1.dtype,
-            device=value1.device,
-            memory_format=format_of(value1),
-        )
-        for half, value in zip(joined.chunk(2, dim=1), (value1, value2), strict=True):
-            format.decode(value, joined.dtype, out=half)
-        return joined if poison is None else joined.add_(poison.to(joined.dtype))
+        x = joined((value1, value2), format, tangent1.dtype, slice(None))
+        return x if poison is None else x.add_(poison.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

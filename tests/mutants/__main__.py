@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from .chunks import CHUNKS
 from .engine import ENGINE
 from .exact import EXACT
 from .half_precision import HALF_PRECISION
@@ -26,7 +27,7 @@ from .optimizer import OPTIMIZER
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS_FAILED = 1
-MUTANTS = [*ENGINE, *EXACT, *HALF_PRECISION, *LENGTHS, *OPTIMIZER]
+MUTANTS = [*CHUNKS, *ENGINE, *EXACT, *HALF_PRECISION, *LENGTHS, *OPTIMIZER]
 
 
 def run_tests(folder: Path, mutants: list[Mutant]) -> int:

@@ -51,8 +51,8 @@ HALF_PRECISION = [
     Mutant(
         "half: a stream's gradient is cut off at half's largest number",
         GRADIENTS_CODE,
-        "self.grad = grad.to(y.dtype)",
-        "self.grad = grad.clamp(-65504, 65504).to(y.dtype)",
+        "self.grad = grad.to(self._dtype)",
+        "self.grad = grad.clamp(-65504, 65504).to(self._dtype)",
         ENGINE_TESTS,
         "too_large_for_half",
     ),

@@ -30,12 +30,12 @@ PUBLIC = {
     },
     "plots": {
         "EncoderPoint", "ErrorRates", "det_plot", "encoder_map", "gradient_angles",
-        "memory_bars", "training_curves",
+        "memory_bars", "time_against_memory", "training_curves",
     },
     "optim": {"build_optimizer", "convert_checkpoint", "state_bytes"},
     "reversible": {
         "AdditiveCoupling", "Mode", "Recompute", "ReversibleChain", "StreamError",
-        "StreamWarning",
+        "StreamWarning", "compile_pieces", "recompute_blocks",
     },
     "scoring": {
         "DetCurve", "Trials", "as_norm", "cohort_statistics", "cosine",

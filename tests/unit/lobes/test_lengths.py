@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.chunks import AUTO
 from speechbrain_rev.memory.meter import LiveBytes
 from speechbrain_rev.reversible.norm import BatchNorm
 from tests.unit.lobes.encoders import KINDS, feats, tiny
@@ -118,8 +119,8 @@ def test_lengths_store_masks_and_pooled_means_and_nothing_more(name, mode):
     numbers = sum(b.numel() for b in encoder.buffers()) * 8
     allowed = masked_input + masks + pooled + numbers
     assert held[1] - held[0] <= allowed
-    # At the peak a normalisation may hold one copy more, of one block's middle.
-    assert peaks[1] <= 1.03 * peaks[0]
+    # At the peak a normalisation may hold one copy more, of one block's middle or chunk.
+    assert peaks[1] <= peaks[0] + max(0.03 * peaks[0], batch * AUTO)
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -1,0 +1,161 @@
+"""Sabotages of work on some channels or utterances at a time: item 7 of the contract."""
+
+from .mutant import Mutant
+
+TESTS = "tests/unit/lobes/test_chunks.py"
+BLOCKS_CODE = "speechbrain_rev/lobes/blocks.py"
+CONVOLUTION_CODE = "speechbrain_rev/reversible/convolution.py"
+ENDS_CODE = "speechbrain_rev/reversible/ends.py"
+PIECES_CODE = "speechbrain_rev/lobes/pieces.py"
+READING_CODE = "speechbrain_rev/reversible/reading.py"
+RECOMPUTE_CODE = "speechbrain_rev/reversible/recompute.py"
+SEGMENT_CODE = "speechbrain_rev/reversible/segment.py"
+UNITS_CODE = "speechbrain_rev/lobes/units.py"
+CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
+
+CHUNKS = [
+    Mutant(
+        "7: running statistics of a piece are not updated",
+        PIECES_CODE,
+        '"running_mean": means[i],',
+        '"running_mean": means[i].clone(),',
+        TESTS,
+        "pieces_add_up",
+    ),
+    Mutant(
+        "7: every piece counts the batch",
+        PIECES_CODE,
+        "torch.zeros_like(count) if i else count",
+        "count",
+        TESTS,
+        "pieces_add_up",
+    ),
+    Mutant(
+        "7: a convolution with a bias is split, too",
+        PIECES_CODE,
+        "layer.bias is None\n            and ",
+        "",
+        TESTS,
+        "not_as_it_was_built",
+    ),
+    Mutant(
+        "7: a hook does not keep a function whole",
+        PIECES_CODE,
+        " and not any(map(has_hooks, layers))",
+        "",
+        TESTS,
+        "not_as_it_was_built",
+    ),
+    Mutant(
+        "7: a weight's gradient is that of the last part of a batch",
+        CONVOLUTION_CODE,
+        "self.value.add_(found)",
+        "self.value = found",
+        TESTS,
+        "those_of_the_whole",
+    ),
+    Mutant(
+        "7: what one convolution hands down to the streams drops the other's",
+        READING_CODE,
+        "total = of_part if total is None else total + of_part",
+        "total = of_part",
+        TESTS,
+        "those_of_the_whole",
+    ),
+    Mutant(
+        "7: streams cannot be differentiated twice, and nobody says so",
+        READING_CODE,
+        "            if torch.is_grad_enabled():\n                halves",
+        "            if False:\n                halves",
+        TESTS,
+        "differentiated_twice",
+    ),
+    Mutant(
+        "7: a bottleneck's gradient replaces that of the stream",
+        ENDS_CODE,
+        "grad[part].add_(of_part)",
+        "grad[part].copy_(of_part)",
+        TESTS,
+        "bits_of_storing and float32 and revnet",
+    ),
+    Mutant(
+        "7: a bottleneck's output is not masked when it is subtracted",
+        ENDS_CODE,
+        "            y.mul_(mask[part].to(y.dtype))\n",
+        "",
+        TESTS,
+        "bits_of_storing and float32 and revnet",
+    ),
+    Mutant(
+        "7: a storage is spent that others read",
+        BLOCKS_CODE,
+        "own = (1,) if isinstance(given, Reading) else ()",
+        "own = (0, 1)",
+        TESTS,
+        "those_of_the_whole",
+    ),
+    Mutant(
+        "7: within a recomputed encoder the stem returns nothing",
+        UNITS_CODE,
+        "    return recompute_each(modules, arguments, **options)",
+        "    return recompute_each(modules, arguments, last=last, **options)",
+        TESTS,
+        "within_recompute",
+    ),
+    Mutant(
+        "7: within a recomputed encoder a frozen stem returns nothing",
+        RECOMPUTE_CODE,
+        "joins._replace(empty=False)",
+        "joins",
+        TESTS,
+        "within_recompute",
+    ),
+    Mutant(
+        "7: gradients of products are rounded under autocast",
+        CONVOLUTION_CODE,
+        "with autocast_off(grad.device):",
+        "if True:",
+        TESTS,
+        "backward_pass_under_autocast",
+    ),
+    Mutant(
+        "7: what a unit returns is put together twice",
+        RECOMPUTE_CODE,
+        "empty=last and repeating()",
+        "empty=False",
+        TESTS,
+        "no_more_than_promised",
+    ),
+    Mutant(
+        "7: spent storage is not used",
+        RECOMPUTE_CODE,
+        "if i in ctx.spend and grad is not None:",
+        "if False:",
+        TESTS,
+        "no_more_than_promised",
+    ),
+    Mutant(
+        "7: bottlenecks take their gradients as a whole",
+        SEGMENT_CODE,
+        "if ctx.in_place and isinstance(half[0], LinearEnds):",
+        "if False:",
+        TESTS,
+        "no_more_than_promised",
+    ),
+    Mutant(
+        "7: a chain keeps what it began with",
+        SEGMENT_CODE,
+        "spared = 0 if ctx.in_place and start == 0 else 2",
+        "spared = 2",
+        TESTS,
+        "no_more_than_promised",
+    ),
+    Mutant(
+        "7: a chain writes to the tensors that it is given",
+        CHAIN_CODE,
+        "own = self.modes[:1] == [Mode.RECONSTRUCT]",
+        "own = False",
+        "tests/unit/reversible/test_composition.py",
+        "callers_tensors",
+    ),
+]
