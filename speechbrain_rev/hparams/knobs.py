@@ -41,6 +41,8 @@ class Knob:
         never empty.
     one_of : tuple of str or int
         All there is, if that can be listed.
+    or_word : str
+        A text that it may be as well.
     length : int or None
         Of a list.
     why : str
@@ -54,6 +56,7 @@ class Knob:
     at_most: float = math.inf
     below: float = math.inf
     one_of: tuple[str | int, ...] = ()
+    or_word: str = ""
     length: int | None = None
     why: str = ""
 
@@ -67,6 +70,8 @@ class Knob:
         """
         if value is None:
             return self.null
+        if self._is_word(value):
+            return True
         if self.kind.startswith("list of "):
             member = Knob(self.kind.removeprefix("list of "))
             return isinstance(value, list) and all(map(member.has_kind, value))
@@ -84,6 +89,8 @@ class Knob:
         if isinstance(value, list):
             length = len(value) if self.length is None else self.length
             return len(value) == length and all(map(self.allows, value))
+        if self._is_word(value):
+            return True
         if self.one_of and value is not None:
             return value in self.one_of
         if isinstance(value, int | float):
@@ -107,6 +114,8 @@ class Knob:
         'a list of 4 integers of at least 1, or null'
         >>> Knob("int", one_of=(8, 32)).takes()
         '8 or 32'
+        >>> Knob("int", null=True, or_word="auto", at_least=1).takes()
+        'an integer of at least 1, or auto, or null'
         """
         if self.one_of:
             *most, last = map(str, self.one_of)
@@ -118,7 +127,11 @@ class Knob:
             if self.length is not None:
                 words = words.replace("list of", f"list of {self.length}")
             words += self._bounds()
+        words += f", or {self.or_word}" if self.or_word else ""
         return f"{words}, or null" if self.null else words
+
+    def _is_word(self, value: object) -> bool:
+        return bool(self.or_word) and value == self.or_word
 
     def _bounds(self) -> str:
         if math.isfinite(self.at_least) and math.isfinite(self.at_most):
@@ -163,6 +176,7 @@ KNOBS = {
     "embedding_dim": Knob("int", at_least=1, at_most=2**16),
     "mode": Knob("str", null=True, one_of=("store", "reconstruct", "recompute")),
     "streams": Knob("str", one_of=("exact", "float")),
+    "chunk": Knob("int", null=True, or_word="auto", at_least=1),
     "verify": Knob("str", null=True, one_of=("warn", "raise")),
     "sync_batchnorm": Knob("bool"),
     # data
@@ -268,6 +282,12 @@ RULES = (
         lambda arch, mode: mode != "reconstruct" or architecture(arch).reversible,
         "this encoder is not reversible, nothing can be reconstructed. Give store or "
         "recompute.",
+    ),
+    Rule(
+        ("arch", "chunk"),
+        lambda arch, chunk: chunk == "auto" or architecture(arch).reversible,
+        "this encoder is not reversible and works on all channels at once. Give auto or "
+        "null.",
     ),
     Rule(
         ("arch", "n_mels"),

@@ -43,6 +43,7 @@ EDGES = {
     "embedding_dim": ([1, 2**16], [0, 2**16 + 1]),
     "mode": (["store", "reconstruct", "recompute", None], ["compress", "STORE", ""]),
     "streams": (["exact", "float"], ["int32", ""]),
+    "chunk": ([1, 800_000, "auto", None], [0, -1]),
     "verify": (["warn", "raise", None], ["off", ""]),
     "sync_batchnorm": ([True, False], []),
     "data_folder": (["x"], [""]),
@@ -110,6 +111,10 @@ class TestTable:
             if knob.kind == kind:
                 found = {k for k, value in examples.items() if knob.has_kind(value)}
                 assert found == fitting, name
+
+    def test_a_word_is_kept_apart_from_others(self):
+        knob = KNOBS["chunk"]
+        assert not any(map(knob.has_kind, ["Auto", "", "3", 1.5, True]))
 
     def test_every_family_default_is_in_range_and_null_stands_for_it(self):
         for defaults in TRAINING_DEFAULTS.values():
@@ -197,6 +202,7 @@ TOGETHER = [
     ({"speeds": []}, "1.0 among them"),
     ({"valid_speakers": 1}, "Give 0 (no validation) or at least 2."),
     ({"arch": "resnet34", "mode": "reconstruct"}, "this encoder is not reversible"),
+    ({"arch": "resnet34", "chunk": 800_000}, "works on all channels at once"),
     ({"n_mels": 84}, "Give a multiple of 8."),
     ({"widths": [8, 8, 8, 6]}, "Give multiples of 4 for encoders of type II"),
     ({"arch": "resnet34", "blocks": [1, 0, 1, 1]}, "Give at least 1 for each."),
