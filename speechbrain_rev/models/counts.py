@@ -23,7 +23,7 @@ SECONDS = {200: 2, 600: 6}
 
 #: Batches that were counted. Utterances of a batch of one have other strides, which
 #: saves copies, so that one is no point of the line through the others.
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BATCHES = (1, 2, 4, 16, 64, 128, 256)
 
 
 @dataclass(frozen=True)

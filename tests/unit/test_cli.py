@@ -189,11 +189,11 @@ class TestModels:
         assert done.stdout.startswith(" ")
 
     def test_the_options_reach_the_table(self, capsys):
-        options = ["--card=24GB", "--batch=96", "--frames=600", "--fits"]
+        options = ["--card=11GB", "--batch=96", "--frames=600", "--fits"]
         options += ["--family=revnet", "--family=resnet", "--type=I", "--type=II"]
         options += ["--sort=vox1-h", "--reverse"]
         assert cli.main(["models", *options]) == 0
-        training = Training(parse_card("24GB"), batch=96, frames=600)
+        training = Training(parse_card("11GB"), batch=96, frames=600)
         expected = select(
             training,
             families=["revnet", "resnet"],
