@@ -8,6 +8,7 @@ from speechbrain_rev.plots.angles import gradient_angles
 from speechbrain_rev.plots.bars import memory_bars
 from speechbrain_rev.plots.det import ErrorRates, det_plot
 from speechbrain_rev.plots.encoders import EncoderPoint, encoder_map
+from speechbrain_rev.plots.tradeoff import time_against_memory
 from speechbrain_rev.plots.training import training_curves
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "encoder_map",
     "gradient_angles",
     "memory_bars",
+    "time_against_memory",
     "training_curves",
 ]

@@ -12,22 +12,42 @@ from pathlib import Path
 
 import torch
 
-from . import angles, counts, grid, imports, memory, ranges, scoring, speed, streams
+from . import (
+    angles,
+    bench_engine,
+    chunks,
+    counts,
+    grid,
+    imports,
+    memory,
+    paper,
+    ranges,
+    scoring,
+    streams,
+    users,
+)
 from .harness import NotEqual
 
 BENCHMARKS = {
     "memory": memory.run,
-    "speed": speed.run,
     "scoring": scoring.run,
     "imports": imports.run,
     "streams": streams.run,
+    "engine": bench_engine.run,
+    "paper": paper.run,
+    "chunks": chunks.run,
 }
 #: On meta tensors nothing is computed: there is only to count.
 ON_META = {"counts": counts.run}
 #: Trainings of many minutes, and what was measured once: run by name only.
-BY_NAME = {"angles": angles.run, "ranges": ranges.run, "grid": grid.run}
+BY_NAME = {
+    "angles": angles.run,
+    "ranges": ranges.run,
+    "grid": grid.run,
+    "users": users.run,
+}
 #: Results that are drawn, too.
-PICTURES = {"angles": angles.draw}
+PICTURES = {"angles": angles.draw, "chunks": chunks.draw}
 
 
 def main() -> None:

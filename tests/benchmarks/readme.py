@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from speechbrain_rev.models import Model, Training, parse_card, select
 from speechbrain_rev.models.render import sources
@@ -52,26 +53,123 @@ def _model(model: Model) -> dict[str, str]:
     return row
 
 
-def speed() -> str:
-    """Show ratios, which hold for more than one machine."""
-    result = Result(**json.loads((RESULTS / "speed_cpu.json").read_text()))
-    rows = [
-        {
-            "encoder": row["encoder"],
-            "mode": row["mode"],
-            "s per step": f"{row['s per step']:.2f}",
-            "times storing": f"{row['times the baseline']:.2f}",
-        }
-        for row in result.rows
-    ]
+def _result(name: str) -> Result:
+    return Result(**json.loads((RESULTS / f"{name}_cpu.json").read_text()))
+
+
+def _where(result: Result) -> str:
     versions = result.environment
     return (
-        f"{markdown(rows)}\n\n{result.setting}. {versions['processor']}, "
-        f"{versions['threads']} thread(s), torch {versions['torch']}, {versions['date']}."
+        f"{versions['processor']}, {versions['threads']} thread(s), torch "
+        f"{versions['torch']}, {versions['date']}."
     )
 
 
-TABLES: dict[str, Callable[[], str]] = {"models": models, "speed": speed}
+def paper() -> str:
+    """Show what an utterance takes of memory beside what was published."""
+    result = _result("paper")
+    rows = [
+        {
+            "encoder": row["encoder"],
+            "published": f"{row['published GB']:.3f}",
+            **{
+                head.removesuffix(" GB").replace("float32", "fp32"): f"{size:.4f}"
+                for head, size in row.items()
+                if head.startswith(("float ", "exact "))
+            },
+            "exact fp32 / published": f"{row['share of the baseline']:.2f}",
+        }
+        for row in result.rows
+    ]
+    held = [row["weight gradients of a stage, MB"] for row in result.rows]
+    return (
+        f"{markdown(rows)}\n\nGB per utterance of 2 s; {result.setting}: "
+        f"{min(held):.0f} to {max(held):.0f} MB here. {result.correctness}. "
+        f"{_where(result)}"
+    )
+
+
+def engine() -> str:
+    """Show the ways of not storing activations, a row each, and what they get wrong."""
+    result = _result("engine")
+    shown: dict[str, dict[str, str]] = {}
+    wrong: dict[str, dict[str, str]] = {}
+    columns = {
+        ("basic", 32, "float32"): "basic",
+        ("df_bottleneck", 32, "float32"): "DF",
+        ("revnet57", 13, "float32"): "revnet57",
+        ("revnet57", 13, "bf16"): "revnet57 bf16",
+    }
+    for row in result.rows:
+        way = shown.setdefault(row["way"], {"way": row["way"]})
+        wrong.setdefault(row["way"], {}).update(_mistakes(row["wrong"]))
+        column = columns.get((row["functions"], row["blocks"], row["precision"]))
+        if column is None:
+            continue
+        way[f"GB {column}"] = f"{row['GB per utterance']:.4f}"
+        if column == "revnet57":
+            way["times storing"] = f"{row['times the baseline']:.2f}"
+        elif column == "revnet57 bf16":
+            way["in bf16"] = f"{row['times the baseline']:.2f}"
+    for name, way in shown.items():
+        way["gets wrong"] = "; ".join(wrong[name].values()) or "nothing"
+    heads = ["way", *(f"GB {column}" for column in columns.values())]
+    heads += ["times storing", "in bf16", "gets wrong"]
+    rows = [{head: way.get(head, "") for head in heads} for way in shown.values()]
+    return (
+        f"{markdown(rows)}\n\nGB per utterance of 2 s, of 32 blocks of either kind and "
+        f"of a whole encoder, whose time is shown. {result.setting}. {_where(result)}"
+    )
+
+
+def _mistakes(words: str) -> dict[str, str]:
+    """Tell mistakes apart by what they are in; the first of a kind is shown."""
+    if words == "nothing":
+        return {}
+    return {mistake.partition(":")[0]: mistake for mistake in words.split("; ")}
+
+
+def users() -> str:
+    """Show what each way of training a deep encoder takes, a row for both lengths."""
+    result = _result("users")
+    cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in result.rows:
+        cases.setdefault((row["encoder"], row["way"]), []).append(row)
+    twice = {row["way"] for row in result.rows if _updated_in_vain(row)}
+    return (
+        f"{markdown([_users_row(rows) for rows in cases.values()])}\n\n{result.setting}. "
+        f"Running statistics updated more than once by a batch: "
+        f"{', '.join(sorted(twice)) or 'in no way'}. {_where(result)}"
+    )
+
+
+def _users_row(rows: list[dict[str, Any]]) -> dict[str, str]:
+    first = rows[0]
+    timed = [row for row in rows if row["s per step"]]
+    shown = {"encoder": first["encoder"], "way": first["way"]}
+    for row in rows:
+        shown[f"GiB, {row['frames']} frames"] = f"{row['peak GiB']:.2f}"
+    for fits in (head for head in first if head.startswith("fits ")):
+        frames = [str(row["frames"]) for row in rows if row[fits] == "yes"]
+        shown[fits] = ", ".join(frames)
+    for head, times in {"storing": "baseline", "counterpart": "counterpart"}.items():
+        ratios = [row[f"times the {times}"] for row in timed]
+        shown[f"times {head}"] = " ".join(f"{r:.2f}" for r in ratios if r)
+    shown["statistics of"] = str(first["statistics of"])
+    return shown
+
+
+def _updated_in_vain(row: dict[str, Any]) -> bool:
+    parts = BATCH // row["statistics of"]
+    return bool(row["statistics updated"] > parts)
+
+
+#: Tables of committed results; each has a place in the README.
+TABLES: dict[str, Callable[[], str]] = {"models": models} | {
+    name: table
+    for name, table in {"paper": paper, "engine": engine, "users": users}.items()
+    if (RESULTS / f"{name}_cpu.json").exists()
+}
 
 
 def rendered(text: str) -> str:

@@ -43,11 +43,13 @@ def train_step(encoder: nn.Module, feats: torch.Tensor, precision: Precision) ->
     (y.float() * weights).sum().backward()
 
 
-def encoder_of(name: str, mode: str, streams: str, device: torch.device) -> nn.Module:
+def encoder_of(
+    name: str, mode: str, streams: str, device: torch.device, **options: Any
+) -> nn.Module:
     """An encoder as it trains, but for the check of every hundredth step."""
     torch.manual_seed(0)
     with device:
-        return build_encoder(name, mode=mode, streams=streams, verify=None)
+        return build_encoder(name, mode=mode, streams=streams, verify=None, **options)
 
 
 class CPUFakes(FakeTensorMode):
@@ -70,13 +72,15 @@ def peak_bytes(
     device: torch.device,
     *,
     without_data: bool,
+    frames: int = FRAMES,
+    chunk: int | str | None = "auto",
 ) -> int:
     """Peak of forward and backward above weights, their gradients and the input."""
     with CPUFakes() if without_data else contextlib.nullcontext():
-        encoder = encoder_of(name, *case, device)
+        encoder = encoder_of(name, *case, device, chunk=chunk)
         for p in encoder.parameters():
             p.grad = torch.zeros_like(p)
-        feats = torch.randn(batch, FRAMES, 80, device=device)
+        feats = torch.randn(batch, frames, 80, device=device)
         step = functools.partial(train_step, encoder, feats, precision)
         if device.type != "cuda":
             with warnings.catch_warnings():
@@ -91,14 +95,23 @@ def peak_bytes(
 
 
 def bytes_per_utterance(
-    name: str, case: tuple[str, str], precision: Precision, device: torch.device
+    name: str,
+    case: tuple[str, str],
+    precision: Precision,
+    device: torch.device,
+    *,
+    frames: int = FRAMES,
+    chunk: int | str | None = "auto",
 ) -> float:
     """Slope between two batch sizes, so that what does not grow drops out."""
     without_data = device.type != "cuda"
     few, many = (
-        peak_bytes(name, case, precision, batch, device, without_data=without_data)
+        peak_bytes(
+            name, case, precision, batch, device, without_data=without_data,
+            frames=frames, chunk=chunk,
+        )
         for batch in BATCHES
-    )
+    )  # fmt: skip
     return (many - few) / (BATCHES[1] - BATCHES[0])
 
 
