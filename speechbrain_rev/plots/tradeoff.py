@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from speechbrain_rev.plots.style import (
     COLOURS,
@@ -14,7 +15,13 @@ from speechbrain_rev.plots.style import (
     save,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _MARKERS = "os^Dv"
+_TICKS = [digit * 10.0**power for power in range(-4, 3) for digit in (1, 2, 5)]
+#: Points that are nearer than this share of the memory would have words on each other.
+_APART = 1.08
 
 
 def time_against_memory(
@@ -51,8 +58,8 @@ def time_against_memory(
     ...     time_against_memory({"revnet57": curves}, path, title="T", source="S")
     """
     _check(panels)
-    figure = new_figure(4.6 * len(panels), 4.4)
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    figure = new_figure(7.2, 1.4 + 2.8 * len(panels))
+    grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
     for axes, (panel, curves) in zip(grid, panels.items(), strict=True):
         for number, (name, points) in enumerate(curves.items()):
             memory, times, words = zip(*points, strict=True)
@@ -65,18 +72,31 @@ def time_against_memory(
                 lw=1.2,
                 label=name,
             )
-            for x, y, word in zip(memory, times, words, strict=True):
-                axes.annotate(
-                    word, (x, y), (4, 3), textcoords="offset points", fontsize=7,
-                    color=INK,
-                )  # fmt: skip
+            _annotate(axes, memory, times, words)
         axes.set_xscale("log")
         axes.set_ylim(bottom=0)
-        axes.set_xlabel(f"GB per utterance, {panel}")
+        axes.set_ylabel(f"times storing, {panel}")
         finish(axes, grid="both")
-    grid[0].set_ylabel("time of a step, times storing")
+    sizes = [m for c in panels.values() for points in c.values() for m, *_ in points]
+    ticks = [t for t in _TICKS if min(sizes) <= t <= max(sizes)]
+    grid[-1].set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    grid[-1].set_xticks([], minor=True)
+    grid[-1].set_xlabel("GB per utterance")
     caption(figure, grid[0], title, source, columns=3)
     save(figure, path)
+
+
+def _annotate(
+    axes: Axes, memory: Sequence[float], times: Sequence[float], words: Sequence[str]
+) -> None:
+    """Put words at points, the ones of least memory first, where there is room."""
+    last = 0.0
+    for x, y, word in sorted(zip(memory, times, words, strict=True)):
+        if x > _APART * last:
+            axes.annotate(
+                word, (x, y), (4, 3), textcoords="offset points", fontsize=7, color=INK
+            )
+            last = x
 
 
 def _check(
