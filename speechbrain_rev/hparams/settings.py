@@ -26,6 +26,7 @@ from speechbrain_rev.hparams.document import (
     end_of_value,
     excerpt,
     is_object,
+    is_plain,
     items,
     nearest,
     unknown,
@@ -220,8 +221,22 @@ class Settings:
             knob = knob_of(path, old)
             kind = knob.kind if knob else shown_kind(old, self._complete.root)
             nullable = knob.null if knob else kind is None
+            if knob and knob.or_word:
+                # A text it may be, or else what the table says.
+                word = getattr(value.node, "value", None) == knob.or_word
+                kind = "str" if word else kind
+                self._check_word(knob, value, ".".join(path))
             self._written[path] = write(value, kind, ".".join(path), nullable=nullable)
             self._values[path] = value
+
+    def _check_word(self, knob: Knob, value: Value, dotted: str) -> None:
+        """Say all that a knob takes which may be a word or something else."""
+        plain = isinstance(value.node, ScalarNode)
+        if plain and is_plain(value.node, "str") and value.node.value != knob.or_word:
+            raise ValueError(
+                f"{value.where}: {dotted} takes {knob.takes()}, not "
+                f"{excerpt(value.node) or 'an empty one'}."
+            )
 
     def _check(self, path: Path) -> None:
         knob = knob_of(path, self._entries[path][1])

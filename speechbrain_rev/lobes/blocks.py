@@ -102,7 +102,8 @@ class BottleneckResidual(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compute the residual, [batch, channel, freq, time]."""
         x = self.norm(self.conv1(x), mask)
-        return masked_(self.conv3(self.conv2(x)), mask)
+        # What is zero before a 1x1 convolution is zero after it.
+        return self.conv3(masked_(self.conv2(x), mask))
 
     def pieces(self, channels: int) -> Sequence[nn.Module]:
         """Run the convolutions in parts of the batch."""
@@ -140,7 +141,8 @@ class DFBottleneckResidual(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compute the residual, [batch, channel, freq, time]."""
         x = self.norm(self.conv1(x), mask)
-        return masked_(self.conv3(self.conv2(x)), mask)
+        # What is zero before a 1x1 convolution is zero after it.
+        return self.conv3(masked_(self.conv2(x), mask))
 
     def pieces(self, channels: int) -> Sequence[nn.Module]:
         """Split into functions of some hidden channels each, which add up to this one."""

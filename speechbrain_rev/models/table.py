@@ -119,7 +119,7 @@ def select(
     >>> training = Training(card_bytes=11 * 2**30, batch=256, frames=200)
     >>> best = select(training, families=["resnet", "revnet"], fitting=True, sort="vox1-h")
     >>> best[0].row.name
-    'revnet178'
+    'revnet245'
     """
     _check("--family", families, [row.family for row in ARCHITECTURES.values()])
     _check("--type", types, [row.type for row in ARCHITECTURES.values()])

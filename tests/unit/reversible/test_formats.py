@@ -122,6 +122,7 @@ def on_cuda(dtype, layout=torch.contiguous_format):
     like = torch.zeros(2, 3, 4, 5, dtype=dtype).contiguous(memory_format=layout)
     return SimpleNamespace(
         is_cuda=True,
+        shape=like.shape,
         dtype=dtype,
         device=torch.device("cuda", 0),
         dim=like.dim,
