@@ -135,8 +135,9 @@ ENGINE = [
     Mutant(
         "11: a parameter left unused gets a gradient",
         GRADIENTS_CODE,
-        "self.found[i] = grad",
-        "self.found[i] = torch.zeros_like(self._leaves[i]) if grad is None else grad",
+        "            if grad is None:\n                continue\n",
+        "            if grad is None:\n"
+        "                grad = torch.zeros_like(self._leaves[i])\n",
         COMPOSITION,
         "no_function_uses",
     ),
