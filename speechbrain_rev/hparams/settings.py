@@ -231,11 +231,15 @@ class Settings:
 
     def _check_word(self, knob: Knob, value: Value, dotted: str) -> None:
         """Say all that a knob takes which may be a word or something else."""
-        plain = isinstance(value.node, ScalarNode)
-        if plain and is_plain(value.node, "str") and value.node.value != knob.or_word:
+        node = value.node
+        if (
+            isinstance(node, ScalarNode)
+            and is_plain(node, "str")
+            and (node.value != knob.or_word)
+        ):
             raise ValueError(
                 f"{value.where}: {dotted} takes {knob.takes()}, not "
-                f"{excerpt(value.node) or 'an empty one'}."
+                f"{excerpt(node) or 'an empty one'}."
             )
 
     def _check(self, path: Path) -> None:

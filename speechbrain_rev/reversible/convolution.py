@@ -76,9 +76,9 @@ class Geometry(NamedTuple):
     def _is_product(self, x: Tensor, weight: Tensor) -> bool:
         """Whether each utterance is a matrix that the weight is multiplied with.
 
-        On a CPU that takes less time, down to a fifth where channels are few. The weight's
-        gradient is a matrix for each utterance, so that maps must be larger than these.
-        Tensors without data are counted as on a CPU.
+        On a CPU that takes less time where channels are few. The weight's gradient is a
+        matrix for each utterance, so that maps must be larger than these. Tensors without
+        data are counted as on a CPU.
         """
         return (
             x.device.type in ("cpu", "meta")

@@ -134,6 +134,13 @@ BEYOND = {
 
 
 class TestRefusals:
+    def test_a_word_is_taken_from_the_command_line_and_another_is_refused(self):
+        refused = refusal(TRAIN, {"chunk": "large"})
+        assert refused == "command line: chunk takes {}, not large.".format(
+            KNOBS["chunk"].takes()
+        )
+        assert composes(chunk="auto")
+
     @pytest.mark.parametrize("name", BEYOND)
     def test_they_name_the_key_the_place_and_what_is_allowed(self, name, tmp_path):
         value = BEYOND[name]
