@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -353,14 +353,15 @@ def _couple(
 
 def _read_for(
     pieces: Sequence[nn.Module], stream: Stream, format: StreamFormat
-) -> list[Tensor]:
-    """Read a stream once, connected for each piece by itself.
+) -> Iterator[Tensor]:
+    """Read a stream once, connected for each piece by itself, just before it runs.
 
     Gradients of the pieces are then added to the stream's one by one, as where it is
-    reconstructed.
+    reconstructed: autograd works on what was made last first.
     """
     floats = format.decode(stream.value, stream.tangent.dtype)
-    return [read(stream, floats, alone=len(pieces) > 1) for _ in pieces]
+    for _ in pieces:
+        yield read(stream, floats, alone=len(pieces) > 1)
 
 
 def _residual(

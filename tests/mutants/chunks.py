@@ -31,6 +31,15 @@ CHUNKS = [
         "pieces_add_up",
     ),
     Mutant(
+        "7: a stream is read for all pieces before the first runs",
+        CHAIN_CODE,
+        "    for _ in pieces:\n"
+        "        yield read(stream, floats, alone=len(pieces) > 1)\n",
+        "    yield from [read(stream, floats, alone=True) for _ in pieces]\n",
+        TESTS,
+        "small_pieces",
+    ),
+    Mutant(
         "7: a convolution with a bias is split, too",
         PIECES_CODE,
         "layer.bias is None\n            and ",

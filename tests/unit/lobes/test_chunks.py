@@ -196,6 +196,13 @@ def test_an_utterance_takes_no_more_than_promised(name):
         assert grown(name, streams=streams, blocks=(1, 1, 1, 1)) <= most * 1e9
 
 
+@pytest.mark.parametrize("mode", ["store", "recompute"])
+def test_small_pieces_hand_down_their_gradients_one_by_one(mode):
+    sizes = (100_000, 400_000, "auto")
+    grows = [grown("revnet57", mode=mode, chunk=n, blocks=(1, 1, 1, 1)) for n in sizes]
+    assert grows[0] <= 1.01 * grows[1] <= 1.02 * grows[2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REVERSIBLE)
 def test_memory_does_not_grow_with_depth(name):
