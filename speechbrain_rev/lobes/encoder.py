@@ -18,11 +18,13 @@ from torch import Tensor, nn
 
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
 from speechbrain_rev.lobes.layers import Masks
+from speechbrain_rev.lobes.masking import level_masks, plausible
 from speechbrain_rev.lobes.pooling import statistics_pooling
 from speechbrain_rev.lobes.units import run_unit
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.formats import as_format
 from speechbrain_rev.reversible.modes import Mode, as_mode
+from speechbrain_rev.reversible.observing import Moment, tell, tell_end
 from speechbrain_rev.reversible.recompute import trains
 from speechbrain_rev.reversible.streams import Streams, read_both
 
@@ -131,6 +133,33 @@ class SpeakerEncoder(nn.Module):
     def reversible_blocks(self) -> set[str]:
         """Name the blocks whose inputs follow from their outputs."""
         return {name for name in self._block_names() if ".chain." in name}
+
+    def named_blocks(self) -> dict[str, nn.Module]:
+        """Give the blocks by their names.
+
+        Returns
+        -------
+        dict of str to nn.Module
+            In the order of execution.
+        """
+        return {
+            name: self.get_submodule(name.replace(".chain.", ".chain.blocks."))
+            for name in self._block_names()
+        }
+
+    def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
+        """Name the blocks and say which modes each can have.
+
+        Returns
+        -------
+        dict of str to tuple of Mode
+            In the order of execution.
+        """
+        reversible = self.reversible_blocks()
+        return {
+            name: tuple(Mode) if name in reversible else (Mode.STORE, Mode.RECOMPUTE)
+            for name in self._block_names()
+        }
 
     def set_mode(self, mode: Mode | str | Mapping[str, Mode | str]) -> None:
         """Choose what blocks keep for the backward pass, at any time.
@@ -258,7 +287,7 @@ class SpeakerEncoder(nn.Module):
         frames = feats.shape[1]
         padding = -frames % 8 if self.architecture.type == "II" else 0
         x = F.pad(x, (0, padding))
-        masks = _masks(x, frames, lengths, padding)
+        masks = level_masks(x, frames, lengths, padding)
         if masks[0] is not None:
             # Whatever stands in the padding, NaN too, is as if it were not there.
             x = x.where(masks[0] > 0, 0)
@@ -304,7 +333,10 @@ class SpeakerEncoder(nn.Module):
         """Run a unit, in training on some channels at a time."""
         sizes = [self.channels[level] for level in levels]
         recomputes = self._modes[name] is Mode.RECOMPUTE
-        return run_unit(unit, masks, given, sizes, recomputes=recomputes)
+        tell(unit, Moment.FORWARD_BEGINS)
+        y = run_unit(unit, masks, given, sizes, recomputes=recomputes)
+        tell_end(unit, y)
+        return y
 
     def _check(self, feats: Tensor, lengths: Tensor | None) -> None:
         expected = f"[batch, time, {self.n_mels}]"
@@ -337,7 +369,7 @@ class SpeakerEncoder(nn.Module):
             )
         # A look at lengths on a GPU would wait for it; there they become NaN instead.
         if lengths is not None and lengths.device.type == "cpu":
-            wrong = lengths[~_plausible(lengths)]
+            wrong = lengths[~plausible(lengths)]
             if len(wrong):
                 raise ValueError(
                     "lengths must be relative, above 0 and at most 1 for the longest, "
@@ -357,33 +389,6 @@ def _run_chain(
     if trains(chain):
         return chain.train_step(halves.pop(0), halves.pop(0), mask)
     return torch.cat(chain(*halves, mask), dim=1)
-
-
-def _plausible(lengths: Tensor) -> Tensor:
-    # Some way above 1 for a quotient that was rounded up.
-    return (lengths > 0) & (lengths.float() < 1 + 1e-4)
-
-
-def _masks(
-    x: Tensor, frames: int, lengths: Tensor | None, padding: int
-) -> list[Tensor | None]:
-    """Masks [batch, 1, 1, time] of the frames that count, at each of the 4 levels."""
-    if lengths is None and not padding:
-        return [None] * 4
-    if lengths is None:
-        valid = torch.full((x.shape[0], 1), float(frames), device=x.device)
-    else:
-        # Not waiting for the copy: the step must not wait for the device either.
-        relative = lengths.to(x.device, non_blocking=True).float().unsqueeze(1)
-        valid = (relative * frames).round().clamp_min(1)
-        valid = valid.where(_plausible(relative), torch.nan)
-    masks: list[Tensor | None] = []
-    time = x.shape[3]
-    for _ in range(4):
-        positions = torch.arange(time, device=x.device)
-        masks.append((positions < valid).float()[:, None, None, :])
-        valid, time = (valid / 2).ceil(), -(-time // 2)
-    return masks
 
 
 def _counterparts(name: str) -> list[str]:

@@ -23,6 +23,7 @@ from speechbrain_rev.reversible.coupling import (
 from speechbrain_rev.reversible.formats import StreamFormat, as_format
 from speechbrain_rev.reversible.modes import Mode, as_mode
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
+from speechbrain_rev.reversible.observing import Moment, tell, tell_end
 from speechbrain_rev.reversible.recompute import (
     recompute,
     refuse_what_cannot_run_again,
@@ -248,17 +249,19 @@ class ReversibleChain(nn.Module):
         before = None if notes.largest is None else KeptBuffers(self.blocks)
         # Reconstruction writes to the values that it is given.
         own = self.modes[:1] == [Mode.RECONSTRUCT]
-        streams = enter(x1, x2, format, notes.row(0), own)
+        entered = [enter(x1, x2, format, notes.row(0), own)]
         del x1, x2  # values of their own from here on
-        streams = self._advance(streams, mask, notes)
+        streams = self._advance(entered, mask, notes)
         poison = self.monitor.close(notes, format.limit)
         if before is not None and poison is not None:
             before.restore_where(poison)
         return streams._replace(poison=poison)
 
     def _advance(
-        self, streams: Streams, mask: Tensor | None, notes: StreamNotes
+        self, entered: list[Streams], mask: Tensor | None, notes: StreamNotes
     ) -> Streams:
+        """Run the blocks; ``entered`` is emptied, so that no caller keeps its values."""
+        streams = entered.pop()
         shared: set[int] = set()
         if Mode.STORE in self.modes:
             couplings = cast(Iterable[AdditiveCoupling], self.blocks)
@@ -276,13 +279,16 @@ class ReversibleChain(nn.Module):
                 streams = reconstruct(
                     blocks, streams, mask, notes, here[0][0], self.chunk
                 )
+                tell(blocks[-1], Moment.FORWARD_ENDS)
             else:
                 again = mode is Mode.RECOMPUTE
                 for i, block in enumerate(blocks, here[0][0]):
                     rows = notes.row(1 + 2 * i), notes.row(2 + 2 * i)
+                    tell(block, Moment.FORWARD_BEGINS)
                     streams = _couple(
                         block, streams, mask, again, shared, self.chunk, rows
                     )
+                    tell_end(block, streams.second.tangent)
         return streams
 
     def _check_run(self, x1: Tensor, mask: Tensor | None) -> None:

@@ -30,6 +30,7 @@ from speechbrain_rev.reversible.gradients import (
     Total,
 )
 from speechbrain_rev.reversible.monitor import StreamNotes, checksum
+from speechbrain_rev.reversible.observing import Moment, tell
 from speechbrain_rev.reversible.recompute import refuse_double_backward
 from speechbrain_rev.reversible.replay import Recording, first_run, second_run
 from speechbrain_rev.reversible.streams import Stream, Streams, tangent_of
@@ -70,7 +71,7 @@ def reconstruct(
     halves = [pieces_of(f, chunk) for block in blocks for f in (block.f, block.g)]
     parameters = Parameters([f for half in reversed(halves) for f in reversed(half)])
     outputs = _Reconstruct.apply(
-        halves, parameters, format, notes, start,
+        blocks, halves, parameters, format, notes, start,
         mask,  # saved, it has no gradient
         first.value, second.value, first.tangent, second.tangent,
         *parameters.tensors,
@@ -117,6 +118,7 @@ class _Reconstruct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        blocks: Sequence[AdditiveCoupling],
         halves: Sequence[Sequence[nn.Module]],
         parameters: Parameters,
         format: StreamFormat,
@@ -130,7 +132,8 @@ class _Reconstruct(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.halves, ctx.parameters, ctx.format = halves, parameters, format
+        ctx.blocks, ctx.halves = blocks, halves
+        ctx.parameters, ctx.format = parameters, format
         ctx.recordings, ctx.dtype = [], tangent1.dtype
         # Hooks may keep what they saw, which must not change in their hands.
         ctx.in_place = not any(map(_is_watched, parameters.modules))
@@ -144,6 +147,9 @@ class _Reconstruct(torch.autograd.Function):
             itertools.repeat(format.add, spared), itertools.repeat(format.add_)
         )
         for i, half in enumerate(halves, 1 + 2 * start):
+            block, half_of_block = divmod(i - 1 - 2 * start, 2)
+            if half_of_block == 0:
+                tell(blocks[block], Moment.FORWARD_BEGINS)
             add = next(adds) if ctx.in_place else format.add
             x = format.decode(kept, ctx.dtype)
             for f in half:
@@ -154,6 +160,9 @@ class _Reconstruct(torch.autograd.Function):
                 ctx.recordings.append(recording)
             del x
             changed, kept = kept, changed
+            if half_of_block == 1 and block < len(blocks) - 1:
+                # The last one's is told where nobody keeps what went in any more.
+                tell(blocks[block], Moment.FORWARD_ENDS)
         y1, y2 = changed, kept
         ctx.mark_non_differentiable(y1, y2)
         ctx.save_for_backward(y1, y2, mask, *tensors)
@@ -177,7 +186,9 @@ class _Reconstruct(torch.autograd.Function):
         subtract = ctx.format.subtract_ if ctx.in_place else ctx.format.subtract
         runs = enumerate(reversed(ctx.recordings))
         # Undone in reverse order: G sees the y1 that it saw in the forward.
-        for half in reversed(ctx.halves):
+        for i, half in reversed(list(enumerate(ctx.halves))):
+            if i % 2 == 1:
+                tell(ctx.blocks[i // 2], Moment.BACKWARD_BEGINS)
             if ctx.in_place and isinstance(half[0], LinearEnds):
                 run, recording = next(runs)
                 undo_ends(
@@ -206,7 +217,7 @@ class _Reconstruct(torch.autograd.Function):
         if ctx.expected is not None:
             differs = checksum([kept, changed]) != ctx.expected
             ctx.notes.mismatches.add_(differs.any())
-        return (None,) * 8 + (of_kept.value, of_changed.value, *gradients.found)
+        return (None,) * 9 + (of_kept.value, of_changed.value, *gradients.found)
 
 
 def _first_run(

@@ -82,18 +82,59 @@ def recompute_blocks(network: Network, *names: str) -> Network:
     >>> isinstance(network[0], nn.Sequential), network(torch.randn(2, 4)).shape
     (True, torch.Size([2, 4]))
     """
-    chosen = _chosen(network, names)
+    chosen = chosen_blocks(network, names)
     for name, module in chosen.items():
         _refuse_what_cannot_be_chosen(name, module)
     for module in chosen.values():
         # One that is in two places, or was chosen before, has its class by now.
-        if not isinstance(module, (Recompute, _Recomputed)):
+        if not recomputes(module):
             module.__class__ = _recomputed(type(module))
     return network
 
 
-def _chosen(network: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
-    """Give the outermost submodules that match, by name."""
+def store_blocks(network: Network, *names: str) -> Network:
+    """Make submodules store their activations again: undo ``recompute_blocks``.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Any network. It is changed in place.
+    *names : str
+        Names or patterns, as for ``recompute_blocks``. Blocks that store change nothing.
+
+    Returns
+    -------
+    nn.Module
+        The network that was given.
+
+    Raises
+    ------
+    ValueError
+        If no name is given, or if a name matches nothing.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Tanh(), nn.Tanh())
+    >>> store_blocks(recompute_blocks(network, "*"), "0")
+    Sequential(
+      (0): Tanh()
+      (1): Recompute[Tanh]()
+    )
+    """
+    for module in chosen_blocks(network, names).values():
+        if isinstance(module, _Recomputed):
+            stored: type[nn.Module] = module._stored
+            module.__class__ = stored  # type: ignore[assignment]
+    return network
+
+
+def recomputes(module: nn.Module) -> bool:
+    """Whether a module computes its activations again instead of storing them."""
+    return isinstance(module, (Recompute, _Recomputed))
+
+
+def chosen_blocks(network: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+    """Give the outermost submodules that match names or patterns, by name."""
     named = {
         name: module
         for name, module in network.named_modules(remove_duplicate=False)
