@@ -6,28 +6,23 @@ Each subcommand imports what it needs when it runs, so that ``--help`` is there 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
-import platform
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from speechbrain_rev import __version__
 
-_PACKAGES = (
-    "torch",
-    "torchaudio",
-    "speechbrain",
-    "bitsandbytes",
-    "hyperpyyaml",
-    "soundfile",
-    "numpy",
-)
-_GIB = 2**30
+_MEMORY_DEFAULTS = {
+    "names": [],
+    "batch": 64,
+    "frames": 200,
+    "mode": None,
+    "optimizer_bits": 8,
+    "card": None,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     _add_models(add)
+    _add_memory(add)
 
     run_help = "output_folder of a training run (recipes/VoxCeleb/train.py)"
     device_help = "cpu, cuda or cuda:N (default: the GPU if there is one)"
@@ -200,73 +196,56 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     output.add_argument("--plot", metavar="FILE.png", help="draw a picture instead")
 
 
+def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
+    command = add(
+        "memory",
+        _memory,
+        "break a training step's memory down, before and after",
+        "Activations, optimizer states, weights, gradients and others of a step that "
+        "stores activations with states of 32 bit, and of one with the encoder's default "
+        "mode and states of 8 bit. Counted, no GPU is needed.",
+    )
+    command.add_argument(
+        "names", metavar="ENCODER", nargs="*", help="only these (default: all)"
+    )
+    command.add_argument("--batch", type=int, help="utterances of a step (default: 64)")
+    command.add_argument(
+        "--frames",
+        type=int,
+        help="of an utterance (default: 200, 2 s; others than 200 and 600 take seconds)",
+    )
+    command.add_argument(
+        "--mode",
+        help="after: store, recompute or reconstruct (default: reconstruct if the "
+        "encoder is reversible, else store)",
+    )
+    command.add_argument(
+        "--optimizer_bits",
+        metavar="BITS",
+        type=int,
+        help="after: 8 (the default) or 32",
+    )
+    command.add_argument(
+        "--card", metavar="SIZE", help="say whether it fits, e.g. 11GB or 10.5GiB"
+    )
+    command.add_argument(
+        "--published",
+        action="store_true",
+        help="Table I of the paper beside the same two steps counted; takes no other "
+        "option but --json and --plot",
+    )
+    output = command.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print JSON, in bytes")
+    output.add_argument("--plot", metavar="FILE.png", help="draw a picture instead")
+    command.set_defaults(**_MEMORY_DEFAULTS)
+
+
 def _env(parsed: argparse.Namespace) -> None:
+    from speechbrain_rev.environment import environment
+
     del parsed
     for name, value in environment():
         print(f"{name:<17}{value}")
-
-
-def environment() -> Iterator[tuple[str, str]]:
-    """Yield what a bug report needs, as names and values.
-
-    A package that is there but cannot be imported is reported with the reason.
-    """
-    yield "speechbrain_rev", __version__
-    yield "python", f"{platform.python_version()} ({platform.python_implementation()})"
-    yield "system", platform.platform()
-    for package in _PACKAGES:
-        yield package, _version(package)
-    yield "cpus", _cpus()
-    yield "ram", _ram()
-    yield from _cuda()
-
-
-def _version(package: str) -> str:
-    try:
-        version = metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-    # These two must be built for each other, and only an import tells.
-    if package in ("torch", "torchaudio"):
-        try:
-            importlib.import_module(package)
-        except (ImportError, OSError, RuntimeError) as error:
-            return f"{version}, cannot be imported: {' '.join(str(error).split())}"
-    return version
-
-
-def _cpus() -> str:
-    total = os.cpu_count()
-    # Not every system limits a process to some of its CPUs.
-    usable = getattr(os, "sched_getaffinity", lambda _: range(total or 0))(0)
-    return f"{total}, {len(usable)} of them for this process"
-
-
-def _ram() -> str:
-    try:
-        ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return "unknown on this system"
-    return f"{ram_bytes / _GIB:.1f} GiB"
-
-
-def _cuda() -> Iterator[tuple[str, str]]:
-    try:
-        torch = importlib.import_module("torch")
-    except (ImportError, OSError, RuntimeError):
-        yield "cuda", "unknown, as torch cannot be imported"
-        return
-    built = torch.version.cuda
-    if not torch.cuda.is_available():
-        yield "cuda", f"no device (torch is built for {built or 'CPU only'})"
-        return
-    cudnn = torch.backends.cudnn.version()
-    yield "cuda", f"{built}, cuDNN {cudnn}, {torch.cuda.device_count()} device(s)"
-    for index in range(torch.cuda.device_count()):
-        device = torch.cuda.get_device_properties(index)
-        memory = f"{device.total_memory / _GIB:.1f} GiB"
-        capability = f"compute capability {device.major}.{device.minor}"
-        yield f"cuda:{index}", f"{device.name}, {memory}, {capability}"
 
 
 def _resolve(parsed: argparse.Namespace) -> None:
@@ -302,6 +281,56 @@ def _models(parsed: argparse.Namespace) -> None:
         print(f"{parsed.plot}: {len(chosen)} encoders")
         return
     print(models.as_json(chosen) if parsed.json else models.as_text(chosen), end="")
+
+
+def _memory(parsed: argparse.Namespace) -> None:
+    from speechbrain_rev.architectures import ARCHITECTURES
+    from speechbrain_rev.models import breakdown_picture, breakdown_render
+    from speechbrain_rev.models.breakdown import before_and_after
+    from speechbrain_rev.models.card import parse_card
+    from speechbrain_rev.models.picture import check_png
+
+    if parsed.plot is not None:
+        check_png(parsed.plot)
+    if parsed.published:
+        _published(parsed)
+        return
+    card_bytes = None if parsed.card is None else parse_card(parsed.card)
+    if card_bytes is not None and parsed.plot is not None:
+        raise ValueError("--plot shows no card; leave out --card, or draw nothing.")
+    encoders = [
+        before_and_after(
+            name,
+            mode=parsed.mode,
+            batch=parsed.batch,
+            frames=parsed.frames,
+            optimizer_bits=parsed.optimizer_bits,
+        )
+        for name in dict.fromkeys(parsed.names or ARCHITECTURES)
+    ]
+    if parsed.plot is not None:
+        breakdown_picture.draw_breakdowns(encoders, parsed.plot)
+        print(f"{parsed.plot}: {len(encoders)} encoders")
+        return
+    render = breakdown_render.as_json if parsed.json else breakdown_render.as_text
+    print(render(encoders, card_bytes), end="")
+
+
+def _published(parsed: argparse.Namespace) -> None:
+    from speechbrain_rev.models import breakdown_picture, table_one
+
+    for name, default in _MEMORY_DEFAULTS.items():
+        if getattr(parsed, name) != default:
+            option = "ENCODER" if name == "names" else f"--{name}"
+            raise ValueError(
+                "--published shows the two steps of Table I as they are; leave out "
+                f"{option}."
+            )
+    if parsed.plot is not None:
+        breakdown_picture.draw_table_one(parsed.plot)
+        print(f"{parsed.plot}: {len(table_one.TABLE_ONE)} encoders")
+        return
+    print(table_one.as_json() if parsed.json else table_one.as_text(), end="")
 
 
 def _embed(parsed: argparse.Namespace) -> None:

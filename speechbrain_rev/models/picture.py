@@ -38,8 +38,7 @@ def draw(models: Sequence[Model], path: str | Path) -> None:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     draw(models, os.path.join(folder, "models.png"))
     """
-    if Path(path).suffix.lower() != ".png":
-        raise ValueError(f"--plot takes a name that ends in .png, not {path}.")
+    check_png(path)
     training = models[0].training
     asked = () if training.card_bytes is None else (training.card_bytes,)
     cards = {
@@ -58,6 +57,27 @@ def draw(models: Sequence[Model], path: str | Path) -> None:
         "takes. No card was tried.",
         cards=cards,
     )
+
+
+def check_png(path: str | Path) -> None:
+    """Refuse a name of a picture that does not end in .png.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        The name.
+
+    Raises
+    ------
+    ValueError
+        If it ends otherwise.
+
+    Examples
+    --------
+    >>> check_png("models.png")
+    """
+    if Path(path).suffix.lower() != ".png":
+        raise ValueError(f"--plot takes a name that ends in .png, not {path}.")
 
 
 def _point(model: Model) -> EncoderPoint:

@@ -8,16 +8,19 @@ from speechbrain_rev.plots.angles import gradient_angles
 from speechbrain_rev.plots.bars import memory_bars
 from speechbrain_rev.plots.det import ErrorRates, det_plot
 from speechbrain_rev.plots.encoders import EncoderPoint, encoder_map
+from speechbrain_rev.plots.parts import PartsBar, memory_parts
 from speechbrain_rev.plots.tradeoff import time_against_memory
 from speechbrain_rev.plots.training import training_curves
 
 __all__ = [
     "EncoderPoint",
     "ErrorRates",
+    "PartsBar",
     "det_plot",
     "encoder_map",
     "gradient_angles",
     "memory_bars",
+    "memory_parts",
     "time_against_memory",
     "training_curves",
 ]

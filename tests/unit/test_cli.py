@@ -8,12 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speechbrain_rev import __version__, cli
+from speechbrain_rev import __version__, cli, environment
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import SpeakerEmbedder
-from speechbrain_rev.models import Training, as_text, parse_card, select
+from speechbrain_rev.models import (
+    Training,
+    as_text,
+    breakdown_render,
+    parse_card,
+    select,
+    table_one,
+)
+from speechbrain_rev.models.breakdown import before_and_after
 from tests.run_folders import speech_like, write_audio, write_run
 
+COMMANDS = ("env", "resolve", "models", "memory", "embed", "verify")
 TRAIN = Path(__file__).parents[2] / "hparams" / "train.yaml"
 
 
@@ -59,7 +68,7 @@ class TestCommand:
             [sys.executable, "-c", code], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        for command in ("env", "resolve", "models", "embed", "verify"):
+        for command in COMMANDS:
             assert command in done.stdout
 
     def test_it_runs_as_a_module(self, monkeypatch, capsys):
@@ -75,7 +84,7 @@ class TestCommand:
         assert cli.main(["models", "revnet57"]) == 0
         assert cli.main(["models", "revnet58"]) == 2
 
-    @pytest.mark.parametrize("command", ["env", "resolve", "models", "embed", "verify"])
+    @pytest.mark.parametrize("command", COMMANDS)
     def test_every_command_explains_itself(self, command, capsys):
         with pytest.raises(SystemExit) as done:
             cli.main([command, "--help"])
@@ -113,14 +122,14 @@ class TestEnv:
         def broken(name):
             raise OSError(f"{name}: undefined\nsymbol")
 
-        monkeypatch.setattr(cli.importlib, "import_module", broken)
-        found = dict(cli.environment())
+        monkeypatch.setattr(environment.importlib, "import_module", broken)
+        found = dict(environment.environment())
         assert "cannot be imported: torchaudio: undefined symbol" in found["torchaudio"]
         assert "unknown" in found["cuda"]
 
     def test_a_package_that_is_absent_is_named_so(self, monkeypatch):
-        monkeypatch.setattr(cli, "_PACKAGES", ("no-such-package",))
-        assert dict(cli.environment())["no-such-package"] == "not installed"
+        monkeypatch.setattr(environment, "_PACKAGES", ("no-such-package",))
+        assert dict(environment.environment())["no-such-package"] == "not installed"
 
     def test_every_gpu_has_a_line(self, monkeypatch):
         import torch
@@ -131,7 +140,7 @@ class TestEnv:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Device)
-        found = dict(cli.environment())
+        found = dict(environment.environment())
         assert found["cuda:1"] == "Fake 1080, 11.0 GiB, compute capability 7.5"
         assert "2 device(s)" in found["cuda"]
 
@@ -236,6 +245,63 @@ class TestModels:
     )
     def test_a_mistake_is_one_line(self, arguments, message, capsys):
         assert message in refuse(["models", *arguments], capsys)
+
+
+class TestMemory:
+    def test_the_options_reach_the_table(self, capsys):
+        options = ["--batch=96", "--frames=600", "--mode=recompute", "--card=24GB"]
+        names = ["revnet57", "resnet34", "revnet57"]
+        assert cli.main(["memory", *names, *options, "--optimizer_bits=32"]) == 0
+        expected = [
+            before_and_after(
+                name, mode="recompute", batch=96, frames=600, optimizer_bits=32
+            )
+            for name in ("revnet57", "resnet34")
+        ]
+        text = breakdown_render.as_text(expected, parse_card("24GB"))
+        assert capsys.readouterr().out == text
+
+    def test_it_prints_json_of_before_and_after(self, capsys):
+        assert cli.main(["memory", "revnet57", "--json"]) == 0
+        cases = json.loads(capsys.readouterr().out)["breakdowns"]
+        modes = [(case["mode"], case["optimizer_bits"]) for case in cases]
+        assert modes == [("store", 32), ("reconstruct", 8)]
+
+    def test_it_prints_the_published_table_beside_the_counted_one(self, capsys):
+        assert cli.main(["memory", "--published"]) == 0
+        assert capsys.readouterr().out == table_one.as_text()
+        assert cli.main(["memory", "--published", "--json"]) == 0
+        assert capsys.readouterr().out == table_one.as_json()
+
+    @pytest.mark.parametrize(
+        ("arguments", "encoders"), [(["revnet57"], 1), (["--published"], 2)]
+    )
+    def test_it_draws_a_picture(self, arguments, encoders, tmp_path, capsys):
+        picture = tmp_path / "memory.png"
+        assert cli.main(["memory", *arguments, "--plot", str(picture)]) == 0
+        assert capsys.readouterr().out == f"{picture}: {encoders} encoders\n"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["revnet58"], "Did you mean revnet57"),
+            (["resnet34", "--mode=reconstruct"], "resnet34 has no reversible blocks"),
+            (["resnet34", "--mode=keep"], "There is no memory mode 'keep'"),
+            (["resnet34", "--batch=0"], "from 1 to 1000000 utterances, not 0"),
+            (["resnet34", "--frames=0"], "from 1 to 100000 frames of 10 ms, not 0"),
+            (["resnet34", "--optimizer_bits=16"], "bits is 16"),
+            (["resnet34", "--card=11"], "--card takes a card's memory as 11GB"),
+            (["resnet34", "--card=11GB", "--plot=a.png"], "leave out --card"),
+            (["resnet34", "--plot=a.svg"], "ends in .png, not a.svg"),
+            (["--published", "--plot=a.svg"], "ends in .png, not a.svg"),
+            (["--published", "resnet34"], "leave out ENCODER"),
+            (["--published", "--optimizer_bits=32"], "leave out --optimizer_bits"),
+            (["revnet57", "--plot=nowhere/a.png"], "there is no folder nowhere. Make"),
+        ],
+    )
+    def test_a_mistake_is_one_line(self, arguments, message, capsys):
+        assert message in refuse(["memory", *arguments], capsys)
 
 
 class TestEmbed:

@@ -22,15 +22,16 @@ PUBLIC = {
         "embed_into",
     },
     "lobes": {"SpeakerEncoder", "build_encoder"},
-    "memory": {"LiveBytes", "live_bytes_peak"},
+    "memory": {"LiveBytes", "MemoryReport", "breakdown", "live_bytes_peak"},
     "kernels": set(),
     "models": {
         "Model", "Training", "as_json", "as_text", "counted_peaks", "parse_card",
         "select",
     },
     "plots": {
-        "EncoderPoint", "ErrorRates", "det_plot", "encoder_map", "gradient_angles",
-        "memory_bars", "time_against_memory", "training_curves",
+        "EncoderPoint", "ErrorRates", "PartsBar", "det_plot", "encoder_map",
+        "gradient_angles", "memory_bars", "memory_parts", "time_against_memory",
+        "training_curves",
     },
     "optim": {"build_optimizer", "convert_checkpoint", "state_bytes"},
     "reversible": {
@@ -54,6 +55,7 @@ PUBLIC = {
 MODULES = {
     "architectures": {"ARCHITECTURES", "Architecture", "architecture"},
     "cli": {"main", "run_script"},
+    "environment": {"environment"},
     "lobes.checkpoints": {"WholeCheckpointer", "average_of_last_epochs"},
     "lobes.classifier": {"AAMSoftmax", "CosineClassifier"},
     "lobes.schedules": {"SpeakerSchedule"},

@@ -1,0 +1,85 @@
+"""What a bug report needs: versions, devices, memory."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+
+from speechbrain_rev import __version__
+
+_PACKAGES = (
+    "torch",
+    "torchaudio",
+    "speechbrain",
+    "bitsandbytes",
+    "hyperpyyaml",
+    "soundfile",
+    "numpy",
+)
+_GIB = 2**30
+
+
+def environment() -> Iterator[tuple[str, str]]:
+    """Yield what a bug report needs, as names and values.
+
+    A package that is there but cannot be imported is reported with the reason.
+    """
+    yield "speechbrain_rev", __version__
+    yield "python", f"{platform.python_version()} ({platform.python_implementation()})"
+    yield "system", platform.platform()
+    for package in _PACKAGES:
+        yield package, _version(package)
+    yield "cpus", _cpus()
+    yield "ram", _ram()
+    yield from _cuda()
+
+
+def _version(package: str) -> str:
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+    # These two must be built for each other, and only an import tells.
+    if package in ("torch", "torchaudio"):
+        try:
+            importlib.import_module(package)
+        except (ImportError, OSError, RuntimeError) as error:
+            return f"{version}, cannot be imported: {' '.join(str(error).split())}"
+    return version
+
+
+def _cpus() -> str:
+    total = os.cpu_count()
+    # Not every system limits a process to some of its CPUs.
+    usable = getattr(os, "sched_getaffinity", lambda _: range(total or 0))(0)
+    return f"{total}, {len(usable)} of them for this process"
+
+
+def _ram() -> str:
+    try:
+        ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return "unknown on this system"
+    return f"{ram_bytes / _GIB:.1f} GiB"
+
+
+def _cuda() -> Iterator[tuple[str, str]]:
+    try:
+        torch = importlib.import_module("torch")
+    except (ImportError, OSError, RuntimeError):
+        yield "cuda", "unknown, as torch cannot be imported"
+        return
+    built = torch.version.cuda
+    if not torch.cuda.is_available():
+        yield "cuda", f"no device (torch is built for {built or 'CPU only'})"
+        return
+    cudnn = torch.backends.cudnn.version()
+    yield "cuda", f"{built}, cuDNN {cudnn}, {torch.cuda.device_count()} device(s)"
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        memory = f"{device.total_memory / _GIB:.1f} GiB"
+        capability = f"compute capability {device.major}.{device.minor}"
+        yield f"cuda:{index}", f"{device.name}, {memory}, {capability}"

@@ -1,0 +1,174 @@
+"""Where the memory of a training step goes: one bar of parts for each case."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from speechbrain_rev.plots.style import COLOURS, FAINT, INK, finish, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_UNIT_BYTES = {"GiB": 2**30, "GB": 1e9}
+# One colour for each part in every picture; what is no concern of ours is grey.
+_PART_COLOURS = {
+    "activations": COLOURS[0],
+    "optimizer_states": COLOURS[1],
+    "weights": COLOURS[2],
+    "gradients": COLOURS[5],
+    "others": "#B0B0B0",
+}
+
+
+@dataclass(frozen=True)
+class PartsBar:
+    """One bar.
+
+    Attributes
+    ----------
+    group : str
+        Bars of one group stand together under this head, an encoder's name.
+    label : str
+        What distinguishes the bar in its group.
+    parts : mapping of str to float
+        Bytes of "activations", "optimizer_states", "weights", "gradients" and "others",
+        or of some of them.
+    """
+
+    group: str
+    label: str
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+
+def memory_parts(
+    bars: Sequence[PartsBar],
+    path: str | Path,
+    *,
+    title: str,
+    source: str,
+    unit: Literal["GiB", "GB"] = "GiB",
+) -> None:
+    """Draw the parts of each bar in size, and beside it in percent of the bar.
+
+    Parameters
+    ----------
+    bars : sequence of PartsBar
+        In reading order.
+    path : str or pathlib.Path
+        The PNG file to write.
+    title, source : str
+        What is shown, and what it is from.
+    unit : {"GiB", "GB"}
+        2**30 or 1e9 bytes.
+
+    Raises
+    ------
+    ValueError
+        If there is no bar, a part is unknown, or a size is below zero or not finite, or
+        all are zero.
+
+    Example
+    -------
+    >>> import os, tempfile
+    >>> stored = PartsBar("revnet57", "store", {"activations": 4e9, "weights": 4e7})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "parts.png")
+    ...     memory_parts([stored], path, title="Memory", source="Counted.")
+    """
+    _check(bars)
+    divisor = _UNIT_BYTES[unit]
+    places = _places(bars)
+    figure = new_figure(9.6, 1.7 + 0.3 * (places[-1] + 1))
+    sizes, shares = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    for bar, place in zip(bars, places, strict=True):
+        for axes, scale in ((sizes, 1 / divisor), (shares, 100 / bar.total)):
+            done = 0.0
+            for part, colour in _PART_COLOURS.items():
+                size = bar.parts.get(part, 0.0) * scale
+                axes.barh(place, size, 0.84, left=done, color=colour)
+                done += size
+        size = bar.total / divisor
+        _write(sizes, f"{size:.3g} {unit}", (size, place), (4, -3))
+    backwards = zip(bars[::-1], places[::-1], strict=True)
+    for group, place in {bar.group: place for bar, place in backwards}.items():
+        _write(sizes, group, (0, place - 0.45), (1, 3), weight="bold")
+    sizes.set_yticks(places, [bar.label for bar in bars])
+    sizes.set_ylim(places[-1] + 0.6, -1.3)
+    sizes.set_xlim(0, 1.2 * max(bar.total for bar in bars) / divisor)
+    sizes.set_xlabel(unit)
+    shares.set_xlim(0, 100)
+    shares.set_xlabel("percent of the bar")
+    for axes in (sizes, shares):
+        finish(axes, grid="x")
+        axes.tick_params(axis="y", length=0)
+    used = [part for part in _PART_COLOURS if any(part in bar.parts for bar in bars)]
+    for part in used:
+        sizes.barh(0, 0, color=_PART_COLOURS[part], label=part.replace("_", " "))
+    figure.supxlabel(source, fontsize=8, color=FAINT, x=0.01, ha="left")
+    legend = figure.legend(
+        loc="outside upper left",
+        ncols=len(used),
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+        title=title,
+        title_fontsize=11.5,
+        alignment="left",
+    )
+    legend.get_title().set_color(INK)
+    save(figure, path)
+
+
+def _write(
+    axes: Axes,
+    words: str,
+    at: tuple[float, float],
+    offset_points: tuple[float, float],
+    weight: str = "normal",
+) -> None:
+    axes.annotate(
+        words,
+        at,
+        offset_points,
+        textcoords="offset points",
+        fontsize=9,
+        fontweight=weight,
+        color=INK,
+    )
+
+
+def _places(bars: Sequence[PartsBar]) -> list[float]:
+    """Heights of bars: one apart, and room for a head above each group."""
+    places: list[float] = []
+    for number, bar in enumerate(bars):
+        new = number > 0 and bar.group != bars[number - 1].group
+        places.append(places[-1] + (1.9 if new else 1.0) if places else 0.0)
+    return places
+
+
+def _check(bars: Sequence[PartsBar]) -> None:
+    if not bars:
+        raise ValueError("There is no bar to draw; give at least one.")
+    for bar in bars:
+        for part, size in bar.parts.items():
+            if part not in _PART_COLOURS:
+                raise ValueError(
+                    f"{bar.group!r} has a part {part!r}; parts are "
+                    f"{', '.join(_PART_COLOURS)}."
+                )
+            if not 0 <= size < math.inf:
+                raise ValueError(
+                    f"{part} of {bar.group!r} has {size} bytes; a part has at least 0, "
+                    "and finitely many."
+                )
+        if bar.total == 0:
+            raise ValueError(f"{bar.group!r} has nothing to draw; leave it out.")

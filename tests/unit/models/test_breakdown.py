@@ -1,0 +1,217 @@
+"""The breakdown of a named encoder: exact parts, a bound as total, the paper's Table I."""
+
+import gc
+import json
+
+import pytest
+import torch
+
+from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
+from speechbrain_rev.memory import LiveBytes
+from speechbrain_rev.memory.report import PARTS
+from speechbrain_rev.models import Training, breakdown_picture, counted_peaks, table_one
+from speechbrain_rev.models.breakdown import before_and_after, encoder_breakdown
+from speechbrain_rev.models.breakdown_render import as_json, as_text, fits, saved
+from speechbrain_rev.models.card import CLASSES, EMBEDDING_DIM, GIB
+from speechbrain_rev.models.counting import training_step_peak
+from speechbrain_rev.optim import build_optimizer, state_bytes
+
+PAIRS = [
+    before_and_after(name, batch=64, frames=200) for name in ("resnet34", "revnet57")
+]
+
+
+@pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.name)
+def test_parts_of_every_encoder_are_exact_where_they_can_be(row):
+    case = encoder_breakdown(row.name, batch=128, frames=200)
+    assert (case.mode, case.optimizer_name) == (row.default_mode, row.optimizer_name)
+    report = case.report
+    peak = counted_peaks()[row.name, row.default_mode, 200](128)
+    assert report.activations_bytes == peak
+    parameters = row.parameters + CLASSES * EMBEDDING_DIM
+    assert report.gradients_bytes == 4 * parameters
+    assert 4 * parameters < report.weights_bytes < 1.02 * 4 * parameters
+    # The table of what fits has constants for these two, each of which is a bound.
+    bound = Training(None, 128, 200).needed_bytes(row, row.default_mode, 128)
+    assert 0.9 * bound["optimizer_states"] < report.optimizer_states_bytes
+    assert report.optimizer_states_bytes <= bound["optimizer_states"]
+    others = bound["classifier_step"] + bound["input"]
+    assert 0.95 * others <= report.others_bytes <= others
+
+
+@pytest.mark.parametrize("name", ["resnet34", "df_resnet56"])  # sgd, adamw
+@pytest.mark.parametrize("bits", [8, 32])
+def test_optimizer_states_are_those_of_a_real_optimizer_to_the_byte(name, bits):
+    row = ARCHITECTURES[name]
+    parameters = list(build_encoder(name).parameters())
+    optimizer = build_optimizer(parameters, name=row.optimizer_name, bits=bits, lr=0.0)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    case = encoder_breakdown(name, batch=2, frames=200, optimizer_bits=bits, classes=0)
+    assert case.report.optimizer_states_bytes == state_bytes(optimizer)
+
+
+@pytest.mark.parametrize(("name", "mode"), [("revnet57", None), ("resnet34", "store")])
+def test_the_total_bounds_a_whole_training_step_on_the_cpu(name, mode):
+    batch, classes = 4, 50
+    gc.collect()
+    with LiveBytes() as meter:
+        encoder = build_encoder(name, mode=mode)
+        classifier = CosineClassifier(EMBEDDING_DIM, classes)
+        parameters = [*encoder.parameters(), *classifier.parameters()]
+        optimizer = build_optimizer(parameters, name="sgd", bits=8, lr=0.1)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        meter.peak = meter.live
+        wavs, feats = torch.randn(batch, 35200), torch.randn(batch, 200, 80)
+        augmented, targets = wavs[:, :32000].clone(), torch.zeros(batch, 1).long()
+        loss = AAMSoftmax()
+        loss(classifier(encoder(feats)), targets).backward()
+        del wavs, augmented
+    case = encoder_breakdown(name, mode=mode, batch=batch, frames=200, classes=classes)
+    assert 0.99 * case.report.total_bytes <= meter.peak <= case.report.total_bytes
+
+
+def test_lengths_that_are_not_committed_are_counted():
+    case = encoder_breakdown("revnet57", batch=3, frames=48)
+    counted = training_step_peak("revnet57", frames=48, batch=3)
+    assert case.report.activations_bytes == counted
+    assert case.report.input_shape == (3, 48, 80)
+
+
+def test_before_is_stored_at_32_bit_and_after_is_as_asked():
+    before, after = before_and_after(
+        "revnet57", mode="recompute", batch=64, frames=200, optimizer_bits=32
+    )
+    assert (before.mode, before.optimizer_bits) == ("store", 32)
+    assert (after.mode, after.optimizer_bits) == ("recompute", 32)
+    assert "8 bit" not in saved(before, after)
+    same = before_and_after("resnet34", batch=64, frames=200, optimizer_bits=32)
+    assert len(same) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"name": "revnet58"}, "Did you mean revnet57"),
+        ({"mode": "reconstruct"}, "resnet34 has no reversible blocks"),
+        ({"mode": "keep"}, "There is no memory mode 'keep'"),
+        ({"batch": 0}, "from 1 to 1000000 utterances, not 0"),
+        ({"frames": -3}, "from 1 to 100000 frames of 10 ms, not -3"),
+        ({"frames": 3}, "needs at least 9 frames"),
+        ({"optimizer_bits": 4}, "bits is 4"),
+    ],
+)
+def test_what_cannot_be_is_refused(wrong, message):
+    options = {"name": "resnet34", "batch": 64, "frames": 200} | wrong
+    with pytest.raises(ValueError, match=message):
+        encoder_breakdown(options.pop("name"), **options)
+
+
+def test_every_figure_of_the_text_is_that_of_the_json():
+    lines = as_text(PAIRS, 11 * GIB).splitlines()
+    plain = json.loads(as_json(PAIRS, 11 * GIB))["breakdowns"]
+    assert len(plain) == 4
+    for line, case, word in zip(
+        lines[1:], plain, ("before", "after") * 2, strict=False
+    ):
+        sizes = [case["report"][f"{part}_bytes"] for part in PARTS]
+        cells = [
+            cell
+            for size in sizes
+            for cell in (
+                f"{size / GIB:.3f}",
+                f"{100 * size / case['total_bytes']:.1f}%",
+            )
+        ]
+        assert line.split() == [
+            case["name"], word, case["mode"],
+            case["optimizer_name"], str(case["optimizer_bits"]), "bit",
+            *cells, f"{sum(sizes) / GIB:.3f}", "yes" if case["fits"] else "no",
+        ]  # fmt: skip
+        assert case["total_bytes"] == sum(sizes)
+
+
+def test_text_fits_a_terminal_of_130_columns_and_says_what_figures_are():
+    longest = [before_and_after("df_revnet377", batch=256, frames=600)]
+    text = as_text(longest, 11 * GIB)
+    assert max(map(len, text.splitlines())) <= 130
+    for word in ("counted", "upper bound", "No card was tried", "classifier of 17982"):
+        assert word in " ".join(text.split())
+
+
+def test_the_smallness_of_what_8_bit_saves_is_said():
+    assert saved(*PAIRS[0]) == (
+        "resnet34: 8 bit saves 75 % of the optimizer states, 0.8 % of the total."
+    )
+
+
+def test_a_card_is_fitted_where_the_reserve_stays_free():
+    before, after = PAIRS[1]
+    assert not fits(before, 5 * GIB)
+    assert fits(after, 5 * GIB)
+
+
+def test_table_one_is_the_published_one():
+    first, second = table_one.TABLE_ONE
+    assert list(first.parts_gb.values()) == [5.14, 0.032, 0.027, 0.455]
+    assert list(second.parts_gb.values()) == [5.244, 0.041, 0.018, 0.389]
+    for column, percent in ((first, 90.9), (second, 92.1)):
+        share = column.activations_gb / sum(column.parts_gb.values())
+        assert round(100 * share, 1) == percent
+
+
+def test_table_one_is_reproduced_as_far_as_a_count_can():
+    for column, ours in table_one.reproduced():
+        report = ours.report
+        assert (ours.mode, ours.optimizer_bits, ours.classes) == ("store", 32, 0)
+        assert report.input_shape == (column.batch, 200, 80)
+        assert report.weights_bytes / 1e9 == pytest.approx(column.weights_gb, rel=0.06)
+        states = report.optimizer_states_bytes / 1e9
+        assert states == pytest.approx(column.optimizer_states_gb, rel=0.2)
+        # Workspaces and the allocator's share are in the published figure alone.
+        activations = report.activations_bytes / 1e9
+        assert 0.75 * column.activations_gb < activations < column.activations_gb
+        shares = [
+            parts["activations"] / sum(parts[p] for p in table_one.SHARED_PARTS)
+            for parts in (column.parts_gb, report.parts)
+        ]
+        assert shares[0] == pytest.approx(shares[1], abs=0.003)
+
+
+def test_table_one_is_printed_beside_the_published_figures():
+    text = table_one.as_text()
+    assert "5.140  90.9 %    4.037" in text
+    assert "5.244  92.1 %    4.355" in text
+    assert "no card was tried" in " ".join(text.split())
+    table = json.loads(table_one.as_json())["table_one"]
+    for row, (column, ours) in zip(table, table_one.reproduced(), strict=True):
+        assert row["published"]["weights_gb"] == column.weights_gb
+        counted = row["counted"]["report"]["weights_bytes"]
+        assert counted == ours.report.weights_bytes
+
+
+def test_the_picture_shows_the_parts_of_the_text(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        breakdown_picture,
+        "memory_parts",
+        lambda bars, path, **words: calls.append((bars, words)),
+    )
+    breakdown_picture.draw_breakdowns(PAIRS, "memory.png")
+    bars, words = calls[-1]
+    cases = [case for pair in PAIRS for case in pair]
+    assert [bar.parts for bar in bars] == [case.report.parts for case in cases]
+    assert [bar.group for bar in bars] == [case.name for case in cases]
+    assert "64 utterances of 200 frames" in words["title"]
+    breakdown_picture.draw_table_one("memory.png")
+    bars, words = calls[-1]
+    assert [bar.label for bar in bars] == ["published", "counted"] * 2
+    assert bars[0].parts["activations"] == 5.14e9
+    assert words["unit"] == "GB"
+    with pytest.raises(ValueError, match=r"ends in \.png, not memory\.svg"):
+        breakdown_picture.draw_table_one("memory.svg")
