@@ -1,0 +1,204 @@
+"""What can be planned: named blocks, each with the modes that it can have.
+
+Encoders are such networks by themselves. Any other module becomes one by naming blocks:
+those of reversible chains reconstruct, all can store or recompute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from speechbrain_rev.reversible import (
+    Mode,
+    Recompute,
+    ReversibleChain,
+    recompute_blocks,
+)
+from speechbrain_rev.reversible.modes import as_mode
+from speechbrain_rev.reversible.observing import Moment, tell, tell_end
+from speechbrain_rev.reversible.wrapping import (
+    chosen_blocks,
+    recomputes,
+    store_blocks,
+)
+
+
+class Network(Protocol):
+    """What a planner asks of a network."""
+
+    def named_blocks(self) -> Mapping[str, nn.Module]:
+        """Give the blocks by name, in the order of execution.
+
+        Blocks of one chain have names with the same beginning, up to the last dot.
+        """
+
+    def allowed_modes(self) -> Mapping[str, tuple[Mode, ...]]:
+        """Name the blocks and say which modes each can have."""
+
+    def block_modes(self) -> Mapping[str, Mode]:
+        """Name the blocks and say which mode each has."""
+
+    def set_mode(self, mode: Mapping[str, Mode | str], /) -> None:
+        """Give blocks modes, by their names."""
+
+
+class NamedBlocks:
+    """Blocks of a module that is no encoder of ours, as a network to be planned.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Any module, with reversible chains or without.
+    *blocks : str
+        Names of submodules, or patterns of them, as for ``recompute_blocks``. Blocks of
+        chains need no names. All must run once in a step, one after the other.
+
+    Raises
+    ------
+    ValueError
+        If there are no blocks, or a name matches nothing.
+
+    Examples
+    --------
+    >>> network = NamedBlocks(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), "*")
+    >>> network.set_mode({"1": "recompute"})
+    >>> {name: mode.value for name, mode in network.block_modes().items()}
+    {'0': 'store', '1': 'recompute'}
+    """
+
+    def __init__(self, module: nn.Module, *blocks: str) -> None:
+        self._module = module
+        chains = {
+            name: chain
+            for name, chain in module.named_modules()
+            if isinstance(chain, ReversibleChain)
+        }
+        #: Of each coupling its chain and its place there.
+        self._chained = {
+            f"{name}.blocks.{i}".lstrip("."): (chain, i)
+            for name, chain in chains.items()
+            for i in range(len(chain.blocks))
+        }
+        found = chosen_blocks(module, blocks) if blocks or not chains else {}
+        self._named = [
+            name
+            for name in found
+            if not any(f"{name}.".startswith(f"{chain}.") for chain in chains)
+        ]
+        self._blocks = {
+            name: module.get_submodule(name) for name in (*self._named, *self._chained)
+        }
+
+    def named_blocks(self) -> dict[str, nn.Module]:
+        """Give the blocks by name."""
+        return dict(self._blocks)
+
+    def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
+        """Name the blocks and say which modes each can have."""
+        modes: dict[str, tuple[Mode, ...]] = dict.fromkeys(self._chained, tuple(Mode))
+        for name in self._named:
+            always = isinstance(self._blocks[name], Recompute)
+            modes[name] = (Mode.RECOMPUTE,) if always else (Mode.STORE, Mode.RECOMPUTE)
+        return modes
+
+    def block_modes(self) -> dict[str, Mode]:
+        """Name the blocks and say which mode each has."""
+        modes = {
+            name: Mode.RECOMPUTE if recomputes(self._blocks[name]) else Mode.STORE
+            for name in self._named
+        }
+        return modes | {name: c.modes[i] for name, (c, i) in self._chained.items()}
+
+    def set_mode(self, mode: Mapping[str, Mode | str]) -> None:
+        """Give blocks modes, by their names.
+
+        Raises
+        ------
+        ValueError
+            If there is no such block, or it cannot have the mode.
+        """
+        modes = {name: as_mode(m) for name, m in mode.items()}
+        allowed = self.allowed_modes()
+        for name, m in modes.items():
+            if m not in allowed.get(name, ()):
+                raise ValueError(
+                    f"{name!r} cannot be given mode {m.value!r}. Blocks and their modes "
+                    "are "
+                    + "; ".join(
+                        f"{n}: {', '.join(x.value for x in all_)}"
+                        for n, all_ in allowed.items()
+                    )
+                )
+        for name, m in modes.items():
+            if name in self._chained:
+                chain, i = self._chained[name]
+                chain.set_mode([*chain.modes[:i], m, *chain.modes[i + 1 :]])
+            else:
+                change = recompute_blocks if m is Mode.RECOMPUTE else store_blocks
+                change(self._module, name)
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Make blocks that are no couplings tell of their moments for a while."""
+        with contextlib.ExitStack() as hooks:
+            for name in self._named:
+                block = self._blocks[name]
+                for handle in (
+                    block.register_forward_pre_hook(_tell_begin),
+                    block.register_forward_hook(_tell_end),
+                ):
+                    hooks.callback(handle.remove)
+            yield
+
+
+def _tell_begin(block: nn.Module, _: Any) -> None:
+    tell(block, Moment.FORWARD_BEGINS)
+
+
+def _tell_end(block: nn.Module, _: Any, outputs: Any) -> None:
+    found = [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
+    wanted = [y for y in found if y.requires_grad]
+    if not found:
+        raise ValueError(
+            f"{type(block).__name__} returns no tensor and cannot be planned: name other "
+            "blocks."
+        )
+    tell_end(block, (wanted or found)[0])
+
+
+def as_network(module: nn.Module, blocks: Sequence[str] = ()) -> Network:
+    """Take a module for a network of blocks.
+
+    Parameters
+    ----------
+    module : nn.Module
+        An encoder of ours, which has blocks by itself, or any other module.
+    blocks : sequence of str
+        Names or patterns, for other modules.
+
+    Returns
+    -------
+    Network
+        The module itself, or its blocks.
+
+    Raises
+    ------
+    ValueError
+        If the module has blocks by itself and others were named, or has none.
+    """
+    if not all(hasattr(module, name) for name in _ASKED):
+        return NamedBlocks(module, *blocks)
+    if blocks:
+        raise ValueError(
+            f"{type(module).__name__} names its blocks by itself; leave out blocks="
+            f"{list(blocks)}."
+        )
+    return cast(Network, module)
+
+
+_ASKED = ("named_blocks", "allowed_modes", "block_modes", "set_mode")

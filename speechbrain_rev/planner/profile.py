@@ -1,0 +1,362 @@
+"""What each block of a network costs in each mode: the bytes that it holds, and its time.
+
+Bytes are counted in training steps on meta tensors, or wherever the network is: a step
+for each mode, and two for each pair of modes that take turns, so that every mode has
+been seen after every other one. What a plan needs at its peak then follows from the
+profile to the byte.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from speechbrain_rev.planner.network import Network
+from speechbrain_rev.planner.problem import Cost, Problem
+from speechbrain_rev.planner.trace import Step, Trace, trace_bytes
+from speechbrain_rev.reversible import Mode
+
+#: A mode, and that of the block before; None before the first.
+Pair = tuple["str | None", str]
+
+#: What follows the last block, as a block of a problem.
+_END = "end"
+
+
+@dataclass(frozen=True)
+class BlockProfile:
+    """What one block costs.
+
+    Attributes
+    ----------
+    name : str
+        The block's; up to the last dot it is that of its chain.
+    gradient_bytes : int
+        Of its weights. In a run of blocks of one chain that reconstruct, gradients wait
+        until the backward pass has left the run.
+    costs : mapping of pair to Cost
+        By the mode of the block before and its own. Weight gradients of later blocks are
+        not among ``working_bytes``.
+    """
+
+    name: str
+    gradient_bytes: int
+    costs: Mapping[Pair, Cost]
+
+    @property
+    def chain(self) -> str:
+        """The name of the chain that the block is in."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def modes(self) -> list[str]:
+        """The modes that the block can have."""
+        return list(dict.fromkeys(own for _, own in self.costs))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the blocks of a network cost in a training step.
+
+    Attributes
+    ----------
+    blocks : sequence of BlockProfile
+        In the order of execution.
+    base_bytes : int
+        Alive before the first block.
+    after_bytes : mapping of str to int
+        What is worked on between the forward and the backward pass of the last block,
+        above what all blocks hold, by its mode.
+    after_seconds : float
+        What all outside of the blocks takes.
+    about : mapping of str to str
+        What was profiled, where and how: a profile serves for nothing else.
+    """
+
+    blocks: Sequence[BlockProfile]
+    base_bytes: int
+    after_bytes: Mapping[str, int]
+    after_seconds: float
+    about: Mapping[str, str]
+
+    def problem(self) -> Problem:
+        """Put it as what ``knapsack.solve`` takes, with one block more for what follows.
+
+        Weight gradients that wait in a run of blocks that reconstruct are counted as if
+        every run went on to the end of its chain.
+        """
+        blocks: list[Mapping[Pair, Cost]] = []
+        for i, block in enumerate(self.blocks):
+            later = sum(
+                b.gradient_bytes for b in self.blocks[i + 1 :] if b.chain == block.chain
+            )
+            blocks.append(
+                {
+                    pair: replace(cost, working_bytes=cost.working_bytes + later)
+                    if pair[1] == Mode.RECONSTRUCT.value
+                    else cost
+                    for pair, cost in block.costs.items()
+                }
+            )
+        blocks.append(
+            {
+                (mode, _END): Cost(0, size, self.after_seconds)
+                for mode, size in self.after_bytes.items()
+            }
+        )
+        return Problem(self.base_bytes, blocks, 0)
+
+    def peak_bytes(self, modes: Mapping[str, str]) -> int:
+        """Predict the peak of a training step.
+
+        Parameters
+        ----------
+        modes : mapping of str to str
+            A mode for each block.
+
+        Returns
+        -------
+        int
+            Bytes of live tensors that the step makes.
+
+        Raises
+        ------
+        ValueError
+            If a block has no mode, or one that it cannot have.
+        """
+        held, peak = self.base_bytes, 0
+        names = [block.name for block in self.blocks]
+        own_bytes = {block.name: block.gradient_bytes for block in self.blocks}
+        waits = _waiting(names, modes, own_bytes)
+        before: str | None = None
+        for block in self.blocks:
+            own = self._mode(block, modes)
+            cost = block.costs[before, own]
+            peak = max(peak, held + cost.working_bytes + waits[block.name])
+            held, before = held + cost.held_bytes, own
+        assert before is not None
+        return max(peak, held + self.after_bytes[before])
+
+    def seconds(self, modes: Mapping[str, str]) -> float:
+        """Predict the time of a training step.
+
+        Parameters
+        ----------
+        modes : mapping of str to str
+            A mode for each block.
+
+        Returns
+        -------
+        float
+            Seconds.
+
+        Raises
+        ------
+        ValueError
+            If a block has no mode, or one that it cannot have.
+        """
+        total, before = self.after_seconds, None
+        for block in self.blocks:
+            own = self._mode(block, modes)
+            total += block.costs[before, own].seconds
+            before = own
+        return total
+
+    def uniform(self, mode: Mode | str) -> dict[str, str]:
+        """Give all blocks one mode; those that cannot have it recompute."""
+        wanted, other = Mode(mode).value, Mode.RECOMPUTE.value
+        return {b.name: wanted if wanted in b.modes else other for b in self.blocks}
+
+    def _mode(self, block: BlockProfile, modes: Mapping[str, str]) -> str:
+        mode = modes.get(block.name)
+        if mode not in block.modes:
+            raise ValueError(
+                f"Block {block.name!r} has {mode!r} where one of "
+                f"{', '.join(block.modes)} is needed."
+            )
+        return Mode(mode).value
+
+    def stretched(self, names: Sequence[str]) -> Profile:
+        """Make the profile of a deeper network whose further blocks are alike.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Of the deeper network's blocks, in the order of execution. A block whose name
+            ends in a number that was not profiled costs what the last one of its chain
+            did.
+
+        Returns
+        -------
+        Profile
+            As if the deeper network had been profiled.
+
+        Raises
+        ------
+        ValueError
+            If a block has no like in the profile.
+        """
+        own = {block.name: block for block in self.blocks}
+        last = {block.chain: block for block in self.blocks}
+        blocks = []
+        for name in names:
+            chain, _, place = name.rpartition(".")
+            like = own.get(name) or (last.get(chain) if place.isdigit() else None)
+            if like is None:
+                raise ValueError(
+                    f"Block {name!r} is like none of {', '.join(own)}. Profile this "
+                    "network itself."
+                )
+            blocks.append(replace(like, name=name))
+        return replace(self, blocks=blocks)
+
+    def to_json(self) -> str:
+        """Write it as a JSON document, which ``from_json`` reads."""
+        document = asdict(self)
+        for block, plain in zip(self.blocks, document["blocks"], strict=True):
+            plain["costs"] = [
+                [before, own, *asdict(cost).values()]
+                for (before, own), cost in block.costs.items()
+            ]
+        return json.dumps(document, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Profile:
+        """Read what ``to_json`` wrote.
+
+        Raises
+        ------
+        ValueError
+            If the text is no profile.
+        """
+        try:
+            document: dict[str, Any] = json.loads(text)
+            blocks = [
+                BlockProfile(
+                    plain["name"],
+                    plain["gradient_bytes"],
+                    {
+                        (before, own): Cost(*cost)
+                        for before, own, *cost in plain["costs"]
+                    },
+                )
+                for plain in document.pop("blocks")
+            ]
+            return cls(blocks=blocks, **document)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"This is no profile ({type(error).__name__}: {error}). Profile anew."
+            ) from error
+
+
+def profile_bytes(
+    network: Network,
+    step: Step,
+    seconds: Mapping[tuple[str, str], float],
+    about: Mapping[str, str],
+) -> Profile:
+    """Count what each block holds and works on, in each mode after each other.
+
+    Parameters
+    ----------
+    network : Network
+        Its blocks get modes in turn, and then those that they had.
+    step : callable
+        Runs forward and backward pass, with gradients of weights there already.
+    seconds : mapping of (str, str) to float
+        Time by block and mode; of the rest under ("", "").
+    about : mapping of str to str
+        What is profiled.
+
+    Returns
+    -------
+    Profile
+        From it follows the peak of any plan.
+
+    Raises
+    ------
+    ValueError
+        If the blocks do not run one after the other.
+    """
+    allowed = network.allowed_modes()
+    gradient_bytes = {
+        name: sum(
+            p.numel() * p.element_size() for p in block.parameters() if p.requires_grad
+        )
+        for name, block in network.named_blocks().items()
+    }
+    found: dict[str, dict[Pair, Cost]] = {}
+    after_bytes: dict[str, int] = {}
+    base_bytes = 0
+    for modes, trace in _traces(network, step):
+        before: str | None = None
+        held = next(iter(trace.blocks.values())).before_bytes
+        base_bytes = held
+        waits = _waiting(list(trace.blocks), modes, gradient_bytes)
+        for name, seen in trace.blocks.items():
+            own = modes[name]
+            peak = max(seen.forward_peak_bytes, seen.backward_peak_bytes - waits[name])
+            cost = Cost(
+                held_bytes=seen.after_bytes - held,
+                working_bytes=max(0, peak - held),
+                seconds=seconds[name, own],
+            )
+            found.setdefault(name, {}).setdefault((before, own), cost)
+            before, held = own, seen.after_bytes
+        assert before is not None
+        after = trace.between_peak_bytes - held
+        after_bytes[before] = max(after_bytes.get(before, 0), after)
+    assert {own for costs in found.values() for _, own in costs} == {
+        mode.value for modes in allowed.values() for mode in modes
+    }
+    return Profile(
+        [BlockProfile(n, gradient_bytes[n], costs) for n, costs in found.items()],
+        base_bytes,
+        after_bytes,
+        seconds["", ""],
+        about,
+    )
+
+
+def _traces(network: Network, step: Step) -> Iterator[tuple[dict[str, str], Trace]]:
+    """Trace patterns in which each mode follows each, at every block that allows it."""
+    allowed = network.allowed_modes()
+    modes = [mode for mode in Mode if any(mode in own for own in allowed.values())]
+    patterns = [(mode, mode) for mode in modes]
+    patterns += [
+        pair for a, b in itertools.combinations(modes, 2) for pair in ((a, b), (b, a))
+    ]
+    kept = dict(network.block_modes())
+    order: list[str] = []
+    try:
+        for pair in patterns:
+            turn = {name: i % 2 for i, name in enumerate(order or allowed)}
+            chosen = {
+                name: pair[turn[name]] if pair[turn[name]] in own else own[-1]
+                for name, own in allowed.items()
+            }
+            network.set_mode(chosen)
+            trace = trace_bytes(network, step)
+            order = list(trace.blocks)
+            yield {name: mode.value for name, mode in chosen.items()}, trace
+    finally:
+        network.set_mode(kept)
+
+
+def _waiting(
+    order: Sequence[str], modes: Mapping[str, str], gradient_bytes: Mapping[str, int]
+) -> dict[str, int]:
+    """Bytes of weight gradients of later blocks that wait, at each block."""
+    waits, waiting, run = {}, 0, ""
+    for name in reversed(order):
+        chain = name.rpartition(".")[0]
+        reconstructs = modes.get(name) == Mode.RECONSTRUCT.value
+        if not reconstructs or chain != run:
+            waiting = 0
+        run = chain if reconstructs else ""
+        waits[name] = waiting
+        waiting += gradient_bytes[name] if reconstructs else 0
+    return waits

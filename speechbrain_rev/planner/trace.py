@@ -1,0 +1,304 @@
+"""Watch a training step block by block: what is alive, what is done, how long it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from speechbrain_rev.memory import LiveBytes
+from speechbrain_rev.planner.network import NamedBlocks, Network
+from speechbrain_rev.reversible.observing import Moment, observed
+
+Step = Callable[[], Any]
+_Reading = TypeVar("_Reading")
+
+_FORWARD = (Moment.FORWARD_BEGINS, Moment.FORWARD_ENDS)
+
+
+@dataclass(frozen=True)
+class BlockTrace:
+    """What was alive around one block.
+
+    Attributes
+    ----------
+    before_bytes, after_bytes : int
+        When its forward pass began and ended.
+    forward_peak_bytes, backward_peak_bytes : int
+        The most during each pass.
+    """
+
+    before_bytes: int
+    after_bytes: int
+    forward_peak_bytes: int
+    backward_peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was alive in a training step.
+
+    Attributes
+    ----------
+    blocks : mapping of str to BlockTrace
+        In the order of execution.
+    between_peak_bytes : int
+        The most between the last block's forward pass and its backward pass: pooling,
+        the loss and their gradients.
+    peak_bytes : int
+        The most at any time.
+    """
+
+    blocks: Mapping[str, BlockTrace]
+    between_peak_bytes: int
+    peak_bytes: int
+
+
+def trace_bytes(network: Network, step: Step) -> Trace:
+    """Run a training step and count what is alive, block by block.
+
+    Parameters
+    ----------
+    network : Network
+        Whose blocks to watch.
+    step : callable
+        Runs its forward and backward pass. On meta tensors it computes nothing.
+
+    Returns
+    -------
+    Trace
+        Bytes of tensors that the step made; what existed before it is not counted.
+
+    Raises
+    ------
+    ValueError
+        If the blocks do not run one after the other, forward and backward.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.planner.network import as_network
+    >>> from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
+    >>> chain = ReversibleChain([AdditiveCoupling(nn.Tanh(), nn.Tanh())], mode="store")
+    >>> x = torch.randn(2, 4, requires_grad=True)
+    >>> trace = trace_bytes(as_network(chain), lambda: sum(chain(x, x)).sum().backward())
+    >>> list(trace.blocks), trace.peak_bytes >= trace.between_peak_bytes
+    (['blocks.0'], True)
+    """
+    with LiveBytes() as meter:
+
+        def read() -> tuple[int, int]:
+            seen = meter.live, meter.peak
+            meter.peak = meter.live
+            return seen
+
+        moments = _watch(network, step, read)
+    #: What was alive at a moment, and the most from it to the next.
+    live = {(name, moment): now for name, moment, (now, _) in moments}
+    following = [most for *_, (_, most) in moments[1:]]
+    peak = {
+        (name, moment): most
+        for (name, moment, _), most in zip(moments[:-1], following, strict=True)
+    }
+    names = _order(moments)
+    return Trace(
+        {
+            name: BlockTrace(
+                live[name, Moment.FORWARD_BEGINS],
+                live[name, Moment.FORWARD_ENDS],
+                peak[name, Moment.FORWARD_BEGINS],
+                peak[name, Moment.BACKWARD_BEGINS],
+            )
+            for name in names
+        },
+        peak[names[-1], Moment.FORWARD_ENDS],
+        max(most for *_, (_, most) in moments),
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operations of a block in a training step, forward and backward.
+
+    Attributes
+    ----------
+    flops : int
+        Of convolutions and matrix products, a multiplication and an addition being two.
+    moved_bytes : int
+        Read and written by all operations.
+    """
+
+    flops: int
+    moved_bytes: int
+
+
+def trace_work(network: Network, step: Step) -> dict[str, Work]:
+    """Run a training step and count what each block does, without a clock.
+
+    Parameters
+    ----------
+    network : Network
+        Whose blocks to watch.
+    step : callable
+        Runs its forward and backward pass, on meta tensors too.
+
+    Returns
+    -------
+    dict of str to Work
+        By block, and under "" what is done outside of blocks.
+
+    Raises
+    ------
+    ValueError
+        If the blocks do not run one after the other, forward and backward.
+    """
+    with _Counter() as counter:
+        moments = _watch(network, step, lambda: (counter.flops, counter.moved_bytes))
+    flops = _differences(moments, lambda before, after: after[0] - before[0])
+    moved = _differences(moments, lambda before, after: after[1] - before[1])
+    return {name: Work(flops[name], moved[name]) for name in flops}
+
+
+def trace_seconds(
+    network: Network, step: Step, device: torch.device
+) -> dict[str, float]:
+    """Run a training step and take the time of each block.
+
+    Parameters
+    ----------
+    network : Network
+        Whose blocks to watch.
+    step : callable
+        Runs its forward and backward pass.
+    device : torch.device
+        Where it runs.
+
+    Returns
+    -------
+    dict of str to float
+        Seconds of forward and backward pass by block, and under "" of the rest.
+
+    Raises
+    ------
+    ValueError
+        If the blocks do not run one after the other, forward and backward.
+    """
+    if device.type != "cuda":
+        clocks = _watch(network, step, time.perf_counter)
+        return _differences(clocks, lambda before, after: after - before)
+
+    def event() -> torch.cuda.Event:
+        now = torch.cuda.Event(enable_timing=True)
+        now.record()
+        return now
+
+    events = _watch(network, step, event)
+    torch.cuda.synchronize(device)
+    return _differences(events, lambda before, after: before.elapsed_time(after) / 1000)
+
+
+_Moments = list[tuple[str, "Moment | None", _Reading]]
+
+
+def _watch(
+    network: Network, step: Step, read: Callable[[], _Reading]
+) -> _Moments[_Reading]:
+    """Run a step and read at each moment of each block, and before and after it."""
+    names = {id(block): name for name, block in network.named_blocks().items()}
+    moments: _Moments[_Reading] = [("", None, read())]
+
+    def note(block: nn.Module, moment: Moment) -> None:
+        if id(block) in names:
+            moments.append((names[id(block)], moment, read()))
+
+    told = (
+        network.telling()
+        if isinstance(network, NamedBlocks)
+        else contextlib.nullcontext()
+    )
+    with told, observed(note):
+        step()
+    moments.append(("", None, read()))
+    _check(names.values(), [moment[:2] for moment in moments[1:-1]])
+    return moments
+
+
+def _order(moments: _Moments[Any]) -> list[str]:
+    return [name for name, moment, _ in moments if moment is Moment.FORWARD_BEGINS]
+
+
+def _check(names: Any, told: list[tuple[str, Moment | None]]) -> None:
+    """Hold that all blocks ran, one after the other, and back."""
+    ran = [name for name, moment in told if moment is Moment.FORWARD_BEGINS]
+    expected: list[tuple[str, Moment | None]] = [
+        (name, moment) for name in ran for moment in _FORWARD
+    ]
+    expected += [(name, Moment.BACKWARD_BEGINS) for name in reversed(ran)]
+    idle = sorted(set(names) - set(ran))
+    if not idle and told == expected and len(set(ran)) == len(ran):
+        return
+    if idle:
+        what = f"{', '.join(idle)} did not run"
+    elif len(set(ran)) < len(ran):
+        what = f"{max(ran, key=ran.count)} ran more than once"
+    else:
+        pairs = zip([*told, ("the end", None)], [*expected, ("", None)], strict=False)
+        name, moment = next(a for a, b in pairs if a != b)
+        what = f"{name} came out of order" + (f" ({moment.value})" if moment else "")
+    raise ValueError(
+        "Blocks that are planned must run once in a training step, one after the other, "
+        f"and back in the backward pass, but {what}. Name other blocks, or train all "
+        "that are named."
+    )
+
+
+def _differences(
+    moments: _Moments[_Reading], between: Callable[[_Reading, _Reading], Any]
+) -> dict[str, Any]:
+    """Add up what lies between moments, by the block that it belongs to."""
+    found: dict[str, Any] = {}
+    for (name, moment, before), (_, _, after) in itertools.pairwise(moments):
+        owner = "" if moment is Moment.FORWARD_ENDS else name
+        found[owner] = found.get(owner, 0) + between(before, after)
+    return found
+
+
+class _Counter(TorchDispatchMode):
+    """Count what operations compute and move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # It would import Triton with this module.
+        from torch.utils.flop_counter import flop_registry
+
+        self.flops = self.moved_bytes = 0
+        self._flops_of = flop_registry
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        outputs = func(*args, **kwargs)
+        count = self._flops_of.get(func._overloadpacket)
+        if count is not None:
+            self.flops += count(*args, **kwargs, out_val=outputs)
+        if not func.is_view:
+            tensors = tree_leaves((args, kwargs, outputs))
+            self.moved_bytes += sum(_bytes(x) for x in tensors if isinstance(x, Tensor))
+        return outputs
+
+
+def _bytes(x: Tensor) -> int:
+    """Bytes that are read or written once, however often they are looked at."""
+    sizes = zip(x.shape, x.stride(), strict=True)
+    count = 1
+    for size, stride in sizes:
+        count *= size if stride else 1
+    return count * x.element_size()
