@@ -18,11 +18,12 @@ import json
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import torch
 from layout import audio_below, speaker_of, speech_root
@@ -75,6 +76,12 @@ class Settings:
     valid_trials: str | None = None
     sample_rate: int = 16000
     seed: int = 0
+
+    @classmethod
+    def of(cls, knobs: Mapping[str, Any]) -> Settings:
+        """Select from a training's settings what the lists depend on."""
+        chosen = {name: knobs[name] for name in cls.__dataclass_fields__}
+        return cls(**{**chosen, "trial_lists": tuple(chosen["trial_lists"])})
 
     def fingerprint(self) -> dict[str, object]:
         """Return the settings and a digest of each list's content."""

@@ -21,6 +21,7 @@ import training_log as log
 import yaml
 from hyperpyyaml import load_hyperpyyaml
 from layout import speech_root
+from memory_plan import give_modes
 from prepare import (
     VALID_TRIALS,
     Settings,
@@ -196,13 +197,6 @@ class SpeakerBrain(sb.Brain):
             self.step, self.avg_train_loss = 0, 0.0
 
 
-def data_settings(settings):
-    """Select what the lists of utterances depend on."""
-    names = Settings.__dataclass_fields__
-    chosen = {name: settings[name] for name in names}
-    return Settings(**{**chosen, "trial_lists": tuple(chosen["trial_lists"])})
-
-
 def write_hyperparams(text, settings, prepared):
     """Write the run's complete settings, with the numbers that follow from the data."""
     path = Path(settings["output_folder"], "hyperparams.yaml")
@@ -332,7 +326,7 @@ def compose_run(argv):
 def prepare_run(text, settings):
     """List the data and write the run's settings; the main process works, all read."""
     sb.create_experiment_directory(settings["output_folder"])
-    run_on_main(prepare, args=[data_settings(settings), settings["save_folder"]])
+    run_on_main(prepare, args=[Settings.of(settings), settings["save_folder"]])
     prepared = read_prepared(settings["save_folder"])
     run_on_main(write_hyperparams, args=[text, settings, prepared])
     run_on_main(print, args=[prepared.in_words()])
@@ -371,6 +365,7 @@ def main(argv=None):
     brain = build_brain(hparams, run_opts)
     train_set = train_loader(hparams)
     brain.train_sampler = train_set.batch_sampler
+    give_modes(brain)
     if dry:
         dry_run(brain, train_set)
         return

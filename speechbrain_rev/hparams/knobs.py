@@ -175,6 +175,8 @@ KNOBS = {
     ),
     "embedding_dim": Knob("int", at_least=1, at_most=2**16),
     "mode": Knob("str", null=True, one_of=("store", "reconstruct", "recompute")),
+    "memory_budget": Knob("str", null=True),
+    "plan_file": _FILE,
     "streams": Knob("str", one_of=("exact", "float")),
     "chunk": Knob("int", null=True, or_word="auto", at_least=1),
     "verify": Knob("str", null=True, one_of=("warn", "raise")),

@@ -1,7 +1,7 @@
 """The 25 encoders in one table: size, published accuracy, memory, and what fits a card.
 
-All but the modules that count on meta tensors, ``counting`` and those of the breakdown of
-a step, reads committed figures and needs no torch.
+All but the modules that count on meta tensors, ``counting`` and those of plans and of the
+breakdown of a step, reads committed figures and needs no torch.
 """
 
 from speechbrain_rev.models.card import Training, parse_card

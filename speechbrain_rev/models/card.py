@@ -21,9 +21,9 @@ EMBEDDING_DIM = 256
 #: are a tenth more for the speed of 1.1, in float32.
 INPUT_BYTES_PER_FRAME = 4 * (80 + 160 + 176)
 
-# Bytes per parameter of states of 8 bit: one or two states with a float32 for each
-# block of 256, and small tensors at 32 bit, of which the DF encoders have many.
-_STATE_BYTES = {"sgd": 1.03, "adamw": 2.25}
+# Bytes per parameter of one or two states, by their bits. Those of 8 bit have a float32
+# for each block of 256, and small tensors, of which the DF encoders have many, 32 bit.
+_STATE_BYTES = {8: {"sgd": 1.03, "adamw": 2.25}, 32: {"sgd": 4.0, "adamw": 8.01}}
 _FLOAT = 4
 
 # What a count does not see: CUDA's context, workspaces of cuDNN, fragmentation. With
@@ -124,11 +124,14 @@ class Training:
         Utterances of a step.
     frames : int
         Of each utterance: 200 or 600.
+    optimizer_bits : {8, 32}
+        Of the optimizer's states.
 
     Raises
     ------
     ValueError
-        If the batch is not from 1 to a million, or the length was not counted.
+        If the batch is not from 1 to a million, the length was not counted, or states
+        do not have such bits.
 
     Examples
     --------
@@ -144,6 +147,7 @@ class Training:
     card_bytes: int | None
     batch: int
     frames: int
+    optimizer_bits: int = 8
 
     def __post_init__(self) -> None:
         """Refuse what was not counted."""
@@ -153,12 +157,38 @@ class Training:
                 f"Memory was counted for utterances of {' and '.join(map(str, FRAMES))} "
                 f"frames, not of {self.frames}."
             )
+        if self.optimizer_bits not in _STATE_BYTES:
+            raise ValueError(
+                f"States of an optimizer have 8 or 32 bit, not {self.optimizer_bits}."
+            )
 
     @property
     def reserve_bytes(self) -> int:
         """What is left free on the card for what is not counted."""
         assert self.card_bytes is not None
         return reserve_of(self.card_bytes)
+
+    @property
+    def available_bytes(self) -> int:
+        """What the card has beside that, less than nothing on the smallest."""
+        assert self.card_bytes is not None
+        return self.card_bytes - self.reserve_bytes
+
+    def step_budget_bytes(self, row: Architecture) -> int:
+        """Bytes that all else leaves for the encoder's own step at the batch asked about.
+
+        Parameters
+        ----------
+        row : Architecture
+            The encoder.
+
+        Returns
+        -------
+        int
+            Less than nothing where all else does not fit by itself.
+        """
+        needed = self.needed_bytes(row, row.default_mode, self.batch)
+        return self.available_bytes - sum(needed.values()) + needed["encoder_step"]
 
     def needed_bytes(self, row: Architecture, mode: str, batch: int) -> dict[str, int]:
         """Bytes that a training step needs, by what needs them; their sum is the need.
@@ -179,13 +209,13 @@ class Training:
         """
         classifier = CLASSES * EMBEDDING_DIM
         parameters = row.parameters + classifier
-        states = _STATE_BYTES[row.optimizer_name] * parameters
+        state_bytes = _STATE_BYTES[self.optimizer_bits][row.optimizer_name]
         step = counted_peaks()[row.name, mode, self.frames]
         return {
             "encoder_step": step(batch),
             "weights": _FLOAT * parameters,
             "gradients": _FLOAT * parameters,
-            "optimizer_states": math.ceil(states),
+            "optimizer_states": math.ceil(state_bytes * parameters),
             "classifier_step": _classifier_step_bytes(batch),
             "input": batch * self.frames * INPUT_BYTES_PER_FRAME,
         }
@@ -205,8 +235,7 @@ class Training:
         int
             Utterances.
         """
-        assert self.card_bytes is not None
-        free = self.card_bytes - self.reserve_bytes
+        free = self.available_bytes
         # Each utterance needs more than its input.
         bound = max(0, free) // (self.frames * INPUT_BYTES_PER_FRAME)
         batches = range(1, min(bound, LARGEST_BATCH) + 1)

@@ -7,9 +7,11 @@ CPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
-from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.memory import live_bytes_peak
 
 
@@ -57,9 +59,51 @@ def training_step_peak(
     >>> recompute < 0.4 * store
     True
     """
+    _, step = training_step(name, mode=mode, frames=frames, batch=batch, device=device)
+    return live_bytes_peak(step)
+
+
+def training_step(
+    name: str,
+    *,
+    mode: str | None = None,
+    frames: int,
+    batch: int,
+    device: str | torch.device = "meta",
+    widths: Sequence[int] | None = None,
+    blocks: Sequence[int] | None = None,
+) -> tuple[SpeakerEncoder, Callable[[], None]]:
+    """Build an encoder and its training step.
+
+    Parameters
+    ----------
+    name, mode, frames, batch, device
+        As :func:`training_step_peak` takes them.
+    widths, blocks : sequence of int, or None
+        Channels and blocks of each stage, for an encoder of another size.
+
+    Returns
+    -------
+    SpeakerEncoder
+        The encoder, its parameters with gradients.
+    callable
+        A forward and backward pass.
+
+    Raises
+    ------
+    ValueError
+        If there is no such encoder, or it has no such mode or size.
+
+    Examples
+    --------
+    >>> encoder, step = training_step("resnet34", frames=200, batch=128)
+    >>> step()
+    >>> encoder.fc.weight.grad.device.type
+    'meta'
+    """
     with torch.device(device):
-        encoder = build_encoder(name, mode=mode)
+        encoder = build_encoder(name, mode=mode, widths=widths, blocks=blocks)
         feats = torch.randn(batch, frames, encoder.n_mels)
     for parameter in encoder.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    return live_bytes_peak(lambda: encoder(feats).square().sum().backward())
+    return encoder, lambda: encoder(feats).square().sum().backward()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from speechbrain_rev.models.card import (
@@ -15,6 +14,7 @@ from speechbrain_rev.models.card import (
     RESERVE_SHARE,
     Training,
 )
+from speechbrain_rev.models.columns import Column, aligned
 from speechbrain_rev.models.counts import FRAMES, SECONDS, counted_with
 from speechbrain_rev.models.table import MODES, Model
 
@@ -24,18 +24,6 @@ PAPER = (
 )
 _WIDTH = 120
 _HEADS = {"store": "store", "recompute": "recomp.", "reconstruct": "reconstr."}
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column of text; neighbours of one group share a title above their heads."""
-
-    group: str
-    head: str
-    cell: Callable[[Model], str]
-
-    def text(self, models: Sequence[Model]) -> list[str]:
-        return [self.head, *(self.cell(model) for model in models)]
 
 
 def as_text(models: Sequence[Model]) -> str:
@@ -60,7 +48,7 @@ def as_text(models: Sequence[Model]) -> str:
     """
     training = models[0].training
     columns = _columns(training)
-    lines = _aligned(columns, models)
+    lines = aligned(columns, models)
     notes = [textwrap.fill(note, _WIDTH) for note in sources(training).values()]
     if training.card_bytes is not None:
         notes.append("fits: whether the batch does in the encoder's default mode.")
@@ -97,7 +85,7 @@ def as_json(models: Sequence[Model]) -> str:
         asked |= {
             "card_bytes": training.card_bytes,
             "reserve_bytes": training.reserve_bytes,
-            "optimizer_state_bits": 8,
+            "optimizer_state_bits": training.optimizer_bits,
             "classes": CLASSES,
         }
     document = {
@@ -136,8 +124,8 @@ def sources(training: Training) -> dict[str, str]:
         kinds["computed"] = (
             f"Computed: what fits {training.card_bytes / GIB:g} GiB with "
             f"{training.frames} frames: the encoder's counted step, weights, gradients "
-            "and 8-bit optimizer of the encoder and of a classifier of "
-            f"{CLASSES} (VoxCeleb2 at three speeds), the classifier's step and the input, "
+            f"and {training.optimizer_bits}-bit optimizer of the encoder and of a classifier "
+            f"of {CLASSES} (VoxCeleb2 at three speeds), the classifier's step and the input, "
             f"as if all peaked at once; {training.reserve_bytes / GIB:.1f} GiB must stay "
             "free. Those are assumed for CUDA, workspaces and fragmentation: "
             f"{RESERVE_BYTES / GIB:g} GiB and {RESERVE_SHARE:g} of the card, which brings "
@@ -147,35 +135,36 @@ def sources(training: Training) -> dict[str, str]:
     return kinds
 
 
-def _columns(training: Training) -> list[_Column]:
-    columns = [
-        _Column("", "encoder", lambda m: m.row.name),
-        _Column("", "type", lambda m: m.row.type if m.row.reversible else "-"),
-        _Column("", "layers", lambda m: str(m.row.layers)),
-        _Column("parameters, M", "here", lambda m: f"{m.row.parameters / 1e6:.2f}"),
-        _Column("parameters, M", "publ.", lambda m: f"{m.row.published_params_m:.1f}"),
-        _Column("parameters, M", "diff.", _parameter_difference),
-        _Column("published EER", "O", lambda m: f"{m.row.vox1_o_eer:.2f}"),
-        _Column("published EER", "E", lambda m: f"{m.row.vox1_e_eer:.2f}"),
-        _Column("published EER", "H", lambda m: f"{m.row.vox1_h_eer:.2f}"),
+def _columns(training: Training) -> list[Column[Model]]:
+    columns: list[Column[Model]] = [
+        Column("", "encoder", lambda m: m.row.name),
+        Column("", "type", lambda m: m.row.type if m.row.reversible else "-"),
+        Column("", "layers", lambda m: str(m.row.layers)),
+        Column("parameters, M", "here", lambda m: f"{m.row.parameters / 1e6:.2f}"),
+        Column("parameters, M", "publ.", lambda m: f"{m.row.published_params_m:.1f}"),
+        Column("parameters, M", "diff.", _parameter_difference),
+        Column("published EER", "O", lambda m: f"{m.row.vox1_o_eer:.2f}"),
+        Column("published EER", "E", lambda m: f"{m.row.vox1_e_eer:.2f}"),
+        Column("published EER", "H", lambda m: f"{m.row.vox1_h_eer:.2f}"),
     ]
     lengths = FRAMES if training.card_bytes is None else (training.frames,)
     for frames in lengths:
         title = f"GB per {SECONDS[frames]} s utterance"
-        columns += [_Column(title, _HEADS[mode], _gb(mode, frames)) for mode in MODES]
+        columns += [Column(title, _HEADS[mode], _gb(mode, frames)) for mode in MODES]
         if frames == 200:
-            publ = _Column(title, "publ.", lambda m: f"{m.row.published_memory_gb:g}")
-            columns.append(publ)
+            columns.append(
+                Column(title, "publ.", lambda m: f"{m.row.published_memory_gb:g}")
+            )
     if training.card_bytes is not None:
         columns.append(
-            _Column(
+            Column(
                 f"batch {training.batch}",
                 "fits",
                 lambda m: "yes" if m.fits(m.row.default_mode) else "no",
             )
         )
         title = f"largest batch on {training.card_bytes / GIB:g} GiB"
-        columns += [_Column(title, _HEADS[mode], _largest(mode)) for mode in MODES]
+        columns += [Column(title, _HEADS[mode], _largest(mode)) for mode in MODES]
     return columns
 
 
@@ -198,25 +187,6 @@ def _largest(mode: str) -> Callable[[Model], str]:
         return "-" if batch is None else str(batch)
 
     return cell
-
-
-def _aligned(columns: Sequence[_Column], models: Sequence[Model]) -> list[str]:
-    """Lines of a table: groups' titles, heads, then a line for each encoder."""
-    blocks: list[list[str]] = []
-    titles = list(dict.fromkeys(column.group for column in columns))
-    for title in titles:
-        cells = [column.text(models) for column in columns if column.group == title]
-        padded = [
-            # Words begin a line on the left, figures end it on the right.
-            [text.ljust(width) if words else text.rjust(width) for text in column]
-            for column in cells
-            for width in [max(map(len, column))]
-            for words in [column[0] in ("encoder", "type")]
-        ]
-        lines = [" ".join(row) for row in zip(*padded, strict=True)]
-        width = max(len(title), len(lines[0]))
-        blocks.append([text.rjust(width) for text in [title, *lines]])
-    return ["  ".join(row).rstrip() for row in zip(*blocks, strict=True)]
 
 
 def _plain(model: Model) -> dict[str, Any]:

@@ -3,5 +3,6 @@
 from speechbrain_rev.planner.plan import Plan, plan
 from speechbrain_rev.planner.problem import Infeasible
 from speechbrain_rev.planner.profile import Profile
+from speechbrain_rev.planner.sweep import Sweep, sweep
 
-__all__ = ["Infeasible", "Plan", "Profile", "plan"]
+__all__ = ["Infeasible", "Plan", "Profile", "Sweep", "plan", "sweep"]

@@ -7,7 +7,7 @@ those of reversible chains reconstruct, all can store or recompute.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
@@ -85,11 +85,9 @@ class NamedBlocks:
             for i in range(len(chain.blocks))
         }
         found = chosen_blocks(module, blocks) if blocks or not chains else {}
-        self._named = [
-            name
-            for name in found
-            if not any(f"{name}.".startswith(f"{chain}.") for chain in chains)
-        ]
+        # A module that is a chain itself has the name "", which all names begin with.
+        inside = tuple(f"{name}.".lstrip(".") for name in chains)
+        self._named = [name for name in found if not f"{name}.".startswith(inside)]
         self._blocks = {
             name: module.get_submodule(name) for name in (*self._named, *self._chained)
         }
@@ -154,6 +152,61 @@ class NamedBlocks:
                 ):
                     hooks.callback(handle.remove)
             yield
+
+
+class Unreconstructed:
+    """A network some of whose blocks are not to be reconstructed.
+
+    Parameters
+    ----------
+    network : Network
+        The network.
+    names : collection of str
+        Of those blocks.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.reversible import AdditiveCoupling
+    >>> chain = ReversibleChain(AdditiveCoupling(nn.Tanh(), nn.Tanh()) for _ in range(2))
+    >>> network = Unreconstructed(as_network(chain), ["blocks.1"])
+    >>> {name: len(modes) for name, modes in network.allowed_modes().items()}
+    {'blocks.0': 3, 'blocks.1': 2}
+    """
+
+    def __init__(self, network: Network, names: Collection[str]) -> None:
+        self._network, self._names = network, frozenset(names)
+
+    def named_blocks(self) -> Mapping[str, nn.Module]:
+        """Give the blocks by name."""
+        return self._network.named_blocks()
+
+    def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
+        """Name the blocks and say which modes each can have."""
+        return {
+            name: tuple(
+                m for m in modes if m is not Mode.RECONSTRUCT or name not in self._names
+            )
+            for name, modes in self._network.allowed_modes().items()
+        }
+
+    def block_modes(self) -> Mapping[str, Mode]:
+        """Name the blocks and say which mode each has."""
+        return self._network.block_modes()
+
+    def set_mode(self, mode: Mapping[str, Mode | str]) -> None:
+        """Give blocks modes, by their names."""
+        self._network.set_mode(mode)
+
+    def telling(self) -> contextlib.AbstractContextManager[None]:
+        """Make blocks that are no couplings tell of their moments for a while."""
+        return telling(self._network)
+
+
+def telling(network: Network) -> contextlib.AbstractContextManager[None]:
+    """Make blocks tell of their moments for a while, where they do not by themselves."""
+    if isinstance(network, NamedBlocks | Unreconstructed):
+        return network.telling()
+    return contextlib.nullcontext()
 
 
 def _tell_begin(block: nn.Module, _: Any) -> None:

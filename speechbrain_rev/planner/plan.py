@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from speechbrain_rev.planner.calling import own_batch, tensors_of, training_step
 from speechbrain_rev.planner.knapsack import solve
-from speechbrain_rev.planner.network import Network, as_network
+from speechbrain_rev.planner.network import Network, Unreconstructed, as_network
 from speechbrain_rev.planner.problem import GIB, Infeasible
 from speechbrain_rev.planner.profile import Profile, profile_bytes
 from speechbrain_rev.planner.timing import estimated_seconds, measured_seconds
 from speechbrain_rev.planner.trace import Step, trace_bytes
+from speechbrain_rev.planner.verify import reproduced
+from speechbrain_rev.reversible import Mode, ReversibleChain
 
 #: How often a plan that was over the budget when it ran is made anew.
 _TRIES = 8
@@ -80,6 +83,10 @@ class Plan:
             )
         network.set_mode(self.modes)
 
+    def with_about(self, **more: str) -> Plan:
+        """Give the plan with more said about it."""
+        return replace(self, about={**self.about, **more})
+
     def to_json(self) -> str:
         """Write it as a JSON document, which ``from_json`` reads."""
         return json.dumps(asdict(self), indent=1) + "\n"
@@ -94,9 +101,11 @@ class Plan:
             If the text is no plan.
         """
         try:
-            return cls(**json.loads(text))
-        except (TypeError, json.JSONDecodeError) as error:
+            found = cls(**json.loads(text))
+            modes = {name: Mode(mode).value for name, mode in found.modes.items()}
+        except (TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"This is no plan ({error}). Plan anew.") from error
+        return replace(found, modes=modes)
 
     def save(self, path: str | Path) -> None:
         """Write it to a file."""
@@ -211,7 +220,9 @@ def plan_within(
         try:
             found = solve(problem, allowed)
         except Infeasible as error:
-            raise Infeasible(error.needed_bytes, budget_bytes) from None
+            # What plans took above their prediction is needed too.
+            needed_bytes = error.needed_bytes + budget_bytes - allowed
+            raise Infeasible(needed_bytes, budget_bytes) from None
         # The last mode is that of what follows the blocks.
         modes = dict(zip(names, found[:-1], strict=True))
         network.set_mode(modes)
@@ -254,26 +265,52 @@ def profile_module(
     ValueError
         If blocks do not run one after the other.
     """
-    network, step = _on_meta(module, example_batch, blocks, loss)
+    refused, verified = _unreconstructed(module, example_batch, blocks)
+    on_meta, step = _on_meta(module, example_batch, blocks, loss)
+    network = Unreconstructed(on_meta, refused)
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     if measure and device.type != "meta":
         # A copy: training steps change gradients and running statistics.
         own = _trainable(copy.deepcopy(module))
-        run = _step(own, example_batch, loss)
+        run = training_step(own, own_batch(example_batch), loss)
+        timed = Unreconstructed(as_network(own, blocks), refused)
         with torch.random.fork_rng(_cuda(device)):
-            seconds = measured_seconds(as_network(own, blocks), run, device)
+            seconds = measured_seconds(timed, run, device)
         times = f"measured on {_name(device)}"
     else:
         seconds = estimated_seconds(network, step)
         times = "estimated from counts of operations"
     about = {
         "network": type(module).__name__,
-        "inputs": str([list(x.shape) for x in _tensors(example_batch)]),
+        "inputs": str([list(x.shape) for x in tensors_of(example_batch)]),
         "seconds": times,
         "bytes": "counted on meta tensors",
+        "reconstruction": verified,
         "torch": torch.__version__,
     }
     return profile_bytes(network, step, seconds, about)
+
+
+def _unreconstructed(
+    module: nn.Module, example_batch: Any, blocks: Sequence[str]
+) -> tuple[list[str], str]:
+    """Name blocks that are not to be reconstructed, and say how that was found."""
+    chained = [m for m in module.modules() if isinstance(m, ReversibleChain)]
+    if not chained:
+        return [], "no block reconstructs"
+    numbers = [*module.parameters(), *module.buffers(), *tensors_of(example_batch)]
+    if any(x.is_meta for x in numbers):
+        return [], "not verified: no numbers on meta"
+    found = reproduced(module, example_batch, blocks)
+    refused = [name for name, same in found.items() if not same]
+    if refused:
+        warnings.warn(
+            f"Not reconstructed, for their inverse does not give back what went in: "
+            f"{', '.join(refused)}. Their residual functions must compute the same twice "
+            "in evaluation, and no NaN; plans without it store or recompute them.",
+            stacklevel=4,
+        )
+    return refused, f"verified: {len(found) - len(refused)} of {len(found)} blocks"
 
 
 def _on_meta(
@@ -284,10 +321,8 @@ def _on_meta(
 ) -> tuple[Network, Step]:
     """Copy a module without its contents, with a training step of it."""
     own = _trainable(copy.deepcopy(module).to("meta"))
-    batch = tree_map(
-        lambda x: x.to("meta") if isinstance(x, Tensor) else x, example_batch
-    )
-    return as_network(own, blocks), _step(own, batch, loss)
+    step = training_step(own, own_batch(example_batch, "meta"), loss)
+    return as_network(own, blocks), step
 
 
 def _trainable(module: nn.Module) -> nn.Module:
@@ -297,23 +332,6 @@ def _trainable(module: nn.Module) -> nn.Module:
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     return module
-
-
-def _step(module: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None) -> Step:
-    loss = loss or _sum_of_squares
-    if isinstance(batch, Mapping):
-        return lambda: loss(module(**batch)).backward()  # type: ignore[no-untyped-call]
-    inputs = batch if isinstance(batch, tuple | list) else (batch,)
-    return lambda: loss(module(*inputs)).backward()  # type: ignore[no-untyped-call]
-
-
-def _sum_of_squares(outputs: Any) -> Tensor:
-    found = [y for y in _tensors(outputs) if y.requires_grad]
-    return torch.stack([y.square().sum() for y in found]).sum()
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
 
 
 def _cuda(device: torch.device) -> list[torch.device]:

@@ -127,6 +127,8 @@ class Infeasible(ValueError):
         The least peak of any choice.
     budget_bytes : int
         What was allowed.
+    remedy : str
+        What to do about it.
 
     Examples
     --------
@@ -136,17 +138,24 @@ class Infeasible(ValueError):
     length of the segments.
     """
 
-    def __init__(self, needed_bytes: int, budget_bytes: int) -> None:
-        super().__init__(needed_bytes, budget_bytes)
+    def __init__(
+        self,
+        needed_bytes: int,
+        budget_bytes: int,
+        remedy: str = "Raise the budget, or lower the batch size or the length of the "
+        "segments.",
+    ) -> None:
+        super().__init__(needed_bytes, budget_bytes, remedy)
         self.needed_bytes = needed_bytes
         self.budget_bytes = budget_bytes
+        self.remedy = remedy
 
     def __str__(self) -> str:
         return (
             f"Even the lightest plan peaks at {self.needed_bytes / GIB:.3f} GiB "
             f"({self.needed_bytes} bytes), but the budget is "
-            f"{self.budget_bytes / GIB:.3f} GiB ({self.budget_bytes} bytes). Raise the "
-            "budget, or lower the batch size or the length of the segments."
+            f"{self.budget_bytes / GIB:.3f} GiB ({self.budget_bytes} bytes). "
+            f"{self.remedy}"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev.memory import LiveBytes
-from speechbrain_rev.planner.network import NamedBlocks, Network
+from speechbrain_rev.planner.network import Network, telling
 from speechbrain_rev.reversible.observing import Moment, observed
 
 Step = Callable[[], Any]
@@ -32,8 +31,10 @@ class BlockTrace:
     ----------
     before_bytes, after_bytes : int
         When its forward pass began and ended.
-    forward_peak_bytes, backward_peak_bytes : int
-        The most during each pass.
+    forward_peak_bytes : int
+        The most from the end of the block before to that of its forward pass.
+    backward_peak_bytes : int
+        The most from there where its backward pass begins to where the next one does.
     """
 
     before_bytes: int
@@ -108,15 +109,17 @@ def trace_bytes(network: Network, step: Step) -> Trace:
         for (name, moment, _), most in zip(moments[:-1], following, strict=True)
     }
     names = _order(moments)
+    # What lies between two blocks belongs to the second of them.
+    until = [("", None), *((name, Moment.FORWARD_ENDS) for name in names)]
     return Trace(
         {
             name: BlockTrace(
                 live[name, Moment.FORWARD_BEGINS],
                 live[name, Moment.FORWARD_ENDS],
-                peak[name, Moment.FORWARD_BEGINS],
+                max(peak[before], peak[name, Moment.FORWARD_BEGINS]),
                 peak[name, Moment.BACKWARD_BEGINS],
             )
-            for name in names
+            for name, before in zip(names, until, strict=False)
         },
         peak[names[-1], Moment.FORWARD_ENDS],
         max(most for *_, (_, most) in moments),
@@ -218,12 +221,7 @@ def _watch(
         if id(block) in names:
             moments.append((names[id(block)], moment, read()))
 
-    told = (
-        network.telling()
-        if isinstance(network, NamedBlocks)
-        else contextlib.nullcontext()
-    )
-    with told, observed(note):
+    with telling(network), observed(note):
         step()
     moments.append(("", None, read()))
     _check(names.values(), [moment[:2] for moment in moments[1:-1]])
@@ -242,12 +240,15 @@ def _check(names: Any, told: list[tuple[str, Moment | None]]) -> None:
     ]
     expected += [(name, Moment.BACKWARD_BEGINS) for name in reversed(ran)]
     idle = sorted(set(names) - set(ran))
+    forward_only = [n for n in ran if (n, Moment.BACKWARD_BEGINS) not in told]
     if not idle and told == expected and len(set(ran)) == len(ran):
         return
     if idle:
         what = f"{', '.join(idle)} did not run"
     elif len(set(ran)) < len(ran):
         what = f"{max(ran, key=ran.count)} ran more than once"
+    elif forward_only:
+        what = f"{', '.join(forward_only)} had no backward pass"
     else:
         pairs = zip([*told, ("the end", None)], [*expected, ("", None)], strict=False)
         name, moment = next(a for a, b in pairs if a != b)

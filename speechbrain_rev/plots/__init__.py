@@ -6,9 +6,11 @@ neither the caller's backend nor its open figures are touched, and no display is
 
 from speechbrain_rev.plots.angles import gradient_angles
 from speechbrain_rev.plots.bars import memory_bars
+from speechbrain_rev.plots.by_parameters import SizedEncoder, by_parameters
 from speechbrain_rev.plots.det import ErrorRates, det_plot
 from speechbrain_rev.plots.encoders import EncoderPoint, encoder_map
 from speechbrain_rev.plots.parts import PartsBar, memory_parts
+from speechbrain_rev.plots.plans import plan_map
 from speechbrain_rev.plots.tradeoff import time_against_memory
 from speechbrain_rev.plots.training import training_curves
 
@@ -16,11 +18,14 @@ __all__ = [
     "EncoderPoint",
     "ErrorRates",
     "PartsBar",
+    "SizedEncoder",
+    "by_parameters",
     "det_plot",
     "encoder_map",
     "gradient_angles",
     "memory_bars",
     "memory_parts",
+    "plan_map",
     "time_against_memory",
     "training_curves",
 ]

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from speechbrain_rev.plots.labels import place_labels
+from speechbrain_rev.plots.labels import write_names
 from speechbrain_rev.plots.style import (
-    COLOURS,
     FAINT,
+    FAMILY_COLOURS,
+    FAMILY_NAMES,
     INK,
     caption,
+    encoder_mark,
     finish,
+    log_ticks,
     new_figure,
     save,
 )
@@ -27,17 +29,6 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _MARK_SIZE = 7.0
-_FONT_SIZE = 8.0
-_POINTS_PER_INCH = 72
-# A family and its reversible counterpart share a colour, types have shapes of their own.
-_LINES = {"resnet": COLOURS[0], "df_resnet": COLOURS[1]}
-_TITLES = {
-    "resnet": "ResNet, stored",
-    "revnet": "RevNet",
-    "df_resnet": "DF-ResNet, stored",
-    "df_revnet": "DF-RevNet",
-}
-_SHAPES = {"vanilla": "o", "I": "^", "II": "s"}
 
 
 @dataclass(frozen=True)
@@ -163,18 +154,10 @@ def _limits(
     sizes += card_bytes
     axes.set_yscale("log")
     axes.set_ylim(min(sizes) / _GIB / 1.4, max(sizes) / _GIB * 1.4)
-    low, high = axes.get_ylim()
-    ticks = [d * 10.0**e for e in range(-6, 7) for d in (1, 2, 5)]
-    ticks = [tick for tick in ticks if low <= tick <= high]
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_yticks([], minor=True)
+    log_ticks(axes)
     rates = [point.eer_percent for point in points]
     margin = 0.1 * (max(rates) - min(rates)) or 0.1 * rates[0]
     axes.set_xlim(min(rates) - margin, max(rates) + margin)
-
-
-def _colour(point: EncoderPoint) -> str:
-    return _LINES[point.family.replace("rev", "res")]
 
 
 def _arrows(axes: Axes, points: Sequence[EncoderPoint]) -> None:
@@ -189,7 +172,7 @@ def _arrows(axes: Axes, points: Sequence[EncoderPoint]) -> None:
             (start.eer_percent, start.peak_bytes / _GIB),
             arrowprops={
                 "arrowstyle": "-|>,head_width=0.16,head_length=0.32",
-                "color": _colour(point),
+                "color": FAMILY_COLOURS[point.family],
                 "alpha": 0.45,
                 "lw": 0.9,
                 "shrinkA": _MARK_SIZE / 2,
@@ -203,18 +186,14 @@ def _marks(axes: Axes, points: Sequence[EncoderPoint]) -> None:
     kinds = dict.fromkeys((point.family, point.type) for point in points)
     for family, kind in kinds:
         members = [p for p in points if (p.family, p.type) == (family, kind)]
-        colour, filled = _colour(members[0]), kind != "vanilla"
+        doing = "stored" if kind == "vanilla" else f"type {kind}"
         axes.plot(
             [point.eer_percent for point in members],
             [point.peak_bytes / _GIB for point in members],
-            ls="",
-            marker=_SHAPES[kind],
             markersize=_MARK_SIZE,
-            markeredgecolor=colour,
-            markerfacecolor=colour if filled else "white",
-            markeredgewidth=1.6,
-            label=_TITLES[family] + (f", type {kind}" if filled else ""),
+            label=f"{FAMILY_NAMES[family]}, {doing}",
             zorder=4,
+            **encoder_mark(family, kind),
         )
         rivals = [p for p in members if p.recompute_bytes is not None]
         if rivals:
@@ -224,9 +203,9 @@ def _marks(axes: Axes, points: Sequence[EncoderPoint]) -> None:
                 ls="",
                 marker="x",
                 markersize=_MARK_SIZE - 1,
-                markeredgecolor=colour,
+                markeredgecolor=FAMILY_COLOURS[family],
                 markeredgewidth=1.2,
-                label=_TITLES[family].replace("stored", "recomputed"),
+                label=f"{FAMILY_NAMES[family]}, recomputed",
                 zorder=3,
             )
 
@@ -237,64 +216,23 @@ def _names(
     points: Sequence[EncoderPoint],
     card_bytes: Sequence[int],
 ) -> None:
-    """Write the names where the layout, which must be settled, leaves room."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    per_pixel = _POINTS_PER_INCH / figure.dpi
-
-    def place(xy: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
-        where: NDArray[np.float64] = axes.transData.transform(xy) * per_pixel
-        return where
-
-    centres = place([(p.eer_percent, p.peak_bytes / _GIB) for p in points])
-    texts = [
-        axes.annotate(
-            p.name,
-            (p.eer_percent, p.peak_bytes / _GIB),
-            xytext=(0, 0),
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            fontsize=_FONT_SIZE,
-            color=_colour(p),
-            zorder=5,
-        )
-        for p in points
-    ]
-    extents = [text.get_window_extent() for text in texts]
-    sizes = np.array([(e.width, e.height) for e in extents]) * per_pixel
-    index = {point.name: i for i, point in enumerate(points)}
-    ends = [
-        (centres[index[p.counterpart]], centres[i])
-        for i, p in enumerate(points)
-        if p.counterpart in index
-    ]
-    limits = axes.get_xlim()
-    ends += [tuple(place([(x, size / _GIB) for x in limits])) for size in card_bytes]
+    places = {p.name: (p.eer_percent, p.peak_bytes / _GIB) for p in points}
     crosses = [
         (p.eer_percent, p.recompute_bytes / _GIB) for p in points if p.recompute_bytes
     ]
-    marks = np.concatenate([centres, place(crosses)]) if crosses else centres
-    labels = place_labels(
-        centres,
-        sizes,
-        marks=np.column_stack([marks, np.full(len(marks), _MARK_SIZE / 2 + 1)]),
-        lines=np.array(ends),
-        within=np.array(axes.bbox.get_points()) * per_pixel,
+    arrows = [
+        (places[p.counterpart], places[p.name])
+        for p in points
+        if p.counterpart in places
+    ]
+    left, right = axes.get_xlim()
+    cards = [((left, size / _GIB), (right, size / _GIB)) for size in card_bytes]
+    write_names(
+        figure,
+        axes,
+        places,
+        {p.name: FAMILY_COLOURS[p.family] for p in points},
+        marks=[*places.values(), *crosses],
+        mark_size=_MARK_SIZE,
+        lines=[*arrows, *cards],
     )
-    for text, label, centre in zip(texts, labels, centres, strict=True):
-        text.set_position(tuple(label.centre - centre))
-        if label.leader is not None:
-            axes.annotate(
-                "",
-                text.xy,
-                tuple(label.leader[1] - centre),
-                textcoords="offset points",
-                arrowprops={
-                    "arrowstyle": "-",
-                    "color": text.get_color(),
-                    "lw": 0.6,
-                    "shrinkA": 0,
-                    "shrinkB": _MARK_SIZE / 2,
-                },
-            )

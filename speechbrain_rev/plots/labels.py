@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
@@ -18,6 +24,11 @@ _CROSSED_LEADER = 8.0
 _CROSSED_LINE = 1.5
 _LEADER = 15.0
 _ROUNDS = 20
+
+_POINTS_PER_INCH = 72
+
+#: Where something is in the units of the axes.
+Place = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,88 @@ class Label:
 
     centre: Floats
     leader: Floats | None
+
+
+def write_names(
+    figure: Figure,
+    axes: Axes,
+    places: Mapping[str, Place],
+    colours: Mapping[str, str],
+    *,
+    marks: Sequence[Place],
+    mark_size: float,
+    lines: Sequence[tuple[Place, Place]],
+    font_size: float = 8.0,
+) -> None:
+    """Write names where there is room, which settles the layout of the figure.
+
+    Parameters
+    ----------
+    figure, axes : matplotlib.figure.Figure, matplotlib.axes.Axes
+        With all that has a place in the layout.
+    places : mapping of str to (x, y)
+        What is named, in units of the axes, like marks and lines.
+    colours : mapping of str to str
+        Of each name.
+    marks : sequence of (x, y)
+        What must stay visible.
+    mark_size : float
+        Of these, in points.
+    lines : sequence of pairs of (x, y)
+        Ends of lines that had better not be crossed.
+    font_size : float
+        Of the names, in points.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    per_pixel = _POINTS_PER_INCH / figure.dpi
+
+    def in_points(xy: Sequence[Place]) -> Floats:
+        # None are two columns as well.
+        where: Floats = axes.transData.transform(np.reshape(xy, (-1, 2))) * per_pixel
+        return where
+
+    centres = in_points(list(places.values()))
+    texts = [
+        axes.annotate(
+            name,
+            place,
+            xytext=(0, 0),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=font_size,
+            color=colours[name],
+            zorder=5,
+        )
+        for name, place in places.items()
+    ]
+    extents = [text.get_window_extent() for text in texts]
+    labels = place_labels(
+        centres,
+        np.array([(e.width, e.height) for e in extents]) * per_pixel,
+        marks=np.column_stack(
+            [in_points(marks), np.full(len(marks), mark_size / 2 + 1)]
+        ),
+        lines=np.array([in_points(line) for line in lines]).reshape(-1, 2, 2),
+        within=np.array(axes.bbox.get_points()) * per_pixel,
+    )
+    for text, label, centre in zip(texts, labels, centres, strict=True):
+        text.set_position(tuple(label.centre - centre))
+        if label.leader is not None:
+            axes.annotate(
+                "",
+                text.xy,
+                tuple(label.leader[1] - centre),
+                textcoords="offset points",
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": text.get_color(),
+                    "lw": 0.6,
+                    "shrinkA": 0,
+                    "shrinkB": mark_size / 2,
+                },
+            )
 
 
 def place_labels(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,6 +14,20 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", "--", ":", "-.")
 MODE_COLOURS = {"store": "#8C8C8C", "recompute": "#56B4E9", "reconstruct": "#0072B2"}
+# A family and its reversible counterpart share a colour, types have shapes of their own.
+FAMILY_COLOURS = {
+    "resnet": COLOURS[0],
+    "revnet": COLOURS[0],
+    "df_resnet": COLOURS[1],
+    "df_revnet": COLOURS[1],
+}
+FAMILY_NAMES = {
+    "resnet": "ResNet",
+    "revnet": "RevNet",
+    "df_resnet": "DF-ResNet",
+    "df_revnet": "DF-RevNet",
+}
+_TYPE_SHAPES = {"vanilla": "o", "I": "^", "II": "s"}
 FAINT = "#888888"
 INK = "#333333"
 
@@ -44,6 +58,44 @@ def new_figure(width_inches: float, height_inches: float) -> Figure:
             f"Install it again: pip install --force-reinstall matplotlib."
         ) from error
     return Figure(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def encoder_mark(family: str, kind: str) -> dict[str, Any]:
+    """Give the mark of encoders: hollow for vanilla ones, filled for reversible ones.
+
+    Parameters
+    ----------
+    family, kind : str
+        Family and type, as in ``architectures``.
+
+    Returns
+    -------
+    dict
+        Options of matplotlib's ``plot``.
+    """
+    colour = FAMILY_COLOURS[family]
+    return {
+        "ls": "",
+        "marker": _TYPE_SHAPES[kind],
+        "markeredgecolor": colour,
+        "markerfacecolor": "white" if kind == "vanilla" else colour,
+        "markeredgewidth": 1.6,
+    }
+
+
+def log_ticks(axes: Axes) -> None:
+    """Put ticks at 1, 2, 5, 10 and so on, as far as the vertical axis goes.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+        With a logarithmic vertical axis.
+    """
+    low, high = axes.get_ylim()
+    ticks = [d * 10.0**e for e in range(-6, 7) for d in (1, 2, 5)]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks([], minor=True)
 
 
 def finish(axes: Axes, *, grid: Literal["both", "x"]) -> None:

@@ -276,9 +276,9 @@ class ReversibleChain(nn.Module):
             here = list(run)
             blocks = [cast(AdditiveCoupling, block) for _, (_, block) in here]
             if mode is Mode.RECONSTRUCT:
-                streams = reconstruct(
-                    blocks, streams, mask, notes, here[0][0], self.chunk
-                )
+                held = [streams]
+                del streams  # the run alone has it, and drops it
+                streams = reconstruct(blocks, held, mask, notes, here[0][0], self.chunk)
                 tell(blocks[-1], Moment.FORWARD_ENDS)
             else:
                 again = mode is Mode.RECOMPUTE

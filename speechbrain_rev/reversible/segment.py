@@ -38,7 +38,7 @@ from speechbrain_rev.reversible.streams import Stream, Streams, tangent_of
 
 def reconstruct(
     blocks: Sequence[AdditiveCoupling],
-    streams: Streams,
+    held: list[Streams],
     mask: Tensor | None,
     notes: StreamNotes,
     start: int,
@@ -50,8 +50,8 @@ def reconstruct(
     ----------
     blocks : sequence of AdditiveCoupling
         At least one.
-    streams : Streams
-        What the first one takes.
+    held : list of Streams
+        What the first one takes; it is emptied, so that no caller keeps its values.
     mask : torch.Tensor or None
         Handed on to the residual functions.
     notes : StreamNotes
@@ -66,15 +66,16 @@ def reconstruct(
     Streams
         What the last one returns.
     """
-    first, second, format, poison = streams
+    first, second, format, poison = held.pop()
     # F and G in turn, each as its pieces.
     halves = [pieces_of(f, chunk) for block in blocks for f in (block.f, block.g)]
     parameters = Parameters([f for half in reversed(halves) for f in reversed(half)])
+    values, tangents = [first.value, second.value], (first.tangent, second.tangent)
+    del first, second  # the values are dropped as soon as they are spent
     outputs = _Reconstruct.apply(
-        blocks, halves, parameters, format, notes, start,
+        blocks, halves, parameters, format, notes, start, values,
         mask,  # saved, it has no gradient
-        first.value, second.value, first.tangent, second.tangent,
-        *parameters.tensors,
+        *tangents, *parameters.tensors,
     )  # fmt: skip
     y1, y2, tangent1, tangent2 = outputs
     return Streams(Stream(y1, tangent1), Stream(y2, tangent2), format, poison)
@@ -124,9 +125,8 @@ class _Reconstruct(torch.autograd.Function):
         format: StreamFormat,
         notes: StreamNotes,
         start: int,
+        values: list[Tensor],
         mask: Tensor | None,
-        x1: Tensor,
-        x2: Tensor,
         tangent1: Tensor,
         tangent2: Tensor,
         *tensors: Tensor,
@@ -139,8 +139,8 @@ class _Reconstruct(torch.autograd.Function):
         ctx.in_place = not any(map(_is_watched, parameters.modules))
         ctx.notes, ctx.expected = notes, None
         if notes.mismatches is not None:
-            ctx.expected = checksum([x1, x2])
-        changed, kept = x1.detach(), x2.detach()
+            ctx.expected = checksum(values)
+        kept, changed = values.pop().detach(), values.pop().detach()
         # What a chain begins with is its own; values that earlier blocks saved are not.
         spared = 0 if ctx.in_place and start == 0 else 2
         adds = itertools.chain(
@@ -217,7 +217,7 @@ class _Reconstruct(torch.autograd.Function):
         if ctx.expected is not None:
             differs = checksum([kept, changed]) != ctx.expected
             ctx.notes.mismatches.add_(differs.any())
-        return (None,) * 9 + (of_kept.value, of_changed.value, *gradients.found)
+        return (None,) * 8 + (of_kept.value, of_changed.value, *gradients.found)
 
 
 def _first_run(

@@ -16,13 +16,16 @@ from speechbrain_rev.models import (
     as_text,
     breakdown_render,
     parse_card,
+    planning_render,
     select,
     table_one,
 )
 from speechbrain_rev.models.breakdown import before_and_after
+from speechbrain_rev.models.planning import plan_encoders
+from speechbrain_rev.planner import Plan
 from tests.run_folders import speech_like, write_audio, write_run
 
-COMMANDS = ("env", "resolve", "models", "memory", "embed", "verify")
+COMMANDS = ("env", "resolve", "models", "memory", "plan", "embed", "verify")
 TRAIN = Path(__file__).parents[2] / "hparams" / "train.yaml"
 
 
@@ -91,7 +94,9 @@ class TestCommand:
         assert done.value.code == 0
         assert len(capsys.readouterr().out.splitlines()) > 4
 
-    @pytest.mark.parametrize("arguments", [[], ["resolve"], ["embed", "run"], ["emb"]])
+    @pytest.mark.parametrize(
+        "arguments", [[], ["resolve"], ["plan"], ["embed", "run"], ["emb"]]
+    )
     def test_an_incomplete_command_is_refused(self, arguments, capsys):
         with pytest.raises(SystemExit) as done:
             cli.main(arguments)
@@ -302,6 +307,55 @@ class TestMemory:
     )
     def test_a_mistake_is_one_line(self, arguments, message, capsys):
         assert message in refuse(["memory", *arguments], capsys)
+
+
+class TestPlan:
+    OPTIONS = ("--batch=100", "--optimizer_bits=32", "--card=4GB")
+    TRAINING = Training(parse_card("4GB"), 100, 200, optimizer_bits=32)
+
+    def test_the_options_reach_the_table_and_the_plan_is_saved(self, tmp_path, capsys):
+        file = tmp_path / "plan.json"
+        arguments = ["plan", "resnet34", *self.OPTIONS, f"--save={file}"]
+        assert cli.main(arguments) == 0
+        expected = plan_encoders(self.TRAINING, names=["resnet34"])
+        assert capsys.readouterr().out == planning_render.as_text(expected)
+        assert Plan.load(file) == expected[0].as_plan()
+
+    def test_it_prints_json(self, capsys):
+        assert cli.main(["plan", "resnet34", *self.OPTIONS, "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["training"]["optimizer_state_bits"] == 32
+        assert [encoder["name"] for encoder in document["encoders"]] == ["resnet34"]
+
+    def test_it_draws_a_picture(self, tmp_path, capsys):
+        picture = tmp_path / "plan.png"
+        arguments = ["plan", "resnet34", *self.OPTIONS, f"--plot={picture}"]
+        assert cli.main(arguments) == 0
+        assert capsys.readouterr().out == f"{picture}: 1 encoders\n"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["revnet58", "--card=11GB"], "Did you mean revnet57"),
+            (["resnet34", "--card=11"], "--card takes a card's memory as 11GB"),
+            (["resnet34", "--card=11GB", "--batch=0"], "utterances, not 0"),
+            (["resnet34", "--card=11GB", "--frames=300"], "200 and 600 frames"),
+            (["resnet34", "--card=11GB", "--optimizer_bits=4"], "8 or 32 bit, not 4"),
+            (["resnet34", "--device=cpu"], "--device takes cuda, or cuda:N"),
+            (["resnet34", "--device=cuda:99"], "cuda:99 is not there"),
+            (["--card=11GB", "--save=p.json"], "one encoder; name one"),
+            (
+                ["resnet34", "--card=11GB", "--save=no/p"],
+                "--save no/p cannot be written",
+            ),
+            (["resnet34", "--card=11GB", "--plot=no/p.png"], "--plot no/p.png cannot"),
+            (["resnet34", "--card=11GB", "--plot=p.pdf"], "ends in .png, not p.pdf"),
+            (["resnet34", "--card=2GB", "--batch=100"], "What helps: --batch="),
+        ],
+    )
+    def test_a_mistake_is_one_line(self, arguments, message, capsys):
+        assert message in refuse(["plan", *arguments], capsys)
 
 
 class TestEmbed:

@@ -13,6 +13,7 @@ import speechbrain_rev
 PACKAGE = Path(speechbrain_rev.__file__).parent
 
 PUBLIC = {
+    "cli": {"main", "run_script"},
     "hparams": {
         "Composition", "OptimizerWarning", "compose", "parse_arguments", "placeholders", "plain_settings",
         "resolve", "top_level_keys",
@@ -28,10 +29,11 @@ PUBLIC = {
         "Model", "Training", "as_json", "as_text", "counted_peaks", "parse_card",
         "select",
     },
+    "planner": {"Infeasible", "Plan", "Profile", "Sweep", "plan", "sweep"},
     "plots": {
-        "EncoderPoint", "ErrorRates", "PartsBar", "det_plot", "encoder_map",
-        "gradient_angles", "memory_bars", "memory_parts", "time_against_memory",
-        "training_curves",
+        "EncoderPoint", "ErrorRates", "PartsBar", "SizedEncoder", "by_parameters",
+        "det_plot", "encoder_map", "gradient_angles", "memory_bars", "memory_parts",
+        "plan_map", "time_against_memory", "training_curves",
     },
     "optim": {"build_optimizer", "convert_checkpoint", "state_bytes"},
     "reversible": {
@@ -54,7 +56,6 @@ PUBLIC = {
 #: Modules that are public by themselves.
 MODULES = {
     "architectures": {"ARCHITECTURES", "Architecture", "architecture"},
-    "cli": {"main", "run_script"},
     "environment": {"environment"},
     "lobes.checkpoints": {"WholeCheckpointer", "average_of_last_epochs"},
     "lobes.classifier": {"AAMSoftmax", "CosineClassifier"},

@@ -10,6 +10,7 @@ from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.memory import LiveBytes, live_bytes_peak
 from speechbrain_rev.models import Training, parse_card
+from speechbrain_rev.models.breakdown import encoder_breakdown
 from speechbrain_rev.models.card import CLASSES, EMBEDDING_DIM, GIB
 from speechbrain_rev.optim import build_optimizer, state_bytes
 
@@ -51,6 +52,7 @@ def test_what_is_no_card_is_refused_with_what_is(text):
         ({"batch": 0}, "from 1 to 1000000 utterances, not 0"),
         ({"batch": 10**400}, "from 1 to 1000000 utterances"),
         ({"frames": 300}, "200 and 600 frames, not of 300"),
+        ({"optimizer_bits": 16}, "8 or 32 bit, not 16"),
     ],
 )
 def test_a_training_that_was_not_counted_is_refused(wrong, message):
@@ -90,6 +92,25 @@ def test_the_reserve_meets_the_published_batches_of_stored_encoders(row):
     # Those were found on a card of 11 GiB; a tenth is what the reserve's text says.
     ours = TRAINING.largest_batch(row, "store")
     assert ours == pytest.approx(row.published_max_batch_11gb, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["resnet34", "df_resnet56"])  # sgd, adamw
+@pytest.mark.parametrize("bits", [8, 32])
+def test_the_optimizers_part_is_just_above_its_count(name, bits):
+    training = Training(None, batch=128, frames=200, optimizer_bits=bits)
+    part = training.needed_bytes(architecture(name), "store", 128)["optimizer_states"]
+    case = encoder_breakdown(name, batch=128, frames=200, optimizer_bits=bits)
+    assert 0.9 * part < case.report.optimizer_states_bytes <= part
+
+
+@pytest.mark.parametrize("name", ["resnet34", "revnet57"])
+def test_the_steps_budget_is_what_all_else_leaves(name):
+    row = architecture(name)
+    needed = TRAINING.needed_bytes(row, row.default_mode, 128)
+    budget = TRAINING.step_budget_bytes(row)
+    assert budget - needed["encoder_step"] == CARD - TRAINING.reserve_bytes - sum(
+        needed.values()
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 128, 256, 400, 2048])

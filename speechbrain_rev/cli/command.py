@@ -1,0 +1,134 @@
+"""The command itself: its subcommands, and errors as one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from speechbrain_rev import __version__
+from speechbrain_rev.cli import encoders, plans, speakers
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the console command.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        What follows the command's name; by default that of this process.
+
+    Returns
+    -------
+    int
+        0, or 2 after an error of the user, which is one line on stderr.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # Closed by the caller (>&-), who wants to read nothing.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    parsed = _parser().parse_args(arguments)
+    try:
+        parsed.run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output (head, less) has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError, ImportError) as error:
+        print(f"speechbrain-rev: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run_script(script: Callable[[], object]) -> None:
+    """Run a recipe; an error of the user ends it with one line instead of a traceback.
+
+    Errors that come from elsewhere than this package and the recipe keep theirs.
+
+    Parameters
+    ----------
+    script : callable
+        The recipe's ``main``, which reads the command line.
+    """
+    own = (Path(__file__).parents[1], Path(sys.argv[0]).resolve().parent)
+    try:
+        script()
+    except (ValueError, FileNotFoundError) as error:
+        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if not any(raised_in.resolve().is_relative_to(folder) for folder in own):
+            raise
+        sys.exit(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="speechbrain-rev",
+        description="Very deep speaker encoders in little memory, with SpeechBrain.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], None], summary: str, details: str
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}. {details}",
+            allow_abbrev=False,
+        )
+        command.set_defaults(run=run)
+        return command
+
+    add(
+        "env",
+        _env,
+        "print what a bug report needs",
+        "Versions of this package and of those it stands on, devices and memory.",
+    )
+
+    command = add(
+        "resolve",
+        _resolve,
+        "print a hyperparameter file as one complete file",
+        "The result is plain HyperPyYAML, which SpeechBrain's own "
+        "train_speaker_embeddings.py takes as well. Nothing is built or run.",
+    )
+    command.add_argument("file", metavar="FILE", help="e.g. hparams/df_revnet281.yaml")
+    command.add_argument(
+        "overrides",
+        metavar="--key=value",
+        nargs=argparse.REMAINDER,
+        help="values that go before those of the file",
+    )
+
+    encoders.add_commands(add)
+    plans.add_command(add)
+    speakers.add_commands(add)
+    return parser
+
+
+def _env(parsed: argparse.Namespace) -> None:
+    from speechbrain_rev.environment import environment
+
+    del parsed
+    for name, value in environment():
+        print(f"{name:<17}{value}")
+
+
+def _resolve(parsed: argparse.Namespace) -> None:
+    from speechbrain_rev import hparams
+
+    overrides, _ = hparams.parse_arguments(
+        parsed.overrides, keys=hparams.top_level_keys(parsed.file)
+    )
+    with warnings.catch_warnings(record=True) as doubts:
+        text = hparams.resolve(parsed.file, overrides)
+    for doubt in doubts:
+        print(f"speechbrain-rev: warning: {doubt.message}", file=sys.stderr)
+    print(text, end="")

@@ -1,0 +1,102 @@
+"""The subcommand ``plan``: what fits a card, and how fast."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from speechbrain_rev.cli.files import check_writable
+
+
+def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the subcommand.
+
+    Parameters
+    ----------
+    add : callable
+        Takes a name, what runs it, a summary and details; gives the parser.
+    """
+    command = add(
+        "plan",
+        _plan,
+        "plan what encoders keep on a card, so that they train as fast as fits",
+        "For each encoder: memory of a training step, its time, the largest batch, and "
+        "how many such cards make a total batch of 256. All 25 are predicted, in about a "
+        "minute; those that are named are counted. No GPU is needed.",
+    )
+    command.add_argument(
+        "names", metavar="ENCODER", nargs="*", help="only these (default: all)"
+    )
+    card = command.add_mutually_exclusive_group(required=True)
+    card.add_argument("--card", metavar="SIZE", help="memory, e.g. 11GB or 10.5GiB")
+    card.add_argument(
+        "--device", help="cuda or cuda:N: what is free now on the card of this machine"
+    )
+    command.add_argument(
+        "--batch", type=int, default=128, help="utterances of a step (default: 128)"
+    )
+    command.add_argument(
+        "--frames",
+        type=int,
+        default=200,
+        help="of an utterance: 200 (2 s, the default) or 600 (6 s)",
+    )
+    command.add_argument(
+        "--optimizer_bits",
+        metavar="BITS",
+        type=int,
+        default=8,
+        help="of the optimizer's states: 8 (the default) or 32",
+    )
+    command.add_argument(
+        "--save",
+        metavar="PLAN.json",
+        help="write the plan of one encoder, for plan_file in its hyperparameters",
+    )
+    output = command.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print JSON, in bytes")
+    output.add_argument("--plot", metavar="FILE.png", help="draw a picture instead")
+
+
+def _plan(parsed: argparse.Namespace) -> None:
+    from speechbrain_rev.models import Training, parse_card
+
+    if parsed.save is not None and len(set(parsed.names)) != 1:
+        raise ValueError("--save writes the plan of one encoder; name one.")
+    if parsed.plot is not None:
+        from speechbrain_rev.models.picture import check_png
+
+        check_png(parsed.plot)
+    for option in ("save", "plot"):
+        if getattr(parsed, option) is not None:
+            check_writable(f"--{option}", getattr(parsed, option))
+    at_hand = None
+    if parsed.device is not None:
+        from speechbrain_rev.models.card_at_hand import card_at_hand
+
+        at_hand = card_at_hand(parsed.device)
+    training = Training(
+        parse_card(parsed.card) if at_hand is None else at_hand.free_bytes,
+        batch=parsed.batch,
+        frames=parsed.frames,
+        optimizer_bits=parsed.optimizer_bits,
+    )
+
+    from speechbrain_rev.models import planning, planning_render
+
+    encoders = planning.plan_encoders(
+        training, names=parsed.names, progress=sys.stderr.isatty()
+    )
+    if len(encoders) == 1:
+        planning.check_fits(encoders[0])
+    if parsed.save is not None:
+        encoders[0].as_plan().save(parsed.save)
+    if parsed.plot is not None:
+        from speechbrain_rev.models.planning_picture import draw_plans
+
+        draw_plans(encoders, parsed.plot)
+        print(f"{parsed.plot}: {len(encoders)} encoders")
+        return
+    render = planning_render.as_json if parsed.json else planning_render.as_text
+    print(render(encoders, at_hand), end="")

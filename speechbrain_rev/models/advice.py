@@ -1,0 +1,90 @@
+"""What to change where a training does not fit its card."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from speechbrain_rev.architectures import ARCHITECTURES, Architecture
+from speechbrain_rev.models.card import GIB, RESERVE_BYTES, RESERVE_SHARE, Training
+from speechbrain_rev.models.table import Model
+
+# Shorter utterances tell too little of a speaker to be worth proposing.
+_FEWEST_FRAMES = 50
+
+
+def remedies(training: Training, row: Architecture, needed_bytes: int) -> list[str]:
+    """Name the changes that help, each with how far to go.
+
+    Parameters
+    ----------
+    training : Training
+        What does not fit.
+    row : Architecture
+        The encoder.
+    needed_bytes : int
+        What its lightest plan needs beside what stays free.
+
+    Returns
+    -------
+    list of str
+        Batch, length, encoder, bits and card, as far as they help.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.architectures import architecture
+    >>> training = Training(11 * GIB, batch=128, frames=200)
+    >>> for remedy in remedies(training, architecture("resnet152"), 17 * GIB):
+    ...     print(remedy)
+    --batch=66
+    utterances of about 100 frames
+    another encoder, for instance revnet230
+    a card of 19.6 GiB
+    """
+    found = [_batch(training, row), _frames(training, row, needed_bytes)]
+    found += [_encoder(training, row), _bits(training, row)]
+    card_bytes = math.ceil((needed_bytes + RESERVE_BYTES) / (1 - RESERVE_SHARE))
+    found.append(f"a card of {math.ceil(card_bytes / GIB * 10) / 10:g} GiB")
+    return [remedy for remedy in found if remedy is not None]
+
+
+def _batch(training: Training, row: Architecture) -> str | None:
+    batch = _largest_batch(training, row)
+    return f"--batch={batch}" if batch else None
+
+
+def _frames(training: Training, row: Architecture, needed_bytes: int) -> str | None:
+    """Find a length, as if the step took as much of memory for each frame."""
+    needed = training.needed_bytes(row, row.default_mode, training.batch)
+    fixed_bytes = sum(needed.values()) - needed["encoder_step"] - needed["input"]
+    part = (training.available_bytes - fixed_bytes) / (needed_bytes - fixed_bytes)
+    frames = math.floor(training.frames * part / 10) * 10
+    return f"utterances of about {frames} frames" if frames >= _FEWEST_FRAMES else None
+
+
+def _encoder(training: Training, row: Architecture) -> str | None:
+    """Find the most accurate encoder that fits, if possible a counterpart."""
+    fitting = [
+        other
+        for other in ARCHITECTURES.values()
+        if _largest_batch(training, other) >= training.batch
+    ]
+    fitting.sort(key=lambda other: (other.counterpart != row.name, other.vox1_h_eer))
+    return f"another encoder, for instance {fitting[0].name}" if fitting else None
+
+
+def _bits(training: Training, row: Architecture) -> str | None:
+    if training.optimizer_bits == 8:
+        return None
+    lighter = dataclasses.replace(training, optimizer_bits=8)
+    states_bytes = [
+        t.needed_bytes(row, row.default_mode, t.batch)["optimizer_states"]
+        for t in (training, lighter)
+    ]
+    saved = (states_bytes[0] - states_bytes[1]) / GIB
+    return f"--optimizer_bits=8, which saves {saved:.3f} GiB"
+
+
+def _largest_batch(training: Training, row: Architecture) -> int:
+    model = Model(row, training)
+    return max(model.largest_batch(mode) or 0 for mode in model.modes)

@@ -1,0 +1,236 @@
+"""Planned encoders as text and as JSON, each figure marked as what it is."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from speechbrain_rev.models.card import CLASSES, GIB, RESERVE_BYTES, RESERVE_SHARE
+from speechbrain_rev.models.card_at_hand import CardAtHand
+from speechbrain_rev.models.columns import Column, aligned
+from speechbrain_rev.models.counts import counted_with
+from speechbrain_rev.models.planning import (
+    BASELINE,
+    PUBLISHED_CARDS,
+    TOTAL_BATCH,
+    PlannedEncoder,
+)
+from speechbrain_rev.models.render import PAPER
+from speechbrain_rev.planner.timing import ASSUMED
+
+_WIDTH = 120
+_ASSUMED = (
+    f"an assumed card of {ASSUMED.flops_per_second / 1e12:g} TFLOP/s and "
+    f"{ASSUMED.bytes_per_second / 1e9:g} GB/s"
+)
+
+
+def as_text(
+    encoders: Sequence[PlannedEncoder], at_hand: CardAtHand | None = None
+) -> str:
+    """Print planned encoders as a table, and what its figures are.
+
+    Parameters
+    ----------
+    encoders : sequence of PlannedEncoder
+        The rows; at least one, all of the same training.
+    at_hand : CardAtHand or None
+        The card, if it was asked and not named.
+
+    Returns
+    -------
+    str
+        Lines, the last one ended too.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.models import Training
+    >>> from speechbrain_rev.models.planning import plan_encoders
+    >>> training = Training(11 * GIB, batch=128, frames=200)
+    >>> text = as_text(plan_encoders(training, names=["resnet34"]))
+    >>> text.splitlines()[2].split()[:7]
+    ['resnet34', '1.86', '6.6', '7.74', '-', 'counted', '17']
+    """
+    lines = aligned(_columns(encoders[0].model.training.batch), encoders)
+    notes = [textwrap.fill(n, _WIDTH) for n in sources(encoders[0], at_hand).values()]
+    return "\n".join([*lines, "", *notes, ""])
+
+
+def as_json(
+    encoders: Sequence[PlannedEncoder], at_hand: CardAtHand | None = None
+) -> str:
+    """Print planned encoders as JSON: each figure under what it is, units in the names.
+
+    Parameters
+    ----------
+    encoders : sequence of PlannedEncoder
+        As :func:`as_text` takes them.
+    at_hand : CardAtHand or None
+        The card, if it was asked and not named.
+
+    Returns
+    -------
+    str
+        A JSON document.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.models import Training
+    >>> from speechbrain_rev.models.planning import plan_encoders
+    >>> training = Training(11 * GIB, batch=128, frames=200)
+    >>> document = json.loads(as_json(plan_encoders(training, names=["resnet34"])))
+    >>> document["encoders"][0]["published"]["cards_of_11_gib_for_256"] is None
+    True
+    """
+    training = encoders[0].model.training
+    document = {
+        "sources": sources(encoders[0], at_hand),
+        "counted_with": counted_with(),
+        "training": {
+            "batch": training.batch,
+            "frames": training.frames,
+            "precision": "float32",
+            "card_bytes": training.card_bytes,
+            "card_name": None if at_hand is None else at_hand.name,
+            "reserve_bytes": training.reserve_bytes,
+            "optimizer_state_bits": training.optimizer_bits,
+            "classes": CLASSES,
+        },
+        "encoders": [_plain(encoder) for encoder in encoders],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def sources(
+    encoder: PlannedEncoder, at_hand: CardAtHand | None = None
+) -> dict[str, str]:
+    """Say what each kind of figure is.
+
+    Parameters
+    ----------
+    encoder : PlannedEncoder
+        One of those shown; all are of the same training.
+    at_hand : CardAtHand or None
+        The card, if it was asked and not named.
+
+    Returns
+    -------
+    dict of str to str
+        Sentences by what they are about.
+    """
+    training = encoder.model.training
+    assert training.card_bytes is not None
+    card = f"{training.card_bytes / GIB:.4g} GiB"
+    if at_hand is None:
+        told = f"A card of {card} was named; none was tried."
+    else:
+        told = (
+            f"{card} were free of {at_hand.total_bytes / GIB:.4g} on {at_hand.name}, which "
+            "was asked for that alone."
+        )
+    versions = counted_with()
+    return {
+        "published": f"Published: EER on Vox1-H, largest batch and cards of 11 GiB (Tables "
+        f'V, VI, VII) of "{PAPER}". They were not reproduced here.',
+        "card": f"{told} {training.reserve_bytes / GIB:.2f} GiB stay free: "
+        f"{RESERVE_BYTES / GIB:g} GiB and {RESERVE_SHARE:g} of it are assumed for CUDA, "
+        "workspaces and fragmentation.",
+        "plan": f"Plan: the fastest modes of all blocks with which {training.batch} "
+        f"utterances of {training.frames} frames in float32 fit, or the lightest where "
+        "none fit; then `lacks` says how many GiB there are too few. GiB: the peak of the "
+        "encoder's step, with weights, gradients, states of "
+        f"{training.optimizer_bits} bit, a classifier of {CLASSES} and the input, as if "
+        "all peaked at once. store, recomp., reconstr.: blocks of each mode.",
+        "how": "predicted: the step's peak follows from a shallow encoder of the kind, run "
+        "on meta tensors; counted: the encoder itself ran with the plan, on meta tensors. "
+        f"Neither was measured on a card (torch {encoder.profile.about['torch']}).",
+        "time": f"Step time: predicted from counts of operations for {_ASSUMED}; no "
+        f"clock was read. Times that of the same encoder, and of {BASELINE}, all stored; "
+        "reversible encoders work in chunks in every mode.",
+        "batch": "Largest batch: computed from counts on meta tensors (torch "
+        f"{versions['torch']}, {versions['date']}), for the lightest of the modes that all "
+        f"blocks can share, or for the plan if that is more. Cards for {TOTAL_BATCH}: "
+        "such cards for batches that large to make a total of that, computed; `stored` "
+        "if all is stored.",
+    }
+
+
+def _columns(batch: int) -> list[Column[PlannedEncoder]]:
+    plan, time = f"plan for batch {batch}", "step time, x"
+    largest, cards = "largest batch", f"cards for {TOTAL_BATCH}"
+    return [
+        Column("", "encoder", lambda e: e.model.row.name),
+        Column("publ.", "EER", lambda e: f"{e.model.row.vox1_h_eer:.2f}"),
+        Column("param.", "M", lambda e: f"{e.model.row.parameters / 1e6:.1f}"),
+        Column(plan, "GiB", lambda e: f"{e.needed_bytes / GIB:.2f}"),
+        Column(plan, "lacks", _lacking),
+        Column(plan, "how", _how),
+        Column(plan, "store", lambda e: str(e.mode_counts["store"])),
+        Column(plan, "recomp.", lambda e: str(e.mode_counts["recompute"])),
+        Column(plan, "reconstr.", _reconstructed),
+        Column(time, "stored", lambda e: f"{e.times_stored:.2f}"),
+        Column(time, BASELINE, lambda e: f"{e.times_baseline:.2f}"),
+        Column(largest, "here", lambda e: str(e.largest_batch)),
+        Column(largest, "publ.", lambda e: str(e.model.row.published_max_batch_11gb)),
+        Column(cards, "stored", lambda e: str(e.cards_stored or "-")),
+        Column(cards, "here", lambda e: str(e.cards or "-")),
+        Column(cards, "publ.", lambda e: str(_published_cards(e) or "-")),
+    ]
+
+
+def _lacking(encoder: PlannedEncoder) -> str:
+    lacking = encoder.lacking_bytes
+    return f"{lacking / GIB:.2f}" if lacking else "-"
+
+
+def _how(encoder: PlannedEncoder) -> str:
+    return "predicted" if encoder.counted_bytes is None else "counted"
+
+
+def _reconstructed(encoder: PlannedEncoder) -> str:
+    count = encoder.mode_counts["reconstruct"]
+    return str(count) if encoder.model.row.reversible else "-"
+
+
+def _published_cards(encoder: PlannedEncoder) -> int | None:
+    return PUBLISHED_CARDS.get(encoder.model.row.name)
+
+
+def _plain(encoder: PlannedEncoder) -> dict[str, Any]:
+    model = encoder.model
+    row = model.row
+    return {
+        "name": row.name,
+        "family": row.family,
+        "type": row.type,
+        "parameters": row.parameters,
+        "published": {
+            "vox1_h_eer_percent": row.vox1_h_eer,
+            "gb_per_2_s_utterance": row.published_memory_gb,
+            "largest_batch_on_11_gib": row.published_max_batch_11gb,
+            f"cards_of_11_gib_for_{TOTAL_BATCH}": _published_cards(encoder),
+        },
+        "plan": {
+            "fits": not encoder.lacking_bytes,
+            "modes": dict(encoder.modes),
+        },
+        "predicted": {
+            "step_peak_bytes": encoder.predicted_bytes,
+            "seconds_on_assumed_card": encoder.seconds,
+            "times_stored": encoder.times_stored,
+            f"times_{BASELINE}_stored": encoder.times_baseline,
+        },
+        "counted": {
+            "step_peak_bytes": encoder.counted_bytes,
+        },
+        "computed": {
+            "needed_bytes": encoder.needed_bytes,
+            "lacking_bytes": encoder.lacking_bytes,
+            "largest_batch": encoder.largest_batch,
+            "largest_batch_by_mode": {m: model.largest_batch(m) for m in model.modes},
+            f"cards_for_{TOTAL_BATCH}": encoder.cards,
+            f"cards_for_{TOTAL_BATCH}_stored": encoder.cards_stored,
+        },
+    }

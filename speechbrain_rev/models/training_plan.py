@@ -1,0 +1,253 @@
+"""A plan for a training of the recipe: what a memory budget leaves for activations.
+
+The budget is for all that the training process holds of a card. What stays from step to
+step is counted on encoder, classifier and optimizer themselves; the rest is what a step
+may make, within which ``planner`` chooses modes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speechbrain_rev.lobes import SpeakerEncoder
+from speechbrain_rev.memory.report import breakdown
+from speechbrain_rev.memory.shapes import cpu_fakes, without_contents
+from speechbrain_rev.models.card import (
+    GIB,
+    INPUT_BYTES_PER_FRAME,
+    RESERVE_BYTES,
+    RESERVE_SHARE,
+)
+from speechbrain_rev.planner import Infeasible, Plan
+from speechbrain_rev.planner.plan import plan_within
+from speechbrain_rev.planner.profile import profile_bytes
+from speechbrain_rev.planner.timing import measured_seconds
+
+#: Utterances of the steps whose time is taken: times of modes are compared, and at any
+#: batch they differ by about the same factor.
+_TIMED = 4
+
+_UNITS = {"gb": 10**9, "gib": GIB, "mb": 10**6, "mib": 2**20}
+
+
+def parse_budget(text: str) -> int:
+    """Read a memory budget.
+
+    Parameters
+    ----------
+    text : str
+        As 11GB (1e9 bytes), 10.5GiB (2**30 bytes), 800MB or 800MiB.
+
+    Returns
+    -------
+    int
+        Bytes.
+
+    Raises
+    ------
+    ValueError
+        If it is no size above zero with a unit.
+
+    Examples
+    --------
+    >>> parse_budget("11GB"), parse_budget("10 GiB")
+    (11000000000, 10737418240)
+    """
+    match = re.fullmatch(
+        r"(\d{1,6}(?:\.\d{1,6})?) ?([gm]i?b)", text.strip(), re.ASCII | re.I
+    )
+    size = math.floor(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
+    if size <= 0:
+        raise ValueError(
+            f"memory_budget takes a size as 11GB (1e9 bytes each), 10.5GiB (2**30) or "
+            f"800MB, or auto, not {text}."
+        )
+    return size
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """A training step of the recipe.
+
+    Attributes
+    ----------
+    encoder, classifier, loss : nn.Module
+        What is trained, and the loss of the classifier's cosines.
+    make_optimizer : callable
+        Makes the optimizer of parameters.
+    batch, frames : int
+        Utterances of a step of one process, and frames of each.
+    precision : str
+        fp32, bf16 or fp16.
+    device : torch.device
+        Where it will run.
+    """
+
+    encoder: SpeakerEncoder
+    classifier: nn.Module
+    loss: nn.Module
+    make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    batch: int
+    frames: int
+    precision: str
+    device: torch.device
+
+    def about(self) -> dict[str, str]:
+        """Say what a plan for this step is for."""
+        encoder = self.encoder
+        return {
+            "encoder": encoder.architecture.name,
+            "blocks": str(len(encoder.named_blocks())),
+            "batch": str(self.batch),
+            "frames": str(self.frames),
+            "precision": self.precision,
+            "channels": str(encoder.channels),
+            "device": device_name(self.device),
+        }
+
+
+def device_name(device: torch.device) -> str:
+    """Name a card, or the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type
+
+
+def free_bytes(device: torch.device) -> int:
+    """Tell what is free on a card.
+
+    Raises
+    ------
+    ValueError
+        If it is no card.
+    """
+    if device.type != "cuda":
+        raise ValueError(
+            "memory_budget: auto asks a card for its free memory, and this training "
+            f"runs on {device.type}. Give a size, as 11GB."
+        )
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
+    """Choose what the encoder's blocks keep.
+
+    Parameters
+    ----------
+    step : TrainingStep
+        A step of the training.
+    budget_bytes : int
+        What the process may hold of the card's memory. On a card a part of it is
+        reserved for what cannot be counted, as ``speechbrain-rev models`` does.
+
+    Returns
+    -------
+    Plan
+        Its ``budget_bytes`` are what was left for a step.
+
+    Raises
+    ------
+    Infeasible
+        If no plan fits; the message says by how much, and what to change.
+    """
+    staying = _staying_bytes(step)
+    if step.device.type == "cuda":
+        staying += RESERVE_BYTES + math.ceil(RESERVE_SHARE * budget_bytes)
+    left = budget_bytes - staying
+    seconds = _seconds(step)
+    with _shapes(step.precision) as device:
+        encoder, run = _without_contents(step, device, step.batch)
+        profile = profile_bytes(encoder, run, seconds, step.about())
+        try:
+            return plan_within(profile, encoder, run, left)
+        except Infeasible as error:
+            raise Infeasible(
+                needed_bytes=error.needed_bytes + staying,
+                budget_bytes=budget_bytes,
+                remedy=(
+                    f"Lower batch_size (now {step.batch} for each process) or "
+                    f"chunk_samples (now {step.frames} frames), choose another arch, "
+                    "optimizer_bits: 8 if it is 32, or a smaller chunk."
+                ),
+            ) from None
+
+
+def _staying_bytes(step: TrainingStep) -> int:
+    """Count what there is from one step to the next."""
+    trained = nn.ModuleList([step.encoder, step.classifier])
+    held = copy.deepcopy(trained).to("meta")
+    report = breakdown(
+        held,
+        lambda: None,
+        inputs=[torch.empty(0, device="meta")],
+        optimizer=step.make_optimizer(held.parameters()),
+    )
+    speech = step.batch * step.frames * INPUT_BYTES_PER_FRAME
+    return report.total_bytes + speech
+
+
+def _seconds(step: TrainingStep) -> dict[tuple[str, str], float]:
+    """Take the times of few utterances where the training will run."""
+    encoder = _trainable(copy.deepcopy(step.encoder))
+    feats = torch.randn(
+        min(_TIMED, step.batch), step.frames, encoder.n_mels, device=step.device
+    )
+    cuda = [step.device] if step.device.type == "cuda" else []
+
+    def run() -> None:
+        with _autocast(step.device.type, step.precision):
+            y = encoder(feats)
+        y.float().square().sum().backward()
+
+    with torch.random.fork_rng(cuda):
+        return measured_seconds(encoder, run, step.device, repeats=3)
+
+
+@contextlib.contextmanager
+def _shapes(precision: str) -> Any:
+    """Give the device of tensors without contents, and make all new ones such."""
+    if precision == "fp32":
+        yield torch.device("meta")
+    else:
+        with cpu_fakes():
+            yield torch.device("cpu")
+
+
+def _without_contents(
+    step: TrainingStep, device: torch.device, batch: int
+) -> tuple[SpeakerEncoder, Callable[[], None]]:
+    """Copy what is trained without its contents, with a training step."""
+    encoder = _trainable(without_contents(step.encoder, device))
+    classifier = _trainable(without_contents(step.classifier, device))
+    feats = torch.empty(batch, step.frames, encoder.n_mels, device=device)
+    classes = torch.zeros(batch, 1, dtype=torch.long, device=device)
+
+    def run() -> None:
+        with _autocast("cpu", step.precision):
+            loss: Tensor = step.loss(classifier(encoder(feats)), classes)
+        loss.backward()
+
+    return encoder, run
+
+
+def _trainable(module: Any) -> Any:
+    """Give it gradients, which steps add to."""
+    module.train()
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    return module
+
+
+def _autocast(device_type: str, precision: str) -> torch.autocast:
+    half = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device_type, half, enabled=precision != "fp32")

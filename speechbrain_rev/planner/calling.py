@@ -1,0 +1,76 @@
+"""How a network is called with an example batch, and what a training step of it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from speechbrain_rev.planner.trace import Step
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """List the tensors in nested tuples, lists and dicts."""
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def own_batch(batch: Any, device: torch.device | str | None = None) -> Any:
+    """Detach a batch, so that no gradient reaches what it was made of.
+
+    Parameters
+    ----------
+    batch : tensor, or tuple, list or dict of such
+        The batch.
+    device : torch.device or str or None
+        Where its tensors shall be; None leaves them where they are.
+
+    Returns
+    -------
+    tensor, or tuple, list or dict of such
+        The same numbers, which need gradients where the batch's do.
+    """
+
+    def own(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x.detach().to(device or x.device).requires_grad_(x.requires_grad)
+
+    return tree_map(own, batch)
+
+
+def call(module: nn.Module, batch: Any) -> Any:
+    """Call a module: a tuple or list are its arguments, a dict its keywords."""
+    if isinstance(batch, Mapping):
+        return module(**batch)
+    return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+
+
+def training_step(
+    module: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None
+) -> Step:
+    """Make a step of forward and backward pass.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The network.
+    batch : tensor, or tuple, list or dict of such
+        What it is called with.
+    loss : callable or None
+        Makes the loss of what it returns; None for a sum of squares.
+
+    Returns
+    -------
+    callable
+        Runs the step.
+    """
+    loss = loss or _sum_of_squares
+    return lambda: loss(call(module, batch)).backward()  # type: ignore[no-untyped-call]
+
+
+def _sum_of_squares(outputs: Any) -> Tensor:
+    found = [y for y in tensors_of(outputs) if y.requires_grad]
+    return torch.stack([y.square().sum() for y in found]).sum()

@@ -1,0 +1,278 @@
+"""Which batch size trains the most samples a second, each with its own best plan.
+
+Section 3.4 of Jiang et al.: a larger batch uses the device better, but takes memory from
+the blocks, which then reconstruct. The best is between the two, so all are tried.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+from speechbrain_rev.planner.knapsack import solve
+from speechbrain_rev.planner.problem import GIB, Infeasible
+from speechbrain_rev.planner.profile import Profile
+from speechbrain_rev.reversible import Mode
+
+#: Above this share it is said that times are not linear in the batch.
+NOTICED_DEVIATION = 0.05
+
+#: What torch says when a CPU has no memory left; there is no error of its own for it.
+_NO_MEMORY = ("not enough memory", "can't allocate memory")
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The fastest plan of one batch size.
+
+    Attributes
+    ----------
+    batch : int
+        Samples.
+    modes : mapping of str to str
+        A mode for each block; empty if memory ran out while it was profiled.
+    predicted_bytes : int
+        Peak of live tensors that a step makes.
+    seconds : float
+        Of a step.
+    """
+
+    batch: int
+    modes: Mapping[str, str]
+    predicted_bytes: int
+    seconds: float
+
+    @property
+    def samples_per_second(self) -> float:
+        """Throughput, 0 if memory ran out."""
+        return self.batch / self.seconds if self.modes else 0.0
+
+
+@dataclass(frozen=True)
+class LinearTime:
+    """Seconds of a step as t0 + batch t1, all blocks in one mode.
+
+    Attributes
+    ----------
+    fixed_seconds : float
+        t0.
+    sample_seconds : float
+        t1.
+    worst_deviation : float
+        The largest share by which a time is off; 0 from two batches, which say nothing.
+    """
+
+    fixed_seconds: float
+    sample_seconds: float
+    worst_deviation: float
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Plans of all batch sizes that were tried.
+
+    Attributes
+    ----------
+    plans : sequence of BatchPlan
+        From the smallest batch to the largest that fits.
+    budget_bytes : int
+        What a step may allocate.
+    other_seconds : float
+        What a step takes beside forward and backward pass, whatever the batch.
+    infeasible_batch : int or None
+        The first that no plan makes fit, where the sweep ended.
+    times : mapping of str to LinearTime
+        By mode.
+    about : mapping of str to str
+        What was profiled, where and how, at the smallest batch.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.planner.problem import Cost
+    >>> from speechbrain_rev.planner.profile import BlockProfile
+    >>> def profile_for(batch):
+    ...     store = Cost(9 * batch, 9 * batch, 1 + 0.1 * batch)
+    ...     recompute = Cost(1 * batch, 9 * batch, 1 + 0.2 * batch)
+    ...     costs = {(None, "store"): store, (None, "recompute"): recompute}
+    ...     after = {"store": 2 * batch, "recompute": 2 * batch}
+    ...     return Profile([BlockProfile("b.0", 0, costs)], 0, after, 0.0, {})
+    >>> found = sweep(profile_for, range(1, 20), budget_bytes=110)
+    >>> [(p.batch, p.modes["b.0"]) for p in found.plans][8:]
+    [(9, 'store'), (10, 'store'), (11, 'recompute'), (12, 'recompute')]
+    >>> found.best.batch, found.infeasible_batch, f"{found.times['store'].sample_seconds:.3f}"
+    (10, 13, '0.100')
+    """
+
+    plans: Sequence[BatchPlan]
+    budget_bytes: int
+    other_seconds: float
+    infeasible_batch: int | None
+    times: Mapping[str, LinearTime]
+    about: Mapping[str, str]
+
+    @property
+    def best(self) -> BatchPlan:
+        """The plan of the most samples a second, of equal ones the smallest batch."""
+        return max(self.plans, key=lambda plan: plan.samples_per_second)
+
+    @property
+    def out_of_memory(self) -> list[int]:
+        """Batches at which memory ran out while they were profiled."""
+        return [plan.batch for plan in self.plans if not plan.modes]
+
+    def to_json(self) -> str:
+        """Write it as a JSON document, which ``from_json`` reads."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Sweep:
+        """Read what ``to_json`` wrote.
+
+        Raises
+        ------
+        ValueError
+            If the text is no sweep.
+        """
+        try:
+            document = json.loads(text)
+            plans = [BatchPlan(**plan) for plan in document.pop("plans")]
+            times = {m: LinearTime(**t) for m, t in document.pop("times").items()}
+            return cls(plans=plans, times=times, **document)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"This is no sweep ({type(error).__name__}: {error}). Sweep anew."
+            ) from error
+
+    def __str__(self) -> str:
+        best = self.best
+        lines = [
+            f"best batch {best.batch}: {best.samples_per_second:.1f} samples a second, "
+            f"peak {best.predicted_bytes / GIB:.3f} of {self.budget_bytes / GIB:.3f} GiB"
+        ]
+        if self.infeasible_batch is not None:
+            lines.append(f"batch {self.infeasible_batch} does not fit with any plan")
+        if self.out_of_memory:
+            batches = ", ".join(map(str, self.out_of_memory))
+            lines.append(f"memory ran out while these were profiled: {batches}")
+        lines += [
+            f"times are not linear in the batch: {mode} is up to "
+            f"{100 * time.worst_deviation:.0f} % off {time.fixed_seconds:.3g} s + batch "
+            f"x {time.sample_seconds:.3g} s"
+            for mode, time in self.times.items()
+            if time.worst_deviation > NOTICED_DEVIATION
+        ]
+        return "\n".join(lines)
+
+
+def sweep(
+    profile_for: Callable[[int], Profile],
+    batches: Iterable[int],
+    budget_bytes: int,
+    *,
+    other_seconds: float = 0.0,
+) -> Sweep:
+    """Plan for each batch size and see which trains the most samples a second.
+
+    Parameters
+    ----------
+    profile_for : callable
+        Makes the profile of a batch size, for instance with ``profile_module``.
+    batches : iterable of int
+        Sizes to be tried, for instance ``range(lower, upper + 1)``. They are tried from
+        the smallest on, until no plan makes one fit.
+    budget_bytes : int
+        What a step may allocate.
+    other_seconds : float
+        What a step takes beside forward and backward pass, whatever the batch: the
+        optimizer and the way there. Larger batches gain by it.
+
+    Returns
+    -------
+    Sweep
+        Its plans are predicted and were not run; ``plan`` runs one.
+
+    Raises
+    ------
+    ValueError
+        If there is no batch, or one below 1, or a time below 0.
+    Infeasible
+        If no plan makes the smallest batch fit.
+    MemoryError
+        If memory ran out at every batch.
+    """
+    sizes = sorted(set(batches))
+    if not sizes or sizes[0] < 1 or other_seconds < 0:
+        raise ValueError(
+            f"batches are {sizes} and other_seconds {other_seconds}; there must be a "
+            "batch, none below 1, and no time below 0."
+        )
+    plans: list[BatchPlan] = []
+    uniform: dict[str, dict[int, float]] = {}
+    about: Mapping[str, str] = {}
+    infeasible_batch = None
+    for batch in sizes:
+        profile = _profile_or_none(profile_for, batch)
+        if profile is None:
+            plans.append(BatchPlan(batch, {}, 0, 0.0))
+            continue
+        about = about or profile.about
+        try:
+            # The last mode is that of what follows the blocks.
+            *modes, _ = solve(profile.problem(), budget_bytes)
+        except Infeasible as error:
+            if not any(plan.modes for plan in plans):
+                raise Infeasible(
+                    error.needed_bytes,
+                    budget_bytes,
+                    f"Raise the budget, or try batches below {batch}.",
+                ) from None
+            infeasible_batch = batch
+            break
+        chosen = {b.name: m for b, m in zip(profile.blocks, modes, strict=True)}
+        seconds = profile.seconds(chosen) + other_seconds
+        plans.append(BatchPlan(batch, chosen, profile.peak_bytes(chosen), seconds))
+        for mode in Mode:
+            if any(mode.value in block.modes for block in profile.blocks):
+                points = uniform.setdefault(mode.value, {})
+                points[batch] = profile.seconds(profile.uniform(mode)) + other_seconds
+    if not any(plan.modes for plan in plans):
+        raise MemoryError(
+            f"Memory ran out while batches {sizes} were profiled. Try smaller ones, or "
+            "profile on meta tensors."
+        )
+    times = {mode: _fitted(points) for mode, points in uniform.items()}
+    return Sweep(plans, budget_bytes, other_seconds, infeasible_batch, times, about)
+
+
+def _profile_or_none(
+    profile_for: Callable[[int], Profile], batch: int
+) -> Profile | None:
+    """Make a profile, or free what there is to be freed if memory runs out."""
+    try:
+        return profile_for(batch)
+    except (torch.cuda.OutOfMemoryError, MemoryError):
+        pass
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _NO_MEMORY):
+            raise
+    # The error is gone by now, and with it the frames that held tensors.
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return None
+
+
+def _fitted(points: Mapping[int, float]) -> LinearTime:
+    """Fit t0 + batch t1 to times, so that shares by which they are off are small."""
+    batches = np.array(list(points), float)
+    seconds = np.array(list(points.values()))
+    if len(points) == 1 or not seconds.all():
+        return LinearTime(float(seconds.mean()), 0.0, 0.0)
+    slope, fixed = np.polyfit(batches, seconds, 1, w=1 / seconds)
+    off = np.abs(fixed + slope * batches - seconds) / seconds
+    return LinearTime(float(fixed), float(slope), float(off.max()))

@@ -1,0 +1,195 @@
+"""Which block keeps what at which batch size, and how fast that trains.
+
+After Figure 4 of Jiang et al., "An efficient training framework for reversible neural
+architectures".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from speechbrain_rev.plots.style import (
+    COLOURS,
+    FAINT,
+    INK,
+    MODE_COLOURS,
+    caption,
+    finish,
+    new_figure,
+    save,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Blocks that each have a name beside them; of more, chains have.
+_NAMED = 16
+#: The least share of the height that a name of a chain takes.
+_NAME_SHARE = 0.04
+_NOTHING = "#FFFFFF"
+
+
+def plan_map(
+    plans: Mapping[int, Mapping[str, str]],
+    samples_per_second: Mapping[int, float],
+    path: str | Path,
+    *,
+    title: str,
+    source: str,
+) -> None:
+    """Draw the mode of each block against the batch size, and the throughput below.
+
+    Parameters
+    ----------
+    plans : mapping of int to mapping of str to str
+        For each batch size the modes by block, in the order of execution: "store",
+        "recompute" or "reconstruct". Empty where there is no plan, which stays white.
+    samples_per_second : mapping of int to float
+        For each batch size that has a plan.
+    path : str or pathlib.Path
+        The PNG file to write.
+    title, source : str
+        What is shown, and what it is from.
+
+    Raises
+    ------
+    ValueError
+        If there is no plan, plans have different blocks or unknown modes, or a
+        throughput is missing or not above 0.
+
+    Example
+    -------
+    >>> import os, tempfile
+    >>> plans = {16: {"b.0": "store"}, 32: {"b.0": "reconstruct"}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "plans.png")
+    ...     plan_map(plans, {16: 90.0, 32: 80.0}, path, title="T", source="S")
+    """
+    blocks = _check(plans, samples_per_second)
+    height = min(5.6, max(1.8, 0.14 * len(blocks)))
+    figure = new_figure(7.2, height + 2.9)
+    upper, lower = figure.subplots(
+        2, 1, sharex=True, height_ratios=(height, 1.5), squeeze=True
+    )
+    _draw_modes(upper, plans, blocks)
+    _draw_speeds(lower, samples_per_second)
+    caption(figure, upper, title, source, columns=3)
+    figure.align_ylabels()
+    save(figure, path)
+
+
+def _draw_modes(
+    axes: Axes, plans: Mapping[int, Mapping[str, str]], blocks: Sequence[str]
+) -> None:
+    from matplotlib.colors import ListedColormap
+
+    batches = sorted(plans)
+    numbers = {mode: number for number, mode in enumerate(MODE_COLOURS, 1)}
+    cells = [
+        [numbers[plans[batch][name]] if plans[batch] else 0 for batch in batches]
+        for name in blocks
+    ]
+    axes.pcolormesh(
+        _edges(batches),
+        range(len(blocks) + 1),
+        cells,
+        cmap=ListedColormap([_NOTHING, *MODE_COLOURS.values()]),
+        vmin=0,
+        vmax=len(numbers),
+    )
+    used = {mode for modes in plans.values() for mode in modes.values()}
+    for mode, colour in MODE_COLOURS.items():
+        if mode in used:
+            axes.fill_between([], [], color=colour, label=mode)
+    axes.set_ylim(len(blocks), 0)
+    axes.set_ylabel("block")
+    finish(axes, grid="x")
+    axes.grid(visible=False)
+    _name_blocks(axes, blocks)
+
+
+def _name_blocks(axes: Axes, blocks: Sequence[str]) -> None:
+    """Write names beside blocks, or beside their chains with a line between these."""
+    chains = [(name, 1) for name in blocks]
+    if len(blocks) > _NAMED:
+        runs = itertools.groupby(blocks, key=lambda name: name.rpartition(".")[0])
+        chains = [(chain, len(list(run))) for chain, run in runs]
+    start, ticks = 0, {}
+    for name, count in chains:
+        if count >= _NAME_SHARE * len(blocks):
+            ticks[start + count / 2] = name
+            if start and len(blocks) > _NAMED:
+                axes.axhline(start, color="white", linewidth=0.8)
+        start += count
+    axes.set_yticks(list(ticks), list(ticks.values()))
+    axes.tick_params(axis="y", length=0)
+
+
+def _draw_speeds(axes: Axes, samples_per_second: Mapping[int, float]) -> None:
+    batches = sorted(samples_per_second)
+    speeds = [samples_per_second[batch] for batch in batches]
+    best = max(batches, key=lambda batch: samples_per_second[batch])
+    marker = "o" if len(batches) <= 40 else None
+    axes.plot(batches, speeds, color=INK, marker=marker, markersize=3.5, lw=1.5)
+    axes.axvline(best, color=COLOURS[1], linewidth=1.0, linestyle="--")
+    # Beside the line, on the side where there is more room.
+    left = best - batches[0] > batches[-1] - best
+    axes.annotate(
+        f"{samples_per_second[best]:.3g} at batch {best}",
+        (best, 0),
+        xytext=(-5 if left else 5, 5),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        fontsize=9,
+        color=COLOURS[1],
+    )
+    axes.set_ylim(0, 1.08 * max(speeds))
+    axes.set_ylabel("samples per second")
+    axes.set_xlabel("batch size")
+    axes.locator_params(axis="x", integer=True)
+    finish(axes, grid="both")
+    axes.spines["left"].set_color(FAINT)
+
+
+def _edges(batches: Sequence[int]) -> list[float]:
+    """Give where the cell of each batch begins and the last one ends."""
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(batches)]
+    if not middles:
+        return [batches[0] - 0.5, batches[0] + 0.5]
+    first, last = batches[0], batches[-1]
+    return [2 * first - middles[0], *middles, 2 * last - middles[-1]]
+
+
+def _check(
+    plans: Mapping[int, Mapping[str, str]], samples_per_second: Mapping[int, float]
+) -> list[str]:
+    """Check what is to be drawn; give the blocks."""
+    planned = {batch: modes for batch, modes in plans.items() if modes}
+    if not planned:
+        raise ValueError("There is no plan to draw; give at least one.")
+    blocks = list(next(iter(planned.values())))
+    for batch, modes in planned.items():
+        if list(modes) != blocks:
+            raise ValueError(
+                f"The plan of batch {batch} is for {', '.join(modes)}, another one for "
+                f"{', '.join(blocks)}. Give plans of one network."
+            )
+        unknown = sorted(set(modes.values()) - set(MODE_COLOURS))
+        if unknown:
+            raise ValueError(
+                f"The plan of batch {batch} has a mode {unknown[0]!r}; modes are "
+                f"{', '.join(MODE_COLOURS)}."
+            )
+        speed = samples_per_second.get(batch, math.nan)
+        if not 0 < speed < math.inf:
+            raise ValueError(
+                f"Batch {batch} trains {speed} samples per second; this must be above 0."
+            )
+    extra = sorted(samples_per_second.keys() - planned.keys())
+    if extra:
+        raise ValueError(f"Batch {extra[0]} has a throughput but no plan; give both.")
+    return blocks

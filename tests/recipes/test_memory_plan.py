@@ -1,0 +1,99 @@
+import json
+
+import pytest
+import torch
+
+from speechbrain_rev.planner import Plan
+from tests.corpus import write_corpus
+from tests.recipes.runs import arguments, recipe, weights
+
+#: What the tiny encoder's step makes when it stores, and what stays, are below this.
+PLENTY = "1GB"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+@pytest.fixture
+def train(monkeypatch):
+    """The recipe's script, for use in this process: SpeechBrain's log stays off."""
+    script = recipe("train")
+    monkeypatch.setattr(script.sb, "create_experiment_directory", lambda folder: None)
+    return script
+
+
+def trained(train, data, folder, **changed):
+    """One epoch without validation."""
+    folder.mkdir()
+    short = {"number_of_epochs": 1, "average_checkpoints": 1, "warmup_epochs": "0.0"}
+    short |= {"margin_start_epoch": 0, "margin_end_epoch": 0, "valid_speakers": 0}
+    train.main(arguments(data, folder, **short, **changed))
+    return weights(folder)
+
+
+def least(train, data, folder):
+    """The least budget, as the error says it."""
+    with pytest.raises(ValueError, match=r"Lower batch_size \(now 4") as error:
+        trained(train, data, folder, memory_budget="1MB")
+    return error.value.needed_bytes
+
+
+def test_a_budget_changes_memory_and_no_bit(train, data, tmp_path, capsys):
+    stored = trained(train, data, tmp_path / "stored", mode="store")
+    budget = f"{(least(train, data, tmp_path / 'least') + 20_000) / 1e6:.6f}MB"
+    planned = trained(train, data, tmp_path / "planned", memory_budget=budget)
+    assert all(torch.equal(planned[key], value) for key, value in stored.items())
+    plan = Plan.load(tmp_path / "planned" / "plan.json")
+    assert {"reconstruct", "recompute"} & set(plan.modes.values())
+    assert plan.measured_bytes <= plan.budget_bytes
+    assert f"memory plan: {plan}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_plan_is_kept_on_resume_and_made_anew_for_another_budget(
+    train, data, tmp_path, capsys
+):
+    folder = tmp_path / "run"
+    trained(train, data, folder, memory_budget=PLENTY)
+    kept = (folder / "plan.json").read_text()
+    again = arguments(
+        data, folder, number_of_epochs=2, average_checkpoints=1, warmup_epochs="0.0",
+        margin_start_epoch=0, margin_end_epoch=0, valid_speakers=0,
+    )  # fmt: skip
+    capsys.readouterr()
+    train.main([*again, f"--memory_budget={PLENTY}"])
+    assert (folder / "plan.json").read_text() == kept
+    assert "measuring" not in capsys.readouterr().out
+    train.main([*again, "--memory_budget=900MB"])
+    assert json.loads((folder / "plan.json").read_text()) != json.loads(kept)
+
+
+@pytest.mark.slow
+def test_a_plan_of_another_card_is_refused(train, data, tmp_path):
+    folder = tmp_path / "run"
+    trained(train, data, folder, memory_budget=PLENTY)
+    path = folder / "plan.json"
+    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "A card"'))
+    with pytest.raises(ValueError, match=r"made for device A card, and this is cpu"):
+        train.main(arguments(data, folder, memory_budget=PLENTY))
+
+
+@pytest.mark.slow
+def test_a_plan_file_gives_the_modes_and_mode_goes_before_both(train, data, tmp_path):
+    first = tmp_path / "first"
+    trained(train, data, first, memory_budget=PLENTY)
+    given = {"plan_file": first / "plan.json", "memory_budget": PLENTY}
+    trained(train, data, tmp_path / "second", **given)
+    assert not (tmp_path / "second" / "plan.json").exists()
+    trained(train, data, tmp_path / "third", mode="store", memory_budget="1MB")
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [("auto", "Give a size, as 11GB"), ("11", "takes a size as 11GB")],
+)
+def test_what_is_no_budget_is_refused(train, data, tmp_path, budget, message):
+    with pytest.raises(ValueError, match=message):
+        trained(train, data, tmp_path / "run", memory_budget=budget)

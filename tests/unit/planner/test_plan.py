@@ -1,0 +1,414 @@
+"""A plan keeps to its budget, is fast, changes numbers nowhere, and is a document."""
+
+import copy
+import functools
+import json
+import time
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from torch import nn
+
+from speechbrain_rev.planner import Infeasible, Plan, Profile, plan
+from speechbrain_rev.planner.network import as_network
+from speechbrain_rev.planner.plan import plan_within, profile_module
+from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
+from tests.unit.lobes.encoders import feats
+from tests.unit.planner.networks import (
+    OTHERS,
+    SCALARS,
+    Chained,
+    encoder,
+    gradients,
+    half,
+    on_meta,
+    peak_of,
+    plain,
+)
+
+
+def encoder_case(name):
+    """An encoder on meta, what it is called with, and no names of blocks."""
+    with torch.device("meta"):
+        return encoder(name), torch.randn(4, 48, 80), ()
+
+
+CASES = {
+    "revnet57": lambda: encoder_case("revnet57"),
+    "resnet34": lambda: encoder_case("resnet34"),
+    **OTHERS,
+}
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+class Case:
+    """A profile and what tries its plans."""
+
+    def __init__(self, name):
+        self.module, self.x, self.blocks = CASES[name]()
+        self.profile = profile_module(
+            self.module, self.x, blocks=self.blocks, measure=False
+        )
+        module, self.step = on_meta(copy.deepcopy(self.module), self.x)
+        self.network = as_network(module, self.blocks)
+        stored = self.profile.uniform("store")
+        lightest = self.profile.uniform("reconstruct")
+        self.most_bytes = self.profile.peak_bytes(stored) + SCALARS
+        self.light_bytes = self.profile.peak_bytes(lightest) + SCALARS
+
+    def plan(self, budget_bytes):
+        return plan_within(self.profile, self.network, self.step, budget_bytes)
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return functools.cache(Case)
+
+
+def budgets_between(case, count=6):
+    step = (case.most_bytes - case.light_bytes) // (count - 1)
+    return [case.light_bytes + i * step for i in range(count)]
+
+
+@every_case
+def test_no_plan_is_over_its_budget_when_it_is_run(name, cases):
+    case = cases(name)
+    for budget in budgets_between(case):
+        found = case.plan(budget)
+        case.network.set_mode(found.modes)
+        assert peak_of(case.step) <= budget
+        assert found.measured_bytes <= budget
+        assert abs(found.measured_bytes - peak_of(case.step)) <= SCALARS
+        assert abs(found.predicted_bytes - found.measured_bytes) <= SCALARS
+        assert found.seconds == case.profile.seconds(found.modes)
+        assert found.budget_bytes == budget
+
+
+@every_case
+def test_more_budget_is_never_slower(name, cases):
+    case = cases(name)
+    seconds = [case.plan(budget).seconds for budget in budgets_between(case, 12)]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] > seconds[-1]
+
+
+@every_case
+def test_with_room_enough_every_block_stores(name, cases):
+    case = cases(name)
+    found = plan(case.module, case.x, 10**15, blocks=case.blocks, measure=False)
+    assert set(found.modes.values()) == {"store"}
+    assert list(found.modes) == [block.name for block in case.profile.blocks]
+    assert case.plan(case.most_bytes).modes == found.modes
+
+
+@every_case
+def test_what_reconstruction_takes_is_enough(name, cases):
+    case = cases(name)
+    case.network.set_mode(case.profile.uniform("reconstruct"))
+    case.step()
+    peak = peak_of(case.step) + SCALARS
+    assert case.plan(peak).measured_bytes <= peak
+
+
+@every_case
+def test_less_than_the_least_is_refused_and_what_it_needs_is_enough(name, cases):
+    case = cases(name)
+    with pytest.raises(Infeasible) as caught:
+        plan(case.module, case.x, 1000, blocks=case.blocks, measure=False)
+    assert caught.value.budget_bytes == 1000
+    needed = caught.value.needed_bytes
+    assert str(needed) in str(caught.value)
+    assert "Raise the budget" in str(caught.value)
+    assert case.plan(needed + SCALARS).measured_bytes <= needed + SCALARS
+    with pytest.raises(Infeasible):
+        case.plan(needed - SCALARS)
+
+
+def test_what_plans_take_above_their_prediction_is_heeded():
+    """A profile that promises too little is corrected by what is measured."""
+    case = Case("plain")
+    promised = case.profile
+    lower = {mode: max(0, size - 40_000) for mode, size in promised.after_bytes.items()}
+    blocks = [
+        replace(
+            block,
+            costs={
+                pair: replace(cost, working_bytes=max(0, cost.working_bytes - 40_000))
+                for pair, cost in block.costs.items()
+            },
+        )
+        for block in promised.blocks
+    ]
+    promised = replace(promised, after_bytes=lower, blocks=blocks)
+    for budget in budgets_between(case):
+        found = plan_within(promised, case.network, case.step, budget)
+        assert found.measured_bytes <= budget
+    least = case.light_bytes - 20_000
+    with pytest.raises(Infeasible) as caught:
+        plan_within(promised, case.network, case.step, least)
+    assert caught.value.needed_bytes > least == caught.value.budget_bytes
+
+
+@every_case
+def test_a_plan_goes_through_json_and_files(name, cases, tmp_path):
+    case = cases(name)
+    found = case.plan(case.light_bytes)
+    assert Plan.from_json(found.to_json()) == found
+    found.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == found
+    assert list(Plan.load(tmp_path / "plan.json").modes) == list(found.modes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document.pop("modes"),
+        lambda document: document.update(other=1),
+        lambda document: document.update(modes=["store"]),
+        lambda document: document["modes"].update({"0": "keep"}),
+        lambda document: document["modes"].update({"0": None}),
+    ],
+)
+def test_what_is_no_plan_is_refused(change, cases):
+    document = asdict(cases("plain").plan(10**9))
+    change(document)
+    with pytest.raises(ValueError, match=r"This is no plan .* Plan anew"):
+        Plan.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"modes": {}}'])
+def test_other_documents_are_refused(text):
+    with pytest.raises(ValueError, match="This is no plan"):
+        Plan.from_json(text)
+
+
+@every_case
+def test_a_plan_is_given_to_a_module_or_its_like(name, cases):
+    case = cases(name)
+    middle = case.plan((case.light_bytes + case.most_bytes) // 2)
+    assert len(set(middle.modes.values())) > 1
+    module = CASES[name]()[0]
+    middle.apply(module)
+    network = as_network(module, case.blocks)
+    assert {n: m.value for n, m in network.block_modes().items()} == middle.modes
+    # Another plan takes the place of the first.
+    case.plan(10**12).apply(module)
+    assert {m.value for m in network.block_modes().values()} == {"store"}
+
+
+def test_a_plan_is_given_to_a_chain_alone():
+    chain = ReversibleChain(AdditiveCoupling(half(8), half(8)) for _ in range(4))
+    found = plan(chain, (torch.randn(64, 8), torch.randn(64, 8)), 10**9, measure=False)
+    modes = ["store", "reconstruct", "recompute", "reconstruct"]
+    given = dict(zip(found.modes, modes, strict=True))
+    replace(found, modes=given).apply(chain)
+    assert [mode.value for mode in chain.modes] == modes
+
+
+@pytest.mark.parametrize("name", ["revnet57", "plain", "chain"])
+def test_a_plan_for_another_network_is_refused(name, cases):
+    found = cases(name).plan(10**12)
+    for other in (plain(2), Chained(depth=2), encoder("revnet46", blocks=(1, 1, 1, 1))):
+        modes = repr(other)
+        with pytest.raises(ValueError, match=r"Plan anew|No submodule that is called"):
+            found.apply(other)
+        assert repr(other) == modes
+
+
+def snapshot(module):
+    """Everything that training could change."""
+    tensors = {
+        name: (id(t), t.clone())
+        for name, t in module.state_dict(keep_vars=True).items()
+    }
+    grads = {
+        name: None if p.grad is None else (id(p.grad), p.grad.clone())
+        for name, p in module.named_parameters()
+    }
+    training = [m.training for m in module.modules()]
+    hooks = [
+        len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules()
+    ]
+    return (
+        tensors,
+        grads,
+        training,
+        hooks,
+        [type(m) for m in module.modules()],
+        repr(module),
+    )
+
+
+def assert_same(before, after):
+    assert before[2:] == after[2:]
+    for old, new in zip(before[:2], after[:2], strict=True):
+        assert old.keys() == new.keys()
+        for name, kept in old.items():
+            if kept is None:
+                assert new[name] is None
+            else:
+                assert kept[0] == new[name][0]
+                assert torch.equal(kept[1], new[name][1]), name
+
+
+@pytest.mark.parametrize("measure", [True, False])
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_what_is_planned_is_not_changed(measure, with_gradients):
+    torch.manual_seed(0)
+    module = nn.Sequential(Chained(depth=2), nn.Dropout(0.3), nn.Linear(8, 4))
+    x = torch.randn(16, 16, requires_grad=True)
+    if with_gradients:
+        module(x).sum().backward()
+        x.grad = None
+    module[0].tail.eval()
+    as_network(module).set_mode({"0.body.blocks.0": "recompute"})
+    before, state = snapshot(module), torch.get_rng_state()
+    plan(module, x, 10**9, blocks=["2"], measure=measure)
+    assert_same(before, snapshot(module))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert x.grad is None
+
+
+def exact_encoder(name):
+    torch.manual_seed(0)
+    return encoder(name, streams="exact", verify="raise", verify_every=1)
+
+
+@pytest.mark.parametrize("name", ["revnet46", "df_revnet89"])
+def test_gradients_under_every_plan_are_those_of_storing_to_the_bit(name):
+    x = feats(dtype=torch.float32)
+    module = exact_encoder(name)
+    profile = profile_module(copy.deepcopy(module).to("meta"), x.to("meta"))
+    tried, step = on_meta(copy.deepcopy(module), x)
+    stored, least = (
+        profile.peak_bytes(profile.uniform(mode)) for mode in ("store", "reconstruct")
+    )
+    module.set_mode("store")
+    expected = gradients(copy.deepcopy(module), x)
+    seen = set()
+    for share in (0.0, 0.3, 0.6, 0.9):
+        budget = int(least + share * (stored - least)) + SCALARS
+        found = plan_within(profile, tried, step, budget)
+        seen.add(tuple(found.modes.values()))
+        planned = copy.deepcopy(module)
+        found.apply(planned)
+        for key, value in gradients(planned, x).items():
+            assert torch.equal(value, expected[key]), (share, key)
+        planned.check_streams()
+    assert len(seen) == 4
+
+
+class Scaled(nn.Module):
+    """Takes two arguments, by place or by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = plain(2)
+
+    def forward(self, feats, scale):
+        return self.body(feats * scale)
+
+
+def test_batches_may_be_tuples_or_dicts_and_losses_ones_own():
+    x, scale = torch.randn(64, 64), torch.rand(64, 1)
+    found = [
+        plan(Scaled(), batch, 10**9, blocks=["body.?"], loss=loss, measure=False)
+        for batch in ((x, scale), [x, scale], {"scale": scale, "feats": x})
+        for loss in (None, lambda y: y.square().sum())
+    ]
+    peaks = [f.measured_bytes for f in found]
+    assert max(peaks) - min(peaks) <= SCALARS
+    assert found[0].about["inputs"] == "[[64, 64], [64, 1]]"
+
+
+def test_times_are_measured_where_the_module_is():
+    module, x = plain(3, width=16), torch.randn(8, 16)
+    measured = profile_module(module, x, blocks=["?"])
+    estimated = profile_module(module, x, blocks=["?"], measure=False)
+    assert measured.about["seconds"].startswith("measured on cpu")
+    assert "estimated" in estimated.about["seconds"]
+    assert all(c.seconds > 0 for b in measured.blocks for c in b.costs.values())
+    assert all(c.seconds > 0 for b in estimated.blocks for c in b.costs.values())
+    assert measured.peak_bytes(measured.uniform("store")) == estimated.peak_bytes(
+        estimated.uniform("store")
+    )
+    meta = profile_module(module.to("meta"), x.to("meta"), blocks=["?"], measure=True)
+    assert "estimated" in meta.about["seconds"]
+    assert Profile.from_json(measured.to_json()) == measured
+
+
+class Slow(nn.Module):
+    """Waits in its forward pass."""
+
+    def __init__(self, inner, seconds=0.01):
+        super().__init__()
+        self.inner, self.seconds = inner, seconds
+
+    def forward(self, x):
+        if not x.is_meta:
+            time.sleep(self.seconds)
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("slow", [0, 2, 4])
+def test_a_slow_block_is_stored_before_others_if_times_are_measured(slow):
+    width = 32
+    blocks = [AdditiveCoupling(half(width), half(width)) for _ in range(5)]
+    blocks[slow].f = Slow(blocks[slow].f)
+    chain, x = ReversibleChain(blocks), (torch.randn(512, width),) * 2
+    profile = profile_module(chain, x)
+    on_meta_, step = on_meta_with_two(chain, x)
+    least, most = (
+        profile.peak_bytes(profile.uniform(mode)) for mode in ("reconstruct", "store")
+    )
+    # Room for one block to store, or two.
+    budget = least + int(0.4 * (most - least))
+    found = plan_within(profile, as_network(on_meta_), step, budget)
+    assert found.modes[f"blocks.{slow}"] == "store"
+    assert list(found.modes.values()).count("store") < 5
+
+
+def on_meta_with_two(module, inputs):
+    module = copy.deepcopy(module).to("meta")
+    for p in module.parameters():
+        p.grad = torch.zeros_like(p)
+    inputs = [x.to("meta") for x in inputs]
+    return module, lambda: sum(y.square().sum() for y in module(*inputs)).backward()
+
+
+def test_what_a_plan_says_of_itself():
+    found = plan(plain(3), torch.randn(8, 64), 10**9, blocks=["?"], measure=False)
+    assert str(found).startswith("3 store: peak 0.000 GiB (predicted 0.000) of 0.931")
+    assert found.about["network"] == "Sequential"
+    assert found.about["inputs"] == "[[8, 64]]"
+    assert found.about["torch"] == torch.__version__
+
+
+def speechbrain_case(name):
+    from speechbrain.lobes.models.ECAPA_TDNN import ECAPA_TDNN
+    from speechbrain.lobes.models.ResNet import ResNet
+
+    with torch.device("meta"):
+        if name == "ecapa":
+            return ECAPA_TDNN(80), ["blocks.*", "mfa", "asp.*"]
+        return ResNet(80), ["layer?.*"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ecapa", "resnet"])
+def test_networks_of_speechbrain_fit_into_half_of_what_they_store(name):
+    module, blocks = speechbrain_case(name)
+    x = torch.randn(8, 200, 80, device="meta")
+    stored = plan(module, x, 10**12, blocks=blocks)
+    assert set(stored.modes.values()) == {"store"}
+    budget = stored.measured_bytes // 2
+    found = plan(module, x, budget, blocks=blocks)
+    found.apply(module)
+    for p in module.parameters():
+        p.grad = torch.zeros_like(p)
+    peak = peak_of(lambda: module(x).square().sum().backward())
+    assert peak <= budget
+    assert abs(peak - found.predicted_bytes) <= 1e-6 * peak + SCALARS
+    assert set(found.modes.values()) == {"store", "recompute"}
+    assert found.seconds < 1.5 * stored.seconds

@@ -1,0 +1,188 @@
+"""From a profile follows the peak of any plan, to the byte but for scalars."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from speechbrain_rev.planner import Profile
+from speechbrain_rev.planner.knapsack import lightest
+from speechbrain_rev.planner.problem import peak_bytes
+from tests.unit.lobes.encoders import KINDS
+from tests.unit.planner.networks import (
+    MIB,
+    OTHERS,
+    SCALARS,
+    encoder_on_meta,
+    other_on_meta,
+    peak_of,
+    profile_of,
+    random_modes,
+)
+
+
+def assert_predicted(network, step, profile, plans, tolerance=SCALARS):
+    """Run plans with nobody watching, and compare what they take."""
+    peaks = set()
+    for seed in range(plans):
+        modes = random_modes(network, seed)
+        network.set_mode(modes)
+        peak = peak_of(step)
+        assert abs(profile.peak_bytes(modes) - peak) <= tolerance, modes
+        peaks.add(peak)
+    assert len(peaks) >= min(plans, 8) - 2
+
+
+#: Others take longer and are met at the width of the table.
+FLOAT = [("revnet46", "float"), ("df_revnet89", "float")]
+
+
+@pytest.mark.parametrize(("name", "streams"), [*((k, "exact") for k in KINDS), *FLOAT])
+def test_the_peak_of_any_plan_of_an_encoder_is_as_predicted(name, streams):
+    network, step = encoder_on_meta(name, streams=streams)
+    assert_predicted(network, step, profile_of(network, step), plans=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streams", ["exact", "float"])
+@pytest.mark.parametrize("name", KINDS)
+def test_it_is_so_at_the_width_of_the_table(name, streams):
+    settings = {"widths": None, "blocks": (2, 4, 2, 2), "chunk": "auto"}
+    network, step = encoder_on_meta(name, streams=streams, **settings)
+    profile = profile_of(network, step)
+    assert profile.peak_bytes(profile.uniform("store")) > 20 * MIB
+    assert_predicted(network, step, profile, plans=8)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_peak_of_any_plan_of_another_network_is_as_predicted(name):
+    network, step = other_on_meta(name)
+    assert_predicted(network, step, profile_of(network, step), plans=24)
+
+
+@pytest.mark.parametrize("name", ["revnet57", "resnet34"])
+def test_a_deeper_network_is_predicted_from_a_shallow_one(name):
+    deep, step = encoder_on_meta(name, blocks=(3, 5, 2, 4))
+    shallow = profile_of(*encoder_on_meta(name, blocks=(2, 2, 2, 2)))
+    assert_stretched(deep, step, shallow)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streams", ["exact", "float"])
+@pytest.mark.parametrize("name", KINDS)
+def test_every_deeper_encoder_is_predicted_from_a_shallow_one(name, streams):
+    deep, step = encoder_on_meta(name, blocks=(3, 6, 5, 7), streams=streams)
+    shallow = profile_of(*encoder_on_meta(name, blocks=(2, 2, 2, 2), streams=streams))
+    assert_stretched(deep, step, shallow)
+
+
+def assert_stretched(deep, step, shallow):
+    profile = shallow.stretched(list(deep.named_blocks()))
+    assert [block.name for block in profile.blocks] == list(deep.named_blocks())
+    # Counters of the monitor grow with the blocks.
+    largest = profile.peak_bytes(profile.uniform("store"))
+    assert_predicted(deep, step, profile, 6, tolerance=SCALARS + 1e-4 * largest)
+
+
+def test_what_cannot_be_stretched_is_refused():
+    profile = profile_of(*encoder_on_meta("revnet46", blocks=(1, 1, 1, 1)))
+    with pytest.raises(ValueError, match=r"'stages\.4\.chain\.0' is like none of stem"):
+        profile.stretched(["stem", "stages.4.chain.0"])
+    with pytest.raises(ValueError, match="Profile this network itself"):
+        profile.stretched(["stages.0.chain.last"])
+
+
+def test_every_pair_of_modes_that_may_meet_has_a_cost():
+    network, step = encoder_on_meta("revnet46", blocks=(2, 2, 1, 1))
+    profile = profile_of(network, step)
+    allowed = network.allowed_modes()
+    assert [block.name for block in profile.blocks] == list(allowed)
+    before = [None]
+    for block in profile.blocks:
+        own = [mode.value for mode in allowed[block.name]]
+        assert set(block.costs) == {(b, o) for b in before for o in own}
+        assert sorted(block.modes) == sorted(own)
+        before = own
+    assert set(profile.after_bytes) == set(before)
+
+
+@pytest.mark.parametrize("name", ["revnet46", "resnet34"])
+def test_profiling_leaves_the_modes_as_they_were(name):
+    network, step = encoder_on_meta(name, blocks=(1, 2, 1, 1))
+    network.set_mode(random_modes(network, seed=3))
+    modes = dict(network.block_modes())
+    profile_of(network, step)
+    assert network.block_modes() == modes
+
+    def fails():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        profile_of(network, fails)
+    assert network.block_modes() == modes
+
+
+def test_what_the_solver_counts_is_never_less_than_what_a_plan_takes():
+    network, step = encoder_on_meta("revnet155", blocks=(1, 4, 1, 1))
+    profile = profile_of(network, step)
+    problem = profile.problem()
+    for seed in range(50):
+        modes = random_modes(network, seed)
+        solved = peak_bytes(problem, [*modes.values(), "end"])
+        assert profile.peak_bytes(modes) <= solved
+    # Runs to the end of their chains, it says, are what they take.
+    for mode in ("store", "recompute", "reconstruct"):
+        modes = profile.uniform(mode)
+        solved = peak_bytes(problem, [*modes.values(), "end"])
+        assert solved == profile.peak_bytes(modes)
+
+
+def test_uniform_modes_recompute_what_cannot_have_them():
+    network, step = encoder_on_meta("revnet46", blocks=(1, 1, 1, 1))
+    profile = profile_of(network, step)
+    network.set_mode("reconstruct")
+    assert profile.uniform("reconstruct") == network.block_modes()
+    assert set(profile.uniform("store").values()) == {"store"}
+
+
+def test_a_profile_goes_through_json():
+    network, step = other_on_meta("chain and layers")
+    profile = replace(profile_of(network, step), after_seconds=0.1 + 0.2)
+    again = Profile.from_json(profile.to_json())
+    assert again == profile
+    assert lightest(again.problem()) == lightest(profile.problem())
+    modes = random_modes(network, seed=0)
+    assert again.peak_bytes(modes) == profile.peak_bytes(modes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document.pop("blocks"),
+        lambda document: document.pop("base_bytes"),
+        lambda document: document["blocks"][0].pop("costs"),
+        lambda document: document["blocks"][0]["costs"][0].pop(),
+        lambda document: document.update(other=1),
+        lambda document: document.update(blocks=3),
+    ],
+)
+def test_what_is_no_profile_is_refused(change):
+    document = json.loads(profile_of(*other_on_meta("plain")).to_json())
+    change(document)
+    with pytest.raises(ValueError, match=r"This is no profile .* Profile anew"):
+        Profile.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"blocks": []}'])
+def test_other_documents_are_refused(text):
+    with pytest.raises(ValueError, match="This is no profile"):
+        Profile.from_json(text)
+
+
+@pytest.mark.parametrize("ask", ["peak_bytes", "seconds"])
+def test_modes_that_a_block_lacks_are_refused(ask):
+    profile = profile_of(*other_on_meta("plain"))
+    with pytest.raises(ValueError, match="Block '0' has None where one of store, rec"):
+        getattr(profile, ask)({})
+    with pytest.raises(ValueError, match="Block '3' has 'reconstruct' where one of"):
+        getattr(profile, ask)(profile.uniform("store") | {"3": "reconstruct"})

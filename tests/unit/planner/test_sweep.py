@@ -1,0 +1,256 @@
+"""Of all batch sizes the one that trains the most samples a second is found."""
+
+import gc
+import json
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from speechbrain_rev.planner.knapsack import solve
+from speechbrain_rev.planner.plan import profile_module
+from speechbrain_rev.planner.problem import Cost, Infeasible, peak_bytes
+from speechbrain_rev.planner.profile import BlockProfile, Profile
+from speechbrain_rev.planner.sweep import Sweep, sweep
+from tests.unit.planner.networks import Chained, encoder
+
+KIB = 1024
+
+
+def profile_for(batch, blocks=5, fixed=0.2, bend=0.0):
+    """Blocks that hold and take as much as the batch is large, beside a fixed part."""
+    names = [f"chain.{i}" for i in range(blocks)]
+    modes = {"store": (4, 0.01), "reconstruct": (0, 0.016), "recompute": (1, 0.015)}
+    found = []
+    for i, name in enumerate(names):
+        costs = {
+            (before, own): Cost(
+                held * batch * KIB,
+                6 * batch * KIB,
+                fixed / blocks + each * batch * (1 + bend * (batch > 8)),
+            )
+            for before in (modes if i else [None])
+            for own, (held, each) in modes.items()
+        }
+        found.append(BlockProfile(name, 0, costs))
+    after = dict.fromkeys(modes, 2 * batch * KIB)
+    return Profile(found, 10 * KIB, after, 0.0, {"inputs": str(batch)})
+
+
+BUDGET = 300 * KIB
+
+
+def test_each_batch_has_the_plan_of_its_own_knapsack():
+    found = sweep(profile_for, range(1, 100), BUDGET)
+    for plan in found.plans:
+        profile = profile_for(plan.batch)
+        *modes, _ = solve(profile.problem(), BUDGET)
+        assert list(plan.modes.values()) == modes
+        assert list(plan.modes) == [block.name for block in profile.blocks]
+        assert plan.predicted_bytes == profile.peak_bytes(plan.modes) <= BUDGET
+        assert plan.predicted_bytes == peak_bytes(profile.problem(), [*modes, "end"])
+        assert plan.seconds == profile.seconds(plan.modes)
+        assert plan.samples_per_second == plan.batch / plan.seconds
+
+
+def test_the_best_has_the_most_samples_a_second_and_need_not_be_the_largest():
+    found = sweep(profile_for, range(1, 100), BUDGET)
+    speeds = {plan.batch: plan.samples_per_second for plan in found.plans}
+    assert speeds[found.best.batch] == max(speeds.values())
+    # All blocks store up to it, and a larger one that fits is slower.
+    assert set(found.best.modes.values()) == {"store"}
+    assert found.best.batch < max(speeds) < found.infeasible_batch
+    # With much to be shared by a step, the largest is the best.
+    dear = sweep(profile_for, range(1, 100), BUDGET, other_seconds=1000.0)
+    assert dear.best.batch == max(speeds)
+    assert dear.best.seconds == pytest.approx(
+        1000 + profile_for(dear.best.batch).seconds(dear.best.modes)
+    )
+
+
+def test_the_smallest_of_equally_good_batches_is_the_best():
+    found = sweep(lambda batch: profile_for(batch, fixed=0.0), [2, 4, 8], BUDGET)
+    assert found.best.batch == 2
+
+
+def test_the_sweep_ends_where_no_plan_fits():
+    asked = []
+
+    def noted(batch):
+        asked.append(batch)
+        return profile_for(batch)
+
+    found = sweep(noted, [90, 3, 10, 80, 3], BUDGET)
+    assert [plan.batch for plan in found.plans] == [3, 10]
+    assert found.infeasible_batch == 80
+    assert asked == [3, 10, 80]
+    assert sweep(profile_for, [3, 10], BUDGET).infeasible_batch is None
+    assert "batch 80 does not fit with any plan" in str(found)
+
+
+def test_if_nothing_fits_it_says_what_is_needed():
+    with pytest.raises(Infeasible, match="or try batches below 80") as caught:
+        sweep(profile_for, [80, 90], BUDGET)
+    problem = profile_for(80).problem()
+    assert solve(problem, caught.value.needed_bytes)
+    with pytest.raises(Infeasible):
+        solve(problem, caught.value.needed_bytes - 1)
+
+
+@pytest.mark.parametrize(
+    ("batches", "other", "what"),
+    [([], 0, r"batches are \[\]"), ([0, 1], 0, r"\[0, 1\]"), ([1], -1, "seconds -1")],
+)
+def test_what_cannot_be_swept_is_refused(batches, other, what):
+    with pytest.raises(ValueError, match=what):
+        sweep(profile_for, batches, BUDGET, other_seconds=other)
+
+
+#: Made where they are raised, for they keep the frames that they passed.
+OUT_OF_MEMORY = {
+    "cuda": lambda: torch.cuda.OutOfMemoryError("CUDA out of memory."),
+    "cpu": lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory: you"),
+    "windows": lambda: RuntimeError("DefaultCPUAllocator: not enough memory: you"),
+    "python": MemoryError,
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_MEMORY)
+def test_memory_that_runs_out_is_freed_and_the_sweep_goes_on(name):
+    held = []
+
+    class Activations:
+        """What only the frame of the failure knows, in a cycle."""
+
+        def __init__(self):
+            self.myself = self
+
+    def failing(batch):
+        assert not held or held[0]() is None, "what failed before is still there"
+        if batch == 4:
+            activations = Activations()
+            held.append(weakref.ref(activations))
+            raise OUT_OF_MEMORY[name]()
+        return profile_for(batch)
+
+    gc.disable()
+    try:
+        found = sweep(failing, [2, 4, 6], BUDGET)
+    finally:
+        gc.enable()
+    assert found.out_of_memory == [4]
+    assert [plan.batch for plan in found.plans] == [2, 4, 6]
+    assert found.plans[1].samples_per_second == 0
+    assert found.plans[1].modes == {}
+    assert found.best.batch in (2, 6)
+    assert "memory ran out while these were profiled: 4" in str(found)
+    assert Sweep.from_json(found.to_json()) == found
+
+
+def test_memory_that_always_runs_out_is_an_error():
+    def failing(batch):
+        raise MemoryError
+
+    with pytest.raises(MemoryError, match=r"batches \[2, 4\] were profiled"):
+        sweep(failing, [4, 2], BUDGET)
+
+
+def test_a_machine_really_out_of_memory_is_noticed():
+    def greedy(batch):
+        torch.empty(2**60)
+        raise AssertionError
+
+    with pytest.raises(MemoryError, match="Memory ran out"):
+        sweep(greedy, [1], BUDGET)
+
+
+def test_other_errors_are_not_taken_for_it():
+    def failing(batch):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        sweep(failing, [1], BUDGET)
+
+
+def test_times_that_are_linear_in_the_batch_are_found_to_be():
+    found = sweep(profile_for, range(1, 10), BUDGET, other_seconds=0.25)
+    each = {"store": 0.05, "reconstruct": 0.08, "recompute": 0.075}
+    assert set(found.times) == set(each)
+    for mode, time in found.times.items():
+        assert time.fixed_seconds == pytest.approx(0.45)
+        assert time.sample_seconds == pytest.approx(each[mode])
+        assert time.worst_deviation < 1e-12
+    assert "not linear" not in str(found)
+
+
+def test_times_that_are_not_are_said_not_to_be():
+    bent = sweep(lambda b: profile_for(b, fixed=0.1, bend=0.5), range(1, 13), BUDGET)
+    worst = max(time.worst_deviation for time in bent.times.values())
+    assert 0.05 < worst < 0.5
+    assert "times are not linear in the batch: store is up to" in str(bent)
+
+
+@pytest.mark.parametrize("batches", [[3], [3, 7]])
+def test_two_batches_say_nothing_of_linearity(batches):
+    found = sweep(profile_for, batches, BUDGET)
+    assert all(time.worst_deviation < 1e-12 for time in found.times.values())
+
+
+def test_a_sweep_goes_through_json():
+    found = sweep(profile_for, [2, 10, 40, 99], BUDGET, other_seconds=0.1)
+    again = Sweep.from_json(found.to_json())
+    assert again == found
+    assert again.best == found.best
+    assert found.about == {"inputs": "2"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"plans": [3]}'])
+def test_what_is_no_sweep_is_refused(text):
+    with pytest.raises(ValueError, match="This is no sweep"):
+        Sweep.from_json(text)
+    document = json.loads(sweep(profile_for, [2], BUDGET).to_json()) | {"other": 1}
+    with pytest.raises(ValueError, match="Sweep anew"):
+        Sweep.from_json(json.dumps(document))
+
+
+def test_an_encoder_is_swept_on_meta_tensors():
+    with torch.device("meta"):
+        module = encoder("resnet34")
+
+    def profile_of_batch(batch):
+        return profile_module(module, torch.randn(batch, 48, 80, device="meta"))
+
+    budget = profile_of_batch(8)
+    budget = budget.peak_bytes(budget.uniform("store")) + KIB
+    found = sweep(profile_of_batch, [4, 8, 9, 80], budget)
+    assert [set(plan.modes.values()) == {"store"} for plan in found.plans[:3]] == [
+        True, True, False,
+    ]  # fmt: skip
+    assert found.infeasible_batch == 80
+    assert all(plan.predicted_bytes <= budget for plan in found.plans)
+
+
+def test_a_network_is_swept_by_the_clock():
+    module = Chained(depth=2)
+    found = sweep(
+        lambda batch: profile_module(module, torch.randn(batch, 16)), [8, 16], 10**9
+    )
+    assert found.best.samples_per_second > 0
+    assert found.about["seconds"].startswith("measured")
+
+
+def test_a_mode_that_no_block_can_have_has_no_time():
+    def plain_profile(batch):
+        profile = profile_for(batch)
+        blocks = [
+            replace(
+                block,
+                costs={k: c for k, c in block.costs.items() if "reconstruct" not in k},
+            )
+            for block in profile.blocks
+        ]
+        after = {m: n for m, n in profile.after_bytes.items() if m != "reconstruct"}
+        return replace(profile, blocks=blocks, after_bytes=after)
+
+    assert set(sweep(plain_profile, [1, 2], BUDGET).times) == {"store", "recompute"}
