@@ -248,17 +248,19 @@ class ReversibleChain(nn.Module):
         before = None if notes.largest is None else KeptBuffers(self.blocks)
         # Reconstruction writes to the values that it is given.
         own = self.modes[:1] == [Mode.RECONSTRUCT]
-        streams = enter(x1, x2, format, notes.row(0), own)
+        entered = [enter(x1, x2, format, notes.row(0), own)]
         del x1, x2  # values of their own from here on
-        streams = self._advance(streams, mask, notes)
+        streams = self._advance(entered, mask, notes)
         poison = self.monitor.close(notes, format.limit)
         if before is not None and poison is not None:
             before.restore_where(poison)
         return streams._replace(poison=poison)
 
     def _advance(
-        self, streams: Streams, mask: Tensor | None, notes: StreamNotes
+        self, entered: list[Streams], mask: Tensor | None, notes: StreamNotes
     ) -> Streams:
+        """Run the blocks; ``entered`` is emptied, so that no caller keeps its values."""
+        streams = entered.pop()
         shared: set[int] = set()
         if Mode.STORE in self.modes:
             couplings = cast(Iterable[AdditiveCoupling], self.blocks)
