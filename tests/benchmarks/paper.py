@@ -14,7 +14,7 @@ from speechbrain_rev.lobes import build_encoder
 from .gradients import check_modes
 from .harness import NotEqual, Result
 from .precisions import PRECISIONS
-from .streams import FRAMES, GB, bytes_per_utterance, check_counts
+from .streams import FRAMES, GB, batches_on, bytes_per_utterance, check_counts
 
 #: Streams and precision, as columns.
 COLUMNS = (("float", "float32"), ("exact", "float32"), ("exact", "bf16"))
@@ -102,12 +102,13 @@ def run(device: torch.device, names: list[str] | None = None) -> Result:
             }
         )
         print(*rows[-1].values(), flush=True)
+    few, many = batches_on(device)
     how = "allocator's peak" if device.type == "cuda" else "live tensors without data"
     return Result(
         "paper",
         "How much memory does one more utterance of 2 s take, against the paper?",
-        f"mode reconstruct, default chunk, {FRAMES} frames, {how}, slope between two "
-        "batches; the share is that of exact streams in float32; weight gradients of a "
+        f"mode reconstruct, default chunk, {FRAMES} frames, {how}, slope between batches "
+        f"of {few} and {many}; the share is that of exact streams in float32; weight gradients of a "
         "stage wait for its end, at any batch",
         rows,
         f"gradients within {distance:.1e} of stored ones in float64, reduced widths and "

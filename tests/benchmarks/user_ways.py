@@ -24,6 +24,8 @@ from .precisions import PRECISIONS
 from .streams import CPUFakes
 
 BATCH, PARTS = 128, 4
+#: Bytes of the streams' checksums, which are counted, and not taken where it is timed.
+CHECKSUMS = 64
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ def check_committed(way: Way, name: str, frames: int, step: int) -> None:
     if way.streams != usual or not plain:
         return
     committed = counted_peaks()[name, way.mode, frames](BATCH)
-    if committed != step:
+    if not 0 <= committed - step <= CHECKSUMS:
         raise NotEqual(
             f"{name}, {way.name}, at {frames} frames holds {step} bytes, but the counts in "
             f"speechbrain_rev/models say {committed}: write them again, see counts.py."
