@@ -19,9 +19,13 @@ $(INSTALLED): setup.cfg pyproject.toml
 demo: $(INSTALLED)
 	$(RUN) recipes/demo/run.py
 
+# Tests of one file share fixtures, and each process has a core to itself.
+WORKERS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile
+
 ## test: the tests that finish within 10 minutes on 2 cores
 test: $(INSTALLED)
-	$(RUN) -m pytest -q -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 ## check: lint, format, types, import rules, spelling
 check: $(INSTALLED)
@@ -34,7 +38,7 @@ check: $(INSTALLED)
 
 ## slow: the tests that take longer
 slow: $(INSTALLED)
-	$(RUN) -m pytest -q -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu"
 
 ## mutants: sabotage the engine line by line and see that the tests notice
 mutants: $(INSTALLED)
