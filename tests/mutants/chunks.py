@@ -152,12 +152,12 @@ CHUNKS = [
         "no_more_than_promised",
     ),
     Mutant(
-        "7: a chain keeps what it began with",
-        SEGMENT_CODE,
-        "spared = 0 if ctx.in_place and start == 0 else 2",
-        "spared = 2",
-        TESTS,
-        "no_more_than_promised",
+        "7: a chain keeps what a run within it began with",
+        CHAIN_CODE,
+        "                del streams  # the run alone has it, and drops it\n",
+        "",
+        "tests/unit/planner/test_trace.py",
+        "begins_within",
     ),
     Mutant(
         "7: a chain writes to the tensors that it is given",

@@ -84,6 +84,13 @@ def test_what_is_not_finite_never_comes_back(function):
     assert found == {"blocks.0": True, "blocks.1": False, "blocks.2": False}
 
 
+def test_what_overflows_never_comes_back():
+    # The sum is infinite, and so is what is left of it.
+    chain = ReversibleChain([AdditiveCoupling(nn.Identity(), nn.Tanh())])
+    large = torch.full((2, 3), 3e38)
+    assert reproduced(chain, (large, large)) == {"blocks.0": False}
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", [k for k in KINDS if ARCHITECTURES[k].reversible])
 def test_blocks_of_encoders_come_back(name, seed):
