@@ -201,8 +201,9 @@ ENGINE = [
     Mutant(
         "11: nothing trains where the input needs no gradient",
         SEGMENT_CODE,
-        "        *parameters.tensors,\n    )  # fmt: skip",
-        "        *(t.detach() for t in parameters.tensors),\n    )  # fmt: skip",
+        "        *tangents, *parameters.tensors,\n    )  # fmt: skip",
+        "        *tangents, *(t.detach() for t in parameters.tensors),\n"
+        "    )  # fmt: skip",
         COMPOSITION,
         "needs_no_gradient",
     ),

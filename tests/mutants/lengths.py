@@ -5,6 +5,7 @@ from .mutant import Mutant
 LENGTHS_TESTS = "tests/unit/lobes/test_lengths.py"
 SPEAKER_TESTS = "tests/unit/inference/test_speaker.py"
 BLOCKS_CODE = "speechbrain_rev/lobes/blocks.py"
+MASKING_CODE = "speechbrain_rev/lobes/masking.py"
 ENCODER_CODE = "speechbrain_rev/lobes/encoder.py"
 POOLING_CODE = "speechbrain_rev/lobes/pooling.py"
 NORM_CODE = "speechbrain_rev/reversible/norm.py"
@@ -21,7 +22,7 @@ LENGTHS = [
     ),
     Mutant(
         "lengths: a half frame is lost at each level",
-        ENCODER_CODE,
+        MASKING_CODE,
         "(valid / 2).ceil()",
         "(valid / 2).floor()",
         LENGTHS_TESTS,
@@ -69,7 +70,7 @@ LENGTHS = [
     ),
     Mutant(
         "lengths: the host waits for the device",
-        ENCODER_CODE,
+        MASKING_CODE,
         "    masks: list[Tensor | None] = []\n",
         "    masks: list[Tensor | None] = []\n    valid.max().item()\n",
         LENGTHS_TESTS,

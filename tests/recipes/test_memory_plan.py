@@ -36,7 +36,7 @@ def trained(train, data, folder, **changed):
 def least(train, data, folder):
     """The least budget, as the error says it."""
     with pytest.raises(ValueError, match=r"Lower batch_size \(now 4") as error:
-        trained(train, data, folder, memory_budget="1MB")
+        trained(train, data, folder, memory_budget="0.05MB")
     return error.value.needed_bytes
 
 
@@ -87,7 +87,7 @@ def test_a_plan_file_gives_the_modes_and_mode_goes_before_both(train, data, tmp_
     given = {"plan_file": first / "plan.json", "memory_budget": PLENTY}
     trained(train, data, tmp_path / "second", **given)
     assert not (tmp_path / "second" / "plan.json").exists()
-    trained(train, data, tmp_path / "third", mode="store", memory_budget="1MB")
+    trained(train, data, tmp_path / "third", mode="store", memory_budget="0.05MB")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_tables_are_those_of_the_committed_results():
 
 
 @pytest.mark.parametrize(
-    "command", re.findall(r"speechbrain-rev (models[^\n`]*)", TEXT)
+    "command", re.findall(r"(?:^|`)speechbrain-rev (models[^\n`]*)", TEXT, re.MULTILINE)
 )
 def test_commands_of_the_table_run(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
