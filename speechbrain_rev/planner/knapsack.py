@@ -158,13 +158,15 @@ def _front(ways: Mapping[str, tuple[Cost, _Front]], states: int) -> _Front:
     origin = np.argsort(need_bytes, kind="stable")
     fastest = np.minimum.accumulate(picoseconds[origin])
     origin = origin[np.append(True, fastest[1:] < fastest[:-1])]
-    # At most one state per bin of bytes, the fastest, which needs the most of its bin.
-    # Bins end at their last byte, so that the lightest state has the first to itself;
-    # bytes stay exact, so that a way is never lighter on paper than when it is run.
-    above = need_bytes[origin] - need_bytes[origin[0]]
-    width = max(1, -(-int(above[-1]) // (states - 1)))
-    bins = -(-above // width)
-    origin = origin[np.append(bins[1:] != bins[:-1], True)]
+    if origin.size > states:
+        # At most one state per bin of bytes, the fastest, which needs the most of its
+        # bin. Bins end at their last byte, so that the lightest state has the first to
+        # itself; bytes stay exact, so that a way is never lighter on paper than when it
+        # is run.
+        above = need_bytes[origin] - need_bytes[origin[0]]
+        width = max(1, -(-int(above[-1]) // (states - 1)))
+        bins = -(-above // width)
+        origin = origin[np.append(bins[1:] != bins[:-1], True)]
     return _Front(
         need_bytes=need_bytes[origin],
         picoseconds=picoseconds[origin],

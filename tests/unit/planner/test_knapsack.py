@@ -373,3 +373,13 @@ def test_a_way_that_cannot_go_on_is_not_taken():
     problem = Problem(0, [first, {("a", "a"): Cost(0, 0, 1.0)}], 0)
     assert solve(problem, 100) == solve(problem, 100, exact=True) == ["a", "a"]
     assert lightest(problem) == ["a", "a"]
+
+
+def test_few_plans_are_all_kept_however_close_they_are():
+    costs = {
+        "store": (60_000, 1.0),
+        "recompute": (59_999, 2.0),
+        "reconstruct": (1, 3.0),
+    }
+    only = {(None, mode): Cost(0, *cost) for mode, cost in costs.items()}
+    assert solve(Problem(0, [only], 0), 59_999) == ["recompute"]
