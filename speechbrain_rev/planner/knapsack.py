@@ -155,7 +155,7 @@ def _front(ways: Mapping[str, tuple[Cost, _Front]], states: int) -> _Front:
     )
     sizes = [front.need_bytes.size for _, front in ways.values()]
 
-    origin = np.argsort(need_bytes, kind="stable")
+    origin = np.lexsort((picoseconds, need_bytes))
     fastest = np.minimum.accumulate(picoseconds[origin])
     origin = origin[np.append(True, fastest[1:] < fastest[:-1])]
     if origin.size > states:
