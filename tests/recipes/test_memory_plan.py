@@ -24,12 +24,20 @@ def train(monkeypatch):
     return script
 
 
+SHORT = {
+    "number_of_epochs": 1,
+    "average_checkpoints": 1,
+    "warmup_epochs": "0.0",
+    "margin_start_epoch": 0,
+    "margin_end_epoch": 0,
+    "valid_speakers": 0,
+}
+
+
 def trained(train, data, folder, **changed):
     """One epoch without validation."""
     folder.mkdir()
-    short = {"number_of_epochs": 1, "average_checkpoints": 1, "warmup_epochs": "0.0"}
-    short |= {"margin_start_epoch": 0, "margin_end_epoch": 0, "valid_speakers": 0}
-    train.main(arguments(data, folder, **short, **changed))
+    train.main(arguments(data, folder, **SHORT, **changed))
     return weights(folder)
 
 
@@ -58,10 +66,7 @@ def test_a_plan_is_kept_on_resume_and_made_anew_for_another_budget(
     folder = tmp_path / "run"
     trained(train, data, folder, memory_budget=PLENTY)
     kept = (folder / "plan.json").read_text()
-    again = arguments(
-        data, folder, number_of_epochs=2, average_checkpoints=1, warmup_epochs="0.0",
-        margin_start_epoch=0, margin_end_epoch=0, valid_speakers=0,
-    )  # fmt: skip
+    again = arguments(data, folder, **SHORT | {"number_of_epochs": 2})
     capsys.readouterr()
     train.main([*again, f"--memory_budget={PLENTY}"])
     assert (folder / "plan.json").read_text() == kept
@@ -77,7 +82,7 @@ def test_a_plan_of_another_card_is_refused(train, data, tmp_path):
     path = folder / "plan.json"
     path.write_text(path.read_text().replace('"device": "cpu"', '"device": "A card"'))
     with pytest.raises(ValueError, match=r"made for device A card, and this is cpu"):
-        train.main(arguments(data, folder, memory_budget=PLENTY))
+        train.main(arguments(data, folder, **SHORT, memory_budget=PLENTY))
 
 
 @pytest.mark.slow

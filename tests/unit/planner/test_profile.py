@@ -79,9 +79,10 @@ def test_every_deeper_encoder_is_predicted_from_a_shallow_one(name, streams):
 def assert_stretched(deep, step, shallow):
     profile = shallow.stretched(list(deep.named_blocks()))
     assert [block.name for block in profile.blocks] == list(deep.named_blocks())
-    # Counters of the monitor grow with the blocks.
-    largest = profile.peak_bytes(profile.uniform("store"))
-    assert_predicted(deep, step, profile, 6, tolerance=SCALARS + 1e-4 * largest)
+    # The monitor's counters grow with the blocks, and a block's weight gradients may be
+    # alive beside its activations or not. Neither grows with the batch.
+    gradients = max(block.gradient_bytes for block in profile.blocks)
+    assert_predicted(deep, step, profile, 6, tolerance=SCALARS + gradients)
 
 
 def test_what_cannot_be_stretched_is_refused():
