@@ -13,6 +13,7 @@ import torch
 
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.memory.report import make_gradients
 
 
 def training_step_peak(
@@ -104,6 +105,5 @@ def training_step(
     with torch.device(device):
         encoder = build_encoder(name, mode=mode, widths=widths, blocks=blocks)
         feats = torch.randn(batch, frames, encoder.n_mels)
-    for parameter in encoder.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+    make_gradients(encoder)
     return encoder, lambda: encoder(feats).square().sum().backward()

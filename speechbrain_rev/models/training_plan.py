@@ -28,6 +28,7 @@ from speechbrain_rev.models.card import (
     RESERVE_SHARE,
 )
 from speechbrain_rev.planner import Infeasible, Plan
+from speechbrain_rev.planner.calling import trainable
 from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.profile import profile_bytes
 from speechbrain_rev.planner.timing import measured_seconds
@@ -197,7 +198,7 @@ def _staying_bytes(step: TrainingStep) -> int:
 
 def _seconds(step: TrainingStep) -> dict[tuple[str, str], float]:
     """Take the times of few utterances where the training will run."""
-    encoder = _trainable(copy.deepcopy(step.encoder))
+    encoder = trainable(copy.deepcopy(step.encoder))
     feats = torch.randn(
         min(_TIMED, step.batch), step.frames, encoder.n_mels, device=step.device
     )
@@ -226,8 +227,8 @@ def _without_contents(
     step: TrainingStep, device: torch.device, batch: int
 ) -> tuple[SpeakerEncoder, Callable[[], None]]:
     """Copy what is trained without its contents, with a training step."""
-    encoder = _trainable(without_contents(step.encoder, device))
-    classifier = _trainable(without_contents(step.classifier, device))
+    encoder = trainable(without_contents(step.encoder, device))
+    classifier = trainable(without_contents(step.classifier, device))
     feats = torch.empty(batch, step.frames, encoder.n_mels, device=device)
     classes = torch.zeros(batch, 1, dtype=torch.long, device=device)
 
@@ -237,15 +238,6 @@ def _without_contents(
         loss.backward()
 
     return encoder, run
-
-
-def _trainable(module: Any) -> Any:
-    """Give it gradients, which steps add to."""
-    module.train()
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-    return module
 
 
 def _autocast(device_type: str, precision: str) -> torch.autocast:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from speechbrain_rev.memory.report import make_gradients
 from speechbrain_rev.planner.trace import Step
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -46,6 +49,23 @@ def call(module: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return module(**batch)
     return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+
+
+def trainable(module: Module) -> Module:
+    """Put a module into training, with gradients, which steps add to.
+
+    Parameters
+    ----------
+    module : nn.Module
+        A copy, whose gradients nobody else reads.
+
+    Returns
+    -------
+    nn.Module
+        The module.
+    """
+    make_gradients(module.train())
+    return module
 
 
 def training_step(

@@ -13,7 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speechbrain_rev.planner.calling import own_batch, tensors_of, training_step
+from speechbrain_rev.planner.calling import (
+    own_batch,
+    tensors_of,
+    trainable,
+    training_step,
+)
 from speechbrain_rev.planner.knapsack import solve
 from speechbrain_rev.planner.network import Network, Unreconstructed, as_network
 from speechbrain_rev.planner.problem import GIB, Infeasible
@@ -271,7 +276,7 @@ def profile_module(
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     if measure and device.type != "meta":
         # A copy: training steps change gradients and running statistics.
-        own = _trainable(copy.deepcopy(module))
+        own = trainable(copy.deepcopy(module))
         run = training_step(own, own_batch(example_batch), loss)
         timed = Unreconstructed(as_network(own, blocks), refused)
         with torch.random.fork_rng(_cuda(device)):
@@ -320,18 +325,9 @@ def _on_meta(
     loss: Callable[[Any], Tensor] | None,
 ) -> tuple[Network, Step]:
     """Copy a module without its contents, with a training step of it."""
-    own = _trainable(copy.deepcopy(module).to("meta"))
+    own = trainable(copy.deepcopy(module).to("meta"))
     step = training_step(own, own_batch(example_batch, "meta"), loss)
     return as_network(own, blocks), step
-
-
-def _trainable(module: nn.Module) -> nn.Module:
-    """Make gradients, which later steps add to, and forget none of a step before."""
-    module.train()
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-    return module
 
 
 def _cuda(device: torch.device) -> list[torch.device]:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from speechbrain_rev.memory.meter import LiveBytes
+from speechbrain_rev.memory.shapes import CPUFakes
 
 from .engine_gate import (
     FACTOR,
@@ -45,7 +46,7 @@ from .peers import (
     versions,
 )
 from .precisions import PRECISIONS, Precision
-from .streams import FRAMES, GB, CPUFakes
+from .streams import FRAMES, GB
 
 KINDS = ("basic", "df_bottleneck")
 DEPTHS = (4, 16, 32)

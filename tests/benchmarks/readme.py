@@ -14,6 +14,7 @@ from typing import Any
 from speechbrain_rev.models import Model, Training, parse_card, select
 from speechbrain_rev.models.render import sources
 from speechbrain_rev.models.table import MODES
+from speechbrain_rev.models.table_one import reproduced
 
 from .harness import Result, markdown
 
@@ -51,6 +52,21 @@ def _model(model: Model) -> dict[str, str]:
         shown = f"**{batch}**" if batch is not None and batch >= BATCH else batch
         row[f"batch {mode}"] = "" if shown is None else str(shown)
     return row
+
+
+def table_one() -> str:
+    """Show the paper's Table I beside what is counted here."""
+    rows: dict[str, dict[str, str]] = {}
+    for column, ours in reproduced():
+        head = f"{column.name}, batch {column.batch}"
+        for part, size in ours.report.parts.items():
+            row = rows.setdefault(part, {"GB": part.replace("_", " ")})
+            published = column.parts_gb.get(part)
+            row[f"{head}: published"] = (
+                "not named" if published is None else f"{published:.3f}"
+            )
+            row[f"{head}: counted"] = f"{size / 1e9:.3f}"
+    return markdown(list(rows.values()))
 
 
 def _result(name: str) -> Result:
@@ -165,7 +181,7 @@ def _updated_in_vain(row: dict[str, Any]) -> bool:
 
 
 #: Tables of committed results; each has a place in the README.
-TABLES: dict[str, Callable[[], str]] = {"models": models} | {
+TABLES: dict[str, Callable[[], str]] = {"models": models, "table_one": table_one} | {
     name: table
     for name, table in {"paper": paper, "engine": engine, "users": users}.items()
     if (RESULTS / f"{name}_cpu.json").exists()

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.memory.shapes import CPUFakes
 
 from .grid import grid_among_the_formats
 from .harness import NotEqual, Result, interleaved_seconds
@@ -48,18 +48,6 @@ def encoder_of(
     torch.manual_seed(0)
     with device:
         return build_encoder(name, mode=mode, streams=streams, verify=None, **options)
-
-
-class CPUFakes(FakeTensorMode):
-    """Tensors without data that autocast takes for tensors of a CPU."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Compare random states, which are real tensors, for real."""
-        if func is torch.ops.aten.equal.default:
-            return func(*args)
-        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def peak_bytes(

@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.memory.shapes import CPUFakes
 from speechbrain_rev.models.counts import counted_peaks
 
 from .gradients import TOLERANCE
 from .harness import NotEqual
 from .precisions import PRECISIONS
-from .streams import CPUFakes
 
 BATCH, PARTS = 128, 4
 #: Bytes of the streams' checksums, which are counted, and not taken where it is timed.
