@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: Bytes of one map of a chunk, for an utterance of 200 frames, where nothing is said.
-AUTO = 800_000
+AUTO = 1_024_000
 _FRAMES = 200
 _LEVELS = 4
 
