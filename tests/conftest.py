@@ -1,8 +1,25 @@
 """What all tests share."""
 
+import os
 import sys
+import tempfile
 
 import pytest
+
+from speechbrain_rev.planner.saved import VARIABLE
+
+
+def pytest_configure(config):
+    # Processes that share the work, and those that tests start, have the same folder.
+    if VARIABLE not in os.environ:
+        config.profiles = tempfile.TemporaryDirectory()
+        os.environ[VARIABLE] = config.profiles.name
+
+
+def pytest_unconfigure(config):
+    if hasattr(config, "profiles"):
+        del os.environ[VARIABLE]
+        config.profiles.cleanup()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -63,6 +63,7 @@ def training_step(brain):
         frames=1 + knobs.chunk_samples // (knobs.sample_rate // 100),
         precision=brain.precision,
         device=torch.device(brain.device),
+        searches_chunk=knobs.chunk == "auto",
     )
 
 
@@ -71,7 +72,9 @@ def make_plan(path, step, budget):
     if path.is_file() and Plan.load(path).about.get("memory_budget") == budget:
         return
     size = free_bytes(step.device) if budget == "auto" else parse_budget(budget)
-    print(f"memory plan: measuring blocks on {step.about()['device']} ...")
+    print(
+        f"memory plan: times of blocks on {step.about()['device']} are read or measured"
+    )
     plan = plan_training(step, size)
     write_whole(path, plan.with_about(memory_budget=budget).to_json())
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from speechbrain_rev.cli.files import check_writable
+
+# Kinds of encoders are profiled side by side; there are about a dozen.
+_MOST_WORKERS = 4
 
 
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -50,6 +55,11 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="of the optimizer's states: 8 (the default) or 32",
     )
     command.add_argument(
+        "--speed",
+        metavar="SPEED.json",
+        help="of the device, as calibrate wrote it (default: an assumed card)",
+    )
+    command.add_argument(
         "--save",
         metavar="PLAN.json",
         help="write the plan of one encoder, for plan_file in its hyperparameters",
@@ -84,9 +94,17 @@ def _plan(parsed: argparse.Namespace) -> None:
     )
 
     from speechbrain_rev.models import planning, planning_render
+    from speechbrain_rev.planner.timing import ASSUMED, Speed
 
+    speed = ASSUMED
+    if parsed.speed is not None:
+        speed = Speed.from_json(Path(parsed.speed).read_text(encoding="utf-8"))
     encoders = planning.plan_encoders(
-        training, names=parsed.names, progress=sys.stderr.isatty()
+        training,
+        names=parsed.names,
+        speed=speed,
+        workers=1 if parsed.names else min(os.cpu_count() or 1, _MOST_WORKERS),
+        progress=sys.stderr.isatty(),
     )
     if len(encoders) == 1:
         planning.check_fits(encoders[0])

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
+from speechbrain_rev.lobes.inputs import check_input
 from speechbrain_rev.lobes.layers import Masks
-from speechbrain_rev.lobes.masking import level_masks, plausible
+from speechbrain_rev.lobes.masking import level_masks
 from speechbrain_rev.lobes.pooling import statistics_pooling
 from speechbrain_rev.lobes.units import run_unit
 from speechbrain_rev.reversible.chain import ReversibleChain
@@ -27,9 +28,6 @@ from speechbrain_rev.reversible.modes import Mode, as_mode
 from speechbrain_rev.reversible.observing import Moment, tell, tell_end
 from speechbrain_rev.reversible.recompute import trains
 from speechbrain_rev.reversible.streams import Streams, read_both
-
-#: The pooled time axis has an eighth of the frames, and a deviation needs two.
-MIN_FRAMES = 9
 
 
 class Stage(nn.Module):
@@ -198,6 +196,41 @@ class SpeakerEncoder(nn.Module):
                 [m for n, m in self._modes.items() if n.startswith(f"{name}.")]
             )
 
+    def set_channels(self, channels: Sequence[int | None]) -> None:
+        """Choose how many channels reversible encoders work on at a time.
+
+        It decides in which order numbers are added up: choose before the first step.
+
+        Parameters
+        ----------
+        channels : sequence of int or None
+            At each of the 4 levels, as ``chunks.channels_by_level`` gives them.
+
+        Raises
+        ------
+        ValueError
+            If the encoder is not reversible and channels are not all None, or one is no
+            number.
+        """
+        if any(c is not None and (type(c) is not int or c < 1) for c in channels):
+            raise ValueError(
+                f"channels are {list(channels)}; each must be at least 1, or None for all."
+            )
+        if not self.reversible_blocks() and any(channels):
+            raise ValueError(
+                f"{self.architecture.name} has no reversible blocks and works on all "
+                f"channels at once; channels are {list(channels)}."
+            )
+        self.channels = list(channels)
+        for stage, size in zip(self._stages(), channels, strict=True):
+            if stage.chain is not None:
+                stage.chain.chunk = size
+
+    @property
+    def streams(self) -> str | None:
+        """The number format of the streams; None if there are none."""
+        return next((c.format_name for c in self._chains().values()), None)
+
     def check_streams(self) -> None:
         """Wait for the device and say what was noted about the streams up to now.
 
@@ -282,7 +315,7 @@ class SpeakerEncoder(nn.Module):
             If the input has not the shape that the encoder was built for, or lengths
             are not relative.
         """
-        self._check(feats, lengths)
+        check_input(self.architecture.name, self.n_mels, feats, lengths)
         x = feats.transpose(1, 2).unsqueeze(1)
         frames = feats.shape[1]
         padding = -frames % 8 if self.architecture.type == "II" else 0
@@ -337,45 +370,6 @@ class SpeakerEncoder(nn.Module):
         y = run_unit(unit, masks, given, sizes, recomputes=recomputes)
         tell_end(unit, y)
         return y
-
-    def _check(self, feats: Tensor, lengths: Tensor | None) -> None:
-        expected = f"[batch, time, {self.n_mels}]"
-        if feats.dim() != 3 or feats.shape[2] != self.n_mels:
-            raise ValueError(
-                f"{self.architecture.name} takes filterbanks {expected}, but got "
-                f"{list(feats.shape)}. Pass Fbank(n_mels={self.n_mels}) features, or "
-                "build the encoder with the n_mels that you have."
-            )
-        if not len(feats):
-            raise ValueError(
-                f"{self.architecture.name} takes at least one utterance, but got "
-                f"{list(feats.shape)} as {expected}."
-            )
-        if feats.shape[1] < MIN_FRAMES:
-            raise ValueError(
-                f"{self.architecture.name} needs at least {MIN_FRAMES} frames, but got "
-                f"{list(feats.shape)} as {expected}. Pass longer utterances."
-            )
-        if lengths is not None and lengths.dtype in (torch.float16, torch.bfloat16):
-            raise ValueError(
-                f"lengths are {lengths.dtype}, which cannot tell the frames of longer "
-                "utterances apart: bfloat16 is off by one from 257 frames on, float16 from "
-                "2,049 on. Compute and pass them in float32."
-            )
-        if lengths is not None and lengths.shape != feats.shape[:1]:
-            raise ValueError(
-                f"lengths must be relative, one for each utterance: [{feats.shape[0]}], "
-                f"but got {list(lengths.shape)}."
-            )
-        # A look at lengths on a GPU would wait for it; there they become NaN instead.
-        if lengths is not None and lengths.device.type == "cpu":
-            wrong = lengths[~plausible(lengths)]
-            if len(wrong):
-                raise ValueError(
-                    "lengths must be relative, above 0 and at most 1 for the longest, "
-                    f"but one is {float(wrong[0])}. Divide numbers of frames by "
-                    f"feats.shape[1], {feats.shape[1]}."
-                )
 
 
 def _run_chain(

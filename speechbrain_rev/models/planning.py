@@ -7,25 +7,31 @@ operations.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import multiprocessing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 
-import torch
 from tqdm import tqdm
 
-from speechbrain_rev.architectures import ARCHITECTURES, Architecture, architecture
-from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.architectures import architecture
+from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.models.advice import remedies
 from speechbrain_rev.models.card import GIB, Training
 from speechbrain_rev.models.counting import training_step
+from speechbrain_rev.models.profiling import (
+    Channels,
+    encoder_profile,
+    fastest_channels,
+)
 from speechbrain_rev.models.table import Model, select
 from speechbrain_rev.planner import Infeasible, Plan, Profile
 from speechbrain_rev.planner.knapsack import lightest, solve
 from speechbrain_rev.planner.plan import plan_within
-from speechbrain_rev.planner.profile import profile_bytes
-from speechbrain_rev.planner.timing import estimated_seconds
+from speechbrain_rev.planner.timing import ASSUMED, Speed
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import Mode
 
@@ -47,9 +53,6 @@ PUBLISHED_CARDS = {
     "df_revnet377": 2,
 }
 
-# Blocks of a stage that are run: the first one, and one that all further ones are like.
-_SHALLOW = 2
-
 
 @dataclass(frozen=True)
 class PlannedEncoder:
@@ -61,19 +64,28 @@ class PlannedEncoder:
         The encoder, and the training that is asked about.
     profile : Profile
         What each of its blocks costs.
+    channels : tuple of int or None
+        Channels that blocks work on at a time, at each level.
     modes : mapping of str to str
         A mode for each block: the fastest that fit, or else the lightest.
     counted_bytes : int or None
         Peak of the encoder's step with these modes, if that was counted on itself.
+    stored_seconds : float
+        Predicted time of its step, all stored and all channels at once.
     baseline_seconds : float
-        Predicted time of a step of ``BASELINE``, all stored.
+        The same of ``BASELINE``.
+    speed : Speed
+        Of the device that times were predicted for.
     """
 
     model: Model
     profile: Profile
+    channels: Channels
     modes: Mapping[str, str]
     counted_bytes: int | None
+    stored_seconds: float
     baseline_seconds: float
+    speed: Speed
 
     @property
     def predicted_bytes(self) -> int:
@@ -106,6 +118,7 @@ class PlannedEncoder:
         card = f"a card of {training.card_bytes / GIB:.4g} GiB"
         return Plan(
             modes=self.modes,
+            channels=list(self.channels),
             budget_bytes=training.step_budget_bytes(self.model.row),
             predicted_bytes=self.predicted_bytes,
             measured_bytes=self.counted_bytes,
@@ -127,7 +140,7 @@ class PlannedEncoder:
     @property
     def times_stored(self) -> float:
         """The time as a multiple of that of the same encoder, all stored."""
-        return self.seconds / self.profile.seconds(self.profile.uniform(Mode.STORE))
+        return self.seconds / self.stored_seconds
 
     @property
     def times_baseline(self) -> float:
@@ -154,7 +167,12 @@ class PlannedEncoder:
 
 
 def plan_encoders(
-    training: Training, *, names: Sequence[str] = (), progress: bool = False
+    training: Training,
+    *,
+    names: Sequence[str] = (),
+    speed: Speed = ASSUMED,
+    workers: int = 1,
+    progress: bool = False,
 ) -> list[PlannedEncoder]:
     """Plan encoders for a card.
 
@@ -165,6 +183,11 @@ def plan_encoders(
     names : sequence of str
         Which encoders: the peaks of their plans are counted on them. None named means
         all, whose peaks are predicted.
+    speed : Speed
+        Of the card, which times are estimated from.
+    workers : int
+        Processes that share the work; more than one from a script that may be imported
+        again only, as ``multiprocessing`` says.
     progress : bool
         Whether a bar on stderr tells how far it is.
 
@@ -186,12 +209,44 @@ def plan_encoders(
     (0, True, 1)
     """
     models = select(training, names=names, sort="vox1-h")
-    baseline = encoder_profile(architecture(BASELINE), training.batch, training.frames)
-    baseline_seconds = baseline.seconds(baseline.uniform(Mode.STORE))
-    bar = tqdm(
-        models, desc="planning", unit="encoder", leave=False, disable=not progress
-    )
-    return [_planned(model, baseline_seconds, counted=bool(names)) for model in bar]
+    plan_model = functools.partial(_planned, speed=speed, counted=bool(names))
+    with contextlib.ExitStack() as stack:
+        apply: Callable[..., Iterable[list[PlannedEncoder]]] = map
+        if workers > 1:
+            # Processes that were forked with torch's threads would hang.
+            context = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(workers, context)
+            apply = stack.enter_context(pool).map
+        bar = stack.enter_context(
+            tqdm(
+                total=len(models),
+                desc="planning",
+                unit="encoder",
+                leave=False,
+                disable=not progress,
+            )
+        )
+        planned: dict[str, PlannedEncoder] = {}
+        for group in apply(functools.partial(_each, plan_model), _by_kind(models)):
+            planned |= {encoder.model.row.name: encoder for encoder in group}
+            bar.update(len(group))
+    return [planned[model.row.name] for model in models]
+
+
+def _each(
+    plan_model: Callable[[Model], PlannedEncoder], models: Sequence[Model]
+) -> list[PlannedEncoder]:
+    return [plan_model(model) for model in models]
+
+
+def _by_kind(models: Sequence[Model]) -> list[list[Model]]:
+    """Group encoders that share a profile, so that one process makes it."""
+    groups: dict[object, list[Model]] = {}
+    for model in models:
+        row = model.row
+        kind = row.family, row.type, row.block, row.widths
+        groups.setdefault(kind, []).append(model)
+    return list(groups.values())
 
 
 def check_fits(planned: PlannedEncoder) -> None:
@@ -229,74 +284,43 @@ def check_fits(planned: PlannedEncoder) -> None:
     )
 
 
-def encoder_profile(row: Architecture, batch: int, frames: int) -> Profile:
-    """Tell what each block of an encoder costs, from a shallow one of its kind.
-
-    Parameters
-    ----------
-    row : Architecture
-        The encoder, of any widths and blocks.
-    batch, frames : int
-        Utterances of a step, and the length of each.
-
-    Returns
-    -------
-    Profile
-        Its bytes are predicted, to less than a thousandth of a plan's peak, and its
-        times estimated.
-
-    Examples
-    --------
-    >>> profile = encoder_profile(architecture("resnet152"), batch=16, frames=200)
-    >>> len(profile.blocks), profile.about["profiled"]
-    (51, 'stages of at most 2 blocks')
-    """
-    like = next(
-        other.name
-        for other in ARCHITECTURES.values()
-        if (other.family, other.type, other.block) == (row.family, row.type, row.block)
-    )
-    blocks = tuple(min(count, _SHALLOW) for count in row.blocks)
-    shallow = _shallow_profile(like, row.widths, blocks, batch, frames)
-    with torch.device("meta"):
-        encoder = build_encoder(row.name, widths=row.widths, blocks=row.blocks)
-    about = {
-        "encoder": row.name,
-        "blocks": str(len(encoder.named_blocks())),
-        "batch": str(batch),
-        "frames": str(frames),
-        "precision": "fp32",
-        "channels": str(encoder.channels),
-        "profiled": f"stages of at most {_SHALLOW} blocks",
-        "bytes": "counted on meta tensors",
-        "seconds": "estimated from counts of operations",
-        "torch": torch.__version__,
-    }
-    return replace(shallow.stretched(list(encoder.named_blocks())), about=about)
-
-
 def _cards(largest_batch: int) -> int | None:
     return math.ceil(TOTAL_BATCH / largest_batch) if largest_batch else None
 
 
-@functools.cache
-def _shallow_profile(
-    name: str, widths: tuple[int, ...], blocks: tuple[int, ...], batch: int, frames: int
-) -> Profile:
-    network, step = training_step(
-        name, widths=widths, blocks=blocks, batch=batch, frames=frames
+def _planned(model: Model, *, speed: Speed, counted: bool) -> PlannedEncoder:
+    row, training = model.row, model.training
+    baseline = encoder_profile(
+        architecture(BASELINE), training.batch, training.frames, speed=speed
     )
-    return profile_bytes(network, step, estimated_seconds(network, step), {})
 
+    def profile_for(channels: Channels) -> Profile:
+        return encoder_profile(
+            row, training.batch, training.frames, channels=channels, speed=speed
+        )
 
-def _planned(model: Model, baseline_seconds: float, *, counted: bool) -> PlannedEncoder:
-    profile = encoder_profile(model.row, model.training.batch, model.training.frames)
+    network, step = training_step(
+        row.name, batch=training.batch, frames=training.frames
+    )
+    channels, profile = fastest_channels(
+        profile_for, network, training.step_budget_bytes(row)
+    )
+    network.set_channels(channels)
+    modes = _predicted(model, profile)
     counted_bytes = None
     if counted:
-        modes, counted_bytes = _counted(model, profile)
-    else:
-        modes = _predicted(model, profile)
-    return PlannedEncoder(model, profile, modes, counted_bytes, baseline_seconds)
+        modes, counted_bytes = _counted(model, profile, modes, network, step)
+    whole = profile_for((None,) * len(channels))
+    return PlannedEncoder(
+        model,
+        profile,
+        channels,
+        modes,
+        counted_bytes,
+        stored_seconds=whole.seconds(whole.uniform(Mode.STORE)),
+        baseline_seconds=baseline.seconds(baseline.uniform(Mode.STORE)),
+        speed=speed,
+    )
 
 
 def _predicted(model: Model, profile: Profile) -> Mapping[str, str]:
@@ -311,16 +335,18 @@ def _predicted(model: Model, profile: Profile) -> Mapping[str, str]:
     return dict(zip(names, found[:-1], strict=True))
 
 
-def _counted(model: Model, profile: Profile) -> tuple[Mapping[str, str], int]:
-    """Choose modes that fit when the encoder itself runs with them, or the lightest."""
-    row, training = model.row, model.training
-    network, step = training_step(
-        row.name, batch=training.batch, frames=training.frames
-    )
+def _counted(
+    model: Model,
+    profile: Profile,
+    modes: Mapping[str, str],
+    network: SpeakerEncoder,
+    step: Callable[[], None],
+) -> tuple[Mapping[str, str], int]:
+    """Choose modes that fit when the encoder itself runs with them, or keep those."""
+    budget_bytes = model.training.step_budget_bytes(model.row)
     try:
-        plan = plan_within(profile, network, step, training.step_budget_bytes(row))
+        plan = plan_within(profile, network, step, budget_bytes)
     except Infeasible:
-        modes = _predicted(model, profile)
         network.set_mode(modes)
         return modes, trace_bytes(network, step).peak_bytes
     return plan.modes, plan.measured_bytes

@@ -18,13 +18,8 @@ from speechbrain_rev.models.planning import (
     PlannedEncoder,
 )
 from speechbrain_rev.models.render import PAPER
-from speechbrain_rev.planner.timing import ASSUMED
 
 _WIDTH = 120
-_ASSUMED = (
-    f"an assumed card of {ASSUMED.flops_per_second / 1e12:g} TFLOP/s and "
-    f"{ASSUMED.bytes_per_second / 1e9:g} GB/s"
-)
 
 
 def as_text(
@@ -88,6 +83,7 @@ def as_json(
     document = {
         "sources": sources(encoders[0], at_hand),
         "counted_with": counted_with(),
+        "speed": json.loads(encoders[0].speed.to_json()),
         "training": {
             "batch": training.batch,
             "frames": training.frames,
@@ -142,13 +138,15 @@ def sources(
         "none fit; then `lacks` says how many GiB there are too few. GiB: the peak of the "
         "encoder's step, with weights, gradients, states of "
         f"{training.optimizer_bits} bit, a classifier of {CLASSES} and the input, as if "
-        "all peaked at once. store, recomp., reconstr.: blocks of each mode.",
+        "all peaked at once. store, recomp., reconstr.: blocks of each mode. chunk: the "
+        "channels of the first level that blocks work on at a time, - is all of them; it "
+        "is chosen with the modes.",
         "how": "predicted: the step's peak follows from a shallow encoder of the kind, run "
         "on meta tensors; counted: the encoder itself ran with the plan, on meta tensors. "
         f"Neither was measured on a card (torch {encoder.profile.about['torch']}).",
-        "time": f"Step time: predicted from counts of operations for {_ASSUMED}; no "
-        f"clock was read. Times that of the same encoder, and of {BASELINE}, all stored; "
-        "reversible encoders work in chunks in every mode.",
+        "time": f"Step time: predicted from counts of operations for {_device(encoder)}. "
+        f"Times that of the same encoder, and of {BASELINE}, all stored and all channels "
+        "at once.",
         "batch": "Largest batch: computed from counts on meta tensors (torch "
         f"{versions['torch']}, {versions['date']}), for the lightest of the modes that all "
         f"blocks can share, or for the plan if that is more. Cards for {TOTAL_BATCH}: "
@@ -170,6 +168,7 @@ def _columns(batch: int) -> list[Column[PlannedEncoder]]:
         Column(plan, "store", lambda e: str(e.mode_counts["store"])),
         Column(plan, "recomp.", lambda e: str(e.mode_counts["recompute"])),
         Column(plan, "reconstr.", _reconstructed),
+        Column(plan, "chunk", _chunk),
         Column(time, "stored", lambda e: f"{e.times_stored:.2f}"),
         Column(time, BASELINE, lambda e: f"{e.times_baseline:.2f}"),
         Column(largest, "here", lambda e: str(e.largest_batch)),
@@ -178,6 +177,23 @@ def _columns(batch: int) -> list[Column[PlannedEncoder]]:
         Column(cards, "here", lambda e: str(e.cards or "-")),
         Column(cards, "publ.", lambda e: str(_published_cards(e) or "-")),
     ]
+
+
+def _device(encoder: PlannedEncoder) -> str:
+    """Say which device times are for, and how they were found."""
+    speed = encoder.speed
+    device, *more = speed.about.items()
+    measured = "; ".join(f"{name}: {value}" for name, value in more)
+    return (
+        f"{device[1]}, {speed.flops_per_second / 1e12:.3g} TFLOP/s, "
+        f"{speed.bytes_per_second / 1e9:.3g} GB/s, "
+        f"{speed.operations_per_second:.3g} operations/s"
+        + (f" ({measured})" if measured else "; no clock was read")
+    )
+
+
+def _chunk(encoder: PlannedEncoder) -> str:
+    return str(encoder.channels[0] or "-")
 
 
 def _lacking(encoder: PlannedEncoder) -> str:
@@ -215,10 +231,11 @@ def _plain(encoder: PlannedEncoder) -> dict[str, Any]:
         "plan": {
             "fits": not encoder.lacking_bytes,
             "modes": dict(encoder.modes),
+            "channels": list(encoder.channels),
         },
         "predicted": {
             "step_peak_bytes": encoder.predicted_bytes,
-            "seconds_on_assumed_card": encoder.seconds,
+            "seconds": encoder.seconds,
             "times_stored": encoder.times_stored,
             f"times_{BASELINE}_stored": encoder.times_baseline,
         },

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -27,15 +28,21 @@ from speechbrain_rev.models.card import (
     RESERVE_BYTES,
     RESERVE_SHARE,
 )
-from speechbrain_rev.planner import Infeasible, Plan
+from speechbrain_rev.models.profiling import (
+    Channels,
+    fastest_channels,
+    hardware,
+    shallow,
+)
+from speechbrain_rev.planner import Infeasible, Plan, Profile
 from speechbrain_rev.planner.calling import trainable
 from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.profile import profile_bytes
+from speechbrain_rev.planner.saved import saved_profile
 from speechbrain_rev.planner.timing import measured_seconds
 
-#: Utterances of the steps whose time is taken: times of modes are compared, and at any
-#: batch they differ by about the same factor.
-_TIMED = 4
+#: Utterances of the steps whose time is taken, at most: it grows with them.
+_TIMED = {"cpu": 4, "cuda": 32}
 
 _UNITS = {"gb": 10**9, "gib": GIB, "mb": 10**6, "mib": 2**20}
 
@@ -91,6 +98,8 @@ class TrainingStep:
         fp32, bf16 or fp16.
     device : torch.device
         Where it will run.
+    searches_chunk : bool
+        Whether the chunk is chosen too; False keeps what the encoder was built with.
     """
 
     encoder: SpeakerEncoder
@@ -101,6 +110,7 @@ class TrainingStep:
     frames: int
     precision: str
     device: torch.device
+    searches_chunk: bool = False
 
     def about(self) -> dict[str, str]:
         """Say what a plan for this step is for."""
@@ -111,7 +121,7 @@ class TrainingStep:
             "batch": str(self.batch),
             "frames": str(self.frames),
             "precision": self.precision,
-            "channels": str(encoder.channels),
+            "chunk": "chosen" if self.searches_chunk else str(encoder.channels),
             "device": device_name(self.device),
         }
 
@@ -164,10 +174,16 @@ def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
     if step.device.type == "cuda":
         staying += RESERVE_BYTES + math.ceil(RESERVE_SHARE * budget_bytes)
     left = budget_bytes - staying
-    seconds = _seconds(step)
+    channels = tuple(step.encoder.channels)
+    if step.searches_chunk:
+        profile_for = functools.partial(_profile, step)
+        channels, profile = fastest_channels(profile_for, step.encoder, left)
+    else:
+        profile = _profile(step, channels)
     with _shapes(step.precision) as device:
-        encoder, run = _without_contents(step, device, step.batch)
-        profile = profile_bytes(encoder, run, seconds, step.about())
+        encoder = without_contents(step.encoder, device)
+        encoder.set_channels(channels)
+        run = _step_without_contents(step, encoder, device)
         try:
             return plan_within(profile, encoder, run, left)
         except Infeasible as error:
@@ -180,6 +196,35 @@ def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
                     "optimizer_bits: 8 if it is 32, or a smaller chunk."
                 ),
             ) from None
+
+
+def _profile(step: TrainingStep, channels: Channels) -> Profile:
+    """Profile a shallow encoder of the kind, or read what was found on this device."""
+    names = list(step.encoder.named_blocks())
+    classifier = [list(p.shape) for p in step.classifier.parameters()]
+    about = step.about()
+    key = {
+        **{name: about[name] for name in about.keys() - {"blocks", "chunk"}},
+        "channels": str(list(channels)),
+        "widths": str(step.encoder.architecture.widths),
+        "input and output": f"{step.encoder.n_mels}, {step.encoder.fc.out_features}",
+        "streams": str(step.encoder.streams),
+        "classifier": f"{type(step.classifier).__name__} {classifier}",
+        "loss": type(step.loss).__name__,
+        **hardware(step.device),
+    }
+
+    def make() -> Profile:
+        with torch.random.fork_rng(_cuda(step.device)), step.device:
+            small = shallow(step.encoder)
+        small.set_channels(channels)
+        seconds = _seconds(step, small)
+        with _shapes(step.precision) as device:
+            encoder = without_contents(small, device)
+            run = _step_without_contents(step, encoder, device)
+            return profile_bytes(encoder, run, seconds, {})
+
+    return saved_profile(key, make).stretched(names, about)
 
 
 def _staying_bytes(step: TrainingStep) -> int:
@@ -196,21 +241,22 @@ def _staying_bytes(step: TrainingStep) -> int:
     return report.total_bytes + speech
 
 
-def _seconds(step: TrainingStep) -> dict[tuple[str, str], float]:
-    """Take the times of few utterances where the training will run."""
-    encoder = trainable(copy.deepcopy(step.encoder))
-    feats = torch.randn(
-        min(_TIMED, step.batch), step.frames, encoder.n_mels, device=step.device
-    )
-    cuda = [step.device] if step.device.type == "cuda" else []
+def _seconds(
+    step: TrainingStep, encoder: SpeakerEncoder
+) -> dict[tuple[str, str], float]:
+    """Take the times of some utterances on the device: a step's are in proportion."""
+    batch = min(_TIMED[step.device.type], step.batch)
+    feats = torch.randn(batch, step.frames, encoder.n_mels, device=step.device)
+    trainable(encoder)
 
     def run() -> None:
         with _autocast(step.device.type, step.precision):
             y = encoder(feats)
         y.float().square().sum().backward()
 
-    with torch.random.fork_rng(cuda):
-        return measured_seconds(encoder, run, step.device, repeats=3)
+    with torch.random.fork_rng(_cuda(step.device)):
+        taken = measured_seconds(encoder, run, step.device, repeats=3)
+    return {key: seconds * step.batch / batch for key, seconds in taken.items()}
 
 
 @contextlib.contextmanager
@@ -223,21 +269,25 @@ def _shapes(precision: str) -> Any:
             yield torch.device("cpu")
 
 
-def _without_contents(
-    step: TrainingStep, device: torch.device, batch: int
-) -> tuple[SpeakerEncoder, Callable[[], None]]:
-    """Copy what is trained without its contents, with a training step."""
-    encoder = trainable(without_contents(step.encoder, device))
+def _step_without_contents(
+    step: TrainingStep, encoder: SpeakerEncoder, device: torch.device
+) -> Callable[[], None]:
+    """Give the training step of an encoder and the classifier, both without contents."""
+    trainable(encoder)
     classifier = trainable(without_contents(step.classifier, device))
-    feats = torch.empty(batch, step.frames, encoder.n_mels, device=device)
-    classes = torch.zeros(batch, 1, dtype=torch.long, device=device)
+    feats = torch.empty(step.batch, step.frames, encoder.n_mels, device=device)
+    classes = torch.zeros(step.batch, 1, dtype=torch.long, device=device)
 
     def run() -> None:
         with _autocast("cpu", step.precision):
             loss: Tensor = step.loss(classifier(encoder(feats)), classes)
         loss.backward()
 
-    return encoder, run
+    return run
+
+
+def _cuda(device: torch.device) -> list[torch.device]:
+    return [device] if device.type == "cuda" else []
 
 
 def _autocast(device_type: str, precision: str) -> torch.autocast:

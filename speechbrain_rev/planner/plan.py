@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,11 @@ from speechbrain_rev.planner.knapsack import solve
 from speechbrain_rev.planner.network import Network, Unreconstructed, as_network
 from speechbrain_rev.planner.problem import GIB, Infeasible
 from speechbrain_rev.planner.profile import Profile, profile_bytes
-from speechbrain_rev.planner.timing import estimated_seconds, measured_seconds
+from speechbrain_rev.planner.timing import (
+    described,
+    estimated_seconds,
+    measured_seconds,
+)
 from speechbrain_rev.planner.trace import Step, trace_bytes
 from speechbrain_rev.planner.verify import reproduced
 from speechbrain_rev.reversible import Mode, ReversibleChain
@@ -40,6 +44,8 @@ class Plan:
     ----------
     modes : mapping of str to str
         A mode for each block.
+    channels : sequence of int or None, or None
+        Channels at a time, at each level of an encoder; None for another network.
     budget_bytes : int
         What a training step was allowed beside weights, gradients and optimizer.
     predicted_bytes, measured_bytes : int
@@ -60,6 +66,7 @@ class Plan:
     """
 
     modes: Mapping[str, str]
+    channels: Sequence[int | None] | None
     budget_bytes: int
     predicted_bytes: int
     measured_bytes: int
@@ -67,7 +74,7 @@ class Plan:
     about: Mapping[str, str]
 
     def apply(self, module: nn.Module) -> None:
-        """Give the blocks of a module the modes of the plan.
+        """Give the blocks of a module the modes of the plan, and channels at a time.
 
         Parameters
         ----------
@@ -86,6 +93,8 @@ class Plan:
                 f"The plan is for {', '.join(self.modes)}, but {type(module).__name__} "
                 f"has {', '.join(network.named_blocks())}. Plan anew for this network."
             )
+        if self.channels is not None:
+            cast(Any, network).set_channels(self.channels)
         network.set_mode(self.modes)
 
     def with_about(self, **more: str) -> Plan:
@@ -235,6 +244,7 @@ def plan_within(
         if measured_bytes <= budget_bytes:
             return Plan(
                 modes,
+                getattr(network, "channels", None),
                 budget_bytes,
                 profile.peak_bytes(modes),
                 measured_bytes,
@@ -281,7 +291,7 @@ def profile_module(
         timed = Unreconstructed(as_network(own, blocks), refused)
         with torch.random.fork_rng(_cuda(device)):
             seconds = measured_seconds(timed, run, device)
-        times = f"measured on {_name(device)}"
+        times = f"measured on {described(device)}"
     else:
         seconds = estimated_seconds(network, step)
         times = "estimated from counts of operations"
@@ -332,9 +342,3 @@ def _on_meta(
 
 def _cuda(device: torch.device) -> list[torch.device]:
     return [device] if device.type == "cuda" else []
-
-
-def _name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} thread(s)"

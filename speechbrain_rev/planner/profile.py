@@ -179,7 +179,7 @@ class Profile:
             )
         return Mode(mode).value
 
-    def stretched(self, names: Sequence[str]) -> Profile:
+    def stretched(self, names: Sequence[str], about: Mapping[str, str]) -> Profile:
         """Make the profile of a deeper network whose further blocks are alike.
 
         Parameters
@@ -188,6 +188,8 @@ class Profile:
             Of the deeper network's blocks, in the order of execution. A block whose name
             ends in a number that was not profiled costs what the last one of its chain
             did.
+        about : mapping of str to str
+            What the deeper network is.
 
         Returns
         -------
@@ -211,7 +213,7 @@ class Profile:
                     "network itself."
                 )
             blocks.append(replace(like, name=name))
-        return replace(self, blocks=blocks)
+        return replace(self, blocks=blocks, about=about)
 
     def to_json(self) -> str:
         """Write it as a JSON document, which ``from_json`` reads."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from speechbrain_rev.planner.network import Network
-from speechbrain_rev.planner.trace import Step, trace_seconds, trace_work
+from speechbrain_rev.planner.trace import Step, Work, trace_seconds, trace_work
 from speechbrain_rev.reversible import Mode
 
 #: Seconds by block and mode; of what is outside of blocks under ("", "").
@@ -18,7 +22,7 @@ Seconds = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a device is, to estimate times from operations.
+    """How fast a device is, to estimate times from counts of operations.
 
     Attributes
     ----------
@@ -26,15 +30,126 @@ class Speed:
         Of convolutions and matrix products.
     bytes_per_second : float
         Read and written by all operations.
+    operations_per_second : float
+        Of operations that do nothing.
+    about : mapping of str to str
+        Which device, and how this was found.
+
+    Raises
+    ------
+    ValueError
+        If a speed is not above zero.
+
+    Examples
+    --------
+    >>> Speed.from_json(ASSUMED.to_json()) == ASSUMED
+    True
     """
 
     flops_per_second: float
     bytes_per_second: float
+    operations_per_second: float
+    about: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        speeds = (
+            self.flops_per_second,
+            self.bytes_per_second,
+            self.operations_per_second,
+        )
+        if not all(speed > 0 for speed in speeds):
+            raise ValueError(f"Speeds are {speeds}; each must be above zero.")
+
+    def seconds(self, work: Work) -> float:
+        """Estimate the time of what a block does."""
+        return (
+            work.flops / self.flops_per_second
+            + work.moved_bytes / self.bytes_per_second
+            + work.operations / self.operations_per_second
+        )
+
+    def to_json(self) -> str:
+        """Write it as a JSON document, which ``from_json`` reads."""
+        # JSON has no infinity, which a device that is measured can have.
+        plain = {
+            name: value if value != math.inf else None
+            for name, value in asdict(self).items()
+        }
+        return json.dumps(plain, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Speed:
+        """Read what ``to_json`` wrote.
+
+        Raises
+        ------
+        ValueError
+            If the text is no speed.
+        """
+        try:
+            plain: dict[str, Any] = {
+                name: math.inf if value is None else value
+                for name, value in json.loads(text).items()
+            }
+            return cls(**plain)
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"This is no speed of a device ({error}). Write one with "
+                "speechbrain-rev calibrate."
+            ) from error
 
 
 #: Where no device was measured: a card of 11 GB at about half of its peak figures in
-#: float32 (an RTX 2080 Ti has 13.4 TFLOP/s and 616 GB/s). A plan depends on the ratio.
-ASSUMED = Speed(flops_per_second=6.7e12, bytes_per_second=0.4e12)
+#: float32 (an RTX 2080 Ti has 13.4 TFLOP/s and 616 GB/s), which starts an operation in
+#: 10 microseconds. A plan depends on the ratios.
+ASSUMED = Speed(
+    flops_per_second=6.7e12,
+    bytes_per_second=0.4e12,
+    operations_per_second=1e5,
+    about={"device": "an assumed card of 11 GB"},
+)
+
+
+def fitted_speed(
+    works: Sequence[Work], seconds: Sequence[float], about: Mapping[str, str]
+) -> Speed:
+    """Find the speeds that explain times of blocks best.
+
+    Parameters
+    ----------
+    works : sequence of Work
+        What blocks did.
+    seconds : sequence of float
+        How long each took.
+    about : mapping of str to str
+        On which device.
+
+    Returns
+    -------
+    Speed
+        Least squares of relative errors, no speed below zero. The median and the largest
+        error are added to what is said about it.
+
+    Examples
+    --------
+    >>> works = [Work(10**9, 10**6, 50), Work(10**8, 10**8, 10), Work(10**7, 10**5, 90)]
+    >>> true = Speed(1e12, 1e11, 1e5, {})
+    >>> found = fitted_speed(works, [true.seconds(work) for work in works], {})
+    >>> f"{found.flops_per_second:.2g} {found.bytes_per_second:.2g}"
+    '1e+12 1e+11'
+    """
+    from scipy.optimize import nnls
+
+    taken = np.array(seconds)
+    counts = np.array([[w.flops, w.moved_bytes, w.operations] for w in works], float)
+    # Columns of like size, and relative errors: small blocks count as large ones do.
+    scale = np.maximum(counts.max(axis=0), 1)
+    slowness, _ = nnls(counts / scale / taken[:, None], np.ones(len(taken)))
+    slowness /= scale
+    off = np.abs(counts @ slowness / taken - 1)
+    flops, moved, operations = (1 / s if s else math.inf for s in slowness)
+    errors = f"median {np.median(off):.0%}, largest {off.max():.0%}"
+    return Speed(flops, moved, operations, {**about, "error of a block's time": errors})
 
 
 def estimated_seconds(
@@ -57,11 +172,9 @@ def estimated_seconds(
         Seconds by block and mode, under ("", "") of the rest.
     """
     seconds: dict[tuple[str, str], float] = {}
-    for chosen in _uniform(network):
+    for chosen in uniform_modes(network):
         for name, work in trace_work(network, step).items():
-            taken = work.flops / speed.flops_per_second
-            taken += work.moved_bytes / speed.bytes_per_second
-            seconds.setdefault((name, chosen.get(name, "")), taken)
+            seconds.setdefault((name, chosen.get(name, "")), speed.seconds(work))
     return seconds
 
 
@@ -88,15 +201,33 @@ def measured_seconds(
     """
     taken: dict[tuple[str, str], list[float]] = {}
     for repeat in range(-1, repeats):
-        for chosen in _uniform(network):
+        for chosen in uniform_modes(network):
             for name, seconds in trace_seconds(network, step, device).items():
                 if repeat >= 0:
                     taken.setdefault((name, chosen.get(name, "")), []).append(seconds)
     return {key: statistics.median(times) for key, times in taken.items()}
 
 
-def _uniform(network: Network) -> Iterator[dict[str, str]]:
-    """Give all blocks each mode in turn; those that cannot have it recompute."""
+def described(device: torch.device) -> str:
+    """Name a card, or the CPU with the threads that compute."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} thread(s)"
+
+
+def uniform_modes(network: Network) -> Iterator[dict[str, str]]:
+    """Give all blocks each mode in turn; those that cannot have it recompute.
+
+    Parameters
+    ----------
+    network : Network
+        Its blocks have the modes that they had when all are through.
+
+    Yields
+    ------
+    dict of str to str
+        The modes that the blocks have now.
+    """
     allowed = network.allowed_modes()
     kept = dict(network.block_modes())
     try:

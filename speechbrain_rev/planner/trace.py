@@ -136,10 +136,13 @@ class Work:
         Of convolutions and matrix products, a multiplication and an addition being two.
     moved_bytes : int
         Read and written by all operations.
+    operations : int
+        How many there were, views not counted.
     """
 
     flops: int
     moved_bytes: int
+    operations: int
 
 
 def trace_work(network: Network, step: Step) -> dict[str, Work]:
@@ -163,10 +166,16 @@ def trace_work(network: Network, step: Step) -> dict[str, Work]:
         If the blocks do not run one after the other, forward and backward.
     """
     with _Counter() as counter:
-        moments = _watch(network, step, lambda: (counter.flops, counter.moved_bytes))
-    flops = _differences(moments, lambda before, after: after[0] - before[0])
-    moved = _differences(moments, lambda before, after: after[1] - before[1])
-    return {name: Work(flops[name], moved[name]) for name in flops}
+        moments = _watch(network, step, lambda: counter.done)
+    found: list[dict[str, int]] = []
+    for i in range(3):
+
+        def between(before: Any, after: Any, i: int = i) -> int:
+            return int(after[i] - before[i])
+
+        found.append(_differences(moments, between))
+    flops, moved, operations = found
+    return {name: Work(flops[name], moved[name], operations[name]) for name in flops}
 
 
 def trace_seconds(
@@ -279,8 +288,13 @@ class _Counter(TorchDispatchMode):
         # It would import Triton with this module.
         from torch.utils.flop_counter import flop_registry
 
-        self.flops = self.moved_bytes = 0
+        self._flops = self._moved_bytes = self._operations = 0
         self._flops_of = flop_registry
+
+    @property
+    def done(self) -> tuple[int, int, int]:
+        """Flops, bytes moved and operations up to now."""
+        return self._flops, self._moved_bytes, self._operations
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -289,10 +303,13 @@ class _Counter(TorchDispatchMode):
         outputs = func(*args, **kwargs)
         count = self._flops_of.get(func._overloadpacket)
         if count is not None:
-            self.flops += count(*args, **kwargs, out_val=outputs)
+            self._flops += count(*args, **kwargs, out_val=outputs)
         if not func.is_view:
             tensors = tree_leaves((args, kwargs, outputs))
-            self.moved_bytes += sum(_bytes(x) for x in tensors if isinstance(x, Tensor))
+            self._moved_bytes += sum(
+                _bytes(x) for x in tensors if isinstance(x, Tensor)
+            )
+            self._operations += 1
         return outputs
 
 

@@ -77,7 +77,7 @@ def test_every_deeper_encoder_is_predicted_from_a_shallow_one(name, streams):
 
 
 def assert_stretched(deep, step, shallow):
-    profile = shallow.stretched(list(deep.named_blocks()))
+    profile = shallow.stretched(list(deep.named_blocks()), {})
     assert [block.name for block in profile.blocks] == list(deep.named_blocks())
     # The monitor's counters grow with the blocks, and a block's weight gradients may be
     # alive beside its activations or not. Neither grows with the batch.
@@ -88,9 +88,9 @@ def assert_stretched(deep, step, shallow):
 def test_what_cannot_be_stretched_is_refused():
     profile = profile_of(*encoder_on_meta("revnet46", blocks=(1, 1, 1, 1)))
     with pytest.raises(ValueError, match=r"'stages\.4\.chain\.0' is like none of stem"):
-        profile.stretched(["stem", "stages.4.chain.0"])
+        profile.stretched(["stem", "stages.4.chain.0"], {})
     with pytest.raises(ValueError, match="Profile this network itself"):
-        profile.stretched(["stages.0.chain.last"])
+        profile.stretched(["stages.0.chain.last"], {})
 
 
 def test_every_pair_of_modes_that_may_meet_has_a_cost():

@@ -1,0 +1,53 @@
+"""The subcommand ``calibrate``: how fast this machine is, for estimates of times."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from speechbrain_rev.cli.files import check_writable
+
+
+def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the subcommand.
+
+    Parameters
+    ----------
+    add : callable
+        Takes a name, what runs it, a summary and details; gives the parser.
+    """
+    command = add(
+        "calibrate",
+        _calibrate,
+        "measure how fast a device trains, for plan --speed",
+        "Blocks of all kinds are timed in all modes, and the speed that explains their "
+        "times best is written. A minute or two on a CPU.",
+    )
+    command.add_argument("file", metavar="SPEED.json", help="where it is written")
+    command.add_argument(
+        "--device", default="cpu", help="cpu (the default), cuda or cuda:N"
+    )
+
+
+def _calibrate(parsed: argparse.Namespace) -> None:
+    import torch
+
+    check_writable("SPEED.json", parsed.file)
+    if parsed.device != "cpu":
+        from speechbrain_rev.models.card_at_hand import card_at_hand
+
+        card_at_hand(parsed.device)
+
+    from speechbrain_rev.models.calibration import calibrate
+
+    speed = calibrate(torch.device(parsed.device), progress=sys.stderr.isatty())
+    with open(parsed.file, "w", encoding="utf-8") as file:
+        file.write(speed.to_json())
+    print(
+        f"{parsed.file}: {speed.flops_per_second / 1e9:.3g} GFLOP/s, "
+        f"{speed.bytes_per_second / 1e9:.3g} GB/s, "
+        f"{speed.operations_per_second:.3g} operations/s"
+    )
+    for name, value in speed.about.items():
+        print(f"{name}: {value}")

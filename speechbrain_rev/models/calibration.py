@@ -1,0 +1,101 @@
+"""How fast a device is: measured on blocks of encoders, for estimates of all others."""
+
+from __future__ import annotations
+
+import torch
+from tqdm import tqdm
+
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.memory.report import make_gradients
+from speechbrain_rev.planner.timing import (
+    Speed,
+    described,
+    fitted_speed,
+    measured_seconds,
+    uniform_modes,
+)
+from speechbrain_rev.planner.trace import Work, trace_work
+
+#: One of each kind of block; two blocks a stage.
+ENCODERS = (
+    "resnet34",
+    "resnet101",
+    "df_resnet56",
+    "revnet57",
+    "revnet155",
+    "df_revnet89",
+)
+
+#: Utterances of the steps: enough to keep the device busy.
+BATCH = {"cpu": 4, "cuda": 64}
+
+
+def calibrate(
+    device: torch.device,
+    *,
+    names: tuple[str, ...] = ENCODERS,
+    frames: int = 200,
+    repeats: int = 3,
+    progress: bool = False,
+) -> Speed:
+    """Measure blocks of all kinds in all modes and fit the device's speed to them.
+
+    Parameters
+    ----------
+    device : torch.device
+        A CPU or a card with CUDA.
+    names : tuple of str
+        Encoders, of which two blocks a stage run.
+    frames : int
+        Of an utterance.
+    repeats : int
+        Steps of each mode, after one that is not counted.
+    progress : bool
+        Whether a bar on stderr tells how far it is.
+
+    Returns
+    -------
+    Speed
+        For float32. It says how far the times of blocks are from what it explains.
+
+    Raises
+    ------
+    ValueError
+        If the device is neither a CPU nor a card with CUDA.
+
+    Examples
+    --------
+    >>> speed = calibrate(torch.device("cpu"), names=("resnet34",), frames=9, repeats=1)
+    >>> speed.flops_per_second > 0
+    True
+    """
+    if device.type not in BATCH:
+        raise ValueError(
+            f"The device is {device}; it must be a CPU or a card with CUDA."
+        )
+    works: list[Work] = []
+    seconds: list[float] = []
+    bar = tqdm(
+        names, desc="measuring", unit="encoder", leave=False, disable=not progress
+    )
+    for name in bar:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+            encoder = build_encoder(name, blocks=(2, 2, 2, 2))
+            feats = torch.randn(BATCH[device.type], frames, encoder.n_mels)
+            make_gradients(encoder)
+
+            def step(encoder=encoder, feats=feats) -> None:  # type: ignore[no-untyped-def]
+                encoder(feats).square().sum().backward()
+
+            taken = measured_seconds(encoder, step, device, repeats=repeats)
+            for chosen in uniform_modes(encoder):
+                for block, work in trace_work(encoder, step).items():
+                    works.append(work)
+                    seconds.append(taken[block, chosen.get(block, "")])
+    about = {
+        "device": described(device),
+        "torch": torch.__version__,
+        "measured": f"{', '.join(names)}: 2 blocks a stage, batch {BATCH[device.type]}, "
+        f"{frames} frames, float32",
+    }
+    return fitted_speed(works, seconds, about)

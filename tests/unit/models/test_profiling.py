@@ -1,0 +1,226 @@
+"""Profiles from shallow encoders, the search for a chunk, and what a device can do."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from speechbrain_rev.architectures import architecture
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
+from speechbrain_rev.models.calibration import calibrate
+from speechbrain_rev.models.profiling import (
+    channels_to_try,
+    encoder_profile,
+    fastest_channels,
+    shallow,
+)
+from speechbrain_rev.planner import Profile, saved
+from speechbrain_rev.planner.problem import Cost
+from speechbrain_rev.planner.profile import BlockProfile
+from speechbrain_rev.planner.timing import ASSUMED, Speed, fitted_speed
+from speechbrain_rev.planner.trace import Work
+
+SMALL = {"widths": (8, 12, 16, 24), "blocks": (3, 1, 2, 0)}
+
+
+def built(name, **options):
+    with torch.device("meta"):
+        return build_encoder(name, **{**SMALL, **options})
+
+
+@pytest.mark.parametrize("streams", ["exact", "float"])
+def test_a_shallow_encoder_is_one_of_its_kind(streams):
+    encoder = built("df_revnet377", n_mels=24, embedding_dim=7, streams=streams)
+    encoder.set_channels([3, None, 5, 6])
+    with torch.device("meta"):
+        small = shallow(encoder)
+    assert small.architecture.blocks == (2, 1, 2, 0)
+    assert small.channels == encoder.channels
+    assert [stage.chain.chunk for stage in small.stages] == encoder.channels
+    assert small.streams == streams
+    assert (small.n_mels, small.fc.out_features) == (24, 7)
+
+
+def test_chosen_channels_are_those_of_a_chunk_that_was_built():
+    feats = torch.randn(2, 20, 80)
+    gradients = []
+    for chosen in (False, True):
+        torch.manual_seed(0)
+        chunk = 200_000 if not chosen else None
+        encoder = build_encoder("revnet57", **SMALL, chunk=chunk)
+        if chosen:
+            encoder.set_channels(channels_by_level(200_000, 80))
+        encoder(feats).square().sum().backward()
+        gradients.append([p.grad for p in encoder.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("channels", [[0] * 4, [2.0] * 4, ["auto"] * 4, [True] * 4])
+def test_what_are_no_channels_is_refused(channels):
+    with pytest.raises(ValueError, match="at least 1, or None for all"):
+        built("revnet57").set_channels(channels)
+
+
+def test_a_vanilla_encoder_has_no_channels_to_choose():
+    encoder = built("resnet34", blocks=(1, 1, 1, 1))
+    assert channels_to_try(encoder) == [(None,) * 4]
+    encoder.set_channels([None] * 4)
+    with pytest.raises(ValueError, match="has no reversible blocks"):
+        encoder.set_channels([8, 8, 8, 8])
+
+
+def test_channels_are_tried_once_and_the_largest_first():
+    with torch.device("meta"):
+        full = build_encoder("df_revnet89")
+    found = channels_to_try(full)
+    assert len(set(found)) == len(found)
+    assert [sizes[0] for sizes in found] == [None, 32, 16]
+    assert found[2][0] == channels_by_level("auto", 80)[0]
+    assert channels_to_try(built("revnet57"))[0] == (None,) * 4
+    assert AUTO == 16 * 4 * 80 * 200
+
+
+def chain_of(stored, recomputed):
+    """Four blocks in two modes, each of which holds bytes and takes seconds."""
+    costs = {
+        (before, own): Cost(held, held + 5, taken)
+        for before in (None, "store", "recompute")
+        for own, (held, taken) in (("store", stored), ("recompute", recomputed))
+    }
+    blocks = [BlockProfile(f"b.{i}", 0, costs) for i in range(4)]
+    return Profile(blocks, 0, {"store": 0, "recompute": 0}, 0.0, {})
+
+
+PROFILES = {
+    None: chain_of(stored=(100, 1.0), recomputed=(60, 2.0)),
+    32: chain_of(stored=(90, 1.4), recomputed=(20, 2.1)),
+    16: chain_of(stored=(80, 2.0), recomputed=(10, 2.5)),
+    8: chain_of(stored=(70, 4.0), recomputed=(5, 5.0)),
+    4: chain_of(stored=(60, 8.0), recomputed=(1, 9.0)),
+}
+
+
+@pytest.mark.parametrize(
+    ("budget", "chosen", "tried"),
+    [
+        (405, None, [None]),  # all store: nothing is faster
+        (330, None, [None, 32]),  # 2 recompute, 1 at 32, yet larger chunks are faster
+        (300, 32, [None, 32, 16]),  # 3 recompute at None, only 1 at 32
+        (150, 32, [None, 32, 16]),  # nothing fits at None
+        (60, 16, [None, 32, 16]),  # nor at 32
+        (30, 8, [None, 32, 16, 8]),  # small ones until something fits
+        (5, 4, [None, 32, 16, 8, 4]),  # nothing fits at all: the lightest
+    ],
+)
+def test_the_chunk_is_that_of_the_fastest_plan(budget, chosen, tried):
+    asked = []
+
+    def profile_for(channels):
+        asked.append(channels[0])
+        return PROFILES[channels[0]]
+
+    with torch.device("meta"):
+        encoder = build_encoder("df_revnet89")
+    channels, profile = fastest_channels(profile_for, encoder, budget)
+    assert (channels[0], profile) == (chosen, PROFILES[chosen])
+    assert asked == tried
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(saved.VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+ROW = dataclasses.replace(
+    architecture("revnet137"), widths=(4, 8, 8, 8), blocks=(1, 3, 1, 1)
+)
+
+
+@pytest.mark.slow
+def test_a_profile_on_a_device_is_measured_once_and_says_where(own_folder):
+    cpu = torch.device("cpu")
+    first = encoder_profile(ROW, 2, 20, device=cpu)
+    assert "measured on cpu" in first.about["seconds"]
+    assert len(list(own_folder.iterdir())) == 1
+    # Times of the clock are never equal twice: these were read.
+    assert encoder_profile(ROW, 2, 20, device=cpu) == first
+    estimated = encoder_profile(ROW, 2, 20)
+    assert estimated.about["seconds"].startswith("estimated from counts")
+    assert len(list(own_folder.iterdir())) == 2
+    assert {b.name: b.gradient_bytes for b in estimated.blocks} == {
+        b.name: b.gradient_bytes for b in first.blocks
+    }
+
+
+@pytest.mark.slow
+def test_chunks_change_bytes_and_speeds_change_times(own_folder):
+    usual = encoder_profile(ROW, 4, 50)
+    narrow = encoder_profile(ROW, 4, 50, channels=(2, 2, 4, 4))
+    slow = encoder_profile(
+        ROW, 4, 50, speed=dataclasses.replace(ASSUMED, flops_per_second=1e9)
+    )
+    modes = usual.uniform("reconstruct")
+    assert narrow.peak_bytes(modes) < usual.peak_bytes(modes) == slow.peak_bytes(modes)
+    assert narrow.seconds(modes) > usual.seconds(modes) < slow.seconds(modes)
+    assert len(list(own_folder.iterdir())) == 3
+
+
+WORKS = [
+    Work(10**9, 10**6, 50),
+    Work(10**8, 10**8, 10),
+    Work(10**7, 10**5, 90),
+    Work(10**9, 10**8, 20),
+]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_speeds_are_found_from_times(noise):
+    true = Speed(2e12, 3e11, 4e4, {})
+    turns = [1 + noise, 1 - noise, 1, 1 + noise]
+    seconds = [t * true.seconds(w) for w, t in zip(WORKS, turns, strict=True)]
+    found = fitted_speed(WORKS, seconds, {"device": "a test"})
+    for work in WORKS:
+        assert found.seconds(work) == pytest.approx(
+            true.seconds(work), rel=3 * noise + 1e-9
+        )
+    assert found.about["device"] == "a test"
+    assert found.about["error of a block's time"].startswith("median ")
+
+
+def test_what_costs_nothing_is_infinitely_fast_and_written_so():
+    only_flops = Speed(1e12, math.inf, math.inf, {})
+    found = fitted_speed(WORKS, [only_flops.seconds(w) for w in WORKS], {})
+    assert found.bytes_per_second > 1e15
+    assert Speed.from_json(only_flops.to_json()) == only_flops
+    assert "Infinity" not in only_flops.to_json()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"flops_per_second": 1}',
+        ASSUMED.to_json().replace("0.0", "-1.0", 1),
+    ],
+)
+def test_what_is_no_speed_is_refused(text):
+    with pytest.raises(ValueError, match="no speed of a device"):
+        Speed.from_json(text)
+
+
+@pytest.mark.slow
+def test_a_calibration_explains_the_times_that_it_was_made_of():
+    speed = calibrate(torch.device("cpu"), names=("resnet34",), frames=20, repeats=1)
+    assert set(speed.about) == {
+        "device",
+        "torch",
+        "measured",
+        "error of a block's time",
+    }
+    with pytest.raises(ValueError, match="must be a CPU or a card"):
+        calibrate(torch.device("meta"))

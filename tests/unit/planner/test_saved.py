@@ -1,0 +1,80 @@
+import dataclasses
+
+import pytest
+
+from speechbrain_rev.planner import Profile, saved
+from speechbrain_rev.planner.problem import Cost
+from speechbrain_rev.planner.profile import BlockProfile
+
+BLOCK = BlockProfile("b.0", 4, {(None, "store"): Cost(9, 9, 0.5)})
+MADE = Profile([BLOCK], 3, {"store": 2}, 0.25, {"seconds": "measured"})
+KEY = {"encoder": "tiny", "batch": "4", "device": "cpu"}
+
+
+@pytest.fixture
+def maker():
+    def make():
+        make.calls += 1
+        return MADE
+
+    make.calls = 0
+    return make
+
+
+def test_a_profile_is_made_once_and_equal_when_read(tmp_path, maker):
+    first = saved.saved_profile(KEY, maker, tmp_path)
+    again = saved.saved_profile(dict(reversed(KEY.items())), maker, tmp_path)
+    assert again == first
+    assert maker.calls == 1
+    assert dataclasses.replace(first, about=MADE.about) == MADE
+    assert KEY.items() <= first.about.items()
+
+
+@pytest.mark.parametrize("changed", [*({k: "another"} for k in KEY), {"more": "1"}])
+def test_another_key_is_another_profile(tmp_path, maker, changed):
+    saved.saved_profile(KEY, maker, tmp_path)
+    saved.saved_profile(KEY | changed, maker, tmp_path)
+    assert maker.calls == 2
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_other_code_makes_another_profile(tmp_path, maker, monkeypatch):
+    saved.saved_profile(KEY, maker, tmp_path)
+    monkeypatch.setattr(saved, "_code_digest", lambda: "another")
+    saved.saved_profile(KEY, maker, tmp_path)
+    assert maker.calls == 2
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"blocks": []}', "[1]", "\0"])
+def test_a_damaged_file_is_said_and_made_anew(tmp_path, maker, text):
+    first = saved.saved_profile(KEY, maker, tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(text)
+    with pytest.warns(UserWarning, match="made anew"):
+        assert saved.saved_profile(KEY, maker, tmp_path) == first
+    assert saved.saved_profile(KEY, maker, tmp_path) == first
+    assert maker.calls == 2
+
+
+def test_a_profile_of_something_else_under_this_name_is_not_taken(tmp_path, maker):
+    saved.saved_profile(KEY, maker, tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text().replace('"batch": "4"', '"batch": "5"'))
+    saved.saved_profile(KEY, maker, tmp_path)
+    assert maker.calls == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_no_plan(tmp_path, maker):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.warns(UserWarning, match=f"Name a folder .* {saved.VARIABLE}"):
+        found = saved.saved_profile(KEY, maker, blocked / "profiles")
+    assert found.blocks == [BLOCK]
+
+
+def test_the_folder_is_the_variable_s_or_in_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv(saved.VARIABLE, str(tmp_path))
+    assert saved.profile_folder() == tmp_path
+    monkeypatch.delenv(saved.VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert saved.profile_folder() == tmp_path / "speechbrain_rev" / "profiles"
