@@ -15,6 +15,7 @@ from speechbrain_rev.models.training_plan import (
     plan_training,
 )
 from speechbrain_rev.planner import Plan
+from speechbrain_rev.sizes import card_text
 
 PLAN = "plan.json"
 
@@ -72,9 +73,8 @@ def make_plan(path, step, budget):
     if path.is_file() and Plan.load(path).about.get("memory_budget") == budget:
         return
     size = free_bytes(step.device) if budget == "auto" else parse_budget(budget)
-    print(
-        f"memory plan: times of blocks on {step.about()['device']} are read or measured"
-    )
+    device = step.about()["device"]
+    print(f"memory plan: for {card_text(size)}, times of blocks on {device}")
     plan = plan_training(step, size)
     write_whole(path, plan.with_about(memory_budget=budget).to_json())
 

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-_MEMORY_DEFAULTS = {
+from speechbrain_rev.cli.files import check_writable
+from speechbrain_rev.cli.options import CARD_HELP, refuse_others, workers_for
+
+if TYPE_CHECKING:
+    from speechbrain_rev.models.breakdown_render import Cases
+
+_MODELS_DEFAULTS: dict[str, Any] = {
+    "names": [],
+    "card": None,
+    "batch": 128,
+    "frames": 200,
+    "family": [],
+    "type": [],
+    "fits": False,
+    "sort": None,
+    "reverse": False,
+    "plot": None,
+}
+_MEMORY_DEFAULTS: dict[str, Any] = {
     "names": [],
     "batch": 64,
     "frames": 200,
     "mode": None,
     "optimizer_bits": 8,
     "card": None,
+    "stages": False,
 }
 
 
@@ -37,25 +58,21 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument(
         "names", metavar="ENCODER", nargs="*", help="only these (default: all)"
     )
-    command.add_argument("--card", metavar="SIZE", help="memory, e.g. 11GB or 10.5GiB")
+    command.add_argument("--card", metavar="SIZE", help=f"memory, {CARD_HELP}")
     command.add_argument(
-        "--batch", type=int, default=128, help="utterances of a step (default: 128)"
+        "--batch", type=int, help="utterances of a step (default: 128)"
     )
     command.add_argument(
         "--frames",
         type=int,
-        default=200,
         help="of an utterance: 200 (2 s, the default) or 600 (6 s)",
     )
     command.add_argument(
         "--family",
         action="append",
-        default=[],
         help="resnet, revnet, df_resnet or df_revnet; may be given several times",
     )
-    command.add_argument(
-        "--type", action="append", default=[], help="vanilla, I or II; likewise"
-    )
+    command.add_argument("--type", action="append", help="vanilla, I or II; likewise")
     command.add_argument(
         "--fits", action="store_true", help="only those whose batch fits the card"
     )
@@ -66,9 +83,16 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
         "reconstruct, memory (in the default mode) or batch (the largest)",
     )
     command.add_argument("--reverse", action="store_true", help="largest first")
+    command.add_argument(
+        "--published",
+        action="store_true",
+        help="Tables V and VI of the paper, those of 8 bit too, beside what is counted in "
+        "their settings; takes no other option but --json",
+    )
     output = command.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON, in bytes")
     output.add_argument("--plot", metavar="FILE.png", help="draw a picture instead")
+    command.set_defaults(**_MODELS_DEFAULTS)
 
 
 def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -78,7 +102,7 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         "break a training step's memory down, before and after",
         "Activations, optimizer states, weights, gradients and others of a step that "
         "stores activations with states of 32 bit, and of one with the encoder's default "
-        "mode and states of 8 bit. Counted, no GPU is needed.",
+        "mode, or as planned for a card, and states of 8 bit. Counted, no GPU is needed.",
     )
     command.add_argument(
         "names", metavar="ENCODER", nargs="*", help="only these (default: all)"
@@ -92,7 +116,8 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--mode",
         help="after: store, recompute or reconstruct (default: reconstruct if the "
-        "encoder is reversible, else store)",
+        "encoder is reversible, else store), or plan: what blocks keep on --card, so that "
+        "the step is as fast as fits (seconds for each encoder)",
     )
     command.add_argument(
         "--optimizer_bits",
@@ -101,7 +126,13 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="after: 8 (the default) or 32",
     )
     command.add_argument(
-        "--card", metavar="SIZE", help="say whether it fits, e.g. 11GB or 10.5GiB"
+        "--card", metavar="SIZE", help=f"say whether it fits: {CARD_HELP}"
+    )
+    command.add_argument(
+        "--stages",
+        action="store_true",
+        help="also by stages of the encoder: what each holds and works with (seconds "
+        "for each encoder)",
     )
     command.add_argument(
         "--published",
@@ -118,6 +149,14 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
 def _models(parsed: argparse.Namespace) -> None:
     from speechbrain_rev import models
 
+    if parsed.published:
+        from speechbrain_rev.models import published_render
+
+        refuse_others(parsed, _MODELS_DEFAULTS, "Tables V and VI")
+        as_json = published_render.trainings_as_json
+        as_text = published_render.trainings_as_text
+        print(as_json() if parsed.json else as_text(), end="")
+        return
     card_bytes = None if parsed.card is None else models.parse_card(parsed.card)
     chosen = models.select(
         models.Training(card_bytes, batch=parsed.batch, frames=parsed.frames),
@@ -138,48 +177,84 @@ def _models(parsed: argparse.Namespace) -> None:
 
 
 def _memory(parsed: argparse.Namespace) -> None:
-    from speechbrain_rev.architectures import ARCHITECTURES
     from speechbrain_rev.models import breakdown_picture, breakdown_render
-    from speechbrain_rev.models.breakdown import before_and_after
+    from speechbrain_rev.models.breakdown import PLAN
     from speechbrain_rev.models.card import parse_card
     from speechbrain_rev.models.picture import check_png
 
     if parsed.plot is not None:
         check_png(parsed.plot)
+        check_writable("--plot", parsed.plot)
     if parsed.published:
         _published(parsed)
         return
     card_bytes = None if parsed.card is None else parse_card(parsed.card)
-    if card_bytes is not None and parsed.plot is not None:
-        raise ValueError("--plot shows no card; leave out --card, or draw nothing.")
-    encoders = [
+    planned = parsed.mode == PLAN
+    if card_bytes is not None and parsed.plot is not None and not planned:
+        raise ValueError(
+            "--plot shows no card; leave out --card, add --mode=plan, or draw nothing."
+        )
+    breakdowns = _planned(parsed, card_bytes) if planned else _uniform(parsed)
+    if parsed.plot is not None:
+        draw = breakdown_picture.draw_breakdowns
+        if parsed.stages:
+            draw = breakdown_picture.draw_stages
+        draw(breakdowns, parsed.plot, card_bytes)
+        print(f"{parsed.plot}: {len(breakdowns)} encoders")
+        return
+    render = breakdown_render.as_json if parsed.json else breakdown_render.as_text
+    print(render(breakdowns, card_bytes), end="")
+
+
+def _uniform(parsed: argparse.Namespace) -> Sequence[Cases]:
+    """Break steps down in which all blocks have one mode."""
+    from speechbrain_rev.architectures import ARCHITECTURES
+    from speechbrain_rev.models.breakdown import before_and_after
+
+    return [
         before_and_after(
             name,
             mode=parsed.mode,
             batch=parsed.batch,
             frames=parsed.frames,
             optimizer_bits=parsed.optimizer_bits,
+            stages=parsed.stages,
         )
         for name in dict.fromkeys(parsed.names or ARCHITECTURES)
     ]
-    if parsed.plot is not None:
-        breakdown_picture.draw_breakdowns(encoders, parsed.plot)
-        print(f"{parsed.plot}: {len(encoders)} encoders")
-        return
-    render = breakdown_render.as_json if parsed.json else breakdown_render.as_text
-    print(render(encoders, card_bytes), end="")
+
+
+def _planned(parsed: argparse.Namespace, card_bytes: int | None) -> Sequence[Cases]:
+    """Break steps down whose blocks are planned for a card."""
+    from speechbrain_rev.models import Training, planning
+    from speechbrain_rev.models.breakdown import before_and_planned
+
+    if card_bytes is None:
+        raise ValueError(
+            "--mode=plan plans for a card, and none was named: add, for instance, "
+            "--card=11GB, or give --mode=store, recompute or reconstruct."
+        )
+    training = Training(
+        card_bytes,
+        batch=parsed.batch,
+        frames=parsed.frames,
+        optimizer_bits=parsed.optimizer_bits,
+    )
+    encoders = planning.plan_encoders(
+        training,
+        names=parsed.names,
+        workers=workers_for(parsed.names),
+        progress=sys.stderr.isatty(),
+    )
+    if len(encoders) == 1:
+        planning.check_fits(encoders[0])
+    return [before_and_planned(encoder, stages=parsed.stages) for encoder in encoders]
 
 
 def _published(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.models import breakdown_picture, table_one
 
-    for name, default in _MEMORY_DEFAULTS.items():
-        if getattr(parsed, name) != default:
-            option = "ENCODER" if name == "names" else f"--{name}"
-            raise ValueError(
-                "--published shows the two steps of Table I as they are; leave out "
-                f"{option}."
-            )
+    refuse_others(parsed, _MEMORY_DEFAULTS, "the two steps of Table I")
     if parsed.plot is not None:
         breakdown_picture.draw_table_one(parsed.plot)
         print(f"{parsed.plot}: {len(table_one.TABLE_ONE)} encoders")

@@ -6,8 +6,9 @@ import dataclasses
 import math
 
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
-from speechbrain_rev.models.card import GIB, RESERVE_BYTES, RESERVE_SHARE, Training
+from speechbrain_rev.models.card import RESERVE_BYTES, RESERVE_SHARE, Training
 from speechbrain_rev.models.table import Model
+from speechbrain_rev.sizes import GIB, size_text
 
 # Shorter utterances tell too little of a speaker to be worth proposing.
 _FEWEST_FRAMES = 50
@@ -81,8 +82,8 @@ def _bits(training: Training, row: Architecture) -> str | None:
         t.needed_bytes(row, row.default_mode, t.batch)["optimizer_states"]
         for t in (training, lighter)
     ]
-    saved = (states_bytes[0] - states_bytes[1]) / GIB
-    return f"--optimizer_bits=8, which saves {saved:.3f} GiB"
+    saved = states_bytes[0] - states_bytes[1]
+    return f"--optimizer_bits=8, which saves {size_text(saved)}"
 
 
 def _largest_batch(training: Training, row: Architecture) -> int:

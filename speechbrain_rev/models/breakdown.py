@@ -7,15 +7,14 @@ themselves, built on the meta device in a moment.
 
 from __future__ import annotations
 
-import bisect
-import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.memory import MemoryReport, live_bytes_peak
 from speechbrain_rev.memory.report import make_gradients, storage_bytes
@@ -25,11 +24,24 @@ from speechbrain_rev.models.card import (
     INPUT_BYTES_PER_FRAME,
     check_batch,
 )
-from speechbrain_rev.models.counting import training_step_peak
-from speechbrain_rev.models.counts import BATCHES, FRAMES, counted_peaks
+from speechbrain_rev.models.counting import (
+    activations_bytes,
+    how_counted,
+    training_step,
+)
+from speechbrain_rev.models.planning import PlannedEncoder
+from speechbrain_rev.models.stages import StageMemory, stage_memory
+from speechbrain_rev.models.table import MODES
 from speechbrain_rev.optim import build_optimizer, state_bytes
+from speechbrain_rev.planner.trace import trace_bytes
 
 LARGEST_FRAMES = 100_000  # of an utterance: a thousand seconds
+
+#: What the mode is called where each block has one of its own.
+PLAN = "plan"
+
+#: How its activations came about where the encoder itself did not run with it.
+PREDICTED = "predicted for the plan"
 
 
 @dataclass(frozen=True)
@@ -41,27 +53,37 @@ class EncoderBreakdown:
     name : str
         The encoder.
     mode : str
-        What its blocks keep: "store", "recompute" or "reconstruct".
+        What its blocks keep: "store", "recompute", "reconstruct", or "plan".
+    blocks : mapping of str to int
+        How many blocks have each mode. In mode "reconstruct" those that cannot be
+        reconstructed, stem and transitions, recompute.
     optimizer_name : str
         That of the encoder's family: "sgd" or "adamw".
     optimizer_bits : int
         Of the optimizer's states: 8 or 32.
     classes : int
         Of the classifier; 0 if there is none.
+    how : str
+        How activations came about: words to go on after "activations were".
     report : MemoryReport
         The parts. Activations are the peak of the encoder's forward and backward pass.
         Weights, gradients and optimizer states are those of encoder and classifier.
         Others are the batch, as waveforms and as filterbanks, and the peak of the
         classifier's and the loss's own step. The two steps do not peak at once, so that
         the total is an upper bound.
+    stages : tuple of StageMemory
+        The same by parts of the encoder, if that was asked for.
     """
 
     name: str
     mode: str
+    blocks: Mapping[str, int]
     optimizer_name: str
     optimizer_bits: int
     classes: int
+    how: str
     report: MemoryReport
+    stages: tuple[StageMemory, ...] = ()
 
 
 def encoder_breakdown(
@@ -72,6 +94,7 @@ def encoder_breakdown(
     frames: int,
     optimizer_bits: int = 8,
     classes: int = CLASSES,
+    stages: bool = False,
 ) -> EncoderBreakdown:
     """Count what a training step of an encoder holds.
 
@@ -91,6 +114,8 @@ def encoder_breakdown(
     classes : int
         Of the recipe's classifier, by default for VoxCeleb2 at three speeds; 0 to leave
         it out.
+    stages : bool
+        Whether to watch the step, and tell what each stage takes: for some seconds.
 
     Returns
     -------
@@ -116,31 +141,66 @@ def encoder_breakdown(
         raise ValueError(
             f"An utterance has from 1 to {LARGEST_FRAMES} frames of 10 ms, not {frames}."
         )
-    row = architecture(name)
-    with torch.device("meta"):
-        encoder = build_encoder(name, mode=mode)
-        model = nn.ModuleList([encoder])
-        if classes:
-            model.append(CosineClassifier(EMBEDDING_DIM, classes))
-    mode = mode or row.default_mode
-    optimizer = build_optimizer(
-        model.parameters(), name=row.optimizer_name, bits=optimizer_bits, lr=0.0
+    mode = mode or architecture(name).default_mode
+    encoder, step = training_step(name, mode=mode, batch=batch, frames=frames)
+
+    def counted() -> tuple[int, str]:
+        size = activations_bytes(name, mode, batch, frames)
+        return size, how_counted(batch, frames)
+
+    return _breakdown(
+        _Step(encoder, step, mode, batch, frames),
+        counted,
+        optimizer_bits=optimizer_bits,
+        classes=classes,
+        stages=stages,
     )
-    gradients = make_gradients(model)
-    optimizer.step()
-    report = MemoryReport(
-        activations_bytes=activations_bytes(name, mode, batch, frames),
-        optimizer_states_bytes=state_bytes(optimizer),
-        weights_bytes=storage_bytes([*model.parameters(), *model.buffers()]),
-        gradients_bytes=storage_bytes(gradients),
-        others_bytes=batch * frames * INPUT_BYTES_PER_FRAME
-        + _classifier_step_bytes(classes, batch),
-        device="meta",
-        input_shape=(batch, frames, encoder.n_mels),
-        precision="float32",
+
+
+def planned_breakdown(
+    planned: PlannedEncoder, *, stages: bool = False
+) -> EncoderBreakdown:
+    """Count what a training step of an encoder holds whose blocks were planned.
+
+    Parameters
+    ----------
+    planned : PlannedEncoder
+        An encoder on a card, and what its blocks keep there.
+    stages : bool
+        As :func:`encoder_breakdown` takes it.
+
+    Returns
+    -------
+    EncoderBreakdown
+        The parts, in float32.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.models import Training
+    >>> from speechbrain_rev.models.planning import plan_encoders
+    >>> training = Training(4 * 2**30, batch=64, frames=200)
+    >>> case = planned_breakdown(*plan_encoders(training, names=["resnet34"]))
+    >>> case.mode, sum(case.blocks.values()), case.how
+    ('plan', 17, 'counted with the plan')
+    """
+    training = planned.model.training
+    encoder, step = training_step(
+        planned.model.row.name, batch=training.batch, frames=training.frames
     )
-    return EncoderBreakdown(
-        name, mode, row.optimizer_name, optimizer_bits, classes, report
+    encoder.set_channels(planned.channels)
+    encoder.set_mode(planned.modes)
+
+    def counted() -> tuple[int, str]:
+        if planned.counted_bytes is None:
+            return planned.predicted_bytes, PREDICTED
+        return planned.counted_bytes, "counted with the plan"
+
+    return _breakdown(
+        _Step(encoder, step, PLAN, training.batch, training.frames),
+        counted,
+        optimizer_bits=training.optimizer_bits,
+        classes=CLASSES,
+        stages=stages,
     )
 
 
@@ -151,12 +211,13 @@ def before_and_after(
     batch: int,
     frames: int,
     optimizer_bits: int = 8,
+    stages: bool = False,
 ) -> list[EncoderBreakdown]:
     """Count a step as it is without this package, and as it is with it.
 
     Parameters
     ----------
-    name, mode, batch, frames, optimizer_bits
+    name, mode, batch, frames, optimizer_bits, stages
         As :func:`encoder_breakdown` takes them, for the step with this package.
 
     Returns
@@ -177,69 +238,119 @@ def before_and_after(
     [('store', 32), ('store', 8)]
     """
     after = encoder_breakdown(
-        name, mode=mode, batch=batch, frames=frames, optimizer_bits=optimizer_bits
+        name,
+        mode=mode,
+        batch=batch,
+        frames=frames,
+        optimizer_bits=optimizer_bits,
+        stages=stages,
     )
-    before = encoder_breakdown(
-        name, mode="store", batch=batch, frames=frames, optimizer_bits=32
-    )
-    return [before] if before == after else [before, after]
+    if (after.mode, optimizer_bits) == ("store", 32):
+        return [after]
+    return [_before(name, batch, frames, stages), after]
 
 
-@functools.cache
-def activations_bytes(name: str, mode: str, batch: int, frames: int) -> int:
-    """Bytes at the peak of an encoder's step, from the counts where they reach.
+def before_and_planned(
+    planned: PlannedEncoder, *, stages: bool = False
+) -> list[EncoderBreakdown]:
+    """Count a step as it is without this package, and as it is planned for a card.
 
     Parameters
     ----------
-    name, mode : str
-        The encoder and what its blocks keep.
-    batch, frames : int
-        Utterances, and the length of each.
+    planned : PlannedEncoder
+        An encoder on a card, and what its blocks keep there.
+    stages : bool
+        As :func:`encoder_breakdown` takes it.
 
     Returns
     -------
-    int
-        Bytes; :func:`how_counted` says how they came about.
+    list of EncoderBreakdown
+        Stored activations and states of 32 bit; then as planned.
 
     Examples
     --------
-    >>> activations_bytes("resnet34", "store", 64, 200)
-    4036560136
+    >>> from speechbrain_rev.models import Training
+    >>> from speechbrain_rev.models.planning import plan_encoders
+    >>> training = Training(4 * 2**30, batch=64, frames=200)
+    >>> planned = plan_encoders(training, names=["resnet34"])
+    >>> [case.mode for case in before_and_planned(*planned)]
+    ['store', 'plan']
     """
-    if frames in FRAMES:
-        return counted_peaks()[name, mode, frames](batch)
-    return training_step_peak(name, mode=mode, batch=batch, frames=frames)
+    training = planned.model.training
+    name = planned.model.row.name
+    before = _before(name, training.batch, training.frames, stages)
+    return [before, planned_breakdown(planned, stages=stages)]
 
 
-def how_counted(batch: int, frames: int) -> str:
-    """Say how the activations of such a batch are counted.
+@dataclass(frozen=True)
+class _Step:
+    """A training step on meta tensors, and what is said of it."""
 
-    Parameters
-    ----------
-    batch, frames : int
-        Utterances, and the length of each.
+    encoder: SpeakerEncoder
+    run: Callable[[], None]
+    mode: str
+    batch: int
+    frames: int
 
-    Returns
-    -------
-    str
-        Words to go on after "activations were".
 
-    Examples
-    --------
-    >>> how_counted(64, 200), how_counted(64, 300)
-    ('counted', 'counted just now')
-    >>> how_counted(100, 200)
-    'bounded from above by the line through their counts at batches of 64 and 128'
-    """
-    if frames not in FRAMES:
-        return "counted just now"
-    if batch in BATCHES:
-        return "counted"
-    right = min(bisect.bisect(BATCHES, batch), len(BATCHES) - 1)
-    few, many = BATCHES[right - 1 : right + 1]
-    return (
-        f"bounded from above by the line through their counts at batches of {few} and "
-        f"{many}"
+def _before(name: str, batch: int, frames: int, stages: bool) -> EncoderBreakdown:
+    return encoder_breakdown(
+        name,
+        mode="store",
+        batch=batch,
+        frames=frames,
+        optimizer_bits=32,
+        stages=stages,
+    )
+
+
+def _breakdown(
+    step: _Step,
+    counted: Callable[[], tuple[int, str]],
+    *,
+    optimizer_bits: int,
+    classes: int,
+    stages: bool,
+) -> EncoderBreakdown:
+    """Break a step down whose activations are counted unless stages are watched."""
+    encoder, row = step.encoder, step.encoder.architecture
+    with torch.device("meta"):
+        classifier = CosineClassifier(EMBEDDING_DIM, classes) if classes else None
+    model = nn.ModuleList([encoder, *([classifier] if classifier else [])])
+    optimizer = build_optimizer(
+        model.parameters(), name=row.optimizer_name, bits=optimizer_bits, lr=0.0
+    )
+    gradients = make_gradients(model)
+    optimizer.step()
+    if stages:
+        trace = trace_bytes(encoder, step.run)
+        activations, how = trace.peak_bytes, "counted just now"
+        found = tuple(stage_memory(encoder, trace, optimizer, classifier))
+    else:
+        found = ()
+        activations, how = counted()
+    modes = [mode.value for mode in encoder.block_modes().values()]
+    report = MemoryReport(
+        activations_bytes=activations,
+        optimizer_states_bytes=state_bytes(optimizer),
+        weights_bytes=storage_bytes([*model.parameters(), *model.buffers()]),
+        gradients_bytes=storage_bytes(gradients),
+        others_bytes=step.batch * step.frames * INPUT_BYTES_PER_FRAME
+        + _classifier_step_bytes(classes, step.batch),
+        device="meta",
+        input_shape=(step.batch, step.frames, encoder.n_mels),
+        precision="float32",
+    )
+    return EncoderBreakdown(
+        row.name,
+        step.mode,
+        {mode: modes.count(mode) for mode in MODES},
+        row.optimizer_name,
+        optimizer_bits,
+        classes,
+        how,
+        report,
+        found,
     )
 
 

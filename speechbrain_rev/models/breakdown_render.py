@@ -1,4 +1,8 @@
-"""Breakdowns as text and as JSON, and what each change saves."""
+"""Breakdowns as text and as JSON, and what each change saves.
+
+Activations and the total are shown in GiB. The other parts are small and shown in MiB, so
+that none of them is a zero.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from speechbrain_rev.memory.report import PARTS
-from speechbrain_rev.models.breakdown import EncoderBreakdown, how_counted
-from speechbrain_rev.models.card import GIB, reserve_of
+from speechbrain_rev.models.breakdown import PLAN, EncoderBreakdown
+from speechbrain_rev.models.card import reserve_of
 from speechbrain_rev.models.counts import counted_with
+from speechbrain_rev.models.stages_render import blocks_text, stages_note, stages_text
+from speechbrain_rev.models.table import MODES
+from speechbrain_rev.sizes import GIB, MIB, card_text
 
 _WIDTH = 120
+#: Columns of words, which begin on the left; figures end on the right.
+_WORDS = 4
 _HEADS = {"optimizer_states": "opt. states"}
-_DOING = {"recompute": "recomputing", "reconstruct": "reconstructing"}
+_DOING = {
+    "recompute": "recomputing",
+    "reconstruct": "reconstructing",
+    PLAN: "planning",
+}
 
 #: The breakdowns of an encoder: before and after, or one where that is the same.
 Cases = Sequence[EncoderBreakdown]
 
 
 def as_text(encoders: Sequence[Cases], card_bytes: int | None = None) -> str:
-    """Print breakdowns as a table in GiB, what each change saves, and what figures are.
+    """Print breakdowns as a table, what each change saves, and what figures are.
 
     Parameters
     ----------
@@ -41,15 +54,18 @@ def as_text(encoders: Sequence[Cases], card_bytes: int | None = None) -> str:
     --------
     >>> from speechbrain_rev.models.breakdown import before_and_after
     >>> text = as_text([before_and_after("revnet57", batch=64, frames=200)])
-    >>> [line.split()[:5] for line in text.splitlines()[1:3]]
+    >>> [line.split()[:5] for line in text.splitlines()[2:4]]
     [['revnet57', 'before', 'store', 'sgd', '32'],
      ['revnet57', 'after', 'reconstruct', 'sgd', '8']]
     """
     heads = ["encoder", "", "mode", "optimizer"]
     heads += [_HEADS.get(part, part) for part in PARTS] + ["total"]
+    units = ["", "", "", ""]
+    units += [_unit(part)[0] for part in PARTS] + ["GiB"]
     if card_bytes is not None:
         heads.append("fits")
-    rows = [heads]
+        units.append("")
+    rows = [heads, units]
     for cases in encoders:
         for word, case in zip(("before", "after"), cases, strict=False):
             rows.append(_row(word if len(cases) > 1 else "", case))
@@ -58,8 +74,7 @@ def as_text(encoders: Sequence[Cases], card_bytes: int | None = None) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
-            # Words begin on the left, figures end on the right.
-            cell.ljust(width) if index < 4 else cell.rjust(width)
+            cell.ljust(width) if index < _WORDS else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
@@ -69,11 +84,13 @@ def as_text(encoders: Sequence[Cases], card_bytes: int | None = None) -> str:
         for cases in encoders
         if len(cases) > 1
     ]
+    stages = [stages_text(case) for cases in encoders for case in cases if case.stages]
     notes = [
         textwrap.fill(note, _WIDTH)
-        for note in sources(encoders[0][0], card_bytes).values()
+        for note in sources(encoders[0], card_bytes).values()
     ]
-    return "\n".join([*lines, "", *savings, *([""] if savings else []), *notes, ""])
+    groups = [lines, savings, *stages, notes]
+    return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
 
 
 def as_json(encoders: Sequence[Cases], card_bytes: int | None = None) -> str:
@@ -99,7 +116,7 @@ def as_json(encoders: Sequence[Cases], card_bytes: int | None = None) -> str:
     4036560136
     """
     document: dict[str, Any] = {
-        "sources": sources(encoders[0][0], card_bytes),
+        "sources": sources(encoders[0], card_bytes),
         "counted_with": counted_with(),
     }
     if card_bytes is not None:
@@ -107,6 +124,8 @@ def as_json(encoders: Sequence[Cases], card_bytes: int | None = None) -> str:
     document["breakdowns"] = []
     for case in (case for cases in encoders for case in cases):
         plain = dataclasses.asdict(case)
+        if not case.stages:
+            del plain["stages"]
         plain["total_bytes"] = case.report.total_bytes
         if card_bytes is not None:
             plain["fits"] = fits(case, card_bytes)
@@ -159,7 +178,10 @@ def saved(before: EncoderBreakdown, after: EncoderBreakdown) -> str:
     """
     changes = []
     if before.mode != after.mode:
-        changes.append((_DOING[after.mode], "activations"))
+        doing = _DOING[after.mode]
+        if after.mode == PLAN:
+            doing += f" ({blocks_text(after.blocks)})"
+        changes.append((doing, "activations"))
     if before.optimizer_bits != after.optimizer_bits:
         changes.append((f"{after.optimizer_bits} bit", "optimizer_states"))
     words = []
@@ -174,13 +196,13 @@ def saved(before: EncoderBreakdown, after: EncoderBreakdown) -> str:
     return f"{before.name}: {'; '.join(words)}."
 
 
-def sources(case: EncoderBreakdown, card_bytes: int | None) -> dict[str, str]:
+def sources(cases: Cases, card_bytes: int | None) -> dict[str, str]:
     """Say what each part is and how it came about.
 
     Parameters
     ----------
-    case : EncoderBreakdown
-        One of those shown; all have its batch.
+    cases : Cases
+        Those of one encoder; all that are shown have their batch and modes.
     card_bytes : int or None
         Memory of a card, if one was named.
 
@@ -189,26 +211,39 @@ def sources(case: EncoderBreakdown, card_bytes: int | None) -> dict[str, str]:
     dict of str to str
         Sentences by what they are about.
     """
-    batch, frames, _ = case.report.input_shape
+    batch, frames, _ = cases[0].report.input_shape
     versions = counted_with()
+    hows = {case.how: case for case in cases}
+    how = "; ".join(
+        f"{words} ({case.mode})" if len(hows) > 1 else words
+        for words, case in hows.items()
+    )
     kinds = {
         "step": f"One training step of {batch} utterances of {frames} frames in float32, "
-        "in GiB and percent of the total. No GPU was asked.",
+        "with percent of the total. No GPU was asked.",
         "activations": "Activations: most bytes alive in the encoder's forward and "
-        f"backward pass, {how_counted(batch, frames)}, on meta tensors, which take the "
-        f"same as on a CPU (torch {versions['torch']}, {versions['date']}).",
+        f"backward pass, {how}, on meta tensors, which take the same as on a CPU "
+        f"(committed counts: torch {versions['torch']}, {versions['date']}).",
         "parameters": "Optimizer states, weights and gradients: counted, tensor by "
-        f"tensor, of the encoder and a classifier of {case.classes}. Small tensors have "
+        f"tensor, of the encoder and a classifier of {cases[0].classes}. Small tensors have "
         "states of 32 bit always.",
         "others": "Others: the batch as waveforms and filterbanks, and most bytes alive in "
         "the step of classifier and loss.",
         "total": "Total: an upper bound, as parts do not all peak at once. CUDA's "
         "context, workspaces and fragmentation come on top.",
     }
+    if cases[-1].stages:
+        kinds["stages"] = stages_note()
     if card_bytes is not None:
         kinds["fits"] = (
-            f"Fits: whether the total leaves {reserve_of(card_bytes) / GIB:.1f} of "
-            f"{card_bytes / GIB:g} GiB free for those. No card was tried."
+            f"Fits: whether the total leaves {reserve_of(card_bytes) / GIB:.1f} GiB of "
+            f"{card_text(card_bytes)} free for those. No card was tried."
+        )
+    if card_bytes is not None and cases[-1].mode == PLAN:
+        kinds["plan"] = (
+            "Plan: how many blocks store / recompute / reconstruct, with the fastest modes "
+            "with which the step fits, as speechbrain-rev plan chooses them, or the "
+            "lightest where none fit."
         )
     return kinds
 
@@ -216,11 +251,21 @@ def sources(case: EncoderBreakdown, card_bytes: int | None) -> dict[str, str]:
 def _row(word: str, case: EncoderBreakdown) -> list[str]:
     report = case.report
     optimizer = f"{case.optimizer_name} {case.optimizer_bits} bit"
+    mode = case.mode
+    if mode == PLAN:
+        mode += " " + "/".join(str(case.blocks[each]) for each in MODES)
     return [
-        *(case.name, word, case.mode, optimizer),
-        *(
-            f"{size / GIB:.3f} {report.share(part):5.1%}"
-            for part, size in report.parts.items()
-        ),
+        *(case.name, word, mode, optimizer),
+        *(_cell(part, size, report.share(part)) for part, size in report.parts.items()),
         f"{report.total_bytes / GIB:.3f}",
     ]
+
+
+def _cell(part: str, size_bytes: int, share: float) -> str:
+    unit, unit_bytes = _unit(part)
+    digits = 3 if unit == "GiB" else 1
+    return f"{size_bytes / unit_bytes:.{digits}f} {share:5.1%}"
+
+
+def _unit(part: str) -> tuple[str, int]:
+    return ("GiB", GIB) if part == "activations" else ("MiB", MIB)

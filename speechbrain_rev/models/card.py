@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from speechbrain_rev.architectures import Architecture
 from speechbrain_rev.models.counts import FRAMES, counted_peaks
+from speechbrain_rev.sizes import GIB, card_text
 
-GIB = 2**30
 LARGEST_BATCH = 10**6
 
 #: Training speakers of VoxCeleb2 dev, each at three speeds, and the embedding's size.
@@ -39,7 +39,8 @@ def parse_card(text: str) -> int:
     Parameters
     ----------
     text : str
-        As 11GB, 24GB or 10.5GiB. A card's name means GiB (2**30 bytes) by GB.
+        As 11GB, 24GB or 10.5GiB. A card's name means GiB (2**30 bytes) by GB, unlike
+        ``memory_budget`` of a training.
 
     Returns
     -------
@@ -63,7 +64,7 @@ def parse_card(text: str) -> int:
     if size <= 0:
         raise ValueError(
             f"--card takes a card's memory as 11GB, 24GB or 10.5GiB, not {text}. By GB "
-            "a card's name means GiB, and so do we."
+            f"a card's name means GiB, and so do we: 11GB are {card_text(11 * GIB)}."
         )
     return size
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 Row = TypeVar("Row")
 
 #: Heads of columns of words, which begin a line on the left; figures end it on the right.
-WORDS = ("encoder", "type", "how")
+WORDS = ("encoder", "type", "how", "stage", "blocks")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ CPU.
 
 from __future__ import annotations
 
+import bisect
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,6 +16,7 @@ import torch
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.memory.report import make_gradients
+from speechbrain_rev.models.counts import BATCHES, FRAMES, counted_peaks
 
 
 def training_step_peak(
@@ -107,3 +110,61 @@ def training_step(
         feats = torch.randn(batch, frames, encoder.n_mels)
     make_gradients(encoder)
     return encoder, lambda: encoder(feats).square().sum().backward()
+
+
+@functools.cache
+def activations_bytes(name: str, mode: str, batch: int, frames: int) -> int:
+    """Bytes at the peak of an encoder's step, from the counts where they reach.
+
+    Parameters
+    ----------
+    name, mode : str
+        The encoder and what its blocks keep.
+    batch, frames : int
+        Utterances, and the length of each.
+
+    Returns
+    -------
+    int
+        Bytes; :func:`how_counted` says how they came about.
+
+    Examples
+    --------
+    >>> activations_bytes("resnet34", "store", 64, 200)
+    4036560136
+    """
+    if frames in FRAMES:
+        return counted_peaks()[name, mode, frames](batch)
+    return training_step_peak(name, mode=mode, batch=batch, frames=frames)
+
+
+def how_counted(batch: int, frames: int) -> str:
+    """Say how the activations of such a batch are counted.
+
+    Parameters
+    ----------
+    batch, frames : int
+        Utterances, and the length of each.
+
+    Returns
+    -------
+    str
+        Words to go on after "activations were".
+
+    Examples
+    --------
+    >>> how_counted(64, 200), how_counted(64, 300)
+    ('counted', 'counted just now')
+    >>> how_counted(100, 200)
+    'bounded from above by the line through their counts at batches of 64 and 128'
+    """
+    if frames not in FRAMES:
+        return "counted just now"
+    if batch in BATCHES:
+        return "counted"
+    right = min(bisect.bisect(BATCHES, batch), len(BATCHES) - 1)
+    few, many = BATCHES[right - 1 : right + 1]
+    return (
+        f"bounded from above by the line through their counts at batches of {few} and "
+        f"{many}"
+    )

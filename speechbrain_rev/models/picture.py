@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from speechbrain_rev.models.card import GIB
 from speechbrain_rev.models.counts import SECONDS, counted_with
 from speechbrain_rev.models.table import Model
 from speechbrain_rev.plots import EncoderPoint, encoder_map
+from speechbrain_rev.sizes import GIB
 
 #: Cards that have a line whatever was asked: a 2080 Ti's size, and a 3090's.
 CARD_BYTES = (11 * GIB, 24 * GIB)

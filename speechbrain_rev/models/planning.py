@@ -20,13 +20,14 @@ from tqdm import tqdm
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.models.advice import remedies
-from speechbrain_rev.models.card import GIB, Training
+from speechbrain_rev.models.card import Training
 from speechbrain_rev.models.counting import training_step
 from speechbrain_rev.models.profiling import (
     Channels,
     encoder_profile,
     fastest_channels,
 )
+from speechbrain_rev.models.published import TOTAL_BATCH
 from speechbrain_rev.models.table import Model, select
 from speechbrain_rev.planner import Infeasible, Plan, Profile
 from speechbrain_rev.planner.knapsack import lightest, solve
@@ -34,24 +35,10 @@ from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.timing import ASSUMED, Speed
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import Mode
+from speechbrain_rev.sizes import GIB, card_text, size_text
 
 #: The encoder whose time, all stored, that of the others is compared with.
 BASELINE = "resnet34"
-
-#: The paper's example of a batch that several cards share.
-TOTAL_BATCH = 256
-
-#: Cards of 11 GiB for it, as published in Table VII.
-PUBLISHED_CARDS = {
-    "resnet101": 9,
-    "resnet152": 12,
-    "df_resnet179": 19,
-    "df_resnet233": 22,
-    "revnet137": 1,
-    "revnet197": 1,
-    "df_revnet281": 2,
-    "df_revnet377": 2,
-}
 
 
 @dataclass(frozen=True)
@@ -278,9 +265,9 @@ def check_fits(planned: PlannedEncoder) -> None:
     raise Infeasible(
         planned.needed_bytes,
         training.available_bytes,
-        f"{row.name} lacks {planned.lacking_bytes / GIB:.3f} GiB for {training.batch} "
-        f"utterances of {training.frames} frames: of {training.card_bytes / GIB:.4g} GiB "
-        f"{training.reserve_bytes / GIB:.2f} stay free. What helps: {changes}.",
+        f"{row.name} lacks {size_text(planned.lacking_bytes)} for {training.batch} "
+        f"utterances of {training.frames} frames: of {card_text(training.card_bytes)} "
+        f"{training.reserve_bytes / GIB:.2f} GiB stay free. What helps: {changes}.",
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from speechbrain_rev.models.card import GIB
 from speechbrain_rev.models.counts import SECONDS
 from speechbrain_rev.models.picture import check_png
-from speechbrain_rev.models.planning import TOTAL_BATCH, PlannedEncoder
+from speechbrain_rev.models.planning import PlannedEncoder
+from speechbrain_rev.models.published import TOTAL_BATCH
 from speechbrain_rev.plots import SizedEncoder, by_parameters
+from speechbrain_rev.sizes import card_text
 
 #: Utterances of two seconds, which is what was published.
 _PUBLISHED_FRAMES = 200
@@ -35,7 +36,7 @@ def draw_plans(encoders: Sequence[PlannedEncoder], path: str | Path) -> None:
     >>> import os, tempfile
     >>> from speechbrain_rev.models import Training
     >>> from speechbrain_rev.models.planning import plan_encoders
-    >>> training = Training(11 * GIB, batch=128, frames=200)
+    >>> training = Training(11 * 2**30, batch=128, frames=200)
     >>> encoders = plan_encoders(training, names=["resnet34"])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     draw_plans(encoders, os.path.join(folder, "plan.png"))
@@ -47,7 +48,8 @@ def draw_plans(encoders: Sequence[PlannedEncoder], path: str | Path) -> None:
         [_sized(encoder) for encoder in encoders],
         path,
         title=f"Training steps of {training.batch} utterances of "
-        f"{SECONDS[training.frames]} s as planned for {training.card_bytes / GIB:.4g} GiB, "
+        f"{SECONDS[training.frames]} s as planned for "
+        f"{card_text(training.card_bytes)}, "
         "and the largest batch there",
         source=f"Memory on meta tensors, float32: bars counted, marks "
         f"{_how(encoders)}; where there is none, no plan fits. Largest batch computed, for "

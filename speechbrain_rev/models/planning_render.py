@@ -7,17 +7,14 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from speechbrain_rev.models.card import CLASSES, GIB, RESERVE_BYTES, RESERVE_SHARE
+from speechbrain_rev.models.card import CLASSES, RESERVE_BYTES, RESERVE_SHARE
 from speechbrain_rev.models.card_at_hand import CardAtHand
 from speechbrain_rev.models.columns import Column, aligned
 from speechbrain_rev.models.counts import counted_with
-from speechbrain_rev.models.planning import (
-    BASELINE,
-    PUBLISHED_CARDS,
-    TOTAL_BATCH,
-    PlannedEncoder,
-)
+from speechbrain_rev.models.planning import BASELINE, PlannedEncoder
+from speechbrain_rev.models.published import TABLE_SEVEN, TOTAL_BATCH
 from speechbrain_rev.models.render import PAPER
+from speechbrain_rev.sizes import GIB, card_text, size_text
 
 _WIDTH = 120
 
@@ -118,13 +115,13 @@ def sources(
     """
     training = encoder.model.training
     assert training.card_bytes is not None
-    card = f"{training.card_bytes / GIB:.4g} GiB"
+    card = card_text(training.card_bytes)
     if at_hand is None:
         told = f"A card of {card} was named; none was tried."
     else:
         told = (
-            f"{card} were free of {at_hand.total_bytes / GIB:.4g} on {at_hand.name}, which "
-            "was asked for that alone."
+            f"{card} were free of {card_text(at_hand.total_bytes)} on {at_hand.name}, "
+            "which was asked for that alone."
         )
     versions = counted_with()
     return {
@@ -135,7 +132,7 @@ def sources(
         "workspaces and fragmentation.",
         "plan": f"Plan: the fastest modes of all blocks with which {training.batch} "
         f"utterances of {training.frames} frames in float32 fit, or the lightest where "
-        "none fit; then `lacks` says how many GiB there are too few. GiB: the peak of the "
+        "none fit; then `lacks` says how much there is too little. GiB: the peak of the "
         "encoder's step, with weights, gradients, states of "
         f"{training.optimizer_bits} bit, a classifier of {CLASSES} and the input, as if "
         "all peaked at once. store, recomp., reconstr.: blocks of each mode. chunk: the "
@@ -198,7 +195,7 @@ def _chunk(encoder: PlannedEncoder) -> str:
 
 def _lacking(encoder: PlannedEncoder) -> str:
     lacking = encoder.lacking_bytes
-    return f"{lacking / GIB:.2f}" if lacking else "-"
+    return size_text(lacking) if lacking else "-"
 
 
 def _how(encoder: PlannedEncoder) -> str:
@@ -211,7 +208,8 @@ def _reconstructed(encoder: PlannedEncoder) -> str:
 
 
 def _published_cards(encoder: PlannedEncoder) -> int | None:
-    return PUBLISHED_CARDS.get(encoder.model.row.name)
+    row = TABLE_SEVEN.get(encoder.model.row.name)
+    return None if row is None else row.cards
 
 
 def _plain(encoder: PlannedEncoder) -> dict[str, Any]:

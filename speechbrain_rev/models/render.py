@@ -9,7 +9,6 @@ from typing import Any
 
 from speechbrain_rev.models.card import (
     CLASSES,
-    GIB,
     RESERVE_BYTES,
     RESERVE_SHARE,
     Training,
@@ -17,6 +16,7 @@ from speechbrain_rev.models.card import (
 from speechbrain_rev.models.columns import Column, aligned
 from speechbrain_rev.models.counts import FRAMES, SECONDS, counted_with
 from speechbrain_rev.models.table import MODES, Model
+from speechbrain_rev.sizes import GIB, card_text
 
 PAPER = (
     "Memory-Efficient Training for Deep Speaker Embedding Learning in Speaker "
@@ -122,7 +122,7 @@ def sources(training: Training) -> dict[str, str]:
     }
     if training.card_bytes is not None:
         kinds["computed"] = (
-            f"Computed: what fits {training.card_bytes / GIB:g} GiB with "
+            f"Computed: what fits {card_text(training.card_bytes)} with "
             f"{training.frames} frames: the encoder's counted step, weights, gradients "
             f"and {training.optimizer_bits}-bit optimizer of the encoder and of a classifier "
             f"of {CLASSES} (VoxCeleb2 at three speeds), the classifier's step and the input, "

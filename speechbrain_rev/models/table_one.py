@@ -12,8 +12,8 @@ from speechbrain_rev.memory.report import PARTS
 from speechbrain_rev.models.breakdown import EncoderBreakdown, encoder_breakdown
 from speechbrain_rev.models.counts import counted_with
 from speechbrain_rev.models.render import PAPER
+from speechbrain_rev.sizes import GB
 
-GB = 1e9
 #: What both sides name and understand alike.
 SHARED_PARTS = ("activations", "optimizer_states", "weights")
 

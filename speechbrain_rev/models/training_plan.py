@@ -23,7 +23,6 @@ from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.memory.report import breakdown
 from speechbrain_rev.memory.shapes import cpu_fakes, without_contents
 from speechbrain_rev.models.card import (
-    GIB,
     INPUT_BYTES_PER_FRAME,
     RESERVE_BYTES,
     RESERVE_SHARE,
@@ -40,11 +39,12 @@ from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.profile import profile_bytes
 from speechbrain_rev.planner.saved import saved_profile
 from speechbrain_rev.planner.timing import measured_seconds
+from speechbrain_rev.sizes import GB, GIB, MIB
 
 #: Utterances of the steps whose time is taken, at most: it grows with them.
 _TIMED = {"cpu": 4, "cuda": 32}
 
-_UNITS = {"gb": 10**9, "gib": GIB, "mb": 10**6, "mib": 2**20}
+_UNITS = {"gb": GB, "gib": GIB, "mb": 10**6, "mib": MIB}
 
 
 def parse_budget(text: str) -> int:
@@ -53,7 +53,8 @@ def parse_budget(text: str) -> int:
     Parameters
     ----------
     text : str
-        As 11GB (1e9 bytes), 10.5GiB (2**30 bytes), 800MB or 800MiB.
+        As 11GB (1e9 bytes), 10.5GiB (2**30 bytes), 800MB or 800MiB. What is sold as a
+        card of 11GB has 11GiB.
 
     Returns
     -------
@@ -76,8 +77,8 @@ def parse_budget(text: str) -> int:
     size = math.floor(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
     if size <= 0:
         raise ValueError(
-            f"memory_budget takes a size as 11GB (1e9 bytes each), 10.5GiB (2**30) or "
-            f"800MB, or auto, not {text}."
+            "memory_budget takes a size as 11GB (1e9 bytes each), 11GiB (2**30, what a "
+            f"card that is sold as 11GB has) or 800MB, or auto, not {text}."
         )
     return size
 

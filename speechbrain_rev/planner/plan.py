@@ -21,7 +21,7 @@ from speechbrain_rev.planner.calling import (
 )
 from speechbrain_rev.planner.knapsack import solve
 from speechbrain_rev.planner.network import Network, Unreconstructed, as_network
-from speechbrain_rev.planner.problem import GIB, Infeasible
+from speechbrain_rev.planner.problem import Infeasible
 from speechbrain_rev.planner.profile import Profile, profile_bytes
 from speechbrain_rev.planner.timing import (
     described,
@@ -31,6 +31,7 @@ from speechbrain_rev.planner.timing import (
 from speechbrain_rev.planner.trace import Step, trace_bytes
 from speechbrain_rev.planner.verify import reproduced
 from speechbrain_rev.reversible import Mode, ReversibleChain
+from speechbrain_rev.sizes import size_text
 
 #: How often a plan that was over the budget when it ran is made anew.
 _TRIES = 8
@@ -136,8 +137,8 @@ class Plan:
             counts[mode] = counts.get(mode, 0) + 1
         blocks = ", ".join(f"{n} {mode}" for mode, n in counts.items())
         return (
-            f"{blocks}: peak {self.measured_bytes / GIB:.3f} GiB (predicted "
-            f"{self.predicted_bytes / GIB:.3f}) of {self.budget_bytes / GIB:.3f} GiB"
+            f"{blocks}: peak {size_text(self.measured_bytes)} (predicted "
+            f"{size_text(self.predicted_bytes)}) of {size_text(self.budget_bytes)}"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
-GIB = 2**30
+from speechbrain_rev.sizes import size_text
 
 # Times are added as whole picoseconds: the same times in another order are then equal.
 PICOSECONDS = 10**12
@@ -132,7 +132,7 @@ class Infeasible(ValueError):
 
     Examples
     --------
-    >>> print(Infeasible(needed_bytes=3 * GIB, budget_bytes=2 * GIB))
+    >>> print(Infeasible(needed_bytes=3 * 2**30, budget_bytes=2 * 2**30))
     Even the lightest plan peaks at 3.000 GiB (3221225472 bytes), but the budget is
     2.000 GiB (2147483648 bytes). Raise the budget, or lower the batch size or the
     length of the segments.
@@ -152,10 +152,9 @@ class Infeasible(ValueError):
 
     def __str__(self) -> str:
         return (
-            f"Even the lightest plan peaks at {self.needed_bytes / GIB:.3f} GiB "
+            f"Even the lightest plan peaks at {size_text(self.needed_bytes)} "
             f"({self.needed_bytes} bytes), but the budget is "
-            f"{self.budget_bytes / GIB:.3f} GiB ({self.budget_bytes} bytes). "
-            f"{self.remedy}"
+            f"{size_text(self.budget_bytes)} ({self.budget_bytes} bytes). {self.remedy}"
         )
 
 

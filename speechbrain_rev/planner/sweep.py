@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from speechbrain_rev.planner.knapsack import solve
-from speechbrain_rev.planner.problem import GIB, Infeasible
+from speechbrain_rev.planner.problem import Infeasible
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.reversible import Mode
+from speechbrain_rev.sizes import size_text
 
 #: Above this share it is said that times are not linear in the batch.
 NOTICED_DEVIATION = 0.05
@@ -152,7 +153,7 @@ class Sweep:
         best = self.best
         lines = [
             f"best batch {best.batch}: {best.samples_per_second:.1f} samples a second, "
-            f"peak {best.predicted_bytes / GIB:.3f} of {self.budget_bytes / GIB:.3f} GiB"
+            f"peak {size_text(best.predicted_bytes)} of {size_text(self.budget_bytes)}"
         ]
         if self.infeasible_batch is not None:
             lines.append(f"batch {self.infeasible_batch} does not fit with any plan")

@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _UNIT_BYTES = {"GiB": 2**30, "GB": 1e9}
+_SMALLER = {"GiB": ("MiB", 2**20), "GB": ("MB", 1e6)}
 # One colour for each part in every picture; what is no concern of ours is grey.
 _PART_COLOURS = {
     "activations": COLOURS[0],
+    "held": COLOURS[0],
+    "working": COLOURS[4],
     "optimizer_states": COLOURS[1],
     "weights": COLOURS[2],
     "gradients": COLOURS[5],
@@ -35,8 +38,9 @@ class PartsBar:
     label : str
         What distinguishes the bar in its group.
     parts : mapping of str to float
-        Bytes of "activations", "optimizer_states", "weights", "gradients" and "others",
-        or of some of them.
+        Bytes of "activations", or of those of them that are "held" and of those that
+        are "working", of "optimizer_states", "weights", "gradients" and "others", or of
+        some of these.
     """
 
     group: str
@@ -97,7 +101,7 @@ def memory_parts(
                 axes.barh(place, size, 0.84, left=done, color=colour)
                 done += size
         size = bar.total / divisor
-        _write(sizes, f"{size:.3g} {unit}", (size, place), (4, -3))
+        _write(sizes, _size(bar.total, unit), (size, place), (4, -3))
     backwards = zip(bars[::-1], places[::-1], strict=True)
     for group, place in {bar.group: place for bar, place in backwards}.items():
         _write(sizes, group, (0, place - 0.45), (1, 3), weight="bold")
@@ -126,6 +130,15 @@ def memory_parts(
     )
     legend.get_title().set_color(INK)
     save(figure, path)
+
+
+def _size(size_bytes: float, unit: str) -> str:
+    """Write a size in a unit, or in the next smaller one below a tenth of it."""
+    size = size_bytes / _UNIT_BYTES[unit]
+    if size < 0.1:
+        unit, smaller_bytes = _SMALLER[unit]
+        size = size_bytes / smaller_bytes
+    return f"{size:.3g} {unit}"
 
 
 def _write(

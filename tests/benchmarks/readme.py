@@ -1,17 +1,26 @@
-"""Paste the committed figures into the README: python -m tests.benchmarks.readme.
+"""Paste the committed figures into documents: python -m tests.benchmarks.readme.
 
-The picture is drawn by ``speechbrain-rev models --plot docs/models.png``.
+The README has what this package measures, ``docs/PUBLISHED.md`` the paper's tables. The
+picture is drawn by ``speechbrain-rev models --plot docs/models.png``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from speechbrain_rev.models import Model, Training, parse_card, select
+from speechbrain_rev.models import (
+    Model,
+    Training,
+    parse_card,
+    published_render,
+    select,
+)
+from speechbrain_rev.models.columns import Column, Row
+from speechbrain_rev.models.published import reproduced_cards, reproduced_trainings
 from speechbrain_rev.models.render import sources
 from speechbrain_rev.models.table import MODES
 from speechbrain_rev.models.table_one import reproduced
@@ -21,6 +30,7 @@ from .harness import Result, markdown
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results"
 README = ROOT / "README.md"
+PUBLISHED = ROOT / "docs" / "PUBLISHED.md"
 
 CARD = "11GB"
 BATCH = 128
@@ -67,6 +77,36 @@ def table_one() -> str:
             )
             row[f"{head}: counted"] = f"{size / 1e9:.3f}"
     return markdown(list(rows.values()))
+
+
+def tables_five_and_six() -> str:
+    """Show the paper's Tables V and VI beside what is counted here."""
+    return _beside(
+        published_render.TRAINING_COLUMNS,
+        reproduced_trainings(),
+        published_render.training_sources().values(),
+    )
+
+
+def table_seven() -> str:
+    """Show the paper's Table VII beside what is counted here."""
+    return _beside(
+        published_render.CARDS_COLUMNS,
+        reproduced_cards(),
+        published_render.cards_sources().values(),
+    )
+
+
+def _beside(
+    columns: Sequence[Column[Row]], rows: Sequence[Row], notes: Iterable[str]
+) -> str:
+    """Write columns of text as markdown."""
+    heads = [f"{column.group}: {column.head}".lstrip(": ") for column in columns]
+    cells = [
+        dict(zip(heads, (column.cell(row) for column in columns), strict=True))
+        for row in rows
+    ]
+    return "\n\n".join([markdown(cells), *notes])
 
 
 def _result(name: str) -> Result:
@@ -180,17 +220,26 @@ def _updated_in_vain(row: dict[str, Any]) -> bool:
     return bool(row["statistics updated"] > parts)
 
 
-#: Tables of committed results; each has a place in the README.
-TABLES: dict[str, Callable[[], str]] = {"models": models, "table_one": table_one} | {
-    name: table
-    for name, table in {"paper": paper, "engine": engine, "users": users}.items()
-    if (RESULTS / f"{name}_cpu.json").exists()
+#: Tables of committed results; each has a place in one of the documents.
+TABLES: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {"models": models}
+    | {
+        name: table
+        for name, table in {"paper": paper, "engine": engine, "users": users}.items()
+        if (RESULTS / f"{name}_cpu.json").exists()
+    },
+    PUBLISHED: {
+        "table_one": table_one,
+        "tables_five_and_six": tables_five_and_six,
+        "table_seven": table_seven,
+    },
 }
 
 
-def rendered(text: str) -> str:
-    """Fill each marked place from the committed figures of its name."""
-    for name, table in TABLES.items():
+def rendered(document: Path) -> str:
+    """Fill each marked place of a document from the committed figures of its name."""
+    text = document.read_text()
+    for name, table in TABLES[document].items():
         place = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         filled = f"{table()}\n"
         text = place.sub(lambda m, f=filled: f"{m[1]}{f}{m[2]}", text)
@@ -198,4 +247,5 @@ def rendered(text: str) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(rendered(README.read_text()))
+    for document in TABLES:
+        document.write_text(rendered(document))

@@ -17,6 +17,7 @@ from speechbrain_rev.models import (
     breakdown_render,
     parse_card,
     planning_render,
+    published_render,
     select,
     table_one,
 )
@@ -192,6 +193,8 @@ class TestModels:
             "import sys\n"
             "from speechbrain_rev.cli import main\n"
             "assert main(['models', '--card=11GB', '--batch=128']) == 0\n"
+            "assert main(['models', '--published']) == 0\n"
+            "assert main(['plan', '--published']) == 0\n"
             "heavy = {'torch', 'numpy', 'speechbrain', 'bitsandbytes', 'matplotlib',"
             " 'ruamel.yaml', 'triton'} & set(sys.modules)\n"
             "assert not heavy, heavy"
@@ -251,6 +254,30 @@ class TestModels:
     def test_a_mistake_is_one_line(self, arguments, message, capsys):
         assert message in refuse(["models", *arguments], capsys)
 
+    def test_it_prints_the_published_tables_beside_the_counted_ones(self, capsys):
+        assert cli.main(["models", "--published"]) == 0
+        assert capsys.readouterr().out == published_render.trainings_as_text()
+        assert cli.main(["models", "--published", "--json"]) == 0
+        assert capsys.readouterr().out == published_render.trainings_as_json()
+
+    @pytest.mark.parametrize(
+        "option",
+        [
+            *(
+                "--card=11GB",
+                "--batch=1",
+                "--frames=600",
+                "--family=revnet",
+                "--type=I",
+            ),
+            *("--fits", "--sort=batch", "--reverse", "--plot=a.png", "ENCODER"),
+        ],
+    )
+    def test_published_tables_take_no_other_option(self, option, capsys):
+        name = option.partition("=")[0]
+        message = f"--published shows Tables V and VI of the paper as they are; leave out {name}."
+        assert message in refuse(["models", "--published", option], capsys)
+
 
 class TestMemory:
     def test_the_options_reach_the_table(self, capsys):
@@ -271,6 +298,25 @@ class TestMemory:
         cases = json.loads(capsys.readouterr().out)["breakdowns"]
         modes = [(case["mode"], case["optimizer_bits"]) for case in cases]
         assert modes == [("store", 32), ("reconstruct", 8)]
+
+    def test_what_was_planned_for_a_card_comes_after(self, capsys):
+        options = ["--mode=plan", "--card=4GB", "--batch=100"]
+        assert cli.main(["memory", "resnet34", *options, "--json"]) == 0
+        before, after = json.loads(capsys.readouterr().out)["breakdowns"]
+        assert (before["mode"], after["mode"]) == ("store", "plan")
+        assert (before["fits"], after["fits"]) == (False, True)
+        assert after["how"] == "counted with the plan"
+        assert min(after["blocks"]["store"], after["blocks"]["recompute"]) > 0
+
+    def test_stages_are_shown_on_request(self, tmp_path, capsys):
+        stored = ["--mode=store", "--optimizer_bits=32"]
+        arguments = ["memory", "resnet34", "--batch=2", "--stages", *stored]
+        assert cli.main(arguments) == 0
+        assert "\npooling, embedding " in capsys.readouterr().out
+        picture = tmp_path / "stages.png"
+        assert cli.main([*arguments, "--plot", str(picture)]) == 0
+        assert capsys.readouterr().out == f"{picture}: 1 encoders\n"
+        assert picture.read_bytes().startswith(b"\x89PNG")
 
     def test_it_prints_the_published_table_beside_the_counted_one(self, capsys):
         assert cli.main(["memory", "--published"]) == 0
@@ -298,6 +344,14 @@ class TestMemory:
             (["resnet34", "--optimizer_bits=16"], "bits is 16"),
             (["resnet34", "--card=11"], "--card takes a card's memory as 11GB"),
             (["resnet34", "--card=11GB", "--plot=a.png"], "leave out --card"),
+            (["resnet34", "--mode=plan"], "none was named: add, for instance, --card"),
+            (["--mode=plan", "--card=4GB", "--frames=300"], "200 and 600 frames, not"),
+            (["--mode=plan", "--card=4GB", "--optimizer_bits=4"], "or 32 bit, not 4"),
+            (
+                ["resnet34", "--mode=plan", "--card=2GB", "--batch=100"],
+                "What helps: --batch=",
+            ),
+            (["--published", "--stages"], "leave out --stages"),
             (["resnet34", "--plot=a.svg"], "ends in .png, not a.svg"),
             (["--published", "--plot=a.svg"], "ends in .png, not a.svg"),
             (["--published", "resnet34"], "leave out ENCODER"),
@@ -334,9 +388,20 @@ class TestPlan:
         assert capsys.readouterr().out == f"{picture}: 1 encoders\n"
         assert picture.read_bytes().startswith(b"\x89PNG")
 
+    def test_it_prints_the_published_table_beside_the_counted_one(self, capsys):
+        assert cli.main(["plan", "--published"]) == 0
+        assert capsys.readouterr().out == published_render.cards_as_text()
+        assert cli.main(["plan", "--published", "--json"]) == 0
+        assert capsys.readouterr().out == published_render.cards_as_json()
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
+            (
+                ["--published", "--batch=64"],
+                "Table VII of the paper as they are; leave",
+            ),
+            (["--published", "--plot=a.png"], "leave out --plot"),
             (["revnet58", "--card=11GB"], "Did you mean revnet57"),
             (["resnet34", "--card=11"], "--card takes a card's memory as 11GB"),
             (["resnet34", "--card=11GB", "--batch=0"], "utterances, not 0"),

@@ -3,11 +3,12 @@ import pytest
 from speechbrain_rev.plots import PartsBar, memory_parts
 
 STORED = PartsBar("revnet57", "store", {"activations": 4e9, "optimizer_states": 4e7})
+STAGE = PartsBar("resnet34", "stage 1", {"held": 1e6, "working": 1e5, "weights": 9})
 OTHER = PartsBar("resnet34", "store", {"others": 1.0})
 WORDS = {"title": "Memory", "source": "Counted."}
 
 
-@pytest.mark.parametrize("bars", [[STORED], [STORED, STORED, OTHER]])
+@pytest.mark.parametrize("bars", [[STORED], [STORED, STAGE, OTHER]])
 @pytest.mark.parametrize("unit", ["GB", "GiB"])
 def test_a_picture_is_written(bars, unit, tmp_path):
     memory_parts(bars, tmp_path / "parts.png", unit=unit, **WORDS)
@@ -20,7 +21,7 @@ def test_a_picture_is_written(bars, unit, tmp_path):
         (None, "There is no bar"),
         (
             {"activation": 1.0},
-            "'a' has a part 'activation'; parts are activations, opt",
+            "'a' has a part 'activation'; parts are activations, held",
         ),
         ({"weights": -1.0}, r"weights of 'a' has -1\.0 bytes"),
         ({"weights": float("nan")}, "weights of 'a' has nan bytes"),

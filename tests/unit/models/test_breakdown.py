@@ -1,7 +1,9 @@
 """The breakdown of a named encoder: exact parts, a bound as total, the paper's Table I."""
 
+import dataclasses
 import gc
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,15 +14,40 @@ from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.memory import LiveBytes
 from speechbrain_rev.memory.report import PARTS
 from speechbrain_rev.models import Training, breakdown_picture, counted_peaks, table_one
-from speechbrain_rev.models.breakdown import before_and_after, encoder_breakdown
+from speechbrain_rev.models.breakdown import (
+    before_and_after,
+    before_and_planned,
+    encoder_breakdown,
+    planned_breakdown,
+)
 from speechbrain_rev.models.breakdown_render import as_json, as_text, fits, saved
-from speechbrain_rev.models.card import CLASSES, EMBEDDING_DIM, GIB
+from speechbrain_rev.models.card import CLASSES, EMBEDDING_DIM
 from speechbrain_rev.models.counting import training_step_peak
+from speechbrain_rev.models.planning import PlannedEncoder
+from speechbrain_rev.models.stages_render import blocks_text
+from speechbrain_rev.models.table import Model
 from speechbrain_rev.optim import build_optimizer, state_bytes
+from speechbrain_rev.sizes import GIB, MIB
 
 PAIRS = [
     before_and_after(name, batch=64, frames=200) for name in ("resnet34", "revnet57")
 ]
+TIGHT = Training(5 * GIB // 2, batch=64, frames=200)
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    """Revnet57 as if planned, with modes that take turns."""
+    with torch.device("meta"):
+        allowed = build_encoder("revnet57").allowed_modes().items()
+    modes = {name: m[i % len(m)].value for i, (name, m) in enumerate(allowed)}
+    model = Model(ARCHITECTURES["revnet57"], TIGHT)
+    return PlannedEncoder(model, None, modes, 10**9, 1.0)
+
+
+@pytest.fixture(scope="module")
+def planned(encoder):
+    return before_and_planned(encoder)
 
 
 @pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.name)
@@ -116,17 +143,16 @@ def test_every_figure_of_the_text_is_that_of_the_json():
     lines = as_text(PAIRS, 11 * GIB).splitlines()
     plain = json.loads(as_json(PAIRS, 11 * GIB))["breakdowns"]
     assert len(plain) == 4
+    assert lines[1].split() == ["GiB", *["MiB"] * 4, "GiB"]
     for line, case, word in zip(
-        lines[1:], plain, ("before", "after") * 2, strict=False
+        lines[2:], plain, ("before", "after") * 2, strict=False
     ):
         sizes = [case["report"][f"{part}_bytes"] for part in PARTS]
+        shown = [f"{sizes[0] / GIB:.3f}", *(f"{size / MIB:.1f}" for size in sizes[1:])]
         cells = [
             cell
-            for size in sizes
-            for cell in (
-                f"{size / GIB:.3f}",
-                f"{100 * size / case['total_bytes']:.1f}%",
-            )
+            for size, figure in zip(sizes, shown, strict=True)
+            for cell in (figure, f"{100 * size / case['total_bytes']:.1f}%")
         ]
         assert line.split() == [
             case["name"], word, case["mode"],
@@ -136,8 +162,61 @@ def test_every_figure_of_the_text_is_that_of_the_json():
         assert case["total_bytes"] == sum(sizes)
 
 
+def test_of_a_plan_each_row_says_how_many_blocks_keep_what(planned):
+    after = planned[1]
+    assert after.mode == "plan"
+    counts = [after.blocks[mode] for mode in ("store", "recompute", "reconstruct")]
+    assert sum(counts) == 17
+    assert min(counts) > 0
+    text = as_text([planned], TIGHT.card_bytes)
+    row = text.splitlines()[3].split()
+    assert row[1:4] == ["after", "plan", "/".join(map(str, counts))]
+    assert row[-1] == "yes"
+    words = " ".join(text.split())
+    assert f"planning ({blocks_text(after.blocks)}) saves" in words
+    assert "counted (store); counted with the plan (plan), on meta tensors" in words
+    (_, plain) = json.loads(as_json([planned], TIGHT.card_bytes))["breakdowns"]
+    assert (plain["mode"], plain["blocks"]) == ("plan", after.blocks)
+    assert "stages" not in plain
+
+
+def test_a_planned_step_differs_from_others_in_its_activations_alone(planned):
+    before, after = planned
+    assert (before.mode, before.optimizer_bits) == ("store", 32)
+    assert after.report.activations_bytes == 10**9
+    reconstructed = encoder_breakdown("revnet57", batch=64, frames=200).report
+    for part in PARTS[1:]:
+        assert after.report.parts[part] == reconstructed.parts[part]
+
+
+def test_a_plan_that_fits_is_said_to_fit(encoder):
+    budget_bytes = TIGHT.step_budget_bytes(encoder.model.row)
+    fitting = dataclasses.replace(encoder, counted_bytes=budget_bytes)
+    assert fitting.lacking_bytes == 0
+    assert fits(planned_breakdown(fitting), TIGHT.card_bytes)
+
+
+def test_a_plan_that_was_not_counted_is_said_to_be_predicted(encoder, monkeypatch):
+    profile = SimpleNamespace(peak_bytes=lambda modes: len(modes))
+    case = planned_breakdown(
+        dataclasses.replace(encoder, profile=profile, counted_bytes=None)
+    )
+    assert case.how == "predicted for the plan"
+    drawn = {}
+    monkeypatch.setattr(
+        breakdown_picture,
+        "memory_parts",
+        lambda bars, path, **words: drawn.update(words),
+    )
+    breakdown_picture.draw_breakdowns([[case]], "memory.png", TIGHT.card_bytes)
+    assert drawn["title"].endswith("of 200 frames, planned for 2.5 GiB (2.684 GB)")
+    assert drawn["source"].startswith("Counted, and predicted for plans, on meta")
+    assert case.report.activations_bytes == 17
+
+
 def test_text_fits_a_terminal_of_130_columns_and_says_what_figures_are():
     longest = [before_and_after("df_revnet377", batch=256, frames=600)]
+    longest[0][1] = dataclasses.replace(longest[0][1], mode="plan")
     text = as_text(longest, 11 * GIB)
     assert max(map(len, text.splitlines())) <= 130
     for word in ("counted", "upper bound", "No card was tried", "classifier of 17982"):

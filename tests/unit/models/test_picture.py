@@ -3,7 +3,7 @@
 import pytest
 
 from speechbrain_rev.models import Training, picture, select
-from speechbrain_rev.models.card import GIB
+from speechbrain_rev.sizes import GIB
 
 CARD = Training(8 * GIB, batch=128, frames=200)
 

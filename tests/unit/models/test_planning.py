@@ -14,21 +14,21 @@ from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.models import Training, planning_picture
 from speechbrain_rev.models.advice import remedies
-from speechbrain_rev.models.card import GIB
 from speechbrain_rev.models.card_at_hand import CardAtHand, card_at_hand
 from speechbrain_rev.models.counting import training_step
 from speechbrain_rev.models.planning import (
-    PUBLISHED_CARDS,
     PlannedEncoder,
     check_fits,
     plan_encoders,
 )
 from speechbrain_rev.models.planning_render import as_json, as_text
 from speechbrain_rev.models.profiling import encoder_profile
+from speechbrain_rev.models.published import TABLE_SEVEN
 from speechbrain_rev.models.table import Model
 from speechbrain_rev.planner import Infeasible, Plan
 from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.planner.trace import trace_bytes
+from speechbrain_rev.sizes import GIB, card_text, size_text
 
 BATCH, FRAMES = 128, 200
 #: Too small to store all of either encoder, large enough for some of it.
@@ -128,10 +128,10 @@ def test_a_plan_that_fits_counts_as_a_batch_that_fits():
     assert with_step("resnet152", TIGHT, GIB).largest_batch == BATCH
 
 
-@pytest.mark.parametrize("name", PUBLISHED_CARDS)
+@pytest.mark.parametrize("name", TABLE_SEVEN)
 def test_stored_encoders_need_about_the_cards_published_and_ours_no_more(name):
     encoder = with_step(name, Training(11 * GIB, BATCH, FRAMES), 100 * GIB)
-    published = PUBLISHED_CARDS[name]
+    published = TABLE_SEVEN[name].cards
     if not encoder.model.row.reversible:
         assert encoder.cards_stored == pytest.approx(published, rel=0.1)
     assert encoder.cards <= published
@@ -143,9 +143,10 @@ def test_what_does_not_fit_says_by_how_much_and_what_to_change():
     with pytest.raises(Infeasible, match="resnet34 lacks") as refused:
         check_fits(encoder)
     message = str(refused.value)
-    lacking = (refused.value.needed_bytes - refused.value.budget_bytes) / GIB
+    lacking = refused.value.needed_bytes - refused.value.budget_bytes
     assert encoder.lacking_bytes > 0
-    assert f"resnet34 lacks {lacking:.3f} GiB for 256 utterances of 200" in message
+    assert f"resnet34 lacks {size_text(lacking)} for 256 utterances of 200" in message
+    assert f"of {card_text(2 * GIB)} 1.16 GiB stay free" in message
     assert refused.value.budget_bytes == training.available_bytes
     for remedy in remedies(training, encoder.model.row, encoder.needed_bytes):
         assert remedy in message
@@ -165,7 +166,7 @@ def test_every_remedy_helps():
     counterpart = Model(architecture(name), training)
     assert counterpart.row.counterpart == "resnet152"
     assert counterpart.largest_batch("reconstruct") >= 128
-    assert bits.startswith("--optimizer_bits=8, which saves 0.0")
+    assert bits == "--optimizer_bits=8, which saves 69.2 MiB"
     size = float(re.findall(r"[\d.]+", card)[0])
     larger = dataclasses.replace(training, card_bytes=int(size * GIB))
     assert larger.available_bytes >= needed_bytes
@@ -210,13 +211,13 @@ def test_every_figure_of_the_text_is_that_of_the_json(tight):
 
 def test_the_notes_say_what_is_predicted_and_what_was_asked(tight):
     notes = " ".join(as_text(tight).splitlines())
-    assert "A card of 5 GiB was named; none was tried." in notes
+    # In both units, as a training's memory_budget takes GB for 1e9 bytes.
+    assert "A card of 5 GiB (5.369 GB) was named; none was tried." in notes
     assert "an assumed card of 11 GB, 6.7 TFLOP/s, 400 GB/s, 1e+05 op" in notes
     assert "no clock was read" in notes
     asked = CardAtHand("NVIDIA X", 8 * GIB, 5 * GIB)
-    assert "5 GiB were free of 8 on NVIDIA X" in " ".join(
-        as_text(tight, asked).splitlines()
-    )
+    notes = " ".join(as_text(tight, asked).splitlines())
+    assert "5 GiB (5.369 GB) were free of 8 GiB (8.59 GB) on NVIDIA X" in notes
     assert json.loads(as_json(tight, asked))["training"]["card_name"] == "NVIDIA X"
 
 
@@ -224,7 +225,7 @@ def test_an_encoder_that_does_not_fit_shows_what_it_lacks(tight):
     modes = dict.fromkeys(tight[0].modes, "store")
     large = dataclasses.replace(tight[0], modes=modes, counted_bytes=None)
     words = as_text([large]).splitlines()[2].split()
-    assert words[4:6] == [f"{large.lacking_bytes / GIB:.2f}", "predicted"]
+    assert words[4:7] == [f"{large.lacking_bytes / GIB:.3f}", "GiB", "predicted"]
     assert float(words[4]) > 1
     (plain,) = json.loads(as_json([large]))["encoders"]
     assert plain["plan"]["fits"] is False
@@ -246,7 +247,7 @@ def test_the_picture_shows_plan_and_modes_beside_what_was_published(tight, monke
     assert fits.lightest_bytes < fits.planned_bytes < fits.stored_bytes
     assert (fits.published_bytes, fits.published_batch) == (0.03e9, 300)
     assert fits.largest_batch == tight[0].largest_batch
-    assert "128 utterances of 2 s as planned for 5 GiB" in drawn["title"]
+    assert "128 utterances of 2 s as planned for 5 GiB (5.369 GB)" in drawn["title"]
     assert "marks counted" in drawn["source"]
     with pytest.raises(ValueError, match=r"ends in \.png, not plan\.pdf"):
         planning_picture.draw_plans(tight, "plan.pdf")

@@ -7,7 +7,7 @@ import pytest
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.models import Training, as_json, as_text, select
-from speechbrain_rev.models.card import GIB
+from speechbrain_rev.sizes import GIB, card_text
 
 CARD = Training(11 * GIB, batch=128, frames=200)
 NO_CARD = Training(None, batch=128, frames=200)
@@ -130,7 +130,7 @@ def test_the_text_says_where_its_figures_are_from_and_what_is_assumed(training):
         "on meta tensors",
         "No card was tried",
         f"{training.reserve_bytes / GIB:.1f} GiB must stay free",
-        f"fits {training.card_bytes / GIB:g} GiB with {training.frames} frames",
+        f"fits {card_text(training.card_bytes)} with {training.frames} frames",
         "classifier of 17982",
     ):
         assert words in text

@@ -5,8 +5,8 @@ import pytest
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.models import Training, select
-from speechbrain_rev.models.card import GIB
 from speechbrain_rev.models.table import SORT_KEYS
+from speechbrain_rev.sizes import GIB
 
 CARD = Training(11 * GIB, batch=128, frames=200)
 NO_CARD = Training(None, batch=128, frames=200)

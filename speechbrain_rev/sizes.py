@@ -1,0 +1,56 @@
+"""Sizes of memory in words: standard library only."""
+
+from __future__ import annotations
+
+GB = 10**9
+MIB = 2**20
+GIB = 2**30
+
+
+def size_text(size_bytes: int) -> str:
+    """Write a size in the unit in which it is no zero.
+
+    Parameters
+    ----------
+    size_bytes : int
+        The size.
+
+    Returns
+    -------
+    str
+        In GiB (2**30 bytes), below 0.1 GiB in MiB (2**20 bytes), below 0.1 MiB in bytes.
+
+    Examples
+    --------
+    >>> size_text(3 * GIB), size_text(25 * MIB), size_text(2000), size_text(-25 * MIB)
+    ('3.000 GiB', '25.0 MiB', '2000 bytes', '-25.0 MiB')
+    """
+    if abs(size_bytes) >= 0.1 * GIB:
+        return f"{size_bytes / GIB:.3f} GiB"
+    if abs(size_bytes) >= 0.1 * MIB:
+        return f"{size_bytes / MIB:.1f} MiB"
+    return f"{size_bytes} bytes"
+
+
+def card_text(card_bytes: int) -> str:
+    """Write the memory of a card, or a budget, in both units that are in use.
+
+    A card that is sold as 11GB has 11 GiB, and ``--card=11GB`` means that; a training's
+    ``memory_budget: 11GB`` is 11 GB of 1e9 bytes. Whoever meets both is told both.
+
+    Parameters
+    ----------
+    card_bytes : int
+        The memory.
+
+    Returns
+    -------
+    str
+        In GiB (2**30 bytes) and in GB (1e9 bytes).
+
+    Examples
+    --------
+    >>> card_text(11 * GIB), card_text(11 * GB)
+    ('11 GiB (11.81 GB)', '10.24 GiB (11 GB)')
+    """
+    return f"{card_bytes / GIB:.4g} GiB ({card_bytes / GB:.4g} GB)"
