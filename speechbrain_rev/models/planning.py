@@ -23,9 +23,9 @@ from speechbrain_rev.models.counting import training_step
 from speechbrain_rev.models.table import Model, select
 from speechbrain_rev.planner import Infeasible, Plan, Profile
 from speechbrain_rev.planner.knapsack import lightest, solve
-from speechbrain_rev.planner.plan import plan_within
+from speechbrain_rev.planner.plan import described, plan_within
 from speechbrain_rev.planner.profile import profile_bytes
-from speechbrain_rev.planner.timing import estimated_seconds
+from speechbrain_rev.planner.timing import estimated_seconds, measured_seconds
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import Mode
 
@@ -49,6 +49,8 @@ PUBLISHED_CARDS = {
 
 # Blocks of a stage that are run: the first one, and one that all further ones are like.
 _SHALLOW = 2
+# Steps of each mode that are timed, after one that is not.
+_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,9 @@ def check_fits(planned: PlannedEncoder) -> None:
     )
 
 
-def encoder_profile(row: Architecture, batch: int, frames: int) -> Profile:
+def encoder_profile(
+    row: Architecture, batch: int, frames: int, *, device: str | None = None
+) -> Profile:
     """Tell what each block of an encoder costs, from a shallow one of its kind.
 
     Parameters
@@ -238,12 +242,14 @@ def encoder_profile(row: Architecture, batch: int, frames: int) -> Profile:
         The encoder, of any widths and blocks.
     batch, frames : int
         Utterances of a step, and the length of each.
+    device : str or None
+        Where the shallow one is timed; None estimates times without running it.
 
     Returns
     -------
     Profile
-        Its bytes are predicted, to less than a thousandth of a plan's peak, and its
-        times estimated.
+        Its bytes are predicted, to less than a thousandth of a plan's peak; its times
+        are estimated, or those of blocks that are like its own.
 
     Examples
     --------
@@ -257,7 +263,7 @@ def encoder_profile(row: Architecture, batch: int, frames: int) -> Profile:
         if (other.family, other.type, other.block) == (row.family, row.type, row.block)
     )
     blocks = tuple(min(count, _SHALLOW) for count in row.blocks)
-    shallow = _shallow_profile(like, row.widths, blocks, batch, frames)
+    shallow = _shallow_profile(like, row.widths, blocks, batch, frames, device)
     with torch.device("meta"):
         encoder = build_encoder(row.name, widths=row.widths, blocks=row.blocks)
     about = {
@@ -269,7 +275,7 @@ def encoder_profile(row: Architecture, batch: int, frames: int) -> Profile:
         "channels": str(encoder.channels),
         "profiled": f"stages of at most {_SHALLOW} blocks",
         "bytes": "counted on meta tensors",
-        "seconds": "estimated from counts of operations",
+        "seconds": shallow.about["seconds"],
         "torch": torch.__version__,
     }
     return replace(shallow.stretched(list(encoder.named_blocks())), about=about)
@@ -281,12 +287,26 @@ def _cards(largest_batch: int) -> int | None:
 
 @functools.cache
 def _shallow_profile(
-    name: str, widths: tuple[int, ...], blocks: tuple[int, ...], batch: int, frames: int
+    name: str,
+    widths: tuple[int, ...],
+    blocks: tuple[int, ...],
+    batch: int,
+    frames: int,
+    device: str | None,
 ) -> Profile:
-    network, step = training_step(
-        name, widths=widths, blocks=blocks, batch=batch, frames=frames
+    build = functools.partial(
+        training_step, name, widths=widths, blocks=blocks, batch=batch, frames=frames
     )
-    return profile_bytes(network, step, estimated_seconds(network, step), {})
+    network, step = build()
+    if device is None:
+        seconds = estimated_seconds(network, step)
+        how = "estimated from counts of operations"
+    else:
+        where = torch.device(device)
+        timed, run = build(device=device)
+        seconds = measured_seconds(timed, run, where, repeats=_REPEATS)
+        how = f"measured on {described(where)}"
+    return profile_bytes(network, step, seconds, {"seconds": how})
 
 
 def _planned(model: Model, baseline_seconds: float, *, counted: bool) -> PlannedEncoder:

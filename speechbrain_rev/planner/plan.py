@@ -281,7 +281,7 @@ def profile_module(
         timed = Unreconstructed(as_network(own, blocks), refused)
         with torch.random.fork_rng(_cuda(device)):
             seconds = measured_seconds(timed, run, device)
-        times = f"measured on {_name(device)}"
+        times = f"measured on {described(device)}"
     else:
         seconds = estimated_seconds(network, step)
         times = "estimated from counts of operations"
@@ -334,7 +334,8 @@ def _cuda(device: torch.device) -> list[torch.device]:
     return [device] if device.type == "cuda" else []
 
 
-def _name(device: torch.device) -> str:
+def described(device: torch.device) -> str:
+    """Name a card, or the CPU with its threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type}, {torch.get_num_threads()} thread(s)"
