@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from speechbrain_rev import __version__
-from speechbrain_rev.cli import encoders, plans, speakers, speeds
+from speechbrain_rev.cli import encoders, plans, speakers, speeds, sweeps
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 
     encoders.add_commands(add)
     plans.add_command(add)
+    sweeps.add_command(add)
     speeds.add_command(add)
     speakers.add_commands(add)
     return parser

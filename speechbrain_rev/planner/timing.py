@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -206,6 +207,47 @@ def measured_seconds(
                 if repeat >= 0:
                     taken.setdefault((name, chosen.get(name, "")), []).append(seconds)
     return {key: statistics.median(times) for key, times in taken.items()}
+
+
+def seconds_of(
+    run: Callable[[], Any], device: torch.device, *, repeats: int = 5
+) -> float:
+    """Take the time of anything by the clock: the median, until the device is done.
+
+    Parameters
+    ----------
+    run : callable
+        What is timed.
+    device : torch.device
+        Where it runs.
+    repeats : int
+        How often, after a call that is not counted.
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    Examples
+    --------
+    >>> x = torch.ones(64, 64)
+    >>> 0 < seconds_of(lambda: x @ x, x.device) < 1
+    True
+    """
+    taken = []
+    for repeat in range(-1, repeats):
+        _wait_for(device)
+        start = time.perf_counter()
+        run()
+        _wait_for(device)
+        if repeat >= 0:
+            taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def described(device: torch.device) -> str:

@@ -6,6 +6,7 @@ neither the caller's backend nor its open figures are touched, and no display is
 
 from speechbrain_rev.plots.angles import gradient_angles
 from speechbrain_rev.plots.bars import memory_bars
+from speechbrain_rev.plots.batches import time_by_batch
 from speechbrain_rev.plots.by_parameters import SizedEncoder, by_parameters
 from speechbrain_rev.plots.det import ErrorRates, det_plot
 from speechbrain_rev.plots.encoders import EncoderPoint, encoder_map
@@ -27,5 +28,6 @@ __all__ = [
     "memory_parts",
     "plan_map",
     "time_against_memory",
+    "time_by_batch",
     "training_curves",
 ]

@@ -21,6 +21,7 @@ from . import (
     imports,
     memory,
     paper,
+    planned,
     ranges,
     scoring,
     streams,
@@ -45,9 +46,10 @@ BY_NAME = {
     "ranges": ranges.run,
     "grid": grid.run,
     "users": users.run,
+    "planned": planned.run,
 }
 #: Results that are drawn, too.
-PICTURES = {"angles": angles.draw, "chunks": chunks.draw}
+PICTURES = {"angles": angles.draw, "chunks": chunks.draw, "planned": planned.draw}
 
 
 def main() -> None:

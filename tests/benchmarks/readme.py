@@ -220,12 +220,33 @@ def _updated_in_vain(row: dict[str, Any]) -> bool:
     return bool(row["statistics updated"] > parts)
 
 
+def planned() -> str:
+    """Show step times within one budget, a row for each way and a column for a batch."""
+    result = _result("planned")
+    shown: dict[tuple[str, str], dict[str, str]] = {}
+    for row in result.rows:
+        key = row["encoder"], row["way"]
+        heads = {"encoder": row["encoder"], "MB": f"{row['budget MB']:.0f}"}
+        way = shown.setdefault(key, heads | {"way": row["way"]})
+        times = row["times the baseline"]
+        way[f"batch {row['batch']}"] = f"{times:.2f}" if times else "does not fit"
+    heads = list(dict.fromkeys(head for way in shown.values() for head in way))
+    rows = [{head: way.get(head, "") for head in heads} for way in shown.values()]
+    return (
+        f"{markdown(rows)}\n\nTimes reconstructing all at the same batch, within so many MB. "
+        f"{result.setting}. {result.correctness}. {_where(result)}\n\n"
+        "![Seconds for each utterance against the batch, within one budget]"
+        "(docs/planned.png)"
+    )
+
+
+_MEASURED = {"paper": paper, "engine": engine, "users": users, "planned": planned}
 #: Tables of committed results; each has a place in one of the documents.
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"models": models}
     | {
         name: table
-        for name, table in {"paper": paper, "engine": engine, "users": users}.items()
+        for name, table in _MEASURED.items()
         if (RESULTS / f"{name}_cpu.json").exists()
     },
     PUBLISHED: {

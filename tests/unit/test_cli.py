@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from speechbrain_rev import __version__, cli, environment
+from speechbrain_rev.architectures import architecture
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.models import (
@@ -19,14 +20,18 @@ from speechbrain_rev.models import (
     planning_render,
     published_render,
     select,
+    sweeping,
+    sweeping_render,
     table_one,
 )
 from speechbrain_rev.models.breakdown import before_and_after
 from speechbrain_rev.models.planning import plan_encoders
+from speechbrain_rev.models.sweeping import sweep_encoder
 from speechbrain_rev.planner import Plan
 from tests.run_folders import speech_like, write_audio, write_run
 
-COMMANDS = ("env", "resolve", "models", "memory", "plan", "embed", "verify")
+COMMANDS = ("env", "resolve", "models", "memory", "plan", "sweep", "calibrate",
+            "embed", "verify")  # fmt: skip
 TRAIN = Path(__file__).parents[2] / "hparams" / "train.yaml"
 
 
@@ -96,7 +101,8 @@ class TestCommand:
         assert len(capsys.readouterr().out.splitlines()) > 4
 
     @pytest.mark.parametrize(
-        "arguments", [[], ["resolve"], ["plan"], ["embed", "run"], ["emb"]]
+        "arguments",
+        [[], ["resolve"], ["plan"], ["sweep", "resnet34"], ["embed", "run"], ["emb"]],
     )
     def test_an_incomplete_command_is_refused(self, arguments, capsys):
         with pytest.raises(SystemExit) as done:
@@ -421,6 +427,60 @@ class TestPlan:
     )
     def test_a_mistake_is_one_line(self, arguments, message, capsys):
         assert message in refuse(["plan", *arguments], capsys)
+
+
+class TestSweep:
+    OPTIONS = ("resnet34", "--batches=16:48:32", "--card=4GB", "--optimizer_bits=32")
+    TRAINING = Training(parse_card("4GB"), 16, 200, optimizer_bits=32)
+
+    def test_the_options_reach_the_table(self, capsys):
+        assert cli.main(["sweep", *self.OPTIONS]) == 0
+        expected = sweep_encoder(architecture("resnet34"), self.TRAINING, [16, 48])
+        assert capsys.readouterr().out == sweeping_render.as_text(expected)
+
+    def test_it_prints_json(self, capsys):
+        assert cli.main(["sweep", *self.OPTIONS, "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["training"]["optimizer_state_bits"] == 32
+        assert [each["batch"] for each in document["batches"]] == [16, 48]
+
+    def test_it_draws_a_picture(self, tmp_path, capsys):
+        picture = tmp_path / "sweep.png"
+        assert cli.main(["sweep", *self.OPTIONS, f"--plot={picture}"]) == 0
+        assert capsys.readouterr().out == f"{picture}: 2 batches\n"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def test_memory_that_ran_out_at_every_batch_is_one_line(self, monkeypatch, capsys):
+        def profile(*_, **__):
+            raise MemoryError
+
+        monkeypatch.setattr(sweeping, "encoder_profile", profile)
+        message = "Memory ran out while batches [16, 48] were profiled"
+        assert message in refuse(["sweep", *self.OPTIONS], capsys)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["revnet58", "--card=11GB"], "Did you mean revnet57"),
+            (["resnet34", "--card=11"], "--card takes a card's memory as 11GB"),
+            (
+                ["resnet34", "--card=11GB", "--batches=16"],
+                "as 16:256:16 or 1:32, not 16",
+            ),
+            (["resnet34", "--card=11GB", "--frames=300"], "200 and 600 frames"),
+            (["resnet34", "--card=11GB", "--optimizer_bits=4"], "8 or 32 bit, not 4"),
+            (
+                ["resnet34", "--card=11GB", "--device=tpu"],
+                "cuda:N for the card of number",
+            ),
+            (["resnet34", "--card=11GB", "--device=cuda:99"], "cuda:99 is not there"),
+            (["resnet34", "--card=11GB", "--plot=no/p.png"], "--plot no/p.png cannot"),
+            (["resnet34", "--card=11GB", "--plot=p.pdf"], "ends in .png, not p.pdf"),
+            (["resnet34", "--card=1.2GB"], "What helps: "),
+        ],
+    )
+    def test_a_mistake_is_one_line(self, arguments, message, capsys):
+        assert message in refuse(["sweep", *arguments], capsys)
 
 
 class TestEmbed:

@@ -1,0 +1,283 @@
+"""Which batch size trains an encoder fastest on a card, each with its own best plan.
+
+Section 3.4 of Jiang et al., "An efficient training framework for reversible neural
+architectures", for the encoders: for each batch a shallow encoder is profiled, on meta
+tensors or by the clock, and a plan of the whole one follows from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from speechbrain_rev.architectures import Architecture
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.memory.report import make_gradients
+from speechbrain_rev.models.advice import remedies
+from speechbrain_rev.models.card import (
+    CLASSES,
+    EMBEDDING_DIM,
+    Training,
+    check_batch,
+)
+from speechbrain_rev.models.profiling import (
+    Channels,
+    encoder_profile,
+    fastest_channels,
+)
+from speechbrain_rev.optim import build_optimizer
+from speechbrain_rev.planner import Infeasible, Profile, Sweep, sweep
+from speechbrain_rev.planner.timing import ASSUMED, seconds_of
+from speechbrain_rev.sizes import size_text
+
+#: Of torch's name of a device: what can be timed.
+_DEVICES = re.compile(r"cpu|cuda(:\d{1,3})?", re.ASCII)
+# Steps of the optimizer that are timed, after one that is not.
+_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class SweptEncoder:
+    """An encoder and its plans for batches of several sizes.
+
+    Attributes
+    ----------
+    row : Architecture
+        The encoder.
+    training : Training
+        What was asked; its batch says nothing.
+    device : str or None
+        Where it was timed; None if times are estimated.
+    sweep : Sweep
+        Its budget is the card without what stays free, and its peaks are all that
+        training needs beside that: the encoder's step, weights, gradients, optimizer
+        states, classifier and input.
+    """
+
+    row: Architecture
+    training: Training
+    device: str | None
+    sweep: Sweep
+
+
+def parse_batches(text: str) -> range:
+    """Read the batches of a sweep.
+
+    Parameters
+    ----------
+    text : str
+        FIRST:LAST or FIRST:LAST:STEP, as 16:256:16; the step is 1 if it is left out.
+
+    Returns
+    -------
+    range
+        From the first on, in steps, to none above the last.
+
+    Raises
+    ------
+    ValueError
+        If it is written otherwise, the last is below the first, or a batch is not from
+        1 to a million.
+
+    Examples
+    --------
+    >>> list(parse_batches("16:64:16")), len(parse_batches("16:64"))
+    ([16, 32, 48, 64], 49)
+    """
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}))?", text, re.ASCII)
+    first, last, step = (int(n or 1) for n in match.groups()) if match else (1, 0, 1)
+    if last < first or not step:
+        raise ValueError(
+            "--batches takes the first, the last and the step between, as 16:256:16 or "
+            f"1:32, not {text}."
+        )
+    for batch in (first, last):
+        check_batch(batch)
+    return range(first, last + 1, step)
+
+
+def sweep_encoder(
+    row: Architecture,
+    training: Training,
+    batches: Sequence[int],
+    *,
+    device: str | None = None,
+    progress: bool = False,
+) -> SweptEncoder:
+    """Plan an encoder for each batch size and see which trains the most utterances.
+
+    Parameters
+    ----------
+    row : Architecture
+        The encoder.
+    training : Training
+        Card, length of utterances and bits of optimizer states.
+    batches : sequence of int
+        Sizes to be tried, from the smallest until no plan makes one fit.
+    device : str or None
+        Where steps of a shallow encoder and of the optimizer are timed: cpu, cuda or
+        cuda:N. None estimates them from counts.
+    progress : bool
+        Whether a bar on stderr tells how far it is.
+
+    Returns
+    -------
+    SweptEncoder
+        Its plans are predicted and were not run. A batch at which memory ran out while
+        it was timed has none.
+
+    Raises
+    ------
+    ValueError
+        If there is no such device, or no batch.
+    Infeasible
+        If no plan makes the smallest batch fit; the message says what to change.
+    MemoryError
+        If memory ran out at every batch.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.architectures import architecture
+    >>> training = Training(4 * 2**30, batch=1, frames=200)
+    >>> swept = sweep_encoder(architecture("resnet34"), training, [16, 48])
+    >>> [set(plan.modes.values()) for plan in swept.sweep.plans][0]
+    {'store'}
+    """
+    if device is not None:
+        check_device(device)
+    with tqdm(
+        total=len(batches),
+        desc="sweeping",
+        unit="batch",
+        leave=False,
+        disable=not progress,
+    ) as bar:
+
+        def profile_for(batch: int) -> Profile:
+            bar.set_postfix(batch=batch)
+            try:
+                return _with_all_else(row, replace(training, batch=batch), device)
+            finally:
+                bar.update()
+
+        try:
+            found = sweep(
+                profile_for,
+                batches,
+                training.available_bytes,
+                other_seconds=optimizer_seconds(row, training, device),
+            )
+        except Infeasible as error:
+            smallest = replace(training, batch=min(batches))
+            changes = "; ".join(remedies(smallest, row, error.needed_bytes))
+            raise Infeasible(
+                error.needed_bytes,
+                error.budget_bytes,
+                f"That was batch {min(batches)} of {row.name}, with all else that training "
+                f"needs; {size_text(training.reserve_bytes)} of the card stay free. What "
+                f"helps: {changes}.",
+            ) from None
+    return SweptEncoder(row, training, device, found)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that nothing can be timed on.
+
+    Parameters
+    ----------
+    device : str
+        Its name.
+
+    Raises
+    ------
+    ValueError
+        If it is not cpu, cuda or cuda:N, or there is no such card.
+
+    Examples
+    --------
+    >>> check_device("cpu")
+    """
+    if _DEVICES.fullmatch(device) is None:
+        raise ValueError(
+            f"--device takes cpu, cuda, or cuda:N for the card of number N, not {device}. "
+            "Without it times are estimated."
+        )
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device != "cpu" and int(device.partition(":")[2] or 0) >= count:
+        raise ValueError(
+            f"--device={device} is not there: torch sees {count} card(s) with CUDA. Leave "
+            "it out, and times are estimated."
+        )
+
+
+def optimizer_seconds(
+    row: Architecture, training: Training, device: str | None
+) -> float:
+    """Tell what the optimizer takes for a step, whatever the batch.
+
+    Parameters
+    ----------
+    row : Architecture
+        The encoder; its family says which optimizer.
+    training : Training
+        Bits of the states.
+    device : str or None
+        Where steps of the family's optimizer are timed. None estimates from the bytes
+        of weights, gradients and states that are read and written.
+
+    Returns
+    -------
+    float
+        Seconds for the weights of encoder and classifier.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.architectures import architecture
+    >>> training = Training(None, batch=1, frames=200)
+    >>> round(1e3 * optimizer_seconds(architecture("resnet34"), training, None), 2)
+    0.4
+    """
+    if device is None:
+        # Weights and gradients are read, weights written, states both.
+        sizes = training.needed_bytes(row, row.default_mode, 1)
+        moved = 3 * sizes["weights"] + 2 * sizes["optimizer_states"]
+        return moved / ASSUMED.bytes_per_second
+    with torch.device(device):
+        encoder = build_encoder(row.name, widths=row.widths, blocks=row.blocks)
+        classifier = nn.Linear(EMBEDDING_DIM, CLASSES, bias=False)
+    trained = nn.ModuleList([encoder, classifier])
+    make_gradients(trained)
+    optimizer = build_optimizer(
+        trained.parameters(),
+        name=row.optimizer_name,
+        bits=training.optimizer_bits,
+        lr=0.1,
+    )
+    return seconds_of(optimizer.step, torch.device(device), repeats=_REPEATS)
+
+
+def _with_all_else(
+    row: Architecture, training: Training, device: str | None
+) -> Profile:
+    """Profile an encoder, and take all else that training needs as alive before it.
+
+    Its chunk is that of the fastest plan.
+    """
+    all_else = training.available_bytes - training.step_budget_bytes(row)
+    where = None if device is None else torch.device(device)
+
+    def profile_for(channels: Channels) -> Profile:
+        profile = encoder_profile(
+            row, training.batch, training.frames, channels=channels, device=where
+        )
+        return replace(profile, base_bytes=profile.base_bytes + all_else)
+
+    with torch.device("meta"):
+        encoder = build_encoder(row.name, widths=row.widths, blocks=row.blocks)
+    _, profile = fastest_channels(profile_for, encoder, training.available_bytes)
+    return profile

@@ -1,0 +1,228 @@
+"""A sweep over batch sizes as text and as JSON, each figure marked as what it is."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+
+from speechbrain_rev.models.card import CLASSES, GIB, RESERVE_BYTES, RESERVE_SHARE
+from speechbrain_rev.models.columns import Column, aligned
+from speechbrain_rev.models.sweeping import SweptEncoder
+from speechbrain_rev.planner.sweep import NOTICED_DEVIATION, BatchPlan
+from speechbrain_rev.planner.timing import ASSUMED
+from speechbrain_rev.reversible import Mode
+
+_WIDTH = 120
+# Through two points there is always a line.
+_FEWEST_FITTED = 3
+
+
+def as_text(swept: SweptEncoder) -> str:
+    """Print a sweep as a table, the fit of times, the best batch, and what figures are.
+
+    Parameters
+    ----------
+    swept : SweptEncoder
+        The encoder with its plans.
+
+    Returns
+    -------
+    str
+        Lines, the last one ended too.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.architectures import architecture
+    >>> from speechbrain_rev.models import Training
+    >>> from speechbrain_rev.models.sweeping import sweep_encoder
+    >>> training = Training(4 * GIB, batch=1, frames=200)
+    >>> swept = sweep_encoder(architecture("resnet34"), training, [8, 16])
+    >>> as_text(swept).splitlines()[2].split()[0], swept.sweep.best.batch
+    ('8', 16)
+    """
+    notes = [textwrap.fill(note, _WIDTH) for note in sources(swept).values()]
+    table = aligned(_columns(swept), swept.sweep.plans)
+    said, times = _said(swept), _times(swept)
+    return "\n".join([*table, "", *said, "", *times, "", *notes, ""])
+
+
+def as_json(swept: SweptEncoder) -> str:
+    """Print a sweep as JSON: each figure under what it is, units in the names.
+
+    Parameters
+    ----------
+    swept : SweptEncoder
+        The encoder with its plans.
+
+    Returns
+    -------
+    str
+        A JSON document.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.architectures import architecture
+    >>> from speechbrain_rev.models import Training
+    >>> from speechbrain_rev.models.sweeping import sweep_encoder
+    >>> training = Training(4 * GIB, batch=1, frames=200)
+    >>> swept = sweep_encoder(architecture("resnet34"), training, [8, 16])
+    >>> json.loads(as_json(swept))["best_batch"]
+    16
+    """
+    found, training = swept.sweep, swept.training
+    document = {
+        "sources": sources(swept),
+        "encoder": swept.row.name,
+        "training": {
+            "frames": training.frames,
+            "precision": "float32",
+            "card_bytes": training.card_bytes,
+            "reserve_bytes": training.reserve_bytes,
+            "optimizer_state_bits": training.optimizer_bits,
+            "classes": CLASSES,
+        },
+        "times": {
+            "device": swept.device,
+            "how": found.about["seconds"],
+            "optimizer_seconds": found.other_seconds,
+            "linear_in_the_batch": {
+                mode: {
+                    "fixed_seconds": time.fixed_seconds,
+                    "utterance_seconds": time.sample_seconds,
+                    "worst_deviation": time.worst_deviation,
+                }
+                for mode, time in found.times.items()
+            },
+        },
+        "best_batch": found.best.batch,
+        "infeasible_batch": found.infeasible_batch,
+        "out_of_memory": found.out_of_memory,
+        "batches": [
+            {
+                "batch": plan.batch,
+                "utterances_per_second": plan.samples_per_second,
+                "step_seconds": plan.seconds,
+                "needed_bytes": plan.predicted_bytes,
+                "modes": dict(plan.modes),
+            }
+            for plan in found.plans
+        ],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def sources(swept: SweptEncoder) -> dict[str, str]:
+    """Say what each kind of figure is.
+
+    Parameters
+    ----------
+    swept : SweptEncoder
+        The encoder with its plans.
+
+    Returns
+    -------
+    dict of str to str
+        Sentences by what they are about.
+    """
+    training = swept.training
+    assert training.card_bytes is not None
+    if swept.device is None:
+        time = (
+            "Times: predicted from counts of operations for an assumed card of "
+            f"{ASSUMED.flops_per_second / 1e12:g} TFLOP/s and "
+            f"{ASSUMED.bytes_per_second / 1e9:g} GB/s, which is used no better by a large "
+            "batch; no clock was read."
+        )
+    else:
+        time = (
+            f"Times: {swept.sweep.about['seconds']}, of a shallow encoder of the kind at "
+            "each batch, and of the optimizer; those of the whole one follow. Plans were "
+            "not run."
+        )
+    return {
+        "card": f"A card of {training.card_bytes / GIB:.4g} GiB; "
+        f"{training.reserve_bytes / GIB:.2f} GiB stay free: {RESERVE_BYTES / GIB:g} GiB and "
+        f"{RESERVE_SHARE:g} of it are assumed for CUDA, workspaces and fragmentation.",
+        "plan": "Each batch has its own plan: the fastest modes of all blocks with which "
+        f"utterances of {training.frames} frames in float32 fit. GiB: the peak of the "
+        "encoder's step, predicted from a shallow encoder on meta tensors, with weights, "
+        f"gradients, states of {training.optimizer_bits} bit, a classifier of {CLASSES} and "
+        "the input.",
+        "time": f"{time} A step is the encoder's forward and backward pass and the "
+        f"optimizer's, {1e3 * swept.sweep.other_seconds:.3g} ms at any batch; classifier "
+        "and reading come on top.",
+    }
+
+
+def _columns(swept: SweptEncoder) -> list[Column[BatchPlan]]:
+    best = swept.sweep.best
+    speed, blocks = "utterances / s", "blocks"
+
+    def if_planned(text: str, plan: BatchPlan) -> str:
+        return text if plan.modes else "-"
+
+    def count(mode: Mode) -> Column[BatchPlan]:
+        def cell(plan: BatchPlan) -> str:
+            return if_planned(str(list(plan.modes.values()).count(mode.value)), plan)
+
+        return Column(blocks, mode.value, cell)
+
+    return [
+        Column("", "batch", lambda p: str(p.batch)),
+        Column(speed, "number", lambda p: if_planned(f"{p.samples_per_second:.1f}", p)),
+        Column(
+            speed,
+            "of best",
+            lambda p: if_planned(
+                f"{p.samples_per_second / best.samples_per_second:.3f}", p
+            ),
+        ),
+        *(count(mode) for mode in Mode if mode.value in swept.sweep.times),
+        Column(
+            "peak", "GiB", lambda p: if_planned(f"{p.predicted_bytes / GIB:.2f}", p)
+        ),
+        Column(" ", "", lambda p: _remark(p, best)),
+    ]
+
+
+def _remark(plan: BatchPlan, best: BatchPlan) -> str:
+    if not plan.modes:
+        return "memory ran out while it was timed"
+    return "best" if plan.batch == best.batch else ""
+
+
+def _said(swept: SweptEncoder) -> list[str]:
+    """Name the best batch, and the first one that does not fit."""
+    found = swept.sweep
+    fitting = [plan.batch for plan in found.plans if plan.modes]
+    lines = [f"best batch {found.best.batch}: {_best(found.best, fitting)}"]
+    if found.infeasible_batch is not None:
+        lines.append(f"batch {found.infeasible_batch} does not fit with any plan")
+    return lines
+
+
+def _best(best: BatchPlan, fitting: Sequence[int]) -> str:
+    largest = max(fitting)
+    speed = f"{best.samples_per_second:.1f} utterances a second"
+    if best.batch == largest:
+        return f"{speed}, the largest batch with a plan"
+    return f"{speed}; the largest batch with a plan is {largest}"
+
+
+def _times(swept: SweptEncoder) -> list[str]:
+    """Tell how seconds of a step grow with the batch, and how far that is true."""
+    lines = ["seconds of a step, all blocks in one mode: t0 + batch x t1"]
+    fitted = sum(bool(plan.modes) for plan in swept.sweep.plans)
+    for mode, time in swept.sweep.times.items():
+        line = (
+            f"  {mode:<12} t0 {time.fixed_seconds:9.3g}  t1 {time.sample_seconds:9.3g}"
+        )
+        if fitted < _FEWEST_FITTED:
+            line += "  too few batches to tell whether it is so"
+        else:
+            line += f"  off by {100 * time.worst_deviation:.1f} % at most"
+        if time.worst_deviation > NOTICED_DEVIATION:
+            line += ": not linear in the batch"
+        lines.append(line)
+    return lines

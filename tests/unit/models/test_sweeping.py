@@ -1,0 +1,147 @@
+"""A sweep of an encoder: its plans are those of each batch, and what is said is so."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from speechbrain_rev.architectures import architecture
+from speechbrain_rev.models import Training, sweeping
+from speechbrain_rev.models.card import GIB
+from speechbrain_rev.models.planning import encoder_profile
+from speechbrain_rev.models.sweeping import (
+    optimizer_seconds,
+    parse_batches,
+    sweep_encoder,
+)
+from speechbrain_rev.models.sweeping_picture import draw_sweep
+from speechbrain_rev.models.sweeping_render import as_json, as_text
+from speechbrain_rev.planner import Infeasible
+from speechbrain_rev.planner.knapsack import solve
+
+RESNET34 = architecture("resnet34")
+#: Small enough to be run.
+TINY = dataclasses.replace(RESNET34, widths=(4, 4, 8, 8), blocks=(3, 1, 1, 1))
+BATCHES = [16, 48, 80]
+#: Stores the smallest of these batches only, and fits no batch of 1000.
+TIGHT = Training(4 * GIB, 1, 200)
+
+
+@pytest.fixture(scope="module")
+def swept():
+    return sweep_encoder(RESNET34, TIGHT, [*BATCHES, 1000])
+
+
+def test_each_batch_has_the_plan_that_fits_beside_all_else(swept):
+    assert [plan.batch for plan in swept.sweep.plans] == BATCHES
+    for plan in swept.sweep.plans:
+        training = dataclasses.replace(TIGHT, batch=plan.batch)
+        profile = encoder_profile(RESNET34, plan.batch, 200)
+        step_budget = training.step_budget_bytes(RESNET34)
+        *modes, _ = solve(profile.problem(), step_budget)
+        assert list(plan.modes.values()) == modes
+        left = training.available_bytes - plan.predicted_bytes
+        assert left == step_budget - profile.peak_bytes(plan.modes) >= 0
+        assert plan.seconds == pytest.approx(
+            profile.seconds(plan.modes) + optimizer_seconds(RESNET34, TIGHT, None)
+        )
+    assert swept.sweep.infeasible_batch == 1000
+
+
+def test_the_best_need_not_be_the_largest_and_both_are_named(swept):
+    assert swept.sweep.best.batch == 16
+    text = as_text(swept)
+    assert "best batch 16: " in text
+    assert "the largest batch with a plan is 80" in text
+    assert "batch 1000 does not fit with any plan" in text
+    (best,) = (line for line in text.splitlines() if line.endswith("  best"))
+    assert best.split()[0] == "16"
+
+
+def test_estimated_times_are_linear_in_the_batch(swept):
+    for time in swept.sweep.times.values():
+        assert time.worst_deviation < 0.001
+    assert as_text(swept).count("off by 0.0 % at most") == 2
+
+
+def test_json_says_what_figures_are(swept):
+    document = json.loads(as_json(swept))
+    assert document["best_batch"] == 16
+    assert document["times"]["device"] is None
+    assert "estimated" in document["times"]["how"]
+    assert "no clock was read" in document["sources"]["time"]
+    assert [each["batch"] for each in document["batches"]] == BATCHES
+    assert all(len(each["modes"]) == 17 for each in document["batches"])
+
+
+def test_times_are_taken_where_it_was_asked():
+    swept = sweep_encoder(TINY, TIGHT, [1, 2], device="cpu")
+    assert swept.sweep.about["seconds"].startswith("measured on cpu, ")
+    assert all(plan.seconds > 0 for plan in swept.sweep.plans)
+    text = " ".join(as_text(swept).split())
+    assert "Times: measured on cpu" in text
+    assert "Plans were not run" in text
+    assert text.count("too few batches to tell") == 2
+
+
+def test_memory_that_ran_out_is_a_row_and_the_sweep_goes_on(
+    swept, monkeypatch, tmp_path
+):
+    def profile(row, batch, frames, *, device):
+        if batch == 48:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return encoder_profile(row, batch, frames)
+
+    monkeypatch.setattr(sweeping, "encoder_profile", profile)
+    found = sweep_encoder(RESNET34, TIGHT, BATCHES)
+    assert [bool(plan.modes) for plan in found.sweep.plans] == [True, False, True]
+    assert found.sweep.plans[2] == swept.sweep.plans[2]
+    assert "-  memory ran out while it was timed" in as_text(found)
+    assert json.loads(as_json(found))["out_of_memory"] == [48]
+    picture = tmp_path / "sweep.png"
+    draw_sweep(found, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_smallest_batch_that_does_not_fit_is_refused_with_what_helps():
+    small = Training(3 * GIB // 2, 1, 200)
+    with pytest.raises(Infeasible, match=r"That was batch 48 of .*--batch=11;"):
+        sweep_encoder(RESNET34, small, [80, 48])
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_an_optimizer_takes_time_wherever_it_is_asked(bits):
+    training = dataclasses.replace(TIGHT, optimizer_bits=bits)
+    estimated = optimizer_seconds(TINY, training, None)
+    assert 0 < estimated < optimizer_seconds(TINY, training, "cpu")
+
+
+def test_states_of_fewer_bits_are_moved_faster():
+    lighter, heavier = (
+        optimizer_seconds(TINY, dataclasses.replace(TIGHT, optimizer_bits=bits), None)
+        for bits in (8, 32)
+    )
+    assert lighter < heavier
+
+
+@pytest.mark.parametrize(
+    ("text", "batches"),
+    [("1:3", [1, 2, 3]), ("16:50:16", [16, 32, 48]), ("8:8:4", [8])],
+)
+def test_batches_are_read(text, batches):
+    assert list(parse_batches(text)) == batches
+
+
+@pytest.mark.parametrize(
+    "text", ["", "16", "32:16", "16:32:0", "a:b", "1:2:3:4", "-1:4"]
+)
+def test_other_batches_are_refused(text):
+    with pytest.raises(ValueError, match="--batches takes the first, the last and"):
+        parse_batches(text)
+
+
+@pytest.mark.parametrize("text", ["0:4", "1:2000000"])
+def test_batches_that_no_training_has_are_refused(text):
+    with pytest.raises(ValueError, match="from 1 to 1000000 utterances"):
+        parse_batches(text)
