@@ -31,17 +31,13 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _calibrate(parsed: argparse.Namespace) -> None:
-    import torch
-
     check_writable("SPEED.json", parsed.file)
-    if parsed.device != "cpu":
-        from speechbrain_rev.models.card_at_hand import card_at_hand
 
-        card_at_hand(parsed.device)
+    from speechbrain_rev.models import calibration
+    from speechbrain_rev.models.profiling import timed_device
 
-    from speechbrain_rev.models.calibration import calibrate
-
-    speed = calibrate(torch.device(parsed.device), progress=sys.stderr.isatty())
+    device = timed_device(parsed.device)
+    speed = calibration.calibrate(device, progress=sys.stderr.isatty())
     with open(parsed.file, "w", encoding="utf-8") as file:
         file.write(speed.to_json())
     print(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import platform
+import re
 from collections.abc import Callable, Sequence
 
 import torch
@@ -287,3 +288,39 @@ def _shallow_profile(
 def hardware(device: torch.device) -> dict[str, str]:
     """Say what measured times hold for."""
     return {"device": described(device), "machine": platform.node()}
+
+
+def timed_device(name: str) -> torch.device:
+    """Take a device by its name, or refuse one that nothing can be timed on.
+
+    Parameters
+    ----------
+    name : str
+        cpu, cuda, or cuda:N for the card of number N.
+
+    Returns
+    -------
+    torch.device
+        The device.
+
+    Raises
+    ------
+    ValueError
+        If it is called otherwise, or there is no such card.
+
+    Examples
+    --------
+    >>> timed_device("cpu")
+    device(type='cpu')
+    """
+    if re.fullmatch(r"cpu|cuda(:\d{1,3})?", name, re.ASCII) is None:
+        raise ValueError(
+            f"--device takes cpu, cuda, or cuda:N for the card of number N, not {name}."
+        )
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name != "cpu" and int(name.partition(":")[2] or 0) >= count:
+        raise ValueError(
+            f"--device={name} is not there: torch sees {count} card(s) with CUDA. Give "
+            "cpu, or the number of a card that is."
+        )
+    return torch.device(name)

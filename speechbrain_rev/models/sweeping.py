@@ -29,14 +29,13 @@ from speechbrain_rev.models.profiling import (
     Channels,
     encoder_profile,
     fastest_channels,
+    timed_device,
 )
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Infeasible, Profile, Sweep, sweep
 from speechbrain_rev.planner.timing import ASSUMED, seconds_of
 from speechbrain_rev.sizes import size_text
 
-#: Of torch's name of a device: what can be timed.
-_DEVICES = re.compile(r"cpu|cuda(:\d{1,3})?", re.ASCII)
 # Steps of the optimizer that are timed, after one that is not.
 _REPEATS = 3
 
@@ -149,7 +148,7 @@ def sweep_encoder(
     {'store'}
     """
     if device is not None:
-        check_device(device)
+        timed_device(device)
     with tqdm(
         total=len(batches),
         desc="sweeping",
@@ -183,36 +182,6 @@ def sweep_encoder(
                 f"helps: {changes}.",
             ) from None
     return SweptEncoder(row, training, device, found)
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that nothing can be timed on.
-
-    Parameters
-    ----------
-    device : str
-        Its name.
-
-    Raises
-    ------
-    ValueError
-        If it is not cpu, cuda or cuda:N, or there is no such card.
-
-    Examples
-    --------
-    >>> check_device("cpu")
-    """
-    if _DEVICES.fullmatch(device) is None:
-        raise ValueError(
-            f"--device takes cpu, cuda, or cuda:N for the card of number N, not {device}. "
-            "Without it times are estimated."
-        )
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device != "cpu" and int(device.partition(":")[2] or 0) >= count:
-        raise ValueError(
-            f"--device={device} is not there: torch sees {count} card(s) with CUDA. Leave "
-            "it out, and times are estimated."
-        )
 
 
 def optimizer_seconds(
@@ -269,7 +238,7 @@ def _with_all_else(
     Its chunk is that of the fastest plan.
     """
     all_else = training.available_bytes - training.step_budget_bytes(row)
-    where = None if device is None else torch.device(device)
+    where = None if device is None else timed_device(device)
 
     def profile_for(channels: Channels) -> Profile:
         profile = encoder_profile(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from speechbrain_rev.plots.labels import write_names
 from speechbrain_rev.plots.style import (
     COLOURS,
     INK,
@@ -17,15 +19,16 @@ from speechbrain_rev.plots.style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MARKERS = "os^Dv"
 _TICKS = [digit * 10.0**power for power in range(-4, 3) for digit in (1, 2, 5)]
-#: Points that are nearer than this share of the memory would have words on each other.
-_APART = 1.08
+_MARK = 5.0
+_Curves = Mapping[str, Sequence[tuple[float, float, str]]]
 
 
 def time_against_memory(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, str]]]],
+    panels: Mapping[str, _Curves],
     path: str | Path,
     *,
     title: str,
@@ -37,7 +40,8 @@ def time_against_memory(
     ----------
     panels : mapping of str to mapping of str to sequence of (float, float, str)
         For each panel's name its curves by name; of each, GB per utterance, times the
-        baseline's duration, and what distinguishes the point, which may be empty.
+        baseline's duration, and what distinguishes the point, which may be empty; what
+        several curves of a panel have in common is written at the last of them.
     path : str or pathlib.Path
         The PNG file to write.
     title, source : str
@@ -62,17 +66,16 @@ def time_against_memory(
     grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
     for axes, (panel, curves) in zip(grid, panels.items(), strict=True):
         for number, (name, points) in enumerate(curves.items()):
-            memory, times, words = zip(*points, strict=True)
+            memory, times, _ = zip(*points, strict=True)
             axes.plot(
                 memory,
                 times,
                 color=COLOURS[number % len(COLOURS)],
                 marker=_MARKERS[number % len(_MARKERS)],
-                markersize=5,
+                markersize=_MARK,
                 lw=1.2,
                 label=name,
             )
-            _annotate(axes, memory, times, words)
         axes.set_xscale("log")
         axes.set_ylim(bottom=0)
         axes.set_ylabel(f"times storing, {panel}")
@@ -83,24 +86,34 @@ def time_against_memory(
     grid[-1].set_xticks([], minor=True)
     grid[-1].set_xlabel("GB per utterance")
     caption(figure, grid[0], title, source, columns=3)
+    for axes, curves in zip(grid, panels.values(), strict=True):
+        _write_words(figure, axes, curves)
     save(figure, path)
 
 
-def _annotate(
-    axes: Axes, memory: Sequence[float], times: Sequence[float], words: Sequence[str]
-) -> None:
-    """Put words at points, the ones of least memory first, where there is room."""
-    last = 0.0
-    for x, y, word in sorted(zip(memory, times, words, strict=True)):
-        if x > _APART * last:
-            axes.annotate(
-                word, (x, y), (4, 3), textcoords="offset points", fontsize=7, color=INK
-            )
-            last = x
+def _write_words(figure: Figure, axes: Axes, curves: _Curves) -> None:
+    """Write each word once, at the last curve that has it: others have the same points."""
+    points = [point for curve in curves.values() for point in curve]
+    lines = [
+        ((a[0], a[1]), (b[0], b[1]))
+        for curve in curves.values()
+        for a, b in itertools.pairwise(curve)
+    ]
+    places = {word: (x, y) for x, y, word in points if word}
+    write_names(
+        figure,
+        axes,
+        places,
+        dict.fromkeys(places, INK),
+        marks=[(x, y) for x, y, _ in points],
+        mark_size=_MARK,
+        lines=lines,
+        font_size=7,
+    )
 
 
 def _check(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, str]]]],
+    panels: Mapping[str, _Curves],
 ) -> None:
     if not panels:
         raise ValueError("There is no panel to draw; give at least one.")

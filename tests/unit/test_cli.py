@@ -16,6 +16,7 @@ from speechbrain_rev.models import (
     Training,
     as_text,
     breakdown_render,
+    calibration,
     parse_card,
     planning_render,
     published_render,
@@ -28,6 +29,7 @@ from speechbrain_rev.models.breakdown import before_and_after
 from speechbrain_rev.models.planning import plan_encoders
 from speechbrain_rev.models.sweeping import sweep_encoder
 from speechbrain_rev.planner import Plan
+from speechbrain_rev.planner.timing import Speed
 from tests.run_folders import speech_like, write_audio, write_run
 
 COMMANDS = ("env", "resolve", "models", "memory", "plan", "sweep", "calibrate",
@@ -481,6 +483,38 @@ class TestSweep:
     )
     def test_a_mistake_is_one_line(self, arguments, message, capsys):
         assert message in refuse(["sweep", *arguments], capsys)
+
+
+class TestCalibrate:
+    def test_plans_are_timed_by_the_speed_that_was_written(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        speed = Speed(1e12, 2e11, 3e5, {"device": "a test", "torch": "2"})
+        monkeypatch.setattr(calibration, "calibrate", lambda device, **_: speed)
+        file = tmp_path / "speed.json"
+        assert cli.main(["calibrate", str(file)]) == 0
+        told = capsys.readouterr().out
+        assert f"{file}: 1e+03 GFLOP/s, 200 GB/s, 3e+05 operations/s" in told
+        assert Speed.from_json(file.read_text()) == speed
+        options = ["resnet34", "--card=4GB", "--batch=16", f"--speed={file}", "--json"]
+        assert cli.main(["plan", *options]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["speed"] == json.loads(speed.to_json())
+        assert "for a test, 1 TFLOP/s" in document["sources"]["time"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["calibrate", "no/speed.json"], "SPEED.json no/speed.json cannot be"),
+            (["calibrate", "speed.json", "--device=tpu"], "takes cpu, cuda, or cuda:N"),
+            (["calibrate", "speed.json", "--device=cuda:99"], "cuda:99 is not there"),
+            (["plan", "--card=4GB", "--speed=no.json"], "No such file"),
+            (["plan", "--card=4GB", f"--speed={__file__}"], "no speed of a device"),
+            (["plan", "--published", "--speed=no.json"], "leave out --speed"),
+        ],
+    )
+    def test_a_mistake_is_one_line(self, arguments, message, capsys):
+        assert message in refuse(arguments, capsys)
 
 
 class TestEmbed:
