@@ -68,7 +68,7 @@ def shallow(encoder: SpeakerEncoder) -> SpeakerEncoder:
     >>> with torch.device("meta"):
     ...     small = shallow(build_encoder("df_revnet377", streams="float"))
     >>> small.architecture.blocks, small.architecture.widths, small.streams
-    ((2, 2, 2, 2), (32, 64, 128, 256), 'float')
+    ((2, 2, 2, 2), (48, 96, 192, 384), 'float')
     """
     row = encoder.architecture
     small = build_encoder(

@@ -25,8 +25,8 @@ def profile_folder() -> Path:
 
     Examples
     --------
-    >>> profile_folder().name
-    'profiles'
+    >>> profile_folder().is_absolute()
+    True
     """
     given = os.environ.get(VARIABLE)
     if given:

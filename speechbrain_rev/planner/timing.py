@@ -148,7 +148,7 @@ def fitted_speed(
     slowness, _ = nnls(counts / scale / taken[:, None], np.ones(len(taken)))
     slowness /= scale
     off = np.abs(counts @ slowness / taken - 1)
-    flops, moved, operations = (1 / s if s else math.inf for s in slowness)
+    flops, moved, operations = (float(1 / s) if s else math.inf for s in slowness)
     errors = f"median {np.median(off):.0%}, largest {off.max():.0%}"
     return Speed(flops, moved, operations, {**about, "error of a block's time": errors})
 

@@ -17,10 +17,19 @@ def test_each_panel_has_its_curves_and_what_distinguishes_points(figures, tmp_pa
     for axes in figures[-1].axes:
         drawn = [[tuple(point) for point in line.get_xydata()] for line in axes.lines]
         assert drawn == [[point[:2] for point in points] for points in CURVES.values()]
-        # There is no room for what lies beside the last.
-        assert [t.get_text() for t in axes.texts] == ["", "1 MB", "2 MB"]
+        assert [t.get_text() for t in axes.texts if t.get_text()] == ["1 MB", "2 MB"]
     names = [text.get_text() for text in figures[-1].axes[0].get_legend().texts]
     assert names == ["stored", "ours"]
+
+
+def test_what_curves_have_in_common_is_written_at_the_last(figures, tmp_path):
+    curves = CURVES | {"later": [(0.03, 1.9, "1 MB")]}
+    time_against_memory({"revnet57": curves}, tmp_path / "curves.png", **WORDS)
+    (axes,) = figures[-1].axes
+    assert {t.get_text(): t.xy for t in axes.texts if t.get_text()} == {
+        "1 MB": (0.03, 1.9),
+        "2 MB": (0.02, 1.3),
+    }
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from speechbrain_rev.models.planning import PlannedEncoder
 from speechbrain_rev.models.stages_render import blocks_text
 from speechbrain_rev.models.table import Model
 from speechbrain_rev.optim import build_optimizer, state_bytes
+from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.sizes import GIB, MIB
 
 PAIRS = [
@@ -42,7 +43,7 @@ def encoder():
         allowed = build_encoder("revnet57").allowed_modes().items()
     modes = {name: m[i % len(m)].value for i, (name, m) in enumerate(allowed)}
     model = Model(ARCHITECTURES["revnet57"], TIGHT)
-    return PlannedEncoder(model, None, modes, 10**9, 1.0)
+    return PlannedEncoder(model, None, (None,) * 4, modes, 10**9, 1.0, 1.0, ASSUMED)
 
 
 @pytest.fixture(scope="module")

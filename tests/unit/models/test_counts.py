@@ -54,7 +54,7 @@ def test_every_encoder_is_counted_in_every_mode_that_it_has():
 
 
 @pytest.mark.parametrize("case", SAMPLE, ids=str)
-@pytest.mark.parametrize("batch", [2, 128])
+@pytest.mark.parametrize("batch", [2, pytest.param(128, marks=pytest.mark.slow)])
 def test_a_recount_finds_the_committed_bytes(case, batch):
     assert recount(*case, batch) == PEAKS[case](batch), STALE
 

@@ -19,6 +19,7 @@ from speechbrain_rev.models.stages import stage_memory
 from speechbrain_rev.models.stages_render import blocks_text, stages_text
 from speechbrain_rev.models.table import MODES, Model
 from speechbrain_rev.optim import build_optimizer, state_bytes
+from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.sizes import GIB, size_text
 
@@ -136,7 +137,9 @@ def planned(name, training, step_bytes=10**9):
         allowed = build_encoder(name).allowed_modes().items()
     modes = {n: m[i % len(m)].value for i, (n, m) in enumerate(allowed)}
     model = Model(ARCHITECTURES[name], training)
-    return PlannedEncoder(model, None, modes, step_bytes, 1.0)
+    return PlannedEncoder(
+        model, None, (None,) * 4, modes, step_bytes, 1.0, 1.0, ASSUMED
+    )
 
 
 @pytest.fixture(scope="module")
