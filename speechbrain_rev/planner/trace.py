@@ -302,7 +302,9 @@ class _Counter(TorchDispatchMode):
         kwargs = kwargs or {}
         outputs = func(*args, **kwargs)
         count = self._flops_of.get(func._overloadpacket)
-        if count is not None:
+        if func is torch.ops.aten.convolution_backward.default:
+            self._flops += _backward_flops(*args)
+        elif count is not None:
             self._flops += count(*args, **kwargs, out_val=outputs)
         if not func.is_view:
             tensors = tree_leaves((args, kwargs, outputs))
@@ -311,6 +313,16 @@ class _Counter(TorchDispatchMode):
             )
             self._operations += 1
         return outputs
+
+
+def _backward_flops(y_grad: Tensor, x: Tensor, weight: Tensor, *more: Any) -> int:
+    """Count as many for each gradient that is asked for as the convolution itself took.
+
+    Torch's own count takes a depthwise convolution's weight gradient for a full one's.
+    """
+    x_grad_wanted, weight_grad_wanted, _ = more[-1]
+    forward = 2 * y_grad.numel() * weight[0].numel()
+    return forward * (int(x_grad_wanted) + int(weight_grad_wanted))
 
 
 def _bytes(x: Tensor) -> int:

@@ -107,7 +107,8 @@ def test_a_plan_with_other_bits_ends_the_run(monkeypatch):
     other = planned_ways.Planned.encoder
 
     def wrong(self, name, **row):
-        return other(dataclasses.replace(self, chunk=None), name, **row)
+        plan = dataclasses.replace(self.plan, channels=[None] * 4)
+        return other(dataclasses.replace(self, plan=plan), name, **row)
 
     monkeypatch.setattr(planned_ways.Planned, "encoder", wrong)
     with pytest.raises(NotEqual, match="revnet57 as planned are not the bits"):

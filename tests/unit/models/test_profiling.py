@@ -135,7 +135,7 @@ def own_folder(tmp_path, monkeypatch):
 
 
 ROW = dataclasses.replace(
-    architecture("revnet137"), widths=(4, 8, 8, 8), blocks=(1, 3, 1, 1)
+    architecture("df_revnet149"), widths=(8, 8, 8, 8), blocks=(1, 3, 1, 1)
 )
 
 

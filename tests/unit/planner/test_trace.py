@@ -325,3 +325,14 @@ def test_a_step_without_a_backward_pass_is_refused():
     x = torch.randn(4, 64, device="meta")
     with pytest.raises(ValueError, match="0, 1 had no backward pass"):
         trace_bytes(as_network(module, ["?"]), lambda: module(x))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("first", [False, True])
+def test_each_gradient_of_a_convolution_takes_what_its_forward_pass_does(groups, first):
+    block = nn.Conv2d(8, 8, 3, padding=1, groups=groups, bias=False, device="meta")
+    x = torch.randn(4, 8, 10, 6, device="meta", requires_grad=not first)
+    network = as_network(nn.Sequential(block), ["0"])
+    work = trace_work(network, lambda: block(x).sum().backward())
+    forward = 2 * 4 * 8 * 10 * 6 * (8 // groups) * 9
+    assert work["0"].flops == (2 if first else 3) * forward
