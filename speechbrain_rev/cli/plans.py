@@ -35,8 +35,8 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         _plan,
         "plan what encoders keep on a card, so that they train as fast as fits",
         "For each encoder: memory of a training step, its time, the largest batch, and "
-        "how many such cards make a total batch of 256. All 25 are predicted, in about a "
-        "minute; those that are named are counted. No GPU is needed.",
+        "how many such cards make a total batch of 256. All 25 are predicted, within two "
+        "minutes; those that are named are counted. No GPU is needed.",
     )
     command.add_argument(
         "names", metavar="ENCODER", nargs="*", help="only these (default: all)"

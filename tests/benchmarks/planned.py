@@ -80,7 +80,7 @@ class Setting:
     """
 
     names: tuple[str, ...] = ("revnet57", "df_revnet89")
-    batches: tuple[int, ...] = (2, 3, 4, 8)
+    batches: tuple[int, ...] = (2, 4, 8)
     stored_batch: int = 3
     frames: int = 200
     repeats: int = 4
