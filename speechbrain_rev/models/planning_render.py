@@ -135,7 +135,7 @@ def sources(
         "none fit; then `lacks` says how much there is too little. GiB: the peak of the "
         "encoder's step, with weights, gradients, states of "
         f"{training.optimizer_bits} bit, a classifier of {CLASSES} and the input, as if "
-        "all peaked at once. store, recomp., reconstr.: blocks of each mode. chunk: the "
+        "all peaked at once. store, recom., recon.: blocks of each mode. chunk: the "
         "channels of the first level that blocks work on at a time, - is all of them; it "
         "is chosen with the modes.",
         "how": "predicted: the step's peak follows from a shallow encoder of the kind, run "
@@ -163,10 +163,10 @@ def _columns(batch: int) -> list[Column[PlannedEncoder]]:
         Column(plan, "lacks", _lacking),
         Column(plan, "how", _how),
         Column(plan, "store", lambda e: str(e.mode_counts["store"])),
-        Column(plan, "recomp.", lambda e: str(e.mode_counts["recompute"])),
-        Column(plan, "reconstr.", _reconstructed),
+        Column(plan, "recom.", lambda e: str(e.mode_counts["recompute"])),
+        Column(plan, "recon.", _reconstructed),
         Column(plan, "chunk", _chunk),
-        Column(time, "stored", lambda e: f"{e.times_stored:.2f}"),
+        Column(time, "store", lambda e: f"{e.times_stored:.2f}"),
         Column(time, BASELINE, lambda e: f"{e.times_baseline:.2f}"),
         Column(largest, "here", lambda e: str(e.largest_batch)),
         Column(largest, "publ.", lambda e: str(e.model.row.published_max_batch_11gb)),
