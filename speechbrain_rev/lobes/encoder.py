@@ -209,9 +209,14 @@ class SpeakerEncoder(nn.Module):
         Raises
         ------
         ValueError
-            If the encoder is not reversible and channels are not all None, or one is no
-            number.
+            If the encoder is not reversible and channels are not all None, or they are
+            not one number, or None, for each level.
         """
+        if len(channels) != len(self.stages):
+            raise ValueError(
+                f"channels are {list(channels)}; there must be one for each of the "
+                f"{len(self.stages)} levels."
+            )
         if any(c is not None and (type(c) is not int or c < 1) for c in channels):
             raise ValueError(
                 f"channels are {list(channels)}; each must be at least 1, or None for all."

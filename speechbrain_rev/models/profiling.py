@@ -77,10 +77,15 @@ def shallow(encoder: SpeakerEncoder) -> SpeakerEncoder:
         embedding_dim=encoder.fc.out_features,
         streams=encoder.streams or "exact",
         widths=row.widths,
-        blocks=[min(count, _SHALLOW) for count in row.blocks],
+        blocks=shallow_blocks(row),
     )
     small.set_channels(encoder.channels)
     return small
+
+
+def shallow_blocks(row: Architecture) -> tuple[int, ...]:
+    """Tell how many blocks of each stage are profiled."""
+    return tuple(min(count, _SHALLOW) for count in row.blocks)
 
 
 def channels_to_try(
@@ -220,7 +225,7 @@ def encoder_profile(
         for other in ARCHITECTURES.values()
         if (other.family, other.type, other.block) == (row.family, row.type, row.block)
     )
-    blocks = tuple(min(count, _SHALLOW) for count in row.blocks)
+    blocks = shallow_blocks(row)
     profile = _shallow_profile(
         like, row.widths, blocks, batch, frames, channels, device or speed.to_json()
     )

@@ -32,6 +32,7 @@ from speechbrain_rev.models.profiling import (
     fastest_channels,
     hardware,
     shallow,
+    shallow_blocks,
 )
 from speechbrain_rev.planner import Infeasible, Plan, Profile
 from speechbrain_rev.planner.calling import trainable
@@ -41,8 +42,9 @@ from speechbrain_rev.planner.saved import saved_profile
 from speechbrain_rev.planner.timing import measured_seconds
 from speechbrain_rev.sizes import GB, GIB, MIB
 
-#: Utterances of the steps whose time is taken, at most: it grows with them.
-_TIMED = {"cpu": 4, "cuda": 32}
+#: Utterances of the steps whose time is taken, at most, elsewhere and on a card, which
+#: few do not keep busy.
+_TIMED, _TIMED_ON_CUDA = 4, 32
 
 _UNITS = {"gb": GB, "gib": GIB, "mb": 10**6, "mib": MIB}
 
@@ -208,6 +210,7 @@ def _profile(step: TrainingStep, channels: Channels) -> Profile:
         **{name: about[name] for name in about.keys() - {"blocks", "chunk"}},
         "channels": str(list(channels)),
         "widths": str(step.encoder.architecture.widths),
+        "blocks of stages": str(shallow_blocks(step.encoder.architecture)),
         "input and output": f"{step.encoder.n_mels}, {step.encoder.fc.out_features}",
         "streams": str(step.encoder.streams),
         "classifier": f"{type(step.classifier).__name__} {classifier}",
@@ -246,7 +249,8 @@ def _seconds(
     step: TrainingStep, encoder: SpeakerEncoder
 ) -> dict[tuple[str, str], float]:
     """Take the times of some utterances on the device: a step's are in proportion."""
-    batch = min(_TIMED[step.device.type], step.batch)
+    on_cuda = step.device.type == "cuda"
+    batch = min(_TIMED_ON_CUDA if on_cuda else _TIMED, step.batch)
     feats = torch.randn(batch, step.frames, encoder.n_mels, device=step.device)
     trainable(encoder)
 

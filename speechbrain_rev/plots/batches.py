@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from speechbrain_rev.plots.panels import check_panels
 from speechbrain_rev.plots.style import (
     COLOURS,
     DASHES,
@@ -50,7 +51,14 @@ def time_by_batch(
     ...     path = os.path.join(folder, "batches.png")
     ...     time_by_batch({"revnet57": curves}, path, title="T", source="S")
     """
-    _check(panels)
+    check_panels(
+        {
+            panel: {name: list(curve.items()) for name, curve in curves.items()}
+            for panel, curves in panels.items()
+        },
+        "utterances",
+        "seconds",
+    )
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     batches = sorted(
         {b for c in panels.values() for curve in c.values() for b in curve}
@@ -81,20 +89,3 @@ def time_by_batch(
     grid[-1].set_xlabel("batch size")
     caption(figure, grid[0], title, source, columns=3)
     save(figure, path)
-
-
-def _check(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> None:
-    if not panels:
-        raise ValueError("There is no panel to draw; give at least one.")
-    for panel, curves in panels.items():
-        if not curves:
-            raise ValueError(f"{panel!r} has no curve; leave it out.")
-        for name, curve in curves.items():
-            if not curve:
-                raise ValueError(f"{name!r} of {panel!r} has no points; leave it out.")
-            for batch, seconds in curve.items():
-                if not (batch > 0 and seconds > 0):
-                    raise ValueError(
-                        f"{name!r} of {panel!r} has a point of batch {batch} and "
-                        f"{seconds} seconds; both must be above 0."
-                    )

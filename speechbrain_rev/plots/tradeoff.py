@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speechbrain_rev.plots.labels import write_names
+from speechbrain_rev.plots.panels import check_panels
 from speechbrain_rev.plots.style import (
     COLOURS,
     INK,
@@ -61,7 +62,14 @@ def time_against_memory(
     ...     path = os.path.join(folder, "curves.png")
     ...     time_against_memory({"revnet57": curves}, path, title="T", source="S")
     """
-    _check(panels)
+    check_panels(
+        {
+            panel: {name: [p[:2] for p in points] for name, points in curves.items()}
+            for panel, curves in panels.items()
+        },
+        "GB",
+        "times",
+    )
     figure = new_figure(7.2, 1.4 + 2.8 * len(panels))
     grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
     for axes, (panel, curves) in zip(grid, panels.items(), strict=True):
@@ -110,22 +118,3 @@ def _write_words(figure: Figure, axes: Axes, curves: _Curves) -> None:
         lines=lines,
         font_size=7,
     )
-
-
-def _check(
-    panels: Mapping[str, _Curves],
-) -> None:
-    if not panels:
-        raise ValueError("There is no panel to draw; give at least one.")
-    for panel, curves in panels.items():
-        if not curves:
-            raise ValueError(f"{panel!r} has no curve; leave it out.")
-        for name, points in curves.items():
-            if not points:
-                raise ValueError(f"{name!r} of {panel!r} has no points; leave it out.")
-            for memory, time, _ in points:
-                if not (memory > 0 and time > 0):
-                    raise ValueError(
-                        f"{name!r} of {panel!r} has a point of {memory} GB and {time} "
-                        "times; both must be above 0."
-                    )

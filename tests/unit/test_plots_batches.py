@@ -31,7 +31,7 @@ def test_a_way_has_one_colour_in_all_panels_and_its_points_by_batch(figures, tmp
         ({}, "no panel"),
         ({"a": {}}, "'a' has no curve"),
         ({"a": {"b": {}}}, "'b' of 'a' has no points"),
-        ({"a": {"b": {0: 1.0}}}, "a point of batch 0"),
+        ({"a": {"b": {0: 1.0}}}, "a point of 0 utterances"),
         ({"a": {"b": {2: float("nan")}}}, "and nan seconds"),
     ],
 )

@@ -1,6 +1,7 @@
 """Profiles from shallow encoders, the search for a chunk, and what a device can do."""
 
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
+from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.models.calibration import calibrate
 from speechbrain_rev.models.profiling import (
     channels_to_try,
@@ -16,6 +18,7 @@ from speechbrain_rev.models.profiling import (
     fastest_channels,
     shallow,
 )
+from speechbrain_rev.models.training_plan import TrainingStep, plan_training
 from speechbrain_rev.planner import Profile, saved
 from speechbrain_rev.planner.problem import Cost
 from speechbrain_rev.planner.profile import BlockProfile
@@ -61,6 +64,14 @@ def test_chosen_channels_are_those_of_a_chunk_that_was_built():
 def test_what_are_no_channels_is_refused(channels):
     with pytest.raises(ValueError, match="at least 1, or None for all"):
         built("revnet57").set_channels(channels)
+
+
+def test_each_level_has_its_channels():
+    encoder = built("revnet57")
+    before = list(encoder.channels)
+    with pytest.raises(ValueError, match="one for each of the 4 levels"):
+        encoder.set_channels([4, 4])
+    assert encoder.channels == before
 
 
 def test_a_vanilla_encoder_has_no_channels_to_choose():
@@ -166,6 +177,29 @@ def test_chunks_change_bytes_and_speeds_change_times(own_folder):
     assert narrow.peak_bytes(modes) < usual.peak_bytes(modes) == slow.peak_bytes(modes)
     assert narrow.seconds(modes) > usual.seconds(modes) < slow.seconds(modes)
     assert len(list(own_folder.iterdir())) == 3
+
+
+@pytest.mark.slow
+def test_a_training_s_profiles_are_kept_apart_by_their_shallow_encoders(own_folder):
+    plans = []
+    for blocks in [(1, 1, 1, 1), (1, 3, 1, 1), (1, 5, 1, 1)]:
+        encoder = build_encoder("revnet57", widths=(4, 8, 8, 8), blocks=blocks)
+        step = TrainingStep(
+            encoder,
+            CosineClassifier(256, 10),
+            AAMSoftmax(),
+            functools.partial(torch.optim.SGD, lr=0.1),
+            batch=2,
+            frames=20,
+            precision="fp32",
+            device=torch.device("cpu"),
+        )
+        plans.append(plan_training(step, 10**9))
+    # Of the last two the stages' first two blocks are the same.
+    assert len(list(own_folder.iterdir())) == 2
+    assert [len(plan.modes) for plan in plans] == [8, 10, 12]
+    for plan in plans:
+        assert plan.predicted_bytes == pytest.approx(plan.measured_bytes, rel=1e-3)
 
 
 WORKS = [
