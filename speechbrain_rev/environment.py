@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from speechbrain_rev import __version__
+from speechbrain_rev.sizes import GIB
 
 _PACKAGES = (
     "torch",
@@ -19,7 +20,6 @@ _PACKAGES = (
     "soundfile",
     "numpy",
 )
-_GIB = 2**30
 
 
 def environment() -> Iterator[tuple[str, str]]:
@@ -63,7 +63,7 @@ def _ram() -> str:
         ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return "unknown on this system"
-    return f"{ram_bytes / _GIB:.1f} GiB"
+    return f"{ram_bytes / GIB:.1f} GiB"
 
 
 def _cuda() -> Iterator[tuple[str, str]]:
@@ -80,6 +80,6 @@ def _cuda() -> Iterator[tuple[str, str]]:
     yield "cuda", f"{built}, cuDNN {cudnn}, {torch.cuda.device_count()} device(s)"
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
-        memory = f"{device.total_memory / _GIB:.1f} GiB"
+        memory = f"{device.total_memory / GIB:.1f} GiB"
         capability = f"compute capability {device.major}.{device.minor}"
         yield f"cuda:{index}", f"{device.name}, {memory}, {capability}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+MB = 10**6
 GB = 10**9
 MIB = 2**20
 GIB = 2**30

@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speechbrain_rev.cli.files import check_writable
-from speechbrain_rev.cli.options import CARD_HELP, refuse_others, workers_for
+from speechbrain_rev.cli.options import (
+    CARD_HELP,
+    add_names,
+    add_output,
+    add_speed,
+    refuse_others,
+    speed_of,
+    workers_for,
+)
 
 if TYPE_CHECKING:
     from speechbrain_rev.models.breakdown_render import Cases
@@ -32,6 +40,7 @@ _MEMORY_DEFAULTS: dict[str, Any] = {
     "mode": None,
     "optimizer_bits": 8,
     "card": None,
+    "speed": None,
     "stages": False,
 }
 
@@ -55,9 +64,7 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
         "compare the 25 encoders: size, accuracy, memory, what fits a card",
         "Error rates are the published ones. Memory was counted, no GPU is needed.",
     )
-    command.add_argument(
-        "names", metavar="ENCODER", nargs="*", help="only these (default: all)"
-    )
+    add_names(command)
     command.add_argument("--card", metavar="SIZE", help=f"memory, {CARD_HELP}")
     command.add_argument(
         "--batch", type=int, help="utterances of a step (default: 128)"
@@ -89,9 +96,7 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="Tables V and VI of the paper, those of 8 bit too, beside what is counted in "
         "their settings; takes no other option but --json",
     )
-    output = command.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print JSON, in bytes")
-    output.add_argument("--plot", metavar="FILE.png", help="draw a picture instead")
+    add_output(command)
     command.set_defaults(**_MODELS_DEFAULTS)
 
 
@@ -104,9 +109,7 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         "stores activations with states of 32 bit, and of one with the encoder's default "
         "mode, or as planned for a card, and states of 8 bit. Counted, no GPU is needed.",
     )
-    command.add_argument(
-        "names", metavar="ENCODER", nargs="*", help="only these (default: all)"
-    )
+    add_names(command)
     command.add_argument("--batch", type=int, help="utterances of a step (default: 64)")
     command.add_argument(
         "--frames",
@@ -128,6 +131,7 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--card", metavar="SIZE", help=f"say whether it fits: {CARD_HELP}"
     )
+    add_speed(command, "with --mode=plan, ")
     command.add_argument(
         "--stages",
         action="store_true",
@@ -140,9 +144,7 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="Table I of the paper beside the same two steps counted; takes no other "
         "option but --json and --plot",
     )
-    output = command.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print JSON, in bytes")
-    output.add_argument("--plot", metavar="FILE.png", help="draw a picture instead")
+    add_output(command)
     command.set_defaults(**_MEMORY_DEFAULTS)
 
 
@@ -194,6 +196,10 @@ def _memory(parsed: argparse.Namespace) -> None:
         raise ValueError(
             "--plot shows no card; leave out --card, add --mode=plan, or draw nothing."
         )
+    if parsed.speed is not None and not planned:
+        raise ValueError(
+            "--speed tells which plan is the fastest; add --mode=plan, or leave it out."
+        )
     breakdowns = _planned(parsed, card_bytes) if planned else _uniform(parsed)
     if parsed.plot is not None:
         draw = breakdown_picture.draw_breakdowns
@@ -243,6 +249,7 @@ def _planned(parsed: argparse.Namespace, card_bytes: int | None) -> Sequence[Cas
     encoders = planning.plan_encoders(
         training,
         names=parsed.names,
+        speed=speed_of(parsed),
         workers=workers_for(parsed.names),
         progress=sys.stderr.isatty(),
     )

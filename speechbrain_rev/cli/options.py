@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from speechbrain_rev.planner.timing import Speed
 
 # Kinds of encoders are profiled side by side; there are about a dozen.
 _MOST_WORKERS = 4
@@ -44,3 +48,70 @@ def refuse_others(
 def workers_for(names: Sequence[str]) -> int:
     """Tell how many processes plan encoders: one for a few that are named."""
     return 1 if names else min(os.cpu_count() or 1, _MOST_WORKERS)
+
+
+def add_names(command: argparse.ArgumentParser) -> None:
+    """Let a subcommand take names of encoders."""
+    command.add_argument(
+        "names", metavar="ENCODER", nargs="*", help="only these (default: all)"
+    )
+
+
+def add_training(command: argparse.ArgumentParser) -> None:
+    """Let a subcommand take the length that was counted, and bits of states."""
+    command.add_argument(
+        "--frames",
+        type=int,
+        default=200,
+        help="of an utterance: 200 (2 s, the default) or 600 (6 s)",
+    )
+    command.add_argument(
+        "--optimizer_bits",
+        metavar="BITS",
+        type=int,
+        default=8,
+        help="of the optimizer's states: 8 (the default) or 32",
+    )
+
+
+def add_speed(command: argparse._ActionsContainer, where: str = "") -> None:
+    """Let a subcommand take the speed that times are estimated from."""
+    command.add_argument(
+        "--speed",
+        metavar="SPEED.json",
+        help=f"{where}of the device, as calibrate wrote it (default: an assumed card)",
+    )
+
+
+def speed_of(parsed: argparse.Namespace) -> Speed:
+    """Read the speed that was named, or give that of the assumed card.
+
+    Parameters
+    ----------
+    parsed : argparse.Namespace
+        The options.
+
+    Returns
+    -------
+    Speed
+        What times are estimated from.
+
+    Raises
+    ------
+    ValueError
+        If the file has no speed.
+    OSError
+        If it cannot be read.
+    """
+    from speechbrain_rev.planner.timing import ASSUMED, Speed
+
+    if parsed.speed is None:
+        return ASSUMED
+    return Speed.from_json(Path(parsed.speed).read_text(encoding="utf-8"))
+
+
+def add_output(command: argparse.ArgumentParser) -> None:
+    """Let a subcommand print JSON or draw a picture instead of its text."""
+    output = command.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print JSON, in bytes")
+    output.add_argument("--plot", metavar="FILE.png", help="draw a picture instead")

@@ -5,11 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from speechbrain_rev.cli.files import check_writable
-from speechbrain_rev.cli.options import CARD_HELP, refuse_others, workers_for
+from speechbrain_rev.cli.options import (
+    CARD_HELP,
+    add_names,
+    add_output,
+    add_speed,
+    add_training,
+    refuse_others,
+    speed_of,
+    workers_for,
+)
 
 _DEFAULTS: dict[str, Any] = {
     "names": [],
@@ -38,9 +46,7 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         "how many such cards make a total batch of 256. All 25 are predicted, within two "
         "minutes; those that are named are counted. No GPU is needed.",
     )
-    command.add_argument(
-        "names", metavar="ENCODER", nargs="*", help="only these (default: all)"
-    )
+    add_names(command)
     card = command.add_mutually_exclusive_group(required=True)
     card.add_argument("--card", metavar="SIZE", help=f"memory, {CARD_HELP}")
     card.add_argument(
@@ -55,30 +61,14 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--batch", type=int, help="utterances of a step (default: 128)"
     )
-    command.add_argument(
-        "--frames",
-        type=int,
-        help="of an utterance: 200 (2 s, the default) or 600 (6 s)",
-    )
-    command.add_argument(
-        "--optimizer_bits",
-        metavar="BITS",
-        type=int,
-        help="of the optimizer's states: 8 (the default) or 32",
-    )
-    command.add_argument(
-        "--speed",
-        metavar="SPEED.json",
-        help="of the device, as calibrate wrote it (default: an assumed card)",
-    )
+    add_training(command)
+    add_speed(command)
     command.add_argument(
         "--save",
         metavar="PLAN.json",
         help="write the plan of one encoder, for plan_file in its hyperparameters",
     )
-    output = command.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print JSON, in bytes")
-    output.add_argument("--plot", metavar="FILE.png", help="draw a picture instead")
+    add_output(command)
     command.set_defaults(**_DEFAULTS)
 
 
@@ -115,15 +105,11 @@ def _plan(parsed: argparse.Namespace) -> None:
     )
 
     from speechbrain_rev.models import planning, planning_render
-    from speechbrain_rev.planner.timing import ASSUMED, Speed
 
-    speed = ASSUMED
-    if parsed.speed is not None:
-        speed = Speed.from_json(Path(parsed.speed).read_text(encoding="utf-8"))
     encoders = planning.plan_encoders(
         training,
         names=parsed.names,
-        speed=speed,
+        speed=speed_of(parsed),
         workers=workers_for(parsed.names),
         progress=sys.stderr.isatty(),
     )

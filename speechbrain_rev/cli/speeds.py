@@ -20,7 +20,7 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "calibrate",
         _calibrate,
-        "measure how fast a device trains, for plan --speed",
+        "measure how fast a device trains, for --speed of plan, sweep and memory",
         "Blocks of all kinds are timed in all modes, and the speed that explains their "
         "times best is written. A minute or two on a CPU.",
     )

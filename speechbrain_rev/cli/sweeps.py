@@ -7,6 +7,13 @@ import sys
 from collections.abc import Callable
 
 from speechbrain_rev.cli.files import check_writable
+from speechbrain_rev.cli.options import (
+    CARD_HELP,
+    add_output,
+    add_speed,
+    add_training,
+    speed_of,
+)
 
 
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -27,7 +34,7 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     command.add_argument("name", metavar="ENCODER", help="e.g. revnet57")
     command.add_argument(
-        "--card", metavar="SIZE", required=True, help="memory, e.g. 11GB or 10.5GiB"
+        "--card", metavar="SIZE", required=True, help=f"memory, {CARD_HELP}"
     )
     command.add_argument(
         "--batches",
@@ -35,27 +42,15 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         default="16:256:16",
         help="sizes to be tried (default: 16:256:16)",
     )
-    command.add_argument(
-        "--frames",
-        type=int,
-        default=200,
-        help="of an utterance: 200 (2 s, the default) or 600 (6 s)",
-    )
-    command.add_argument(
-        "--optimizer_bits",
-        metavar="BITS",
-        type=int,
-        default=8,
-        help="of the optimizer's states: 8 (the default) or 32",
-    )
-    command.add_argument(
+    add_training(command)
+    times = command.add_mutually_exclusive_group()
+    times.add_argument(
         "--device",
         help="cpu, cuda or cuda:N: take times there, of a shallow encoder at each batch "
         "(default: estimate them from counts of operations)",
     )
-    output = command.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print JSON, in bytes")
-    output.add_argument("--plot", metavar="FILE.png", help="draw a picture instead")
+    add_speed(times)
+    add_output(command)
 
 
 def _sweep(parsed: argparse.Namespace) -> None:
@@ -78,7 +73,12 @@ def _sweep(parsed: argparse.Namespace) -> None:
     )
     try:
         swept = sweeping.sweep_encoder(
-            row, training, batches, device=parsed.device, progress=sys.stderr.isatty()
+            row,
+            training,
+            batches,
+            device=parsed.device,
+            speed=speed_of(parsed),
+            progress=sys.stderr.isatty(),
         )
     except MemoryError as error:
         raise ValueError(str(error)) from error

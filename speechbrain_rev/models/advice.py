@@ -7,15 +7,15 @@ import math
 
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
 from speechbrain_rev.models.card import RESERVE_BYTES, RESERVE_SHARE, Training
+from speechbrain_rev.models.counts import FRAMES
 from speechbrain_rev.models.table import Model
 from speechbrain_rev.sizes import GIB, size_text
-
-# Shorter utterances tell too little of a speaker to be worth proposing.
-_FEWEST_FRAMES = 50
 
 
 def remedies(training: Training, row: Architecture, needed_bytes: int) -> list[str]:
     """Name the changes that help, each with how far to go.
+
+    Options that are named are those of all commands that take a card.
 
     Parameters
     ----------
@@ -34,15 +34,15 @@ def remedies(training: Training, row: Architecture, needed_bytes: int) -> list[s
     Examples
     --------
     >>> from speechbrain_rev.architectures import architecture
-    >>> training = Training(11 * GIB, batch=128, frames=200)
+    >>> training = Training(11 * GIB, batch=40, frames=600)
     >>> for remedy in remedies(training, architecture("resnet152"), 17 * GIB):
     ...     print(remedy)
-    --batch=66
-    utterances of about 100 frames
+    a batch of 22
+    --frames=200
     another encoder, for instance revnet230
     a card of 19.6 GiB
     """
-    found = [_batch(training, row), _frames(training, row, needed_bytes)]
+    found = [_batch(training, row), _frames(training, row)]
     found += [_encoder(training, row), _bits(training, row)]
     card_bytes = math.ceil((needed_bytes + RESERVE_BYTES) / (1 - RESERVE_SHARE))
     found.append(f"a card of {math.ceil(card_bytes / GIB * 10) / 10:g} GiB")
@@ -51,16 +51,17 @@ def remedies(training: Training, row: Architecture, needed_bytes: int) -> list[s
 
 def _batch(training: Training, row: Architecture) -> str | None:
     batch = _largest_batch(training, row)
-    return f"--batch={batch}" if batch else None
+    return f"a batch of {batch}" if batch else None
 
 
-def _frames(training: Training, row: Architecture, needed_bytes: int) -> str | None:
-    """Find a length, as if the step took as much of memory for each frame."""
-    needed = training.needed_bytes(row, row.default_mode, training.batch)
-    fixed_bytes = sum(needed.values()) - needed["encoder_step"] - needed["input"]
-    part = (training.available_bytes - fixed_bytes) / (needed_bytes - fixed_bytes)
-    frames = math.floor(training.frames * part / 10) * 10
-    return f"utterances of about {frames} frames" if frames >= _FEWEST_FRAMES else None
+def _frames(training: Training, row: Architecture) -> str | None:
+    """Find the longest of the lengths that are counted at which the batch fits."""
+    for frames in sorted(FRAMES, reverse=True):
+        shorter = dataclasses.replace(training, frames=frames)
+        fits = _largest_batch(shorter, row) >= training.batch
+        if frames < training.frames and fits:
+            return f"--frames={frames}"
+    return None
 
 
 def _encoder(training: Training, row: Architecture) -> str | None:

@@ -8,7 +8,7 @@ themselves, built on the meta device in a moment.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from speechbrain_rev.models.planning import PlannedEncoder
 from speechbrain_rev.models.stages import StageMemory, stage_memory
 from speechbrain_rev.models.table import MODES
 from speechbrain_rev.optim import build_optimizer, state_bytes
+from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.planner.trace import trace_bytes
 
 LARGEST_FRAMES = 100_000  # of an utterance: a thousand seconds
@@ -73,6 +74,8 @@ class EncoderBreakdown:
         the total is an upper bound.
     stages : tuple of StageMemory
         The same by parts of the encoder, if that was asked for.
+    speed : Speed or None
+        Of the device for which a plan is the fastest, if blocks were planned.
     """
 
     name: str
@@ -84,6 +87,7 @@ class EncoderBreakdown:
     how: str
     report: MemoryReport
     stages: tuple[StageMemory, ...] = ()
+    speed: Speed | None = None
 
 
 def encoder_breakdown(
@@ -195,13 +199,14 @@ def planned_breakdown(
             return planned.predicted_bytes, PREDICTED
         return planned.counted_bytes, "counted with the plan"
 
-    return _breakdown(
+    found = _breakdown(
         _Step(encoder, step, PLAN, training.batch, training.frames),
         counted,
         optimizer_bits=training.optimizer_bits,
         classes=CLASSES,
         stages=stages,
     )
+    return replace(found, speed=planned.speed)
 
 
 def before_and_after(

@@ -14,6 +14,7 @@ from typing import Any
 
 from speechbrain_rev.memory.report import PARTS
 from speechbrain_rev.models.breakdown import PLAN, EncoderBreakdown
+from speechbrain_rev.models.calibration import speed_text
 from speechbrain_rev.models.card import reserve_of
 from speechbrain_rev.models.counts import counted_with
 from speechbrain_rev.models.stages_render import blocks_text, stages_note, stages_text
@@ -126,6 +127,9 @@ def as_json(encoders: Sequence[Cases], card_bytes: int | None = None) -> str:
         plain = dataclasses.asdict(case)
         if not case.stages:
             del plain["stages"]
+        del plain["speed"]
+        if case.speed is not None:
+            plain["speed"] = json.loads(case.speed.to_json())
         plain["total_bytes"] = case.report.total_bytes
         if card_bytes is not None:
             plain["fits"] = fits(case, card_bytes)
@@ -239,11 +243,12 @@ def sources(cases: Cases, card_bytes: int | None) -> dict[str, str]:
             f"Fits: whether the total leaves {reserve_of(card_bytes) / GIB:.1f} GiB of "
             f"{card_text(card_bytes)} free for those. No card was tried."
         )
-    if card_bytes is not None and cases[-1].mode == PLAN:
+    if cases[-1].speed is not None:
         kinds["plan"] = (
-            "Plan: how many blocks store / recompute / reconstruct, with the fastest modes "
-            "with which the step fits, as speechbrain-rev plan chooses them, or the "
-            "lightest where none fit."
+            "Plan: how many blocks store / recompute / reconstruct, with the modes with "
+            "which the step fits and is the fastest, or the lightest where none fit. Times "
+            "are predicted from counts of operations for "
+            f"{speed_text(cases[-1].speed)}."
         )
     return kinds
 

@@ -15,6 +15,7 @@ from speechbrain_rev.planner.timing import (
     uniform_modes,
 )
 from speechbrain_rev.planner.trace import Work, trace_work
+from speechbrain_rev.sizes import GB
 
 #: One of each kind of block; two blocks a stage.
 ENCODERS = (
@@ -99,3 +100,30 @@ def calibrate(
         f"{frames} frames, float32",
     }
     return fitted_speed(works, seconds, about)
+
+
+def speed_text(speed: Speed) -> str:
+    """Say which device times are for, and how its speed was found.
+
+    Parameters
+    ----------
+    speed : Speed
+        What they are estimated from.
+
+    Returns
+    -------
+    str
+        Words to go on after "for".
+
+    Examples
+    --------
+    >>> speed_text(Speed(1e12, 2e11, 1e5, {"device": "a card"}))
+    'a card, 1 TFLOP/s, 200 GB/s, 1e+05 operations/s; no clock was read'
+    """
+    measured = "; ".join(f"{n}: {v}" for n, v in speed.about.items() if n != "device")
+    return (
+        f"{speed.about['device']}, {speed.flops_per_second / 1e12:.3g} TFLOP/s, "
+        f"{speed.bytes_per_second / GB:.3g} GB/s, "
+        f"{speed.operations_per_second:.3g} operations/s"
+        + (f" ({measured})" if measured else "; no clock was read")
+    )

@@ -11,6 +11,12 @@ Row = TypeVar("Row")
 #: Heads of columns of words, which begin a line on the left; figures end it on the right.
 WORDS = ("encoder", "type", "how", "stage", "blocks")
 
+#: What is in a column of chunks.
+CHUNK_NOTE = (
+    "chunk: the channels of the first level that blocks work on at a time, - is all of "
+    "them; it is chosen with the modes."
+)
+
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
@@ -71,3 +77,24 @@ def aligned(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[str]:
         width = max(len(title), len(lines[0]))
         blocks.append([text.rjust(width) for text in [title, *lines]])
     return ["  ".join(row).rstrip() for row in zip(*blocks, strict=True)]
+
+
+def chunk_text(channels: Sequence[int | None]) -> str:
+    """Write the cell of a chunk.
+
+    Parameters
+    ----------
+    channels : sequence of int or None
+        Channels at a time, at each level.
+
+    Returns
+    -------
+    str
+        Those of the first level, - if it is all of them.
+
+    Examples
+    --------
+    >>> chunk_text([32, 128, 512, None]), chunk_text([None] * 4)
+    ('32', '-')
+    """
+    return str(channels[0] or "-")

@@ -7,9 +7,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from speechbrain_rev.models.calibration import speed_text
 from speechbrain_rev.models.card import CLASSES, RESERVE_BYTES, RESERVE_SHARE
 from speechbrain_rev.models.card_at_hand import CardAtHand
-from speechbrain_rev.models.columns import Column, aligned
+from speechbrain_rev.models.columns import CHUNK_NOTE, Column, aligned, chunk_text
 from speechbrain_rev.models.counts import counted_with
 from speechbrain_rev.models.planning import BASELINE, PlannedEncoder
 from speechbrain_rev.models.published import TABLE_SEVEN, TOTAL_BATCH
@@ -135,18 +136,17 @@ def sources(
         "none fit; then `lacks` says how much there is too little. GiB: the peak of the "
         "encoder's step, with weights, gradients, states of "
         f"{training.optimizer_bits} bit, a classifier of {CLASSES} and the input, as if "
-        "all peaked at once. store, recom., recon.: blocks of each mode. chunk: the "
-        "channels of the first level that blocks work on at a time, - is all of them; it "
-        "is chosen with the modes.",
+        "all peaked at once. store, recom., recon.: blocks of each mode. " + CHUNK_NOTE,
         "how": "predicted: the step's peak follows from a shallow encoder of the kind, run "
         "on meta tensors; counted: the encoder itself ran with the plan, on meta tensors. "
         f"Neither was measured on a card (torch {encoder.profile.about['torch']}).",
-        "time": f"Step time: predicted from counts of operations for {_device(encoder)}. "
-        f"Times that of the same encoder, and of {BASELINE}, all stored and all channels "
-        "at once.",
+        "time": "Step time: predicted from counts of operations for "
+        f"{speed_text(encoder.speed)}. Times that of the same encoder, and of {BASELINE}, "
+        "all stored and all channels at once.",
         "batch": "Largest batch: computed from counts on meta tensors (torch "
         f"{versions['torch']}, {versions['date']}), for the lightest of the modes that all "
-        f"blocks can share, or for the plan if that is more. Cards for {TOTAL_BATCH}: "
+        "blocks can share, at the default chunk (that of the plan is chosen for its batch "
+        f"alone), or for the plan if that is more. Cards for {TOTAL_BATCH}: "
         "such cards for batches that large to make a total of that, computed; `stored` "
         "if all is stored.",
     }
@@ -165,7 +165,7 @@ def _columns(batch: int) -> list[Column[PlannedEncoder]]:
         Column(plan, "store", lambda e: str(e.mode_counts["store"])),
         Column(plan, "recom.", lambda e: str(e.mode_counts["recompute"])),
         Column(plan, "recon.", _reconstructed),
-        Column(plan, "chunk", _chunk),
+        Column(plan, "chunk", lambda e: chunk_text(e.channels)),
         Column(time, "store", lambda e: f"{e.times_stored:.2f}"),
         Column(time, BASELINE, lambda e: f"{e.times_baseline:.2f}"),
         Column(largest, "here", lambda e: str(e.largest_batch)),
@@ -174,23 +174,6 @@ def _columns(batch: int) -> list[Column[PlannedEncoder]]:
         Column(cards, "here", lambda e: str(e.cards or "-")),
         Column(cards, "publ.", lambda e: str(_published_cards(e) or "-")),
     ]
-
-
-def _device(encoder: PlannedEncoder) -> str:
-    """Say which device times are for, and how they were found."""
-    speed = encoder.speed
-    device, *more = speed.about.items()
-    measured = "; ".join(f"{name}: {value}" for name, value in more)
-    return (
-        f"{device[1]}, {speed.flops_per_second / 1e12:.3g} TFLOP/s, "
-        f"{speed.bytes_per_second / 1e9:.3g} GB/s, "
-        f"{speed.operations_per_second:.3g} operations/s"
-        + (f" ({measured})" if measured else "; no clock was read")
-    )
-
-
-def _chunk(encoder: PlannedEncoder) -> str:
-    return str(encoder.channels[0] or "-")
 
 
 def _lacking(encoder: PlannedEncoder) -> str:

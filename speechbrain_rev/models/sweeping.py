@@ -7,8 +7,9 @@ tensors or by the clock, and a plan of the whole one follows from it.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +18,8 @@ from tqdm import tqdm
 
 from speechbrain_rev.architectures import Architecture
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.memory.machine import available_ram_bytes
 from speechbrain_rev.memory.report import make_gradients
 from speechbrain_rev.models.advice import remedies
 from speechbrain_rev.models.card import (
@@ -25,19 +28,25 @@ from speechbrain_rev.models.card import (
     Training,
     check_batch,
 )
+from speechbrain_rev.models.counting import training_step
 from speechbrain_rev.models.profiling import (
     Channels,
     encoder_profile,
     fastest_channels,
+    shallow_blocks,
     timed_device,
 )
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Infeasible, Profile, Sweep, sweep
-from speechbrain_rev.planner.timing import ASSUMED, seconds_of
+from speechbrain_rev.planner.timing import ASSUMED, Speed, seconds_of
+from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import size_text
 
 # Steps of the optimizer that are timed, after one that is not.
 _REPEATS = 3
+
+# Of a CPU's free memory for what is counted: operations have workspaces of their own.
+_HEADROOM = 1.25
 
 
 @dataclass(frozen=True)
@@ -52,16 +61,25 @@ class SweptEncoder:
         What was asked; its batch says nothing.
     device : str or None
         Where it was timed; None if times are estimated.
+    speed : Speed
+        Of the device that they are estimated for, if they are.
     sweep : Sweep
         Its budget is the card without what stays free, and its peaks are all that
         training needs beside that: the encoder's step, weights, gradients, optimizer
         states, classifier and input.
+    channels : mapping of int to Channels
+        By batch the channels that blocks of its plan work on at a time, at each level.
+    refused_bytes : mapping of int to int
+        By batch what the steps that are timed need, where the machine has not got that.
     """
 
     row: Architecture
     training: Training
     device: str | None
+    speed: Speed
     sweep: Sweep
+    channels: Mapping[int, Channels]
+    refused_bytes: Mapping[int, int]
 
 
 def parse_batches(text: str) -> range:
@@ -106,6 +124,7 @@ def sweep_encoder(
     batches: Sequence[int],
     *,
     device: str | None = None,
+    speed: Speed = ASSUMED,
     progress: bool = False,
 ) -> SweptEncoder:
     """Plan an encoder for each batch size and see which trains the most utterances.
@@ -121,6 +140,8 @@ def sweep_encoder(
     device : str or None
         Where steps of a shallow encoder and of the optimizer are timed: cpu, cuda or
         cuda:N. None estimates them from counts.
+    speed : Speed
+        Of the device that they are estimated for; where one times, it says nothing.
     progress : bool
         Whether a bar on stderr tells how far it is.
 
@@ -128,7 +149,7 @@ def sweep_encoder(
     -------
     SweptEncoder
         Its plans are predicted and were not run. A batch at which memory ran out while
-        it was timed has none.
+        it was timed has none, nor has one whose steps a CPU has not the memory for.
 
     Raises
     ------
@@ -137,7 +158,7 @@ def sweep_encoder(
     Infeasible
         If no plan makes the smallest batch fit; the message says what to change.
     MemoryError
-        If memory ran out at every batch.
+        If memory ran out, or would have, at every batch.
 
     Examples
     --------
@@ -147,8 +168,9 @@ def sweep_encoder(
     >>> [set(plan.modes.values()) for plan in swept.sweep.plans][0]
     {'store'}
     """
-    if device is not None:
-        timed_device(device)
+    where = None if device is None else timed_device(device)
+    chosen: dict[int, Channels] = {}
+    refused: dict[int, int] = {}
     with tqdm(
         total=len(batches),
         desc="sweeping",
@@ -159,8 +181,12 @@ def sweep_encoder(
 
         def profile_for(batch: int) -> Profile:
             bar.set_postfix(batch=batch)
+            asked = replace(training, batch=batch)
             try:
-                return _with_all_else(row, replace(training, batch=batch), device)
+                if where is not None:
+                    _check_memory(row, asked, where, refused)
+                chosen[batch], profile = _with_all_else(row, asked, where, speed)
+                return profile
             finally:
                 bar.update()
 
@@ -169,11 +195,11 @@ def sweep_encoder(
                 profile_for,
                 batches,
                 training.available_bytes,
-                other_seconds=optimizer_seconds(row, training, device),
+                other_seconds=optimizer_seconds(row, training, device, speed=speed),
             )
         except Infeasible as error:
-            smallest = replace(training, batch=min(batches))
-            changes = "; ".join(remedies(smallest, row, error.needed_bytes))
+            asked = replace(training, batch=min(batches))
+            changes = "; ".join(remedies(asked, row, error.needed_bytes))
             raise Infeasible(
                 error.needed_bytes,
                 error.budget_bytes,
@@ -181,11 +207,32 @@ def sweep_encoder(
                 f"needs; {size_text(training.reserve_bytes)} of the card stay free. What "
                 f"helps: {changes}.",
             ) from None
-    return SweptEncoder(row, training, device, found)
+        except MemoryError:
+            if not refused:
+                raise
+            smallest = min(refused)
+            raise MemoryError(
+                f"{row.name} could be timed at none of these batches: at batch {smallest} "
+                f"that needs {size_text(refused[smallest])}, which this machine has not "
+                "got free. Try smaller ones, or leave out --device."
+            ) from None
+    return SweptEncoder(
+        row,
+        training,
+        device,
+        speed,
+        found,
+        {plan.batch: chosen[plan.batch] for plan in found.plans if plan.modes},
+        refused,
+    )
 
 
 def optimizer_seconds(
-    row: Architecture, training: Training, device: str | None
+    row: Architecture,
+    training: Training,
+    device: str | None,
+    *,
+    speed: Speed = ASSUMED,
 ) -> float:
     """Tell what the optimizer takes for a step, whatever the batch.
 
@@ -198,6 +245,8 @@ def optimizer_seconds(
     device : str or None
         Where steps of the family's optimizer are timed. None estimates from the bytes
         of weights, gradients and states that are read and written.
+    speed : Speed
+        Of the device that is estimated for.
 
     Returns
     -------
@@ -215,7 +264,7 @@ def optimizer_seconds(
         # Weights and gradients are read, weights written, states both.
         sizes = training.needed_bytes(row, row.default_mode, 1)
         moved = 3 * sizes["weights"] + 2 * sizes["optimizer_states"]
-        return moved / ASSUMED.bytes_per_second
+        return moved / speed.bytes_per_second
     with torch.device(device):
         encoder = build_encoder(row.name, widths=row.widths, blocks=row.blocks)
         classifier = nn.Linear(EMBEDDING_DIM, CLASSES, bias=False)
@@ -230,23 +279,54 @@ def optimizer_seconds(
     return seconds_of(optimizer.step, torch.device(device), repeats=_REPEATS)
 
 
+def _check_memory(
+    row: Architecture,
+    training: Training,
+    device: torch.device,
+    refused: dict[int, int],
+) -> None:
+    """Refuse steps that the machine has not the memory for, which would end more than us.
+
+    A card says by itself that it has too little; a machine starts to swap, or to end
+    processes. Of the steps that are timed the one that stores all takes the most.
+    """
+    free_bytes = available_ram_bytes() if device.type == "cpu" else None
+    if free_bytes is None:
+        return
+    _, step = training_step(
+        row.name,
+        mode=Mode.STORE.value,
+        widths=row.widths,
+        blocks=shallow_blocks(row),
+        batch=training.batch,
+        frames=training.frames,
+    )
+    needed_bytes = math.ceil(_HEADROOM * live_bytes_peak(step))
+    if needed_bytes > free_bytes:
+        refused[training.batch] = needed_bytes
+        raise MemoryError
+
+
 def _with_all_else(
-    row: Architecture, training: Training, device: str | None
-) -> Profile:
+    row: Architecture, training: Training, device: torch.device | None, speed: Speed
+) -> tuple[Channels, Profile]:
     """Profile an encoder, and take all else that training needs as alive before it.
 
-    Its chunk is that of the fastest plan.
+    Its chunk, which is told too, is that of the fastest plan.
     """
     all_else = training.available_bytes - training.step_budget_bytes(row)
-    where = None if device is None else timed_device(device)
 
     def profile_for(channels: Channels) -> Profile:
         profile = encoder_profile(
-            row, training.batch, training.frames, channels=channels, device=where
+            row,
+            training.batch,
+            training.frames,
+            channels=channels,
+            speed=speed,
+            device=device,
         )
         return replace(profile, base_bytes=profile.base_bytes + all_else)
 
     with torch.device("meta"):
         encoder = build_encoder(row.name, widths=row.widths, blocks=row.blocks)
-    _, profile = fastest_channels(profile_for, encoder, training.available_bytes)
-    return profile
+    return fastest_channels(profile_for, encoder, training.available_bytes)

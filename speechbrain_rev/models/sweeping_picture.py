@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from speechbrain_rev.models.card import GIB
 from speechbrain_rev.models.counts import SECONDS
 from speechbrain_rev.models.picture import check_png
 from speechbrain_rev.models.sweeping import SweptEncoder
 from speechbrain_rev.plots import plan_map
+from speechbrain_rev.sizes import GIB
 
 _WIDTH = 112
 
@@ -62,7 +62,7 @@ def _source(swept: SweptEncoder) -> str:
         else f" No plan fits batch {found.infeasible_batch}."
     )
     missing = (
-        f" White: memory ran out while it was timed, at {_listed(found.out_of_memory)}."
+        f" White: too little memory to time it, at {_listed(found.out_of_memory)}."
         if found.out_of_memory
         else ""
     )

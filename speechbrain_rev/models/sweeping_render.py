@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
 
-from speechbrain_rev.models.card import CLASSES, GIB, RESERVE_BYTES, RESERVE_SHARE
-from speechbrain_rev.models.columns import Column, aligned
+from speechbrain_rev.models.calibration import speed_text
+from speechbrain_rev.models.card import CLASSES, RESERVE_BYTES, RESERVE_SHARE
+from speechbrain_rev.models.columns import CHUNK_NOTE, Column, aligned, chunk_text
 from speechbrain_rev.models.sweeping import SweptEncoder
-from speechbrain_rev.planner.sweep import NOTICED_DEVIATION, BatchPlan
-from speechbrain_rev.planner.timing import ASSUMED
+from speechbrain_rev.planner.sweep import BatchPlan
 from speechbrain_rev.reversible import Mode
+from speechbrain_rev.sizes import GIB, card_text, size_text
 
 _WIDTH = 120
-# Through two points there is always a line.
-_FEWEST_FITTED = 3
 
 
 def as_text(swept: SweptEncoder) -> str:
@@ -43,8 +41,7 @@ def as_text(swept: SweptEncoder) -> str:
     """
     notes = [textwrap.fill(note, _WIDTH) for note in sources(swept).values()]
     table = aligned(_columns(swept), swept.sweep.plans)
-    said, times = _said(swept), _times(swept)
-    return "\n".join([*table, "", *said, "", *times, "", *notes, ""])
+    return "\n".join([*table, "", str(swept.sweep), "", *notes, ""])
 
 
 def as_json(swept: SweptEncoder) -> str:
@@ -85,6 +82,7 @@ def as_json(swept: SweptEncoder) -> str:
         "times": {
             "device": swept.device,
             "how": found.about["seconds"],
+            "speed": None if swept.device else json.loads(swept.speed.to_json()),
             "optimizer_seconds": found.other_seconds,
             "linear_in_the_batch": {
                 mode: {
@@ -105,6 +103,8 @@ def as_json(swept: SweptEncoder) -> str:
                 "step_seconds": plan.seconds,
                 "needed_bytes": plan.predicted_bytes,
                 "modes": dict(plan.modes),
+                "channels": list(swept.channels.get(plan.batch, ())),
+                "not_timed_needed_bytes": swept.refused_bytes.get(plan.batch),
             }
             for plan in found.plans
         ],
@@ -129,10 +129,8 @@ def sources(swept: SweptEncoder) -> dict[str, str]:
     assert training.card_bytes is not None
     if swept.device is None:
         time = (
-            "Times: predicted from counts of operations for an assumed card of "
-            f"{ASSUMED.flops_per_second / 1e12:g} TFLOP/s and "
-            f"{ASSUMED.bytes_per_second / 1e9:g} GB/s, which is used no better by a large "
-            "batch; no clock was read."
+            f"Times: predicted from counts of operations for {speed_text(swept.speed)}. "
+            "The device is taken to be used no better by a large batch."
         )
     else:
         time = (
@@ -141,14 +139,14 @@ def sources(swept: SweptEncoder) -> dict[str, str]:
             "not run."
         )
     return {
-        "card": f"A card of {training.card_bytes / GIB:.4g} GiB; "
+        "card": f"A card of {card_text(training.card_bytes)}; "
         f"{training.reserve_bytes / GIB:.2f} GiB stay free: {RESERVE_BYTES / GIB:g} GiB and "
         f"{RESERVE_SHARE:g} of it are assumed for CUDA, workspaces and fragmentation.",
         "plan": "Each batch has its own plan: the fastest modes of all blocks with which "
         f"utterances of {training.frames} frames in float32 fit. GiB: the peak of the "
         "encoder's step, predicted from a shallow encoder on meta tensors, with weights, "
         f"gradients, states of {training.optimizer_bits} bit, a classifier of {CLASSES} and "
-        "the input.",
+        f"the input. store, recompute, reconstruct: blocks of each mode. {CHUNK_NOTE}",
         "time": f"{time} A step is the encoder's forward and backward pass and the "
         f"optimizer's, {1e3 * swept.sweep.other_seconds:.3g} ms at any batch; classifier "
         "and reading come on top.",
@@ -157,7 +155,7 @@ def sources(swept: SweptEncoder) -> dict[str, str]:
 
 def _columns(swept: SweptEncoder) -> list[Column[BatchPlan]]:
     best = swept.sweep.best
-    speed, blocks = "utterances / s", "blocks"
+    speed, blocks = "utterances / s", "plan"
 
     def if_planned(text: str, plan: BatchPlan) -> str:
         return text if plan.modes else "-"
@@ -180,49 +178,21 @@ def _columns(swept: SweptEncoder) -> list[Column[BatchPlan]]:
         ),
         *(count(mode) for mode in Mode if mode.value in swept.sweep.times),
         Column(
+            blocks,
+            "chunk",
+            lambda p: if_planned(chunk_text(swept.channels.get(p.batch, [None])), p),
+        ),
+        Column(
             "peak", "GiB", lambda p: if_planned(f"{p.predicted_bytes / GIB:.2f}", p)
         ),
-        Column(" ", "", lambda p: _remark(p, best)),
+        Column(" ", "", lambda p: _remark(p, swept)),
     ]
 
 
-def _remark(plan: BatchPlan, best: BatchPlan) -> str:
+def _remark(plan: BatchPlan, swept: SweptEncoder) -> str:
+    if plan.batch in swept.refused_bytes:
+        needed = size_text(swept.refused_bytes[plan.batch])
+        return f"not timed: it needs {needed}, which this machine has not got free"
     if not plan.modes:
         return "memory ran out while it was timed"
-    return "best" if plan.batch == best.batch else ""
-
-
-def _said(swept: SweptEncoder) -> list[str]:
-    """Name the best batch, and the first one that does not fit."""
-    found = swept.sweep
-    fitting = [plan.batch for plan in found.plans if plan.modes]
-    lines = [f"best batch {found.best.batch}: {_best(found.best, fitting)}"]
-    if found.infeasible_batch is not None:
-        lines.append(f"batch {found.infeasible_batch} does not fit with any plan")
-    return lines
-
-
-def _best(best: BatchPlan, fitting: Sequence[int]) -> str:
-    largest = max(fitting)
-    speed = f"{best.samples_per_second:.1f} utterances a second"
-    if best.batch == largest:
-        return f"{speed}, the largest batch with a plan"
-    return f"{speed}; the largest batch with a plan is {largest}"
-
-
-def _times(swept: SweptEncoder) -> list[str]:
-    """Tell how seconds of a step grow with the batch, and how far that is true."""
-    lines = ["seconds of a step, all blocks in one mode: t0 + batch x t1"]
-    fitted = sum(bool(plan.modes) for plan in swept.sweep.plans)
-    for mode, time in swept.sweep.times.items():
-        line = (
-            f"  {mode:<12} t0 {time.fixed_seconds:9.3g}  t1 {time.sample_seconds:9.3g}"
-        )
-        if fitted < _FEWEST_FITTED:
-            line += "  too few batches to tell whether it is so"
-        else:
-            line += f"  off by {100 * time.worst_deviation:.1f} % at most"
-        if time.worst_deviation > NOTICED_DEVIATION:
-            line += ": not linear in the batch"
-        lines.append(line)
-    return lines
+    return "best" if plan.batch == swept.sweep.best.batch else ""

@@ -32,7 +32,7 @@ class Network(Protocol):
     """What a planner asks of a network."""
 
     def named_blocks(self) -> Mapping[str, nn.Module]:
-        """Give the blocks by name, in the order of execution.
+        """Give the blocks by name; the order in which they run is found by running them.
 
         Blocks of one chain have names with the same beginning, up to the last dot.
         """

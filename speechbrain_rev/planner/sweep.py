@@ -7,9 +7,8 @@ the blocks, which then reconstruct. The best is between the two, so all are trie
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,8 +19,11 @@ from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import size_text
 
-#: Above this share it is said that times are not linear in the batch.
-NOTICED_DEVIATION = 0.05
+# Above this share it is said that times are not linear in the batch.
+_NOTICED_DEVIATION = 0.05
+
+# Through two points there is always a line.
+_FEWEST_FITTED = 3
 
 #: What torch says when a CPU has no memory left; there is no error of its own for it.
 _NO_MEMORY = ("not enough memory", "can't allocate memory")
@@ -126,48 +128,35 @@ class Sweep:
         """Batches at which memory ran out while they were profiled."""
         return [plan.batch for plan in self.plans if not plan.modes]
 
-    def to_json(self) -> str:
-        """Write it as a JSON document, which ``from_json`` reads."""
-        return json.dumps(asdict(self), indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Sweep:
-        """Read what ``to_json`` wrote.
-
-        Raises
-        ------
-        ValueError
-            If the text is no sweep.
-        """
-        try:
-            document = json.loads(text)
-            plans = [BatchPlan(**plan) for plan in document.pop("plans")]
-            times = {m: LinearTime(**t) for m, t in document.pop("times").items()}
-            return cls(plans=plans, times=times, **document)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(
-                f"This is no sweep ({type(error).__name__}: {error}). Sweep anew."
-            ) from error
-
     def __str__(self) -> str:
         best = self.best
         lines = [
             f"best batch {best.batch}: {best.samples_per_second:.1f} samples a second, "
             f"peak {size_text(best.predicted_bytes)} of {size_text(self.budget_bytes)}"
         ]
+        largest = max(plan.batch for plan in self.plans if plan.modes)
+        is_best = "that one" if largest == best.batch else str(largest)
+        lines.append(f"the largest batch with a plan is {is_best}")
         if self.infeasible_batch is not None:
             lines.append(f"batch {self.infeasible_batch} does not fit with any plan")
         if self.out_of_memory:
             batches = ", ".join(map(str, self.out_of_memory))
-            lines.append(f"memory ran out while these were profiled: {batches}")
+            lines.append(f"there was too little memory to profile these: {batches}")
+        lines.append("seconds of a step, all blocks in one mode: t0 + batch x t1")
         lines += [
-            f"times are not linear in the batch: {mode} is up to "
-            f"{100 * time.worst_deviation:.0f} % off {time.fixed_seconds:.3g} s + batch "
-            f"x {time.sample_seconds:.3g} s"
-            for mode, time in self.times.items()
-            if time.worst_deviation > NOTICED_DEVIATION
+            f"  {mode:<12} {self._fit(time)}" for mode, time in self.times.items()
         ]
         return "\n".join(lines)
+
+    def _fit(self, time: LinearTime) -> str:
+        """Tell how seconds of a step grow with the batch, and how far that is true."""
+        fit = f"t0 {time.fixed_seconds:9.3g}  t1 {time.sample_seconds:9.3g}  "
+        if sum(bool(plan.modes) for plan in self.plans) < _FEWEST_FITTED:
+            return f"{fit}too few batches to tell whether it is so"
+        fit += f"off by {100 * time.worst_deviation:.1f} % at most"
+        if time.worst_deviation > _NOTICED_DEVIATION:
+            fit += ": not linear in the batch"
+        return fit
 
 
 def sweep(

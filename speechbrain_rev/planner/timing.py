@@ -34,12 +34,12 @@ class Speed:
     operations_per_second : float
         Of operations that do nothing.
     about : mapping of str to str
-        Which device, and how this was found.
+        Under "device" which one, then how this was found.
 
     Raises
     ------
     ValueError
-        If a speed is not above zero.
+        If a speed is not above zero, or no device is named.
 
     Examples
     --------
@@ -60,6 +60,10 @@ class Speed:
         )
         if not all(speed > 0 for speed in speeds):
             raise ValueError(f"Speeds are {speeds}; each must be above zero.")
+        if not isinstance(self.about, Mapping) or "device" not in self.about:
+            raise ValueError(
+                f"about is {self.about}; it must name the device, under 'device'."
+            )
 
     def seconds(self, work: Work) -> float:
         """Estimate the time of what a block does."""
@@ -123,7 +127,7 @@ def fitted_speed(
     seconds : sequence of float
         How long each took.
     about : mapping of str to str
-        On which device.
+        On which device, under "device".
 
     Returns
     -------
@@ -134,8 +138,9 @@ def fitted_speed(
     Examples
     --------
     >>> works = [Work(10**9, 10**6, 50), Work(10**8, 10**8, 10), Work(10**7, 10**5, 90)]
-    >>> true = Speed(1e12, 1e11, 1e5, {})
-    >>> found = fitted_speed(works, [true.seconds(work) for work in works], {})
+    >>> true = Speed(1e12, 1e11, 1e5, {"device": "an example"})
+    >>> seconds = [true.seconds(work) for work in works]
+    >>> found = fitted_speed(works, seconds, true.about)
     >>> f"{found.flops_per_second:.2g} {found.bytes_per_second:.2g}"
     '1e+12 1e+11'
     """

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speechbrain_rev.plots.style import INK, MODE_COLOURS, finish, new_figure, save
+from speechbrain_rev.sizes import GB, MB
 
 
 def memory_bars(rows: Sequence[tuple[str, str, float]], path: str | Path) -> None:
@@ -37,7 +38,7 @@ def memory_bars(rows: Sequence[tuple[str, str, float]], path: str | Path) -> Non
     labels = list(dict.fromkeys(label for label, _, _ in rows))
     by_label = {label: [row for row in rows if row[0] == label] for label in labels}
     largest = max(size for _, _, size in rows)
-    divisor, unit = (1e9, "GB") if largest >= 1e9 else (1e6, "MB")
+    divisor, unit = (GB, "GB") if largest >= GB else (MB, "MB")
     # A gap of one bar's width lies between labels.
     height = 0.36 * (len(rows) + 0.7 * len(labels)) + 1.3
     figure = new_figure(6.8, height)

@@ -22,12 +22,12 @@ from speechbrain_rev.plots.style import (
     new_figure,
     save,
 )
+from speechbrain_rev.sizes import GIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_GIB = 2**30
 _MARK_SIZE = 7.0
 
 
@@ -107,8 +107,8 @@ def encoder_map(
     axes = figure.add_subplot()
     _limits(axes, points, list(cards))
     for size, kept_free in cards.items():
-        gib = size / _GIB
-        axes.axhspan((size - kept_free) / _GIB, gib, color=FAINT, alpha=0.12, lw=0)
+        gib = size / GIB
+        axes.axhspan((size - kept_free) / GIB, gib, color=FAINT, alpha=0.12, lw=0)
         axes.axhline(gib, color=INK, lw=1.0, ls=(0, (6, 3)), zorder=1)
         axes.annotate(
             f"{gib:g} GiB card",
@@ -153,7 +153,7 @@ def _limits(
     sizes = [size for p in points for size in (p.peak_bytes, p.recompute_bytes) if size]
     sizes += card_bytes
     axes.set_yscale("log")
-    axes.set_ylim(min(sizes) / _GIB / 1.4, max(sizes) / _GIB * 1.4)
+    axes.set_ylim(min(sizes) / GIB / 1.4, max(sizes) / GIB * 1.4)
     log_ticks(axes)
     rates = [point.eer_percent for point in points]
     margin = 0.1 * (max(rates) - min(rates)) or 0.1 * rates[0]
@@ -168,8 +168,8 @@ def _arrows(axes: Axes, points: Sequence[EncoderPoint]) -> None:
             continue
         axes.annotate(
             "",
-            (point.eer_percent, point.peak_bytes / _GIB),
-            (start.eer_percent, start.peak_bytes / _GIB),
+            (point.eer_percent, point.peak_bytes / GIB),
+            (start.eer_percent, start.peak_bytes / GIB),
             arrowprops={
                 "arrowstyle": "-|>,head_width=0.16,head_length=0.32",
                 "color": FAMILY_COLOURS[point.family],
@@ -189,7 +189,7 @@ def _marks(axes: Axes, points: Sequence[EncoderPoint]) -> None:
         doing = "stored" if kind == "vanilla" else f"type {kind}"
         axes.plot(
             [point.eer_percent for point in members],
-            [point.peak_bytes / _GIB for point in members],
+            [point.peak_bytes / GIB for point in members],
             markersize=_MARK_SIZE,
             label=f"{FAMILY_NAMES[family]}, {doing}",
             zorder=4,
@@ -199,7 +199,7 @@ def _marks(axes: Axes, points: Sequence[EncoderPoint]) -> None:
         if rivals:
             axes.plot(
                 [point.eer_percent for point in rivals],
-                [(point.recompute_bytes or 0) / _GIB for point in rivals],
+                [(point.recompute_bytes or 0) / GIB for point in rivals],
                 ls="",
                 marker="x",
                 markersize=_MARK_SIZE - 1,
@@ -216,9 +216,9 @@ def _names(
     points: Sequence[EncoderPoint],
     card_bytes: Sequence[int],
 ) -> None:
-    places = {p.name: (p.eer_percent, p.peak_bytes / _GIB) for p in points}
+    places = {p.name: (p.eer_percent, p.peak_bytes / GIB) for p in points}
     crosses = [
-        (p.eer_percent, p.recompute_bytes / _GIB) for p in points if p.recompute_bytes
+        (p.eer_percent, p.recompute_bytes / GIB) for p in points if p.recompute_bytes
     ]
     arrows = [
         (places[p.counterpart], places[p.name])
@@ -226,7 +226,7 @@ def _names(
         if p.counterpart in places
     ]
     left, right = axes.get_xlim()
-    cards = [((left, size / _GIB), (right, size / _GIB)) for size in card_bytes]
+    cards = [((left, size / GIB), (right, size / GIB)) for size in card_bytes]
     write_names(
         figure,
         axes,

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from speechbrain_rev.plots.style import COLOURS, FAINT, INK, finish, new_figure, save
+from speechbrain_rev.sizes import GB, GIB, MB, MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_UNIT_BYTES = {"GiB": 2**30, "GB": 1e9}
-_SMALLER = {"GiB": ("MiB", 2**20), "GB": ("MB", 1e6)}
+_UNIT_BYTES = {"GiB": GIB, "GB": GB}
+_SMALLER = {"GiB": ("MiB", MIB), "GB": ("MB", MB)}
 # One colour for each part in every picture; what is no concern of ours is grey.
 _PART_COLOURS = {
     "activations": COLOURS[0],

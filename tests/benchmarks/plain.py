@@ -50,13 +50,14 @@ class PlainEncoder(nn.Module):
     ----------
     encoder : SpeakerEncoder
         A vanilla encoder, which gives its weights.
-    checkpointed : bool
-        Whether each block, the stem and the transitions too, is in torch's checkpoint.
+    checkpointed : int
+        How many blocks from the first on, of which the stem and the transitions are
+        some, are in torch's checkpoint. The first ones hold the most.
     """
 
     variance_floor = VARIANCE_FLOOR
 
-    def __init__(self, encoder: SpeakerEncoder, *, checkpointed: bool = False) -> None:
+    def __init__(self, encoder: SpeakerEncoder, *, checkpointed: int = 0) -> None:
         super().__init__()
         self.n_mels, self.checkpointed = encoder.n_mels, checkpointed
         blocks = [_layer(encoder.stem)]
@@ -70,8 +71,8 @@ class PlainEncoder(nn.Module):
     def forward(self, feats: Tensor) -> Tensor:
         """Embed: [batch, time, n_mels] to [batch, 1, embedding_dim]."""
         x = feats.transpose(1, 2).unsqueeze(1)
-        for block in self.blocks:
-            if self.checkpointed:
+        for i, block in enumerate(self.blocks):
+            if i < self.checkpointed:
                 x = checkpoint(block, x, use_reentrant=False)
             else:
                 x = block(x)

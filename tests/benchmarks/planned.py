@@ -1,13 +1,14 @@
 """Step time over batch size within one budget: Figure 5 of Jiang et al. for two encoders.
 
 A reversible encoder stores all, reconstructs all, is planned, or stores parts of the
-batch one after the other; its vanilla counterpart is stored, in torch's checkpoint, or
-compiled with a budget for activations. What is above the budget has no time.
+batch one after the other; its vanilla counterpart is stored, in torch's checkpoint, as a
+whole or as far as its peak is above the plan's, or compiled with a budget for
+activations. What is above the budget has no time. The peak of each way is read off the
+same record: that of the allocator, in one step.
 """
 
 from __future__ import annotations
 
-import bisect
 import functools
 import math
 import textwrap
@@ -22,6 +23,7 @@ from torch import nn
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.plots import time_by_batch
+from speechbrain_rev.sizes import MB
 
 from .harness import Result, interleaved_seconds
 from .planned_ways import (
@@ -35,24 +37,23 @@ from .planned_ways import (
     features,
     planned_within,
     recorded_peak,
-    reversible_bytes,
     seconds_by_chunk,
     updates,
     vanilla,
-    vanilla_bytes,
 )
 from .user_ways import encoder_by, train_step
 
-MB = 1e6
 #: How much slower than the faster extreme a plan may be.
 ALLOWED = 1.03
 PLANNED, ACCUMULATION = "planned", "accumulation"
 COMPILED = "counterpart compiled"
+#: In torch's checkpoint: all blocks, or as few as keep it within the plan's peak.
+CHECKPOINT = "counterpart torch checkpoint"
+PART_CHECKPOINT = "counterpart part checkpoint"
 #: All blocks alike; a plan is compared with the faster one of those that fit.
 EXTREMES = (STORE.name, RECONSTRUCT.name)
 #: What distinguishes a backend from what a user has by default.
 _CODE = {"aot_eager": " (torch's kernels; those that inductor generates may be faster)"}
-LIVE, RECORDED = "live tensors, counted", "allocator's record of a step"
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Case:
-    """A way at one batch: its peak, and a step if that is within the budget."""
+    """A way at one batch: its step, and the peak of one."""
 
     way: str
     network: str
+    step: Callable[[], Any]
     peak_bytes: int
-    peak_by: str
-    note: str = ""
-    statistics_of: int = 0
+    note: str
+    statistics_of: int
     updated: int = 1
-    step: Callable[[], Any] | None = None
 
 
 class Benchmark:
@@ -116,13 +116,15 @@ class Benchmark:
 
     def __init__(self, name: str, setting: Setting) -> None:
         self.name, self.setting = name, setting
-        self.counterpart = architecture(name).counterpart
-        self.budget_bytes = self._counted(STORE, setting.stored_batch)
+        self.counterpart = str(architecture(name).counterpart)
+        stored = encoder_by(STORE, name, **setting.row)
+        self.budget_bytes = recorded_peak(self._step(stored, setting.stored_batch))
         self.seconds = seconds_by_chunk(
             name, setting.batches[0], setting.frames, repeats=3, **setting.row
         )
         self.updated = check_vanilla(name)[1]
         plain = vanilla(name, **setting.row)
+        self.depth = len(plain.blocks)
         self.compiled: dict[float, nn.Module] = {}
         self.compiled_distance = 0.0
         for share in setting.memory_budgets:
@@ -135,8 +137,12 @@ class Benchmark:
 
     def rows(self, batch: int) -> list[dict[str, Any]]:
         """Measure all ways at a batch; the baseline is to reconstruct all."""
-        cases = [*self._reversible(batch), *self._counterpart(batch)]
-        steps = {case.way: case.step for case in cases if case.step is not None}
+        cases = self.cases(batch)
+        steps = {
+            case.way: case.step
+            for case in cases
+            if case.peak_bytes <= self.budget_bytes
+        }
         seconds = interleaved_seconds(
             steps, torch.device("cpu"), repeats=self.setting.repeats
         )
@@ -144,78 +150,78 @@ class Benchmark:
         fitting = [medians[way] for way in EXTREMES if way in medians]
         return [self._row(case, batch, seconds, min(fitting)) for case in cases]
 
-    def _reversible(self, batch: int) -> list[Case]:
-        sizes = (self.setting.frames, self.budget_bytes, self.seconds)
-        found = planned_within(self.name, batch, *sizes, **self.setting.row)
-        cases = [
+    def cases(self, batch: int) -> list[Case]:
+        """Find the peaks of all ways."""
+        planned = self._planned(batch)
+        return [
             self._extreme(STORE, batch),
             self._extreme(RECONSTRUCT, batch),
-            Case(
-                PLANNED,
-                self.name,
-                found.plan.measured_bytes,
-                LIVE,
-                found.words,
-                batch,
-                step=self._step(found.encoder(self.name, **self.setting.row), batch),
-            ),
+            planned,
+            *self._accumulated(batch),
+            self._vanilla("counterpart stored", batch, 0),
+            self._part_checkpointed(batch, planned.peak_bytes),
+            self._vanilla(CHECKPOINT, batch, self.depth),
+            self._compiled_case(batch),
         ]
-        part = self._largest_stored(batch)
-        if 0 < part < batch:
-            parts = math.ceil(batch / part)
-            size = math.ceil(batch / parts)
-            encoder = encoder_by(STORE, self.name, **self.setting.row)
-            cases.append(
-                Case(
-                    ACCUMULATION,
-                    self.name,
-                    self._counted(STORE, size),
-                    LIVE,
-                    f"{parts} parts of at most {size}, stored",
-                    size,
-                    parts,
-                    self._step(encoder, batch, parts),
-                )
-            )
-        return cases
 
     def _extreme(self, way: Any, batch: int) -> Case:
-        peak = self._counted(way, batch)
-        step = None
-        if peak <= self.budget_bytes:
-            step = self._step(encoder_by(way, self.name, **self.setting.row), batch)
+        step = self._step(encoder_by(way, self.name, **self.setting.row), batch)
         note = "whole" if way.chunk is None else "in chunks"
-        return Case(way.name, self.name, peak, LIVE, note, batch, step=step)
+        return Case(way.name, self.name, step, recorded_peak(step), note, batch)
 
-    def _counterpart(self, batch: int) -> list[Case]:
-        cases = []
-        for checkpointed, way in enumerate(("stored", "torch checkpoint")):
-            peak = vanilla_bytes(
-                self.name,
-                batch,
-                self.setting.frames,
-                checkpointed=bool(checkpointed),
-                **self.setting.row,
+    def _planned(self, batch: int) -> Case:
+        """Plan by counts, for less until the record of a step is within the budget."""
+        sizes = batch, self.setting.frames
+        aim_bytes = self.budget_bytes
+        while True:
+            found = planned_within(
+                self.name, *sizes, aim_bytes, self.seconds, **self.setting.row
             )
-            step = None
+            step = self._step(found.encoder(self.name, **self.setting.row), batch)
+            peak = recorded_peak(step)
             if peak <= self.budget_bytes:
-                network = vanilla(
-                    self.name, checkpointed=bool(checkpointed), **self.setting.row
-                )
-                step = self._step(network, batch)
-            cases.append(
-                Case(
-                    f"counterpart {way}",
-                    str(self.counterpart),
-                    peak,
-                    LIVE,
-                    "each block, stem and transition" if checkpointed else "",
-                    batch,
-                    self.updated["checkpoint" if checkpointed else "stored"],
-                    step,
-                )
-            )
-        return [*cases, self._compiled_case(batch)]
+                return Case(PLANNED, self.name, step, peak, found.words, batch)
+            aim_bytes -= peak - self.budget_bytes
+
+    def _accumulated(self, batch: int) -> list[Case]:
+        """Store the batch in as few parts as fit; nothing where it fits as a whole."""
+        encoder = encoder_by(STORE, self.name, **self.setting.row)
+        for parts in range(1, batch + 1):
+            size = math.ceil(batch / parts)
+            parts = math.ceil(batch / size)
+            step = self._step(encoder, batch, parts)
+            peak = recorded_peak(step)
+            if peak <= self.budget_bytes:
+                note = f"{parts} parts of at most {size}, stored"
+                case = Case(ACCUMULATION, self.name, step, peak, note, size, parts)
+                return [case] if parts > 1 else []
+        return []
+
+    def _vanilla(self, way: str, batch: int, checkpointed: int) -> Case:
+        """Put so many blocks of the counterpart into torch's checkpoint."""
+        network = vanilla(self.name, checkpointed=checkpointed, **self.setting.row)
+        step = self._step(network, batch)
+        note = f"the first {checkpointed} of {self.depth}: stem, blocks, transitions"
+        return Case(
+            way,
+            self.counterpart,
+            step,
+            recorded_peak(step),
+            note if checkpointed else "",
+            batch,
+            self.updated["checkpoint" if checkpointed else "stored"],
+        )
+
+    def _part_checkpointed(self, batch: int, within_bytes: int) -> Case:
+        """Put as few blocks into it as keep the peak within the plan's, if any do."""
+        cases = (
+            self._vanilla(PART_CHECKPOINT, batch, checkpointed)
+            for checkpointed in range(self.depth + 1)
+        )
+        for case in cases:
+            if case.peak_bytes <= within_bytes:
+                break
+        return case
 
     def _compiled_case(self, batch: int) -> Case:
         """Take the largest share whose peak is within the budget, or the lowest peak."""
@@ -227,13 +233,12 @@ class Benchmark:
         share = max(fitting) if fitting else min(peaks, key=lambda s: peaks[s])
         return Case(
             COMPILED,
-            str(self.counterpart),
+            self.counterpart,
+            steps[share],
             peaks[share],
-            RECORDED,
             f"{self.setting.backend}, activation_memory_budget={share:g}",
             batch,
             updates(self.compiled[share], self._features(batch)),
-            steps[share] if fitting else None,
         )
 
     def _row(
@@ -255,7 +260,6 @@ class Benchmark:
             "how": case.note,
             "budget MB": self.budget_bytes / MB,
             "peak MB": case.peak_bytes / MB,
-            "peak by": case.peak_by,
             "s per step": median or "does not fit",
             "20 % to 80 %": "{p20:.3g} to {p80:.3g}".format(**spread) if spread else "",
             "baseline": f"{self.name} {RECONSTRUCT.name}, batch {batch}",
@@ -264,20 +268,6 @@ class Benchmark:
             "statistics of": case.statistics_of,
             "statistics updated": case.updated,
         }
-
-    def _largest_stored(self, batch: int) -> int:
-        """Find the largest part of a batch that is stored within the budget."""
-        return bisect.bisect_right(
-            range(1, batch + 1),
-            self.budget_bytes,
-            key=lambda part: self._counted(STORE, part),
-        )
-
-    @functools.cache  # noqa: B019 - a benchmark lives as long as its run
-    def _counted(self, way: Any, batch: int) -> int:
-        return reversible_bytes(
-            self.name, way, batch, self.setting.frames, **self.setting.row
-        )
 
     def _features(self, batch: int) -> torch.Tensor:
         return features(batch, self.setting.frames, 80)
@@ -313,11 +303,12 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         "planned",
         "Within one budget, how long is a step at each batch?",
         f"float32, exact streams, {setting.frames} frames, forward and backward pass; "
-        f"budget: what batch {setting.stored_batch} takes all stored; peak beyond "
-        "weights, gradients and input, of a compiled step with workspaces; median of "
+        f"budget: what batch {setting.stored_batch} takes all stored; peaks of all ways: "
+        "the allocator's record of a step, beyond weights, gradients and input; median of "
         f"{setting.repeats} interleaved steps; planned: times of blocks measured here at "
         f"batch {setting.batches[0]}, in chunks and whole; counterpart: of torch's own "
-        f"layers; compiled: {setting.backend}{_CODE.get(setting.backend, '')}, one graph of "
+        f"layers; part checkpoint: as few blocks in torch's checkpoint, from the first on, as "
+        f"keep its peak within the plan's; compiled: {setting.backend}{_CODE.get(setting.backend, '')}, one graph of "
         "any batch, activation_memory_budget the largest of "
         f"{', '.join(f'{s:g}' for s in setting.memory_budgets)} that fits; statistics of: "
         "utterances whose batch statistics normalise, which accumulation changes; "

@@ -1,7 +1,7 @@
 """Paste the committed figures into documents: python -m tests.benchmarks.readme.
 
-The README has what this package measures, ``docs/PUBLISHED.md`` the paper's tables. The
-picture is drawn by ``speechbrain-rev models --plot docs/models.png``.
+The README has what this package measures, ``docs/PUBLISHED.md`` the paper's tables.
+The commands that draw pictures are in ``CONTRIBUTING.md``.
 """
 
 from __future__ import annotations
@@ -234,9 +234,34 @@ def planned() -> str:
     rows = [{head: way.get(head, "") for head in heads} for way in shown.values()]
     return (
         f"{markdown(rows)}\n\nTimes reconstructing all at the same batch, within so many MB. "
-        f"{result.setting}. {result.correctness}. {_where(result)}\n\n"
+        f"{planned_verdict(result.rows)}\n\n{result.setting}. {result.correctness}. {_where(result)}\n\n"
         "![Seconds for each utterance against the batch, within one budget]"
         "(docs/planned.png)"
+    )
+
+
+def planned_verdict(rows: Sequence[dict[str, Any]]) -> str:
+    """Say at which batches what is faster than the plan, and what has other statistics."""
+    cases: dict[tuple[str, int], dict[str, float]] = {}
+    for row in rows:
+        case = cases.setdefault((row["encoder"], row["batch"]), {})
+        if row["times the baseline"]:
+            case[row["way"]] = row["times the baseline"]
+    told: dict[str, list[str]] = {}
+    for (encoder, batch), times in cases.items():
+        shares = {way: times[way] / times["planned"] for way in times}
+        faster = [
+            f"{way} {share:.2f}"
+            for way, share in sorted(shares.items(), key=lambda item: item[1])
+            if f"{share:.2f}" < "1.00"
+        ]
+        words = f"at batch {batch} {' and '.join(faster) or 'nothing'}"
+        told.setdefault(encoder, []).append(words)
+    found = "; ".join(f"{name} {', '.join(words)}" for name, words in told.items())
+    apart = {row["way"] for row in rows if row["statistics of"] < row["batch"]}
+    return (
+        f"Faster than the plan, in multiples of its time: {found}. Statistics of less than "
+        f"the batch normalise in: {', '.join(sorted(apart)) or 'no way'}."
     )
 
 

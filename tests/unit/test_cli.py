@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -353,11 +354,17 @@ class TestMemory:
             (["resnet34", "--card=11"], "--card takes a card's memory as 11GB"),
             (["resnet34", "--card=11GB", "--plot=a.png"], "leave out --card"),
             (["resnet34", "--mode=plan"], "none was named: add, for instance, --card"),
+            (["resnet34", "--speed=s.json"], "add --mode=plan, or leave it out"),
+            (["--published", "--speed=s.json"], "leave out --speed"),
+            (
+                ["resnet34", "--mode=plan", "--card=4GB", f"--speed={__file__}"],
+                "no speed of a device",
+            ),
             (["--mode=plan", "--card=4GB", "--frames=300"], "200 and 600 frames, not"),
             (["--mode=plan", "--card=4GB", "--optimizer_bits=4"], "or 32 bit, not 4"),
             (
                 ["resnet34", "--mode=plan", "--card=2GB", "--batch=100"],
-                "What helps: --batch=",
+                "What helps: a batch of ",
             ),
             (["--published", "--stages"], "leave out --stages"),
             (["resnet34", "--plot=a.svg"], "ends in .png, not a.svg"),
@@ -424,7 +431,7 @@ class TestPlan:
             ),
             (["resnet34", "--card=11GB", "--plot=no/p.png"], "--plot no/p.png cannot"),
             (["resnet34", "--card=11GB", "--plot=p.pdf"], "ends in .png, not p.pdf"),
-            (["resnet34", "--card=2GB", "--batch=100"], "What helps: --batch="),
+            (["resnet34", "--card=2GB", "--batch=100"], "What helps: a batch of "),
         ],
     )
     def test_a_mistake_is_one_line(self, arguments, message, capsys):
@@ -479,10 +486,31 @@ class TestSweep:
             (["resnet34", "--card=11GB", "--plot=no/p.png"], "--plot no/p.png cannot"),
             (["resnet34", "--card=11GB", "--plot=p.pdf"], "ends in .png, not p.pdf"),
             (["resnet34", "--card=1.2GB"], "What helps: "),
+            (
+                ["resnet34", "--card=11GB", f"--speed={__file__}"],
+                "no speed of a device",
+            ),
         ],
     )
     def test_a_mistake_is_one_line(self, arguments, message, capsys):
         assert message in refuse(["sweep", *arguments], capsys)
+
+    def test_a_speed_is_not_for_times_that_are_taken(self, capsys):
+        with pytest.raises(SystemExit):
+            cli.main(["sweep", *self.OPTIONS, "--speed=s.json", "--device=cpu"])
+        assert "not allowed with argument" in capsys.readouterr().err
+
+    def test_what_it_advises_are_options_that_it_takes(self, capsys):
+        small = ["resnet34", "--card=3GB", "--frames=600", "--batches=30:40"]
+        told = refuse(["sweep", *small, "--optimizer_bits=32"], capsys)
+        assert "a batch of " in told
+        options = re.findall(r"--\w+(?==)", told.partition("What helps")[2])
+        assert {"--frames", "--optimizer_bits"} >= set(options) != set()
+        with pytest.raises(SystemExit):
+            cli.main(["sweep", "--help"])
+        takes = capsys.readouterr().out
+        assert "both in GiB (2**30 bytes)" in " ".join(takes.split())
+        assert all(option in takes for option in options)
 
 
 class TestCalibrate:
@@ -501,6 +529,28 @@ class TestCalibrate:
         document = json.loads(capsys.readouterr().out)
         assert document["speed"] == json.loads(speed.to_json())
         assert "for a test, 1 TFLOP/s" in document["sources"]["time"]
+
+    def test_sweeps_and_breakdowns_of_plans_are_of_that_speed_too(
+        self, tmp_path, capsys
+    ):
+        # Operations take long to start, and then no time whatever the batch.
+        speed = Speed(1e15, 1e15, 1e3, {"torch": "2", "device": "a test"})
+        file = tmp_path / "speed.json"
+        file.write_text(speed.to_json())
+        options = ["--batches=16:48:32", "--card=4GB", f"--speed={file}", "--json"]
+        assert cli.main(["sweep", "resnet34", *options]) == 0
+        swept = json.loads(capsys.readouterr().out)
+        few, many = (each["step_seconds"] for each in swept["batches"])
+        assert many < 1.5 * few
+        assert swept["times"]["speed"] == json.loads(speed.to_json())
+        assert "for a test, 1e+03 TFLOP/s" in swept["sources"]["time"]
+
+        options = ["--mode=plan", "--card=4GB", "--batch=16", f"--speed={file}"]
+        assert cli.main(["memory", "resnet34", *options, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["breakdowns"][1]["speed"] == json.loads(speed.to_json())
+        assert "speed" not in told["breakdowns"][0]
+        assert "for a test, 1e+03 TFLOP/s" in told["sources"]["plan"]
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

@@ -154,18 +154,20 @@ def test_what_does_not_fit_says_by_how_much_and_what_to_change():
 
 def test_every_remedy_helps():
     row = architecture("resnet152")
-    training = Training(11 * GIB, 128, FRAMES, optimizer_bits=32)
+    training = Training(11 * GIB, 40, 600, optimizer_bits=32)
     needed_bytes = 17 * GIB
     batch, frames, other, bits, card = remedies(training, row, needed_bytes)
-    fewer = dataclasses.replace(training, batch=int(batch.removeprefix("--batch=")))
+    fewer = dataclasses.replace(training, batch=int(batch.removeprefix("a batch of ")))
     assert max(Model(row, fewer).largest_batch(m) for m in ("store", "recompute")) == (
         fewer.batch
     )
-    assert 0 < int(re.findall(r"\d+", frames)[0]) < FRAMES
+    assert frames == "--frames=200"
+    shorter = dataclasses.replace(training, frames=200)
+    assert Model(row, shorter).largest_batch("recompute") >= training.batch
     name = other.rpartition(" ")[2]
     counterpart = Model(architecture(name), training)
     assert counterpart.row.counterpart == "resnet152"
-    assert counterpart.largest_batch("reconstruct") >= 128
+    assert counterpart.largest_batch("reconstruct") >= training.batch
     assert bits == "--optimizer_bits=8, which saves 69.2 MiB"
     size = float(re.findall(r"[\d.]+", card)[0])
     larger = dataclasses.replace(training, card_bytes=int(size * GIB))
@@ -176,6 +178,10 @@ def test_what_helps_nothing_is_not_named():
     tiny = Training(GIB // 2, 128, FRAMES)
     (card,) = remedies(tiny, architecture("resnet152"), 17 * GIB)
     assert card.startswith("a card of")
+    # Of two lengths there is none below the shorter one, and too many do not fit at it.
+    for training in (Training(11 * GIB, 128, 200), Training(11 * GIB, 256, 600)):
+        helps = remedies(training, architecture("resnet152"), 17 * GIB)
+        assert not [remedy for remedy in helps if "frames" in remedy]
 
 
 def test_every_figure_of_the_text_is_that_of_the_json(tight):
@@ -215,6 +221,7 @@ def test_the_notes_say_what_is_predicted_and_what_was_asked(tight):
     assert "A card of 5 GiB (5.369 GB) was named; none was tried." in notes
     assert "an assumed card of 11 GB, 6.7 TFLOP/s, 400 GB/s, 1e+05 op" in notes
     assert "no clock was read" in notes
+    assert "at the default chunk (that of the plan is chosen for its batch" in notes
     asked = CardAtHand("NVIDIA X", 8 * GIB, 5 * GIB)
     notes = " ".join(as_text(tight, asked).splitlines())
     assert "5 GiB (5.369 GB) were free of 8 GiB (8.59 GB) on NVIDIA X" in notes

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from speechbrain_rev.architectures import architecture
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
-from speechbrain_rev.models.calibration import calibrate
+from speechbrain_rev.models.calibration import calibrate, speed_text
 from speechbrain_rev.models.profiling import (
     channels_to_try,
     encoder_profile,
@@ -212,7 +213,7 @@ WORKS = [
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_speeds_are_found_from_times(noise):
-    true = Speed(2e12, 3e11, 4e4, {})
+    true = Speed(2e12, 3e11, 4e4, {"device": "a test"})
     turns = [1 + noise, 1 - noise, 1, 1 + noise]
     seconds = [t * true.seconds(w) for w, t in zip(WORKS, turns, strict=True)]
     found = fitted_speed(WORKS, seconds, {"device": "a test"})
@@ -225,26 +226,41 @@ def test_speeds_are_found_from_times(noise):
 
 
 def test_what_costs_nothing_is_infinitely_fast_and_written_so():
-    only_flops = Speed(1e12, math.inf, math.inf, {})
-    found = fitted_speed(WORKS, [only_flops.seconds(w) for w in WORKS], {})
+    only_flops = Speed(1e12, math.inf, math.inf, {"device": "a test"})
+    seconds = [only_flops.seconds(w) for w in WORKS]
+    found = fitted_speed(WORKS, seconds, only_flops.about)
     assert found.bytes_per_second > 1e15
     assert Speed.from_json(only_flops.to_json()) == only_flops
     assert "Infinity" not in only_flops.to_json()
 
 
+def assumed_but(**changes):
+    return json.dumps(json.loads(ASSUMED.to_json()) | changes)
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "reason"),
     [
-        "",
-        "[]",
-        "{}",
-        '{"flops_per_second": 1}',
-        ASSUMED.to_json().replace("0.0", "-1.0", 1),
+        ("", "Expecting value"),
+        ("[]", "no attribute 'items'"),
+        ("{}", "missing 4 required"),
+        ('{"flops_per_second": 1}', "missing 3 required"),
+        (assumed_but(flops_per_second=-1), "each must be above zero"),
+        (assumed_but(bytes_per_second=0), "each must be above zero"),
+        (assumed_but(about={"torch": "2"}), "must name the device, under 'device'"),
+        (assumed_but(about="a card"), "must name the device, under 'device'"),
+        (assumed_but(cards=3), "unexpected keyword argument 'cards'"),
     ],
 )
-def test_what_is_no_speed_is_refused(text):
-    with pytest.raises(ValueError, match="no speed of a device"):
+def test_what_is_no_speed_is_refused(text, reason):
+    with pytest.raises(ValueError, match=f"no speed of a device .*{reason}"):
         Speed.from_json(text)
+
+
+def test_a_speed_names_its_device_wherever_that_is_among_what_is_known():
+    speed = Speed(1e12, 1e11, 1e5, {"torch": "2", "device": "a test"})
+    told = "a test, 1 TFLOP/s, 100 GB/s, 1e+05 operations/s (torch: 2)"
+    assert speed_text(speed) == told
 
 
 @pytest.mark.slow

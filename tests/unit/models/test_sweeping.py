@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from speechbrain_rev.architectures import architecture
+from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.models import Training, sweeping
-from speechbrain_rev.models.card import GIB
+from speechbrain_rev.models.counting import training_step
 from speechbrain_rev.models.planning import encoder_profile
 from speechbrain_rev.models.sweeping import (
     optimizer_seconds,
@@ -19,6 +20,8 @@ from speechbrain_rev.models.sweeping_picture import draw_sweep
 from speechbrain_rev.models.sweeping_render import as_json, as_text
 from speechbrain_rev.planner import Infeasible
 from speechbrain_rev.planner.knapsack import solve
+from speechbrain_rev.planner.timing import ASSUMED
+from speechbrain_rev.sizes import GIB, size_text
 
 RESNET34 = architecture("resnet34")
 #: Small enough to be run.
@@ -73,6 +76,44 @@ def test_json_says_what_figures_are(swept):
     assert "no clock was read" in document["sources"]["time"]
     assert [each["batch"] for each in document["batches"]] == BATCHES
     assert all(len(each["modes"]) == 17 for each in document["batches"])
+    assert document["times"]["speed"] == json.loads(ASSUMED.to_json())
+
+
+def test_the_chunk_of_each_plan_is_told_and_is_the_one_that_was_chosen(monkeypatch):
+    row = dataclasses.replace(
+        architecture("revnet57"), widths=(8, 8, 8, 8), blocks=(1, 0, 0, 0)
+    )
+    channels = (3, 5, None, None)
+    monkeypatch.setattr(
+        sweeping,
+        "fastest_channels",
+        lambda profile_for, encoder, budget: (channels, profile_for(channels)),
+    )
+    swept = sweep_encoder(row, TIGHT, [2])
+    assert swept.channels == {2: channels}
+    profile = encoder_profile(row, 2, 200, channels=channels)
+    (plan,) = swept.sweep.plans
+    assert plan.seconds == profile.seconds(plan.modes) + swept.sweep.other_seconds
+    (document,) = json.loads(as_json(swept))["batches"]
+    assert tuple(document["channels"]) == channels
+    text = as_text(swept)
+    _, heads, line, *_ = text.splitlines()
+    place = heads.replace("of best", "share").split().index("chunk")
+    assert line.split()[place] == "3"
+    assert "chunk: the channels of the first level" in " ".join(text.split())
+
+
+def test_a_speed_is_that_of_the_device_that_is_asked_about():
+    slow = dataclasses.replace(
+        ASSUMED, bytes_per_second=4e9, about={"device": "a slow one"}
+    )
+    usual, slower = (
+        sweep_encoder(TINY, TIGHT, [2], speed=speed) for speed in (ASSUMED, slow)
+    )
+    assert slower.sweep.best.seconds > usual.sweep.best.seconds
+    assert slower.sweep.other_seconds == pytest.approx(100 * usual.sweep.other_seconds)
+    assert "for a slow one, " in as_text(slower)
+    assert "an assumed card of 11 GB, " in as_text(usual)
 
 
 def test_times_are_taken_where_it_was_asked():
@@ -98,15 +139,56 @@ def test_memory_that_ran_out_is_a_row_and_the_sweep_goes_on(
     assert [bool(plan.modes) for plan in found.sweep.plans] == [True, False, True]
     assert found.sweep.plans[2] == swept.sweep.plans[2]
     assert "-  memory ran out while it was timed" in as_text(found)
+    assert set(found.channels) == {16, 80}
     assert json.loads(as_json(found))["out_of_memory"] == [48]
     picture = tmp_path / "sweep.png"
     draw_sweep(found, picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_machine_is_not_asked_for_memory_that_it_has_not_got(monkeypatch):
+    sizes = {}
+    for batch in (2, 8):
+        _, step = training_step(
+            "resnet34",
+            mode="store",
+            widths=TINY.widths,
+            blocks=(2, 1, 1, 1),
+            batch=batch,
+            frames=200,
+        )
+        sizes[batch] = live_bytes_peak(step)
+
+    def at_most(row, batch, frames, **options):
+        device = options.pop("device")
+        assert batch < 8 or device is None
+        # Which takes no time.
+        return encoder_profile(row, batch, frames, **options)
+
+    monkeypatch.setattr(sweeping, "encoder_profile", at_most)
+    monkeypatch.setattr(sweeping, "optimizer_seconds", lambda *_, **__: 0.1)
+    monkeypatch.setattr(sweeping, "available_ram_bytes", lambda: sizes[8])
+    swept = sweep_encoder(TINY, TIGHT, [2, 8], device="cpu")
+    assert [bool(plan.modes) for plan in swept.sweep.plans] == [True, False]
+    assert sizes[8] < swept.refused_bytes[8] < 1.5 * sizes[8]
+    needed = size_text(swept.refused_bytes[8])
+    assert f"-  not timed: it needs {needed}, which this machine has" in as_text(swept)
+    few, many = json.loads(as_json(swept))["batches"]
+    assert few["not_timed_needed_bytes"] is None
+    assert many["not_timed_needed_bytes"] == swept.refused_bytes[8]
+    monkeypatch.setattr(sweeping, "available_ram_bytes", lambda: 1000)
+    with pytest.raises(MemoryError, match=r"at batch 2 that needs .*has not got free"):
+        sweep_encoder(TINY, TIGHT, [2, 8], device="cpu")
+    # Where times are estimated, nothing is run.
+    assert not sweep_encoder(TINY, TIGHT, [2]).refused_bytes
+    # Nor does anybody refuse what nobody can tell.
+    monkeypatch.setattr(sweeping, "available_ram_bytes", lambda: None)
+    assert not sweep_encoder(TINY, TIGHT, [2], device="cpu").refused_bytes
+
+
 def test_a_smallest_batch_that_does_not_fit_is_refused_with_what_helps():
     small = Training(3 * GIB // 2, 1, 200)
-    with pytest.raises(Infeasible, match=r"That was batch 48 of .*--batch=11;"):
+    with pytest.raises(Infeasible, match=r"That was batch 48 of .*: a batch of 11;"):
         sweep_encoder(RESNET34, small, [80, 48])
 
 

@@ -1,7 +1,6 @@
 """Of all batch sizes the one that trains the most samples a second is found."""
 
 import gc
-import json
 import weakref
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from speechbrain_rev.planner.knapsack import solve
 from speechbrain_rev.planner.plan import profile_module
 from speechbrain_rev.planner.problem import Cost, Infeasible, peak_bytes
 from speechbrain_rev.planner.profile import BlockProfile, Profile
-from speechbrain_rev.planner.sweep import Sweep, sweep
+from speechbrain_rev.planner.sweep import sweep
 from tests.unit.planner.networks import Chained, encoder
 
 KIB = 1024
@@ -64,6 +63,8 @@ def test_the_best_has_the_most_samples_a_second_and_need_not_be_the_largest():
     # With much to be shared by a step, the largest is the best.
     dear = sweep(profile_for, range(1, 100), BUDGET, other_seconds=1000.0)
     assert dear.best.batch == max(speeds)
+    assert f"the largest batch with a plan is {max(speeds)}" in str(found)
+    assert "the largest batch with a plan is that one" in str(dear)
     assert dear.best.seconds == pytest.approx(
         1000 + profile_for(dear.best.batch).seconds(dear.best.modes)
     )
@@ -144,8 +145,7 @@ def test_memory_that_runs_out_is_freed_and_the_sweep_goes_on(name):
     assert found.plans[1].samples_per_second == 0
     assert found.plans[1].modes == {}
     assert found.best.batch in (2, 6)
-    assert "memory ran out while these were profiled: 4" in str(found)
-    assert Sweep.from_json(found.to_json()) == found
+    assert "too little memory to profile these: 4" in str(found)
 
 
 def test_memory_that_always_runs_out_is_an_error():
@@ -188,30 +188,16 @@ def test_times_that_are_not_are_said_not_to_be():
     bent = sweep(lambda b: profile_for(b, fixed=0.1, bend=0.5), range(1, 13), BUDGET)
     worst = max(time.worst_deviation for time in bent.times.values())
     assert 0.05 < worst < 0.5
-    assert "times are not linear in the batch: store is up to" in str(bent)
+    (store,) = (line for line in str(bent).splitlines() if line.startswith("  store "))
+    off = 100 * bent.times["store"].worst_deviation
+    assert store.endswith(f"off by {off:.1f} % at most: not linear in the batch")
 
 
 @pytest.mark.parametrize("batches", [[3], [3, 7]])
 def test_two_batches_say_nothing_of_linearity(batches):
     found = sweep(profile_for, batches, BUDGET)
     assert all(time.worst_deviation < 1e-12 for time in found.times.values())
-
-
-def test_a_sweep_goes_through_json():
-    found = sweep(profile_for, [2, 10, 40, 99], BUDGET, other_seconds=0.1)
-    again = Sweep.from_json(found.to_json())
-    assert again == found
-    assert again.best == found.best
-    assert found.about == {"inputs": "2"}
-
-
-@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"plans": [3]}'])
-def test_what_is_no_sweep_is_refused(text):
-    with pytest.raises(ValueError, match="This is no sweep"):
-        Sweep.from_json(text)
-    document = json.loads(sweep(profile_for, [2], BUDGET).to_json()) | {"other": 1}
-    with pytest.raises(ValueError, match="Sweep anew"):
-        Sweep.from_json(json.dumps(document))
+    assert str(found).count("too few batches to tell whether it is so") == 3
 
 
 def test_an_encoder_is_swept_on_meta_tensors():
