@@ -200,3 +200,24 @@ def architecture(name: str) -> Architecture:
         f"There is no encoder {name!r}.{hint} "
         f"The {len(ARCHITECTURES)} encoders are: {', '.join(ARCHITECTURES)}."
     )
+
+
+def counterparts(name: str) -> list[str]:
+    """Name the reversible encoders that stand for a vanilla one.
+
+    Parameters
+    ----------
+    name : str
+        Of the vanilla encoder.
+
+    Returns
+    -------
+    list of str
+        In the order of the table.
+
+    Examples
+    --------
+    >>> counterparts("resnet34")
+    ['revnet46', 'revnet57']
+    """
+    return [row.name for row in ARCHITECTURES.values() if row.counterpart == name]

@@ -73,6 +73,11 @@ class SpeakerBrain(sb.Brain):
     train_sampler: EpochBatchSampler
     valid_trials: Trials | None = None
 
+    def init_optimizers(self):
+        """Build the optimizer, whose momentum the bounds of compression follow."""
+        super().init_optimizers()
+        self.hparams.compression.follow(self.optimizer)
+
     def compute_forward(self, batch, stage):
         """Embed a batch and, in training, compare it with the training speakers."""
         wavs, lens = batch.wavs.to(self.device), batch.lens.to(self.device)
@@ -267,8 +272,7 @@ def valid_loader(hparams, trials):
 def start_from(hparams):
     """Load encoder and classifier of a finished run."""
     folder = Path(hparams["pretrained_run"])
-    record = folder / "hyperparams.yaml"
-    if record.is_file():
+    if (record := folder / "hyperparams.yaml").is_file():
         refuse_other_classes(hparams, folder, plain_settings(record.read_text()))
     load_finished_run(hparams["modules"], folder)
 
@@ -343,6 +347,7 @@ def build_brain(hparams, run_opts):
     # The rate is that of the utterances of one step of the optimizer.
     hparams["lr_annealing"].batch_size *= run_opts.grad_accumulation_factor
     hparams["checkpointer"].add_recoverable("random_state", GlobalRandomState())
+    hparams["checkpointer"].add_state("compression", hparams["compression"])
     return SpeakerBrain(
         modules=hparams["modules"],
         opt_class=hparams["opt_class"],

@@ -16,6 +16,7 @@ from speechbrain.utils.distributed import if_main_process
 from tqdm import tqdm
 
 from speechbrain_rev import plots
+from speechbrain_rev.compression import ActivationCompression
 
 LOG = "train_log.jsonl"
 # Two quantities, never under one name: which is logged depends on the device.
@@ -49,6 +50,8 @@ def shown(stats: dict[str, Any]) -> dict[str, Any]:
         line["skipped steps"] = stats["skipped_steps"]
     if "valid_eer_percent" in stats:
         line["valid EER %"] = stats["valid_eer_percent"]
+    if "compression_ratio" in stats:
+        line["activations compressed"] = stats["compression_ratio"]
     line["minutes"] = stats["minutes"]
     line["utt/s"] = round(stats["utterances_per_second"])
     return line | memory_shown(stats)
@@ -127,7 +130,7 @@ class Tally:
     largest_streams: dict[str, float] = field(default_factory=dict)
 
     def ask(self, encoder: torch.nn.Module) -> dict[str, Any]:
-        """Ask how large streams are by now.
+        """Ask how large streams are by now, and what was compressed.
 
         Parameters
         ----------
@@ -138,7 +141,7 @@ class Tally:
         Returns
         -------
         dict
-            ``largest_streams`` of the epoch, or nothing.
+            ``largest_streams`` of the epoch, and what ``compressed`` gives, or nothing.
         """
         encoder = getattr(encoder, "module", encoder)
         for stage, value in getattr(encoder, "largest_streams", dict)().items():
@@ -146,7 +149,37 @@ class Tally:
             # NaN, that of an overflow, stays.
             if math.isnan(value) or value > before:
                 self.largest_streams[stage] = value
-        return {"largest_streams": self.largest_streams} if self.largest_streams else {}
+        found = (
+            {"largest_streams": self.largest_streams} if self.largest_streams else {}
+        )
+        compression = getattr(encoder, "compression", None)
+        return found | ({} if compression is None else compressed(compression))
+
+
+def compressed(compression: ActivationCompression) -> dict[str, Any]:
+    """Tell what was compressed in the last step, and within which bounds.
+
+    Parameters
+    ----------
+    compression : ActivationCompression
+        The encoder's.
+
+    Returns
+    -------
+    dict
+        ``compression_ratio`` of all layers' inputs and, by layer, ``error_bounds`` and
+        ``compression_ratios``; nothing if no block compresses.
+    """
+    records = compression.records
+    if not records:
+        return {}
+    original = sum(record.original_bytes for record in records.values())
+    kept = sum(record.kept_bytes for record in records.values())
+    return {
+        "compression_ratio": original / kept,
+        "error_bounds": {name: r.error_bound for name, r in records.items()},
+        "compression_ratios": {name: r.ratio for name, r in records.items()},
+    }
 
 
 def peak_memory(device: torch.device | str) -> dict[str, int]:

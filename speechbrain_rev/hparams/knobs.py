@@ -174,7 +174,11 @@ KNOBS = {
         "int", at_least=8, at_most=512, why="The encoders halve them three times."
     ),
     "embedding_dim": Knob("int", at_least=1, at_most=2**16),
-    "mode": Knob("str", null=True, one_of=("store", "reconstruct", "recompute")),
+    "mode": Knob(
+        "str", null=True, one_of=("store", "reconstruct", "recompute", "compress")
+    ),
+    "gradient_error": Knob("float", above=0, at_most=1),
+    "normalisation_error": Knob("float", above=0, at_most=1),
     "memory_budget": Knob("str", null=True),
     "plan_file": _FILE,
     "streams": Knob("str", one_of=("exact", "float")),

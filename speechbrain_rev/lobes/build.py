@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from speechbrain_rev.architectures import Architecture, architecture
+from speechbrain_rev.compression import ActivationCompression
 from speechbrain_rev.lobes.blocks import ORDINARY_BLOCKS, RESIDUALS
 from speechbrain_rev.lobes.chunks import channels_by_level
 from speechbrain_rev.lobes.encoder import SpeakerEncoder, Stage
@@ -36,6 +37,7 @@ def build_encoder(
     chunk: int | str | None = "auto",
     sync_batchnorm: bool = False,
     pooling_variance: str = "population",
+    compression: ActivationCompression | None = None,
     widths: Sequence[int] | None = None,
     blocks: Sequence[int] | None = None,
 ) -> SpeakerEncoder:
@@ -71,6 +73,8 @@ def build_encoder(
         Whether batch statistics are shared between processes.
     pooling_variance : {"population", "unbiased"}
         Which variance statistics pooling takes; WeSpeaker has the unbiased one.
+    compression : ActivationCompression or None
+        How blocks in mode "compress" do it; None for its defaults.
     widths, blocks : sequence of int, or None
         Channels and blocks of each stage, to make an encoder of another size.
 
@@ -124,6 +128,8 @@ def build_encoder(
         channels=channels,
         correction=CORRECTIONS[pooling_variance],
     )
+    if compression is not None:
+        encoder.compression = compression
     if mode is not None:
         encoder.set_mode(mode)
     return encoder

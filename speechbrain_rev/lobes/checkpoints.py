@@ -47,6 +47,18 @@ class WholeCheckpointer(Checkpointer):
             os.replace(_unfinished(folder / METAFNAME), folder / METAFNAME)
         return checkpoint
 
+    def add_state(self, name: str, recoverable: Any) -> None:
+        """Save and load with each checkpoint what is no module but has a state dict.
+
+        Parameters
+        ----------
+        name : str
+            Of the file.
+        recoverable : object
+            With ``state_dict`` and ``load_state_dict``.
+        """
+        self.add_recoverable(name, recoverable, _load_state, _save_state)
+
     def _save_checkpoint_metafile(
         self, fpath: Path, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
@@ -152,6 +164,15 @@ def load_finished_run(
             f"The weights of {folder} do not fit: set arch, widths, blocks, n_mels and "
             f"embedding_dim as in {Path(folder, 'hyperparams.yaml')}. {error}"
         ) from error
+
+
+def _save_state(recoverable: Any, path: str | Path) -> None:
+    torch.save(recoverable.state_dict(), path)
+
+
+def _load_state(recoverable: Any, path: str | Path, end_of_epoch: bool) -> None:
+    del end_of_epoch
+    recoverable.load_state_dict(torch.load(path, weights_only=True))
 
 
 def _unfinished(path: Path) -> Path:

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speechbrain_rev.architectures import ARCHITECTURES, Architecture
+from speechbrain_rev.architectures import Architecture, counterparts
+from speechbrain_rev.compression.activations import ActivationCompression, registering
 from speechbrain_rev.lobes.inputs import check_input
 from speechbrain_rev.lobes.layers import Masks
 from speechbrain_rev.lobes.masking import level_masks
@@ -115,6 +116,8 @@ class SpeakerEncoder(nn.Module):
         for name, chain in self._chains().items():
             chain.monitor.name, chain.monitor.before = name, before
             before = chain.monitor
+        #: How blocks in mode "compress" do it.
+        self.compression = ActivationCompression()
         self._modes: dict[str, Mode] = {}
         self.set_mode(row.default_mode)
 
@@ -155,7 +158,9 @@ class SpeakerEncoder(nn.Module):
         """
         reversible = self.reversible_blocks()
         return {
-            name: tuple(Mode) if name in reversible else (Mode.STORE, Mode.RECOMPUTE)
+            name: tuple(
+                m for m in Mode if m is not Mode.RECONSTRUCT or name in reversible
+            )
             for name in self._block_names()
         }
 
@@ -280,7 +285,7 @@ class SpeakerEncoder(nn.Module):
             raise ValueError(
                 f"{self.architecture.name} has no reversible blocks. Use mode "
                 "'recompute', or one of its reversible counterparts: "
-                f"{', '.join(_counterparts(self.architecture.name))}."
+                f"{', '.join(counterparts(self.architecture.name))}."
             )
         return {
             name: Mode.RECONSTRUCT if name in reversible else Mode.RECOMPUTE
@@ -329,7 +334,9 @@ class SpeakerEncoder(nn.Module):
         if masks[0] is not None:
             # Whatever stands in the padding, NaN too, is as if it were not there.
             x = x.where(masks[0] > 0, 0)
-        pooled = self._pooled(x, masks).to(self.fc.weight.dtype)
+        wanted = Mode.COMPRESS in self._modes.values()
+        with self.compression.during(self, everywhere=False, wanted=wanted):
+            pooled = self._pooled(x, masks).to(self.fc.weight.dtype)
         return cast(Tensor, self.fc(pooled)).unsqueeze(1)
 
     def _pooled(self, x: Tensor, masks: list[Tensor | None]) -> Tensor:
@@ -370,9 +377,11 @@ class SpeakerEncoder(nn.Module):
     ) -> Tensor:
         """Run a unit, in training on some channels at a time."""
         sizes = [self.channels[level] for level in levels]
-        recomputes = self._modes[name] is Mode.RECOMPUTE
+        mode = self._modes[name]
         tell(unit, Moment.FORWARD_BEGINS)
-        y = run_unit(unit, masks, given, sizes, recomputes=recomputes)
+        with registering(mode is Mode.COMPRESS):
+            again = mode is Mode.RECOMPUTE
+            y = run_unit(unit, masks, given, sizes, recomputes=again)
         tell_end(unit, y)
         return y
 
@@ -388,7 +397,3 @@ def _run_chain(
     if trains(chain):
         return chain.train_step(halves.pop(0), halves.pop(0), mask)
     return torch.cat(chain(*halves, mask), dim=1)
-
-
-def _counterparts(name: str) -> list[str]:
-    return [row.name for row in ARCHITECTURES.values() if row.counterpart == name]

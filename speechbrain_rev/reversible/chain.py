@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from speechbrain_rev.compression.activations import ActivationCompression, registering
 from speechbrain_rev.reversible.autocast import Autocast
 from speechbrain_rev.reversible.buffers import KeptBuffers
 from speechbrain_rev.reversible.compiled import refuse_compiled
@@ -21,7 +22,7 @@ from speechbrain_rev.reversible.coupling import (
     residual,
 )
 from speechbrain_rev.reversible.formats import StreamFormat, as_format
-from speechbrain_rev.reversible.modes import Mode, as_mode
+from speechbrain_rev.reversible.modes import STORING, Mode, as_mode
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
 from speechbrain_rev.reversible.observing import Moment, tell, tell_end
 from speechbrain_rev.reversible.recompute import (
@@ -121,6 +122,7 @@ class ReversibleChain(nn.Module):
         if chunk is not None and (type(chunk) is not int or chunk < 1):
             raise ValueError(f"chunk is {chunk!r}; it must be None or at least 1.")
         self.chunk = chunk
+        self.compression = ActivationCompression()
         self.monitor = Monitor(verify, verify_every)
         self.set_mode(mode)
 
@@ -251,7 +253,9 @@ class ReversibleChain(nn.Module):
         own = self.modes[:1] == [Mode.RECONSTRUCT]
         entered = [enter(x1, x2, format, notes.row(0), own)]
         del x1, x2  # values of their own from here on
-        streams = self._advance(entered, mask, notes)
+        wanted = Mode.COMPRESS in self.modes
+        with self.compression.during(self, everywhere=False, wanted=wanted):
+            streams = self._advance(entered, mask, notes)
         poison = self.monitor.close(notes, format.limit)
         if before is not None and poison is not None:
             before.restore_where(poison)
@@ -263,7 +267,7 @@ class ReversibleChain(nn.Module):
         """Run the blocks; ``entered`` is emptied, so that no caller keeps its values."""
         streams = entered.pop()
         shared: set[int] = set()
-        if Mode.STORE in self.modes:
+        if set(self.modes) & set(STORING):
             couplings = cast(Iterable[AdditiveCoupling], self.blocks)
             shared = shared_by(f for b in couplings for f in (b.f, b.g))
         modes = self.modes
@@ -285,9 +289,10 @@ class ReversibleChain(nn.Module):
                 for i, block in enumerate(blocks, here[0][0]):
                     rows = notes.row(1 + 2 * i), notes.row(2 + 2 * i)
                     tell(block, Moment.FORWARD_BEGINS)
-                    streams = _couple(
-                        block, streams, mask, again, shared, self.chunk, rows
-                    )
+                    with registering(mode is Mode.COMPRESS):
+                        streams = _couple(
+                            block, streams, mask, again, shared, self.chunk, rows
+                        )
                     tell_end(block, streams.second.tangent)
         return streams
 
@@ -298,7 +303,7 @@ class ReversibleChain(nn.Module):
                 "does not take. Keep its weights in float32 and train under "
                 "torch.autocast."
             )
-        if set(self.modes) - {Mode.STORE}:
+        if set(self.modes) - set(STORING):
             refuse_what_cannot_run_again(self)
         if len(self.modes) != len(self.blocks):
             raise RuntimeError(
@@ -310,7 +315,7 @@ class ReversibleChain(nn.Module):
                 (f"blocks.{name}", module)
                 for name, module in self.blocks.named_modules()
                 if name.count(".")
-                and self.modes[int(name.split(".")[0])] is not Mode.STORE
+                and self.modes[int(name.split(".")[0])] not in STORING
             )
         if mask is not None and mask.requires_grad:
             raise ValueError("A mask cannot need a gradient: pass mask.detach().")

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
+from speechbrain_rev.compression.layers import Kind, layer_function
 from speechbrain_rev.kernels.layout import format_of
 from speechbrain_rev.reversible.autocast import Autocast, autocast_off
 from speechbrain_rev.reversible.flags import Flags
@@ -45,9 +46,7 @@ class Geometry(NamedTuple):
         """Convolve without bias."""
         if not self._is_product(x, weight):
             return F.conv2d(x, weight, None, *self)
-        matrices = weight.flatten(1).expand(len(x), -1, -1)
-        y = torch.bmm(matrices, x.flatten(2))
-        return y.unflatten(2, x.shape[2:])
+        return _product(x, weight)
 
     def gradients(
         self, grad: Tensor, x: Tensor, weight: Tensor, of_x: bool, of_weight: bool
@@ -98,6 +97,14 @@ class Geometry(NamedTuple):
             for n, k, stride, padding, dilation in sides
         ]
         return [x[0], weight.shape[0], *sizes]
+
+
+@layer_function(Kind.CONVOLUTION)
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """Convolve with a 1x1 weight, as a product of matrices."""
+    matrices = weight.flatten(1).expand(len(x), -1, -1)
+    y = torch.bmm(matrices, x.flatten(2))
+    return y.unflatten(2, x.shape[2:])
 
 
 def parts_of(batch: int, parts: int) -> list[slice]:
@@ -172,10 +179,19 @@ def in_parts(
     """
     autocast = Autocast.now({x.device})
     x = x.to(autocast.dtype) if autocast.enabled else x
-    return _InParts.apply(x, conv.weight, Geometry.of(conv), parts, mask)
+    return _in_parts(x, conv.weight, Geometry.of(conv), parts, mask)
+
+
+@layer_function(Kind.CONVOLUTION)
+def _in_parts(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
+    y: Tensor = _InParts.apply(x, weight, *others)
+    return y
 
 
 class _InParts(torch.autograd.Function):
+    #: What is saved may be compressed.
+    saves_layer_input = True
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -17,6 +17,9 @@ class Mode(str, enum.Enum):
         block.
     RECOMPUTE
         The inputs, from which the activations are computed again.
+    COMPRESS
+        All activations, those that convolutions and batch normalisations take within an
+        error bound. The one mode whose gradients differ from the others'.
 
     Examples
     --------
@@ -27,6 +30,13 @@ class Mode(str, enum.Enum):
     STORE = "store"
     RECONSTRUCT = "reconstruct"
     RECOMPUTE = "recompute"
+    COMPRESS = "compress"
+
+
+#: Modes with one gradient to the bit: nothing takes another without being asked to.
+LOSSLESS = (Mode.STORE, Mode.RECONSTRUCT, Mode.RECOMPUTE)
+#: Modes in which a block runs once and autograd keeps its activations.
+STORING = (Mode.STORE, Mode.COMPRESS)
 
 
 def as_mode(mode: Mode | str) -> Mode:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speechbrain_rev.compression.layers import Kind, layer_function
 from speechbrain_rev.reversible import compiled
 from speechbrain_rev.reversible.autocast import autocast_off
 from speechbrain_rev.reversible.replay import batch_statistics
@@ -115,7 +116,7 @@ class BatchNorm(nn.Module):
 
     def _normalise(self, x: Tensor, mask: Tensor | None) -> Tensor:
         statistics = batch_statistics(lambda: self._measure(x.detach(), mask))
-        y = _Normalise.apply(x, self.weight, self.bias, statistics, mask, self)
+        y = _normalised(x, self.weight, self.bias, statistics, mask, self)
         # Compiled, both are one pass over memory; else ReLU is autograd's own, which
         # frees the gradient that it is given before that of the normalisation begins.
         apart = self.relu and self.compiled_with is None
@@ -182,12 +183,21 @@ class BatchNorm(nn.Module):
         return dist.get_world_size() if ready else 1
 
 
+@layer_function(Kind.NORMALISATION)
+def _normalised(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
+    y: Tensor = _Normalise.apply(x, weight, *others)
+    return y
+
+
 class _Normalise(torch.autograd.Function):
     """(x - mean) / deviation * weight + bias, ReLU if compiled, mask; saves its input.
 
     With ReLU in it the output is saved, too. It is the next convolution's input, which saves the
     same storage: what is held is what batch normalisation and ReLU hold in plain torch.
     """
+
+    #: What is saved may be compressed.
+    saves_layer_input = True
 
     @staticmethod
     def forward(

@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from .chunks import CHUNKS
+from .compression import COMPRESSION
 from .engine import ENGINE
 from .exact import EXACT
 from .half_precision import HALF_PRECISION
@@ -27,7 +28,15 @@ from .optimizer import OPTIMIZER
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS_FAILED = 1
-MUTANTS = [*CHUNKS, *ENGINE, *EXACT, *HALF_PRECISION, *LENGTHS, *OPTIMIZER]
+MUTANTS = [
+    *CHUNKS,
+    *COMPRESSION,
+    *ENGINE,
+    *EXACT,
+    *HALF_PRECISION,
+    *LENGTHS,
+    *OPTIMIZER,
+]
 
 
 def run_tests(folder: Path, mutants: list[Mutant]) -> int:

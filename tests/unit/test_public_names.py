@@ -14,6 +14,11 @@ PACKAGE = Path(speechbrain_rev.__file__).parent
 
 PUBLIC = {
     "cli": {"main", "run_script"},
+    "compression": {
+        "ActivationCompression", "Compressed", "DeviationBound", "FixedBound", "Form",
+        "GradientBound", "LayerRecord", "RangeBound", "compress_activations", "decode",
+        "encode",
+    },
     "hparams": {
         "Composition", "OptimizerWarning", "compose", "parse_arguments", "placeholders", "plain_settings",
         "resolve", "top_level_keys",
@@ -55,7 +60,7 @@ PUBLIC = {
 }  # fmt: skip
 #: Modules that are public by themselves.
 MODULES = {
-    "architectures": {"ARCHITECTURES", "Architecture", "architecture"},
+    "architectures": {"ARCHITECTURES", "Architecture", "architecture", "counterparts"},
     "environment": {"environment"},
     "lobes.checkpoints": {"WholeCheckpointer", "average_of_last_epochs"},
     "lobes.classifier": {"AAMSoftmax", "CosineClassifier"},

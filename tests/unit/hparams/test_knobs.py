@@ -41,7 +41,12 @@ EDGES = {
     ),
     "n_mels": ([8, 80, 512], [7, 513, 0, -8]),
     "embedding_dim": ([1, 2**16], [0, 2**16 + 1]),
-    "mode": (["store", "reconstruct", "recompute", None], ["compress", "STORE", ""]),
+    "mode": (
+        ["store", "reconstruct", "recompute", "compress", None],
+        ["compressed", "STORE", ""],
+    ),
+    "gradient_error": ([1e-6, 1.0], [0.0, -0.01, 1.1, math.inf]),
+    "normalisation_error": ([1e-6, 1.0], [0.0, -0.01, 1.1, math.inf]),
     "streams": (["exact", "float"], ["int32", ""]),
     "memory_budget": (["11GB", "auto", None], [""]),
     "plan_file": (["plan.json", None], [""]),

@@ -1,0 +1,25 @@
+"""Activations in less memory: every value is kept up to a bound of its error."""
+
+from speechbrain_rev.compression.activations import (
+    ActivationCompression,
+    LayerRecord,
+    compress_activations,
+)
+from speechbrain_rev.compression.adaptive import GradientBound
+from speechbrain_rev.compression.bounds import DeviationBound, FixedBound, RangeBound
+from speechbrain_rev.compression.codec import decode, encode
+from speechbrain_rev.compression.compressed import Compressed, Form
+
+__all__ = [
+    "ActivationCompression",
+    "Compressed",
+    "DeviationBound",
+    "FixedBound",
+    "Form",
+    "GradientBound",
+    "LayerRecord",
+    "RangeBound",
+    "compress_activations",
+    "decode",
+    "encode",
+]

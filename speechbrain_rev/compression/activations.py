@@ -1,0 +1,306 @@
+"""Compression of what a network saves for its backward pass, as a context and as a mode.
+
+Method of "A Novel Memory-Efficient Deep Learning Training Framework via Error-Bounded
+Lossy Compression": inputs of convolutions and of batch normalisations are kept
+compressed between forward and backward pass, under an absolute error bound for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from speechbrain_rev.compression.bounds import DeviationBound, RangeBound, Rule
+from speechbrain_rev.compression.codec import DTYPES
+from speechbrain_rev.compression.compressed import Compressed, Form
+from speechbrain_rev.compression.layers import (
+    Kind,
+    Watching,
+    name_of,
+    names_of_layers,
+)
+from speechbrain_rev.compression.saving import SavedActivations
+
+#: Values of a channel of an utterance. Of fewer there is little to save, and an error is
+#: averaged over few: batch normalisation of pooled statistics would hand it down enlarged.
+SMALLEST_MAP = 16
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """What came of a layer's input when it was last compressed.
+
+    Attributes
+    ----------
+    values : int
+        How many there were.
+    original_bytes, kept_bytes : int
+        Before and after.
+    error_bound : float
+        Absolute.
+    form : str
+        How it was packed: "sparse", "dense" or "raw".
+    reason : str
+        Why it was left as it is, if it was.
+    """
+
+    values: int
+    original_bytes: int
+    kept_bytes: int
+    error_bound: float
+    form: str
+    reason: str
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller it became."""
+        return self.original_bytes / max(1, self.kept_bytes)
+
+
+class ActivationCompression:
+    """Keep inputs of convolutions and batch normalisations compressed for the backward.
+
+    Parameters
+    ----------
+    convolutions : Rule or None
+        Chooses the error bounds of convolutions' inputs; None for 1e-3 of the range.
+    normalisations : Rule or None
+        Chooses those of batch normalisations' inputs; None for 1e-2 of the channels'
+        deviation.
+
+    Attributes
+    ----------
+    records : dict of str to LayerRecord
+        By layer, from the last training step.
+    raw_count : int
+        How often a tensor was left as it is because it held NaN or infinity.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> compression = ActivationCompression()
+    >>> with compression.during(network):
+    ...     y = network(torch.randn(4, 1, 40, 50))
+    >>> y.sum().backward()
+    >>> sorted(compression.records)
+    ['0', '1']
+    """
+
+    def __init__(
+        self, *, convolutions: Rule | None = None, normalisations: Rule | None = None
+    ) -> None:
+        self.rules: dict[Kind, Rule] = {
+            Kind.CONVOLUTION: convolutions or RangeBound(1e-3),
+            Kind.NORMALISATION: normalisations or DeviationBound(1e-2),
+        }
+        self.records: dict[str, LayerRecord] = {}
+        self.raw_count = 0
+
+    @contextlib.contextmanager
+    def during(
+        self, network: nn.Module, *, everywhere: bool = True, wanted: bool = True
+    ) -> Iterator[None]:
+        """Compress what is saved in this context, which is around a forward pass.
+
+        Nothing is done in evaluation, without gradients and within a backward pass,
+        where activations are computed again and soon needed.
+
+        Parameters
+        ----------
+        network : nn.Module
+            What runs; its layers are named after it.
+        everywhere : bool
+            False to compress within ``registering`` only.
+        wanted : bool
+            False to do nothing.
+        """
+        if not wanted or _passes.under_way or not _trains(network):
+            # Within another network's pass its rules hold.
+            with registering(wanted and everywhere):
+                yield
+            return
+        found = _Pass(self, network, everywhere)
+        _passes.under_way.append(found)
+        try:
+            with (
+                saved_tensors_hooks(found.saved.pack, found.saved.unpack),
+                Watching(found),
+            ):
+                yield
+        finally:
+            _passes.under_way.pop()
+            found.saved.forget()
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let rules that look at momentum follow the optimizer of the training.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+            That trains the network.
+        """
+        for rule in self.rules.values():
+            rule.follow(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what the rules have to keep with a run."""
+        return {kind.value: rule.state_dict() for kind, rule in self.rules.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what ``state_dict`` gave."""
+        for kind, rule in self.rules.items():
+            rule.load_state_dict(state.get(kind.value, {}))
+
+    def note(self, layer: str, x: Tensor, compressed: Compressed) -> None:
+        """Keep a record of what was compressed."""
+        self.raw_count += compressed.reason == "NaN or inf"
+        raw = compressed.form is Form.RAW
+        size = x.numel() * x.element_size()
+        self.records[layer] = LayerRecord(
+            x.numel(),
+            size,
+            size if raw else compressed.nbytes,
+            float(compressed.error_bound),
+            compressed.form.value,
+            compressed.reason or "",
+        )
+
+
+class _Pass:
+    """A forward pass whose layers are noticed."""
+
+    def __init__(
+        self, compression: ActivationCompression, network: nn.Module, registers: bool
+    ) -> None:
+        self.compression, self.registers = compression, registers
+        self.saved = SavedActivations(compression.note)
+        self._names = names_of_layers(network)
+
+    def before(self, kind: Kind, x: Tensor, weight: Tensor | None) -> None:
+        """Register a layer's input."""
+        if not self.registers or x.shape[2:].numel() < SMALLEST_MAP:
+            return
+        layer = name_of(self._names, kind, x, weight)
+        if x.dtype not in DTYPES:
+            raise ValueError(
+                f"The input of {layer} is {x.dtype}, which cannot be compressed: it must "
+                f"be one of {', '.join(map(str, DTYPES))}. Convert the network, or store "
+                "this block."
+            )
+        bound = self.compression.rules[kind].bound_for(layer)
+        self.saved.register(x, layer, bound)
+
+    def after(self, kind: Kind, x: Tensor, weight: Tensor | None, y: Tensor) -> None:
+        """Tell the rule, which may want the gradient of the output."""
+        if self.registers and x.shape[2:].numel() >= SMALLEST_MAP:
+            layer = name_of(self._names, kind, x, weight)
+            self.compression.rules[kind].called(layer, x, weight, y)
+
+
+class _Passes(threading.local):
+    """Passes under way in this thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.under_way: list[_Pass] = []
+        #: Contexts that networks entered by themselves.
+        self.entered: list[contextlib.AbstractContextManager[None]] = []
+
+
+_passes = _Passes()
+
+
+@contextlib.contextmanager
+def registering(wanted: bool = True) -> Iterator[None]:
+    """Compress what layers take in this context, if a pass is under way around it.
+
+    Parameters
+    ----------
+    wanted : bool
+        False to change nothing.
+    """
+    if not wanted or not _passes.under_way:
+        yield
+        return
+    outer = _passes.under_way[-1]
+    before, outer.registers = outer.registers, True
+    try:
+        yield
+    finally:
+        outer.registers = before
+
+
+def compress_activations(
+    network: nn.Module,
+    *,
+    convolutions: Rule | None = None,
+    normalisations: Rule | None = None,
+) -> ActivationCompression:
+    """Compress what any network saves, in each of its training steps from now on.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Any network; its class, parameters and state dict stay as they are.
+    convolutions, normalisations : Rule or None
+        As for ``ActivationCompression``.
+
+    Returns
+    -------
+    ActivationCompression
+        What is told of the layers.
+
+    Raises
+    ------
+    ValueError
+        If the network's activations are compressed already.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Conv1d(20, 8, 3), nn.BatchNorm1d(8), nn.ReLU())
+    >>> compression = compress_activations(network)
+    >>> network(torch.randn(4, 20, 300)).sum().backward()
+    >>> [record.form for record in compression.records.values()]
+    ['dense', 'dense']
+    """
+    if any(isinstance(hook, _Enter) for hook in network._forward_pre_hooks.values()):
+        raise ValueError(
+            f"{type(network).__name__} has its activations compressed already; change "
+            "the rules of what compress_activations returned."
+        )
+    compression = ActivationCompression(
+        convolutions=convolutions, normalisations=normalisations
+    )
+    network.register_forward_pre_hook(_Enter(compression))
+    network.register_forward_hook(_Leave(), always_call=True)
+    return compression
+
+
+class _Enter:
+    """Begins a pass before a network runs."""
+
+    def __init__(self, compression: ActivationCompression) -> None:
+        self.compression = compression
+
+    def __call__(self, network: nn.Module, _: Any) -> None:
+        context = self.compression.during(network)
+        context.__enter__()
+        _passes.entered.append(context)
+
+
+class _Leave:
+    """Ends it, after an error, too."""
+
+    def __call__(self, network: nn.Module, _: Any, __: Any) -> None:
+        _passes.entered.pop().__exit__(None, None, None)
+
+
+def _trains(network: nn.Module) -> bool:
+    backward = torch._C._current_graph_task_id() != -1
+    return network.training and torch.is_grad_enabled() and not backward

@@ -1,0 +1,262 @@
+"""Activations in less memory, with a bound on the error of each value.
+
+Source: "A Novel Memory-Efficient Deep Learning Training Framework via Error-Bounded
+Lossy Compression". The bit stream is another one, for which see
+``speechbrain_rev.compression.reference``.
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from speechbrain_rev.compression import reference
+from speechbrain_rev.compression.compressed import Compressed, Form
+from speechbrain_rev.kernels import compression as kernels
+
+#: What is taken.
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: Bits that a value without data is taken to need.
+ASSUMED_BITS = 8.0
+
+_INFINITY_BITS = 0x7F800000
+
+
+@torch.no_grad()
+def encode(
+    x: Tensor, error_bound: float | Tensor, *, assumed_bits: float = ASSUMED_BITS
+) -> Compressed:
+    """Hold a tensor in fewer bytes, each value up to a bound.
+
+    Zeros and signs are kept exactly, so that the mask of a ReLU is that of its
+    compressed result. What cannot be held within the bound in fewer bytes is kept as it
+    is: not copied, so that it must not be written to.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Activations of any shape and strides: float32, float16 or bfloat16.
+    error_bound : float, or torch.Tensor with one value
+        By how much a decoded value may differ, in the unit of x. A tensor on the device
+        of x is looked at together with what x is found to be, in one synchronisation.
+    assumed_bits : float
+        Bits of a value of which there is no data, on the meta device.
+
+    Returns
+    -------
+    Compressed
+        What ``decode`` takes.
+
+    Raises
+    ------
+    ValueError
+        If x is of another type, or the bound or the assumed bits are not positive and
+        finite.
+
+    Examples
+    --------
+    >>> x = torch.randn(8, 16, 10, 25, generator=torch.manual_seed(0)).relu()
+    >>> compressed = encode(x, error_bound=1e-2)
+    >>> y = decode(compressed)
+    >>> y.shape, bool((y - x).abs().max() <= 1e-2), torch.equal(y > 0, x > 0)
+    (torch.Size([8, 16, 10, 25]), True, True)
+    >>> round(x.nbytes / compressed.nbytes, 1)
+    6.8
+    """
+    if x.dtype not in DTYPES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise ValueError(
+            f"Activations to compress are {x.dtype}, but must be one of {allowed}: its "
+            "steps are those of float32. Convert them, or keep them as they are."
+        )
+    if isinstance(error_bound, Tensor) and error_bound.numel() != 1:
+        raise ValueError(
+            f"error_bound has {error_bound.numel()} values, but must be one number for a "
+            "whole tensor. Encode parts of it one by one."
+        )
+    if not (isinstance(error_bound, Tensor) and error_bound.device == x.device):
+        error_bound = _checked("error_bound", error_bound)
+    x = x.detach()
+    row = _row(x)
+    if x.is_meta:
+        bits = _checked("assumed_bits", assumed_bits)
+        bound = math.nan if isinstance(error_bound, Tensor) else error_bound
+        size = math.ceil(len(row) * bits / 8)
+        payload = torch.empty(size, dtype=torch.uint8, device="meta")
+        return _compressed(Form.DENSE, x, bound, len(row), payload)
+    if not len(row):
+        bound = _checked("error_bound", error_bound)
+        return _compressed(Form.RAW, x, bound, 0, x, nonzeros=0, reason="empty")
+    return _encode(x, row, error_bound)
+
+
+@torch.no_grad()
+def decode(compressed: Compressed) -> Tensor:
+    """Make a tensor of what ``encode`` made of one.
+
+    Parameters
+    ----------
+    compressed : Compressed
+        A compressed tensor.
+
+    Returns
+    -------
+    torch.Tensor
+        Of the tensor's shape, strides, type and device, each value within the bound; of
+        a tensor that was kept as it is, that tensor.
+
+    Examples
+    --------
+    >>> x = torch.linspace(-1, 1, 1000).view(10, 100).t()
+    >>> y = decode(encode(x, error_bound=0.1))
+    >>> y.shape, y.stride(), bool((y - x).abs().max() <= 0.1)
+    (torch.Size([100, 10]), (1, 100), True)
+    """
+    kept = compressed.payload
+    shape, stride = compressed.shape, compressed.stride
+    if compressed.form is Form.RAW:
+        return kept[0]
+    device = kept[0].device
+    row = torch.empty(compressed.values, dtype=compressed.dtype, device=device)
+    if device.type != "meta":
+        flags = {
+            Form.SPARSE: compressed.negative,
+            Form.DENSE: compressed.nonzeros == compressed.values,
+        }
+        module = _module(row)
+        unpack = {Form.SPARSE: module.unpack_sparse, Form.DENSE: module.unpack_dense}
+        form = compressed.form
+        unpack[form](*kept, compressed.step, compressed.largest, flags[form], row)
+    if _span(shape, stride) <= compressed.values:
+        return row.as_strided(shape, stride)
+    out = torch.empty_strided(shape, stride, dtype=row.dtype, device=device)
+    distinct = _distinct(out)
+    distinct.copy_(row.view(distinct.shape))
+    return out
+
+
+def _encode(x: Tensor, row: Tensor, error_bound: float | Tensor) -> Compressed:
+    module = _module(row)
+    if isinstance(error_bound, Tensor):
+        bound = error_bound.detach().double().reshape(())
+    else:
+        # A number that is filled in, unlike one that is copied, is not waited for.
+        bound = torch.full((), error_bound, dtype=torch.float64, device=x.device)
+    counted = module.statistics(row)
+    scale = reference.scale_of(counted, bound, x.dtype)
+    words = module.sizes(row, scale, counted)
+    # All at once and in float64, which holds each of them, for one synchronisation.
+    found = torch.cat([bound[None], counted.double(), scale.double(), words.double()])
+    limit, bits, nonzeros, negative, step, _, largest, *sizes = found.tolist()
+    limit, nonzeros = _checked("error_bound", limit), int(nonzeros)
+    sparse, dense, base = map(int, sizes)
+    blocks = _blocks(len(row))
+    nbytes = {
+        Form.SPARSE: 4 * blocks + _blocks(nonzeros) + 4 * sparse,
+        Form.DENSE: blocks + 4 * dense + _blocks(blocks) + 4 * base,
+        Form.RAW: row.nbytes,
+    }
+    form = min(Form.SPARSE, Form.DENSE, key=nbytes.__getitem__)
+    reason = None
+    if bits >= _INFINITY_BITS:
+        reason = "NaN or inf"
+    elif not step:
+        reason = "bound below precision"
+    elif nbytes[form] >= nbytes[Form.RAW]:
+        reason = "no smaller"
+    if reason is not None:
+        return _compressed(
+            Form.RAW, x, limit, len(row), x, nonzeros=nonzeros, reason=reason
+        )
+    if form is Form.SPARSE:
+        payload = module.pack_sparse(row, scale, counted, nonzeros, sparse)
+    else:
+        payload = module.pack_dense(row, scale, counted, dense, base)
+    compressed = _compressed(
+        form,
+        x,
+        limit,
+        len(row),
+        *payload,
+        nonzeros=nonzeros,
+        step=step,
+        largest=largest,
+        negative=negative > 0,
+    )
+    assert compressed.nbytes == nbytes[form]
+    return compressed
+
+
+def _compressed(
+    form: Form,
+    x: Tensor,
+    error_bound: float,
+    values: int,
+    *payload: Tensor,
+    nonzeros: int | None = None,
+    reason: str | None = None,
+    step: float = 0.0,
+    largest: float = 0.0,
+    negative: bool = False,
+) -> Compressed:
+    return Compressed(
+        form=form,
+        shape=tuple(x.shape),
+        stride=x.stride(),
+        dtype=x.dtype,
+        error_bound=error_bound,
+        values=values,
+        payload=payload,
+        nonzeros=nonzeros,
+        reason=reason,
+        step=step,
+        largest=largest,
+        negative=negative,
+    )
+
+
+def _module(row: Tensor) -> ModuleType:
+    """Return who works on a device."""
+    if row.is_cuda and kernels.usable(row.device, row.dtype):
+        return kernels
+    return reference
+
+
+def _checked(name: str, number: float | Tensor) -> float:
+    number = float(number)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(
+            f"{name} is {number}, but must be positive and finite. To keep activations "
+            "as they are, do not compress them."
+        )
+    return number
+
+
+def _row(x: Tensor) -> Tensor:
+    """View a tensor's values in the order of memory, or copy those between gaps."""
+    span = _span(x.shape, x.stride())
+    if span <= x.numel():
+        return x.as_strided((span,), (1,), x.storage_offset())
+    return _distinct(x).reshape(-1)
+
+
+def _span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Return the number of places from a tensor's first value to its last."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+
+
+def _distinct(x: Tensor) -> Tensor:
+    """View the first of what an expanded dimension repeats."""
+    for dim in range(x.dim()):
+        if x.stride(dim) == 0:
+            x = x.narrow(dim, 0, min(1, x.shape[dim]))
+    return x
+
+
+def _blocks(values: int) -> int:
+    return -(-values // reference.LANES)

@@ -1,0 +1,171 @@
+"""Which layers' inputs are compressed, and how their calls are noticed.
+
+Convolutions and batch normalisations are noticed where torch's functions are called, by
+whatever module, so that no hook is put on anybody's layer. Functions of our own that
+stand for a layer say so with ``layer_function``.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import (
+    TorchFunctionMode,
+    handle_torch_function,
+    has_torch_function,
+)
+
+_Function = TypeVar("_Function", bound=Callable[..., Tensor])
+
+
+class Kind(str, enum.Enum):
+    """What a layer does with its input.
+
+    An error in a convolution's input goes into the gradient of its weight alone; one in
+    the input of a batch normalisation goes into the gradient handed down as well.
+    """
+
+    CONVOLUTION = "convolution"
+    NORMALISATION = "normalisation"
+
+
+def layer_function(kind: Kind) -> Callable[[_Function], _Function]:
+    """Say of a function that it stands for a layer, with input and weight first.
+
+    Parameters
+    ----------
+    kind : Kind
+        Of which kind.
+
+    Returns
+    -------
+    callable
+        A decorator: the function can then be noticed as torch's own are.
+    """
+
+    def decorated(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def called(x: Tensor, weight: Tensor, *more: Any, **options: Any) -> Tensor:
+            if has_torch_function((x, weight)):
+                return cast(
+                    Tensor,
+                    handle_torch_function(
+                        called, (x, weight), x, weight, *more, **options
+                    ),
+                )
+            return function(x, weight, *more, **options)
+
+        called.layer_kind = kind  # type: ignore[attr-defined]
+        return cast(_Function, called)
+
+    return decorated
+
+
+class Watcher(Protocol):
+    """What is told of layers' calls."""
+
+    def before(self, kind: Kind, x: Tensor, weight: Tensor | None) -> None:
+        """Be told that a layer is called with an input and a weight."""
+
+    def after(self, kind: Kind, x: Tensor, weight: Tensor | None, y: Tensor) -> None:
+        """Be told what it returned."""
+
+
+class Watching(TorchFunctionMode):
+    """Tell of calls of convolutions and batch normalisations that autograd records.
+
+    Parameters
+    ----------
+    watcher : Watcher
+        Who is told.
+    """
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function, and tell of it if it is a layer's."""
+        kwargs = kwargs or {}
+        kind = _TORCHS.get(func) or getattr(func, "layer_kind", None)
+        if kind is None or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        x, *rest = args or (kwargs.pop("input"),)
+        weight = _weight_of(func, rest, kwargs)
+        if kind is Kind.CONVOLUTION:
+            x = _as_convolved(x)
+        self._watcher.before(kind, x, weight)
+        y = func(x, *rest, **kwargs)
+        self._watcher.after(kind, x, weight, y)
+        return y
+
+
+_TORCHS: Mapping[Any, Kind] = {
+    torch.conv1d: Kind.CONVOLUTION,
+    torch.conv2d: Kind.CONVOLUTION,
+    torch.conv3d: Kind.CONVOLUTION,
+    F.batch_norm: Kind.NORMALISATION,
+}
+
+
+def _weight_of(func: Any, rest: list[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Find the tensor that a layer is told by; the running mean if there is no weight."""
+    if func is not F.batch_norm:
+        found = kwargs["weight"] if "weight" in kwargs else rest[0]
+        return cast(Tensor, found)
+    names = ("running_mean", "running_var", "weight")
+    given = dict(zip(names, rest, strict=False)) | dict(kwargs)
+    weight = given.get("weight")
+    return cast("Tensor | None", given["running_mean"] if weight is None else weight)
+
+
+def _as_convolved(x: Tensor) -> Tensor:
+    """Cast to what autocast makes of a convolution's input, which is what is saved."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype is torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
+
+
+def names_of_layers(network: nn.Module) -> dict[int, str]:
+    """Name the layers by the storages of their weights.
+
+    Parameters
+    ----------
+    network : nn.Module
+        The network.
+
+    Returns
+    -------
+    dict of int to str
+        By the weight's storage, or the running mean's. Of slices of a weight it is that
+        of the whole. A weight that is made anew in each call, as by a parametrisation,
+        has no name.
+    """
+    names: dict[int, str] = {}
+    for name, module in network.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is None:
+            weight = module._buffers.get("running_mean")
+        if isinstance(weight, Tensor) and weight.layout is torch.strided:
+            names.setdefault(weight.untyped_storage()._cdata, name)
+    return names
+
+
+def name_of(
+    names: Mapping[int, str], kind: Kind, x: Tensor, weight: Tensor | None
+) -> str:
+    """Name a layer that is called: as its network does, or by what it is."""
+    found = None if weight is None else names.get(weight.untyped_storage()._cdata)
+    if found is not None:
+        return found
+    size = list((x if weight is None else weight).shape)
+    return f"unnamed {kind.value} {size}"

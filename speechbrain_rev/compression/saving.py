@@ -1,0 +1,272 @@
+"""What autograd saves, with one compressed copy for each storage that is registered.
+
+Saved-tensor hooks see every tensor that autograd keeps for the backward pass. What is
+compressed is registered, never guessed: a layer's input, while the layer runs. Whatever
+else saved the same storage (the ReLU that made it, a second convolution) shares the one
+copy, so that the original is really freed; what nobody registered (weights, copies that
+autocast made, statistics, integers, tensors of custom functions) stays as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speechbrain_rev.compression.bounds import Bound
+from speechbrain_rev.compression.codec import decode, encode
+from speechbrain_rev.compression.compressed import Compressed, Form
+
+#: The frame in which custom functions save their tensors.
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+class Place:
+    """Where a tensor lies in its storage.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        The tensor.
+    """
+
+    __slots__ = ("dtype", "first", "last", "shape", "strides")
+
+    def __init__(self, x: Tensor) -> None:
+        self.shape, self.strides, self.dtype = x.shape, x.stride(), x.dtype
+        steps = zip(self.shape, self.strides, strict=True)
+        self.first = x.storage_offset()
+        #: The last element; without elements there is none.
+        self.last = self.first + sum((n - 1) * step for n, step in steps)
+
+    def covers(self, other: Place) -> bool:
+        """Whether a copy of this place holds what lies in another one."""
+        if self.dtype != other.dtype:
+            return False
+        if (self.first, self.shape, self.strides) == (
+            other.first,
+            other.shape,
+            other.strides,
+        ):
+            return True
+        dense = self.last - self.first < self.shape.numel()
+        return dense and self.first <= other.first and other.last <= self.last
+
+    def within(self, x: Tensor, other: Place) -> Tensor:
+        """View another place in a copy of this one."""
+        if other.shape == self.shape and other.strides == self.strides:
+            return x
+        offset = x.storage_offset() + other.first - self.first
+        return x.as_strided(other.shape, other.strides, offset)
+
+
+class _Copy:
+    """A compressed copy of a registered tensor at one version."""
+
+    __slots__ = ("__weakref__", "compressed", "place", "version")
+
+    def __init__(self, compressed: Compressed, place: Place, version: int) -> None:
+        self.compressed, self.place, self.version = compressed, place, version
+
+
+class _Saved:
+    """What autograd keeps instead of a tensor."""
+
+    __slots__ = ("__weakref__", "copy", "own", "place", "version")
+
+    def __init__(self, x: Tensor, version: int) -> None:
+        #: The tensor itself, or without contents once a copy has them: it goes on to
+        #: share the version counter.
+        self.own = x
+        self.version = version
+        self.place: Place | None = None
+        self.copy: _Copy | None = None
+
+    def refer_to(self, copy: _Copy) -> None:
+        """Let go of the tensor, for a copy has its contents."""
+        self.place = Place(self.own)
+        counter = self.own.detach()
+        counter.data = self.own.new_empty(0)
+        self.copy, self.own = copy, counter
+
+
+class Registration:
+    """Layers' wish that a tensor which is their input be compressed.
+
+    Parameters
+    ----------
+    layer : str
+        The name of the first layer that registered the tensor.
+    bound : callable
+        From the tensor to its absolute error bound.
+    """
+
+    __slots__ = ("bounds", "layer")
+
+    def __init__(self, layer: str, bound: Bound) -> None:
+        self.layer, self.bounds = layer, [bound]
+
+    def error_bound(self, x: Tensor) -> float | Tensor:
+        """Give the smallest of the layers' bounds."""
+        first, *others = [bound(x) for bound in self.bounds]
+        # Without data nobody knows which is smaller, nor does it matter.
+        compared = others and not x.is_meta
+        return min([first, *others], key=float) if compared else first
+
+
+class _Storage:
+    """What is known of one storage while it lives."""
+
+    __slots__ = ("copies", "own", "saved", "wanted")
+
+    def __init__(
+        self, storage: torch.UntypedStorage, known: dict[int, _Storage]
+    ) -> None:
+        key = storage._cdata
+
+        def freed(_: Any) -> None:
+            known.pop(key, None)
+
+        self.own = weakref.ref(storage, freed)
+        self.saved: list[weakref.ref[_Saved]] = []
+        self.copies: list[weakref.ref[_Copy]] = []
+        #: What was registered, by the version it had.
+        self.wanted: dict[int, Registration] = {}
+
+    def attach(self, copy: _Copy) -> None:
+        """Let all that autograd saved of a copy's contents refer to the copy."""
+        for reference in self.saved:
+            saved = reference()
+            if saved is None or saved.copy is not None or saved.version != copy.version:
+                continue
+            if copy.place.covers(Place(saved.own)):
+                saved.refer_to(copy)
+
+
+class SavedActivations:
+    """Pack and unpack what autograd saves, for saved-tensor hooks.
+
+    Parameters
+    ----------
+    encoded : callable
+        Told of each tensor that was compressed: the layer that registered it, the
+        tensor and what became of it.
+    """
+
+    def __init__(self, encoded: Callable[[str, Tensor, Compressed], None]) -> None:
+        self._encoded = encoded
+        self._storages: dict[int, _Storage] = {}
+
+    def register(self, x: Tensor, layer: str, bound: Bound) -> None:
+        """Have a tensor compressed, by whatever it was or will be saved.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            The input of a layer.
+        layer : str
+            The layer's name.
+        bound : callable
+            From the tensor to its absolute error bound; the smallest of several is kept.
+        """
+        storage = self._of(x)
+        wanted = storage.wanted.get(x._version)
+        if wanted is None:
+            wanted = storage.wanted[x._version] = Registration(layer, bound)
+        elif bound in wanted.bounds:
+            return
+        else:
+            wanted.bounds.append(bound)
+        if x.is_meta:
+            return
+        copies = [copy for ref in storage.copies if (copy := ref()) is not None]
+        for copy in copies:
+            if copy.version == x._version and copy.place.covers(Place(x)):
+                if float(bound(x)) < float(copy.compressed.error_bound):
+                    copy.compressed = self._encode(x, wanted)
+                return
+
+    def pack(self, x: Tensor) -> _Saved:
+        """Take what autograd wants to keep."""
+        saved = _Saved(x, x._version)
+        if not _may_be_compressed(x):
+            return saved
+        storage = self._of(x)
+        storage.saved.append(weakref.ref(saved))
+        wanted = storage.wanted.get(saved.version)
+        if wanted is not None:
+            self._compress(storage, x, wanted)
+        return saved
+
+    def unpack(self, saved: _Saved) -> Tensor:
+        """Give autograd what it kept, or what the copy of it holds.
+
+        Raises
+        ------
+        RuntimeError
+            If the tensor was changed in place since.
+        """
+        if saved.own._version != saved.version:
+            raise RuntimeError(_changed(saved))
+        if saved.copy is None:
+            return saved.own
+        assert saved.place is not None
+        return saved.copy.place.within(decode(saved.copy.compressed), saved.place)
+
+    def forget(self) -> None:
+        """Forget the storages of a forward pass that has ended."""
+        self._storages.clear()
+
+    def _of(self, x: Tensor) -> _Storage:
+        storage = x.untyped_storage()
+        found = self._storages.get(storage._cdata)
+        if found is None:
+            found = self._storages[storage._cdata] = _Storage(storage, self._storages)
+        return found
+
+    def _compress(self, storage: _Storage, x: Tensor, wanted: Registration) -> None:
+        place = Place(x)
+        for reference in storage.copies:
+            copy = reference()
+            if copy and copy.version == x._version and copy.place.covers(place):
+                break
+        else:
+            compressed = self._encode(x, wanted)
+            if compressed.form is Form.RAW:
+                # Kept by autograd as it is.
+                return
+            copy = _Copy(compressed, place, x._version)
+            storage.copies.append(weakref.ref(copy))
+        storage.attach(copy)
+
+    def _encode(self, x: Tensor, wanted: Registration) -> Compressed:
+        with torch.no_grad():
+            compressed = encode(x, wanted.error_bound(x))
+        self._encoded(wanted.layer, x, compressed)
+        return compressed
+
+
+def _may_be_compressed(x: Tensor) -> bool:
+    """Whether a tensor that is saved now can be a registered one."""
+    if not x.is_floating_point() or isinstance(x, torch.nn.Parameter):
+        return False
+    # Three frames up: pack, and what saves.
+    frame = sys._getframe(2)
+    if frame.f_code is not _APPLY:
+        return True
+    # A custom function may do anything with what it saved, unless it says otherwise.
+    return getattr(frame.f_locals.get("cls"), "saves_layer_input", False)
+
+
+def _changed(saved: _Saved) -> str:
+    shape = list(saved.own.shape if saved.place is None else saved.place.shape)
+    return (
+        "A tensor that autograd saved for the backward pass was changed in place "
+        f"afterwards: {shape} {saved.own.dtype} is at version {saved.own._version}, but "
+        f"was saved at version {saved.version}. Write to a copy, or use inplace=False "
+        "in the layer that follows."
+    )

@@ -1,0 +1,279 @@
+"""The kernels of compressed activations: interpreted on the CPU, and compiled."""
+
+import inspect
+import sys
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from speechbrain_rev.compression import codec, reference
+from speechbrain_rev.compression.reference import scale_of
+from speechbrain_rev.kernels import compression as kernels
+from tests.unit.kernels.process import poisoned
+from tests.unit.kernels.same_as_reference import assert_same
+
+NAMES = ["statistics", "sizes", "pack_sparse", "pack_dense", "unpack_sparse",
+         "unpack_dense"]  # fmt: skip
+BLOCK = kernels.BLOCK
+MARGIN = 64
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def guarded(function, *arguments):
+    """Call a function and assert that it wrote into its new tensors only."""
+    margins, plain = [], torch.Tensor.new_empty
+
+    def new_empty(x, size, **options):
+        whole = plain(x, size + 2 * MARGIN, **options)
+        whole[:MARGIN] = whole[MARGIN + size :] = 7
+        margins.extend((whole[:MARGIN], whole[MARGIN + size :]))
+        return whole[MARGIN : MARGIN + size]
+
+    with mock.patch.object(torch.Tensor, "new_empty", new_empty):
+        result = function(*arguments)
+    assert all((margin == 7).all() for margin in margins)
+    return tuple(x.clone() for x in result)
+
+
+def all_of(module, x, bound):
+    """Both forms of a row of values, all that is found on the way, and back again."""
+    counted = module.statistics(x)
+    scale = scale_of(counted, torch.tensor(bound, dtype=torch.float64), x.dtype)
+    assert scale[0] > 0
+    words = module.sizes(x, scale, counted)
+    sparse, dense, base = words.tolist()
+    _, nonzeros, negative = counted.tolist()
+    sparse = module.pack_sparse(x, scale, counted, nonzeros, sparse)
+    dense = module.pack_dense(x, scale, counted, dense, base)
+    step, _, largest = scale.tolist()
+    outs = torch.full((2, len(x) + 2 * MARGIN), 7, dtype=x.dtype)
+    out = outs[:, MARGIN : MARGIN + len(x)]
+    module.unpack_sparse(*sparse, step, largest, negative > 0, out[0])
+    module.unpack_dense(*dense, step, largest, nonzeros == len(x), out[1])
+    return counted, words, *sparse, *dense, outs
+
+
+def kernels_of(x, bound, slice_size):
+    with mock.patch.object(kernels, "SLICE", slice_size):
+        return guarded(all_of, kernels, x, bound)
+
+
+@pytest.fixture
+def check(interpreter):
+    def check(x, bound, slice_size=BLOCK):
+        expected = poisoned(all_of, reference, x, bound)
+        found, _ = interpreter(kernels_of, x, bound, slice_size)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+            # In all bits, and not merely in value: of zeros there are two.
+            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+        return expected
+
+    return check
+
+
+def values(kind, size, dtype):
+    x = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    if kind == "relu":
+        x = x.relu()
+    elif kind == "zeros and signs":
+        x = x * (x.abs() > 0.7)
+    elif kind == "full":
+        x = x + 0.5 * x.sign()
+    elif kind == "few":
+        x = x * (x > 2)
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_and_references_are_called_alike(name):
+    found, expected = (
+        inspect.signature(getattr(m, name)) for m in (kernels, reference)
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("kind", ["relu", "zeros and signs", "full", "few"])
+def test_any_values(check, kind):
+    check(values(kind, 2 * BLOCK + 77, torch.float32), 0.1)
+
+
+@pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
+def test_halves(check, dtype):
+    check(values("zeros and signs", BLOCK + 77, dtype), 0.1)
+
+
+# One value, a part of a block, one block, one more, a program, several and a part.
+@pytest.mark.parametrize("size", [1, 31, 32, 33, BLOCK, BLOCK + 1])
+def test_any_size(check, size):
+    check(values("relu", size, torch.float32), 0.01)
+
+
+def test_codes_of_any_width(check):
+    # Of 22 bits and of all below, and with a sign.
+    x = torch.logspace(-7, 0, BLOCK + 5)
+    check(x, 2.0**-21)
+    check(torch.where(torch.arange(len(x)) % 3 == 0, -x, x), 2.0**-21)
+
+
+@pytest.mark.parametrize("slice_size", [2 * BLOCK, 2**22])
+def test_slices_change_no_bits(check, slice_size):
+    check(values("zeros and signs", 3 * BLOCK + 5, torch.float32), 0.1, slice_size)
+
+
+def test_a_block_may_begin_in_a_slice_and_end_in_a_full_one(check):
+    x = values("full", 3 * BLOCK, torch.float32)
+    x[5] = 0
+    check(x, 0.1)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_special_values(check, dtype):
+    limits = torch.finfo(dtype)
+    x = torch.tensor([0.0, -0.0, limits.tiny, -limits.tiny, limits.max, -limits.max,
+                      limits.smallest_normal / 2, 1e-45, -1e-45, 1.0, -1.0])  # fmt: skip
+    check(x.to(dtype), 0.01 * limits.max)
+    check(torch.zeros(40, dtype=dtype), 1.0)
+    check(torch.tensor([-0.0] * 40, dtype=dtype), 1.0)
+    check(torch.full((40,), -3.0, dtype=dtype), 1e30)
+    subnormal = limits.tiny * limits.eps * torch.arange(-9.0, 9.0)
+    check(subnormal.to(dtype), 2.0**-22)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_any_bits(check, dtype):
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (BLOCK + 9,), generator=generator)
+    x = bits.int().view(torch.float32) if dtype is torch.float32 else (
+        (bits >> 16).short().view(dtype)
+    )  # fmt: skip
+    x = x[x.isfinite()]
+    check(x, 0.02 * float(x.abs().max()))
+
+
+def encoded_and_decoded(x, bound):
+    """Take the kernels for tensors on the CPU, without a look at any number."""
+    looks = []
+
+    class Looks(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            if function is torch.ops.aten._local_scalar_dense.default:
+                looks.append(function)
+            return function(*arguments, **(options or {}))
+
+    with mock.patch.object(codec, "_module", return_value=kernels):
+        with Looks():
+            compressed = codec.encode(x, bound)
+        decoded = codec.decode(compressed)
+    return vars(compressed), decoded, len(looks)
+
+
+@pytest.mark.parametrize("special", [None, float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("kind", ["relu", "full"])
+def test_codec_takes_them_and_synchronises_once(interpreter, kind, special):
+    x = values(kind, 2000, torch.float32).view(4, 5, 10, 10)
+    if special is not None:
+        x[2, 3, 4, 5] = special
+    x = x.contiguous(memory_format=torch.channels_last)
+    (found, decoded, looks), _ = interpreter(encoded_and_decoded, x, 0.01)
+    assert looks == 0  # and one list of all numbers
+    expected = codec.encode(x, 0.01)
+    assert_same(decoded, codec.decode(expected))
+    payloads = found.pop("payload"), expected.payload
+    assert found == {n: v for n, v in vars(expected).items() if n != "payload"}
+    for one, other in zip(*payloads, strict=True):
+        assert_same(one, other)
+
+
+def compiled(capability):
+    """Compile all kernels as they are launched; return them as PTX."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    code = {}
+    types = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
+             torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8"}  # fmt: skip
+
+    def compile_only(kernel, programs, *arguments, **constants):
+        kernel = kernels._compiled(kernel)
+        signature = {}
+        for name, x in zip(kernel.arg_names, arguments, strict=False):
+            if x is None:
+                constants[name] = None
+            elif isinstance(x, torch.Tensor):
+                signature[name] = types[x.dtype]
+            else:
+                signature[name] = "fp32" if isinstance(x, float) else "i32"
+        signature |= dict.fromkeys(constants, "constexpr")
+        signature = {name: signature[name] for name in kernel.arg_names}
+        kind = repr((kernel, signature, constants))
+        if kind not in code:
+            source = ASTSource(kernel, signature, constants)
+            target = GPUTarget("cuda", capability, 32)
+            code[kind] = triton.compile(source, target=target).asm["ptx"]
+
+    with mock.patch.object(kernels, "_launch", compile_only):
+        x, scale = torch.zeros(5), torch.zeros(3)
+        counted = kernels.statistics(x)
+        sparse = kernels.pack_sparse(x, scale, counted, 0, 0)
+        dense = kernels.pack_dense(x, scale, counted, 0, 0)
+        for flag in (False, True):
+            kernels.unpack_sparse(*sparse, 1.0, 1.0, flag, x)
+            kernels.unpack_dense(*dense, 1.0, 1.0, flag, x)
+        for dtype in FLOATS[1:]:
+            x = x.to(dtype)
+            kernels.statistics(x)
+            kernels.unpack_sparse(*sparse, 1.0, 1.0, flag, x)
+            kernels.unpack_dense(*dense, 1.0, 1.0, flag, x)
+    return list(code.values())
+
+
+def test_kernels_compile_without_a_device(compiler):
+    code, _ = compiler(compiled, 80)
+    # Two of each but for one that counts, and what depends on the type for halves too.
+    assert len(code) == 2 * 6 + 1 + 2 * 3
+    for ptx in code:
+        # Both would give other bits than the reference. That the ceiling of a subnormal
+        # number is zero does not matter, for |q| is at least one.
+        assert ".ftz" not in ptx.replace("cvt.rpi.ftz", "")
+        assert "fma.rn.f32" not in ptx
+
+
+@pytest.fixture
+def fresh():
+    caches = kernels.usable, kernels._compiled
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_where_triton_cannot_be_imported_one_warning_says_how_slow(
+    monkeypatch, recwarn
+):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    row = mock.Mock(is_cuda=True, device=torch.device("cpu"), dtype=torch.float32)
+    assert codec._module(row) is reference
+    assert codec._module(row) is reference
+    (warning,) = recwarn
+    assert "on cpu in torch.float32 (ModuleNotFoundError" in str(warning.message)
+    assert "several times slower" in str(warning.message)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_memory_that_runs_out_at_the_first_call_is_no_reason(monkeypatch):
+    def fail(*_, **__):
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(kernels, "_launch", fail)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        kernels.usable(torch.device("cpu"), torch.float32)
+
+
+def test_where_triton_runs_it_is_taken(interpreter):
+    assert interpreter(kernels.usable, torch.device("cpu"), torch.float32)[0]
