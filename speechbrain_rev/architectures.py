@@ -200,3 +200,14 @@ def architecture(name: str) -> Architecture:
         f"There is no encoder {name!r}.{hint} "
         f"The {len(ARCHITECTURES)} encoders are: {', '.join(ARCHITECTURES)}."
     )
+
+
+def counterparts(name: str) -> list[str]:
+    """Name the reversible encoders that stand beside a vanilla one.
+
+    Examples
+    --------
+    >>> counterparts("resnet34")
+    ['revnet46', 'revnet57']
+    """
+    return [row.name for row in ARCHITECTURES.values() if row.counterpart == name]

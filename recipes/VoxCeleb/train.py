@@ -47,6 +47,8 @@ from speechbrain_rev.hparams import (
     resolve,
 )
 from speechbrain_rev.lobes.checkpoints import (
+    CHANNELS,
+    KeptChannels,
     average_of_last_epochs,
     is_end_of_epoch,
     load_finished_run,
@@ -342,7 +344,10 @@ def build_brain(hparams, run_opts):
         start_from(hparams)
     # The rate is that of the utterances of one step of the optimizer.
     hparams["lr_annealing"].batch_size *= run_opts.grad_accumulation_factor
-    hparams["checkpointer"].add_recoverable("random_state", GlobalRandomState())
+    keep = hparams["checkpointer"].add_recoverable
+    keep("random_state", GlobalRandomState())
+    channels = KeptChannels(hparams["modules"]["embedding_model"])
+    keep(CHANNELS, channels, optional_load=True)
     return SpeakerBrain(
         modules=hparams["modules"],
         opt_class=hparams["opt_class"],

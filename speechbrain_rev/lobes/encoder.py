@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speechbrain_rev.architectures import ARCHITECTURES, Architecture
+from speechbrain_rev.architectures import Architecture, counterparts
 from speechbrain_rev.lobes.inputs import check_input
 from speechbrain_rev.lobes.layers import Masks
 from speechbrain_rev.lobes.masking import level_masks
@@ -24,7 +24,14 @@ from speechbrain_rev.lobes.pooling import statistics_pooling
 from speechbrain_rev.lobes.units import run_unit
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.formats import as_format
-from speechbrain_rev.reversible.modes import Mode, as_mode
+from speechbrain_rev.reversible.modes import (
+    LOSSLESS,
+    WITHOUT_INVERSE,
+    AppliedPlan,
+    Mode,
+    as_mode,
+    fallback,
+)
 from speechbrain_rev.reversible.observing import Moment, tell, tell_end
 from speechbrain_rev.reversible.recompute import trains
 from speechbrain_rev.reversible.streams import Streams, read_both
@@ -155,24 +162,29 @@ class SpeakerEncoder(nn.Module):
         """
         reversible = self.reversible_blocks()
         return {
-            name: tuple(Mode) if name in reversible else (Mode.STORE, Mode.RECOMPUTE)
+            name: LOSSLESS if name in reversible else WITHOUT_INVERSE
             for name in self._block_names()
         }
 
-    def set_mode(self, mode: Mode | str | Mapping[str, Mode | str]) -> None:
+    def set_mode(
+        self, mode: Mode | str | Mapping[str, Mode | str] | AppliedPlan
+    ) -> None:
         """Choose what blocks keep for the backward pass, at any time.
 
         Parameters
         ----------
-        mode : Mode or str, or mapping of block name to these
+        mode : Mode or str, or mapping of block name to these, or Plan
             For all blocks, or for some by the names of ``block_modes``. "reconstruct"
-            for all recomputes what cannot be reconstructed: stem and transitions.
+            for all recomputes stem and transitions. A plan gives channels too.
 
         Raises
         ------
         ValueError
             If there is no such mode or block, or a block cannot be reconstructed.
         """
+        if isinstance(mode, AppliedPlan):
+            mode.apply(self)
+            return
         names, reversible = self._block_names(), self.reversible_blocks()
         if isinstance(mode, Mapping):
             modes = {name: as_mode(m) for name, m in mode.items()}
@@ -280,12 +292,9 @@ class SpeakerEncoder(nn.Module):
             raise ValueError(
                 f"{self.architecture.name} has no reversible blocks. Use mode "
                 "'recompute', or one of its reversible counterparts: "
-                f"{', '.join(_counterparts(self.architecture.name))}."
+                f"{', '.join(counterparts(self.architecture.name))}."
             )
-        return {
-            name: Mode.RECONSTRUCT if name in reversible else Mode.RECOMPUTE
-            for name in names
-        }
+        return {name: fallback(mode, m) for name, m in self.allowed_modes().items()}
 
     def _block_names(self) -> list[str]:
         stages = enumerate(self._stages())
@@ -388,7 +397,3 @@ def _run_chain(
     if trains(chain):
         return chain.train_step(halves.pop(0), halves.pop(0), mask)
     return torch.cat(chain(*halves, mask), dim=1)
-
-
-def _counterparts(name: str) -> list[str]:
-    return [row.name for row in ARCHITECTURES.values() if row.counterpart == name]

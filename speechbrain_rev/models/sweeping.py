@@ -16,6 +16,7 @@ from torch import nn
 from tqdm import tqdm
 
 from speechbrain_rev.architectures import Architecture
+from speechbrain_rev.devices import timed_device
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.memory.report import make_gradients
 from speechbrain_rev.models.advice import remedies
@@ -29,7 +30,6 @@ from speechbrain_rev.models.profiling import (
     Channels,
     encoder_profile,
     fastest_channels,
-    timed_device,
 )
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Infeasible, Profile, Sweep, sweep

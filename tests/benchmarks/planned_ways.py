@@ -25,8 +25,8 @@ from speechbrain_rev.architectures import architecture
 from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.memory.shapes import CPUFakes
 from speechbrain_rev.planner import Infeasible, Plan
+from speechbrain_rev.planner.counting import profile_bytes
 from speechbrain_rev.planner.plan import plan_within
-from speechbrain_rev.planner.profile import profile_bytes
 from speechbrain_rev.planner.timing import measured_seconds
 from speechbrain_rev.reversible import Mode
 

@@ -43,7 +43,10 @@ EDGES = {
     "embedding_dim": ([1, 2**16], [0, 2**16 + 1]),
     "mode": (["store", "reconstruct", "recompute", None], ["compress", "STORE", ""]),
     "streams": (["exact", "float"], ["int32", ""]),
-    "memory_budget": (["11GB", "auto", None], [""]),
+    "memory_budget": (
+        ["11GB", "10.5 GiB", "800MiB", "auto", None],
+        ["", "11", "Auto", "0GB", "-1GB", "11TB"],
+    ),
     "plan_file": (["plan.json", None], [""]),
     "chunk": ([1, 800_000, "auto", None], [0, -1]),
     "verify": (["warn", "raise", None], ["off", ""]),
