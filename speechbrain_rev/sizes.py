@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 MB = 10**6
 GB = 10**9
 MIB = 2**20
 GIB = 2**30
+
+_UNITS = {"gb": GB, "gib": GIB, "mb": 10**6, "mib": MIB}
+
+
+def parse_size(text: str) -> int | None:
+    """Read a size with its unit.
+
+    Parameters
+    ----------
+    text : str
+        As 11GB (1e9 bytes each), 10.5GiB (2**30), 800MB or 800MiB.
+
+    Returns
+    -------
+    int or None
+        Bytes; None if it is no size above zero with a unit.
+
+    Examples
+    --------
+    >>> parse_size("11GB"), parse_size("10 GiB"), parse_size("11")
+    (11000000000, 10737418240, None)
+    """
+    match = re.fullmatch(
+        r"(\d{1,6}(?:\.\d{1,6})?) ?([gm]i?b)", text.strip(), re.ASCII | re.I
+    )
+    size = math.floor(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
+    return size or None
 
 
 def size_text(size_bytes: int) -> str:

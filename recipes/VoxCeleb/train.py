@@ -19,6 +19,7 @@ import speechbrain as sb
 import torch
 import training_log as log
 import yaml
+from fine_tuning import start_from
 from hyperpyyaml import load_hyperpyyaml
 from layout import speech_root
 from memory_plan import give_modes
@@ -47,9 +48,10 @@ from speechbrain_rev.hparams import (
     resolve,
 )
 from speechbrain_rev.lobes.checkpoints import (
+    CHANNELS,
+    KeptChannels,
     average_of_last_epochs,
     is_end_of_epoch,
-    load_finished_run,
 )
 from speechbrain_rev.scoring import Trials, cosine_trials, eer, read_trials
 from speechbrain_rev.speech import (
@@ -269,30 +271,6 @@ def valid_loader(hparams, trials):
     )
 
 
-def start_from(hparams):
-    """Load encoder and classifier of a finished run."""
-    folder = Path(hparams["pretrained_run"])
-    if (record := folder / "hyperparams.yaml").is_file():
-        refuse_other_classes(hparams, folder, plain_settings(record.read_text()))
-    load_finished_run(hparams["modules"], folder)
-
-
-def refuse_other_classes(hparams, folder, earlier):
-    """Refuse a pretrained run whose classifier is of other speakers or speeds."""
-    ours, theirs = hparams["save_folder"], folder / "save"
-    if earlier["speeds"] != list(hparams["speeds"]):
-        what = f"the speeds {earlier['speeds']}, this run {list(hparams['speeds'])}"
-    elif speaker_numbers(theirs) != speaker_numbers(ours):
-        what = "other speakers, or numbered differently"
-    else:
-        return
-    raise ValueError(
-        f"pretrained_run {folder} has {what}: its classifier would be wrong, and the "
-        "encoder is not loaded alone. Give seed, data_folder, train_list, trial_lists, "
-        f"valid_speakers, valid_trials and speeds as in {folder / 'hyperparams.yaml'}."
-    )
-
-
 def dry_run(brain, loader):
     """Take two steps; say what the training would take."""
     brain.checkpointer = None
@@ -346,7 +324,10 @@ def build_brain(hparams, run_opts):
         start_from(hparams)
     # The rate is that of the utterances of one step of the optimizer.
     hparams["lr_annealing"].batch_size *= run_opts.grad_accumulation_factor
-    hparams["checkpointer"].add_recoverable("random_state", GlobalRandomState())
+    keep = hparams["checkpointer"].add_recoverable
+    keep("random_state", GlobalRandomState())
+    channels = KeptChannels(hparams["modules"]["embedding_model"])
+    keep(CHANNELS, channels, optional_load=True)
     hparams["checkpointer"].add_state("compression", hparams["compression"])
     return SpeakerBrain(
         modules=hparams["modules"],

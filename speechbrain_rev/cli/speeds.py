@@ -33,8 +33,8 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
 def _calibrate(parsed: argparse.Namespace) -> None:
     check_writable("SPEED.json", parsed.file)
 
+    from speechbrain_rev.devices import timed_device
     from speechbrain_rev.models import calibration
-    from speechbrain_rev.models.profiling import timed_device
 
     device = timed_device(parsed.device)
     speed = calibration.calibrate(device, progress=sys.stderr.isatty())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from speechbrain_rev.architectures import ARCHITECTURES, architecture
+from speechbrain_rev.sizes import parse_size
 
 WORDS = {
     "bool": "true or false",
@@ -45,6 +46,10 @@ class Knob:
         A text that it may be as well.
     length : int or None
         Of a list.
+    reads : callable or None
+        Tells whether a text has the form that is asked for.
+    form : str
+        That form, in words.
     why : str
         What a value outside would do, for the error message.
     """
@@ -58,6 +63,8 @@ class Knob:
     one_of: tuple[str | int, ...] = ()
     or_word: str = ""
     length: int | None = None
+    reads: Callable[[str], bool] | None = None
+    form: str = ""
     why: str = ""
 
     def has_kind(self, value: object) -> bool:
@@ -101,6 +108,8 @@ class Knob:
             )
             fits = isinstance(value, float) or -(2**63) <= value < 2**63
             return in_range and fits
+        if self.reads is not None and isinstance(value, str):
+            return self.reads(value)
         return value != ""
 
     def takes(self) -> str:
@@ -123,7 +132,7 @@ class Knob:
             if len(self.one_of) > MOST_IN_A_SENTENCE:
                 words = f"one of {len(self.one_of)} names"
         else:
-            words = WORDS[self.kind].partition(" such as")[0]
+            words = self.form or WORDS[self.kind].partition(" such as")[0]
             if self.length is not None:
                 words = words.replace("list of", f"list of {self.length}")
             words += self._bounds()
@@ -179,7 +188,13 @@ KNOBS = {
     ),
     "gradient_error": Knob("float", above=0, at_most=1),
     "normalisation_error": Knob("float", above=0, at_most=1),
-    "memory_budget": Knob("str", null=True),
+    "memory_budget": Knob(
+        "str",
+        null=True,
+        reads=lambda text: text == "auto" or parse_size(text) is not None,
+        form="a size such as 11GB, 10.5GiB or 800MB, or auto",
+        why="A card that is sold as 11GB has 11GiB, of 2**30 bytes; 11GB are 1e9 each.",
+    ),
     "plan_file": _FILE,
     "streams": Knob("str", one_of=("exact", "float")),
     "chunk": Knob("int", null=True, or_word="auto", at_least=1),

@@ -12,8 +12,9 @@ from speechbrain_rev.architectures import Architecture, architecture
 from speechbrain_rev.compression import ActivationCompression
 from speechbrain_rev.lobes.blocks import ORDINARY_BLOCKS, RESIDUALS
 from speechbrain_rev.lobes.chunks import channels_by_level
-from speechbrain_rev.lobes.encoder import SpeakerEncoder, Stage
+from speechbrain_rev.lobes.encoder import SpeakerEncoder
 from speechbrain_rev.lobes.pooling import CORRECTIONS
+from speechbrain_rev.lobes.stage import Stage
 from speechbrain_rev.lobes.transitions import (
     SpaceToDepthTransition,
     Stem,

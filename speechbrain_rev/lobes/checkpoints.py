@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -14,7 +15,15 @@ from speechbrain.utils.checkpoints import (
     Checkpoint,
     Checkpointer,
     average_checkpoints,
+    mark_as_loader,
+    mark_as_saver,
+    register_checkpoint_hooks,
 )
+
+from speechbrain_rev.lobes.encoder import SpeakerEncoder
+
+#: What a checkpointer calls the channels at a time.
+CHANNELS = "channels"
 
 
 class WholeCheckpointer(Checkpointer):
@@ -63,6 +72,83 @@ class WholeCheckpointer(Checkpointer):
         self, fpath: Path, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         return super()._save_checkpoint_metafile(_unfinished(fpath), *args, **kwargs)
+
+
+@register_checkpoint_hooks
+class KeptChannels:
+    """The channels at a time that an encoder is trained with, saved with checkpoints.
+
+    They decide in which order numbers are added up, so that a training must go on with
+    those that it began with.
+
+    Parameters
+    ----------
+    encoder : SpeakerEncoder
+        The encoder.
+
+    Example
+    -------
+    >>> from speechbrain_rev.lobes import build_encoder
+    >>> encoder = build_encoder("revnet57", widths=(4, 4, 4, 4), blocks=(1, 0, 0, 0))
+    >>> checkpointer = Checkpointer(getfixture("tmp_path"))
+    >>> kept = KeptChannels(encoder)
+    >>> checkpointer.add_recoverable(CHANNELS, kept, optional_load=True)
+    >>> kept.restore(checkpointer, chosen=True)
+    False
+    >>> encoder.set_channels([2, 2, 2, 2])
+    >>> _ = checkpointer.save_checkpoint()
+    >>> encoder.set_channels([4, 4, 4, 4])
+    >>> kept.restore(checkpointer, chosen=True), encoder.channels
+    (True, [2, 2, 2, 2])
+    """
+
+    def __init__(self, encoder: SpeakerEncoder) -> None:
+        self._encoder = encoder
+
+    def restore(self, checkpointer: Checkpointer, *, chosen: bool) -> bool:
+        """Give the encoder the channels of the newest checkpoint, if there is one.
+
+        Parameters
+        ----------
+        checkpointer : Checkpointer
+            Which this was added to as ``CHANNELS``.
+        chosen : bool
+            Whether a plan chooses the chunk; a fixed one must be that of the checkpoint.
+
+        Returns
+        -------
+        bool
+            Whether there is a checkpoint, with channels or of a time without them.
+
+        Raises
+        ------
+        ValueError
+            If a chunk is fixed and is another.
+        """
+        newest = checkpointer.find_checkpoint()
+        if newest is None:
+            return False
+        if CHANNELS in newest.paramfiles:
+            path = Path(newest.paramfiles[CHANNELS])
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept != self._encoder.channels and not chosen:
+                raise ValueError(
+                    f"This training began with {kept} channels at a time, and its chunk "
+                    f"now makes {self._encoder.channels}: gradients would be added up in "
+                    "another order. Give chunk as before, or chunk: auto, which goes on "
+                    "as it began."
+                )
+            self._encoder.set_channels(kept)
+        return True
+
+    @mark_as_saver
+    def _save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self._encoder.channels), encoding="utf-8")
+
+    @mark_as_loader
+    def _load(self, path: str | Path, end_of_epoch: bool) -> None:
+        """Find what was restored before the first step, when the chunk was chosen."""
+        assert json.loads(Path(path).read_text("utf-8")) == self._encoder.channels
 
 
 def is_end_of_epoch(checkpoint: Checkpoint) -> bool:

@@ -22,54 +22,21 @@ from speechbrain_rev.lobes.inputs import check_input
 from speechbrain_rev.lobes.layers import Masks
 from speechbrain_rev.lobes.masking import level_masks
 from speechbrain_rev.lobes.pooling import statistics_pooling
+from speechbrain_rev.lobes.stage import Stage
 from speechbrain_rev.lobes.units import run_unit
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.formats import as_format
-from speechbrain_rev.reversible.modes import Mode, as_mode
+from speechbrain_rev.reversible.modes import (
+    LOSSLESS,
+    WITHOUT_INVERSE,
+    AppliedPlan,
+    Mode,
+    as_mode,
+    fallback,
+)
 from speechbrain_rev.reversible.observing import Moment, tell, tell_end
 from speechbrain_rev.reversible.recompute import trains
 from speechbrain_rev.reversible.streams import Streams, read_both
-
-
-class Stage(nn.Module):
-    """A transition into a stage, if there is one, and the stage's blocks.
-
-    Parameters
-    ----------
-    entry : nn.Module or None
-        Called with masks and the previous stage's output.
-    blocks : ReversibleChain or nn.ModuleList
-        Couplings, or ordinary blocks.
-    downsamples : bool
-        Whether this stage has half the frequencies and frames of the one before.
-    """
-
-    entry: nn.Module | None
-    chain: ReversibleChain | None
-    blocks: nn.ModuleList | None
-
-    def __init__(
-        self,
-        entry: nn.Module | None,
-        blocks: ReversibleChain | nn.ModuleList,
-        downsamples: bool,
-    ) -> None:
-        super().__init__()
-        self.entry = entry
-        self.chain = self.blocks = None
-        if isinstance(blocks, ReversibleChain):
-            self.chain = blocks
-        else:
-            self.blocks = blocks
-        self.downsamples = downsamples
-
-    def block_names(self) -> list[str]:
-        """Name the entry and the blocks in the order of execution."""
-        entry = [] if self.entry is None else ["entry"]
-        if self.chain is not None:
-            return entry + [f"chain.{j}" for j in range(len(self.chain.blocks))]
-        assert self.blocks is not None
-        return entry + [f"blocks.{j}" for j in range(len(self.blocks))]
 
 
 class SpeakerEncoder(nn.Module):
@@ -158,26 +125,29 @@ class SpeakerEncoder(nn.Module):
         """
         reversible = self.reversible_blocks()
         return {
-            name: tuple(
-                m for m in Mode if m is not Mode.RECONSTRUCT or name in reversible
-            )
+            name: LOSSLESS if name in reversible else WITHOUT_INVERSE
             for name in self._block_names()
         }
 
-    def set_mode(self, mode: Mode | str | Mapping[str, Mode | str]) -> None:
+    def set_mode(
+        self, mode: Mode | str | Mapping[str, Mode | str] | AppliedPlan
+    ) -> None:
         """Choose what blocks keep for the backward pass, at any time.
 
         Parameters
         ----------
-        mode : Mode or str, or mapping of block name to these
+        mode : Mode or str, or mapping of block name to these, or Plan
             For all blocks, or for some by the names of ``block_modes``. "reconstruct"
-            for all recomputes what cannot be reconstructed: stem and transitions.
+            for all recomputes stem and transitions. A plan gives channels too.
 
         Raises
         ------
         ValueError
             If there is no such mode or block, or a block cannot be reconstructed.
         """
+        if isinstance(mode, AppliedPlan):
+            mode.apply(self)
+            return
         names, reversible = self._block_names(), self.reversible_blocks()
         if isinstance(mode, Mapping):
             modes = {name: as_mode(m) for name, m in mode.items()}
@@ -287,10 +257,7 @@ class SpeakerEncoder(nn.Module):
                 "'recompute', or one of its reversible counterparts: "
                 f"{', '.join(counterparts(self.architecture.name))}."
             )
-        return {
-            name: Mode.RECONSTRUCT if name in reversible else Mode.RECOMPUTE
-            for name in names
-        }
+        return {name: fallback(mode, m) for name, m in self.allowed_modes().items()}
 
     def _block_names(self) -> list[str]:
         stages = enumerate(self._stages())

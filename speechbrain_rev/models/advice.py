@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
-from speechbrain_rev.models.card import RESERVE_BYTES, RESERVE_SHARE, Training
+from speechbrain_rev.models.card import Training, card_for
 from speechbrain_rev.models.counts import FRAMES
 from speechbrain_rev.models.table import Model
 from speechbrain_rev.sizes import GIB, size_text
@@ -44,8 +44,8 @@ def remedies(training: Training, row: Architecture, needed_bytes: int) -> list[s
     """
     found = [_batch(training, row), _frames(training, row)]
     found += [_encoder(training, row), _bits(training, row)]
-    card_bytes = math.ceil((needed_bytes + RESERVE_BYTES) / (1 - RESERVE_SHARE))
-    found.append(f"a card of {math.ceil(card_bytes / GIB * 10) / 10:g} GiB")
+    card_gib = card_for(needed_bytes) / GIB
+    found.append(f"a card of {math.ceil(card_gib * 10) / 10:g} GiB")
     return [remedy for remedy in found if remedy is not None]
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 from tqdm import tqdm
 
-from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.memory.report import make_gradients
+from speechbrain_rev.devices import described, random_devices
+from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.models.counting import training_step
+from speechbrain_rev.planner.room import batch_that_fits
 from speechbrain_rev.planner.timing import (
     Speed,
-    described,
     fitted_speed,
     measured_seconds,
     uniform_modes,
@@ -27,7 +31,7 @@ ENCODERS = (
     "df_revnet89",
 )
 
-#: Utterances of the steps: enough to keep the device busy.
+#: Utterances of the steps, or as many as fit: enough to keep the device busy.
 BATCH = {"cpu": 4, "cuda": 64}
 
 
@@ -76,28 +80,33 @@ def calibrate(
         )
     works: list[Work] = []
     seconds: list[float] = []
+    batches: list[int] = []
     bar = tqdm(
         names, desc="measuring", unit="encoder", leave=False, disable=not progress
     )
     for name in bar:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
-            encoder = build_encoder(name, blocks=(2, 2, 2, 2))
-            feats = torch.randn(BATCH[device.type], frames, encoder.n_mels)
-            make_gradients(encoder)
+        step_of_some = functools.partial(
+            training_step, name, blocks=(2, 2, 2, 2), frames=frames
+        )
 
-            def step(encoder=encoder, feats=feats) -> None:  # type: ignore[no-untyped-def]
-                encoder(feats).square().sum().backward()
+        def stored_bytes(count: int, step_of_some: Any = step_of_some) -> int:
+            return live_bytes_peak(step_of_some(batch=count, mode="store")[1])
 
+        batch = batch_that_fits(stored_bytes, BATCH[device.type], device)
+        batches.append(batch)
+        with torch.random.fork_rng(random_devices(device)):
+            encoder, step = step_of_some(batch=batch, device=device)
             taken = measured_seconds(encoder, step, device, repeats=repeats)
             for chosen in uniform_modes(encoder):
                 for block, work in trace_work(encoder, step).items():
                     works.append(work)
                     seconds.append(taken[block, chosen.get(block, "")])
+    sizes = " and ".join(map(str, sorted(set(batches))))
     about = {
         "device": described(device),
         "torch": torch.__version__,
-        "measured": f"{', '.join(names)}: 2 blocks a stage, batch {BATCH[device.type]}, "
-        f"{frames} frames, float32",
+        "measured": f"{', '.join(names)}: 2 blocks a stage, batch {sizes}, {frames} "
+        "frames, float32",
     }
     return fitted_speed(works, seconds, about)
 

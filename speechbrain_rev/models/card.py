@@ -90,6 +90,31 @@ def reserve_of(card_bytes: int) -> int:
     return RESERVE_BYTES + math.ceil(RESERVE_SHARE * card_bytes)
 
 
+def card_for(used_bytes: int) -> int:
+    """Bytes of the smallest card on which so many are left beside the reserve.
+
+    Parameters
+    ----------
+    used_bytes : int
+        What is counted.
+
+    Returns
+    -------
+    int
+        Bytes.
+
+    Examples
+    --------
+    >>> card = card_for(8 * GIB)
+    >>> card - reserve_of(card) >= 8 * GIB > card - 1 - reserve_of(card - 1)
+    True
+    """
+    card_bytes = math.floor((used_bytes + RESERVE_BYTES) / (1 - RESERVE_SHARE)) - 1
+    while card_bytes - reserve_of(card_bytes) < used_bytes:
+        card_bytes += 1
+    return card_bytes
+
+
 def check_batch(batch: int) -> None:
     """Refuse a batch that no training has.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+
+from speechbrain_rev.devices import named_device
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,7 @@ def card_at_hand(device: str) -> CardAtHand:
     """
     import torch
 
-    if re.fullmatch(r"cuda(:\d{1,3})?", device, re.ASCII) is None:
-        raise ValueError(
-            f"--device takes cuda, or cuda:N for the card of number N, not {device}. "
-            "Without a GPU name a card's memory, for instance --card=11GB."
-        )
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    number = int(device.partition(":")[2] or 0)
-    if number >= count:
-        raise ValueError(
-            f"--device={device} is not there: torch sees {count} card(s) with CUDA. Name "
-            "a card's memory, for instance --card=11GB."
-        )
+    advice = "Without a GPU name a card's memory, for instance --card=11GB."
+    number = named_device(device, cpu=False, advice=advice).index or 0
     free_bytes, total_bytes = torch.cuda.mem_get_info(number)
     return CardAtHand(torch.cuda.get_device_name(number), total_bytes, free_bytes)

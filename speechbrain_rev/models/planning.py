@@ -30,7 +30,6 @@ from speechbrain_rev.models.profiling import (
 from speechbrain_rev.models.published import TOTAL_BATCH
 from speechbrain_rev.models.table import Model, select
 from speechbrain_rev.planner import Infeasible, Plan, Profile
-from speechbrain_rev.planner.knapsack import lightest, solve
 from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.timing import ASSUMED, Speed
 from speechbrain_rev.planner.trace import trace_bytes
@@ -312,14 +311,10 @@ def _planned(model: Model, *, speed: Speed, counted: bool) -> PlannedEncoder:
 
 def _predicted(model: Model, profile: Profile) -> Mapping[str, str]:
     """Choose the fastest modes that fit, or the lightest, as the profile says."""
-    problem = profile.problem()
     try:
-        found = solve(problem, model.training.step_budget_bytes(model.row))
+        return profile.fastest(model.training.step_budget_bytes(model.row))
     except Infeasible:
-        found = lightest(problem)
-    # The last mode is that of what follows the blocks.
-    names = [block.name for block in profile.blocks]
-    return dict(zip(names, found[:-1], strict=True))
+        return profile.lightest()
 
 
 def _counted(

@@ -9,30 +9,34 @@ from __future__ import annotations
 import functools
 import json
 import platform
-import re
 from collections.abc import Callable, Sequence
 
 import torch
 
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
+from speechbrain_rev.devices import described, random_devices
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
+from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.models.counting import training_step
 from speechbrain_rev.planner import Infeasible, Profile
-from speechbrain_rev.planner.knapsack import solve
-from speechbrain_rev.planner.profile import profile_bytes
+from speechbrain_rev.planner.counting import profile_bytes
+from speechbrain_rev.planner.room import batch_that_fits
 from speechbrain_rev.planner.saved import saved_profile
 from speechbrain_rev.planner.timing import (
     ASSUMED,
     Speed,
-    described,
     estimated_seconds,
     measured_seconds,
 )
 from speechbrain_rev.reversible import Mode
+from speechbrain_rev.reversible.compiled import backend_of, compile_pieces
 
 #: Channels at a time, at each level; None is all.
 Channels = tuple[int | None, ...]
+
+#: An encoder and its training step.
+EncoderStep = tuple[SpeakerEncoder, Callable[[], object]]
 
 #: Bytes of a chunk that are tried where none is fixed: the larger, the faster.
 CHUNKS = (None, 2 * AUTO, AUTO)
@@ -80,7 +84,8 @@ def shallow(encoder: SpeakerEncoder) -> SpeakerEncoder:
         blocks=shallow_blocks(row),
     )
     small.set_channels(encoder.channels)
-    return small
+    backend = backend_of(encoder)
+    return small if backend is None else compile_pieces(small, backend)
 
 
 def shallow_blocks(row: Architecture) -> tuple[int, ...]:
@@ -162,18 +167,16 @@ def fastest_channels(
             break
         profile = profile_for(channels)
         try:
-            # The last mode is that of what follows the blocks.
-            *found, _ = solve(profile.problem(), budget_bytes)
+            modes = profile.fastest(budget_bytes)
         except Infeasible as error:
             if lightest is None or error.needed_bytes < lightest[0]:
                 lightest = error.needed_bytes, channels, profile
             continue
-        names = [block.name for block in profile.blocks]
-        seconds = profile.seconds(dict(zip(names, found, strict=True)))
+        seconds = profile.seconds(modes)
         if best is not None and seconds >= best[0]:
             break
         best = seconds, channels, profile
-        if set(found) == {Mode.STORE.value}:
+        if set(modes.values()) == {Mode.STORE.value}:
             break
     chosen = best or lightest
     assert chosen is not None
@@ -266,21 +269,22 @@ def _shallow_profile(
         }
 
     def make() -> Profile:
-        encoder, step = _step("meta")
+        encoder, step = step_of_some(batch, "meta")
+        about = {}
         if isinstance(timed_by, torch.device):
-            with torch.random.fork_rng([timed_by] if timed_by.type == "cuda" else []):
-                timed, run = _step(timed_by)
-                seconds = measured_seconds(timed, run, timed_by, repeats=_REPEATS)
+            seconds, timed = seconds_in_proportion(step_of_some, batch, timed_by)
+            if timed < batch:
+                about["timed batch"] = str(timed)
         else:
             seconds = estimated_seconds(encoder, step, Speed.from_json(timed_by))
-        return profile_bytes(encoder, step, seconds, {})
+        return profile_bytes(encoder, step, seconds, about)
 
-    def _step(device: torch.device | str) -> tuple[SpeakerEncoder, Callable[[], None]]:
+    def step_of_some(count: int, device: torch.device | str) -> EncoderStep:
         encoder, step = training_step(
             name,
             widths=widths,
             blocks=blocks,
-            batch=batch,
+            batch=count,
             frames=frames,
             device=device,
         )
@@ -290,42 +294,52 @@ def _shallow_profile(
     return saved_profile(key, make)
 
 
-def hardware(device: torch.device) -> dict[str, str]:
-    """Say what measured times hold for."""
-    return {"device": described(device), "machine": platform.node()}
-
-
-def timed_device(name: str) -> torch.device:
-    """Take a device by its name, or refuse one that nothing can be timed on.
+def seconds_in_proportion(
+    step_of_some: Callable[[int, torch.device | str], EncoderStep],
+    batch: int,
+    device: torch.device,
+    *,
+    most: int | None = None,
+) -> tuple[dict[tuple[str, str], float], int]:
+    """Take the times of as many utterances as fit, and scale them to the batch.
 
     Parameters
     ----------
-    name : str
-        cpu, cuda, or cuda:N for the card of number N.
+    step_of_some : callable
+        Makes an encoder and its step of so many utterances on a device, or on meta.
+    batch : int
+        Utterances that are asked about.
+    device : torch.device
+        Where steps are timed, in every mode.
+    most : int or None
+        Utterances that suffice; None for all.
 
     Returns
     -------
-    torch.device
-        The device.
+    dict of (str, str) to float
+        Seconds by block and mode, under ("", "") of the rest.
+    int
+        Utterances that were timed.
 
     Raises
     ------
-    ValueError
-        If it is called otherwise, or there is no such card.
-
-    Examples
-    --------
-    >>> timed_device("cpu")
-    device(type='cpu')
+    MemoryError
+        If not even one fits.
     """
-    if re.fullmatch(r"cpu|cuda(:\d{1,3})?", name, re.ASCII) is None:
-        raise ValueError(
-            f"--device takes cpu, cuda, or cuda:N for the card of number N, not {name}."
-        )
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name != "cpu" and int(name.partition(":")[2] or 0) >= count:
-        raise ValueError(
-            f"--device={name} is not there: torch sees {count} card(s) with CUDA. Give "
-            "cpu, or the number of a card that is."
-        )
-    return torch.device(name)
+
+    def stored_bytes(count: int) -> int:
+        encoder, step = step_of_some(count, "meta")
+        encoder.set_mode(Mode.STORE)
+        return live_bytes_peak(step)
+
+    wanted = batch if most is None else min(most, batch)
+    count = batch_that_fits(stored_bytes, wanted, device)
+    with torch.random.fork_rng(random_devices(device)):
+        encoder, step = step_of_some(count, device)
+        taken = measured_seconds(encoder, step, device, repeats=_REPEATS)
+    return {key: seconds * batch / count for key, seconds in taken.items()}, count
+
+
+def hardware(device: torch.device) -> dict[str, str]:
+    """Say what measured times hold for."""
+    return {"device": described(device), "machine": platform.node()}

@@ -17,6 +17,7 @@ from torch import nn
 from tqdm import tqdm
 
 from speechbrain_rev.architectures import Architecture
+from speechbrain_rev.devices import timed_device
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.memory.machine import available_ram_bytes
@@ -34,7 +35,6 @@ from speechbrain_rev.models.profiling import (
     encoder_profile,
     fastest_channels,
     shallow_blocks,
-    timed_device,
 )
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Infeasible, Profile, Sweep, sweep

@@ -68,10 +68,10 @@ def trainable(module: Module) -> Module:
     return module
 
 
-def training_step(
+def step_of(
     module: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None
 ) -> Step:
-    """Make a step of forward and backward pass.
+    """Make a training step: forward and backward pass.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from speechbrain_rev.reversible import (
     ReversibleChain,
     recompute_blocks,
 )
-from speechbrain_rev.reversible.modes import as_mode
+from speechbrain_rev.reversible.modes import LOSSLESS, WITHOUT_INVERSE, as_mode
 from speechbrain_rev.reversible.observing import Moment, tell, tell_end
 from speechbrain_rev.reversible.wrapping import (
     chosen_blocks,
@@ -98,10 +98,10 @@ class NamedBlocks:
 
     def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
         """Name the blocks and say which modes each can have."""
-        modes: dict[str, tuple[Mode, ...]] = dict.fromkeys(self._chained, tuple(Mode))
+        modes: dict[str, tuple[Mode, ...]] = dict.fromkeys(self._chained, LOSSLESS)
         for name in self._named:
             always = isinstance(self._blocks[name], Recompute)
-            modes[name] = (Mode.RECOMPUTE,) if always else (Mode.STORE, Mode.RECOMPUTE)
+            modes[name] = (Mode.RECOMPUTE,) if always else WITHOUT_INVERSE
         return modes
 
     def block_modes(self) -> dict[str, Mode]:

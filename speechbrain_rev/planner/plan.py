@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,23 +12,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from speechbrain_rev.devices import described, random_devices
+from speechbrain_rev.memory.shapes import without_contents
 from speechbrain_rev.planner.calling import (
     own_batch,
+    step_of,
     tensors_of,
     trainable,
-    training_step,
 )
-from speechbrain_rev.planner.knapsack import solve
+from speechbrain_rev.planner.counting import profile_bytes
 from speechbrain_rev.planner.network import Network, Unreconstructed, as_network
 from speechbrain_rev.planner.problem import Infeasible
-from speechbrain_rev.planner.profile import Profile, profile_bytes
-from speechbrain_rev.planner.timing import (
-    described,
-    estimated_seconds,
-    measured_seconds,
-)
+from speechbrain_rev.planner.profile import Profile
+from speechbrain_rev.planner.room import unless_memory_runs_out
+from speechbrain_rev.planner.timing import estimated_seconds, measured_seconds
 from speechbrain_rev.planner.trace import Step, trace_bytes
-from speechbrain_rev.planner.verify import reproduced
+from speechbrain_rev.planner.verify import reproduced, warn_refused
 from speechbrain_rev.reversible import Mode, ReversibleChain
 from speechbrain_rev.sizes import size_text
 
@@ -128,8 +126,23 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read it from a file."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        """Read it from a file.
+
+        Raises
+        ------
+        ValueError
+            If the file is no plan; the message names it.
+        OSError
+            If it cannot be read.
+        """
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path}: This is no plan ({error}). Plan anew."
+            ) from error
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def __str__(self) -> str:
         counts: dict[str, int] = {}
@@ -182,6 +195,8 @@ def plan(
         If no plan fits.
     ValueError
         If blocks do not run one after the other.
+    MemoryError
+        If memory runs out while times are taken.
 
     Examples
     --------
@@ -208,6 +223,8 @@ def plan_within(
 ) -> Plan:
     """Solve for a budget, run the plan once, and solve again if it was above.
 
+    If that leads nowhere, the lightest plan that is known is run.
+
     Parameters
     ----------
     profile : Profile
@@ -227,33 +244,42 @@ def plan_within(
     Raises
     ------
     Infeasible
-        If no plan fits.
+        If none fits; it says what the lightest one took.
     """
-    problem, allowed = profile.problem(), budget_bytes
-    names = [block.name for block in profile.blocks]
+    allowed = budget_bytes
     for _ in range(_TRIES):
         try:
-            found = solve(problem, allowed)
-        except Infeasible as error:
-            # What plans took above their prediction is needed too.
-            needed_bytes = error.needed_bytes + budget_bytes - allowed
-            raise Infeasible(needed_bytes, budget_bytes) from None
-        # The last mode is that of what follows the blocks.
-        modes = dict(zip(names, found[:-1], strict=True))
-        network.set_mode(modes)
-        measured_bytes = trace_bytes(network, step).peak_bytes
-        if measured_bytes <= budget_bytes:
-            return Plan(
-                modes,
-                getattr(network, "channels", None),
-                budget_bytes,
-                profile.peak_bytes(modes),
-                measured_bytes,
-                profile.seconds(modes),
-                dict(profile.about),
-            )
-        allowed -= measured_bytes - budget_bytes
-    raise Infeasible(measured_bytes, budget_bytes)
+            modes = profile.fastest(allowed)
+        except Infeasible:
+            break
+        found = _tried(profile, network, step, modes, budget_bytes)
+        if found.measured_bytes <= budget_bytes:
+            return found
+        allowed -= found.measured_bytes - budget_bytes
+    found = _tried(profile, network, step, profile.lightest(), budget_bytes)
+    if found.measured_bytes > budget_bytes:
+        raise Infeasible(found.measured_bytes, budget_bytes)
+    return found
+
+
+def _tried(
+    profile: Profile,
+    network: Network,
+    step: Step,
+    modes: dict[str, str],
+    budget_bytes: int,
+) -> Plan:
+    """Run modes once and make a plan of them, whether or not they fit."""
+    network.set_mode(modes)
+    return Plan(
+        modes,
+        getattr(network, "channels", None),
+        budget_bytes,
+        profile.peak_bytes(modes),
+        trace_bytes(network, step).peak_bytes,
+        profile.seconds(modes),
+        dict(profile.about),
+    )
 
 
 def profile_module(
@@ -280,19 +306,25 @@ def profile_module(
     ------
     ValueError
         If blocks do not run one after the other.
+    MemoryError
+        If memory runs out while times are taken.
     """
     refused, verified = _unreconstructed(module, example_batch, blocks)
     on_meta, step = _on_meta(module, example_batch, blocks, loss)
     network = Unreconstructed(on_meta, refused)
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     if measure and device.type != "meta":
-        # A copy: training steps change gradients and running statistics.
-        own = trainable(copy.deepcopy(module))
-        run = training_step(own, own_batch(example_batch), loss)
-        timed = Unreconstructed(as_network(own, blocks), refused)
-        with torch.random.fork_rng(_cuda(device)):
-            seconds = measured_seconds(timed, run, device)
         times = f"measured on {described(device)}"
+        timed = unless_memory_runs_out(
+            lambda: _timed(module, example_batch, blocks, loss, refused, device)
+        )
+        if timed is None:
+            raise MemoryError(
+                f"Memory ran out on {device} while times were taken, for which every "
+                "block stores for once. Give measure=False, which estimates times from "
+                "counts of operations, or a smaller example batch."
+            )
+        seconds = timed
     else:
         seconds = estimated_seconds(network, step)
         times = "estimated from counts of operations"
@@ -307,6 +339,22 @@ def profile_module(
     return profile_bytes(network, step, seconds, about)
 
 
+def _timed(
+    module: nn.Module,
+    example_batch: Any,
+    blocks: Sequence[str],
+    loss: Callable[[Any], Tensor] | None,
+    refused: Sequence[str],
+    device: torch.device,
+) -> dict[tuple[str, str], float]:
+    """Take the times of a copy: training steps change gradients and statistics."""
+    own = trainable(copy.deepcopy(module))
+    run = step_of(own, own_batch(example_batch), loss)
+    network = Unreconstructed(as_network(own, blocks), refused)
+    with torch.random.fork_rng(random_devices(device)):
+        return measured_seconds(network, run, device)
+
+
 def _unreconstructed(
     module: nn.Module, example_batch: Any, blocks: Sequence[str]
 ) -> tuple[list[str], str]:
@@ -318,14 +366,7 @@ def _unreconstructed(
     if any(x.is_meta for x in numbers):
         return [], "not verified: no numbers on meta"
     found = reproduced(module, example_batch, blocks)
-    refused = [name for name, same in found.items() if not same]
-    if refused:
-        warnings.warn(
-            f"Not reconstructed, for their inverse does not give back what went in: "
-            f"{', '.join(refused)}. Their residual functions must compute the same twice "
-            "in evaluation, and no NaN; plans without it store or recompute them.",
-            stacklevel=4,
-        )
+    refused = warn_refused(found, stacklevel=4)
     return refused, f"verified: {len(found) - len(refused)} of {len(found)} blocks"
 
 
@@ -336,10 +377,6 @@ def _on_meta(
     loss: Callable[[Any], Tensor] | None,
 ) -> tuple[Network, Step]:
     """Copy a module without its contents, with a training step of it."""
-    own = trainable(copy.deepcopy(module).to("meta"))
-    step = training_step(own, own_batch(example_batch, "meta"), loss)
+    own = trainable(without_contents(module, torch.device("meta")))
+    step = step_of(own, own_batch(example_batch, "meta"), loss)
     return as_network(own, blocks), step
-
-
-def _cuda(device: torch.device) -> list[torch.device]:
-    return [device] if device.type == "cuda" else []

@@ -1,23 +1,19 @@
 """What each block of a network costs in each mode: the bytes that it holds, and its time.
 
-Bytes are counted in training steps on meta tensors, or wherever the network is: a step
-for each mode, and two for each pair of modes that take turns, so that every mode has
-been seen after every other one. What a plan needs at its peak then follows from the
-profile to the byte.
+What a plan needs at its peak follows from it to the byte.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from speechbrain_rev.planner.network import Network
-from speechbrain_rev.planner.problem import Cost, Problem
-from speechbrain_rev.planner.trace import Step, Trace, trace_bytes
+from speechbrain_rev.planner.knapsack import lightest, solve
+from speechbrain_rev.planner.problem import Cost, Infeasible, Problem
 from speechbrain_rev.reversible import Mode
+from speechbrain_rev.reversible.modes import fallback
 
 #: A mode, and that of the block before; None before the first.
 Pair = tuple["str | None", str]
@@ -130,7 +126,7 @@ class Profile:
         held, peak = self.base_bytes, 0
         names = [block.name for block in self.blocks]
         own_bytes = {block.name: block.gradient_bytes for block in self.blocks}
-        waits = _waiting(names, modes, own_bytes)
+        waits = waiting_bytes(names, modes, own_bytes)
         before: str | None = None
         for block in self.blocks:
             own = self._mode(block, modes)
@@ -167,8 +163,71 @@ class Profile:
 
     def uniform(self, mode: Mode | str) -> dict[str, str]:
         """Give all blocks one mode; those that cannot have it recompute."""
-        wanted, other = Mode(mode).value, Mode.RECOMPUTE.value
-        return {b.name: wanted if wanted in b.modes else other for b in self.blocks}
+        return {b.name: fallback(Mode(mode), b.modes).value for b in self.blocks}
+
+    def fastest(self, budget_bytes: int) -> dict[str, str]:
+        """Choose the fastest modes whose predicted peak is within a budget.
+
+        Parameters
+        ----------
+        budget_bytes : int
+            What a step may allocate.
+
+        Returns
+        -------
+        dict of str to str
+            A mode for each block.
+
+        Raises
+        ------
+        Infeasible
+            If even the lightest modes need more, by their exact peak.
+        """
+        try:
+            return self._named(solve(self.problem(), budget_bytes))
+        except Infeasible:
+            # The problem counts more than there is where runs end before their chains.
+            modes = self.lightest()
+        needed_bytes = self.peak_bytes(modes)
+        if needed_bytes > budget_bytes:
+            raise Infeasible(needed_bytes, budget_bytes)
+        return modes
+
+    def lightest(self) -> dict[str, str]:
+        """Choose the modes of the lowest predicted peak that are known."""
+        modes = {mode for block in self.blocks for mode in block.modes}
+        uniform = (self.uniform(mode) for mode in Mode if mode.value in modes)
+        known = [self._named(lightest(self.problem())), *uniform]
+        return min(known, key=self.peak_bytes)
+
+    def _named(self, found: Sequence[str]) -> dict[str, str]:
+        """Give modes of a problem to the blocks; the last is that of what follows."""
+        return {b.name: m for b, m in zip(self.blocks, found[:-1], strict=True)}
+
+    def without_reconstruction(self, names: Collection[str]) -> Profile:
+        """Make a profile in which some blocks are not reconstructed.
+
+        Parameters
+        ----------
+        names : collection of str
+            Of those blocks.
+
+        Returns
+        -------
+        Profile
+            Where the others cost what they did.
+        """
+        refused, blocks, before = Mode.RECONSTRUCT.value, [], ""
+        for block in self.blocks:
+            costs = {
+                (earlier, own): cost
+                for (earlier, own), cost in block.costs.items()
+                if not (own == refused and block.name in names)
+                and not (earlier == refused and before in names)
+            }
+            blocks.append(replace(block, costs=costs))
+            before = block.name
+        return replace(self, blocks=blocks)
 
     def _mode(self, block: BlockProfile, modes: Mapping[str, str]) -> str:
         mode = modes.get(block.name)
@@ -254,101 +313,7 @@ class Profile:
             ) from error
 
 
-def profile_bytes(
-    network: Network,
-    step: Step,
-    seconds: Mapping[tuple[str, str], float],
-    about: Mapping[str, str],
-) -> Profile:
-    """Count what each block holds and works on, in each mode after each other.
-
-    Parameters
-    ----------
-    network : Network
-        Its blocks get modes in turn, and then those that they had.
-    step : callable
-        Runs forward and backward pass, with gradients of weights there already.
-    seconds : mapping of (str, str) to float
-        Time by block and mode; of the rest under ("", "").
-    about : mapping of str to str
-        What is profiled.
-
-    Returns
-    -------
-    Profile
-        From it follows the peak of any plan.
-
-    Raises
-    ------
-    ValueError
-        If the blocks do not run one after the other.
-    """
-    allowed = network.allowed_modes()
-    gradient_bytes = {
-        name: sum(
-            p.numel() * p.element_size() for p in block.parameters() if p.requires_grad
-        )
-        for name, block in network.named_blocks().items()
-    }
-    found: dict[str, dict[Pair, Cost]] = {}
-    after_bytes: dict[str, int] = {}
-    base_bytes = 0
-    for modes, trace in _traces(network, step):
-        before: str | None = None
-        held = next(iter(trace.blocks.values())).before_bytes
-        base_bytes = held
-        waits = _waiting(list(trace.blocks), modes, gradient_bytes)
-        for name, seen in trace.blocks.items():
-            own = modes[name]
-            peak = max(seen.forward_peak_bytes, seen.backward_peak_bytes - waits[name])
-            cost = Cost(
-                held_bytes=seen.after_bytes - held,
-                working_bytes=max(0, peak - held),
-                seconds=seconds[name, own],
-            )
-            found.setdefault(name, {}).setdefault((before, own), cost)
-            before, held = own, seen.after_bytes
-        assert before is not None
-        after = trace.between_peak_bytes - held
-        after_bytes[before] = max(after_bytes.get(before, 0), after)
-    assert {own for costs in found.values() for _, own in costs} == {
-        mode.value for modes in allowed.values() for mode in modes
-    }
-    return Profile(
-        [BlockProfile(n, gradient_bytes[n], costs) for n, costs in found.items()],
-        base_bytes,
-        after_bytes,
-        seconds["", ""],
-        about,
-    )
-
-
-def _traces(network: Network, step: Step) -> Iterator[tuple[dict[str, str], Trace]]:
-    """Trace patterns in which each mode follows each, at every block that allows it."""
-    allowed = network.allowed_modes()
-    modes = [mode for mode in Mode if any(mode in own for own in allowed.values())]
-    patterns = [(mode, mode) for mode in modes]
-    patterns += [
-        pair for a, b in itertools.combinations(modes, 2) for pair in ((a, b), (b, a))
-    ]
-    kept = dict(network.block_modes())
-    order: list[str] = []
-    try:
-        for pair in patterns:
-            turn = {name: i % 2 for i, name in enumerate(order or allowed)}
-            chosen = {
-                name: pair[turn[name]] if pair[turn[name]] in own else own[-1]
-                for name, own in allowed.items()
-            }
-            network.set_mode(chosen)
-            trace = trace_bytes(network, step)
-            order = list(trace.blocks)
-            yield {name: mode.value for name, mode in chosen.items()}, trace
-    finally:
-        network.set_mode(kept)
-
-
-def _waiting(
+def waiting_bytes(
     order: Sequence[str], modes: Mapping[str, str], gradient_bytes: Mapping[str, int]
 ) -> dict[str, int]:
     """Bytes of weight gradients of later blocks that wait, at each block."""

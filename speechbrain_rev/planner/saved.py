@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from speechbrain_rev.planner.profile import Profile
+from speechbrain_rev.reversible.flags import flags_in_words
 
 #: Names the folder of profiles where it is set.
 VARIABLE = "SPEECHBRAIN_REV_PROFILES"
 
 # Whatever these do decides what a block costs.
-_PACKAGES = ("kernels", "lobes", "memory", "planner", "reversible")
+_PACKAGES = ("kernels", "lobes", "memory", "models", "planner", "reversible")
 
 
 def profile_folder() -> Path:
@@ -46,7 +47,8 @@ def saved_profile(
     ----------
     key : mapping of str to str
         All that the profile depends on: hardware, encoder, batch, frames, precision.
-        The versions of torch and of the code that is profiled are added.
+        The versions of torch, cuDNN and the code that is profiled are added, and the
+        flags by which kernels are chosen.
     make : callable
         Makes the profile where there is none for just this key.
     folder : Path or None
@@ -75,7 +77,12 @@ def saved_profile(
     """
     import torch
 
-    key = {**key, "torch": torch.__version__, "code": _code_digest()}
+    key = {
+        **key,
+        "torch": torch.__version__,
+        "kernels": flags_in_words(),
+        "code": _code_digest(),
+    }
     folder = profile_folder() if folder is None else folder
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = folder / f"{key.get('encoder', 'network')}-{digest[:16]}.json"

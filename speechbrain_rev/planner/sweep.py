@@ -6,16 +6,15 @@ the blocks, which then reconstruct. The best is between the two, so all are trie
 
 from __future__ import annotations
 
-import gc
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from speechbrain_rev.planner.knapsack import solve
 from speechbrain_rev.planner.problem import Infeasible
 from speechbrain_rev.planner.profile import Profile
+from speechbrain_rev.planner.room import unless_memory_runs_out
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import size_text
 
@@ -24,9 +23,6 @@ _NOTICED_DEVIATION = 0.05
 
 # Through two points there is always a line.
 _FEWEST_FITTED = 3
-
-#: What torch says when a CPU has no memory left; there is no error of its own for it.
-_NO_MEMORY = ("not enough memory", "can't allocate memory")
 
 
 @dataclass(frozen=True)
@@ -206,14 +202,13 @@ def sweep(
     about: Mapping[str, str] = {}
     infeasible_batch = None
     for batch in sizes:
-        profile = _profile_or_none(profile_for, batch)
+        profile = unless_memory_runs_out(functools.partial(profile_for, batch))
         if profile is None:
             plans.append(BatchPlan(batch, {}, 0, 0.0))
             continue
         about = about or profile.about
         try:
-            # The last mode is that of what follows the blocks.
-            *modes, _ = solve(profile.problem(), budget_bytes)
+            chosen = profile.fastest(budget_bytes)
         except Infeasible as error:
             if not any(plan.modes for plan in plans):
                 raise Infeasible(
@@ -223,7 +218,6 @@ def sweep(
                 ) from None
             infeasible_batch = batch
             break
-        chosen = {b.name: m for b, m in zip(profile.blocks, modes, strict=True)}
         seconds = profile.seconds(chosen) + other_seconds
         plans.append(BatchPlan(batch, chosen, profile.peak_bytes(chosen), seconds))
         for mode in Mode:
@@ -237,24 +231,6 @@ def sweep(
         )
     times = {mode: _fitted(points) for mode, points in uniform.items()}
     return Sweep(plans, budget_bytes, other_seconds, infeasible_batch, times, about)
-
-
-def _profile_or_none(
-    profile_for: Callable[[int], Profile], batch: int
-) -> Profile | None:
-    """Make a profile, or free what there is to be freed if memory runs out."""
-    try:
-        return profile_for(batch)
-    except (torch.cuda.OutOfMemoryError, MemoryError):
-        pass
-    except RuntimeError as error:
-        if not any(words in str(error) for words in _NO_MEMORY):
-            raise
-    # The error is gone by now, and with it the frames that held tensors.
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    return None
 
 
 def _fitted(points: Mapping[int, float]) -> LinearTime:

@@ -16,6 +16,7 @@ import torch
 from speechbrain_rev.planner.network import Network
 from speechbrain_rev.planner.trace import Step, Work, trace_seconds, trace_work
 from speechbrain_rev.reversible import Mode
+from speechbrain_rev.reversible.modes import fallback
 
 #: Seconds by block and mode; of what is outside of blocks under ("", "").
 Seconds = Mapping[tuple[str, str], float]
@@ -255,13 +256,6 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def described(device: torch.device) -> str:
-    """Name a card, or the CPU with the threads that compute."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} thread(s)"
-
-
 def uniform_modes(network: Network) -> Iterator[dict[str, str]]:
     """Give all blocks each mode in turn; those that cannot have it recompute.
 
@@ -281,7 +275,7 @@ def uniform_modes(network: Network) -> Iterator[dict[str, str]]:
         for mode in Mode:
             if not any(mode in own for own in allowed.values()):
                 continue
-            chosen = {n: mode if mode in own else own[-1] for n, own in allowed.items()}
+            chosen = {name: fallback(mode, own) for name, own in allowed.items()}
             network.set_mode(chosen)
             yield {name: m.value for name, m in chosen.items()}
     finally:

@@ -3,13 +3,18 @@
 What does not compute the same twice (noise, counters, an inverse of its own that is
 wrong) would train on activations that never were. Exact streams notice it in training;
 here such a block is found before a plan is made for it.
+
+Under autocast to a half, residual functions round what they are given. Exact streams
+give it back to the bit, so that a function need only compute the same twice. Of float
+streams something is lost, and each further block loses more: none is reconstructed.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +22,8 @@ from torch import Tensor, nn
 
 from speechbrain_rev.planner.calling import call, own_batch, tensors_of
 from speechbrain_rev.planner.network import as_network
-from speechbrain_rev.reversible import AdditiveCoupling
+from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
+from speechbrain_rev.reversible.autocast import Autocast
 
 #: The largest difference, as a share of the largest number that goes in or comes out.
 #: To undo an addition in float32 is exact to 1e-7 of that, and residual functions may
@@ -34,7 +40,8 @@ def reproduced(
     Parameters
     ----------
     module : nn.Module
-        A network that has numbers. It is left as it is: a copy runs.
+        A network that has numbers. It is left as it is: a copy runs, under the autocast
+        that is in force.
     example_batch : tensor, or tuple, list or dict of such
         What it is called with.
     blocks : sequence of str
@@ -44,7 +51,8 @@ def reproduced(
     -------
     dict of str to bool
         For each coupling that ran, by its block's name, whether its inverse gave back
-        what went in. NaN and infinity are never given back.
+        what went in. NaN and infinity are never given back, nor is, under autocast to
+        a half, a float stream.
 
     Examples
     --------
@@ -59,21 +67,56 @@ def reproduced(
     """
     own = copy.deepcopy(module).eval()
     found: dict[str, bool] = {}
+    chains = [m for m in own.modules() if isinstance(m, ReversibleChain)]
+    exact = {id(b) for c in chains if c.format_name == "exact" for b in c.blocks}
     for name, block in as_network(own, blocks).named_blocks().items():
         if isinstance(block, AdditiveCoupling):
-            block.register_forward_hook(_noting(found, name))
+            note = _noting(found, name, is_exact=id(block) in exact)
+            block.register_forward_hook(note)
     devices = {x.device for x in tensors_of(example_batch) if x.is_cuda}
     with torch.random.fork_rng(devices), torch.no_grad():
         call(own, own_batch(example_batch))
     return found
 
 
-def _noting(found: dict[str, bool], name: str) -> Callable[..., None]:
+def warn_refused(found: Mapping[str, bool], stacklevel: int) -> list[str]:
+    """Name the blocks that do not come back, and warn of them, if there are any.
+
+    Parameters
+    ----------
+    found : mapping of str to bool
+        As ``reproduced`` gives it.
+    stacklevel : int
+        As ``warnings.warn`` takes it, counted from the caller.
+
+    Returns
+    -------
+    list of str
+        Their names.
+    """
+    refused = [name for name, same in found.items() if not same]
+    if refused:
+        warnings.warn(
+            f"Not reconstructed, for their inverse does not give back what went in: "
+            f"{', '.join(refused)}. Their residual functions must compute the same twice "
+            "in evaluation, and no NaN, and streams must be exact under autocast; plans "
+            "without it store or recompute them.",
+            stacklevel=stacklevel + 1,
+        )
+    return refused
+
+
+def _noting(
+    found: dict[str, bool], name: str, *, is_exact: bool
+) -> Callable[..., None]:
     def note(
         block: AdditiveCoupling,
         given: tuple[Tensor, Tensor, Tensor | None],
         outputs: tuple[Tensor, Tensor],
     ) -> None:
+        if Autocast.now({outputs[0].device}).enabled:
+            found[name] = is_exact and _same_twice(block, given, outputs)
+            return
         x1, x2, mask = given
         again1, again2 = block.inverse(*outputs, mask)
         largest = _largest(x1, x2, *outputs)
@@ -83,6 +126,17 @@ def _noting(found: dict[str, bool], name: str) -> Callable[..., None]:
         )
 
     return note
+
+
+def _same_twice(
+    block: AdditiveCoupling,
+    given: tuple[Tensor, Tensor, Tensor | None],
+    outputs: tuple[Tensor, Tensor],
+) -> bool:
+    again = block.forward(*given)
+    return _largest(*outputs) < math.inf and all(
+        torch.equal(new, old) for new, old in zip(again, outputs, strict=True)
+    )
 
 
 def _largest(*tensors: Tensor) -> float:

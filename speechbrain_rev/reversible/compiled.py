@@ -88,6 +88,20 @@ def compile_pieces(module: M, backend: str | None = "inductor") -> M:
     return module
 
 
+def backend_of(module: nn.Module) -> str | None:
+    """Tell who compiles a network's pieces; None if nobody does.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
+    >>> chain = ReversibleChain([AdditiveCoupling(nn.Tanh(), nn.Tanh())])
+    >>> backend_of(chain), backend_of(compile_pieces(chain, "aot_eager"))
+    (None, 'aot_eager')
+    """
+    own = (getattr(m, "compiled_with", None) for m in module.modules())
+    return next((backend for backend in own if backend is not None), None)
+
+
 def refuse_compiled(modules: Iterable[tuple[str, nn.Module]]) -> None:
     """Refuse compiled modules in residual functions whose bits must be equal twice.
 

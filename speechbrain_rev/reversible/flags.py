@@ -27,6 +27,28 @@ def _precision_flags() -> list[tuple[Any, str]]:
     return [(matmul, "fp32_precision"), (conv, "fp32_precision")]
 
 
+def flags_in_words() -> str:
+    """Say which kernels a device chooses from, for figures that depend on it.
+
+    Returns
+    -------
+    str
+        The float32 precision of matrix products and of convolutions, cuDNN's benchmark
+        mode, and its version.
+
+    Examples
+    --------
+    >>> flags_in_words().startswith("matmul ")
+    True
+    """
+    matmul, conv = (getattr(owner, name) for owner, name in _precision_flags())
+    cudnn = torch.backends.cudnn
+    return (
+        f"matmul {matmul}, conv {conv}, benchmark {cudnn.benchmark}, "
+        f"cuDNN {cudnn.version()}"
+    )
+
+
 @dataclass(frozen=True)
 class Flags:
     """Flags under which a first run took place.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
+from typing import Any, Protocol, runtime_checkable
 
 
 class Mode(str, enum.Enum):
@@ -33,10 +35,44 @@ class Mode(str, enum.Enum):
     COMPRESS = "compress"
 
 
-#: Modes with one gradient to the bit: nothing takes another without being asked to.
+#: Modes with one gradient to the bit, which every coupling can have. Nothing takes another
+#: without being asked to.
 LOSSLESS = (Mode.STORE, Mode.RECONSTRUCT, Mode.RECOMPUTE)
 #: Modes in which a block runs once and autograd keeps its activations.
 STORING = (Mode.STORE, Mode.COMPRESS)
+#: Lossless ones of a block whose input does not follow from its output.
+WITHOUT_INVERSE = (Mode.STORE, Mode.RECOMPUTE)
+
+
+@runtime_checkable
+class AppliedPlan(Protocol):
+    """What gives blocks their modes by itself, as a ``planner.Plan`` does."""
+
+    def apply(self, module: Any, /) -> None:
+        """Give the blocks of a module modes."""
+
+
+def fallback(mode: Mode, allowed: Collection[str]) -> Mode:
+    """Give a block a mode, or let it recompute, which every block can.
+
+    Parameters
+    ----------
+    mode : Mode
+        The mode that is wanted.
+    allowed : collection of Mode or str
+        Those that the block can have, or their names.
+
+    Returns
+    -------
+    Mode
+        One of these.
+
+    Examples
+    --------
+    >>> fallback(Mode.RECONSTRUCT, WITHOUT_INVERSE)
+    <Mode.RECOMPUTE: 'recompute'>
+    """
+    return mode if mode in allowed else Mode.RECOMPUTE
 
 
 def as_mode(mode: Mode | str) -> Mode:

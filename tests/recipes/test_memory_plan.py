@@ -10,6 +10,9 @@ from tests.recipes.runs import arguments, recipe, weights
 #: What the tiny encoder's step makes when it stores, and what stays, are below this.
 PLENTY = "1GB"
 
+#: What the recipe says where it plans and does not read a plan.
+PLANNED = "times of blocks on cpu"
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -41,6 +44,12 @@ def trained(train, data, folder, **changed):
     return weights(folder)
 
 
+def channels_of(folder):
+    """Channels at a time in a run's checkpoints."""
+    paths = folder.glob("save/CKPT*/channels.ckpt")
+    return {tuple(json.loads(path.read_text())) for path in paths}
+
+
 def least(train, data, folder):
     """The least budget, as the error says it."""
     with pytest.raises(ValueError, match=r"Lower batch_size \(now 4") as error:
@@ -70,9 +79,37 @@ def test_a_plan_is_kept_on_resume_and_made_anew_for_another_budget(
     capsys.readouterr()
     train.main([*again, f"--memory_budget={PLENTY}"])
     assert (folder / "plan.json").read_text() == kept
-    assert "measuring" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "memory plan: " in said
+    assert PLANNED not in said
     train.main([*again, "--memory_budget=900MB"])
-    assert json.loads((folder / "plan.json").read_text()) != json.loads(kept)
+    assert PLANNED in capsys.readouterr().out
+    now = json.loads((folder / "plan.json").read_text())
+    assert now["about"]["memory_budget"] == "900MB"
+    assert now["channels"] == json.loads(kept)["channels"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", ["plan", "mode"])
+def test_channels_are_those_of_the_first_step_whatever_plans_later(
+    train, data, tmp_path, begun
+):
+    """Neither another budget, a plan that was deleted nor a mode changes them."""
+    folder = tmp_path / "run"
+    first = {"memory_budget": PLENTY} if begun == "plan" else {"mode": "store"}
+    trained(train, data, folder, **first)
+    (channels,) = channels_of(folder)
+    # All channels at once is what a search tries first, and enough for a plan.
+    assert (channels == (None,) * 4) == (begun == "plan")
+    (folder / "plan.json").unlink(missing_ok=True)
+    longer = SHORT | {"number_of_epochs": 2}
+    train.main(arguments(data, folder, **longer, memory_budget="900MB"))
+    assert Plan.load(folder / "plan.json").channels == list(channels)
+    longer = SHORT | {"number_of_epochs": 3}
+    train.main(arguments(data, folder, **longer, mode="recompute"))
+    assert channels_of(folder) == {channels}
+    with pytest.raises(ValueError, match="chunk: auto, which goes on"):
+        train.main(arguments(data, folder, **longer, chunk=7000, mode="store"))
 
 
 @pytest.mark.slow
@@ -91,14 +128,21 @@ def test_a_plan_file_gives_the_modes_and_mode_goes_before_both(train, data, tmp_
     trained(train, data, first, memory_budget=PLENTY)
     given = {"plan_file": first / "plan.json", "memory_budget": PLENTY}
     trained(train, data, tmp_path / "second", **given)
-    assert not (tmp_path / "second" / "plan.json").exists()
+    plan = Plan.load(first / "plan.json")
+    kept = Plan.load(tmp_path / "second" / "plan.json")
+    assert kept == plan.with_about(plan_file=str(first / "plan.json"))
     trained(train, data, tmp_path / "third", mode="store", memory_budget="0.05MB")
 
 
 @pytest.mark.parametrize(
     ("budget", "message"),
-    [("auto", "Give a size, as 11GB"), ("11", "takes a size as 11GB")],
+    [
+        ("auto", "Give a size, as 11GB"),
+        ("11", r"takes a size such as 11GB, .*, not 11\."),
+    ],
 )
 def test_what_is_no_budget_is_refused(train, data, tmp_path, budget, message):
     with pytest.raises(ValueError, match=message):
         trained(train, data, tmp_path / "run", memory_budget=budget)
+    # What is no budget is said before data is prepared.
+    assert (tmp_path / "run" / "save").exists() == (budget == "auto")

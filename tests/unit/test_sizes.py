@@ -3,8 +3,7 @@
 import pytest
 
 from speechbrain_rev.models import parse_card
-from speechbrain_rev.models.training_plan import parse_budget
-from speechbrain_rev.sizes import GIB, MIB, card_text, size_text
+from speechbrain_rev.sizes import GIB, MIB, card_text, parse_size, size_text
 
 
 @pytest.mark.parametrize(
@@ -26,11 +25,28 @@ def test_a_small_size_is_no_zero(size_bytes, text):
 
 def test_the_same_words_are_another_size_for_a_card_and_a_budget_and_both_are_said():
     assert card_text(parse_card("11GB")) == "11 GiB (11.81 GB)"
-    assert card_text(parse_budget("11GB")) == "10.24 GiB (11 GB)"
-    assert card_text(parse_budget("11GiB")) == card_text(parse_card("11GiB"))
+    assert card_text(parse_size("11GB")) == "10.24 GiB (11 GB)"
+    assert card_text(parse_size("11GiB")) == card_text(parse_card("11GiB"))
     with pytest.raises(ValueError, match=r"11GB are 11 GiB \(11\.81 GB\)"):
         parse_card("11")
-    with pytest.raises(
-        ValueError, match=r"11GiB .*what a card that is sold as 11GB has"
-    ):
-        parse_budget("11")
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("11GB", 11 * 10**9),
+        ("10.5 GiB", 10.5 * GIB),
+        (" 800mb ", 800 * 10**6),
+        ("800MiB", 800 * MIB),
+        ("0.000001MB", 1),
+    ],
+)
+def test_a_size_is_read_with_its_unit(text, size_bytes):
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "11", "GB", "-1GB", "0GB", "1e3GB", "1TB", "auto", "٣GB", "1.GB"]
+)
+def test_what_is_no_size_is_none(text):
+    assert parse_size(text) is None

@@ -48,7 +48,10 @@ EDGES = {
     "gradient_error": ([1e-6, 1.0], [0.0, -0.01, 1.1, math.inf]),
     "normalisation_error": ([1e-6, 1.0], [0.0, -0.01, 1.1, math.inf]),
     "streams": (["exact", "float"], ["int32", ""]),
-    "memory_budget": (["11GB", "auto", None], [""]),
+    "memory_budget": (
+        ["11GB", "10.5 GiB", "800MiB", "auto", None],
+        ["", "11", "Auto", "0GB", "-1GB", "11TB"],
+    ),
     "plan_file": (["plan.json", None], [""]),
     "chunk": ([1, 800_000, "auto", None], [0, -1]),
     "verify": (["warn", "raise", None], ["off", ""]),

@@ -2,7 +2,10 @@ import pytest
 import torch
 from speechbrain.utils.checkpoints import Checkpointer
 
+from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.checkpoints import (
+    CHANNELS,
+    KeptChannels,
     WholeCheckpointer,
     average_of_last_epochs,
     is_end_of_epoch,
@@ -102,3 +105,50 @@ def test_a_finished_run_gives_its_average_and_its_newest_classifier(tmp_path):
     load_finished_run(modules, tmp_path)
     assert torch.equal(modules["embedding_model"].weight, average["weight"])
     assert torch.equal(modules["classifier"].weight, torch.ones(2, 2))
+
+
+class TestKeptChannels:
+    @pytest.fixture
+    def run(self, tmp_path):
+        """A run with a checkpoint, and what a second process makes of it."""
+
+        def start(channels):
+            encoder = build_encoder(
+                "revnet57", widths=(4, 4, 4, 4), blocks=(1, 0, 0, 0)
+            )
+            encoder.set_channels(channels)
+            kept = KeptChannels(encoder)
+            checkpointer = WholeCheckpointer(tmp_path)
+            checkpointer.add_recoverable(CHANNELS, kept, optional_load=True)
+            return encoder, kept, checkpointer
+
+        return start
+
+    def test_a_run_without_checkpoints_has_not_begun(self, run):
+        encoder, kept, checkpointer = run([4, 4, 4, 4])
+        assert not kept.restore(checkpointer, chosen=False)
+        assert encoder.channels == [4, 4, 4, 4]
+
+    def test_a_run_goes_on_with_the_channels_of_its_newest_checkpoint(self, run):
+        *_, checkpointer = run([2, None, 2, 2])
+        checkpointer.save_checkpoint()
+        encoder, kept, checkpointer = run([4, 4, 4, 4])
+        assert kept.restore(checkpointer, chosen=True)
+        assert encoder.channels == [2, None, 2, 2]
+        checkpointer.recover_if_possible()
+
+    def test_a_chunk_that_is_fixed_must_be_the_same(self, run):
+        *_, checkpointer = run([2, 2, 2, 2])
+        checkpointer.save_checkpoint()
+        _, kept, checkpointer = run([4, 4, 4, 4])
+        with pytest.raises(ValueError, match=r"began with \[2, 2, 2, 2\] channels"):
+            kept.restore(checkpointer, chosen=False)
+        _, kept, checkpointer = run([2, 2, 2, 2])
+        assert kept.restore(checkpointer, chosen=False)
+
+    def test_checkpoints_of_a_time_without_channels_are_taken_as_they_are(self, run):
+        encoder, kept, checkpointer = run([4, 4, 4, 4])
+        del checkpointer.recoverables[CHANNELS]
+        checkpointer.save_checkpoint()
+        assert kept.restore(checkpointer, chosen=False)
+        assert encoder.channels == [4, 4, 4, 4]

@@ -8,21 +8,27 @@ import math
 import pytest
 import torch
 
+from speechbrain_rev import devices
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
+from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.models import profiling
 from speechbrain_rev.models.calibration import calibrate, speed_text
+from speechbrain_rev.models.counting import training_step
 from speechbrain_rev.models.profiling import (
     channels_to_try,
     encoder_profile,
     fastest_channels,
     shallow,
 )
-from speechbrain_rev.models.training_plan import TrainingStep, plan_training
+from speechbrain_rev.models.training_plan import plan_training
+from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Profile, saved
 from speechbrain_rev.planner.problem import Cost
 from speechbrain_rev.planner.profile import BlockProfile
+from speechbrain_rev.planner.room import SHARE
 from speechbrain_rev.planner.timing import ASSUMED, Speed, fitted_speed
 from speechbrain_rev.planner.trace import Work
 
@@ -168,6 +174,19 @@ def test_a_profile_on_a_device_is_measured_once_and_says_where(own_folder):
 
 
 @pytest.mark.slow
+def test_what_does_not_fit_all_stored_is_timed_in_part(own_folder, monkeypatch):
+    monkeypatch.setattr(profiling, "batch_that_fits", lambda peak, batch, device: 1)
+    cpu = torch.device("cpu")
+    some = encoder_profile(ROW, 3, 20, device=cpu)
+    assert some.about["timed batch"] == "1"
+    assert some.about["batch"] == "3"
+    whole = encoder_profile(ROW, 3, 20)
+    stored = whole.uniform("store")
+    bytes_of_three = pytest.approx(whole.peak_bytes(stored), abs=4096)
+    assert some.peak_bytes(stored) == bytes_of_three
+
+
+@pytest.mark.slow
 def test_chunks_change_bytes_and_speeds_change_times(own_folder):
     usual = encoder_profile(ROW, 4, 50)
     narrow = encoder_profile(ROW, 4, 50, channels=(2, 2, 4, 4))
@@ -190,6 +209,8 @@ def test_a_training_s_profiles_are_kept_apart_by_their_shallow_encoders(own_fold
             CosineClassifier(256, 10),
             AAMSoftmax(),
             functools.partial(torch.optim.SGD, lr=0.1),
+            optimizer_name="sgd",
+            optimizer_bits=32,
             batch=2,
             frames=20,
             precision="fp32",
@@ -261,6 +282,17 @@ def test_a_speed_names_its_device_wherever_that_is_among_what_is_known():
     speed = Speed(1e12, 1e11, 1e5, {"torch": "2", "device": "a test"})
     told = "a test, 1 TFLOP/s, 100 GB/s, 1e+05 operations/s (torch: 2)"
     assert speed_text(speed) == told
+
+
+@pytest.mark.slow
+def test_a_calibration_takes_as_many_utterances_as_fit(monkeypatch):
+    _, step = training_step(
+        "resnet34", mode="store", blocks=(2, 2, 2, 2), frames=20, batch=2
+    )
+    peak = live_bytes_peak(step)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: peak / SHARE)
+    speed = calibrate(torch.device("cpu"), names=("resnet34",), frames=20, repeats=1)
+    assert "batch 2, 20 frames" in speed.about["measured"]
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from torch import nn
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.memory import LiveBytes
+from speechbrain_rev.planner.counting import profile_bytes
 from speechbrain_rev.planner.network import as_network
-from speechbrain_rev.planner.profile import profile_bytes
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 
 MIB = 2**20

@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import importlib
 import json
 import time
+import weakref
 from dataclasses import asdict, replace
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 from speechbrain_rev.planner import Infeasible, Plan, Profile, plan
 from speechbrain_rev.planner.network import as_network
 from speechbrain_rev.planner.plan import plan_within, profile_module
+from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 from speechbrain_rev.sizes import size_text
 from tests.unit.lobes.encoders import feats
@@ -34,6 +37,9 @@ def encoder_case(name):
     with torch.device("meta"):
         return encoder(name), torch.randn(4, 48, 80), ()
 
+
+# The package's own name for it is the function.
+planner_plan = importlib.import_module("speechbrain_rev.planner.plan")
 
 CASES = {
     "revnet57": lambda: encoder_case("revnet57"),
@@ -151,6 +157,37 @@ def test_what_plans_take_above_their_prediction_is_heeded():
     assert caught.value.needed_bytes > least == caught.value.budget_bytes
 
 
+def test_a_profile_that_promises_too_much_refuses_nothing_that_fits():
+    """What no plan is predicted to need less than, the lightest is run with."""
+    case = Case("plain")
+    after = {mode: size + 10**6 for mode, size in case.profile.after_bytes.items()}
+    dear = replace(case.profile, after_bytes=after)
+    case.network.set_mode(dear.lightest())
+    least = trace_bytes(case.network, case.step).peak_bytes
+    found = plan_within(dear, case.network, case.step, least)
+    assert found.measured_bytes == least < found.predicted_bytes
+    with pytest.raises(Infeasible) as caught:
+        plan_within(dear, case.network, case.step, least - 1)
+    assert caught.value.needed_bytes == least
+
+
+def test_memory_that_runs_out_while_times_are_taken_is_freed_and_says_what_helps(
+    monkeypatch,
+):
+    copies = []
+
+    def greedy(network, step, device):
+        copies.append(weakref.ref(network))
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(planner_plan, "measured_seconds", greedy)
+    module, x = plain(2), torch.randn(8, 64)
+    with pytest.raises(MemoryError, match=r"measure=False.*a smaller example batch"):
+        plan(module, x, 10**9, blocks=["?"])
+    assert copies[0]() is None
+    assert plan(module, x, 10**9, blocks=["?"], measure=False)
+
+
 @every_case
 def test_a_plan_goes_through_json_and_files(name, cases, tmp_path):
     case = cases(name)
@@ -182,6 +219,24 @@ def test_what_is_no_plan_is_refused(change, cases):
 def test_other_documents_are_refused(text):
     with pytest.raises(ValueError, match="This is no plan"):
         Plan.from_json(text)
+
+
+def test_a_file_that_is_no_plan_is_named(tmp_path):
+    path = tmp_path / "speed.json"
+    for content in (b"{}", b"\xff"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"speed\.json: .*no plan"):
+            Plan.load(path)
+
+
+def test_an_encoder_takes_a_plan_for_modes(cases):
+    case = cases("revnet57")
+    found = case.plan((case.light_bytes + case.most_bytes) // 2)
+    module = encoder("revnet57")
+    module.set_channels([None] * 4)
+    module.set_mode(found)
+    assert {n: m.value for n, m in module.block_modes().items()} == found.modes
+    assert module.channels == found.channels
 
 
 @every_case

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from speechbrain_rev.planner import Profile
-from speechbrain_rev.planner.knapsack import lightest
-from speechbrain_rev.planner.problem import peak_bytes
+from speechbrain_rev.planner import Infeasible, Profile
+from speechbrain_rev.planner.knapsack import lightest, solve
+from speechbrain_rev.planner.problem import Cost, peak_bytes
+from speechbrain_rev.planner.profile import BlockProfile
 from tests.unit.lobes.encoders import KINDS
 from tests.unit.planner.networks import (
     MIB,
@@ -187,3 +188,45 @@ def test_modes_that_a_block_lacks_are_refused(ask):
         getattr(profile, ask)({})
     with pytest.raises(ValueError, match="Block '3' has 'reconstruct' where one of"):
         getattr(profile, ask)(profile.uniform("store") | {"3": "reconstruct"})
+
+
+def two_blocks():
+    """The second only recomputes, and is in the first one's chain."""
+    first = {
+        (None, "store"): Cost(50, 55, 1.0),
+        (None, "reconstruct"): Cost(0, 10, 2.0),
+        (None, "recompute"): Cost(50, 55, 1.5),
+    }
+    second = {(before, "recompute"): Cost(5, 10, 1.0) for _, before in first}
+    blocks = [BlockProfile("c.0", 100, first), BlockProfile("c.1", 100, second)]
+    return Profile(blocks, 0, {"recompute": 3}, 0.0, {})
+
+
+def test_modes_that_fit_by_their_exact_peak_are_found():
+    """Gradients of a run that ends before its chain are counted too many in a problem."""
+    profile = two_blocks()
+    mixed = {"c.0": "reconstruct", "c.1": "recompute"}
+    assert profile.peak_bytes(mixed) == 10
+    with pytest.raises(Infeasible):
+        solve(profile.problem(), 59)
+    assert profile.fastest(59) == profile.lightest() == mixed
+    assert profile.fastest(60) == {"c.0": "store", "c.1": "recompute"}
+    with pytest.raises(Infeasible) as caught:
+        profile.fastest(9)
+    assert (caught.value.needed_bytes, caught.value.budget_bytes) == (10, 9)
+
+
+def test_blocks_that_are_refused_are_not_reconstructed_and_others_are():
+    network, step = encoder_on_meta("revnet46", blocks=(1, 3, 1, 1))
+    whole = profile_of(network, step)
+    refused = {"stages.1.chain.1"}
+    profile = whole.without_reconstruction(refused)
+    modes = profile.uniform("reconstruct")
+    usual = whole.uniform("reconstruct")
+    assert {name for name in modes if modes[name] != usual[name]} == refused
+    assert profile.peak_bytes(modes) == whole.peak_bytes(modes)
+    for budget in (whole.peak_bytes(usual) * 2, 10**12):
+        assert profile.fastest(budget)["stages.1.chain.1"] != "reconstruct"
+    assert profile.lightest()["stages.1.chain.1"] != "reconstruct"
+    with pytest.raises(ValueError, match=r"where one of store, recompute is needed"):
+        profile.peak_bytes(usual)

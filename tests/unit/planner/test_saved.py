@@ -1,10 +1,15 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
+import torch
 
-from speechbrain_rev.planner import Profile, saved
+from speechbrain_rev.lobes import encoder
+from speechbrain_rev.models import profiling, training_plan
+from speechbrain_rev.planner import Profile, saved, trace
 from speechbrain_rev.planner.problem import Cost
 from speechbrain_rev.planner.profile import BlockProfile
+from speechbrain_rev.reversible import chain
 
 BLOCK = BlockProfile("b.0", 4, {(None, "store"): Cost(9, 9, 0.5)})
 MADE = Profile([BLOCK], 3, {"store": 2}, 0.25, {"seconds": "measured"})
@@ -43,6 +48,22 @@ def test_other_code_makes_another_profile(tmp_path, maker, monkeypatch):
     monkeypatch.setattr(saved, "_code_digest", lambda: "another")
     saved.saved_profile(KEY, maker, tmp_path)
     assert maker.calls == 2
+
+
+def test_other_kernels_make_another_profile(tmp_path, maker):
+    saved.saved_profile(KEY, maker, tmp_path)
+    with torch.backends.cudnn.flags(benchmark=not torch.backends.cudnn.benchmark):
+        saved.saved_profile(KEY, maker, tmp_path)
+    assert maker.calls == 2
+    saved.saved_profile(KEY, maker, tmp_path)
+    assert maker.calls == 2
+
+
+def test_code_that_counts_and_times_is_among_what_is_digested():
+    package = Path(saved.__file__).parents[1]
+    for module in (profiling, training_plan, trace, chain, encoder):
+        folder = Path(module.__file__).relative_to(package).parts[0]
+        assert folder in saved._PACKAGES
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"blocks": []}', "[1]", "\0"])

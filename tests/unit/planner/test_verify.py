@@ -177,3 +177,29 @@ def test_a_profile_says_whether_it_was_looked_at(module, x, words):
     blocks = [] if isinstance(module, Chained) else ["?"]
     profile = profile_module(module, x, blocks=blocks, measure=False)
     assert profile.about["reconstruction"].startswith(words)
+
+
+@pytest.mark.parametrize("half_type", [torch.bfloat16, torch.float16])
+def test_under_autocast_exact_streams_come_back_and_float_ones_do_not(half_type):
+    torch.manual_seed(0)
+    blocks = [AdditiveCoupling(half(WIDTH), half(WIDTH)) for _ in range(3)]
+    for streams, same in (("exact", True), ("float", False)):
+        chain = ReversibleChain(copy.deepcopy(blocks), streams=streams)
+        with torch.autocast("cpu", half_type):
+            found = reproduced(chain, X)
+        assert set(found.values()) == {same}
+        assert all(reproduced(chain, X).values())
+
+
+@pytest.mark.parametrize("name", ["noise in f", "noise in g", "counting"])
+def test_under_autocast_a_block_that_differs_is_found(name):
+    torch.manual_seed(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = reproduced(chain_with(BAD[name]()), X)
+    assert found == {"blocks.0": True, "blocks.1": False, "blocks.2": True}
+
+
+def test_under_autocast_what_is_not_finite_never_comes_back():
+    with torch.autocast("cpu", torch.bfloat16):
+        found = reproduced(chain_with(AdditiveCoupling(nn.Tanh(), Inf())), X)
+    assert not found["blocks.1"]

@@ -1,0 +1,122 @@
+"""The plan of a run: made for its budget or given as a file, kept, and held to."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from speechbrain_rev.devices import device_name
+from speechbrain_rev.models.training_plan import budget_bytes_of, plan_training
+from speechbrain_rev.models.training_step import TrainingStep
+from speechbrain_rev.planner import Plan
+from speechbrain_rev.sizes import card_text
+
+
+def plan_for_run(
+    step: TrainingStep,
+    *,
+    kept: Path,
+    plan_file: str | None,
+    memory_budget: str | None,
+    say: Callable[[str], object],
+) -> Plan:
+    """Give the plan of a run: that of a file, the one that is kept, or a new one.
+
+    Parameters
+    ----------
+    step : TrainingStep
+        A step of the training.
+    kept : Path
+        Where the run keeps its plan; read if it was made for the same budget.
+    plan_file : str or None
+        A plan's file, which goes before a budget.
+    memory_budget : str or None
+        As ``budget_bytes_of`` takes it.
+    say : callable
+        Is told what a new plan is made for.
+
+    Returns
+    -------
+    Plan
+        It says which file or which budget it is of.
+
+    Raises
+    ------
+    ValueError
+        If nothing fits the budget, or the plan is for another training, card or chunk.
+
+    Warns
+    -----
+    UserWarning
+        If the plan of a file was made for something else in part.
+    """
+    if plan_file is not None:
+        plan = Plan.load(plan_file)
+        _warn_of_other_training(plan, step, plan_file)
+        _refuse_other_channels(plan, step, plan_file)
+        return plan.with_about(plan_file=str(plan_file))
+    assert memory_budget is not None
+    if kept.is_file():
+        plan = Plan.load(kept)
+        given = plan.about.get("plan_file")
+        if given is None and plan.about.get("memory_budget") == memory_budget:
+            _refuse_other_training(plan, step, kept)
+            _refuse_other_channels(plan, step, kept)
+            return plan
+    size = budget_bytes_of(memory_budget, step.device)
+    say(
+        f"memory plan: {memory_budget} is {card_text(size)}; times of blocks on "
+        f"{device_name(step.device)}"
+    )
+    return plan_training(step, size).with_about(
+        memory_budget=memory_budget, memory_budget_bytes=str(size)
+    )
+
+
+def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, str]]:
+    """Collect what a plan says of itself and the step says otherwise."""
+    now = step.about()
+    return {
+        name: (plan.about.get(name), now[name])
+        for name in now
+        if plan.about.get(name) != now[name]
+    }
+
+
+def _refuse_other_training(plan: Plan, step: TrainingStep, path: Path) -> None:
+    for name, (then, now) in _differences(plan, step).items():
+        raise ValueError(
+            f"{path} was made for {name} {then}, and this is {now}. Delete it to plan "
+            f"anew, or give the modes by plan_file: {path}."
+        )
+
+
+def _warn_of_other_training(plan: Plan, step: TrainingStep, path: str) -> None:
+    """Warn of what decides whether the plan fits; what it does not tell is let pass."""
+    for name, (then, now) in _differences(plan, step).items():
+        # Blocks and channels are compared by themselves.
+        if then is not None and name not in ("blocks", "chunk"):
+            warnings.warn(
+                f"plan_file {path} was made for {name} {then}, and this is {now}: it "
+                "may take more memory than it says, or be slower than another plan.",
+                stacklevel=3,
+            )
+
+
+def _refuse_other_channels(plan: Plan, step: TrainingStep, path: str | Path) -> None:
+    """Refuse a plan that would change a chunk that is fixed, or was trained with."""
+    own = list(step.encoder.channels)
+    if plan.channels is None or list(plan.channels) == own:
+        return
+    channels = f"{path} works on {list(plan.channels)} channels at a time"
+    if step.begun:
+        raise ValueError(
+            f"{channels}, but this training began with {own}, which never change. Give "
+            "the plan that it began with, or a memory_budget, which plans for these."
+        )
+    if not step.searches_chunk:
+        raise ValueError(
+            f"{channels}, but the chunk that is set makes {own}. Give chunk: auto, "
+            "which takes the plan's, or a plan for this chunk."
+        )

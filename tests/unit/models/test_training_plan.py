@@ -1,0 +1,290 @@
+"""A plan for a training: what it is for, what it verifies, and what it says is needed."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+from speechbrain_rev import devices
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
+from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.models import training_plan
+from speechbrain_rev.models.card import RESERVE_BYTES, card_for, reserve_of
+from speechbrain_rev.models.profiling import seconds_in_proportion, shallow
+from speechbrain_rev.models.run_plan import plan_for_run
+from speechbrain_rev.models.training_plan import plan_training
+from speechbrain_rev.models.training_step import TrainingStep
+from speechbrain_rev.planner import Infeasible, Plan, saved
+from speechbrain_rev.planner.room import SHARE
+from speechbrain_rev.reversible import compile_pieces
+from tests.unit.planner.networks import SCALARS
+
+TINY = {"widths": (8, 8, 8, 8), "blocks": (1, 0, 0, 1), "n_mels": 24}
+CPU = torch.device("cpu")
+
+
+def step_of(arch="revnet57", encoder=None, **changed):
+    torch.manual_seed(0)
+    if arch == "resnet34":
+        changed = {"blocks": (1, 1, 1, 1), **changed}
+    own = {k: changed.pop(k) for k in list(changed) if k in (*TINY, "streams", "chunk")}
+    encoder = encoder or build_encoder(arch, **{**TINY, "embedding_dim": 16, **own})
+    step = TrainingStep(
+        encoder,
+        CosineClassifier(16, 10),
+        AAMSoftmax(),
+        functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        optimizer_name="sgd",
+        optimizer_bits=32,
+        batch=4,
+        frames=24,
+        precision="fp32",
+        device=CPU,
+    )
+    return dataclasses.replace(step, **changed)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_folder(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(saved.VARIABLE, str(tmp_path_factory.mktemp("profiles")))
+        yield
+
+
+def test_a_step_is_that_of_the_settings():
+    encoder = build_encoder("revnet57", **TINY)
+    knobs = {
+        "compute_cost": AAMSoftmax(),
+        "opt_class": torch.optim.SGD,
+        "optimizer_name": "sgd",
+        "optimizer_bits": 8,
+        "batch_size": 9,
+        "chunk_samples": 31840,
+        "sample_rate": 16000,
+        "chunk": "auto",
+    }
+    modules = {"embedding_model": encoder, "classifier": CosineClassifier(256, 10)}
+    step = TrainingStep.of(
+        knobs, modules, precision="bf16", device=CPU, processes=2, begun=True
+    )
+    assert (step.batch, step.frames, step.precision) == (5, 200, "bf16")
+    assert (step.searches_chunk, step.begun) == (True, True)
+    fixed = TrainingStep.of(
+        {**knobs, "chunk": None}, modules, precision="fp32", device=CPU
+    )
+    assert (fixed.batch, fixed.searches_chunk, fixed.begun) == (9, False, False)
+
+
+CHANGES = {
+    "encoder": {"arch": "revnet46"},
+    "widths": {"widths": (8, 8, 8, 16)},
+    "blocks": {"blocks": (1, 1, 0, 1)},
+    "input and output": {"n_mels": 32},
+    "streams": {"streams": "float"},
+    "chunk": {"chunk": 1000},
+    "classifier": {"classifier": CosineClassifier(16, 11)},
+    "loss": {"loss": torch.nn.CrossEntropyLoss()},
+    "optimizer": {"optimizer_bits": 8},
+    "batch": {"batch": 5},
+    "frames": {"frames": 25},
+    "precision": {"precision": "bf16"},
+    "device": {"device": torch.device("meta")},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_plan_is_tied_to_all_that_its_budget_depends_on(name):
+    was, now = step_of().about(), step_of(**CHANGES[name]).about()
+    assert was[name] != now[name]
+    assert was.keys() == now.keys()
+
+
+def test_compiled_pieces_are_profiled_as_such():
+    encoder = compile_pieces(build_encoder("revnet57", **TINY), "aot_eager")
+    assert step_of(encoder=encoder).about()["compiled"] == "aot_eager"
+    assert {m.compiled_with for m in shallow(encoder).stages[0].chain.modules()
+            if hasattr(type(m), "compiled_with")} == {"aot_eager"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "offered", "not_offered"),
+    [
+        ({}, ["batch_size (now 4", "smaller chunk", "optimizer_bits: 8"], []),
+        ({"optimizer_bits": 8}, ["another arch"], ["optimizer_bits"]),
+        ({"searches_chunk": True}, ["chunk_samples (now 24"], ["smaller chunk"]),
+        ({"begun": True}, ["raise memory_budget"], ["smaller chunk"]),
+        ({"arch": "resnet34"}, ["another arch"], ["smaller chunk"]),
+    ],
+)
+def test_only_remedies_that_can_help_are_named(changed, offered, not_offered):
+    remedy = training_plan._remedy(step_of(**changed))
+    assert all(words in remedy for words in offered)
+    assert not any(words in remedy for words in not_offered)
+    assert remedy.startswith("Lower batch_size")
+    assert remedy.endswith(", or raise memory_budget.")
+
+
+@pytest.fixture
+def on_card(monkeypatch):
+    """A step on a card that is not there: profiled, verified and timed on the CPU."""
+    profile = training_plan._profile(step_of(), (None,) * 4, refused=[])
+    monkeypatch.setattr(training_plan, "_profile", lambda *a, **k: profile)
+    monkeypatch.setattr(training_plan, "_refused", lambda step: [])
+    step = step_of(device=torch.device("cuda"))
+    step.encoder.set_channels([None] * 4)
+    return step
+
+
+def test_the_budget_that_is_needed_on_a_card_is_enough(on_card):
+    with pytest.raises(Infeasible) as caught:
+        plan_training(on_card, 10**6)
+    needed = caught.value.needed_bytes
+    assert needed > RESERVE_BYTES
+    assert plan_training(on_card, needed).measured_bytes
+    with pytest.raises(Infeasible):
+        plan_training(on_card, needed - 2 * SCALARS)
+
+
+@pytest.mark.parametrize("used", [0, 1, 12_345_678, 10**10 + 7])
+def test_a_card_is_no_larger_than_it_must_be(used):
+    card = card_for(used)
+    assert card - reserve_of(card) >= used
+    assert card - 1 - reserve_of(card - 1) < used
+
+
+def test_float_streams_are_not_reconstructed_under_half_precision():
+    with pytest.warns(UserWarning, match=r"Not reconstructed.*stages.0.chain.0"):
+        refused = training_plan._refused(step_of(streams="float", precision="bf16"))
+    assert refused == sorted(step_of().encoder.reversible_blocks())
+    assert training_plan._refused(step_of(streams="float")) == []
+    for precision in ("fp32", "bf16", "fp16"):
+        assert training_plan._refused(step_of(precision=precision)) == []
+    assert training_plan._refused(step_of("resnet34")) == []
+
+
+@pytest.mark.slow
+def test_a_plan_of_float_streams_under_half_precision_recomputes():
+    step = step_of(streams="float", precision="bf16")
+    with (
+        pytest.warns(UserWarning, match="Not reconstructed"),
+        pytest.raises(Infeasible) as caught,
+    ):
+        plan_training(step, 10**4)
+    with pytest.warns(UserWarning, match="Not reconstructed"):
+        found = plan_training(step, caught.value.needed_bytes)
+    assert "reconstruct" not in found.modes.values()
+    exact = plan_training(step_of(precision="bf16"), caught.value.needed_bytes)
+    assert "reconstruct" in exact.modes.values() or "store" in exact.modes.values()
+
+
+def test_times_of_as_many_as_fit_are_scaled_to_the_batch(monkeypatch):
+    ran, step = [], step_of()
+
+    def step_of_some(count, device):
+        ran.append((count, str(device)))
+        with torch.device(device):
+            encoder = build_encoder("revnet57", **TINY)
+        return encoder, step.run_of(encoder, count, torch.device(device))
+
+    whole, timed = seconds_in_proportion(step_of_some, 8, CPU)
+    assert (timed, ran) == (8, [(8, "cpu")])
+    encoder, run = step_of_some(8, "meta")
+    encoder.set_mode("store")
+    peak = live_bytes_peak(run)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: peak * 0.4 / SHARE)
+    ran.clear()
+    few, timed = seconds_in_proportion(step_of_some, 8, CPU, most=6)
+    assert ran[-1] == (timed, "cpu")
+    assert [count for count, _ in ran[:-1]] == [6, 3, 1][: len(ran) - 1]
+    assert timed < 6
+    assert few.keys() == whole.keys()
+    assert sum(few.values()) == pytest.approx(sum(whole.values()), rel=20)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return tmp_path / "plan.json"
+
+
+def made(step, kept, **given):
+    said = []
+    given = {"plan_file": None, "memory_budget": None, **given}
+    plan = plan_for_run(step, kept=kept, say=said.append, **given)
+    plan.save(kept)
+    return plan, said
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    path = tmp_path_factory.mktemp("first") / "plan.json"
+    step = step_of(searches_chunk=True)
+    plan, said = made(step, path, memory_budget="1GB")
+    assert said[0].startswith("memory plan: 1GB is 0.9313 GiB (1 GB)")
+    return path, plan
+
+
+def test_a_budget_s_plan_is_kept_and_made_anew_for_another(first):
+    path, plan = first
+    step = step_of(searches_chunk=True)
+    assert made(step, path, memory_budget="1GB") == (plan, [])
+    assert plan.about["memory_budget_bytes"] == "1000000000"
+
+
+def test_an_automatic_budget_is_resolved_once_and_kept(kept, monkeypatch):
+    step = step_of()
+    monkeypatch.setattr(devices, "free_and_held_bytes", lambda device: 10**9)
+    plan, said = made(step, kept, memory_budget="auto")
+    assert plan.about["memory_budget"] == "auto"
+    assert plan.about["memory_budget_bytes"] == str(10**9)
+    assert "auto is 0.9313 GiB" in said[0]
+    monkeypatch.setattr(devices, "free_and_held_bytes", lambda device: 10**8)
+    assert made(step, kept, memory_budget="auto") == (plan, [])
+
+
+def test_a_kept_plan_of_another_training_is_refused(first):
+    step = step_of(searches_chunk=True, optimizer_bits=8)
+    with pytest.raises(ValueError, match=r"optimizer sgd, 32 bit, and this is sgd"):
+        made(step, first[0], memory_budget="1GB")
+
+
+def test_a_training_that_goes_on_keeps_its_channels(first, kept):
+    step = step_of(searches_chunk=True, begun=True)
+    own = [3, 3, 3, 3]
+    step.encoder.set_channels(own)
+    assert first[1].channels != own
+    plan, _ = made(step, kept, memory_budget="1GB")
+    assert plan.channels == own
+    for given in ({"plan_file": first[0]}, {"memory_budget": "1GB"}):
+        with pytest.raises(ValueError, match=r"began with \[3, 3, 3, 3\], which n"):
+            made(step, first[0], **given)
+
+
+def test_a_plan_file_does_not_replace_a_chunk_that_is_fixed(first, kept):
+    step = step_of()
+    step.encoder.set_channels([3, 3, 3, 3])
+    with pytest.raises(ValueError, match="Give chunk: auto, which takes the plan"):
+        made(step, kept, plan_file=first[0])
+    step.encoder.set_channels(first[1].channels)
+    assert made(step, kept, plan_file=first[0])[0].modes == first[1].modes
+
+
+def test_each_thing_that_a_plan_file_is_not_for_is_said_once(first, kept):
+    step = step_of(searches_chunk=True, batch=5, precision="bf16")
+    with pytest.warns(UserWarning, match="plan_file") as said:
+        plan, _ = made(step, kept, plan_file=first[0])
+    texts = [str(w.message) for w in said]
+    assert len(texts) == 2
+    assert any("for batch 4, and this is 5" in text for text in texts)
+    assert any("for precision fp32, and this is bf16" in text for text in texts)
+    assert Plan.load(kept) == plan
+    assert plan.about["plan_file"] == str(first[0])
+
+
+def test_a_budget_is_not_met_by_a_plan_file_that_was_kept(first, kept):
+    step = step_of(searches_chunk=True)
+    made(step, kept, plan_file=first[0])
+    plan, said = made(step, kept, memory_budget="1GB")
+    assert said
+    assert "plan_file" not in plan.about
