@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 # it vanishes on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", "--", ":", "-.")
-MODE_COLOURS = {"store": "#8C8C8C", "recompute": "#56B4E9", "reconstruct": "#0072B2"}
+MODE_COLOURS = {
+    "store": "#8C8C8C",
+    "recompute": "#56B4E9",
+    "reconstruct": "#0072B2",
+    "compress": "#D55E00",
+}
 # A family and its reversible counterpart share a colour, types have shapes of their own.
 FAMILY_COLOURS = {
     "resnet": COLOURS[0],

@@ -10,7 +10,7 @@ from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.models.counting import training_step_peak
 from speechbrain_rev.models.counts import BATCHES, FRAMES, Peak, counted_peaks
 from speechbrain_rev.models.table import MODES
-from speechbrain_rev.reversible import Mode
+from speechbrain_rev.reversible.modes import LOSSLESS
 
 PEAKS = counted_peaks()
 STALE = (
@@ -49,7 +49,8 @@ def test_every_encoder_is_counted_in_every_mode_that_it_has():
         if row.reversible or mode != "reconstruct"
     }
     assert set(PEAKS) == expected
-    assert set(MODES) == {mode.value for mode in Mode}
+    # What is compressed takes bytes that depend on the data.
+    assert set(MODES) == {mode.value for mode in LOSSLESS}
     assert {peak.batches for peak in PEAKS.values()} == {BATCHES}
 
 
