@@ -72,7 +72,7 @@ class ActivationCompression:
     convolutions : Rule or None
         Chooses the error bounds of convolutions' inputs; None for 1e-3 of the range.
     normalisations : Rule or None
-        Chooses those of batch normalisations' inputs; None for 1e-2 of the channels'
+        Chooses those of batch normalisations' inputs; None for 3e-2 of the channels'
         deviation.
 
     Attributes
@@ -98,7 +98,7 @@ class ActivationCompression:
     ) -> None:
         self.rules: dict[Kind, Rule] = {
             Kind.CONVOLUTION: convolutions or RangeBound(1e-3),
-            Kind.NORMALISATION: normalisations or DeviationBound(1e-2),
+            Kind.NORMALISATION: normalisations or DeviationBound(3e-2),
         }
         self.records: dict[str, LayerRecord] = {}
         self.raw_count = 0
