@@ -231,6 +231,7 @@ def compiled(capability):
     return list(code.values())
 
 
+@pytest.mark.slow
 def test_kernels_compile_without_a_device(compiler):
     code, _ = compiler(compiled, 80)
     # Two of each but for one that counts, and what depends on the type for halves too.

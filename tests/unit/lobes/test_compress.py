@@ -18,11 +18,11 @@ SMALL = {"widths": (16, 16, 32, 32), "blocks": (2, 1, 1, 1)}
 #: One of each kind of block, vanilla and reversible.
 ENCODERS = [
     "resnet34",
-    "resnet101",
-    "df_resnet56",
     "revnet57",
-    "df_revnet89",
-    "revnet140",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("resnet101", "df_resnet56", "df_revnet89", "revnet140")
+    ),
 ]
 
 
