@@ -56,6 +56,10 @@ class Place:
         dense = self.last - self.first < self.shape.numel()
         return dense and self.first <= other.first and other.last <= self.last
 
+    def of(self, x: Tensor) -> Tensor:
+        """View this place in the storage of a tensor."""
+        return x.detach().as_strided(self.shape, self.strides, self.first)
+
     def within(self, x: Tensor, other: Place) -> Tensor:
         """View another place in a copy of this one."""
         if other.shape == self.shape and other.strides == self.strides:
@@ -187,7 +191,7 @@ class SavedActivations:
         for copy in copies:
             if copy.version == x._version and copy.place.covers(Place(x)):
                 if float(bound(x)) < float(copy.compressed.error_bound):
-                    copy.compressed = self._encode(x, wanted)
+                    copy.compressed = self._encode(copy.place.of(x), wanted)
                 return
 
     def pack(self, x: Tensor) -> _Saved:

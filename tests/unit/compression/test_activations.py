@@ -291,6 +291,31 @@ def test_two_layers_with_one_input_share_a_copy_within_the_smaller_bound():
     y.backward()
 
 
+def test_a_smaller_bound_for_another_view_leaves_the_copy_its_shape():
+    torch.manual_seed(0)
+    flat, conv = nn.Conv1d(4, 4, 1), nn.Conv2d(4, 4, 3)
+    network = nn.ModuleDict({"flat": flat, "conv": conv})
+
+    class Bounds(FixedBound):
+        def bound_for(self, layer):
+            return FixedBound(0.5 if layer == "flat" else 1e-4)
+
+    def weight_gradients(compression):
+        network.zero_grad()
+        torch.manual_seed(1)
+        x = torch.randn(2, 4, 20, 30)
+        with compression.during(network):
+            hidden = x * 1
+            y = flat(hidden.flatten(2)).square().mean()
+            y = y + conv(hidden).square().mean()
+        y.backward()
+        return {n: p.grad.clone() for n, p in network.named_parameters()}
+
+    exact = weight_gradients(ActivationCompression(convolutions=FixedBound(1e-7)))
+    found = weight_gradients(ActivationCompression(convolutions=Bounds(1.0)))
+    assert distance(found, exact) < 1e-3
+
+
 def test_views_of_one_storage_share_a_copy():
     torch.manual_seed(0)
     conv = nn.Conv2d(1, 4, 3)
