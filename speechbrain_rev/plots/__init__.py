@@ -10,6 +10,7 @@ from speechbrain_rev.plots.batches import time_by_batch
 from speechbrain_rev.plots.by_parameters import SizedEncoder, by_parameters
 from speechbrain_rev.plots.det import ErrorRates, det_plot
 from speechbrain_rev.plots.encoders import EncoderPoint, encoder_map
+from speechbrain_rev.plots.losses import loss_curves
 from speechbrain_rev.plots.parts import PartsBar, memory_parts
 from speechbrain_rev.plots.plans import plan_map
 from speechbrain_rev.plots.tradeoff import time_against_memory
@@ -24,6 +25,7 @@ __all__ = [
     "det_plot",
     "encoder_map",
     "gradient_angles",
+    "loss_curves",
     "memory_bars",
     "memory_parts",
     "plan_map",

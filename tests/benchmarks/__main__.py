@@ -16,6 +16,10 @@ from . import (
     angles,
     bench_engine,
     chunks,
+    compressed,
+    compressed_bounds,
+    compressed_targets,
+    compressed_training,
     counts,
     grid,
     imports,
@@ -47,9 +51,18 @@ BY_NAME = {
     "grid": grid.run,
     "users": users.run,
     "planned": planned.run,
+    "compressed_training": compressed_training.run,
+    "compressed": compressed.run,
+    "compressed_bounds": compressed_bounds.run,
+    "compressed_targets": compressed_targets.run,
 }
 #: Results that are drawn, too.
-PICTURES = {"angles": angles.draw, "chunks": chunks.draw, "planned": planned.draw}
+PICTURES = {
+    "angles": angles.draw,
+    "chunks": chunks.draw,
+    "planned": planned.draw,
+    "compressed_targets": compressed_targets.draw,
+}
 
 
 def main() -> None:

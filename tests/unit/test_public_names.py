@@ -37,8 +37,9 @@ PUBLIC = {
     "planner": {"Infeasible", "Plan", "Profile", "Sweep", "plan", "sweep"},
     "plots": {
         "EncoderPoint", "ErrorRates", "PartsBar", "SizedEncoder", "by_parameters",
-        "det_plot", "encoder_map", "gradient_angles", "memory_bars", "memory_parts",
-        "plan_map", "time_against_memory", "time_by_batch", "training_curves",
+        "det_plot", "encoder_map", "gradient_angles", "loss_curves", "memory_bars",
+        "memory_parts", "plan_map", "time_against_memory", "time_by_batch",
+        "training_curves",
     },
     "optim": {"build_optimizer", "convert_checkpoint", "state_bytes"},
     "reversible": {

@@ -1,0 +1,129 @@
+"""Figure 9 of the paper on error-bounded compression, redone for one encoder.
+
+A training goes on from one state with stored and with compressed activations, whose
+weight gradients are to be off by 1, 2 and 5 percent of their momentum.
+"""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speechbrain_rev.compression import ActivationCompression, GradientBound
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.plots import loss_curves
+
+from .compressed_checks import audited, real_speech
+from .compressed_training import N_MELS, resume
+from .compressed_ways import ratio_of, read_state, training_of
+from .harness import NotEqual, Result
+from .speech import Speech, Training
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained; ``last`` steps are compared, bounds looked at every ``every``."""
+
+    name: str = "resnet34"
+    state: Path = Path("results/compressed_training/plain_1.pt")
+    batch: int = 8
+    frames: int = 64
+    steps: int = 150
+    last: int = 50
+    every: int = 50
+    targets: tuple[float, ...] = (0.01, 0.02, 0.05)
+    row: Mapping[str, Any] = field(default_factory=dict)
+
+
+def continued(
+    target: float | None, speech: Speech, state: Mapping[str, Any], setting: Setting
+) -> tuple[list[float], Training]:
+    """Go on from a state, with all stored where there is no target."""
+    mode = "store" if target is None else "compress"
+    encoder = build_encoder(setting.name, mode=mode, **setting.row)
+    training = training_of(encoder, setting.name, speech, setting.batch)
+    resume(training, state)
+    bound = GradientBound(target or 1.0, every=1)
+    if target is not None:
+        bound.load_state_dict({"steps": training.steps_taken})
+        bound.follow(training.optimizer)
+        encoder.compression = ActivationCompression(convolutions=bound)
+    losses = []
+    for i in range(setting.steps):
+        losses.append(training.step(training.next_batch()))
+        if i == 1:
+            # The first bounds are there; from now on they are looked at as in training.
+            bound.every = setting.every
+        if i % 25 == 24:
+            print(target, i + 1, statistics.mean(losses[-25:]), flush=True)
+    return losses, training
+
+
+def run(device: torch.device, setting: Setting | None = None) -> Result:
+    """Go on with all targets; the baseline is to store everything."""
+    if device.type != "cpu":
+        raise ValueError(f"Trainings are kept of the CPU; {device} was asked for.")
+    setting = setting or Setting()
+    speech = real_speech(N_MELS, setting.frames)
+    state = read_state(setting.state)
+    rows: list[dict[str, Any]] = []
+    tensors = 0
+    for target in (None, *setting.targets):
+        losses, training = continued(target, speech, state, setting)
+        ratio: float | str = ""
+        if target is not None:
+            ratio = ratio_of(training)
+            with audited(training.encoder) as audit:
+                training.step(training.next_batch())
+            tensors += audit.tensors
+        loss = statistics.mean(losses[-setting.last :])
+        base = rows[0]["loss"] if rows else loss
+        if rows and losses[0] != rows[0]["losses"]["of each step"][0]:
+            raise NotEqual(f"The first loss of target {target} is {losses[0]}.")
+        rows.append(
+            {
+                "activations": PLAIN
+                if target is None
+                else f"target {100 * target:g} %",
+                "loss": loss,
+                "baseline": PLAIN,
+                "times the baseline": loss / base,
+                "inputs smaller": ratio,
+                "losses": {"of each step": losses},
+            }
+        )
+    return Result(
+        "compressed_targets",
+        "How large may the error of weight gradients be?",
+        f"{setting.name} from step {state['steps']} of compressed_training, batch "
+        f"{setting.batch} of {setting.frames} frames, {speech.source}, {setting.steps} "
+        f"steps more; loss: mean of the last {setting.last}; target: of convolutions, "
+        "batch normalisations by their default",
+        rows,
+        f"{tensors} tensors decoded: errors within bounds, zeros and signs kept; the "
+        "first loss is the same to the bit",
+    )
+
+
+def draw(result: Result, path: Path) -> None:
+    """Draw the losses."""
+    environment = result.environment
+    source = (
+        f"{result.setting}. {environment['processor']}, torch {environment['torch']}, "
+        f"{environment['date']}."
+    )
+    loss_curves(
+        {row["activations"]: row["losses"]["of each step"] for row in result.rows},
+        path,
+        title="Training goes on with weight gradients off by a part of their momentum",
+        source=textwrap.fill(source, 115),
+        mean_of=25,
+    )
