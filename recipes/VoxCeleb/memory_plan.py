@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from prepare import write_whole
 from speechbrain.utils.distributed import run_on_main
 
 from speechbrain_rev.lobes.checkpoints import CHANNELS
 from speechbrain_rev.models.run_plan import plan_for_run
 from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Plan
+from speechbrain_rev.whole_files import write_whole
 
 PLAN = "plan.json"
 

@@ -32,6 +32,7 @@ from tqdm import tqdm
 
 from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.speech import Utterance, audio_info, generator, write_manifest
+from speechbrain_rev.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -185,13 +186,6 @@ def _prepare(settings: Settings, save_folder: Path) -> Prepared:
     write_label_encoder(save_folder / LABELS, train)
     held_out_count = sum(map(len, held_out.values()))
     return Prepared(len(utterances), len(train), left_out, held_out_count, len(lines))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    part = Path(f"{path}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
 
 
 def write_label_encoder(path: Path, speakers: Iterable[str]) -> None:

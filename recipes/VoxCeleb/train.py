@@ -29,7 +29,6 @@ from prepare import (
     prepare,
     read_prepared,
     speaker_numbers,
-    write_whole,
 )
 from speechbrain.utils.checkpoints import (
     mark_as_loader,
@@ -63,6 +62,7 @@ from speechbrain_rev.speech import (
     collate_whole,
     read_manifest,
 )
+from speechbrain_rev.whole_files import write_whole
 
 # Validation must stay short next to an epoch, and memory grows with the length.
 VALID_SECONDS = 10

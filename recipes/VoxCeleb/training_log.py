@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prepare import write_whole
 from speechbrain.utils.distributed import if_main_process
 from tqdm import tqdm
 
 from speechbrain_rev import plots
 from speechbrain_rev.compression import ActivationCompression
+from speechbrain_rev.whole_files import write_whole
 
 LOG = "train_log.jsonl"
 # Two quantities, never under one name: which is logged depends on the device.

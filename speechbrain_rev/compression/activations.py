@@ -185,7 +185,7 @@ class _Pass:
 
     def before(self, kind: Kind, x: Tensor, weight: Tensor | None) -> None:
         """Register a layer's input."""
-        if not self.registers or x.shape[2:].numel() < SMALLEST_MAP:
+        if not self.registers or not _is_map(x):
             return
         layer = name_of(self._names, kind, x, weight)
         if x.dtype not in DTYPES:
@@ -199,9 +199,13 @@ class _Pass:
 
     def after(self, kind: Kind, x: Tensor, weight: Tensor | None, y: Tensor) -> None:
         """Tell the rule, which may want the gradient of the output."""
-        if self.registers and x.shape[2:].numel() >= SMALLEST_MAP:
+        if self.registers and _is_map(x):
             layer = name_of(self._names, kind, x, weight)
             self.compression.rules[kind].called(layer, x, weight, y)
+
+
+def _is_map(x: Tensor) -> bool:
+    return len(x) > 0 and x.shape[2:].numel() >= SMALLEST_MAP
 
 
 class _Passes(threading.local):

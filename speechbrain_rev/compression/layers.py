@@ -100,6 +100,8 @@ class Watching(TorchFunctionMode):
             return func(*args, **kwargs)
         x, *rest = args or (kwargs.pop("input"),)
         weight = _weight_of(func, rest, kwargs)
+        if not (x.requires_grad or (weight is not None and weight.requires_grad)):
+            return func(x, *rest, **kwargs)
         if kind is Kind.CONVOLUTION:
             x = _as_convolved(x)
         self._watcher.before(kind, x, weight)

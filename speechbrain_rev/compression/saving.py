@@ -93,9 +93,7 @@ class _Saved:
     def refer_to(self, copy: _Copy) -> None:
         """Let go of the tensor, for a copy has its contents."""
         self.place = Place(self.own)
-        counter = self.own.detach()
-        counter.data = self.own.new_empty(0)
-        self.copy, self.own = copy, counter
+        self.copy, self.own = copy, _counter_of(self.own)
 
 
 class Registration:
@@ -105,14 +103,18 @@ class Registration:
     ----------
     layer : str
         The name of the first layer that registered the tensor.
-    bound : callable
-        From the tensor to its absolute error bound.
     """
 
-    __slots__ = ("bounds", "layer")
+    __slots__ = ("bounds", "layer", "places")
 
-    def __init__(self, layer: str, bound: Bound) -> None:
-        self.layer, self.bounds = layer, [bound]
+    def __init__(self, layer: str) -> None:
+        self.layer = layer
+        self.bounds: list[Bound] = []
+        self.places: list[Place] = []
+
+    def touches(self, place: Place) -> bool:
+        """Whether a place is that of a layer's input, a part of it or around it."""
+        return any(own.covers(place) or place.covers(own) for own in self.places)
 
     def error_bound(self, x: Tensor) -> float | Tensor:
         """Give the smallest of the layers' bounds."""
@@ -125,12 +127,12 @@ class Registration:
 class _Storage:
     """What is known of one storage while it lives."""
 
-    __slots__ = ("copies", "own", "saved", "wanted")
+    __slots__ = ("copies", "counter", "own", "saved", "wanted")
 
-    def __init__(
-        self, storage: torch.UntypedStorage, known: dict[int, _Storage]
-    ) -> None:
+    def __init__(self, x: Tensor, known: dict[int, _Storage]) -> None:
+        storage = x.untyped_storage()
         key = storage._cdata
+        self.counter = _counter_of(x)
 
         def freed(_: Any) -> None:
             known.pop(key, None)
@@ -178,13 +180,13 @@ class SavedActivations:
             From the tensor to its absolute error bound; the smallest of several is kept.
         """
         storage = self._of(x)
-        wanted = storage.wanted.get(x._version)
-        if wanted is None:
-            wanted = storage.wanted[x._version] = Registration(layer, bound)
-        elif bound in wanted.bounds:
+        if storage is None:
             return
-        else:
-            wanted.bounds.append(bound)
+        wanted = storage.wanted.setdefault(x._version, Registration(layer))
+        wanted.places.append(Place(x))
+        if bound in wanted.bounds:
+            return
+        wanted.bounds.append(bound)
         if x.is_meta:
             return
         copies = [copy for ref in storage.copies if (copy := ref()) is not None]
@@ -200,9 +202,11 @@ class SavedActivations:
         if not _may_be_compressed(x):
             return saved
         storage = self._of(x)
+        if storage is None:
+            return saved
         storage.saved.append(weakref.ref(saved))
         wanted = storage.wanted.get(saved.version)
-        if wanted is not None:
+        if wanted is not None and wanted.touches(Place(x)):
             self._compress(storage, x, wanted)
         return saved
 
@@ -225,12 +229,18 @@ class SavedActivations:
         """Forget the storages of a forward pass that has ended."""
         self._storages.clear()
 
-    def _of(self, x: Tensor) -> _Storage:
-        storage = x.untyped_storage()
-        found = self._storages.get(storage._cdata)
+    def _of(self, x: Tensor) -> _Storage | None:
+        """Give what is known of a tensor's storage; None if nothing may be shared.
+
+        Its negation may wait to be done, and ``x.data`` counts changes for itself.
+        """
+        if x.is_neg() or x.is_inference():
+            return None
+        key = x.untyped_storage()._cdata
+        found = self._storages.get(key)
         if found is None:
-            found = self._storages[storage._cdata] = _Storage(storage, self._storages)
-        return found
+            found = self._storages[key] = _Storage(x, self._storages)
+        return found if _share_counter(found.counter, x) else None
 
     def _compress(self, storage: _Storage, x: Tensor, wanted: Registration) -> None:
         place = Place(x)
@@ -252,6 +262,22 @@ class SavedActivations:
             compressed = encode(x, wanted.error_bound(x))
         self._encoded(wanted.layer, x, compressed)
         return compressed
+
+
+def _counter_of(x: Tensor) -> Tensor:
+    """Give an empty tensor that shares the version counter."""
+    counter = x.detach()
+    counter.data = x.new_empty(0)
+    return counter
+
+
+def _share_counter(a: Tensor, b: Tensor) -> bool:
+    """Whether changes of one tensor in place are counted as changes of the other."""
+    before, other = a._version, b._version
+    torch.autograd.graph.increment_version(a)
+    shared = b._version != other
+    torch._C._autograd._unsafe_set_version_counter((a,), (before,))
+    return shared
 
 
 def _may_be_compressed(x: Tensor) -> bool:

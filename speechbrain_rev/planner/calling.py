@@ -52,7 +52,9 @@ def call(module: nn.Module, batch: Any) -> Any:
 
 
 def trainable(module: Module) -> Module:
-    """Put a module into training, with gradients, which steps add to.
+    """Put a module into training, if it is not, with gradients, which steps add to.
+
+    Parts of it that are in evaluation while the whole trains stay there.
 
     Parameters
     ----------
@@ -64,7 +66,7 @@ def trainable(module: Module) -> Module:
     nn.Module
         The module.
     """
-    make_gradients(module.train())
+    make_gradients(module if module.training else module.train())
     return module
 
 

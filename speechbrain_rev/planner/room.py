@@ -20,8 +20,14 @@ _T = TypeVar("_T")
 #: Share of what is free that live tensors may take; workspaces and gaps take of the rest.
 SHARE = 0.8
 
-#: What torch says when a CPU has no memory left; there is no error of its own for it.
-_NO_MEMORY = ("not enough memory", "can't allocate memory")
+#: What torch says without an error of its own: of a CPU, and of CUDA and its libraries.
+_NO_MEMORY = (
+    "not enough memory",
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 def batch_that_fits(

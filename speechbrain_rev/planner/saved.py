@@ -6,13 +6,13 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.reversible.flags import flags_in_words
+from speechbrain_rev.whole_files import write_whole
 
 #: Names the folder of profiles where it is set.
 VARIABLE = "SPEECHBRAIN_REV_PROFILES"
@@ -66,6 +66,7 @@ def saved_profile(
 
     Examples
     --------
+    >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> make = lambda: print("making") or Profile([], 0, {}, 0.0, {})
     >>> first = saved_profile({"encoder": "tiny", "batch": "4"}, make, folder)
@@ -106,21 +107,17 @@ def _read(path: Path, key: Mapping[str, str]) -> Profile | None:
         profile = Profile.from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+        kept = key.items() <= profile.about.items()
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         warnings.warn(f"{path} cannot be read and is made anew: {error}", stacklevel=3)
         return None
-    return profile if key.items() <= profile.about.items() else None
+    return profile if kept else None
 
 
 def _write(path: Path, profile: Profile) -> None:
-    """Write a file as a whole: processes that do so at once do not meet in it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False
-        ) as part:
-            part.write(profile.to_json())
-        os.replace(part.name, path)
+        write_whole(path, profile.to_json())
     except OSError as error:
         warnings.warn(
             f"The profile is not kept, for {path} cannot be written: {error}. Name a "

@@ -331,6 +331,56 @@ def test_views_of_one_storage_share_a_copy():
     assert 0 < error <= bound * 1.01
 
 
+def test_what_no_layer_takes_is_not_compressed_with_the_rest_of_its_storage():
+    torch.manual_seed(0)
+    conv, w = nn.Conv2d(2, 4, 3), torch.randn(4, 2, 20, 30, requires_grad=True)
+    with compressor(1e-1).during(conv):
+        taken, other = (torch.randn(4, 4, 20, 30) * w.detach().mean()).chunk(2, 1)
+        y = conv(taken).sum() + (other * w).sum()
+    exact = other.clone()
+    y.backward()
+    assert torch.equal(w.grad, exact)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_changes_that_are_counted_apart_are_not_taken_for_none(shared):
+    """What ``.data`` gives has a version counter of its own."""
+    torch.manual_seed(0)
+    conv, w = nn.Conv2d(2, 4, 3), torch.randn(4, 2, 20, 30, requires_grad=True)
+    with compressor(1e-5).during(conv):
+        hidden = torch.randn(4, 2, 20, 30) * 1
+        y = conv(hidden).sum()
+        if not shared:
+            hidden.data.mul_(3)
+        z = hidden if shared else hidden.data
+        y = y + (w * z).sum()
+        seen = z.clone()
+    y.backward()
+    assert (w.grad - seen).abs().max() < 1e-3
+
+
+def test_a_negation_that_waits_is_not_lost():
+    torch.manual_seed(0)
+    conv, w = nn.Conv2d(2, 4, 3), torch.randn(4, 2, 20, 30, requires_grad=True)
+    with compressor(1e-5).during(conv):
+        hidden = torch.randn(4, 2, 20, 30) * 1
+        negated = torch._neg_view(hidden)
+        y = conv(hidden).sum() + (w * negated).sum()
+    y.backward()
+    assert (w.grad + hidden).abs().max() < 1e-3
+
+
+def test_an_empty_batch_and_frozen_layers_are_no_matter():
+    network = small_network().eval()
+    network.train()
+    compression = compressor()
+    with compression.during(network):
+        network[0](torch.randn(0, 1, 20, 30)).sum().backward()
+        frozen = nn.Conv2d(1, 2, 3).double().requires_grad_(False)
+        frozen(torch.randn(2, 1, 20, 30).double())
+    assert not compression.records
+
+
 def test_nan_and_infinity_are_kept_and_counted():
     torch.manual_seed(0)
     conv, x = nn.Conv2d(1, 4, 3, bias=False), torch.randn(4, 1, 20, 30)

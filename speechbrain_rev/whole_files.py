@@ -1,0 +1,58 @@
+"""Files that are written whole or not at all. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a text, which takes the place of what was there when it is complete.
+
+    Processes that write one file at once do not meet in it, and where writing fails what
+    was there stays as it is.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file, in a folder that exists.
+    text : str
+        What is written, as UTF-8.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+
+    Examples
+    --------
+    >>> file = Path(tempfile.mkdtemp(), "plan.json")
+    >>> write_whole(file, "{}")
+    >>> file.read_text(), len(list(file.parent.iterdir()))
+    ('{}', 1)
+    """
+    # A link stays a link to what is written.
+    path = Path(path).resolve()
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False
+    ) as part:
+        try:
+            part.write(text)
+            part.close()
+            os.chmod(part.name, _permissions(path))
+            os.replace(part.name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part.name)
+            raise
+
+
+def _permissions(path: Path) -> int:
+    """Of the file that is replaced, or those that a new one would have."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
