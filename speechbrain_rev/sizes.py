@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from numbers import Integral
 
 MB = 10**6
 GB = 10**9
 MIB = 2**20
 GIB = 2**30
 
-_UNITS = {"gb": GB, "gib": GIB, "mb": 10**6, "mib": MIB}
+_UNITS = {"gb": GB, "gib": GIB, "mb": MB, "mib": MIB}
 
 
 def parse_size(text: str) -> int | None:
@@ -38,6 +39,45 @@ def parse_size(text: str) -> int | None:
     return size or None
 
 
+def whole_bytes(name: str, size: object) -> int:
+    """Take a size that a caller gave, in bytes or with its unit.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument, for the error.
+    size : float or str
+        Bytes, or what ``parse_size`` reads.
+
+    Returns
+    -------
+    int
+        Whole bytes, rounded down.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+
+    Examples
+    --------
+    >>> whole_bytes("budget_bytes", "8MB"), whole_bytes("budget_bytes", 8e6)
+    (8000000, 8000000)
+    """
+    if isinstance(size, str):
+        found = parse_size(size)
+        if found is not None:
+            return found
+    elif isinstance(size, Integral) or (
+        isinstance(size, float) and math.isfinite(size)
+    ):
+        return int(size)
+    raise ValueError(
+        f"{name} is {size!r}, which is no size: give bytes as a number, or a text with "
+        "a unit, as '8MB' (1e6 bytes each) or '11GiB' (2**30)."
+    )
+
+
 def size_text(size_bytes: int) -> str:
     """Write a size in the unit in which it is no zero.
 
@@ -49,14 +89,14 @@ def size_text(size_bytes: int) -> str:
     Returns
     -------
     str
-        In GiB (2**30 bytes), below 0.1 GiB in MiB (2**20 bytes), below 0.1 MiB in bytes.
+        In GiB (2**30 bytes), below 1 GiB in MiB (2**20 bytes), below 0.1 MiB in bytes.
 
     Examples
     --------
     >>> size_text(3 * GIB), size_text(25 * MIB), size_text(2000), size_text(-25 * MIB)
     ('3.000 GiB', '25.0 MiB', '2000 bytes', '-25.0 MiB')
     """
-    if abs(size_bytes) >= 0.1 * GIB:
+    if abs(size_bytes) >= GIB:
         return f"{size_bytes / GIB:.3f} GiB"
     if abs(size_bytes) >= 0.1 * MIB:
         return f"{size_bytes / MIB:.1f} MiB"
@@ -77,11 +117,17 @@ def card_text(card_bytes: int) -> str:
     Returns
     -------
     str
-        In GiB (2**30 bytes) and in GB (1e9 bytes).
+        In GiB (2**30 bytes) and in GB (1e9 bytes); below one of them in MiB or MB.
 
     Examples
     --------
-    >>> card_text(11 * GIB), card_text(11 * GB)
-    ('11 GiB (11.81 GB)', '10.24 GiB (11 GB)')
+    >>> card_text(11 * GIB), card_text(11 * GB), card_text(100 * MB)
+    ('11 GiB (11.81 GB)', '10.24 GiB (11 GB)', '95.37 MiB (100 MB)')
     """
-    return f"{card_bytes / GIB:.4g} GiB ({card_bytes / GB:.4g} GB)"
+    binary, decimal = (GIB, "GiB"), (GB, "GB")
+    if card_bytes < GIB:
+        binary = MIB, "MiB"
+    if card_bytes < GB:
+        decimal = MB, "MB"
+    in_both = (f"{card_bytes / size:.4g} {unit}" for size, unit in (binary, decimal))
+    return "{} ({})".format(*in_both)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
 from speechbrain.utils.distributed import run_on_main
 
 from speechbrain_rev.lobes.checkpoints import CHANNELS
-from speechbrain_rev.models.run_plan import plan_for_run
+from speechbrain_rev.models.run_plan import in_words, plan_for_run
 from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.whole_files import write_whole
 
 PLAN = "plan.json"
 
+# SpeechBrain's logging shows it, and writes it to log.txt of the run.
+logger = logging.getLogger("train")
+
 
 def give_modes(brain):
     """Give the blocks the modes of ``plan_file`` or those that ``memory_budget`` allows.
 
-    The plan is kept in the run's folder. ``mode`` goes before both. A training that goes
-    on does so with the channels at a time that it began with, whatever gives the modes.
+    The plan is kept in the run's folder, and is that of the run when it goes on and none
+    of these is given. ``mode`` goes before both. A training that goes on does so with the
+    channels at a time that it began with, whatever gives the modes.
 
     Parameters
     ----------
@@ -35,13 +40,14 @@ def give_modes(brain):
     knobs = brain.hparams
     channels = brain.checkpointer.recoverables[CHANNELS]
     begun = channels.restore(brain.checkpointer, chosen=knobs.chunk == "auto")
-    if knobs.mode is not None or (knobs.plan_file or knobs.memory_budget) is None:
-        return
     path = Path(knobs.output_folder, PLAN)
+    asked = (knobs.plan_file or knobs.memory_budget) is not None
+    if knobs.mode is not None or not (asked or (begun and path.is_file())):
+        return
     run_on_main(keep_plan, args=[brain, path, begun])
     plan = Plan.load(path)
     plan.apply(brain.modules.embedding_model)
-    run_on_main(print, args=[f"memory plan: {plan}"])
+    run_on_main(logger.info, args=[f"memory plan: {in_words(plan)}"])
 
 
 def keep_plan(brain, path, begun):
@@ -61,6 +67,6 @@ def keep_plan(brain, path, begun):
         kept=path,
         plan_file=knobs.plan_file,
         memory_budget=knobs.memory_budget,
-        say=print,
+        say=logger.info,
     )
     write_whole(path, plan.to_json())

@@ -131,6 +131,19 @@ def _resolve(parsed: argparse.Namespace) -> None:
     )
     with warnings.catch_warnings(record=True) as doubts:
         text = hparams.resolve(parsed.file, overrides)
-    for doubt in doubts:
-        print(f"speechbrain-rev: warning: {doubt.message}", file=sys.stderr)
+    said = [str(doubt.message) for doubt in doubts]
+    settings = hparams.plain_settings(text)
+    # A complete file of one's own may have neither; mode goes before both.
+    if settings.get("mode") is None:
+        said += [
+            f"{name} is read by the training recipe of this package only: under "
+            "SpeechBrain's own script the file trains in the default mode. There, give "
+            "mode, or write a plan (speechbrain-rev plan ENCODER --card SIZE --save "
+            "plan.json) and, in the file, mode: "
+            "!apply:speechbrain_rev.planner.Plan.load [plan.json]"
+            for name in ("memory_budget", "plan_file")
+            if settings.get(name) is not None
+        ]
+    for doubt in said:
+        print(f"speechbrain-rev: warning: {doubt}", file=sys.stderr)
     print(text, end="")

@@ -107,7 +107,13 @@ def speed_of(parsed: argparse.Namespace) -> Speed:
 
     if parsed.speed is None:
         return ASSUMED
-    return Speed.from_json(Path(parsed.speed).read_text(encoding="utf-8"))
+    path = Path(parsed.speed)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"--speed: {path} is no file. Write it by `speechbrain-rev calibrate {path}`, "
+            "or leave --speed out for an assumed card."
+        )
+    return Speed.from_json(path.read_text(encoding="utf-8"))
 
 
 def add_output(command: argparse.ArgumentParser) -> None:

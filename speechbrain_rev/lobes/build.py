@@ -22,7 +22,7 @@ from speechbrain_rev.lobes.transitions import (
 )
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.coupling import AdditiveCoupling
-from speechbrain_rev.reversible.modes import Mode
+from speechbrain_rev.reversible.modes import AppliedPlan, Mode
 from speechbrain_rev.reversible.monitor import Verify
 
 
@@ -31,7 +31,7 @@ def build_encoder(
     *,
     n_mels: int = 80,
     embedding_dim: int = 256,
-    mode: Mode | str | Mapping[str, Mode | str] | None = None,
+    mode: Mode | str | Mapping[str, Mode | str] | AppliedPlan | None = None,
     streams: str = "exact",
     verify: Verify | None = "warn",
     verify_every: int = 100,
@@ -52,9 +52,9 @@ def build_encoder(
         Mel bands of the input; a multiple of 8 for encoders of type II.
     embedding_dim : int
         Size of the embedding.
-    mode : Mode or str, or mapping of block name to these, or None
+    mode : Mode or str, or mapping of block name to these, or Plan, or None
         What blocks keep for the backward pass. None reconstructs what is reversible
-        and stores in vanilla encoders.
+        and stores in vanilla encoders. A plan gives its channels at a time too.
     streams : {"exact", "float"}
         Number format of reversible streams. Exact ones are fixed-point numbers below
         16,384, from which every memory mode makes the same gradients to the bit. Float

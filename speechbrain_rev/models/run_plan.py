@@ -10,7 +10,7 @@ from speechbrain_rev.devices import device_name
 from speechbrain_rev.models.training_plan import budget_bytes_of, plan_training
 from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.sizes import card_text
+from speechbrain_rev.sizes import card_text, size_text
 
 
 def plan_for_run(
@@ -32,9 +32,10 @@ def plan_for_run(
     plan_file : str or None
         A plan's file, which goes before a budget.
     memory_budget : str or None
-        As ``budget_bytes_of`` takes it.
+        As ``budget_bytes_of`` takes it. If neither is given, the plan that is kept
+        is the run's.
     say : callable
-        Is told what a new plan is made for.
+        Is told what a new plan is made for, and if one is taken that nobody named.
 
     Returns
     -------
@@ -45,6 +46,8 @@ def plan_for_run(
     ------
     ValueError
         If nothing fits the budget, or the plan is for another training, card or chunk.
+    FileNotFoundError
+        If the file of a plan is not there.
 
     Warns
     -----
@@ -52,11 +55,22 @@ def plan_for_run(
         If the plan of a file was made for something else in part.
     """
     if plan_file is not None:
-        plan = Plan.load(plan_file)
-        _warn_of_other_training(plan, step, plan_file)
+        plan = _load(plan_file, kept)
+        _warn_of_other_training(plan, step, f"plan_file {plan_file}")
         _refuse_other_channels(plan, step, plan_file)
         return plan.with_about(plan_file=str(plan_file))
-    assert memory_budget is not None
+    if memory_budget is None:
+        plan = Plan.load(kept)
+        if "plan_file" in plan.about:
+            _warn_of_other_training(plan, step, str(kept))
+        else:
+            _refuse_other_training(plan, step, kept)
+        _refuse_other_channels(plan, step, kept)
+        say(
+            f"memory plan: of this run, {kept}, since neither mode, plan_file nor "
+            "memory_budget is given; each of them goes before it"
+        )
+        return plan
     if kept.is_file():
         plan = Plan.load(kept)
         given = plan.about.get("plan_file")
@@ -74,6 +88,49 @@ def plan_for_run(
     )
 
 
+def in_words(plan: Plan) -> str:
+    """Say what a run's plan does, and how its budget is shared out.
+
+    Parameters
+    ----------
+    plan : Plan
+        As ``plan_for_run`` gives it.
+
+    Returns
+    -------
+    str
+        One line.
+    """
+    about = plan.about
+    if "plan_file" in about:
+        return f"{plan}; of plan_file {about['plan_file']}"
+    budget, staying, reserved = (
+        int(about.get(name, 0))
+        for name in ("memory_budget_bytes", "staying_bytes", "reserved_bytes")
+    )
+    if not staying:
+        return str(plan)
+    aside = f", {size_text(reserved)} for what is not counted" if reserved else ""
+    return (
+        f"{plan.counts()}; budget {size_text(budget)}, {size_text(staying)} of it for "
+        "weights, gradients, optimizer states and classifier, and a batch's speech"
+        f"{aside}; the step peaks at {size_text(plan.measured_bytes)} counted "
+        f"({size_text(plan.predicted_bytes)} predicted) of the remaining "
+        f"{size_text(plan.budget_bytes)}"
+    )
+
+
+def _load(plan_file: str, kept: Path) -> Plan:
+    if Path(plan_file).is_file():
+        return Plan.load(plan_file)
+    own = f", or leave plan_file out and go on with {kept}" if kept.is_file() else ""
+    raise FileNotFoundError(
+        f"plan_file: {plan_file} is no file. Give the plan that `speechbrain-rev plan "
+        f"ENCODER --card SIZE --save FILE` or another run wrote (its plan.json){own}, or "
+        "give memory_budget, which plans."
+    )
+
+
 def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, str]]:
     """Collect what a plan says of itself and the step says otherwise."""
     now = step.about()
@@ -87,19 +144,30 @@ def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, 
 def _refuse_other_training(plan: Plan, step: TrainingStep, path: Path) -> None:
     for name, (then, now) in _differences(plan, step).items():
         raise ValueError(
-            f"{path} was made for {name} {then}, and this is {now}. Delete it to plan "
-            f"anew, or give the modes by plan_file: {path}."
+            f"{path} was made {_for_another(name, then, now)}. Delete it to plan anew by "
+            f"memory_budget, or give the modes by plan_file: {path}."
         )
 
 
-def _warn_of_other_training(plan: Plan, step: TrainingStep, path: str) -> None:
+def _for_another(name: str, then: str | None, now: str) -> str:
+    """Say what a plan was made for and what there is."""
+    if name != "chunk":
+        return f"for {name} {then}, and this is {now}"
+    was, is_ = (
+        "chosen by chunk: auto" if x == "chosen" else f"set, which makes {x} channels"
+        for x in (then, now)
+    )
+    return f"where the chunk was {was}, and here it is {is_}"
+
+
+def _warn_of_other_training(plan: Plan, step: TrainingStep, source: str) -> None:
     """Warn of what decides whether the plan fits; what it does not tell is let pass."""
     for name, (then, now) in _differences(plan, step).items():
         # Blocks and channels are compared by themselves.
         if then is not None and name not in ("blocks", "chunk"):
             warnings.warn(
-                f"plan_file {path} was made for {name} {then}, and this is {now}: it "
-                "may take more memory than it says, or be slower than another plan.",
+                f"{source} was made {_for_another(name, then, now)}: it may take more "
+                "memory than it says, or be slower than another plan.",
                 stacklevel=3,
             )
 

@@ -8,13 +8,15 @@ may make, within which ``planner`` chooses modes.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 
 import torch
 from torch import nn
 
 from speechbrain_rev import devices
-from speechbrain_rev.devices import random_devices
+from speechbrain_rev.devices import described, random_devices
+from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.memory.report import breakdown
 from speechbrain_rev.memory.shapes import without_contents
 from speechbrain_rev.models.card import INPUT_BYTES_PER_FRAME, card_for, reserve_of
@@ -32,8 +34,9 @@ from speechbrain_rev.planner import Infeasible, Plan, Profile
 from speechbrain_rev.planner.counting import profile_bytes
 from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.saved import saved_profile
+from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.planner.verify import reproduced, warn_refused
-from speechbrain_rev.sizes import parse_size
+from speechbrain_rev.sizes import parse_size, size_text
 
 #: Utterances of the steps whose time is taken, at most, elsewhere and on a card, which
 #: few do not keep busy.
@@ -41,6 +44,12 @@ _TIMED, _TIMED_ON_CUDA = 4, 32
 
 # Utterances in which blocks are undone; what is wrong is wrong for any.
 _VERIFIED = 2
+
+# Where bytes are counted: meta tensors know no autocast.
+_NO_CONTENTS = {True: "meta tensors", False: "fake tensors"}
+
+# Batches that are counted on the way to the largest one that fits.
+_COUNTED = 4
 
 
 def budget_bytes_of(budget: str, device: torch.device) -> int:
@@ -101,7 +110,8 @@ def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
     Returns
     -------
     Plan
-        Its ``budget_bytes`` are what was left for a step.
+        Its ``budget_bytes`` are what was left for a step; ``about`` tells what was not
+        (``staying_bytes``, ``reserved_bytes``).
 
     Raises
     ------
@@ -110,7 +120,8 @@ def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
     """
     on_card = step.device.type == "cuda"
     staying = _staying_bytes(step)
-    left = budget_bytes - staying - (reserve_of(budget_bytes) if on_card else 0)
+    reserved = reserve_of(budget_bytes) if on_card else 0
+    left = budget_bytes - staying - reserved
     channels = tuple(step.encoder.channels)
     profile_for = functools.partial(_profile, step, refused=_refused(step))
     if step.searches_chunk and not step.begun:
@@ -122,26 +133,83 @@ def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
         encoder.set_channels(channels)
         run = step.run_without_contents(encoder, device)
         try:
-            return plan_within(profile, encoder, run, left)
+            plan = plan_within(profile, encoder, run, left)
         except Infeasible as error:
             used_bytes = error.needed_bytes + staying
-            raise Infeasible(
+            refused = Infeasible(
                 needed_bytes=card_for(used_bytes) if on_card else used_bytes,
                 budget_bytes=budget_bytes,
-                remedy=_remedy(step),
-            ) from None
+            )
+            # It has the lightest modes that are known.
+            batch = _fitting_batch(step, encoder, device, left) if left > 0 else None
+        else:
+            return plan.with_about(
+                staying_bytes=str(staying), reserved_bytes=str(reserved)
+            )
+    remedy = _remedy(step, batch=batch, room=left > 0)
+    if left <= 0:
+        remedy = (
+            f"What stays from step to step takes {size_text(staying)} alone: weights, "
+            f"gradients, optimizer states, speech. {remedy}"
+        )
+    raise refused.with_remedy(f"It lacks {size_text(refused.lacking_bytes)}. {remedy}")
 
 
-def _remedy(step: TrainingStep) -> str:
-    """Name the changes that can help."""
-    found = [
-        f"lower batch_size (now {step.batch} for each process)",
-        f"lower chunk_samples (now {step.frames} frames)",
-        "choose another arch",
-    ]
+def _fitting_batch(
+    step: TrainingStep, encoder: SpeakerEncoder, device: torch.device, left: int
+) -> int | None:
+    """Find the largest batch that fits with the modes of an encoder without contents.
+
+    Memory grows linearly, but for rounding: what it is between two batches is guessed,
+    and then counted. Of what stays, the speech of a smaller batch is less too.
+    """
+
+    def lacking(batch: int) -> int:
+        smaller = dataclasses.replace(step, batch=batch)
+        run = smaller.run_without_contents(encoder, device)
+        less = _speech_bytes(step) - _speech_bytes(smaller)
+        return trace_bytes(encoder, run).peak_bytes - less - left
+
+    low, high = 1, step.batch
+    if high == low or (spare := -lacking(low)) < 0:
+        return None
+    over = max(1, lacking(high))
+    for _ in range(_COUNTED):
+        batch = low + (high - low) * spare // (spare + over)
+        if batch == low:
+            break
+        found = lacking(batch)
+        if found <= 0:
+            low, spare = batch, -found
+        else:
+            high, over = batch, found
+    return low
+
+
+def _remedy(step: TrainingStep, *, batch: int | None, room: bool) -> str:
+    """Name the changes that can help.
+
+    Parameters
+    ----------
+    step : TrainingStep
+        What does not fit.
+    batch : int or None
+        The largest that does; None if not even one utterance does, or it is one.
+    room : bool
+        Whether the budget has any for activations: else only what stays matters.
+    """
+    found = []
+    if batch is not None:
+        found.append(
+            f"lower batch_size (now {step.batch} for each process, {batch} would fit)"
+        )
+    if room:
+        found.append(f"lower chunk_samples (now {step.frames} frames)")
+    found.append("choose another arch")
     if step.optimizer_bits == 32:
         found.append("set optimizer_bits: 8")
-    if step.encoder.reversible_blocks() and not (step.searches_chunk or step.begun):
+    fixed = not (step.searches_chunk or step.begun)
+    if room and fixed and step.encoder.reversible_blocks():
         found.append("set a smaller chunk, or chunk: auto, which is searched")
     found.append("raise memory_budget")
     *most, last = found
@@ -187,16 +255,22 @@ def _profile(step: TrainingStep, channels: Channels, *, refused: list[str]) -> P
             return own, step.run_of(own, count, device)
 
         most = _TIMED_ON_CUDA if step.device.type == "cuda" else _TIMED
-        seconds, _ = seconds_in_proportion(
+        seconds, timed = seconds_in_proportion(
             step_of_some, step.batch, step.device, most=most
         )
+        about = {
+            "seconds": f"measured on {described(step.device)}, at batch {timed}",
+            "bytes": f"counted on {_NO_CONTENTS[step.precision == 'fp32']}",
+        }
         with step.shapes() as device:
             encoder = without_contents(small, device)
             run = step.run_without_contents(encoder, device)
-            return profile_bytes(encoder, run, seconds, {})
+            return profile_bytes(encoder, run, seconds, about)
 
     names = list(step.encoder.named_blocks())
-    profile = saved_profile(key, make).stretched(names, step.about())
+    profile = saved_profile(key, make)
+    how = {name: profile.about[name] for name in ("seconds", "bytes")}
+    profile = profile.stretched(names, {**step.about(), **how})
     return profile.without_reconstruction(refused)
 
 
@@ -210,5 +284,8 @@ def _staying_bytes(step: TrainingStep) -> int:
         inputs=[torch.empty(0, device="meta")],
         optimizer=step.make_optimizer(held.parameters()),
     )
-    speech = step.batch * step.frames * INPUT_BYTES_PER_FRAME
-    return report.total_bytes + speech
+    return report.total_bytes + _speech_bytes(step)
+
+
+def _speech_bytes(step: TrainingStep) -> int:
+    return step.batch * step.frames * INPUT_BYTES_PER_FRAME

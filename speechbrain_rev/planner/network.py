@@ -224,15 +224,15 @@ def _tell_end(block: nn.Module, _: Any, outputs: Any) -> None:
     tell_end(block, (wanted or found)[0])
 
 
-def as_network(module: nn.Module, blocks: Sequence[str] = ()) -> Network:
+def as_network(module: nn.Module, blocks: str | Sequence[str] = ()) -> Network:
     """Take a module for a network of blocks.
 
     Parameters
     ----------
     module : nn.Module
         An encoder of ours, which has blocks by itself, or any other module.
-    blocks : sequence of str
-        Names or patterns, for other modules.
+    blocks : str or sequence of str
+        Names or patterns, for other modules; a str is one of them.
 
     Returns
     -------
@@ -242,8 +242,16 @@ def as_network(module: nn.Module, blocks: Sequence[str] = ()) -> Network:
     Raises
     ------
     ValueError
-        If the module has blocks by itself and others were named, or has none.
+        If the module has blocks by itself and others were named, or has none, or
+        ``blocks`` are no names.
     """
+    if blocks is None:
+        raise ValueError(
+            "blocks is None: give names of submodules or patterns of them, as "
+            "'blocks.*', or leave it out for an encoder of ours and for chains."
+        )
+    if isinstance(blocks, str):
+        blocks = [blocks]
     if not all(hasattr(module, name) for name in _ASKED):
         return NamedBlocks(module, *blocks)
     if blocks:
@@ -252,6 +260,42 @@ def as_network(module: nn.Module, blocks: Sequence[str] = ()) -> Network:
             f"{list(blocks)}."
         )
     return cast(Network, module)
+
+
+def not_made_for(
+    module: nn.Module,
+    network: Network,
+    planned: Collection[str],
+    about: Mapping[str, str],
+) -> str:
+    """Say that a plan is for other blocks than a module has, without listing all.
+
+    Parameters
+    ----------
+    module, network : nn.Module, Network
+        The module and its blocks.
+    planned : collection of str
+        The blocks that were planned.
+    about : mapping of str to str
+        What the plan says of itself.
+
+    Returns
+    -------
+    str
+        Names both networks where they have names that differ, else a block.
+    """
+    then = about.get("encoder") or about.get("network") or "another network"
+    row = getattr(module, "architecture", None)
+    now = type(module).__name__ if row is None else row.name
+    own = network.named_blocks()
+    lacking = [name for name in planned if name not in own]
+    further = [name for name in own if name not in planned]
+    which = [f"which has no block {lacking[0]!r}"] if lacking else []
+    which += [f"the plan none for {further[0]!r}"] if further else []
+    return (
+        f"The plan was made for {then} with {len(planned)} blocks, and this is {now} "
+        f"with {len(own)}, {', and '.join(which)}. Plan anew for this network."
+    )
 
 
 _ASKED = ("named_blocks", "allowed_modes", "block_modes", "set_mode")

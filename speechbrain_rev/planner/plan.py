@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +22,12 @@ from speechbrain_rev.planner.calling import (
     trainable,
 )
 from speechbrain_rev.planner.counting import profile_bytes
-from speechbrain_rev.planner.network import Network, Unreconstructed, as_network
+from speechbrain_rev.planner.network import (
+    Network,
+    Unreconstructed,
+    as_network,
+    not_made_for,
+)
 from speechbrain_rev.planner.problem import Infeasible
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.room import unless_memory_runs_out
@@ -29,7 +35,7 @@ from speechbrain_rev.planner.timing import estimated_seconds, measured_seconds
 from speechbrain_rev.planner.trace import Step, trace_bytes
 from speechbrain_rev.planner.verify import reproduced, warn_refused
 from speechbrain_rev.reversible import Mode, ReversibleChain
-from speechbrain_rev.sizes import size_text
+from speechbrain_rev.sizes import size_text, whole_bytes
 
 #: How often a plan that was over the budget when it ran is made anew.
 _TRIES = 8
@@ -88,10 +94,7 @@ class Plan:
         own = hasattr(module, "named_blocks")
         network = as_network(module, () if own else list(self.modes))
         if network.named_blocks().keys() != self.modes.keys():
-            raise ValueError(
-                f"The plan is for {', '.join(self.modes)}, but {type(module).__name__} "
-                f"has {', '.join(network.named_blocks())}. Plan anew for this network."
-            )
+            raise ValueError(not_made_for(module, network, self.modes, self.about))
         if self.channels is not None:
             cast(Any, network).set_channels(self.channels)
         network.set_mode(self.modes)
@@ -144,23 +147,25 @@ class Plan:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
+    def counts(self) -> str:
+        """Say how many blocks have which mode."""
+        found = Counter(self.modes.values())
+        return ", ".join(f"{count} {mode}" for mode, count in found.items())
+
     def __str__(self) -> str:
-        counts: dict[str, int] = {}
-        for mode in self.modes.values():
-            counts[mode] = counts.get(mode, 0) + 1
-        blocks = ", ".join(f"{n} {mode}" for mode, n in counts.items())
         return (
-            f"{blocks}: peak {size_text(self.measured_bytes)} (predicted "
-            f"{size_text(self.predicted_bytes)}) of {size_text(self.budget_bytes)}"
+            f"{self.counts()}: peak {size_text(self.measured_bytes)} counted "
+            f"({size_text(self.predicted_bytes)} predicted) of "
+            f"{size_text(self.budget_bytes)}"
         )
 
 
 def plan(
     module: nn.Module,
     example_batch: Any,
-    budget_bytes: int,
+    budget_bytes: int | str,
     *,
-    blocks: Sequence[str] = (),
+    blocks: str | Sequence[str] = (),
     loss: Callable[[Any], Tensor] | None = None,
     measure: bool = True,
 ) -> Plan:
@@ -173,9 +178,10 @@ def plan(
     example_batch : tensor, or tuple, list or dict of such
         What a training step calls it with: a tuple or list are its arguments, a dict
         its keywords.
-    budget_bytes : int
-        What a step may allocate beside weights, their gradients and the optimizer.
-    blocks : sequence of str
+    budget_bytes : int or str
+        What a step may allocate beside weights, their gradients and the optimizer; or a
+        size, as "8MB" (1e6 bytes each) or "2GiB".
+    blocks : str or sequence of str
         Names of submodules, or patterns of them, if it is no encoder of ours and has no
         reversible chains alone.
     loss : callable or None
@@ -194,7 +200,7 @@ def plan(
     Infeasible
         If no plan fits.
     ValueError
-        If blocks do not run one after the other.
+        If blocks do not run one after the other, or the budget is no size.
     MemoryError
         If memory runs out while times are taken.
 
@@ -211,11 +217,20 @@ def plan(
     >>> "store" in modest.modes.values(), modest.seconds > plenty.seconds
     (True, True)
     """
+    budget = whole_bytes("budget_bytes", budget_bytes)
     profile = profile_module(
         module, example_batch, blocks=blocks, loss=loss, measure=measure
     )
     network, step = _on_meta(module, example_batch, blocks, loss)
-    return plan_within(profile, network, step, budget_bytes)
+    try:
+        return plan_within(profile, network, step, budget)
+    except Infeasible as error:
+        if blocks:
+            error = error.with_remedy(
+                f"{error.remedy[:-1]}; or name more blocks than by blocks={blocks!r}: "
+                "what is outside of blocks is always stored."
+            )
+        raise error from None
 
 
 def plan_within(
@@ -286,7 +301,7 @@ def profile_module(
     module: nn.Module,
     example_batch: Any,
     *,
-    blocks: Sequence[str] = (),
+    blocks: str | Sequence[str] = (),
     loss: Callable[[Any], Tensor] | None = None,
     measure: bool = True,
 ) -> Profile:
@@ -342,7 +357,7 @@ def profile_module(
 def _timed(
     module: nn.Module,
     example_batch: Any,
-    blocks: Sequence[str],
+    blocks: str | Sequence[str],
     loss: Callable[[Any], Tensor] | None,
     refused: Sequence[str],
     device: torch.device,
@@ -356,7 +371,7 @@ def _timed(
 
 
 def _unreconstructed(
-    module: nn.Module, example_batch: Any, blocks: Sequence[str]
+    module: nn.Module, example_batch: Any, blocks: str | Sequence[str]
 ) -> tuple[list[str], str]:
     """Name blocks that are not to be reconstructed, and say how that was found."""
     chained = [m for m in module.modules() if isinstance(m, ReversibleChain)]
@@ -373,7 +388,7 @@ def _unreconstructed(
 def _on_meta(
     module: nn.Module,
     example_batch: Any,
-    blocks: Sequence[str],
+    blocks: str | Sequence[str],
     loss: Callable[[Any], Tensor] | None,
 ) -> tuple[Network, Step]:
     """Copy a module without its contents, with a training step of it."""

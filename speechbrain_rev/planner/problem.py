@@ -150,6 +150,15 @@ class Infeasible(ValueError):
         self.budget_bytes = budget_bytes
         self.remedy = remedy
 
+    @property
+    def lacking_bytes(self) -> int:
+        """By how much the budget is too small."""
+        return self.needed_bytes - self.budget_bytes
+
+    def with_remedy(self, remedy: str) -> Infeasible:
+        """Give the error with another remedy."""
+        return Infeasible(self.needed_bytes, self.budget_bytes, remedy)
+
     def __str__(self) -> str:
         return (
             f"Even the lightest plan peaks at {size_text(self.needed_bytes)} "

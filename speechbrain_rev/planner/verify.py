@@ -33,7 +33,7 @@ TOLERANCE = 1e-3
 
 
 def reproduced(
-    module: nn.Module, example_batch: Any, blocks: Sequence[str] = ()
+    module: nn.Module, example_batch: Any, blocks: str | Sequence[str] = ()
 ) -> dict[str, bool]:
     """Run a network in evaluation and undo each coupling of its chains.
 

@@ -1,8 +1,10 @@
 import json
+import logging
 
 import pytest
 import torch
 
+from speechbrain_rev.models.run_plan import in_words
 from speechbrain_rev.planner import Plan
 from tests.corpus import write_corpus
 from tests.recipes.runs import arguments, recipe, weights
@@ -20,10 +22,11 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture
-def train(monkeypatch):
+def train(monkeypatch, caplog):
     """The recipe's script, for use in this process: SpeechBrain's log stays off."""
     script = recipe("train")
     monkeypatch.setattr(script.sb, "create_experiment_directory", lambda folder: None)
+    caplog.set_level(logging.INFO, "train")
     return script
 
 
@@ -52,12 +55,12 @@ def channels_of(folder):
 
 def least(train, data, folder):
     """The least budget, as the error says it."""
-    with pytest.raises(ValueError, match=r"Lower batch_size \(now 4") as error:
+    with pytest.raises(ValueError, match=r"It lacks .*hoose another arch") as error:
         trained(train, data, folder, memory_budget="0.05MB")
     return error.value.needed_bytes
 
 
-def test_a_budget_changes_memory_and_no_bit(train, data, tmp_path, capsys):
+def test_a_budget_changes_memory_and_no_bit(train, data, tmp_path, caplog):
     stored = trained(train, data, tmp_path / "stored", mode="store")
     budget = f"{(least(train, data, tmp_path / 'least') + 20_000) / 1e6:.6f}MB"
     planned = trained(train, data, tmp_path / "planned", memory_budget=budget)
@@ -65,28 +68,52 @@ def test_a_budget_changes_memory_and_no_bit(train, data, tmp_path, capsys):
     plan = Plan.load(tmp_path / "planned" / "plan.json")
     assert {"reconstruct", "recompute"} & set(plan.modes.values())
     assert plan.measured_bytes <= plan.budget_bytes
-    assert f"memory plan: {plan}" in capsys.readouterr().out
+    assert f"memory plan: {in_words(plan)}" in caplog.messages
 
 
 @pytest.mark.slow
 def test_a_plan_is_kept_on_resume_and_made_anew_for_another_budget(
-    train, data, tmp_path, capsys
+    train, data, tmp_path, caplog
 ):
     folder = tmp_path / "run"
     trained(train, data, folder, memory_budget=PLENTY)
     kept = (folder / "plan.json").read_text()
     again = arguments(data, folder, **SHORT | {"number_of_epochs": 2})
-    capsys.readouterr()
+    caplog.clear()
     train.main([*again, f"--memory_budget={PLENTY}"])
     assert (folder / "plan.json").read_text() == kept
-    said = capsys.readouterr().out
-    assert "memory plan: " in said
-    assert PLANNED not in said
+    assert "memory plan: " in caplog.text
+    assert PLANNED not in caplog.text
     train.main([*again, "--memory_budget=900MB"])
-    assert PLANNED in capsys.readouterr().out
+    assert PLANNED in caplog.text
     now = json.loads((folder / "plan.json").read_text())
     assert now["about"]["memory_budget"] == "900MB"
     assert now["channels"] == json.loads(kept)["channels"]
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_without_its_budget_keeps_its_plan(
+    train, data, tmp_path, caplog
+):
+    folder = tmp_path / "run"
+    trained(train, data, folder, memory_budget=PLENTY)
+    plan = Plan.load(folder / "plan.json")
+    caplog.clear()
+    train.main(arguments(data, folder, **SHORT | {"number_of_epochs": 2}))
+    assert "memory plan: of this run, " in caplog.text
+    assert f"memory plan: {in_words(plan)}" in caplog.messages
+    assert Plan.load(folder / "plan.json") == plan
+
+
+def test_a_plan_without_a_checkpoint_is_not_taken_unless_it_is_asked_for(
+    train, data, tmp_path, caplog
+):
+    """A dry run leaves one, and tells nothing of the training that follows."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "plan.json").write_text("no plan")
+    train.main([*arguments(data, folder, **SHORT), "--dry_run"])
+    assert "memory plan" not in caplog.text
 
 
 @pytest.mark.slow

@@ -180,6 +180,23 @@ class TestResolve:
     def test_a_mistake_is_one_line(self, arguments, message, capsys):
         assert message in refuse(["resolve", *arguments], capsys)
 
+    @pytest.mark.parametrize(
+        ("given", "named"),
+        [
+            (["--memory_budget=11GiB"], ["memory_budget"]),
+            (["--plan_file=p.json"], ["plan_file"]),
+            (["--memory_budget=11GiB", "--mode=store"], []),
+            ([], []),
+        ],
+    )
+    def test_what_the_other_script_does_not_read_is_said(self, given, named, capsys):
+        assert cli.main(["resolve", str(TRAIN), *given]) == 0
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == len(named)
+        for line, name in zip(lines, named, strict=True):
+            assert f"warning: {name} is read by the training recipe" in line
+            assert "!apply:speechbrain_rev.planner.Plan.load [plan.json]" in line
+
     @pytest.mark.parametrize("lines", [1, 5000])
     def test_a_reader_that_stops_early_is_no_error(self, lines, tmp_path):
         file = tmp_path / "long.yaml"
@@ -359,6 +376,10 @@ class TestMemory:
             (
                 ["resnet34", "--mode=plan", "--card=4GB", f"--speed={__file__}"],
                 "no speed of a device",
+            ),
+            (
+                ["resnet34", "--mode=plan", "--card=4GB", "--speed=missing.json"],
+                "--speed: missing.json is no file. Write it by `speechbrain-rev cal",
             ),
             (["--mode=plan", "--card=4GB", "--frames=300"], "200 and 600 frames, not"),
             (["--mode=plan", "--card=4GB", "--optimizer_bits=4"], "or 32 bit, not 4"),
@@ -558,7 +579,7 @@ class TestCalibrate:
             (["calibrate", "no/speed.json"], "SPEED.json no/speed.json cannot be"),
             (["calibrate", "speed.json", "--device=tpu"], "takes cpu, cuda, or cuda:N"),
             (["calibrate", "speed.json", "--device=cuda:99"], "cuda:99 is not there"),
-            (["plan", "--card=4GB", "--speed=no.json"], "No such file"),
+            (["plan", "--card=4GB", "--speed=no.json"], "no.json is no file. Write"),
             (["plan", "--card=4GB", f"--speed={__file__}"], "no speed of a device"),
             (["plan", "--published", "--speed=no.json"], "leave out --speed"),
         ],

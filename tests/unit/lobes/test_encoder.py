@@ -5,11 +5,13 @@ import pickle
 
 import pytest
 import torch
+from hyperpyyaml import load_hyperpyyaml
 from torch import nn
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.planner import Plan
 from tests.unit.lobes.encoders import KINDS, feats, tiny
 
 NAMES = list(ARCHITECTURES)
@@ -199,3 +201,21 @@ def test_impossible_sizes_are_refused(settings, words):
 def test_other_numbers_of_mel_bands_work(name):
     encoder = tiny(name, n_mels=43)
     assert encoder(torch.randn(2, 20, 43)).shape == (2, 1, 32)
+
+
+def test_a_saved_plan_is_a_mode_in_a_yaml_of_ones_own(tmp_path):
+    with torch.device("meta"):
+        like = build_encoder("revnet57")
+    modes = dict.fromkeys(like.named_blocks(), "store")
+    modes["stem"] = "recompute"
+    path = tmp_path / "plan.json"
+    Plan(modes, [1, 6, 25, 100], 1, 1, 1, 1.0, {}).save(path)
+    text = f"""
+mode: !apply:speechbrain_rev.planner.Plan.load [{path}]
+encoder: !apply:speechbrain_rev.lobes.build_encoder
+    name: revnet57
+    mode: !ref <mode>
+"""
+    encoder = load_hyperpyyaml(text)["encoder"]
+    assert {k: m.value for k, m in encoder.block_modes().items()} == modes
+    assert encoder.channels == [1, 6, 25, 100]

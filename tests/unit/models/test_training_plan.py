@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import pytest
 import torch
@@ -10,19 +11,22 @@ from speechbrain_rev import devices
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.memory.shapes import without_contents
 from speechbrain_rev.models import training_plan
 from speechbrain_rev.models.card import RESERVE_BYTES, card_for, reserve_of
 from speechbrain_rev.models.profiling import seconds_in_proportion, shallow
-from speechbrain_rev.models.run_plan import plan_for_run
+from speechbrain_rev.models.run_plan import in_words, plan_for_run
 from speechbrain_rev.models.training_plan import plan_training
 from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Infeasible, Plan, saved
 from speechbrain_rev.planner.room import SHARE
+from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import compile_pieces
+from speechbrain_rev.sizes import size_text
 from tests.unit.planner.networks import SCALARS
 
 TINY = {"widths": (8, 8, 8, 8), "blocks": (1, 0, 0, 1), "n_mels": 24}
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 def step_of(arch="revnet57", encoder=None, **changed):
@@ -111,7 +115,15 @@ def test_compiled_pieces_are_profiled_as_such():
 @pytest.mark.parametrize(
     ("changed", "offered", "not_offered"),
     [
-        ({}, ["batch_size (now 4", "smaller chunk", "optimizer_bits: 8"], []),
+        (
+            {},
+            [
+                "batch_size (now 4 for each process, 2 would",
+                "smaller chunk",
+                "optimizer_bits: 8",
+            ],
+            [],
+        ),
         ({"optimizer_bits": 8}, ["another arch"], ["optimizer_bits"]),
         ({"searches_chunk": True}, ["chunk_samples (now 24"], ["smaller chunk"]),
         ({"begun": True}, ["raise memory_budget"], ["smaller chunk"]),
@@ -119,11 +131,61 @@ def test_compiled_pieces_are_profiled_as_such():
     ],
 )
 def test_only_remedies_that_can_help_are_named(changed, offered, not_offered):
-    remedy = training_plan._remedy(step_of(**changed))
+    remedy = training_plan._remedy(step_of(**changed), batch=2, room=True)
     assert all(words in remedy for words in offered)
     assert not any(words in remedy for words in not_offered)
     assert remedy.startswith("Lower batch_size")
     assert remedy.endswith(", or raise memory_budget.")
+    without_room = training_plan._remedy(step_of(**changed), batch=None, room=False)
+    assert without_room.startswith("Choose another arch, ")
+    assert "chunk" not in without_room
+
+
+def test_where_what_stays_is_too_much_nothing_of_a_step_is_advised():
+    said = refused(step_of("resnet34"), 1000)
+    assert "What stays from step to step takes" in said
+    assert "Choose another arch" in said
+    assert not any(word in said for word in ("batch_size", "chunk"))
+
+
+def refused(step, budget_bytes):
+    """What is said where nothing fits."""
+    with pytest.raises(Infeasible) as caught:
+        plan_training(step, budget_bytes)
+    lacking = caught.value.needed_bytes - budget_bytes
+    assert f"It lacks {size_text(lacking)}." in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("fitting", "less"), [(9, 0), (8, 1), (23, 0), (1, 0)])
+def test_the_largest_batch_that_fits_is_found_from_few_counts(fitting, less):
+    step = step_of("resnet34", batch=24)
+    encoder = without_contents(step.encoder, torch.device("meta"))
+
+    def left_for(batch):
+        own = dataclasses.replace(step, batch=batch)
+        peak = trace_bytes(encoder, own.run_without_contents(encoder, META)).peak_bytes
+        speech = training_plan._speech_bytes
+        return peak - speech(step) + speech(own)
+
+    find = functools.partial(training_plan._fitting_batch, step, encoder, META)
+    assert find(left_for(fitting + less) - less) == fitting
+    assert find(left_for(1) - 1) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_batch_that_an_error_names_fits_and_one_more_does_not(precision):
+    step = step_of(batch=24, precision=precision)
+    with pytest.raises(Infeasible) as caught:
+        plan_training(step, 10**5)
+    budget = caught.value.needed_bytes * 2 // 3
+    found = re.search(r"process, (\d+) would fit", refused(step, budget))
+    batch = int(found[1])
+    assert 1 < batch < 24
+    plan_training(dataclasses.replace(step, batch=batch), budget)
+    with pytest.raises(Infeasible):
+        plan_training(dataclasses.replace(step, batch=batch + 1), budget)
 
 
 @pytest.fixture
@@ -221,7 +283,7 @@ def first(tmp_path_factory):
     path = tmp_path_factory.mktemp("first") / "plan.json"
     step = step_of(searches_chunk=True)
     plan, said = made(step, path, memory_budget="1GB")
-    assert said[0].startswith("memory plan: 1GB is 0.9313 GiB (1 GB)")
+    assert said[0].startswith("memory plan: 1GB is 953.7 MiB (1 GB)")
     return path, plan
 
 
@@ -232,13 +294,58 @@ def test_a_budget_s_plan_is_kept_and_made_anew_for_another(first):
     assert plan.about["memory_budget_bytes"] == "1000000000"
 
 
+def test_a_plan_says_how_its_numbers_were_found_and_its_budget_is_shared(first):
+    _, plan = first
+    assert plan.about["seconds"] == f"measured on {devices.described(CPU)}, at batch 4"
+    assert plan.about["bytes"] == "counted on meta tensors"
+    staying = int(plan.about["staying_bytes"])
+    assert staying + plan.budget_bytes == 10**9
+    words = in_words(plan)
+    assert f"budget 953.7 MiB, {size_text(staying)} of it for weights, gr" in words
+    assert f"peaks at {size_text(plan.measured_bytes)} counted" in words
+    assert words.endswith(f"remaining {size_text(plan.budget_bytes)}")
+    assert in_words(plan.with_about(plan_file="p.json")).endswith("of plan_file p.json")
+
+
+def test_a_plan_that_is_kept_is_the_run_s_where_nothing_is_given(first):
+    path, plan = first
+    again, said = made(step_of(searches_chunk=True), path)
+    assert again == plan
+    assert said[0].startswith(f"memory plan: of this run, {path}")
+    with pytest.raises(ValueError, match=r"batch 4, and this is 5\. Delete it"):
+        made(step_of(searches_chunk=True, batch=5), path)
+
+
+def test_a_kept_plan_of_a_file_warns_of_another_training_as_the_file_did(first, kept):
+    made(step_of(searches_chunk=True), kept, plan_file=first[0])
+    with pytest.warns(UserWarning, match=rf"{kept} was made for batch 4, and this"):
+        made(step_of(searches_chunk=True, batch=5), kept)
+
+
+def test_a_plan_file_that_is_not_there_is_said_with_what_to_give(first, kept):
+    step, missing = step_of(searches_chunk=True), kept.with_name("missing.json")
+    with pytest.raises(FileNotFoundError, match=rf"plan_file: {missing} is no f") as e:
+        made(step, kept, plan_file=missing)
+    assert "leave plan_file out" not in str(e.value)
+    with pytest.raises(FileNotFoundError, match=rf"leave .* and go on with {first[0]}"):
+        made(step, first[0], plan_file=missing)
+
+
+def test_another_way_to_a_chunk_is_said_in_words(first):
+    step = step_of()
+    step.encoder.set_channels([1, 3, 5, 7])
+    message = r"chunk was chosen by chunk: auto, and here it is set, which makes \[1, 3"
+    with pytest.raises(ValueError, match=message):
+        made(step, first[0], memory_budget="1GB")
+
+
 def test_an_automatic_budget_is_resolved_once_and_kept(kept, monkeypatch):
     step = step_of()
     monkeypatch.setattr(devices, "free_and_held_bytes", lambda device: 10**9)
     plan, said = made(step, kept, memory_budget="auto")
     assert plan.about["memory_budget"] == "auto"
     assert plan.about["memory_budget_bytes"] == str(10**9)
-    assert "auto is 0.9313 GiB" in said[0]
+    assert "auto is 953.7 MiB" in said[0]
     monkeypatch.setattr(devices, "free_and_held_bytes", lambda device: 10**8)
     assert made(step, kept, memory_budget="auto") == (plan, [])
 

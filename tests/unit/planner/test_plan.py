@@ -435,11 +435,51 @@ def on_meta_with_two(module, inputs):
 
 def test_what_a_plan_says_of_itself():
     found = plan(plain(3), torch.randn(8, 64), 10**9, blocks=["?"], measure=False)
-    peak = f"peak {size_text(found.measured_bytes)} (predicted 86280 bytes)"
-    assert str(found) == f"3 store: {peak} of 0.931 GiB"
+    peak = f"peak {size_text(found.measured_bytes)} counted (86280 bytes predicted)"
+    assert str(found) == f"3 store: {peak} of 953.7 MiB"
     assert found.about["network"] == "Sequential"
     assert found.about["inputs"] == "[[8, 64]]"
     assert found.about["torch"] == torch.__version__
+
+
+def test_one_pattern_and_a_size_with_its_unit_are_taken_as_such():
+    x, given = torch.randn(8, 64), {"measure": False}
+    found = plan(plain(3), x, "1GB", blocks="?", **given)
+    assert found == plan(plain(3), x, 10**9, blocks=["?"], **given)
+
+
+@pytest.mark.parametrize(
+    ("budget", "blocks", "message"),
+    [
+        ("8", "?", "budget_bytes is '8', which is no size"),
+        (10**9, None, r"blocks is None: give names of submodules .* 'blocks\.\*'"),
+    ],
+)
+def test_what_is_no_budget_or_no_name_is_refused(budget, blocks, message):
+    with pytest.raises(ValueError, match=message):
+        plan(plain(3), torch.randn(8, 64), budget, blocks=blocks, measure=False)
+
+
+def test_more_blocks_are_advised_where_blocks_were_named():
+    with pytest.raises(Infeasible, match=r"or name more blocks than by .*'\[01\]'"):
+        plan(plain(3), torch.randn(8, 64), 1000, blocks="[01]", measure=False)
+    chain = ReversibleChain(AdditiveCoupling(half(8), half(8)) for _ in range(2))
+    with pytest.raises(Infeasible) as caught:
+        plan(chain, (torch.randn(8, 8),) * 2, 1000, measure=False)
+    assert "more blocks" not in str(caught.value)
+
+
+def test_a_plan_of_another_encoder_names_both_and_not_all_blocks():
+    with torch.device("meta"):
+        two = [encoder(name) for name in ("revnet57", "resnet34")]
+    names = [list(one.named_blocks()) for one in two]
+    modes = dict.fromkeys(names[0], "store")
+    about = {"encoder": "revnet57"}
+    of_first = Plan(modes, None, 1, 1, 1, 1.0, about)
+    with pytest.raises(ValueError, match=r"made for revnet57 with .*is resnet34") as e:
+        of_first.apply(two[1])
+    assert f"this is resnet34 with {len(names[1])}, which has no block" in str(e.value)
+    assert len(str(e.value)) < 250
 
 
 def speechbrain_case(name):
