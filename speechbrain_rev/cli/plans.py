@@ -44,7 +44,8 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         "plan what encoders keep on a card, so that they train as fast as fits",
         "For each encoder: memory of a training step, its time, the largest batch, and "
         "how many such cards make a total batch of 256. All 25 are predicted, within two "
-        "minutes; those that are named are counted. No GPU is needed.",
+        "minutes; those that are named are counted, which takes up to minutes for a deep "
+        "one that hardly fits. No GPU is needed.",
     )
     add_names(command)
     card = command.add_mutually_exclusive_group(required=True)

@@ -22,7 +22,7 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         _calibrate,
         "measure how fast a device trains, for --speed of plan, sweep and memory",
         "Blocks of all kinds are timed in all modes, and the speed that explains their "
-        "times best is written. A minute or two on a CPU.",
+        "times best is written. Two minutes or more on a CPU.",
     )
     command.add_argument("file", metavar="SPEED.json", help="where it is written")
     command.add_argument(
@@ -37,7 +37,12 @@ def _calibrate(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.models import calibration
 
     device = timed_device(parsed.device)
-    speed = calibration.calibrate(device, progress=sys.stderr.isatty())
+    shown = sys.stderr.isatty()
+    if not shown:
+        names = ", ".join(calibration.ENCODERS)
+        told = f"Blocks of {names} are timed on {device}: minutes on a CPU."
+        print(told, file=sys.stderr, flush=True)
+    speed = calibration.calibrate(device, progress=shown)
     with open(parsed.file, "w", encoding="utf-8") as file:
         file.write(speed.to_json())
     print(

@@ -29,8 +29,8 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         _sweep,
         "find the batch that trains the most utterances a second on a card",
         "Each batch between two bounds has the fastest plan that fits; a larger one uses "
-        "a device better, and takes memory from its blocks. A batch takes some seconds. "
-        "No GPU is needed.",
+        "a device better, and takes memory from its blocks. A batch takes some seconds, "
+        "with --device=cpu half a minute or more. No GPU is needed.",
     )
     command.add_argument("name", metavar="ENCODER", help="e.g. revnet57")
     command.add_argument(

@@ -37,7 +37,7 @@ def remedies(training: Training, row: Architecture, needed_bytes: int) -> list[s
     >>> training = Training(11 * GIB, batch=40, frames=600)
     >>> for remedy in remedies(training, architecture("resnet152"), 17 * GIB):
     ...     print(remedy)
-    a batch of 22
+    a batch of 22 (perhaps more: chunks were not searched)
     --frames=200
     another encoder, for instance revnet230
     a card of 19.6 GiB
@@ -51,7 +51,11 @@ def remedies(training: Training, row: Architecture, needed_bytes: int) -> list[s
 
 def _batch(training: Training, row: Architecture) -> str | None:
     batch = _largest_batch(training, row)
-    return f"a batch of {batch}" if batch else None
+    return (
+        f"a batch of {batch} (perhaps more: chunks were not searched)"
+        if batch
+        else None
+    )
 
 
 def _frames(training: Training, row: Architecture) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,7 +97,8 @@ def calibrate(
         batch = batch_that_fits(stored_bytes, BATCH[device.type], device)
         batches.append(batch)
         with torch.random.fork_rng(random_devices(device)):
-            encoder, step = step_of_some(batch=batch, device=device)
+            encoder, run = step_of_some(batch=batch, device=device)
+            step = _shown(run, bar, name)
             taken = measured_seconds(encoder, step, device, repeats=repeats)
             for chosen in uniform_modes(encoder):
                 for block, work in trace_work(encoder, step).items():
@@ -109,6 +112,17 @@ def calibrate(
         "frames, float32",
     }
     return fitted_speed(works, seconds, about)
+
+
+def _shown(run: Callable[[], Any], bar: tqdm[str], name: str) -> Callable[[], None]:
+    """Tell on the bar how many steps of an encoder have begun."""
+    count = itertools.count(1)
+
+    def step() -> None:
+        bar.set_postfix_str(f"{name}, step {next(count)}")
+        run()
+
+    return step
 
 
 def speed_text(speed: Speed) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from tqdm import tqdm
 
@@ -28,6 +30,7 @@ from speechbrain_rev.models.profiling import (
     fastest_channels,
 )
 from speechbrain_rev.models.published import TOTAL_BATCH
+from speechbrain_rev.models.sweeping import optimizer_seconds
 from speechbrain_rev.models.table import Model, select
 from speechbrain_rev.planner import Infeasible, Plan, Profile
 from speechbrain_rev.planner.plan import plan_within
@@ -134,8 +137,21 @@ class PlannedEncoder:
         return self.seconds / self.baseline_seconds
 
     @property
+    def utterances_per_second(self) -> float | None:
+        """Predicted for a step and the optimizer's, as a sweep does; None if none fits."""
+        if self.lacking_bytes:
+            return None
+        training = self.model.training
+        more = optimizer_seconds(self.model.row, training, None, speed=self.speed)
+        return training.batch / (self.seconds + more)
+
+    @property
     def largest_batch(self) -> int:
-        """Largest batch on the card: in the lightest mode, or planned if that is more."""
+        """A batch that fits the card, and the largest at the default chunk.
+
+        In the lightest mode, or planned if that is more. Plans with finer chunks may fit
+        a larger one.
+        """
         planned = 0 if self.lacking_bytes else self.model.training.batch
         return max(
             planned, *(self.model.largest_batch(m) or 0 for m in self.model.modes)
@@ -143,7 +159,7 @@ class PlannedEncoder:
 
     @property
     def cards(self) -> int | None:
-        """Such cards for a total batch of ``TOTAL_BATCH``; None if no batch fits one."""
+        """Such cards that suffice for ``TOTAL_BATCH`` in all; None if no batch fits one."""
         return _cards(self.largest_batch)
 
     @property
@@ -203,7 +219,7 @@ def plan_encoders(
             context = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(workers, context)
             apply = stack.enter_context(pool).map
-        bar = stack.enter_context(
+        bar: tqdm[Any] = stack.enter_context(
             tqdm(
                 total=len(models),
                 desc="planning",
@@ -212,6 +228,8 @@ def plan_encoders(
                 disable=not progress,
             )
         )
+        if workers == 1:
+            plan_model = functools.partial(plan_model, tell=bar.set_postfix_str)
         planned: dict[str, PlannedEncoder] = {}
         for group in apply(functools.partial(_each, plan_model), _by_kind(models)):
             planned |= {encoder.model.row.name: encoder for encoder in group}
@@ -274,13 +292,25 @@ def _cards(largest_batch: int) -> int | None:
     return math.ceil(TOTAL_BATCH / largest_batch) if largest_batch else None
 
 
-def _planned(model: Model, *, speed: Speed, counted: bool) -> PlannedEncoder:
+def _untold(_: str) -> None:
+    """Other processes have no bar."""
+
+
+def _planned(
+    model: Model,
+    *,
+    speed: Speed,
+    counted: bool,
+    tell: Callable[[str], None] = _untold,
+) -> PlannedEncoder:
     row, training = model.row, model.training
     baseline = encoder_profile(
         architecture(BASELINE), training.batch, training.frames, speed=speed
     )
 
     def profile_for(channels: Channels) -> Profile:
+        chunk = "all" if channels[0] is None else str(channels[0])
+        tell(f"{row.name}, {chunk} channels at a time")
         return encoder_profile(
             row, training.batch, training.frames, channels=channels, speed=speed
         )
@@ -295,7 +325,13 @@ def _planned(model: Model, *, speed: Speed, counted: bool) -> PlannedEncoder:
     modes = _predicted(model, profile)
     counted_bytes = None
     if counted:
-        modes, counted_bytes = _counted(model, profile, modes, network, step)
+        runs = itertools.count(1)
+
+        def told_step() -> None:
+            tell(f"{row.name}, plan {next(runs)} is counted")
+            step()
+
+        modes, counted_bytes = _counted(model, profile, modes, network, told_step)
     whole = profile_for((None,) * len(channels))
     return PlannedEncoder(
         model,

@@ -8,12 +8,9 @@ from pathlib import Path
 from speechbrain_rev.models.counts import SECONDS
 from speechbrain_rev.models.picture import check_png
 from speechbrain_rev.models.planning import PlannedEncoder
-from speechbrain_rev.models.published import TOTAL_BATCH
+from speechbrain_rev.models.published import FRAMES, TOTAL_BATCH, as_published
 from speechbrain_rev.plots import SizedEncoder, by_parameters
 from speechbrain_rev.sizes import card_text
-
-#: Utterances of two seconds, which is what was published.
-_PUBLISHED_FRAMES = 200
 
 
 def draw_plans(encoders: Sequence[PlannedEncoder], path: str | Path) -> None:
@@ -50,11 +47,11 @@ def draw_plans(encoders: Sequence[PlannedEncoder], path: str | Path) -> None:
         title=f"Training steps of {training.batch} utterances of "
         f"{SECONDS[training.frames]} s as planned for "
         f"{card_text(training.card_bytes)}, "
-        "and the largest batch there",
+        "and the batch that fits there at least",
         source=f"Memory on meta tensors, float32: bars counted, marks "
-        f"{_how(encoders)}; where there is none, no plan fits. Largest batch computed, for "
-        f"the lightest mode; the line is a batch of {TOTAL_BATCH} on one card. Crosses: as "
-        "published, for 11 GiB. No card was tried.",
+        f"{_how(encoders)}; where there is none, no plan fits. Batch computed, for the "
+        f"lightest mode at the default chunk; line: {TOTAL_BATCH} on one card. Crosses: "
+        "published, batches for 11 GiB. No card was tried.",
         total_batch=TOTAL_BATCH,
     )
 
@@ -68,7 +65,7 @@ def _sized(encoder: PlannedEncoder) -> SizedEncoder:
     model = encoder.model
     row, training = model.row, model.training
     sizes = {mode: model.step_peak_bytes(mode) for mode in model.modes}
-    compared = training.frames == _PUBLISHED_FRAMES
+    same_length = training.frames == FRAMES
     return SizedEncoder(
         row.name,
         row.family,
@@ -80,6 +77,8 @@ def _sized(encoder: PlannedEncoder) -> SizedEncoder:
         if encoder.lacking_bytes
         else encoder.step_bytes / training.batch,
         largest_batch=encoder.largest_batch or None,
-        published_bytes=row.published_memory_gb * 1e9 if compared else None,
-        published_batch=row.published_max_batch_11gb if compared else None,
+        published_bytes=row.published_memory_gb * 1e9 if same_length else None,
+        published_batch=row.published_max_batch_11gb
+        if as_published(training)
+        else None,
     )

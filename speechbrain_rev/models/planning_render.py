@@ -8,12 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from speechbrain_rev.models.calibration import speed_text
-from speechbrain_rev.models.card import CLASSES, RESERVE_BYTES, RESERVE_SHARE
+from speechbrain_rev.models.card import (
+    CLASSES,
+    RESERVE_BYTES,
+    RESERVE_SHARE,
+    Training,
+)
 from speechbrain_rev.models.card_at_hand import CardAtHand
 from speechbrain_rev.models.columns import CHUNK_NOTE, Column, aligned, chunk_text
 from speechbrain_rev.models.counts import counted_with
 from speechbrain_rev.models.planning import BASELINE, PlannedEncoder
-from speechbrain_rev.models.published import TABLE_SEVEN, TOTAL_BATCH
+from speechbrain_rev.models.published import TABLE_SEVEN, TOTAL_BATCH, as_published
 from speechbrain_rev.models.render import PAPER
 from speechbrain_rev.sizes import GIB, card_text, size_text
 
@@ -46,7 +51,7 @@ def as_text(
     >>> text.splitlines()[2].split()[:7]
     ['resnet34', '1.86', '6.6', '7.74', '-', 'counted', '17']
     """
-    lines = aligned(_columns(encoders[0].model.training.batch), encoders)
+    lines = aligned(_columns(encoders[0].model.training), encoders)
     notes = [textwrap.fill(n, _WIDTH) for n in sources(encoders[0], at_hand).values()]
     return "\n".join([*lines, "", *notes, ""])
 
@@ -126,8 +131,8 @@ def sources(
         )
     versions = counted_with()
     return {
-        "published": f"Published: EER on Vox1-H, largest batch and cards of 11 GiB (Tables "
-        f'V, VI, VII) of "{PAPER}". They were not reproduced here.',
+        "published": f"Published: {_compared(training)} of "
+        f'"{PAPER}". They were not reproduced here.',
         "card": f"{told} {training.reserve_bytes / GIB:.2f} GiB stay free: "
         f"{RESERVE_BYTES / GIB:g} GiB and {RESERVE_SHARE:g} of it are assumed for CUDA, "
         "workspaces and fragmentation.",
@@ -140,22 +145,35 @@ def sources(
         "how": "predicted: the step's peak follows from a shallow encoder of the kind, run "
         "on meta tensors; counted: the encoder itself ran with the plan, on meta tensors. "
         f"Neither was measured on a card (torch {encoder.profile.about['torch']}).",
-        "time": "Step time: predicted from counts of operations for "
-        f"{speed_text(encoder.speed)}. Times that of the same encoder, and of {BASELINE}, "
-        "all stored and all channels at once.",
-        "batch": "Largest batch: computed from counts on meta tensors (torch "
+        "time": "Step time: estimated from counts of operations for "
+        f"{speed_text(encoder.speed)}. store and {BASELINE}: times that of the same encoder, and of {BASELINE}, "
+        "all stored and all channels at once. utt./s: estimated likewise for "
+        f"{training.batch} utterances with this plan, with the optimizer's step, without "
+        "classifier and reading.",
+        "batch": "max batch: the largest that fits, at least, computed from counts on meta tensors (torch "
         f"{versions['torch']}, {versions['date']}), for the lightest of the modes that all "
         "blocks can share, at the default chunk (that of the plan is chosen for its batch "
-        f"alone), or for the plan if that is more. Cards for {TOTAL_BATCH}: "
-        "such cards for batches that large to make a total of that, computed; `stored` "
-        "if all is stored.",
+        "alone), or for the plan if that is more. Plans whose chunk is chosen for it may "
+        f"fit a larger one; --batch tries it. Cards for {TOTAL_BATCH}: such cards for "
+        "batches that large to make a total of that, computed, so at most; `store` if all "
+        "is stored.",
     }
 
 
-def _columns(batch: int) -> list[Column[PlannedEncoder]]:
-    plan, time = f"plan for batch {batch}", "step time, x"
-    largest, cards = "largest batch", f"cards for {TOTAL_BATCH}"
-    return [
+def _compared(training: Training) -> str:
+    """Name what is shown of the paper: batches and cards only beside the same ones."""
+    if as_published(training):
+        return "EER on Vox1-H, largest batch and cards of 11 GiB (Tables V, VI, VII)"
+    return (
+        "EER on Vox1-H (Tables V, VI; largest batches there are for 2 s on 11 GiB, not "
+        "shown)"
+    )
+
+
+def _columns(training: Training) -> list[Column[PlannedEncoder]]:
+    plan, time = f"plan for batch {training.batch}", "estimated time, rate"
+    largest, cards = "max batch", f"cards for {TOTAL_BATCH}"
+    columns: list[Column[PlannedEncoder]] = [
         Column("", "encoder", lambda e: e.model.row.name),
         Column("publ.", "EER", lambda e: f"{e.model.row.vox1_h_eer:.2f}"),
         Column("param.", "M", lambda e: f"{e.model.row.parameters / 1e6:.1f}"),
@@ -168,12 +186,24 @@ def _columns(batch: int) -> list[Column[PlannedEncoder]]:
         Column(plan, "chunk", lambda e: chunk_text(e.channels)),
         Column(time, "store", lambda e: f"{e.times_stored:.2f}"),
         Column(time, BASELINE, lambda e: f"{e.times_baseline:.2f}"),
-        Column(largest, "here", lambda e: str(e.largest_batch)),
+        Column(time, "utt./s", _rate),
+        Column(largest, ">=", lambda e: str(e.largest_batch)),
         Column(largest, "publ.", lambda e: str(e.model.row.published_max_batch_11gb)),
-        Column(cards, "stored", lambda e: str(e.cards_stored or "-")),
-        Column(cards, "here", lambda e: str(e.cards or "-")),
+        Column(cards, "store", lambda e: str(e.cards_stored or "-")),
+        Column(cards, "<=", lambda e: str(e.cards or "-")),
         Column(cards, "publ.", lambda e: str(_published_cards(e) or "-")),
     ]
+    compared = as_published(training)
+    return [
+        column
+        for column in columns
+        if compared or column.head != "publ." or column.group not in (largest, cards)
+    ]
+
+
+def _rate(encoder: PlannedEncoder) -> str:
+    rate = encoder.utterances_per_second
+    return "-" if rate is None else f"{rate:.1f}"
 
 
 def _lacking(encoder: PlannedEncoder) -> str:
@@ -217,6 +247,7 @@ def _plain(encoder: PlannedEncoder) -> dict[str, Any]:
         "predicted": {
             "step_peak_bytes": encoder.predicted_bytes,
             "seconds": encoder.seconds,
+            "utterances_per_second": encoder.utterances_per_second,
             "times_stored": encoder.times_stored,
             f"times_{BASELINE}_stored": encoder.times_baseline,
         },

@@ -22,6 +22,27 @@ FRAMES = 200
 TOTAL_BATCH = 256
 
 
+def as_published(training: Training) -> bool:
+    """Tell whether largest batches of Tables V and VI are for such utterances and card.
+
+    Parameters
+    ----------
+    training : Training
+        The card and the length that are asked about.
+
+    Returns
+    -------
+    bool
+        If not, published batches and cards compare with nothing.
+
+    Examples
+    --------
+    >>> [as_published(Training(CARD_BYTES, 128, frames)) for frames in (200, 600)]
+    [True, False]
+    """
+    return (training.card_bytes, training.frames) == (CARD_BYTES, FRAMES)
+
+
 class _Reversible(NamedTuple):
     """What Tables V and VI say of a reversible encoder beside ``architectures``."""
 

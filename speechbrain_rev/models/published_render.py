@@ -17,6 +17,7 @@ from speechbrain_rev.models.published import (
     TOTAL_BATCH,
     ReproducedCards,
     ReproducedTraining,
+    published_trainings,
     reproduced_cards,
     reproduced_trainings,
 )
@@ -130,7 +131,7 @@ def training_sources() -> dict[str, str]:
         "more than with 32.",
         "difference": "Why they differ: the paper measured memory of a GPU in an "
         "implementation of its own and does not say how it was divided by the batch (its "
-        "GB times its largest batches are 8.4 to 12.4 GB); here "
+        f"GB times its largest batches are {_published_range()} GB); here "
         f"live tensors are counted on meta tensors (torch {counted_with()['torch']}), so "
         "that no workspace and no fragmentation is in GB per utterance, and no card was "
         "tried. Reversible encoders take a sixth to a half of the published memory because "
@@ -161,6 +162,12 @@ def cards_sources() -> dict[str, str]:
         "chunks here and fit larger batches. What stays free of a card was set by the "
         "batches published for vanilla encoders, so that those are no evidence.",
     }
+
+
+def _published_range() -> str:
+    """Give the least and the most that the published figures say a card holds."""
+    sizes = [row.memory_gb * row.max_batch for row in published_trainings()]
+    return f"{min(sizes):.1f} to {max(sizes):.1f}"
 
 
 def _reserve() -> str:

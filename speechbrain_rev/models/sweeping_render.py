@@ -10,6 +10,7 @@ from speechbrain_rev.models.card import CLASSES, RESERVE_BYTES, RESERVE_SHARE
 from speechbrain_rev.models.columns import CHUNK_NOTE, Column, aligned, chunk_text
 from speechbrain_rev.models.sweeping import SweptEncoder
 from speechbrain_rev.planner.sweep import BatchPlan
+from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import GIB, card_text, size_text
 
@@ -130,7 +131,8 @@ def sources(swept: SweptEncoder) -> dict[str, str]:
     if swept.device is None:
         time = (
             f"Times: predicted from counts of operations for {speed_text(swept.speed)}. "
-            "The device is taken to be used no better by a large batch."
+            f"{_start_up(swept.speed)} In all else the device is taken to be used no better "
+            "by a large batch."
         )
     else:
         time = (
@@ -151,6 +153,15 @@ def sources(swept: SweptEncoder) -> dict[str, str]:
         f"optimizer's, {1e3 * swept.sweep.other_seconds:.3g} ms at any batch; classifier "
         "and reading come on top.",
     }
+
+
+def _start_up(speed: Speed) -> str:
+    """Say why estimated times have a part that is the same for all batches."""
+    microseconds = 1e6 / speed.operations_per_second
+    return (
+        f"To start an operation takes {microseconds:.3g} microseconds, whatever the batch: "
+        "that is most of t0, of which a larger batch has less for each utterance."
+    )
 
 
 def _columns(swept: SweptEncoder) -> list[Column[BatchPlan]]:

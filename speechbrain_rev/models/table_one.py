@@ -27,6 +27,8 @@ _NOTES = (
     "a classifier. Others are the batch, as waveforms and filterbanks. Workspaces of cuDNN "
     "and what the allocator rounds up and keeps are not counted. Those or longer "
     "utterances may be what activations lack; no card was tried.",
+    "Share of activations: of activations, optimizer states and weights together, which "
+    "both sides understand alike; gradients and others are left out.",
     "The last line is what the paper's own Tables V and VI say, in GB per utterance, times "
     "the batch: less activations than Table I for one encoder, more for the other.",
 )
@@ -165,7 +167,7 @@ def _lines(column: PublishedBreakdown, ours: EncoderBreakdown) -> list[str]:
             _cell(counted_sum, counted_sum),
             "-",
         ),
-        _line("activations of first 3", shared[0], shared[1], ""),
+        _line("share of activations", shared[0], shared[1], ""),
         _line(
             "Tables V, VI x batch", f"{per_utterance * column.batch:.3f}{'':8}", "", ""
         ),

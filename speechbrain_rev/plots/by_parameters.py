@@ -93,7 +93,7 @@ _MEMORY = _Panel(
     named_at=lambda e: e.stored_bytes / _MB,
 )
 _BATCH = _Panel(
-    "largest batch",
+    "batch that fits, at least",
     mark=lambda e: e.largest_batch,
     cross=lambda e: e.published_batch,
     bar=(lambda e: e.published_batch, lambda e: e.largest_batch),

@@ -35,7 +35,7 @@ _NOTHING = "#FFFFFF"
 
 def plan_map(
     plans: Mapping[int, Mapping[str, str]],
-    samples_per_second: Mapping[int, float],
+    utterances_per_second: Mapping[int, float],
     path: str | Path,
     *,
     title: str,
@@ -48,7 +48,7 @@ def plan_map(
     plans : mapping of int to mapping of str to str
         For each batch size the modes by block, in the order of execution: "store",
         "recompute" or "reconstruct". Empty where there is no plan, which stays white.
-    samples_per_second : mapping of int to float
+    utterances_per_second : mapping of int to float
         For each batch size that has a plan.
     path : str or pathlib.Path
         The PNG file to write.
@@ -69,14 +69,14 @@ def plan_map(
     ...     path = os.path.join(folder, "plans.png")
     ...     plan_map(plans, {16: 90.0, 32: 80.0}, path, title="T", source="S")
     """
-    blocks = _check(plans, samples_per_second)
+    blocks = _check(plans, utterances_per_second)
     height = min(5.6, max(1.8, 0.14 * len(blocks)))
     figure = new_figure(7.2, height + 2.9)
     upper, lower = figure.subplots(
         2, 1, sharex=True, height_ratios=(height, 1.5), squeeze=True
     )
     _draw_modes(upper, plans, blocks)
-    _draw_speeds(lower, samples_per_second)
+    _draw_speeds(lower, utterances_per_second)
     caption(figure, upper, title, source, columns=3)
     figure.align_ylabels()
     save(figure, path)
@@ -116,8 +116,7 @@ def _name_blocks(axes: Axes, blocks: Sequence[str]) -> None:
     """Write names beside blocks, or beside their chains with a line between these."""
     chains = [(name, 1) for name in blocks]
     if len(blocks) > _NAMED:
-        runs = itertools.groupby(blocks, key=lambda name: name.rpartition(".")[0])
-        chains = [(chain, len(list(run))) for chain, run in runs]
+        chains = _chains(blocks)
     start, ticks = 0, {}
     for name, count in chains:
         if count >= _NAME_SHARE * len(blocks):
@@ -129,17 +128,26 @@ def _name_blocks(axes: Axes, blocks: Sequence[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _draw_speeds(axes: Axes, samples_per_second: Mapping[int, float]) -> None:
-    batches = sorted(samples_per_second)
-    speeds = [samples_per_second[batch] for batch in batches]
-    best = max(batches, key=lambda batch: samples_per_second[batch])
+def _chains(blocks: Sequence[str]) -> list[tuple[str, int]]:
+    """Give chains with their numbers of blocks; what is alone keeps its own name."""
+    found = []
+    for chain, run in itertools.groupby(blocks, lambda name: name.rpartition(".")[0]):
+        names = list(run)
+        found.append((chain if len(names) > 1 else names[0], len(names)))
+    return found
+
+
+def _draw_speeds(axes: Axes, utterances_per_second: Mapping[int, float]) -> None:
+    batches = sorted(utterances_per_second)
+    speeds = [utterances_per_second[batch] for batch in batches]
+    best = max(batches, key=lambda batch: utterances_per_second[batch])
     marker = "o" if len(batches) <= 40 else None
     axes.plot(batches, speeds, color=INK, marker=marker, markersize=3.5, lw=1.5)
     axes.axvline(best, color=COLOURS[1], linewidth=1.0, linestyle="--")
     # Beside the line, on the side where there is more room.
     left = best - batches[0] > batches[-1] - best
     axes.annotate(
-        f"{samples_per_second[best]:.3g} at batch {best}",
+        f"{utterances_per_second[best]:.3g} at batch {best}",
         (best, 0),
         xytext=(-5 if left else 5, 5),
         textcoords="offset points",
@@ -148,7 +156,7 @@ def _draw_speeds(axes: Axes, samples_per_second: Mapping[int, float]) -> None:
         color=COLOURS[1],
     )
     axes.set_ylim(0, 1.08 * max(speeds))
-    axes.set_ylabel("samples per second")
+    axes.set_ylabel("utterances per second")
     axes.set_xlabel("batch size")
     axes.locator_params(axis="x", integer=True)
     finish(axes, grid="both")
@@ -165,7 +173,7 @@ def _edges(batches: Sequence[int]) -> list[float]:
 
 
 def _check(
-    plans: Mapping[int, Mapping[str, str]], samples_per_second: Mapping[int, float]
+    plans: Mapping[int, Mapping[str, str]], utterances_per_second: Mapping[int, float]
 ) -> list[str]:
     """Check what is to be drawn; give the blocks."""
     planned = {batch: modes for batch, modes in plans.items() if modes}
@@ -184,12 +192,12 @@ def _check(
                 f"The plan of batch {batch} has a mode {unknown[0]!r}; modes are "
                 f"{', '.join(MODE_COLOURS)}."
             )
-        speed = samples_per_second.get(batch, math.nan)
+        speed = utterances_per_second.get(batch, math.nan)
         if not 0 < speed < math.inf:
             raise ValueError(
-                f"Batch {batch} trains {speed} samples per second; this must be above 0."
+                f"Batch {batch} trains {speed} utterances per second; this must be above 0."
             )
-    extra = sorted(samples_per_second.keys() - planned.keys())
+    extra = sorted(utterances_per_second.keys() - planned.keys())
     if extra:
         raise ValueError(f"Batch {extra[0]} has a throughput but no plan; give both.")
     return blocks

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import statistics
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +24,11 @@ from speechbrain_rev.architectures import architecture
 from speechbrain_rev.planner import Infeasible, Plan
 from speechbrain_rev.planner.counting import profile_bytes
 from speechbrain_rev.planner.plan import plan_within
-from speechbrain_rev.planner.timing import measured_seconds
+from speechbrain_rev.planner.timing import (
+    beyond_noise,
+    measured_repeats,
+    measured_seconds,
+)
 from speechbrain_rev.reversible import Mode
 
 from .gradients import TOLERANCE
@@ -88,17 +91,15 @@ def seconds_by_chunk(
         encoder = encoder_by(dataclasses.replace(STORE, chunk=chunk), name, **row)
         feats = torch.randn(batch, frames, encoder.n_mels)
         steps[chunk] = encoder, functools.partial(train_step, encoder, feats, STORE)
-    taken: dict[str | None, list[Seconds]] = {chunk: [] for chunk in CHUNKS}
+    taken: dict[str | None, dict[tuple[str, str], list[float]]] = {
+        chunk: {} for chunk in CHUNKS
+    }
     for _ in range(repeats):
         for chunk, (encoder, step) in steps.items():
-            taken[chunk].append(measured_seconds(encoder, step, CPU, repeats=1))
-    return {
-        chunk: {
-            key: statistics.median(seconds[key] for seconds in found)
-            for key in found[0]
-        }
-        for chunk, found in taken.items()
-    }
+            found = measured_repeats(encoder, step, CPU, repeats=1)
+            for key, times in found.items():
+                taken[chunk].setdefault(key, []).extend(times)
+    return {chunk: beyond_noise(found) for chunk, found in taken.items()}
 
 
 def planned_within(

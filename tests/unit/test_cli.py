@@ -542,7 +542,8 @@ class TestCalibrate:
         monkeypatch.setattr(calibration, "calibrate", lambda device, **_: speed)
         file = tmp_path / "speed.json"
         assert cli.main(["calibrate", str(file)]) == 0
-        told = capsys.readouterr().out
+        told, progress = capsys.readouterr()
+        assert "Blocks of resnet34, resnet101" in progress
         assert f"{file}: 1e+03 GFLOP/s, 200 GB/s, 3e+05 operations/s" in told
         assert Speed.from_json(file.read_text()) == speed
         options = ["resnet34", "--card=4GB", "--batch=16", f"--speed={file}", "--json"]

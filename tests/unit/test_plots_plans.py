@@ -59,6 +59,20 @@ def test_many_blocks_are_named_by_chain(figures, tmp_path):
     assert [t.get_text() for t in labels] == ["stages.0.chain", "stages.1.chain"]
 
 
+def test_a_block_that_is_alone_has_its_own_name(figures, tmp_path):
+    chains = [[f"stages.{i}.chain.{j}" for j in range(10)] for i in range(2)]
+    names = ["stem", *chains[0], "stages.1.entry", *chains[1]]
+    plan_map({8: dict.fromkeys(names, "store")}, {8: 1.0}, tmp_path / "a.png", **WORDS)
+    upper, lower = figures[-1].axes
+    assert [t.get_text() for t in upper.get_yticklabels()] == [
+        "stem",
+        "stages.0.chain",
+        "stages.1.entry",
+        "stages.1.chain",
+    ]
+    assert lower.get_ylabel() == "utterances per second"
+
+
 @pytest.mark.parametrize(
     ("plans", "speeds", "what"),
     [

@@ -24,6 +24,7 @@ from speechbrain_rev.models.planning import (
 from speechbrain_rev.models.planning_render import as_json, as_text
 from speechbrain_rev.models.profiling import encoder_profile
 from speechbrain_rev.models.published import TABLE_SEVEN
+from speechbrain_rev.models.sweeping import sweep_encoder
 from speechbrain_rev.models.table import Model
 from speechbrain_rev.planner import Infeasible, Plan
 from speechbrain_rev.planner.timing import ASSUMED
@@ -157,7 +158,8 @@ def test_every_remedy_helps():
     training = Training(11 * GIB, 40, 600, optimizer_bits=32)
     needed_bytes = 17 * GIB
     batch, frames, other, bits, card = remedies(training, row, needed_bytes)
-    fewer = dataclasses.replace(training, batch=int(batch.removeprefix("a batch of ")))
+    number = re.fullmatch(r"a batch of (\d+) \(perhaps more: .*\)", batch)
+    fewer = dataclasses.replace(training, batch=int(number[1]))
     assert max(Model(row, fewer).largest_batch(m) for m in ("store", "recompute")) == (
         fewer.batch
     )
@@ -207,12 +209,34 @@ def test_every_figure_of_the_text_is_that_of_the_json(tight):
             str(plain["plan"]["channels"][0] or "-"),
             f"{plain['predicted']['times_stored']:.2f}",
             f"{plain['predicted']['times_resnet34_stored']:.2f}",
+            f"{plain['predicted']['utterances_per_second']:.1f}",
             str(computed["largest_batch"]),
-            str(published["largest_batch_on_11_gib"]),
             str(computed["cards_for_256_stored"]),
             str(computed["cards_for_256"]),
-            "-",
         ]
+
+
+def test_published_batches_and_cards_stand_beside_the_same_card_and_length_alone(tight):
+    for card_bytes, frames in [(11 * GIB, 200), (24 * GIB, 200), (11 * GIB, 600)]:
+        training = Training(card_bytes, BATCH, frames)
+        encoder = dataclasses.replace(
+            tight[0], model=Model(tight[0].model.row, training), counted_bytes=GIB
+        )
+        heads, words = as_text([encoder]).splitlines()[1:3]
+        published = (card_bytes, frames) == (11 * GIB, 200)
+        assert heads.split().count("publ.") == (2 if published else 0)
+        assert len(words.split()) == (18 if published else 16)
+
+
+def test_utterances_per_second_are_those_of_a_sweep_at_that_batch(tight):
+    row = tight[0].model.row
+    (swept,) = sweep_encoder(row, TIGHT, [BATCH]).sweep.plans
+    assert tight[0].utterances_per_second == pytest.approx(swept.samples_per_second)
+    text = " ".join(as_text(tight).split())
+    assert f"{swept.samples_per_second:.1f}" in text
+    assert "utt./s: estimated likewise for 128 utterances with this" in text
+    lacking = dataclasses.replace(tight[0], counted_bytes=100 * GIB)
+    assert lacking.utterances_per_second is None
 
 
 def test_the_notes_say_what_is_predicted_and_what_was_asked(tight):
@@ -222,10 +246,18 @@ def test_the_notes_say_what_is_predicted_and_what_was_asked(tight):
     assert "an assumed card of 11 GB, 6.7 TFLOP/s, 400 GB/s, 1e+05 op" in notes
     assert "no clock was read" in notes
     assert "at the default chunk (that of the plan is chosen for its batch" in notes
+    assert "Plans whose chunk is chosen for it may fit a larger one" in notes
     asked = CardAtHand("NVIDIA X", 8 * GIB, 5 * GIB)
     notes = " ".join(as_text(tight, asked).splitlines())
     assert "5 GiB (5.369 GB) were free of 8 GiB (8.59 GB) on NVIDIA X" in notes
     assert json.loads(as_json(tight, asked))["training"]["card_name"] == "NVIDIA X"
+
+
+def test_the_bar_tells_what_takes_long(capsys):
+    plan_encoders(Training(5 * GIB, 64, FRAMES), names=["resnet34"], progress=True)
+    told = capsys.readouterr().err
+    assert "resnet34, all channels at a time" in told
+    assert "resnet34, plan 1 is counted" in told
 
 
 def test_an_encoder_that_does_not_fit_shows_what_it_lacks(tight):
@@ -252,12 +284,18 @@ def test_the_picture_shows_plan_and_modes_beside_what_was_published(tight, monke
     assert fits.planned_bytes == tight[0].counted_bytes / BATCH
     assert not_fits.planned_bytes is None
     assert fits.lightest_bytes < fits.planned_bytes < fits.stored_bytes
-    assert (fits.published_bytes, fits.published_batch) == (0.03e9, 300)
+    # Batches were published for another card, memory for an utterance of this length.
+    assert (fits.published_bytes, fits.published_batch) == (0.03e9, None)
     assert fits.largest_batch == tight[0].largest_batch
     assert "128 utterances of 2 s as planned for 5 GiB (5.369 GB)" in drawn["title"]
     assert "marks counted" in drawn["source"]
     with pytest.raises(ValueError, match=r"ends in \.png, not plan\.pdf"):
         planning_picture.draw_plans(tight, "plan.pdf")
+    on_11_gib = Model(tight[0].model.row, Training(11 * GIB, BATCH, FRAMES))
+    planning_picture.draw_plans(
+        [dataclasses.replace(tight[0], model=on_11_gib)], "a.png"
+    )
+    assert drawn["points"][0].published_batch == 300
 
 
 class TestCardAtHand:

@@ -296,6 +296,13 @@ def test_a_calibration_takes_as_many_utterances_as_fit(monkeypatch):
 
 
 @pytest.mark.slow
+def test_the_bar_of_a_calibration_tells_each_step(capsys):
+    words = {"names": ("resnet34",), "frames": 9, "repeats": 1, "progress": True}
+    calibrate(torch.device("cpu"), **words)
+    assert "resnet34, step 1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_calibration_explains_the_times_that_it_was_made_of():
     speed = calibrate(torch.device("cpu"), names=("resnet34",), frames=20, repeats=1)
     assert set(speed.about) == {

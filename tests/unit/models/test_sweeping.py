@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -66,6 +67,23 @@ def test_estimated_times_are_linear_in_the_batch(swept):
     for time in swept.sweep.times.values():
         assert time.worst_deviation < 0.001
     assert as_text(swept).count("off by 0.0 % at most") == 2
+
+
+def test_the_time_that_all_batches_share_is_explained(swept):
+    note = " ".join(as_text(swept).split())
+    assert "1e+05 operations/s" in note
+    assert "To start an operation takes 10 microseconds, whatever the batch" in note
+
+
+@pytest.mark.slow
+def test_most_of_what_all_batches_share_is_to_start_operations(swept):
+    """The rest is the optimizer's step, and weights that are read."""
+    at_once = dataclasses.replace(ASSUMED, operations_per_second=math.inf)
+    alike = sweep_encoder(RESNET34, TIGHT, BATCHES, speed=at_once)
+    assert "takes 0 microseconds" in as_text(alike)
+    for mode, time in swept.sweep.times.items():
+        rest = alike.sweep.times[mode].fixed_seconds
+        assert alike.sweep.other_seconds < rest < 0.1 * time.fixed_seconds
 
 
 def test_json_says_what_figures_are(swept):
@@ -188,7 +206,7 @@ def test_a_machine_is_not_asked_for_memory_that_it_has_not_got(monkeypatch):
 
 def test_a_smallest_batch_that_does_not_fit_is_refused_with_what_helps():
     small = Training(3 * GIB // 2, 1, 200)
-    with pytest.raises(Infeasible, match=r"That was batch 48 of .*: a batch of 11;"):
+    with pytest.raises(Infeasible, match=r"That was batch 48 of .*: a batch of 11 "):
         sweep_encoder(RESNET34, small, [80, 48])
 
 
