@@ -68,8 +68,8 @@ def whole_bytes(name: str, size: object) -> int:
         found = parse_size(size)
         if found is not None:
             return found
-    elif isinstance(size, Integral) or (
-        isinstance(size, float) and math.isfinite(size)
+    elif not isinstance(size, bool) and (
+        isinstance(size, Integral) or (isinstance(size, float) and math.isfinite(size))
     ):
         return int(size)
     raise ValueError(

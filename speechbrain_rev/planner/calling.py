@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from speechbrain_rev.memory.report import make_gradients
+from speechbrain_rev.memory.shapes import without_contents
+from speechbrain_rev.planner.network import Network, as_network
 from speechbrain_rev.planner.trace import Step
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -96,3 +98,28 @@ def step_of(
 def _sum_of_squares(outputs: Any) -> Tensor:
     found = [y for y in tensors_of(outputs) if y.requires_grad]
     return torch.stack([y.square().sum() for y in found]).sum()
+
+
+def copied_to_meta(
+    module: nn.Module,
+    example_batch: Any,
+    blocks: str | Sequence[str],
+    loss: Callable[[Any], Tensor] | None,
+) -> tuple[Network, Step]:
+    """Copy a module without its contents, with a training step of it.
+
+    Parameters
+    ----------
+    module, example_batch, blocks, loss
+        As for ``plan``.
+
+    Returns
+    -------
+    Network
+        The copy.
+    callable
+        Runs the step.
+    """
+    own = trainable(without_contents(module, torch.device("meta")))
+    step = step_of(own, own_batch(example_batch, "meta"), loss)
+    return as_network(own, blocks), step

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from speechbrain_rev.devices import described, random_devices
-from speechbrain_rev.memory.shapes import without_contents
 from speechbrain_rev.planner.calling import (
+    copied_to_meta,
     own_batch,
     step_of,
     tensors_of,
@@ -36,6 +36,7 @@ from speechbrain_rev.planner.trace import Step, trace_bytes
 from speechbrain_rev.planner.verify import reproduced, warn_refused
 from speechbrain_rev.reversible import Mode, ReversibleChain
 from speechbrain_rev.sizes import size_text, whole_bytes
+from speechbrain_rev.whole_files import write_whole
 
 #: How often a plan that was over the budget when it ran is made anew.
 _TRIES = 8
@@ -125,7 +126,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write it to a file."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        write_whole(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -221,7 +222,7 @@ def plan(
     profile = profile_module(
         module, example_batch, blocks=blocks, loss=loss, measure=measure
     )
-    network, step = _on_meta(module, example_batch, blocks, loss)
+    network, step = copied_to_meta(module, example_batch, blocks, loss)
     try:
         return plan_within(profile, network, step, budget)
     except Infeasible as error:
@@ -325,7 +326,7 @@ def profile_module(
         If memory runs out while times are taken.
     """
     refused, verified = _unreconstructed(module, example_batch, blocks)
-    on_meta, step = _on_meta(module, example_batch, blocks, loss)
+    on_meta, step = copied_to_meta(module, example_batch, blocks, loss)
     network = Unreconstructed(on_meta, refused)
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     if measure and device.type != "meta":
@@ -383,15 +384,3 @@ def _unreconstructed(
     found = reproduced(module, example_batch, blocks)
     refused = warn_refused(found, stacklevel=4)
     return refused, f"verified: {len(found) - len(refused)} of {len(found)} blocks"
-
-
-def _on_meta(
-    module: nn.Module,
-    example_batch: Any,
-    blocks: str | Sequence[str],
-    loss: Callable[[Any], Tensor] | None,
-) -> tuple[Network, Step]:
-    """Copy a module without its contents, with a training step of it."""
-    own = trainable(without_contents(module, torch.device("meta")))
-    step = step_of(own, own_batch(example_batch, "meta"), loss)
-    return as_network(own, blocks), step

@@ -105,9 +105,9 @@ def saved_profile(
 def _read(path: Path, key: Mapping[str, str]) -> Profile | None:
     try:
         profile = Profile.from_json(path.read_text(encoding="utf-8"))
+        kept = key.items() <= profile.about.items()
     except FileNotFoundError:
         return None
-        kept = key.items() <= profile.about.items()
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         warnings.warn(f"{path} cannot be read and is made anew: {error}", stacklevel=3)
         return None

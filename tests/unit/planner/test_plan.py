@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.memory.report import make_gradients
 from speechbrain_rev.planner import Infeasible, Plan, Profile, plan
 from speechbrain_rev.planner.network import as_network
 from speechbrain_rev.planner.plan import plan_within, profile_module
@@ -509,3 +511,23 @@ def test_networks_of_speechbrain_fit_into_half_of_what_they_store(name):
     assert abs(peak - found.predicted_bytes) <= 1e-6 * peak + SCALARS
     assert set(found.modes.values()) == {"store", "recompute"}
     assert found.seconds < 1.5 * stored.seconds
+
+
+def test_parts_in_evaluation_are_planned_as_they_are():
+    """What is in evaluation stores, whatever its mode."""
+
+    def block():
+        return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU())
+
+    torch.manual_seed(0)
+    network, x = nn.Sequential(*(block() for _ in range(6))), torch.randn(512, 64)
+    for part in network[:4]:
+        part.eval()
+    with pytest.raises(Infeasible) as error:
+        plan(network, x, 1, blocks=["?"], measure=False)
+    needed_bytes = error.value.needed_bytes
+    least = plan(network, x, needed_bytes, blocks=["?"], measure=False)
+    least.apply(network)
+    make_gradients(network)
+    peak = live_bytes_peak(lambda: network(x).square().sum().backward())
+    assert peak <= needed_bytes

@@ -1,0 +1,48 @@
+"""Files are written whole or not at all."""
+
+import os
+import stat
+
+import pytest
+
+from speechbrain_rev import whole_files
+from speechbrain_rev.whole_files import write_whole
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """A disk that takes no more."""
+
+    def replace(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(whole_files.os, "replace", replace)
+
+
+def test_what_was_there_stays_where_writing_fails(tmp_path, full):
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_one(tmp_path):
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_text("old")
+    link.symlink_to(path)
+    write_whole(link, "new")
+    assert link.is_symlink()
+    assert path.read_text() == "new"
+
+
+def test_permissions_are_those_of_any_new_file_or_of_the_old_one(tmp_path):
+    mask = os.umask(0)
+    os.umask(mask)
+    path = tmp_path / "file"
+    write_whole(path, "new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+    path.chmod(0o640)
+    write_whole(path, "newer")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
