@@ -75,6 +75,11 @@ class ActivationCompression:
         Chooses those of batch normalisations' inputs; None for 3e-2 of the channels'
         deviation.
 
+    Raises
+    ------
+    ValueError
+        If what is given is no rule.
+
     Attributes
     ----------
     records : dict of str to LayerRecord
@@ -97,9 +102,16 @@ class ActivationCompression:
         self, *, convolutions: Rule | None = None, normalisations: Rule | None = None
     ) -> None:
         self.rules: dict[Kind, Rule] = {
-            Kind.CONVOLUTION: convolutions or RangeBound(1e-3),
-            Kind.NORMALISATION: normalisations or DeviationBound(3e-2),
+            Kind.CONVOLUTION: RangeBound(1e-3),
+            Kind.NORMALISATION: DeviationBound(3e-2),
         }
+        for kind, rule in zip(Kind, (convolutions, normalisations), strict=True):
+            if rule is not None and not isinstance(rule, Rule):
+                raise ValueError(
+                    f"{kind.value}s' rule is {rule!r}; give one, such as "
+                    "RangeBound(1e-3), or None for the default."
+                )
+            self.rules[kind] = rule or self.rules[kind]
         self.records: dict[str, LayerRecord] = {}
         self.raw_count = 0
 

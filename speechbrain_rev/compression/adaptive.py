@@ -49,7 +49,7 @@ class _Sums:
     #: Of the weight's gradient when the backward pass has ended.
     raw_norm: Tensor | float = 0.0
     #: How much of it the optimizer sees: loss scaling undone, gradients clipped.
-    share: float = 1.0
+    share: float | None = None
 
 
 class GradientBound(Rule):
@@ -120,8 +120,11 @@ class GradientBound(Rule):
         self._due = self._warned = False
         self._sums: dict[str, _Sums] = {}
         self._layers: dict[int, str] = {}
+        self._parameters: list[weakref.ref[Tensor]] = []
         self._weights: dict[int, weakref.ref[Tensor]] = {}
-        self._followed: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        #: The step of the optimizer before which the weights were found.
+        self._found_at = -1
+        self._followed: list[weakref.ref[torch.optim.Optimizer]] = []
 
     def bound_for(self, layer: str) -> Bound:
         """Give the bound of a layer's input as it is now."""
@@ -138,15 +141,13 @@ class GradientBound(Rule):
             That trains the network. Loss scaling, clipping and the accumulation of
             gradients are seen in what it is given.
         """
-        if optimizer in self._followed:
+        if any(own() is optimizer for own in self._followed):
             return
-        self._followed.add(optimizer)
-        for group in optimizer.param_groups:
-            for weight in group["params"]:
-                key = weight.untyped_storage()._cdata
-                self._weights[key] = weakref.ref(weight)
-                if weight.dim() > 2 and weight.requires_grad:
-                    weight.register_post_accumulate_grad_hook(self._accumulated)
+        self._followed.append(weakref.ref(optimizer))
+        for weight in _weights_of(optimizer):
+            self._parameters.append(weakref.ref(weight))
+            if weight.dim() > 2 and weight.requires_grad:
+                weight.register_post_accumulate_grad_hook(self._accumulated)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
 
@@ -162,7 +163,12 @@ class GradientBound(Rule):
             )
         if not self._due or weight is None or not y.requires_grad:
             return
-        key = weight.untyped_storage()._cdata
+        if self._found_at != self.steps:
+            # Where weights lie may have changed since: on another device, in a new layout.
+            known = [p for ref in self._parameters if (p := ref()) is not None]
+            self._weights = {_key(p): weakref.ref(p) for p in known}
+            self._found_at = self.steps
+        key = _key(weight)
         own = self._weights.get(key)
         whole = None if own is None else own()
         if whole is None:
@@ -186,7 +192,10 @@ class GradientBound(Rule):
     def __getstate__(self) -> dict[str, Any]:
         # A copy follows no optimizer until it is told to.
         fresh = vars(GradientBound())
-        here = ("_due", "_warned", "_sums", "_layers", "_weights", "_followed")
+        here = [
+            "_due", "_warned", "_sums", "_layers", "_weights", "_followed",
+            "_parameters", "_found_at",
+        ]  # fmt: skip
         return dict(vars(self)) | {name: fresh[name] for name in here}
 
     def state_dict(self) -> dict[str, Any]:
@@ -199,36 +208,43 @@ class GradientBound(Rule):
         self.bounds = {str(k): float(v) for k, v in state.get("bounds", {}).items()}
 
     def _accumulated(self, weight: Tensor) -> None:
-        layer = self._layers.get(weight.untyped_storage()._cdata)
+        layer = self._layers.get(_key(weight))
         if self._due and layer in self._sums and weight.grad is not None:
             self._sums[layer].raw_norm = weight.grad.detach().float().norm()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for key, layer in self._layers.items():
-            weight = self._weights[key]()
-            if layer not in self._sums or weight is None or weight.grad is None:
-                continue
-            sums = self._sums[layer]
-            raw = float(sums.raw_norm)
-            # An optimizer that undoes the loss scale by itself was given the scale.
-            scale = float(getattr(optimizer, "grad_scale", None) or 1.0)
-            norm = float(weight.grad.detach().float().norm()) / scale
-            sums.share = norm / raw if raw > 0 else math.nan
+        for _unused, layer, weight in self._seen(optimizer):
+            self._sums[layer].share = _share(self._sums[layer], weight, optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self.steps += 1
-        for key, layer in self._layers.items():
-            weight = self._weights[key]()
-            if layer not in self._sums or weight is None:
-                continue
+        # Of several optimizers the first one counts the steps of the training.
+        first = self._followed[0]() is optimizer
+        self.steps += first
+        for key, layer, weight in self._seen(optimizer):
+            sums = self._sums.pop(layer)
+            del self._layers[key]
+            if sums.share is None:
+                # A closure ran the backward pass within the step.
+                sums.share = _share(sums, weight, optimizer)
             momentum = mean_momentum(optimizer, weight, self.steps)
             if momentum:
-                bound = self._bound(self._sums[layer], self.target * momentum)
+                bound = self._bound(sums, self.target * momentum)
                 if 0 < bound < math.inf:
                     self.bounds[layer] = bound
-        self._sums.clear()
-        self._layers.clear()
-        self._due = self._is_due()
+        if first:
+            self._due = self._is_due()
+
+    def _seen(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, str, Tensor]]:
+        """List an optimizer's weights whose layers were looked at since its last step."""
+        own = {id(weight) for weight in _weights_of(optimizer)}
+        return [
+            (key, layer, weight)
+            for key, layer in self._layers.items()
+            if layer in self._sums
+            and (weight := self._weights[key]()) is not None
+            and id(weight) in own
+            and weight.grad is not None
+        ]
 
     def _is_due(self) -> bool:
         early = self.steps < self.every and math.log10(self.steps).is_integer()
@@ -236,7 +252,7 @@ class GradientBound(Rule):
 
     def _bound(self, sums: _Sums, sigma: float) -> float:
         """Turn a deviation of the weight gradient's error into a bound."""
-        if not sums.values or not sums.utterances:
+        if not sums.values or not sums.utterances or sums.share is None:
             return math.nan
         if self.form == "derived":
             squares = float(sums.squares) * sums.share**2
@@ -249,3 +265,24 @@ class GradientBound(Rule):
         )
         per_bound = _A * seen * sums.share * math.sqrt(sums.utterances * nonzero)
         return sigma / per_bound if per_bound > 0 else math.nan
+
+
+def _weights_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+def _key(weight: Tensor) -> int:
+    """Tell a weight by its storage, in which slices of it lie as well."""
+    return weight.untyped_storage()._cdata
+
+
+def _share(
+    sums: _Sums, weight: Tensor, optimizer: torch.optim.Optimizer
+) -> float | None:
+    """Compare the gradient that the optimizer sees with that of the backward pass."""
+    raw = float(sums.raw_norm)
+    if weight.grad is None or not raw > 0:
+        return None
+    # An optimizer that undoes the loss scale by itself was given the scale.
+    scale = float(getattr(optimizer, "grad_scale", None) or 1.0)
+    return float(weight.grad.detach().float().norm()) / scale / raw

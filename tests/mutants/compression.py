@@ -129,8 +129,8 @@ COMPRESSION = [
     Mutant(
         "bounds: clipping and loss scale are not seen",
         ADAPTIVE_CODE,
-        "sums.share = norm / raw if raw > 0 else math.nan",
-        "sums.share = 1.0",
+        "    return float(weight.grad.detach().float().norm()) / scale / raw\n",
+        "    return 1.0\n",
         ADAPTIVE,
         "do_not_depend",
     ),

@@ -151,6 +151,37 @@ def test_an_optimizer_is_followed_once():
     assert training.bound.steps == 3
 
 
+def test_another_optimizer_that_steps_first_takes_nothing_away():
+    training, alone = Training(), Training()
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(3))], lr=0.1, momentum=0.9)
+    training.bound.follow(other)
+    for _ in range(2):
+        training.gradient()
+        other.step()
+        training.optimizer.step()
+    assert training.bound.bounds[""] == pytest.approx(alone.steps())
+    assert training.bound.steps == 2
+
+
+def test_weights_that_were_moved_are_found_again():
+    training, alone = Training(), Training()
+    training.conv.weight.data = training.conv.weight.data.clone()
+    assert training.steps() == pytest.approx(alone.steps())
+
+
+def test_a_closure_hides_no_loss_scale():
+    training, plain = Training(), Training()
+
+    def closure():
+        gradient = training.gradient(scale=1024.0)
+        gradient.div_(1024.0)
+        return 0.0
+
+    for _ in range(2):
+        training.optimizer.step(closure)
+    assert training.bound.bounds[""] == pytest.approx(plain.steps(), rel=1e-3)
+
+
 def test_bounds_are_saved_and_resumed():
     training = Training()
     bound = training.steps()
@@ -209,3 +240,5 @@ def test_nonsense_is_refused(options, words):
         GradientBound(**options)
     with pytest.raises(ValueError, match="positive and finite"):
         RangeBound(-1e-3)
+    with pytest.raises(ValueError, match="give one, such as"):
+        ActivationCompression(convolutions=1e-3)
