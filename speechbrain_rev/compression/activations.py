@@ -225,8 +225,6 @@ class _Passes(threading.local):
 
     def __init__(self) -> None:
         self.under_way: list[_Pass] = []
-        #: Contexts that networks entered by themselves.
-        self.entered: list[contextlib.AbstractContextManager[None]] = []
 
 
 _passes = _Passes()
@@ -285,7 +283,7 @@ def compress_activations(
     >>> [record.form for record in compression.records.values()]
     ['dense', 'dense']
     """
-    if any(isinstance(hook, _Enter) for hook in network._forward_pre_hooks.values()):
+    if isinstance(vars(network).get("forward"), _Compressing):
         raise ValueError(
             f"{type(network).__name__} has its activations compressed already; change "
             "the rules of what compress_activations returned."
@@ -293,28 +291,23 @@ def compress_activations(
     compression = ActivationCompression(
         convolutions=convolutions, normalisations=normalisations
     )
-    network.register_forward_pre_hook(_Enter(compression))
-    network.register_forward_hook(_Leave(), always_call=True)
+    network.forward = _Compressing(network, compression)  # type: ignore[assignment]
     return compression
 
 
-class _Enter:
-    """Begins a pass before a network runs."""
+class _Compressing:
+    """Runs a network within a pass; no hook of torch's is left by a KeyboardInterrupt."""
 
-    def __init__(self, compression: ActivationCompression) -> None:
-        self.compression = compression
+    def __init__(self, network: nn.Module, compression: ActivationCompression) -> None:
+        self.network, self.compression = network, compression
+        #: Of this very network, if someone gave it one before.
+        self.own = vars(network).get("forward")
 
-    def __call__(self, network: nn.Module, _: Any) -> None:
-        context = self.compression.during(network)
-        context.__enter__()
-        _passes.entered.append(context)
-
-
-class _Leave:
-    """Ends it, after an error, too."""
-
-    def __call__(self, network: nn.Module, _: Any, __: Any) -> None:
-        _passes.entered.pop().__exit__(None, None, None)
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+        with self.compression.during(self.network):
+            if self.own is not None:
+                return self.own(*inputs, **keywords)
+            return type(self.network).forward(self.network, *inputs, **keywords)
 
 
 def _trains(network: nn.Module) -> bool:

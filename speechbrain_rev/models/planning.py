@@ -37,6 +37,7 @@ from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.timing import ASSUMED, Speed
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import Mode
+from speechbrain_rev.reversible.modes import LOSSLESS
 from speechbrain_rev.sizes import GIB, card_text, size_text
 
 #: The encoder whose time, all stored, that of the others is compared with.
@@ -119,7 +120,7 @@ class PlannedEncoder:
     def mode_counts(self) -> dict[str, int]:
         """How many blocks have each mode."""
         modes = list(self.modes.values())
-        return {mode.value: modes.count(mode.value) for mode in Mode}
+        return {mode.value: modes.count(mode.value) for mode in LOSSLESS}
 
     @property
     def seconds(self) -> float:

@@ -81,8 +81,8 @@ COMPRESSION = [
     Mutant(
         "compressed: an error leaves its pass under way",
         ACTIVATIONS_CODE,
-        "network.register_forward_hook(_Leave(), always_call=True)",
-        "network.register_forward_hook(_Leave())",
+        "        finally:\n            _passes.under_way.pop()\n",
+        "        finally:\n            pass\n",
         ACTIVATIONS,
         "leaves_no_pass",
     ),
