@@ -220,8 +220,11 @@ class GradientBound(Rule):
         # Of several optimizers the first one counts the steps of the training.
         first = self._followed[0]() is optimizer
         self.steps += first
+        spoiled = False
         for key, layer, weight in self._seen(optimizer):
             sums = self._sums.pop(layer)
+            # By an overflow, in a step before this one that the loss scaler skipped.
+            spoiled |= not math.isfinite(float(sums.squares))
             del self._layers[key]
             if sums.share is None:
                 # A closure ran the backward pass within the step.
@@ -232,7 +235,7 @@ class GradientBound(Rule):
                 if 0 < bound < math.inf:
                     self.bounds[layer] = bound
         if first:
-            self._due = self._is_due()
+            self._due = spoiled or self._is_due()
 
     def _seen(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, str, Tensor]]:
         """List an optimizer's weights whose layers were looked at since its last step."""

@@ -215,6 +215,13 @@ def test_a_step_that_the_loss_scaler_skips_leaves_the_bounds():
     training.bound._before_step(training.optimizer)
     training.bound._after_step(training.optimizer)
     assert training.bound.bounds[""] == bound
+    # The next step is looked at instead, not one a thousand steps later.
+    training.weighting[0, 0, 0, 0] = 0.0
+    training.conv.weight.grad = None
+    state = training.optimizer.state[training.conv.weight]
+    state["momentum_buffer"] = torch.ones_like(training.conv.weight)
+    training.steps(1)
+    assert training.bound.bounds[""] != bound
 
 
 def test_a_copy_follows_nothing_until_told():
