@@ -147,7 +147,7 @@ def _activations(trace: Trace, names: list[str]) -> dict[str, tuple[int, int]]:
     for stage, after in zip(stages, [*stages[1:], None], strict=True):
         end = last if after is None else ends[after]
         peaks = [
-            max(seen.forward_peak_bytes, seen.backward_peak_bytes)
+            max(seen.forward_peak_bytes, seen.backward_peak_bytes or 0)
             for name, seen in blocks
             if stage_of[name] == stage
         ]

@@ -17,6 +17,10 @@ from speechbrain_rev.planner.trace import Step
 Module = TypeVar("Module", bound=nn.Module)
 
 
+class NoStep(ValueError):
+    """A network, a batch and a loss that make no training step."""
+
+
 def tensors_of(tree: Any) -> list[Tensor]:
     """List the tensors in nested tuples, lists and dicts."""
     return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
@@ -41,7 +45,9 @@ def own_batch(batch: Any, device: torch.device | str | None = None) -> Any:
     def own(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
-        return x.detach().to(device or x.device).requires_grad_(x.requires_grad)
+        # What was made in inference mode cannot be trained on.
+        numbers = x.clone() if x.is_inference() else x.detach()
+        return numbers.to(device or x.device).requires_grad_(x.requires_grad)
 
     return tree_map(own, batch)
 
@@ -89,15 +95,35 @@ def step_of(
     Returns
     -------
     callable
-        Runs the step.
+        Runs the step. It raises NoStep if its loss is no number to be trained by.
     """
     loss = loss or _sum_of_squares
-    return lambda: loss(call(module, batch)).backward()  # type: ignore[no-untyped-call]
+
+    def step() -> None:
+        value = loss(call(module, batch))
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = list(value.shape) if isinstance(value, Tensor) else type(value)
+            raise NoStep(f"The loss is {shape}; it must be a tensor of one number.")
+        if not value.requires_grad:
+            raise NoStep(
+                "The loss depends on nothing that is trained, so that there is no "
+                "backward pass to plan. Let a parameter of the network, or the batch, "
+                "require a gradient."
+            )
+        value.backward()  # type: ignore[no-untyped-call]
+
+    return step
 
 
 def _sum_of_squares(outputs: Any) -> Tensor:
-    found = [y for y in tensors_of(outputs) if y.requires_grad]
-    return torch.stack([y.square().sum() for y in found]).sum()
+    found = tensors_of(outputs)
+    wanted = [y for y in found if y.requires_grad] or [y.float() for y in found]
+    if not wanted:
+        raise NoStep(
+            f"The network returns {type(outputs).__name__}, without a tensor. Give a "
+            "loss that makes one of it."
+        )
+    return torch.stack([y.square().sum() for y in wanted]).sum()
 
 
 def copied_to_meta(
@@ -105,7 +131,7 @@ def copied_to_meta(
     example_batch: Any,
     blocks: str | Sequence[str],
     loss: Callable[[Any], Tensor] | None,
-) -> tuple[Network, Step]:
+) -> tuple[nn.Module, Network, Step]:
     """Copy a module without its contents, with a training step of it.
 
     Parameters
@@ -115,11 +141,13 @@ def copied_to_meta(
 
     Returns
     -------
-    Network
+    nn.Module
         The copy.
+    Network
+        Its blocks.
     callable
         Runs the step.
     """
     own = trainable(without_contents(module, torch.device("meta")))
     step = step_of(own, own_batch(example_batch, "meta"), loss)
-    return as_network(own, blocks), step
+    return own, as_network(own, blocks), step

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-from speechbrain_rev.planner.network import Network
+from speechbrain_rev.planner.network import Network, keeping_modes
 from speechbrain_rev.planner.problem import Cost
 from speechbrain_rev.planner.profile import (
     BlockProfile,
@@ -52,7 +52,6 @@ def profile_bytes(
     ValueError
         If the blocks do not run one after the other.
     """
-    allowed = network.allowed_modes()
     gradient_bytes = {
         name: sum(
             p.numel() * p.element_size() for p in block.parameters() if p.requires_grad
@@ -63,26 +62,28 @@ def profile_bytes(
     after_bytes: dict[str, int] = {}
     base_bytes = 0
     for modes, trace in _traces(network, step):
-        before: str | None = None
-        held = next(iter(trace.blocks.values())).before_bytes
-        base_bytes = held
+        seen = list(trace.blocks.values())
+        # When a block ends, its caller may still have what the block before it returned
+        # by a name of its own, until it gives the name to something else.
+        nexts = [*(block.before_bytes for block in seen[1:]), trace.backward_bytes]
+        ends = [min(b.after_bytes, x) for b, x in zip(seen, nexts, strict=True)]
+        base_bytes = held = seen[0].before_bytes
         waits = waiting_bytes(list(trace.blocks), modes, gradient_bytes)
-        for name, seen in trace.blocks.items():
+        before: str | None = None
+        for (name, block), end in zip(trace.blocks.items(), ends, strict=True):
             own = modes[name]
-            peak = max(seen.forward_peak_bytes, seen.backward_peak_bytes - waits[name])
+            backward = (block.backward_peak_bytes or 0) - waits[name]
+            peak = max(block.forward_peak_bytes, backward)
             cost = Cost(
-                held_bytes=seen.after_bytes - held,
+                held_bytes=end - held,
                 working_bytes=max(0, peak - held),
                 seconds=seconds[name, own],
             )
             found.setdefault(name, {}).setdefault((before, own), cost)
-            before, held = own, seen.after_bytes
+            before, held = own, end
         assert before is not None
         after = trace.between_peak_bytes - held
         after_bytes[before] = max(after_bytes.get(before, 0), after)
-    assert {own for costs in found.values() for _, own in costs} == {
-        mode.value for modes in allowed.values() for mode in modes
-    }
     return Profile(
         [BlockProfile(n, gradient_bytes[n], costs) for n, costs in found.items()],
         base_bytes,
@@ -93,16 +94,18 @@ def profile_bytes(
 
 
 def _traces(network: Network, step: Step) -> Iterator[tuple[dict[str, str], Trace]]:
-    """Trace patterns in which each mode follows each, at every block that allows it."""
-    allowed = network.allowed_modes()
+    """Trace patterns in which each mode follows each, at every block that allows it.
+
+    First blocks of which nothing is trained keep nothing whatever they do: they store.
+    """
+    allowed = dict(network.allowed_modes())
     modes = [mode for mode in Mode if any(mode in own for own in allowed.values())]
     patterns = [(mode, mode) for mode in modes]
     patterns += [
         pair for a, b in itertools.combinations(modes, 2) for pair in ((a, b), (b, a))
     ]
-    kept = dict(network.block_modes())
     order: list[str] = []
-    try:
+    with keeping_modes(network):
         for pair in patterns:
             turn = {name: i % 2 for i, name in enumerate(order or allowed)}
             chosen = {
@@ -111,6 +114,7 @@ def _traces(network: Network, step: Step) -> Iterator[tuple[dict[str, str], Trac
             network.set_mode(chosen)
             trace = trace_bytes(network, step)
             order = list(trace.blocks)
+            for name, seen in trace.blocks.items():
+                if seen.backward_peak_bytes is None and Mode.STORE in allowed[name]:
+                    allowed[name] = (Mode.STORE,)
             yield {name: mode.value for name, mode in chosen.items()}, trace
-    finally:
-        network.set_mode(kept)

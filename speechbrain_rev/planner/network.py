@@ -154,13 +154,15 @@ class NamedBlocks:
             yield
 
 
-class Unreconstructed:
-    """A network some of whose blocks are not to be reconstructed.
+class Without:
+    """A network some of whose blocks are not to have a mode.
 
     Parameters
     ----------
     network : Network
         The network.
+    mode : Mode
+        The mode.
     names : collection of str
         Of those blocks.
 
@@ -168,13 +170,13 @@ class Unreconstructed:
     --------
     >>> from speechbrain_rev.reversible import AdditiveCoupling
     >>> chain = ReversibleChain(AdditiveCoupling(nn.Tanh(), nn.Tanh()) for _ in range(2))
-    >>> network = Unreconstructed(as_network(chain), ["blocks.1"])
+    >>> network = Without(as_network(chain), Mode.RECONSTRUCT, ["blocks.1"])
     >>> {name: len(modes) for name, modes in network.allowed_modes().items()}
     {'blocks.0': 3, 'blocks.1': 2}
     """
 
-    def __init__(self, network: Network, names: Collection[str]) -> None:
-        self._network, self._names = network, frozenset(names)
+    def __init__(self, network: Network, mode: Mode, names: Collection[str]) -> None:
+        self._network, self._mode, self._names = network, mode, frozenset(names)
 
     def named_blocks(self) -> Mapping[str, nn.Module]:
         """Give the blocks by name."""
@@ -184,7 +186,7 @@ class Unreconstructed:
         """Name the blocks and say which modes each can have."""
         return {
             name: tuple(
-                m for m in modes if m is not Mode.RECONSTRUCT or name not in self._names
+                m for m in modes if m is not self._mode or name not in self._names
             )
             for name, modes in self._network.allowed_modes().items()
         }
@@ -202,9 +204,19 @@ class Unreconstructed:
         return telling(self._network)
 
 
+@contextlib.contextmanager
+def keeping_modes(network: Network) -> Iterator[None]:
+    """Give the blocks of a network, at the end, the modes that they had."""
+    kept = dict(network.block_modes())
+    try:
+        yield
+    finally:
+        network.set_mode(kept)
+
+
 def telling(network: Network) -> contextlib.AbstractContextManager[None]:
     """Make blocks tell of their moments for a while, where they do not by themselves."""
-    if isinstance(network, NamedBlocks | Unreconstructed):
+    if isinstance(network, NamedBlocks | Without):
         return network.telling()
     return contextlib.nullcontext()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,31 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
-from speechbrain_rev.devices import described, random_devices
-from speechbrain_rev.planner.calling import (
-    copied_to_meta,
-    own_batch,
-    step_of,
-    tensors_of,
-    trainable,
-)
-from speechbrain_rev.planner.counting import profile_bytes
-from speechbrain_rev.planner.network import (
-    Network,
-    Unreconstructed,
-    as_network,
-    not_made_for,
-)
+from speechbrain_rev.planner.network import Network, as_network, not_made_for
 from speechbrain_rev.planner.problem import Infeasible
 from speechbrain_rev.planner.profile import Profile
-from speechbrain_rev.planner.room import unless_memory_runs_out
-from speechbrain_rev.planner.timing import estimated_seconds, measured_seconds
+from speechbrain_rev.planner.profiling import counted, in_training, timed
 from speechbrain_rev.planner.trace import Step, trace_bytes
-from speechbrain_rev.planner.verify import reproduced, warn_refused
-from speechbrain_rev.reversible import Mode, ReversibleChain
+from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import size_text, whole_bytes
 from speechbrain_rev.whole_files import write_whole
 
@@ -188,22 +170,33 @@ def plan(
     loss : callable or None
         Makes the loss of what the module returns; None for a sum of squares.
     measure : bool
-        Whether times are taken by the clock, on a copy where the module is; False
-        estimates them from counts of operations, as for a module on meta.
+        Whether a copy runs where the module is: then times are taken by the clock, and
+        what is alive is counted there when the plan has been made. False estimates
+        times from counts of operations and counts on meta tensors, as for a module on
+        meta.
 
     Returns
     -------
     Plan
-        Never over the budget when it was run on meta tensors.
+        Never over the budget when it was run.
 
     Raises
     ------
     Infeasible
         If no plan fits.
     ValueError
-        If blocks do not run one after the other, or the budget is no size.
+        If blocks do not run one after the other, the budget is no size, nothing is
+        trained, or a step needs numbers that are not to be computed.
     MemoryError
-        If memory runs out while times are taken.
+        If a step that stores everything does not fit where the module is, and none
+        can run without numbers.
+
+    Warns
+    -----
+    UserWarning
+        If a step that stores everything does not fit where the module is, so that it is
+        planned as with ``measure=False``, or what is counted without numbers may be
+        off.
 
     Examples
     --------
@@ -219,12 +212,12 @@ def plan(
     (True, True)
     """
     budget = whole_bytes("budget_bytes", budget_bytes)
-    profile = profile_module(
-        module, example_batch, blocks=blocks, loss=loss, measure=measure
-    )
-    network, step = copied_to_meta(module, example_batch, blocks, loss)
     try:
-        return plan_within(profile, network, step, budget)
+        with in_training(module, example_batch):
+            found = counted(module, example_batch, blocks, loss, measure=measure)
+            # What no plan fits is told before times are taken.
+            plan_within(found.profile, found.network, found.step, budget)
+            return plan_within(timed(found), found.network, found.step, budget)
     except Infeasible as error:
         if blocks:
             error = error.with_remedy(
@@ -296,91 +289,3 @@ def _tried(
         profile.seconds(modes),
         dict(profile.about),
     )
-
-
-def profile_module(
-    module: nn.Module,
-    example_batch: Any,
-    *,
-    blocks: str | Sequence[str] = (),
-    loss: Callable[[Any], Tensor] | None = None,
-    measure: bool = True,
-) -> Profile:
-    """Find out what each block costs in each mode.
-
-    Parameters
-    ----------
-    module, example_batch, blocks, loss, measure
-        As for ``plan``.
-
-    Returns
-    -------
-    Profile
-        Bytes counted on meta tensors; times measured where the module is, or estimated.
-
-    Raises
-    ------
-    ValueError
-        If blocks do not run one after the other.
-    MemoryError
-        If memory runs out while times are taken.
-    """
-    refused, verified = _unreconstructed(module, example_batch, blocks)
-    on_meta, step = copied_to_meta(module, example_batch, blocks, loss)
-    network = Unreconstructed(on_meta, refused)
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    if measure and device.type != "meta":
-        times = f"measured on {described(device)}"
-        timed = unless_memory_runs_out(
-            lambda: _timed(module, example_batch, blocks, loss, refused, device)
-        )
-        if timed is None:
-            raise MemoryError(
-                f"Memory ran out on {device} while times were taken, for which every "
-                "block stores for once. Give measure=False, which estimates times from "
-                "counts of operations, or a smaller example batch."
-            )
-        seconds = timed
-    else:
-        seconds = estimated_seconds(network, step)
-        times = "estimated from counts of operations"
-    about = {
-        "network": type(module).__name__,
-        "inputs": str([list(x.shape) for x in tensors_of(example_batch)]),
-        "seconds": times,
-        "bytes": "counted on meta tensors",
-        "reconstruction": verified,
-        "torch": torch.__version__,
-    }
-    return profile_bytes(network, step, seconds, about)
-
-
-def _timed(
-    module: nn.Module,
-    example_batch: Any,
-    blocks: str | Sequence[str],
-    loss: Callable[[Any], Tensor] | None,
-    refused: Sequence[str],
-    device: torch.device,
-) -> dict[tuple[str, str], float]:
-    """Take the times of a copy: training steps change gradients and statistics."""
-    own = trainable(copy.deepcopy(module))
-    run = step_of(own, own_batch(example_batch), loss)
-    network = Unreconstructed(as_network(own, blocks), refused)
-    with torch.random.fork_rng(random_devices(device)):
-        return measured_seconds(network, run, device)
-
-
-def _unreconstructed(
-    module: nn.Module, example_batch: Any, blocks: str | Sequence[str]
-) -> tuple[list[str], str]:
-    """Name blocks that are not to be reconstructed, and say how that was found."""
-    chained = [m for m in module.modules() if isinstance(m, ReversibleChain)]
-    if not chained:
-        return [], "no block reconstructs"
-    numbers = [*module.parameters(), *module.buffers(), *tensors_of(example_batch)]
-    if any(x.is_meta for x in numbers):
-        return [], "not verified: no numbers on meta"
-    found = reproduced(module, example_batch, blocks)
-    refused = warn_refused(found, stacklevel=4)
-    return refused, f"verified: {len(found) - len(refused)} of {len(found)} blocks"

@@ -229,6 +229,40 @@ class Profile:
             before = block.name
         return replace(self, blocks=blocks)
 
+    def with_seconds(
+        self, seconds: Mapping[tuple[str, str], float], about: Mapping[str, str]
+    ) -> Profile:
+        """Make a profile with other times.
+
+        Parameters
+        ----------
+        seconds : mapping of (str, str) to float
+            Time by block and mode; of the rest under ("", "").
+        about : mapping of str to str
+            What is to be said of it beside what is said already.
+
+        Returns
+        -------
+        Profile
+            With the bytes of this one.
+        """
+        blocks = [
+            replace(
+                block,
+                costs={
+                    (before, own): replace(cost, seconds=seconds[block.name, own])
+                    for (before, own), cost in block.costs.items()
+                },
+            )
+            for block in self.blocks
+        ]
+        return replace(
+            self,
+            blocks=blocks,
+            after_seconds=seconds["", ""],
+            about={**self.about, **about},
+        )
+
     def _mode(self, block: BlockProfile, modes: Mapping[str, str]) -> str:
         mode = modes.get(block.name)
         if mode not in block.modes:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 
 from speechbrain_rev import devices
+from speechbrain_rev.memory.machine import available_ram_bytes
 from speechbrain_rev.sizes import size_text
 
 _T = TypeVar("_T")
@@ -71,6 +72,31 @@ def batch_that_fits(
             )
         batch //= 2
     return batch
+
+
+def has_room(peak_bytes: int, device: torch.device) -> bool:
+    """Whether a step fits into what is free, as far as that is known.
+
+    Parameters
+    ----------
+    peak_bytes : int
+        Of live tensors that it makes.
+    device : torch.device
+        A card, or the CPU, on which too much ends the process.
+
+    Returns
+    -------
+    bool
+        False only if it is known not to fit.
+
+    Examples
+    --------
+    >>> has_room(0, torch.device("cpu"))
+    True
+    """
+    card = devices.free_bytes(device)
+    free = available_ram_bytes() if card is None else card
+    return free is None or peak_bytes <= SHARE * free
 
 
 def unless_memory_runs_out(make: Callable[[], _T]) -> _T | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from speechbrain_rev.planner.network import Network
+from speechbrain_rev.planner.network import Network, keeping_modes
 from speechbrain_rev.planner.trace import Step, Work, trace_seconds, trace_work
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.reversible.modes import fallback
@@ -338,13 +338,10 @@ def uniform_modes(network: Network) -> Iterator[dict[str, str]]:
         The modes that the blocks have now.
     """
     allowed = network.allowed_modes()
-    kept = dict(network.block_modes())
-    try:
+    with keeping_modes(network):
         for mode in Mode:
             if not any(mode in own for own in allowed.values()):
                 continue
             chosen = {name: fallback(mode, own) for name, own in allowed.items()}
             network.set_mode(chosen)
             yield {name: m.value for name, m in chosen.items()}
-    finally:
-        network.set_mode(kept)

@@ -33,14 +33,15 @@ class BlockTrace:
         When its forward pass began and ended.
     forward_peak_bytes : int
         The most from the end of the block before to that of its forward pass.
-    backward_peak_bytes : int
-        The most from there where its backward pass begins to where the next one does.
+    backward_peak_bytes : int or None
+        The most from there where its backward pass begins to where the next one does;
+        None if it has none, for nothing in it or before it is trained.
     """
 
     before_bytes: int
     after_bytes: int
     forward_peak_bytes: int
-    backward_peak_bytes: int
+    backward_peak_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,16 @@ class Trace:
     between_peak_bytes : int
         The most between the last block's forward pass and its backward pass: pooling,
         the loss and their gradients.
+    backward_bytes : int
+        When the first backward pass of a block begins, with the gradient that it gets.
+        What the network itself still held when the last block ended is gone.
     peak_bytes : int
         The most at any time.
     """
 
     blocks: Mapping[str, BlockTrace]
     between_peak_bytes: int
+    backward_bytes: int
     peak_bytes: int
 
 
@@ -102,7 +107,7 @@ def trace_bytes(network: Network, step: Step) -> Trace:
 
         moments = _watch(network, step, read)
     #: What was alive at a moment, and the most from it to the next.
-    live = {(name, moment): now for name, moment, (now, _) in moments}
+    live = {(name, moment): now for name, moment, (now, _) in moments[:-1]}
     following = [most for *_, (_, most) in moments[1:]]
     peak = {
         (name, moment): most
@@ -117,11 +122,12 @@ def trace_bytes(network: Network, step: Step) -> Trace:
                 live[name, Moment.FORWARD_BEGINS],
                 live[name, Moment.FORWARD_ENDS],
                 max(peak[before], peak[name, Moment.FORWARD_BEGINS]),
-                peak[name, Moment.BACKWARD_BEGINS],
+                peak.get((name, Moment.BACKWARD_BEGINS)),
             )
             for name, before in zip(names, until, strict=False)
         },
         peak[names[-1], Moment.FORWARD_ENDS],
+        live[names[-1], Moment.BACKWARD_BEGINS],
         max(most for *_, (_, most) in moments),
     )
 
@@ -242,14 +248,16 @@ def _order(moments: _Moments[Any]) -> list[str]:
 
 
 def _check(names: Any, told: list[tuple[str, Moment | None]]) -> None:
-    """Hold that all blocks ran, one after the other, and back."""
+    """Hold that all blocks ran, one after the other, and back to the first trained."""
     ran = [name for name, moment in told if moment is Moment.FORWARD_BEGINS]
     expected: list[tuple[str, Moment | None]] = [
         (name, moment) for name in ran for moment in _FORWARD
     ]
-    expected += [(name, Moment.BACKWARD_BEGINS) for name in reversed(ran)]
+    trains = [(name, Moment.BACKWARD_BEGINS) in told for name in ran]
+    back = ran[trains.index(True) :] if True in trains else ran
+    expected += [(name, Moment.BACKWARD_BEGINS) for name in reversed(back)]
     idle = sorted(set(names) - set(ran))
-    forward_only = [n for n in ran if (n, Moment.BACKWARD_BEGINS) not in told]
+    forward_only = [n for n in back if (n, Moment.BACKWARD_BEGINS) not in told]
     if not idle and told == expected and len(set(ran)) == len(ran):
         return
     if idle:
@@ -264,8 +272,8 @@ def _check(names: Any, told: list[tuple[str, Moment | None]]) -> None:
         what = f"{name} came out of order" + (f" ({moment.value})" if moment else "")
     raise ValueError(
         "Blocks that are planned must run once in a training step, one after the other, "
-        f"and back in the backward pass, but {what}. Name other blocks, or train all "
-        "that are named."
+        f"and back in the backward pass, but {what}. Name other blocks; of those that "
+        "are named the first ones alone may be without anything that is trained."
     )
 
 

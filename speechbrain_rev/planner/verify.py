@@ -21,9 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from speechbrain_rev.planner.calling import call, own_batch, tensors_of
-from speechbrain_rev.planner.network import as_network
-from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
+from speechbrain_rev.planner.network import Network, as_network, keeping_modes
+from speechbrain_rev.planner.trace import Step
+from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
 from speechbrain_rev.reversible.autocast import Autocast
+from speechbrain_rev.reversible.modes import fallback
 
 #: The largest difference, as a share of the largest number that goes in or comes out.
 #: To undo an addition in float32 is exact to 1e-7 of that, and residual functions may
@@ -104,6 +106,54 @@ def warn_refused(found: Mapping[str, bool], stacklevel: int) -> list[str]:
             stacklevel=stacklevel + 1,
         )
     return refused
+
+
+def run_once(network: Network, step: Step) -> list[str]:
+    """Name blocks that cannot run a second time in a step, and warn of them.
+
+    Parameters
+    ----------
+    network : Network
+        Its blocks are recomputed for a while, all together; if that fails, one by one.
+    step : callable
+        A training step, which runs where all blocks store.
+
+    Returns
+    -------
+    list of str
+        Names of blocks that write into their input, use tensors with gradients that
+        they were not given, or are scripted, for instance.
+
+    Warns
+    -----
+    UserWarning
+        If there are any, with what each raises.
+    """
+    allowed = network.allowed_modes()
+    stored = {name: fallback(Mode.STORE, own) for name, own in allowed.items()}
+    able = [n for n, own in allowed.items() if {Mode.STORE, Mode.RECOMPUTE} <= {*own}]
+
+    def failure(names: list[str]) -> RuntimeError | None:
+        network.set_mode(stored | dict.fromkeys(names, Mode.RECOMPUTE))
+        try:
+            step()
+        except RuntimeError as error:
+            return error.with_traceback(None)
+        return None
+
+    with keeping_modes(network):
+        together = failure(able)
+        if together is None:
+            return []
+        alone = {name: error for name in able if (error := failure([name]))}
+    if not alone:
+        raise together
+    warnings.warn(
+        "Not recomputed, for a second run fails: "
+        + "; ".join(f"{name}: {error}" for name, error in alone.items()),
+        stacklevel=4,
+    )
+    return list(alone)
 
 
 def _noting(

@@ -53,7 +53,7 @@ class AppliedPlan(Protocol):
 
 
 def fallback(mode: Mode, allowed: Collection[str]) -> Mode:
-    """Give a block a mode, or let it recompute, which every block can.
+    """Give a block a mode, or let it recompute, which every trained block can.
 
     Parameters
     ----------
@@ -65,14 +65,17 @@ def fallback(mode: Mode, allowed: Collection[str]) -> Mode:
     Returns
     -------
     Mode
-        One of these.
+        One of these; the first where it cannot even recompute.
 
     Examples
     --------
     >>> fallback(Mode.RECONSTRUCT, WITHOUT_INVERSE)
     <Mode.RECOMPUTE: 'recompute'>
     """
-    return mode if mode in allowed else Mode.RECOMPUTE
+    for each in (mode, Mode.RECOMPUTE):
+        if each in allowed:
+            return each
+    return Mode(next(iter(allowed)))
 
 
 def as_mode(mode: Mode | str) -> Mode:

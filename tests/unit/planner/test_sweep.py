@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from speechbrain_rev.planner.knapsack import solve
-from speechbrain_rev.planner.plan import profile_module
 from speechbrain_rev.planner.problem import Cost, Infeasible, peak_bytes
 from speechbrain_rev.planner.profile import BlockProfile, Profile
+from speechbrain_rev.planner.profiling import profile_module
 from speechbrain_rev.planner.sweep import sweep
 from tests.unit.planner.networks import Chained, encoder
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from speechbrain_rev.planner import plan
-from speechbrain_rev.planner.plan import profile_module
+from speechbrain_rev.planner.profiling import profile_module
 from speechbrain_rev.planner.verify import reproduced
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 from tests.unit.lobes.encoders import KINDS, feats
