@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: str | Path, text: str) -> None:
-    """Write a text, which takes the place of what was there when it is complete.
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Write a file, which takes the place of what was there when it is complete.
 
     Processes that write one file at once do not meet in it, and where writing fails what
     was there stays as it is.
@@ -18,8 +18,8 @@ def write_whole(path: str | Path, text: str) -> None:
     ----------
     path : str or Path
         The file, in a folder that exists.
-    text : str
-        What is written, as UTF-8.
+    content : str or bytes
+        What is written; a text as UTF-8.
 
     Raises
     ------
@@ -35,11 +35,12 @@ def write_whole(path: str | Path, text: str) -> None:
     """
     # A link stays a link to what is written.
     path = Path(path).resolve()
+    data = content.encode() if isinstance(content, str) else content
     with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False
+        dir=path.parent, suffix=".part", delete=False
     ) as part:
         try:
-            part.write(text)
+            part.write(data)
             part.close()
             os.chmod(part.name, _permissions(path))
             os.replace(part.name, path)

@@ -27,6 +27,7 @@ from speechbrain_rev.cli import run_script
 from speechbrain_rev.inference import EmbeddingArchive
 from speechbrain_rev.inference.run_folder import read_settings, read_weights
 from speechbrain_rev.speech import read_manifest
+from speechbrain_rev.whole_files import write_whole
 
 P_TARGETS = (0.01, 0.05)
 
@@ -91,7 +92,7 @@ def score(
         "subtract_mean": subtract_mean,
         "results": results,
     }
-    (folder / "scores/results.json").write_text(json.dumps(report, indent=2) + "\n")
+    write_whole(folder / "scores/results.json", json.dumps(report, indent=2) + "\n")
     draw(curves, folder / "scores" / "det.png")
     return report
 

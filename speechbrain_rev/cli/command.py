@@ -13,6 +13,9 @@ from pathlib import Path
 from speechbrain_rev import __version__
 from speechbrain_rev.cli import encoders, plans, speakers, speeds, sweeps
 
+# What to do where memory ran out; commands that run tensors say it of their own options.
+_LESS_MEMORY = "End what else uses it, and try again."
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the console command.
@@ -25,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, or 2 after an error of the user, which is one line on stderr.
+        0, or 2 after an error of the user or where memory ran out, which is one line on
+        stderr.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -39,9 +43,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output (head, less) has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError, ImportError) as error:
-        print(f"speechbrain-rev: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return _told(str(error))
+    except (MemoryError, RuntimeError) as error:
+        from speechbrain_rev.planner.room import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        # Where we refuse what would not fit, we say what to do ourselves.
+        own = str(error) if type(error) is MemoryError else ""
+        return _told(own or f"Memory ran out. {parsed.less_memory}")
     return 0
+
+
+def _told(words: str) -> int:
+    """Say in one line what is wrong, and give the exit status."""
+    print(f"speechbrain-rev: {' '.join(words.split())}", file=sys.stderr)
+    return 2
 
 
 def run_script(script: Callable[[], object]) -> None:
@@ -57,9 +74,10 @@ def run_script(script: Callable[[], object]) -> None:
     own = (Path(__file__).parents[1], Path(sys.argv[0]).resolve().parent)
     try:
         script()
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, MemoryError) as error:
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-        if not any(raised_in.resolve().is_relative_to(folder) for folder in own):
+        ours = any(raised_in.resolve().is_relative_to(folder) for folder in own)
+        if not ours or not str(error):
             raise
         sys.exit(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}")
 
@@ -82,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
             description=f"{summary[0].upper()}{summary[1:]}. {details}",
             allow_abbrev=False,
         )
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, less_memory=_LESS_MEMORY)
         return command
 
     add(

@@ -145,7 +145,10 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         "option but --json and --plot",
     )
     add_output(command)
-    command.set_defaults(**_MEMORY_DEFAULTS)
+    command.set_defaults(
+        **_MEMORY_DEFAULTS,
+        less_memory="Name the encoders, which takes one process, or leave out --stages.",
+    )
 
 
 def _models(parsed: argparse.Namespace) -> None:

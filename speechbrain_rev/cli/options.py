@@ -99,7 +99,7 @@ def speed_of(parsed: argparse.Namespace) -> Speed:
     Raises
     ------
     ValueError
-        If the file has no speed.
+        If the file has no speed; the message names it.
     OSError
         If it cannot be read.
     """
@@ -113,7 +113,10 @@ def speed_of(parsed: argparse.Namespace) -> Speed:
             f"--speed: {path} is no file. Write it by `speechbrain-rev calibrate {path}`, "
             "or leave --speed out for an assumed card."
         )
-    return Speed.from_json(path.read_text(encoding="utf-8"))
+    try:
+        return Speed.from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"--speed {path}: {error}") from error
 
 
 def add_output(command: argparse.ArgumentParser) -> None:

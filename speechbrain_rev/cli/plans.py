@@ -70,7 +70,11 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="write the plan of one encoder, for plan_file in its hyperparameters",
     )
     add_output(command)
-    command.set_defaults(**_DEFAULTS)
+    command.set_defaults(
+        **_DEFAULTS,
+        less_memory="Name the encoders, which takes one process, and instead of --device "
+        "the card's memory, for instance --card=11GB.",
+    )
 
 
 def _plan(parsed: argparse.Namespace) -> None:

@@ -19,6 +19,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     """
     run_help = "output_folder of a training run (recipes/VoxCeleb/train.py)"
     device_help = "cpu, cuda or cuda:N (default: the GPU if there is one)"
+    less_memory = "Give shorter files, or --device=cpu."
     command = add(
         "embed",
         _embed,
@@ -34,6 +35,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "summary is printed",
     )
     command.add_argument("--device", help=device_help)
+    command.set_defaults(less_memory=less_memory)
 
     command = add(
         "verify",
@@ -45,6 +47,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument("first", metavar="A", help="audio file")
     command.add_argument("second", metavar="B", help="audio file")
     command.add_argument("--device", help=device_help)
+    command.set_defaults(less_memory=less_memory)
 
 
 def _embed(parsed: argparse.Namespace) -> None:

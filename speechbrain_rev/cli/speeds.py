@@ -28,6 +28,9 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--device", default="cpu", help="cpu (the default), cuda or cuda:N"
     )
+    command.set_defaults(
+        less_memory="End what else uses the device, or give another --device."
+    )
 
 
 def _calibrate(parsed: argparse.Namespace) -> None:
@@ -35,6 +38,7 @@ def _calibrate(parsed: argparse.Namespace) -> None:
 
     from speechbrain_rev.devices import timed_device
     from speechbrain_rev.models import calibration
+    from speechbrain_rev.whole_files import write_whole
 
     device = timed_device(parsed.device)
     shown = sys.stderr.isatty()
@@ -43,8 +47,7 @@ def _calibrate(parsed: argparse.Namespace) -> None:
         told = f"Blocks of {names} are timed on {device}: minutes on a CPU."
         print(told, file=sys.stderr, flush=True)
     speed = calibration.calibrate(device, progress=shown)
-    with open(parsed.file, "w", encoding="utf-8") as file:
-        file.write(speed.to_json())
+    write_whole(parsed.file, speed.to_json())
     print(
         f"{parsed.file}: {speed.flops_per_second / 1e9:.3g} GFLOP/s, "
         f"{speed.bytes_per_second / 1e9:.3g} GB/s, "

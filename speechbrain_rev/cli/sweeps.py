@@ -51,6 +51,9 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     add_speed(times)
     add_output(command)
+    command.set_defaults(
+        less_memory="Give smaller --batches, or leave out --device, which estimates times."
+    )
 
 
 def _sweep(parsed: argparse.Namespace) -> None:
@@ -71,17 +74,14 @@ def _sweep(parsed: argparse.Namespace) -> None:
     training = Training(
         card_bytes, batches[0], parsed.frames, optimizer_bits=parsed.optimizer_bits
     )
-    try:
-        swept = sweeping.sweep_encoder(
-            row,
-            training,
-            batches,
-            device=parsed.device,
-            speed=speed_of(parsed),
-            progress=sys.stderr.isatty(),
-        )
-    except MemoryError as error:
-        raise ValueError(str(error)) from error
+    swept = sweeping.sweep_encoder(
+        row,
+        training,
+        batches,
+        device=parsed.device,
+        speed=speed_of(parsed),
+        progress=sys.stderr.isatty(),
+    )
     if parsed.plot is not None:
         from speechbrain_rev.models.sweeping_picture import draw_sweep
 

@@ -24,6 +24,7 @@ from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.coupling import AdditiveCoupling
 from speechbrain_rev.reversible.modes import AppliedPlan, Mode
 from speechbrain_rev.reversible.monitor import Verify
+from speechbrain_rev.reversible.norm import BatchNorm
 
 
 def build_encoder(
@@ -134,6 +135,46 @@ def build_encoder(
     if mode is not None:
         encoder.set_mode(mode)
     return encoder
+
+
+def settings_of(encoder: SpeakerEncoder) -> dict[str, Any]:
+    """Give the settings that make an encoder like another one, whatever its depth.
+
+    Parameters
+    ----------
+    encoder : SpeakerEncoder
+        As ``build_encoder`` makes them.
+
+    Returns
+    -------
+    dict of str to object
+        Keywords of ``build_encoder`` beside blocks: all that changes what a training
+        step holds or how long it takes. Mode and chunk can change later, and are told by
+        ``block_modes`` and ``channels``; compression matters in its own mode alone.
+
+    Examples
+    --------
+    >>> encoder = build_encoder("resnet34", blocks=(1, 1, 1, 1), pooling_variance="unbiased")
+    >>> settings = settings_of(encoder)
+    >>> settings["pooling_variance"], settings["widths"]
+    ('unbiased', (32, 64, 128, 256))
+    """
+    variances = {correction: name for name, correction in CORRECTIONS.items()}
+    settings = {
+        "widths": encoder.architecture.widths,
+        "n_mels": encoder.n_mels,
+        "embedding_dim": encoder.fc.out_features,
+        "pooling_variance": variances[encoder.correction],
+        "sync_batchnorm": any(
+            norm.sync for norm in encoder.modules() if isinstance(norm, BatchNorm)
+        ),
+    }
+    for chain in encoder.modules():
+        if isinstance(chain, ReversibleChain):
+            settings["streams"] = chain.format_name
+            settings["verify"] = chain.monitor.verify
+            settings["verify_every"] = chain.monitor.every
+    return settings
 
 
 def _stage(

@@ -14,6 +14,7 @@ import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,6 +204,8 @@ def plan_encoders(
     ------
     ValueError
         If there is no such encoder.
+    MemoryError
+        If one of several processes was ended from outside.
 
     Examples
     --------
@@ -232,9 +235,15 @@ def plan_encoders(
         if workers == 1:
             plan_model = functools.partial(plan_model, tell=bar.set_postfix_str)
         planned: dict[str, PlannedEncoder] = {}
-        for group in apply(functools.partial(_each, plan_model), _by_kind(models)):
-            planned |= {encoder.model.row.name: encoder for encoder in group}
-            bar.update(len(group))
+        try:
+            for group in apply(functools.partial(_each, plan_model), _by_kind(models)):
+                planned |= {encoder.model.row.name: encoder for encoder in group}
+                bar.update(len(group))
+        except BrokenProcessPool as error:
+            raise MemoryError(
+                f"One of {workers} processes that plan was ended, most likely since memory "
+                "ran out. Name the encoders, which takes one process."
+            ) from error
     return [planned[model.row.name] for model in models]
 
 

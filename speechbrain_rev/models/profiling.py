@@ -6,6 +6,7 @@ tell holds for any depth.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import platform
@@ -16,6 +17,7 @@ import torch
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
 from speechbrain_rev.devices import described, random_devices
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
+from speechbrain_rev.lobes.build import settings_of
 from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
 from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.models.counting import training_step
@@ -54,13 +56,16 @@ _REPEATS = 3
 _WIDEST = 4
 
 
-def shallow(encoder: SpeakerEncoder) -> SpeakerEncoder:
+def shallow(encoder: SpeakerEncoder, *, alone: bool = False) -> SpeakerEncoder:
     """Build an encoder with few blocks in a stage, which is otherwise alike.
 
     Parameters
     ----------
     encoder : SpeakerEncoder
         As ``build_encoder`` makes them, of any size.
+    alone : bool
+        Whether this process runs it while others wait, and so shares no batch statistics
+        with them.
 
     Returns
     -------
@@ -75,14 +80,9 @@ def shallow(encoder: SpeakerEncoder) -> SpeakerEncoder:
     ((2, 2, 2, 2), (48, 96, 192, 384), 'float')
     """
     row = encoder.architecture
-    small = build_encoder(
-        row.name,
-        n_mels=encoder.n_mels,
-        embedding_dim=encoder.fc.out_features,
-        streams=encoder.streams or "exact",
-        widths=row.widths,
-        blocks=shallow_blocks(row),
-    )
+    blocks = shallow_blocks(row)
+    settings = settings_of(encoder) | ({"sync_batchnorm": False} if alone else {})
+    small = build_encoder(row.name, blocks=blocks, **settings)
     small.set_channels(encoder.channels)
     backend = backend_of(encoder)
     return small if backend is None else compile_pieces(small, backend)
@@ -211,7 +211,8 @@ def encoder_profile(
     -------
     Profile
         Its bytes are predicted, to less than a thousandth of a plan's peak, and its
-        times estimated, or those of blocks that are like its own. It is kept in a file and read from there the next time.
+        times estimated, or those of blocks that are like its own. It is kept in a file
+        and read from there the next time.
 
     Examples
     --------
@@ -269,15 +270,16 @@ def _shallow_profile(
         }
 
     def make() -> Profile:
-        encoder, step = step_of_some(batch, "meta")
-        about = {}
         if isinstance(timed_by, torch.device):
+            counted = _shallow_profile(
+                name, widths, blocks, batch, frames, channels, ASSUMED.to_json()
+            )
             seconds, timed = seconds_in_proportion(step_of_some, batch, timed_by)
-            if timed < batch:
-                about["timed batch"] = str(timed)
-        else:
-            seconds = estimated_seconds(encoder, step, Speed.from_json(timed_by))
-        return profile_bytes(encoder, step, seconds, about)
+            about = {"timed batch": str(timed)} if timed < batch else {}
+            return dataclasses.replace(counted.with_seconds(seconds), about=about)
+        encoder, step = step_of_some(batch, "meta")
+        seconds = estimated_seconds(encoder, step, Speed.from_json(timed_by))
+        return profile_bytes(encoder, step, seconds, {})
 
     def step_of_some(count: int, device: torch.device | str) -> EncoderStep:
         encoder, step = training_step(

@@ -38,6 +38,7 @@ from speechbrain_rev.models.profiling import (
 )
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Infeasible, Profile, Sweep, sweep
+from speechbrain_rev.planner.room import unless_memory_runs_out
 from speechbrain_rev.planner.timing import ASSUMED, Speed, seconds_of
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import size_text
@@ -183,27 +184,34 @@ def sweep_encoder(
             bar.set_postfix(batch=batch)
             asked = replace(training, batch=batch)
             try:
-                if where is not None:
+                chosen[batch], profile = _with_all_else(row, asked, None, speed)
+                # What does not fit is known by its bytes alone: nothing need run.
+                if where is not None and profile.fits(training.available_bytes):
                     _check_memory(row, asked, where, refused)
-                chosen[batch], profile = _with_all_else(row, asked, where, speed)
+                    chosen[batch], profile = _with_all_else(row, asked, where, speed)
                 return profile
             finally:
                 bar.update()
 
+        asked = replace(training, batch=min(batches, default=1))
+        timed = where is not None and _with_all_else(row, asked, None, speed)[1].fits(
+            training.available_bytes
+        )
         try:
             found = sweep(
                 profile_for,
                 batches,
                 training.available_bytes,
-                other_seconds=optimizer_seconds(row, training, device, speed=speed),
+                other_seconds=_optimizer_seconds(
+                    row, training, device if timed else None, speed
+                ),
             )
         except Infeasible as error:
-            asked = replace(training, batch=min(batches))
             changes = "; ".join(remedies(asked, row, error.needed_bytes))
             raise Infeasible(
                 error.needed_bytes,
                 error.budget_bytes,
-                f"That was batch {min(batches)} of {row.name}, with all else that training "
+                f"That was batch {asked.batch} of {row.name}, with all else that training "
                 f"needs; {size_text(training.reserve_bytes)} of the card stay free. What "
                 f"helps: {changes}.",
             ) from None
@@ -277,6 +285,22 @@ def optimizer_seconds(
         lr=0.1,
     )
     return seconds_of(optimizer.step, torch.device(device), repeats=_REPEATS)
+
+
+def _optimizer_seconds(
+    row: Architecture, training: Training, device: str | None, speed: Speed
+) -> float:
+    """Tell what the optimizer takes, or that there is no memory for it at any batch."""
+    seconds = unless_memory_runs_out(
+        lambda: optimizer_seconds(row, training, device, speed=speed)
+    )
+    if seconds is None:
+        raise MemoryError(
+            f"Memory ran out on {device} while the step of {row.optimizer_name} was timed "
+            f"on the weights of {row.name}, which every batch has. End what else uses it, "
+            "or leave out --device, which estimates times."
+        )
+    return seconds
 
 
 def _check_memory(

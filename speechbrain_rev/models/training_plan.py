@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -50,6 +52,23 @@ _NO_CONTENTS = {True: "meta tensors", False: "fake tensors"}
 
 # Batches that are counted on the way to the largest one that fits.
 _COUNTED = 4
+
+
+#: Channels at a time and the profile for them.
+Chosen = tuple[Channels, Profile]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Budget:
+    """What a training process may hold, and what of it is not for a step."""
+
+    whole_bytes: int
+    staying_bytes: int
+    reserved_bytes: int
+
+    @property
+    def left_bytes(self) -> int:
+        return self.whole_bytes - self.staying_bytes - self.reserved_bytes
 
 
 def budget_bytes_of(budget: str, device: torch.device) -> int:
@@ -119,15 +138,30 @@ def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
         If no plan fits; the message says by how much, and what to change.
     """
     on_card = step.device.type == "cuda"
-    staying = _staying_bytes(step)
-    reserved = reserve_of(budget_bytes) if on_card else 0
-    left = budget_bytes - staying - reserved
-    channels = tuple(step.encoder.channels)
-    profile_for = functools.partial(_profile, step, refused=_refused(step))
-    if step.searches_chunk and not step.begun:
-        channels, profile = fastest_channels(profile_for, step.encoder, left)
-    else:
-        profile = profile_for(channels)
+    budget = _Budget(
+        budget_bytes, _staying_bytes(step), reserve_of(budget_bytes) if on_card else 0
+    )
+    refused = _refused(step)
+
+    def chosen(of_shallow: Callable[[TrainingStep, Channels], Profile]) -> Chosen:
+        profile_for = functools.partial(_profile, step, of_shallow, refused=refused)
+        if step.searches_chunk and not step.begun:
+            return fastest_channels(profile_for, step.encoder, budget.left_bytes)
+        channels = tuple(step.encoder.channels)
+        return channels, profile_for(channels)
+
+    counted = chosen(_counted)
+    if not counted[1].fits(budget.left_bytes):
+        # Which refuses before a time is taken, unless its run takes less than predicted.
+        _plan_within(step, budget, *counted)
+    return _plan_within(step, budget, *chosen(_timed))
+
+
+def _plan_within(
+    step: TrainingStep, budget: _Budget, channels: Channels, profile: Profile
+) -> Plan:
+    """Plan for what the budget leaves, or say how much is lacking and what helps."""
+    left = budget.left_bytes
     with step.shapes() as device:
         encoder = without_contents(step.encoder, device)
         encoder.set_channels(channels)
@@ -135,22 +169,25 @@ def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
         try:
             plan = plan_within(profile, encoder, run, left)
         except Infeasible as error:
-            used_bytes = error.needed_bytes + staying
+            used_bytes = error.needed_bytes + budget.staying_bytes
+            on_card = step.device.type == "cuda"
             refused = Infeasible(
                 needed_bytes=card_for(used_bytes) if on_card else used_bytes,
-                budget_bytes=budget_bytes,
+                budget_bytes=budget.whole_bytes,
             )
             # It has the lightest modes that are known.
             batch = _fitting_batch(step, encoder, device, left) if left > 0 else None
         else:
             return plan.with_about(
-                staying_bytes=str(staying), reserved_bytes=str(reserved)
+                staying_bytes=str(budget.staying_bytes),
+                reserved_bytes=str(budget.reserved_bytes),
             )
     remedy = _remedy(step, batch=batch, room=left > 0)
     if left <= 0:
+        staying = size_text(budget.staying_bytes)
         remedy = (
-            f"What stays from step to step takes {size_text(staying)} alone: weights, "
-            f"gradients, optimizer states, speech. {remedy}"
+            f"What stays from step to step takes {staying} alone: weights, gradients, "
+            f"optimizer states, speech. {remedy}"
         )
     raise refused.with_remedy(f"It lacks {size_text(refused.lacking_bytes)}. {remedy}")
 
@@ -234,18 +271,52 @@ def _feats(step: TrainingStep, batch: int) -> torch.Tensor:
         return torch.randn(shape, device=step.device)
 
 
-def _profile(step: TrainingStep, channels: Channels, *, refused: list[str]) -> Profile:
-    """Profile a shallow encoder of the kind, or read what was found on this device."""
-    key = {
+def _profile(
+    step: TrainingStep,
+    of_shallow: Callable[[TrainingStep, Channels], Profile],
+    channels: Channels,
+    *,
+    refused: list[str],
+) -> Profile:
+    """Stretch the profile of a shallow encoder of the kind to the encoder."""
+    profile = of_shallow(step, channels)
+    names = list(step.encoder.named_blocks())
+    how = {name: profile.about[name] for name in ("seconds", "bytes")}
+    profile = profile.stretched(names, {**step.about(), **how})
+    return profile.without_reconstruction(refused)
+
+
+def _key(step: TrainingStep, channels: Channels) -> dict[str, str]:
+    return {
         **step.about_profile(),
         "channels": str(list(channels)),
         "blocks of stages": str(shallow_blocks(step.encoder.architecture)),
-        **hardware(step.device),
     }
 
+
+def _counted(step: TrainingStep, channels: Channels) -> Profile:
+    """Count the bytes of a shallow encoder, whose times are all zero, or read them."""
+
     def make() -> Profile:
-        with torch.random.fork_rng(random_devices(step.device)), step.device:
+        with torch.device("meta"):
             small = shallow(step.encoder)
+        small.set_channels(channels)
+        about = {"bytes": f"counted on {_NO_CONTENTS[step.precision == 'fp32']}"}
+        with step.shapes() as device:
+            encoder = without_contents(small, device)
+            run = step.run_without_contents(encoder, device)
+            return profile_bytes(encoder, run, defaultdict(float), about)
+
+    return saved_profile(_key(step, channels) | {"seconds": "not taken"}, make)
+
+
+def _timed(step: TrainingStep, channels: Channels) -> Profile:
+    """Take the times of a shallow encoder too, or read what was found on this device."""
+
+    def make() -> Profile:
+        counted = _counted(step, channels)
+        with torch.random.fork_rng(random_devices(step.device)), step.device:
+            small = shallow(step.encoder, alone=True)
         small.set_channels(channels)
 
         def step_of_some(count: int, device: torch.device | str) -> EncoderStep:
@@ -260,18 +331,11 @@ def _profile(step: TrainingStep, channels: Channels, *, refused: list[str]) -> P
         )
         about = {
             "seconds": f"measured on {described(step.device)}, at batch {timed}",
-            "bytes": f"counted on {_NO_CONTENTS[step.precision == 'fp32']}",
+            "bytes": counted.about["bytes"],
         }
-        with step.shapes() as device:
-            encoder = without_contents(small, device)
-            run = step.run_without_contents(encoder, device)
-            return profile_bytes(encoder, run, seconds, about)
+        return dataclasses.replace(counted.with_seconds(seconds), about=about)
 
-    names = list(step.encoder.named_blocks())
-    profile = saved_profile(key, make)
-    how = {name: profile.about[name] for name in ("seconds", "bytes")}
-    profile = profile.stretched(names, {**step.about(), **how})
-    return profile.without_reconstruction(refused)
+    return saved_profile(_key(step, channels) | hardware(step.device), make)
 
 
 def _staying_bytes(step: TrainingStep) -> int:

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from speechbrain_rev.devices import device_name
 from speechbrain_rev.lobes import SpeakerEncoder
+from speechbrain_rev.lobes.build import settings_of
 from speechbrain_rev.memory.shapes import cpu_fakes, without_contents
 from speechbrain_rev.planner.calling import trainable
 from speechbrain_rev.reversible.compiled import backend_of
@@ -111,11 +113,12 @@ class TrainingStep:
         """Say what costs of the encoder's blocks depend on beside depth and channels."""
         encoder = self.encoder
         shapes = [list(p.shape) for p in self.classifier.parameters()]
+        settings = settings_of(encoder)
+        if settings["sync_batchnorm"] and dist.is_available() and dist.is_initialized():
+            settings["sync_batchnorm"] = f"{dist.get_world_size()} processes"
         return {
             "encoder": encoder.architecture.name,
-            "widths": str(encoder.architecture.widths),
-            "input and output": f"{encoder.n_mels}, {encoder.fc.out_features}",
-            "streams": str(encoder.streams),
+            **{name: str(value) for name, value in settings.items()},
             "compiled": str(backend_of(encoder)),
             "classifier": f"{type(self.classifier).__name__} {shapes}",
             "loss": type(self.loss).__name__,

@@ -118,7 +118,8 @@ class NamedBlocks:
         Raises
         ------
         ValueError
-            If there is no such block, or it cannot have the mode.
+            If there is no such block, or it cannot have the mode: then all blocks have
+            the modes that they had.
         """
         modes = {name: as_mode(m) for name, m in mode.items()}
         allowed = self.allowed_modes()
@@ -132,13 +133,20 @@ class NamedBlocks:
                         for n, all_ in allowed.items()
                     )
                 )
-        for name, m in modes.items():
-            if name in self._chained:
-                chain, i = self._chained[name]
-                chain.set_mode([*chain.modes[:i], m, *chain.modes[i + 1 :]])
-            else:
-                change = recompute_blocks if m is Mode.RECOMPUTE else store_blocks
-                change(self._module, name)
+        kept = self.block_modes()
+        with contextlib.ExitStack() as undo:
+            for name, m in modes.items():
+                self._give(name, m)
+                undo.callback(self._give, name, kept[name])
+            undo.pop_all()
+
+    def _give(self, name: str, mode: Mode) -> None:
+        if name in self._chained:
+            chain, i = self._chained[name]
+            chain.set_mode([*chain.modes[:i], mode, *chain.modes[i + 1 :]])
+        else:
+            change = recompute_blocks if mode is Mode.RECOMPUTE else store_blocks
+            change(self._module, name)
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -272,6 +280,42 @@ def as_network(module: nn.Module, blocks: str | Sequence[str] = ()) -> Network:
             f"{list(blocks)}."
         )
     return cast(Network, module)
+
+
+def give(
+    network: Network,
+    modes: Mapping[str, Mode | str],
+    channels: Sequence[int | None] | None,
+) -> None:
+    """Give a network modes, and channels at a time; or leave it as it was.
+
+    Parameters
+    ----------
+    network : Network
+        The network.
+    modes : mapping of str to Mode or str
+        By the names of blocks.
+    channels : sequence of int or None, or None
+        At each level of an encoder; None to leave them.
+
+    Raises
+    ------
+    ValueError
+        If it cannot have one of them.
+    """
+    with contextlib.ExitStack() as undo:
+        if channels is not None:
+            encoder = cast(Any, network)
+            if not hasattr(network, "set_channels"):
+                raise ValueError(
+                    f"The plan is for an encoder that works on {list(channels)} channels "
+                    "at a time, which this network has not. Plan anew for this network."
+                )
+            kept = list(encoder.channels)
+            encoder.set_channels(channels)
+            undo.callback(encoder.set_channels, kept)
+        network.set_mode(modes)
+        undo.pop_all()
 
 
 def not_made_for(

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
-from speechbrain_rev.planner.network import Network, as_network, not_made_for
+from speechbrain_rev.planner import documents
+from speechbrain_rev.planner.network import Network, as_network, give, not_made_for
 from speechbrain_rev.planner.problem import Infeasible
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.profiling import counted, in_training, timed
@@ -72,15 +73,14 @@ class Plan:
         Raises
         ------
         ValueError
-            If it has other blocks.
+            If it has other blocks, or they cannot have what the plan gives: then the
+            module is as it was.
         """
         own = hasattr(module, "named_blocks")
         network = as_network(module, () if own else list(self.modes))
         if network.named_blocks().keys() != self.modes.keys():
             raise ValueError(not_made_for(module, network, self.modes, self.about))
-        if self.channels is not None:
-            cast(Any, network).set_channels(self.channels)
-        network.set_mode(self.modes)
+        give(network, self.modes, self.channels)
 
     def with_about(self, **more: str) -> Plan:
         """Give the plan with more said about it."""
@@ -99,12 +99,18 @@ class Plan:
         ValueError
             If the text is no plan.
         """
-        try:
-            found = cls(**json.loads(text))
-            modes = {name: Mode(mode).value for name, mode in found.modes.items()}
-        except (TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"This is no plan ({error}). Plan anew.") from error
-        return replace(found, modes=modes)
+        with documents.reading("plan", "Plan anew."):
+            found = cls(**documents.mapping("it", json.loads(text)))
+            modes = documents.mapping("modes", found.modes)
+            return cls(
+                {name: Mode(mode).value for name, mode in modes.items()},
+                documents.channels(found.channels),
+                documents.whole("budget_bytes", found.budget_bytes),
+                documents.whole("predicted_bytes", found.predicted_bytes),
+                documents.whole("measured_bytes", found.measured_bytes),
+                documents.duration("seconds", found.seconds),
+                documents.texts("about", found.about),
+            )
 
     def save(self, path: str | Path) -> None:
         """Write it to a file."""
@@ -122,11 +128,9 @@ class Plan:
             If it cannot be read.
         """
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}: This is no plan ({error}). Plan anew."
-            ) from error
+            with documents.reading("plan", "Plan anew."):
+                text = Path(path).read_text(encoding="utf-8")
+            return cls.from_json(text)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

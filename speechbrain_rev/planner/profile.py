@@ -5,11 +5,13 @@ What a plan needs at its peak follows from it to the byte.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from speechbrain_rev.planner.documents import duration, mapping, reading, texts, whole
 from speechbrain_rev.planner.knapsack import lightest, solve
 from speechbrain_rev.planner.problem import Cost, Infeasible, Problem
 from speechbrain_rev.reversible import Mode
@@ -200,6 +202,10 @@ class Profile:
         known = [self._named(lightest(self.problem())), *uniform]
         return min(known, key=self.peak_bytes)
 
+    def fits(self, budget_bytes: int) -> bool:
+        """Tell by bytes alone whether there is a plan for a budget."""
+        return self.peak_bytes(self.lightest()) <= budget_bytes
+
     def _named(self, found: Sequence[str]) -> dict[str, str]:
         """Give modes of a problem to the blocks; the last is that of what follows."""
         return {b.name: m for b, m in zip(self.blocks, found[:-1], strict=True)}
@@ -229,39 +235,25 @@ class Profile:
             before = block.name
         return replace(self, blocks=blocks)
 
-    def with_seconds(
-        self, seconds: Mapping[tuple[str, str], float], about: Mapping[str, str]
-    ) -> Profile:
-        """Make a profile with other times.
+    def with_seconds(self, seconds: Mapping[tuple[str, str], float]) -> Profile:
+        """Make a profile of the same bytes with other times.
 
         Parameters
         ----------
         seconds : mapping of (str, str) to float
-            Time by block and mode; of the rest under ("", "").
-        about : mapping of str to str
-            What is to be said of it beside what is said already.
-
-        Returns
-        -------
-        Profile
-            With the bytes of this one.
+            By block and mode; of the rest under ("", "").
         """
         blocks = [
             replace(
                 block,
                 costs={
-                    (before, own): replace(cost, seconds=seconds[block.name, own])
-                    for (before, own), cost in block.costs.items()
+                    pair: replace(cost, seconds=seconds[block.name, pair[1]])
+                    for pair, cost in block.costs.items()
                 },
             )
             for block in self.blocks
         ]
-        return replace(
-            self,
-            blocks=blocks,
-            after_seconds=seconds["", ""],
-            about={**self.about, **about},
-        )
+        return replace(self, blocks=blocks, after_seconds=seconds["", ""])
 
     def _mode(self, block: BlockProfile, modes: Mapping[str, str]) -> str:
         mode = modes.get(block.name)
@@ -327,24 +319,49 @@ class Profile:
         ValueError
             If the text is no profile.
         """
-        try:
-            document: dict[str, Any] = json.loads(text)
-            blocks = [
-                BlockProfile(
-                    plain["name"],
-                    plain["gradient_bytes"],
-                    {
-                        (before, own): Cost(*cost)
-                        for before, own, *cost in plain["costs"]
-                    },
-                )
-                for plain in document.pop("blocks")
-            ]
-            return cls(blocks=blocks, **document)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(
-                f"This is no profile ({type(error).__name__}: {error}). Profile anew."
-            ) from error
+        with reading("profile", "Profile anew."):
+            document = dict(mapping("it", json.loads(text)))
+            blocks = [_read_block(**plain) for plain in document.pop("blocks")]
+            found = cls(blocks=blocks, **document)
+            whole("base_bytes", found.base_bytes)
+            duration("after_seconds", found.after_seconds)
+            texts("about", found.about)
+            after = {
+                Mode(mode).value: whole("after_bytes", size)
+                for mode, size in mapping("after_bytes", found.after_bytes).items()
+            }
+            _refuse_gaps(blocks, after)
+            # Sizes and times that nothing has are refused there.
+            found.problem()
+            return found
+
+
+def _read_block(
+    name: str, gradient_bytes: int, costs: Sequence[Sequence[Any]]
+) -> BlockProfile:
+    """Read a block of a profile's document."""
+    if not isinstance(name, str):
+        raise ValueError(f"name is {name!r} and takes a text")
+    found = {
+        (before and Mode(before).value, Mode(own).value): Cost(
+            whole("held_bytes", held, least=None),
+            whole("working_bytes", working),
+            duration("seconds", taken),
+        )
+        for before, own, held, working, taken in costs
+    }
+    return BlockProfile(name, whole("gradient_bytes", gradient_bytes), found)
+
+
+def _refuse_gaps(blocks: Sequence[BlockProfile], after: Mapping[str, int]) -> None:
+    """Refuse a profile that lacks what some plan takes."""
+    before: list[str | None] = [None]
+    for block in blocks:
+        if not {*itertools.product(before, block.modes)} <= block.costs.keys():
+            raise ValueError(f"{block.name!r} lacks costs of a mode after another")
+        before = list(block.modes)
+    if not blocks or not {*before} <= after.keys():
+        raise ValueError("blocks or after_bytes are not complete")
 
 
 def waiting_bytes(

@@ -13,7 +13,7 @@ import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -189,7 +189,8 @@ def timed(found: Counted) -> Profile:
     else:
         seconds = measured_seconds(found.network, found.step, found.device)
         how = f"measured on {described(found.device)}"
-    return found.profile.with_seconds(seconds, {"seconds": how})
+    profile = found.profile.with_seconds(seconds)
+    return replace(profile, about={**profile.about, "seconds": how})
 
 
 def profile_module(

@@ -99,6 +99,22 @@ def has_room(peak_bytes: int, device: torch.device) -> bool:
     return free is None or peak_bytes <= SHARE * free
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error says that memory ran out, of a card or of the machine.
+
+    Examples
+    --------
+    >>> is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    True
+    >>> is_out_of_memory(RuntimeError("Expected 4 channels"))
+    False
+    """
+    return isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or (
+        isinstance(error, RuntimeError)
+        and any(words in str(error) for words in _NO_MEMORY)
+    )
+
+
 def unless_memory_runs_out(make: Callable[[], _T]) -> _T | None:
     """Do something, or free what there is to be freed if memory runs out.
 
@@ -119,10 +135,8 @@ def unless_memory_runs_out(make: Callable[[], _T]) -> _T | None:
     """
     try:
         return make()
-    except (torch.cuda.OutOfMemoryError, MemoryError):
-        pass
-    except RuntimeError as error:
-        if not any(words in str(error) for words in _NO_MEMORY):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
     # The error is gone by now, and with it the frames that held tensors.
     gc.collect()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +19,22 @@ from speechbrain_rev.whole_files import write_whole
 #: Names the folder of profiles where it is set.
 VARIABLE = "SPEECHBRAIN_REV_PROFILES"
 
+#: Profiles that are kept; a sweep of all encoders makes some hundreds, of 10 to 100 kB.
+KEPT = 1000
+
 # Whatever these do decides what a block costs.
-_PACKAGES = ("kernels", "lobes", "memory", "models", "planner", "reversible")
+_PACKAGES = (
+    "compression",
+    "kernels",
+    "lobes",
+    "memory",
+    "models",
+    "planner",
+    "reversible",
+)
+
+# What we name files, and what a process that was ended leaves of one.
+_OURS = re.compile(r".+-[0-9a-f]{16}\.json|tmp\w{8}\.part", re.ASCII)
 
 
 def profile_folder() -> Path:
@@ -42,6 +58,9 @@ def saved_profile(
     folder: Path | None = None,
 ) -> Profile:
     """Read a profile from its file, or make it and write the file.
+
+    The folder holds the ``KEPT`` profiles that were used last: where one more is written
+    the others are deleted. Files that are no profiles stay.
 
     Parameters
     ----------
@@ -67,8 +86,12 @@ def saved_profile(
     Examples
     --------
     >>> import tempfile
+    >>> from speechbrain_rev.planner.problem import Cost
+    >>> from speechbrain_rev.planner.profile import BlockProfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> make = lambda: print("making") or Profile([], 0, {}, 0.0, {})
+    >>> block = BlockProfile("b.0", 0, {(None, "store"): Cost(8, 9, 0.5)})
+    >>> tiny = Profile([block], 0, {"store": 0}, 0.0, {})
+    >>> make = lambda: print("making") or tiny
     >>> first = saved_profile({"encoder": "tiny", "batch": "4"}, make, folder)
     making
     >>> saved_profile({"encoder": "tiny", "batch": "4"}, make, folder) == first
@@ -108,9 +131,11 @@ def _read(path: Path, key: Mapping[str, str]) -> Profile | None:
         kept = key.items() <= profile.about.items()
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         warnings.warn(f"{path} cannot be read and is made anew: {error}", stacklevel=3)
         return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
     return profile if kept else None
 
 
@@ -118,6 +143,7 @@ def _write(path: Path, profile: Profile) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, profile.to_json())
+        _forget(path.parent)
     except OSError as error:
         warnings.warn(
             f"The profile is not kept, for {path} cannot be written: {error}. Name a "
@@ -126,12 +152,26 @@ def _write(path: Path, profile: Profile) -> None:
         )
 
 
+def _forget(folder: Path) -> None:
+    """Delete all but the profiles that were used last; other processes may do so too."""
+    used: list[tuple[int, Path]] = []
+    for name in os.listdir(folder):
+        if _OURS.fullmatch(name):
+            with contextlib.suppress(OSError):
+                used.append(((folder / name).stat().st_mtime_ns, folder / name))
+    for _, path in sorted(used, reverse=True)[KEPT:]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 @functools.cache
 def _code_digest() -> str:
     """Digest the code that profiles depend on: one of older code serves no more."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
+    modules = [package / "architectures.py"]
     for name in _PACKAGES:
-        for path in sorted((package / name).rglob("*.py")):
-            digest.update(path.read_bytes())
+        modules += sorted((package / name).rglob("*.py"))
+    for path in modules:
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

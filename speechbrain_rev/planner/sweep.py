@@ -7,6 +7,7 @@ the blocks, which then reconstruct. The best is between the two, so all are trie
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from speechbrain_rev.planner.problem import Infeasible
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.room import unless_memory_runs_out
 from speechbrain_rev.reversible import Mode
-from speechbrain_rev.sizes import size_text
+from speechbrain_rev.sizes import size_text, whole_bytes
 
 # Above this share it is said that times are not linear in the batch.
 _NOTICED_DEVIATION = 0.05
@@ -158,7 +159,7 @@ class Sweep:
 def sweep(
     profile_for: Callable[[int], Profile],
     batches: Iterable[int],
-    budget_bytes: int,
+    budget_bytes: int | str,
     *,
     other_seconds: float = 0.0,
 ) -> Sweep:
@@ -171,8 +172,8 @@ def sweep(
     batches : iterable of int
         Sizes to be tried, for instance ``range(lower, upper + 1)``. They are tried from
         the smallest on, until no plan makes one fit.
-    budget_bytes : int
-        What a step may allocate.
+    budget_bytes : int or str
+        What a step may allocate, as for ``plan``.
     other_seconds : float
         What a step takes beside forward and backward pass, whatever the batch: the
         optimizer and the way there. Larger batches gain by it.
@@ -185,17 +186,18 @@ def sweep(
     Raises
     ------
     ValueError
-        If there is no batch, or one below 1, or a time below 0.
+        If there is no batch, or one below 1, or a time below 0, or the budget is no size.
     Infeasible
         If no plan makes the smallest batch fit.
     MemoryError
         If memory ran out at every batch.
     """
+    budget_bytes = whole_bytes("budget_bytes", budget_bytes)
     sizes = sorted(set(batches))
-    if not sizes or sizes[0] < 1 or other_seconds < 0:
+    if not sizes or sizes[0] < 1 or not 0 <= other_seconds < math.inf:
         raise ValueError(
             f"batches are {sizes} and other_seconds {other_seconds}; there must be a "
-            "batch, none below 1, and no time below 0."
+            "batch, none below 1, and a time of at least 0."
         )
     plans: list[BatchPlan] = []
     uniform: dict[str, dict[int, float]] = {}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from speechbrain_rev.planner.documents import mapping, reading, texts
 from speechbrain_rev.planner.network import Network, keeping_modes
 from speechbrain_rev.planner.trace import Step, Work, trace_seconds, trace_work
 from speechbrain_rev.reversible import Mode
@@ -44,7 +45,7 @@ class Speed:
     Raises
     ------
     ValueError
-        If a speed is not above zero, or no device is named.
+        If a speed is not above zero, all are infinite, or no device is named.
 
     Examples
     --------
@@ -63,9 +64,16 @@ class Speed:
             self.bytes_per_second,
             self.operations_per_second,
         )
-        if not all(speed > 0 for speed in speeds):
+        if any(
+            isinstance(s, bool) or not isinstance(s, int | float) or not s > 0
+            for s in speeds
+        ):
             raise ValueError(f"Speeds are {speeds}; each must be above zero.")
-        if not isinstance(self.about, Mapping) or "device" not in self.about:
+        if min(speeds) == math.inf:
+            raise ValueError(
+                "No speed is finite, so that nothing would take any time; one must be."
+            )
+        if "device" not in texts("about", self.about):
             raise ValueError(
                 f"about is {self.about}; it must name the device, under 'device'."
             )
@@ -96,17 +104,12 @@ class Speed:
         ValueError
             If the text is no speed.
         """
-        try:
+        with reading("speed of a device", "Write one with speechbrain-rev calibrate."):
             plain: dict[str, Any] = {
                 name: math.inf if value is None else value
-                for name, value in json.loads(text).items()
+                for name, value in mapping("it", json.loads(text)).items()
             }
             return cls(**plain)
-        except (TypeError, AttributeError, ValueError) as error:
-            raise ValueError(
-                f"This is no speed of a device ({error}). Write one with "
-                "speechbrain-rev calibrate."
-            ) from error
 
 
 #: Where no device was measured: a card of 11 GB at about half of its peak figures in

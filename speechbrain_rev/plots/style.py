@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from speechbrain_rev.whole_files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -152,7 +155,7 @@ def caption(
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure as PNG.
+    """Write a figure as PNG, whole or not at all.
 
     Parameters
     ----------
@@ -171,4 +174,6 @@ def save(figure: Figure, path: str | Path) -> None:
         raise FileNotFoundError(
             f"{path} cannot be written: there is no folder {folder}. Make it first."
         )
-    figure.savefig(path, format="png", dpi=150, facecolor="white")
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=150, facecolor="white")
+    write_whole(path, png.getvalue())

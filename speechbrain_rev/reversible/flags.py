@@ -34,7 +34,7 @@ def flags_in_words() -> str:
     -------
     str
         The float32 precision of matrix products and of convolutions, cuDNN's benchmark
-        mode, and its version.
+        mode, whether algorithms must be deterministic, and cuDNN's version.
 
     Examples
     --------
@@ -43,9 +43,10 @@ def flags_in_words() -> str:
     """
     matmul, conv = (getattr(owner, name) for owner, name in _precision_flags())
     cudnn = torch.backends.cudnn
+    deterministic = torch.are_deterministic_algorithms_enabled() or cudnn.deterministic
     return (
-        f"matmul {matmul}, conv {conv}, benchmark {cudnn.benchmark}, "
-        f"cuDNN {cudnn.version()}"
+        f"matmul {matmul}, conv {conv}, benchmark {cudnn.benchmark}, deterministic "
+        f"{deterministic}, cuDNN {cudnn.version()}"
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from speechbrain_rev.scoring.arrays import as_labels, as_values, same_length
+from speechbrain_rev.whole_files import write_whole
 
 _FORMAT = "'label path path', label 1 for the same speaker and 0 for different ones"
 
@@ -189,6 +190,8 @@ def read_trials(path: str | Path) -> Trials:
 def write_scores(path: str | Path, trials: Trials, scores: ArrayLike) -> None:
     """Write a line ``enrol test label score`` per trial, as SpeechBrain's recipes do.
 
+    The file is written whole or not at all.
+
     Parameters
     ----------
     path : str or pathlib.Path
@@ -218,11 +221,10 @@ def write_scores(path: str | Path, trials: Trials, scores: ArrayLike) -> None:
     rows = zip(
         trials.enrol, trials.test, trials.labels.tolist(), score.tolist(), strict=True
     )
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(
-            f"{enrol} {test} {label} {value:.6f}\n"
-            for enrol, test, label, value in rows
-        )
+    lines = (
+        f"{enrol} {test} {label} {value:.6f}\n" for enrol, test, label, value in rows
+    )
+    write_whole(path, "".join(lines))
 
 
 def _text(path: Path) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from speechbrain_rev import __version__, cli, environment
+from speechbrain_rev import __version__, cli, environment, whole_files
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import SpeakerEmbedder
@@ -19,6 +20,7 @@ from speechbrain_rev.models import (
     breakdown_render,
     calibration,
     parse_card,
+    planning,
     planning_render,
     published_render,
     select,
@@ -30,7 +32,7 @@ from speechbrain_rev.models.breakdown import before_and_after
 from speechbrain_rev.models.planning import plan_encoders
 from speechbrain_rev.models.sweeping import sweep_encoder
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.planner.timing import Speed
+from speechbrain_rev.planner.timing import ASSUMED, Speed
 from tests.run_folders import speech_like, write_audio, write_run
 
 COMMANDS = ("env", "resolve", "models", "memory", "plan", "sweep", "calibrate",
@@ -112,6 +114,59 @@ class TestCommand:
             cli.main(arguments)
         assert done.value.code == 2
         assert "usage: speechbrain-rev" in capsys.readouterr().err
+
+
+#: Commands that run tensors: where memory runs out in each, and what it advises.
+OUT_OF_MEMORY = [
+    (["plan", "resnet34", "--card=4GB"], planning, "plan_encoders", "--card=11GB"),
+    (
+        ["memory", "resnet34", "--mode=plan", "--card=4GB"],
+        planning,
+        "plan_encoders",
+        "leave out --stages",
+    ),
+    (
+        ["sweep", "resnet34", "--card=4GB"],
+        sweeping,
+        "sweep_encoder",
+        "smaller --batches, or leave out --device",
+    ),
+    (["calibrate", "speed.json"], calibration, "calibrate", "another --device"),
+    (["embed", "run", "a.wav"], SpeakerEmbedder, "from_run", "--device=cpu"),
+    (["verify", "run", "a.wav", "b.wav"], SpeakerEmbedder, "from_run", "--device=cpu"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "owner", "name", "advice"), OUT_OF_MEMORY)
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_memory_that_runs_out_is_one_line_with_advice(
+    arguments, owner, name, advice, error, tmp_path, monkeypatch, capsys
+):
+    def greedy(*_, **__):
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(owner, name, greedy)
+    assert cli.main(arguments) == 2
+    *_, told = capsys.readouterr().err.splitlines()
+    assert told.startswith("speechbrain-rev: Memory ran out. ")
+    assert advice in told
+
+
+def test_other_errors_of_the_runtime_keep_their_traceback(monkeypatch):
+    def wrong(*_, **__):
+        raise RuntimeError("Expected 4 channels")
+
+    monkeypatch.setattr(planning, "plan_encoders", wrong)
+    with pytest.raises(RuntimeError, match="Expected 4 channels"):
+        cli.main(["plan", "resnet34", "--card=4GB"])
 
 
 class TestEnv:
@@ -369,6 +424,9 @@ class TestMemory:
             (["resnet34", "--frames=0"], "from 1 to 100000 frames of 10 ms, not 0"),
             (["resnet34", "--optimizer_bits=16"], "bits is 16"),
             (["resnet34", "--card=11"], "--card takes a card's memory as 11GB"),
+            (["resnet34", "--card=-1GB"], "10.5GiB, not -1GB"),
+            (["resnet34", "--batch=-3"], "utterances, not -3"),
+            (["resnet34", "--frames=-3"], "frames of 10 ms, not -3"),
             (["resnet34", "--card=11GB", "--plot=a.png"], "leave out --card"),
             (["resnet34", "--mode=plan"], "none was named: add, for instance, --card"),
             (["resnet34", "--speed=s.json"], "add --mode=plan, or leave it out"),
@@ -440,7 +498,16 @@ class TestPlan:
             (["--published", "--plot=a.png"], "leave out --plot"),
             (["revnet58", "--card=11GB"], "Did you mean revnet57"),
             (["resnet34", "--card=11"], "--card takes a card's memory as 11GB"),
+            (["resnet34", "--card=-1GB"], "10.5GiB, not -1GB"),
+            (["resnet34", "--card=0GB"], "10.5GiB, not 0GB"),
+            (["resnet34", "--card=nan"], "10.5GiB, not nan"),
+            (["resnet34", "--card=infGB"], "10.5GiB, not infGB"),
+            (
+                ["resnet34", "--card=0.1GB"],
+                "of 102.4 MiB (107.4 MB) 1.01 GiB stay free",
+            ),
             (["resnet34", "--card=11GB", "--batch=0"], "utterances, not 0"),
+            (["resnet34", "--card=11GB", "--batch=-5"], "utterances, not -5"),
             (["resnet34", "--card=11GB", "--frames=300"], "200 and 600 frames"),
             (["resnet34", "--card=11GB", "--optimizer_bits=4"], "8 or 32 bit, not 4"),
             (["resnet34", "--device=cpu"], "--device takes cuda, or cuda:N"),
@@ -493,10 +560,15 @@ class TestSweep:
         [
             (["revnet58", "--card=11GB"], "Did you mean revnet57"),
             (["resnet34", "--card=11"], "--card takes a card's memory as 11GB"),
+            (["resnet34", "--card=-1GB"], "10.5GiB, not -1GB"),
+            (["resnet34", "--card=nanGB"], "10.5GiB, not nanGB"),
             (
                 ["resnet34", "--card=11GB", "--batches=16"],
                 "as 16:256:16 or 1:32, not 16",
             ),
+            (["resnet34", "--card=11GB", "--batches=-4:4"], "1:32, not -4:4"),
+            (["resnet34", "--card=11GB", "--batches=0:4"], "utterances, not 0"),
+            (["resnet34", "--card=11GB", "--batches=nan:4"], "1:32, not nan:4"),
             (["resnet34", "--card=11GB", "--frames=300"], "200 and 600 frames"),
             (["resnet34", "--card=11GB", "--optimizer_bits=4"], "8 or 32 bit, not 4"),
             (
@@ -551,6 +623,41 @@ class TestCalibrate:
         document = json.loads(capsys.readouterr().out)
         assert document["speed"] == json.loads(speed.to_json())
         assert "for a test, 1 TFLOP/s" in document["sources"]["time"]
+
+    def test_a_disk_that_is_full_leaves_the_speed_that_was_there(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        speed = Speed(1e12, 2e11, 3e5, {"device": "a test"})
+        monkeypatch.setattr(calibration, "calibrate", lambda device, **_: speed)
+        monkeypatch.setattr(whole_files.os, "replace", full)
+        file = tmp_path / "speed.json"
+        file.write_text("old")
+        assert cli.main(["calibrate", str(file)]) == 2
+        assert "No space left" in capsys.readouterr().err
+        assert file.read_text() == "old"
+        assert list(tmp_path.iterdir()) == [file]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"about": None},
+            {"flops_per_second": "fast"},
+            dict.fromkeys(
+                ["flops_per_second", "bytes_per_second", "operations_per_second"]
+            ),
+        ],
+    )
+    def test_a_damaged_speed_is_named_in_one_line(self, change, tmp_path, capsys):
+        file = tmp_path / "speed.json"
+        file.write_text(json.dumps(json.loads(ASSUMED.to_json()) | change))
+        options = ["resnet34", "--card=4GB", f"--speed={file}"]
+        told = refuse(["plan", *options], capsys)
+        assert f"--speed {file}: This is no speed of a device" in told
+        file.write_bytes(b"\xff\xfe")
+        assert f"--speed {file}: " in refuse(["plan", *options], capsys)
 
     def test_sweeps_and_breakdowns_of_plans_are_of_that_speed_too(
         self, tmp_path, capsys
@@ -713,3 +820,11 @@ def test_other_errors_of_a_recipe_keep_their_traceback(tmp_path):
     ended = run_as_script(tmp_path, "import json\nrun_script(lambda: json.loads('{'))")
     assert ended.returncode == 1
     assert "Traceback" in ended.stderr
+
+
+def test_memory_that_a_recipe_has_not_got_is_one_line_where_it_is_said(tmp_path):
+    words = "raise MemoryError('To time one sample takes 3 GiB. End what else runs.')"
+    ended = run_as_script(tmp_path, f"def main():\n    {words}\nrun_script(main)")
+    assert ended.stderr.startswith("script.py: To time one sample takes 3 GiB. End")
+    bare = "def main():\n    raise MemoryError\nrun_script(main)"
+    assert "Traceback" in run_as_script(tmp_path, bare).stderr

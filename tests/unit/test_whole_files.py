@@ -6,6 +6,8 @@ import stat
 import pytest
 
 from speechbrain_rev import whole_files
+from speechbrain_rev.plots.style import new_figure, save
+from speechbrain_rev.scoring import Trials, write_scores
 from speechbrain_rev.whole_files import write_whole
 
 
@@ -46,3 +48,24 @@ def test_permissions_are_those_of_any_new_file_or_of_the_old_one(tmp_path):
     path.chmod(0o640)
     write_whole(path, "newer")
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_bytes_are_written_as_they_are(tmp_path):
+    write_whole(tmp_path / "picture", b"\x89PNG\r\n")
+    assert (tmp_path / "picture").read_bytes() == b"\x89PNG\r\n"
+
+
+def test_pictures_and_scores_are_written_so(tmp_path, full):
+    def picture(path):
+        save(new_figure(1, 1), path)
+
+    def scores(path):
+        write_scores(path, Trials([1, 0], ["a", "a"], ["b", "c"]), [0.5, 0.25])
+
+    for write in (picture, scores):
+        path = tmp_path / write.__name__
+        path.write_text("old")
+        with pytest.raises(OSError, match="No space"):
+            write(path)
+        assert path.read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 2

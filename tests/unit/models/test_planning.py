@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import re
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from speechbrain_rev.architectures import ARCHITECTURES, architecture
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.memory import live_bytes_peak
-from speechbrain_rev.models import Training, planning_picture
+from speechbrain_rev.models import Training, planning, planning_picture
 from speechbrain_rev.models.advice import remedies
 from speechbrain_rev.models.card_at_hand import CardAtHand, card_at_hand
 from speechbrain_rev.models.counting import training_step
@@ -349,3 +350,22 @@ def test_all_25_are_planned_and_predicted_within_the_budget():
     text = as_text(encoders)
     assert max(map(len, text.splitlines())) <= 130
     assert len(text.splitlines()) > 27
+
+
+def test_a_process_that_was_ended_is_told_with_what_to_do(monkeypatch):
+    class Ended:
+        def __init__(self, *_):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def map(self, *_):
+            raise BrokenProcessPool
+
+    monkeypatch.setattr(planning, "ProcessPoolExecutor", Ended)
+    with pytest.raises(MemoryError, match=r"One of 2 processes .* Name the encoders"):
+        plan_encoders(TIGHT, workers=2)

@@ -11,6 +11,7 @@ import torch
 from speechbrain_rev import devices
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.build import settings_of
 from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.memory import live_bytes_peak
@@ -42,7 +43,9 @@ def built(name, **options):
 
 @pytest.mark.parametrize("streams", ["exact", "float"])
 def test_a_shallow_encoder_is_one_of_its_kind(streams):
-    encoder = built("df_revnet377", n_mels=24, embedding_dim=7, streams=streams)
+    more = {"verify": None, "verify_every": 7, "sync_batchnorm": True}
+    more |= {"pooling_variance": "unbiased", "streams": streams}
+    encoder = built("df_revnet377", n_mels=24, embedding_dim=7, **more)
     encoder.set_channels([3, None, 5, 6])
     with torch.device("meta"):
         small = shallow(encoder)
@@ -51,6 +54,10 @@ def test_a_shallow_encoder_is_one_of_its_kind(streams):
     assert [stage.chain.chunk for stage in small.stages] == encoder.channels
     assert small.streams == streams
     assert (small.n_mels, small.fc.out_features) == (24, 7)
+    assert settings_of(small) == settings_of(encoder)
+    assert more.items() <= settings_of(small).items()
+    with torch.device("meta"):
+        assert not settings_of(shallow(encoder, alone=True))["sync_batchnorm"]
 
 
 def test_chosen_channels_are_those_of_a_chunk_that_was_built():
@@ -162,7 +169,8 @@ def test_a_profile_on_a_device_is_measured_once_and_says_where(own_folder):
     cpu = torch.device("cpu")
     first = encoder_profile(ROW, 2, 20, device=cpu)
     assert "measured on cpu" in first.about["seconds"]
-    assert len(list(own_folder.iterdir())) == 1
+    # Bytes are counted first, and kept with times that were estimated.
+    assert len(list(own_folder.iterdir())) == 2
     # Times of the clock are never equal twice: these were read.
     assert encoder_profile(ROW, 2, 20, device=cpu) == first
     estimated = encoder_profile(ROW, 2, 20)
@@ -217,8 +225,9 @@ def test_a_training_s_profiles_are_kept_apart_by_their_shallow_encoders(own_fold
             device=torch.device("cpu"),
         )
         plans.append(plan_training(step, 10**9))
-    # Of the last two the stages' first two blocks are the same.
-    assert len(list(own_folder.iterdir())) == 2
+    # Of the last two the stages' first two blocks are the same. Bytes have a file, and
+    # so have times.
+    assert len(list(own_folder.iterdir())) == 4
     assert [len(plan.modes) for plan in plans] == [8, 10, 12]
     for plan in plans:
         assert plan.predicted_bytes == pytest.approx(plan.measured_bytes, rel=1e-3)
@@ -263,13 +272,28 @@ def assumed_but(**changes):
     ("text", "reason"),
     [
         ("", "Expecting value"),
-        ("[]", "no attribute 'items'"),
+        ("[]", "takes names with values"),
         ("{}", "missing 4 required"),
         ('{"flops_per_second": 1}', "missing 3 required"),
         (assumed_but(flops_per_second=-1), "each must be above zero"),
         (assumed_but(bytes_per_second=0), "each must be above zero"),
+        (assumed_but(flops_per_second="1"), "each must be above zero"),
+        (assumed_but(flops_per_second=True), "each must be above zero"),
+        (assumed_but(flops_per_second=[1]), "each must be above zero"),
+        (assumed_but(flops_per_second=math.nan), "each must be above zero"),
+        (
+            assumed_but(
+                flops_per_second=None,
+                bytes_per_second=math.inf,
+                operations_per_second=None,
+            ),
+            "No speed is finite",
+        ),
         (assumed_but(about={"torch": "2"}), "must name the device, under 'device'"),
-        (assumed_but(about="a card"), "must name the device, under 'device'"),
+        (assumed_but(about="a card"), "about is 'a card'"),
+        (assumed_but(about=None), "about is inf"),
+        (assumed_but(about={"device": 3}), "about has 3 under 'device'"),
+        ("[" * 200_000, "recursion"),
         (assumed_but(cards=3), "unexpected keyword argument 'cards'"),
     ],
 )

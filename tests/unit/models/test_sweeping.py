@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import math
+import weakref
 
 import pytest
 import torch
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.memory import live_bytes_peak
-from speechbrain_rev.models import Training, sweeping
+from speechbrain_rev.models import Training, profiling, sweeping
 from speechbrain_rev.models.counting import training_step
 from speechbrain_rev.models.planning import encoder_profile
 from speechbrain_rev.models.sweeping import (
@@ -202,6 +203,44 @@ def test_a_machine_is_not_asked_for_memory_that_it_has_not_got(monkeypatch):
     # Nor does anybody refuse what nobody can tell.
     monkeypatch.setattr(sweeping, "available_ram_bytes", lambda: None)
     assert not sweep_encoder(TINY, TIGHT, [2], device="cpu").refused_bytes
+
+
+def test_an_optimizer_without_memory_is_said_and_what_it_took_is_freed(monkeypatch):
+    held = []
+
+    def greedy(row, training, device, **_):
+        big = torch.nn.Linear(2, 2)
+        held.append(weakref.ref(big))
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(sweeping, "optimizer_seconds", greedy)
+    message = r"ran out on cpu while the step of sgd .* resnet34.*leave out --device"
+    with pytest.raises(MemoryError, match=message):
+        sweep_encoder(TINY, TIGHT, [2], device="cpu")
+    assert held[0]() is None
+
+
+def test_nothing_is_timed_where_no_plan_makes_the_smallest_batch_fit(monkeypatch):
+    for name in ("seconds_of", "_check_memory"):
+        monkeypatch.setattr(sweeping, name, None)
+    monkeypatch.setattr(profiling, "measured_seconds", None)
+    small = Training(3 * GIB // 2, 1, 200)
+    with pytest.raises(Infeasible, match="That was batch 80"):
+        sweep_encoder(RESNET34, small, [80], device="cpu")
+
+
+def test_a_batch_that_no_plan_makes_fit_is_not_timed(monkeypatch):
+    timed = []
+
+    def profile(row, batch, frames, *, device, **options):
+        timed.append((batch, device))
+        return encoder_profile(row, batch, frames, **options)
+
+    monkeypatch.setattr(sweeping, "encoder_profile", profile)
+    monkeypatch.setattr(sweeping, "optimizer_seconds", lambda *_, **__: 0.1)
+    swept = sweep_encoder(RESNET34, TIGHT, [16, 1000], device="cpu")
+    assert swept.sweep.infeasible_batch == 1000
+    assert {batch for batch, device in timed if device is not None} == {16}
 
 
 def test_a_smallest_batch_that_does_not_fit_is_refused_with_what_helps():

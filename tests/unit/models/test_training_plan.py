@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import re
 
 import pytest
@@ -85,7 +86,7 @@ CHANGES = {
     "encoder": {"arch": "revnet46"},
     "widths": {"widths": (8, 8, 8, 16)},
     "blocks": {"blocks": (1, 1, 0, 1)},
-    "input and output": {"n_mels": 32},
+    "n_mels": {"n_mels": 32},
     "streams": {"streams": "float"},
     "chunk": {"chunk": 1000},
     "classifier": {"classifier": CosineClassifier(16, 11)},
@@ -103,6 +104,55 @@ def test_a_plan_is_tied_to_all_that_its_budget_depends_on(name):
     was, now = step_of().about(), step_of(**CHANGES[name]).about()
     assert was[name] != now[name]
     assert was.keys() == now.keys()
+
+
+#: What an encoder can be built with beside its name, each as it is not by default.
+KNOBS = {
+    "n_mels": 32,
+    "embedding_dim": 17,
+    "streams": "float",
+    "verify": None,
+    "verify_every": 7,
+    "sync_batchnorm": True,
+    "pooling_variance": "unbiased",
+    "chunk": 1000,
+    "widths": (8, 8, 8, 16),
+    "blocks": (2, 0, 0, 1),
+}
+#: What no profile and no budget depends on: modes are planned, and none compresses.
+OTHER_KNOBS = {"name", "mode", "compression"}
+
+
+def test_every_setting_of_an_encoder_is_known_to_matter_or_not():
+    assert {*inspect.signature(build_encoder).parameters} == {*KNOBS, *OTHER_KNOBS}
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_plans_and_profiles_are_tied_to_every_setting_of_the_encoder(knob):
+    was, now = (
+        step_of(encoder=build_encoder("revnet57", **(TINY | changed)))
+        for changed in ({}, {knob: KNOBS[knob]})
+    )
+    assert was.about() != now.about()
+    keys = [
+        training_plan._key(step, tuple(step.encoder.channels)) for step in (was, now)
+    ]
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("name", sorted({*CHANGES} - {"blocks", "chunk", "optimizer"}))
+def test_profiles_are_tied_to_all_that_a_step_of_shallow_encoders_depends_on(name):
+    was, now = step_of().about_profile(), step_of(**CHANGES[name]).about_profile()
+    assert was[name] != now[name]
+
+
+def test_processes_that_share_statistics_are_told(monkeypatch):
+    encoder = build_encoder("revnet57", **TINY, sync_batchnorm=True)
+    assert step_of(encoder=encoder).about()["sync_batchnorm"] == "True"
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    assert step_of(encoder=encoder).about()["sync_batchnorm"] == "3 processes"
+    assert step_of().about()["sync_batchnorm"] == "False"
 
 
 def test_compiled_pieces_are_profiled_as_such():
@@ -148,6 +198,25 @@ def test_where_what_stays_is_too_much_nothing_of_a_step_is_advised():
     assert not any(word in said for word in ("batch_size", "chunk"))
 
 
+@pytest.mark.parametrize("searches_chunk", [True, False])
+def test_a_budget_that_nothing_fits_is_refused_before_a_time_is_taken(
+    searches_chunk, monkeypatch
+):
+    step = step_of(searches_chunk=searches_chunk, batch=3, frames=32)
+    with monkeypatch.context() as patch:
+        patch.setattr(training_plan, "seconds_in_proportion", None)
+        with pytest.raises(Infeasible) as caught:
+            plan_training(step, 10**5)
+        needed = caught.value.needed_bytes
+        with pytest.raises(Infeasible):
+            plan_training(step, needed - SCALARS)
+        with pytest.raises(TypeError):
+            plan_training(step, needed + SCALARS)
+    found = plan_training(step, needed + SCALARS)
+    assert found.seconds > 0
+    assert found.about["seconds"].startswith("measured on")
+
+
 def refused(step, budget_bytes):
     """What is said where nothing fits."""
     with pytest.raises(Infeasible) as caught:
@@ -191,7 +260,9 @@ def test_the_batch_that_an_error_names_fits_and_one_more_does_not(precision):
 @pytest.fixture
 def on_card(monkeypatch):
     """A step on a card that is not there: profiled, verified and timed on the CPU."""
-    profile = training_plan._profile(step_of(), (None,) * 4, refused=[])
+    profile = training_plan._profile(
+        step_of(), training_plan._timed, (None,) * 4, refused=[]
+    )
     monkeypatch.setattr(training_plan, "_profile", lambda *a, **k: profile)
     monkeypatch.setattr(training_plan, "_refused", lambda step: [])
     step = step_of(device=torch.device("cuda"))

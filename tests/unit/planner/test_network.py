@@ -109,6 +109,22 @@ def test_modes_that_a_block_cannot_have_are_refused_and_none_is_given(modes, mes
     assert network.block_modes()["head"] is Mode.RECOMPUTE
 
 
+def test_where_one_block_fails_all_keep_the_modes_that_they_had():
+    module = Chained(depth=2)
+    network = as_network(module, ["head", "tail"])
+    module.body.set_mode(["compress", "recompute"])
+    network.set_mode({"head": "recompute"})
+    before, classes = network.block_modes(), [type(m) for m in module.modules()]
+    module.tail.forward = module.tail.forward
+    wanted = {"body.blocks.0": "store", "body.blocks.1": "store", "head": "store"}
+    with pytest.raises(ValueError, match=r"tail .* has a forward of its own"):
+        network.set_mode({**wanted, "tail": "recompute"})
+    assert network.block_modes() == before
+    assert [type(m) for m in module.modules()] == classes
+    network.set_mode(wanted)
+    assert set(network.block_modes().values()) == {Mode.STORE}
+
+
 def test_what_is_behind_recompute_always_recomputes():
     module = nn.Sequential(Recompute(nn.Linear(2, 2)), nn.Linear(2, 2))
     network = as_network(module, ["0", "1"])

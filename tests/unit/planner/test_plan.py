@@ -18,6 +18,7 @@ from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.profiling import profile_module
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
+from speechbrain_rev.reversible.modes import LOSSLESS
 from speechbrain_rev.sizes import size_text
 from tests.unit.lobes.encoders import feats
 from tests.unit.planner.networks import (
@@ -45,6 +46,11 @@ CASES = {
     **OTHERS,
 }
 every_case = pytest.mark.parametrize("name", CASES)
+
+
+SOME_PLAN = Plan(
+    {"0": "store", "1": "recompute"}, [8, None], 9, 8, 8, 0.5, {"network": "a test"}
+)
 
 
 class Case:
@@ -187,16 +193,38 @@ def test_a_plan_goes_through_json_and_files(name, cases, tmp_path):
         lambda document: document.update(modes=["store"]),
         lambda document: document["modes"].update({"0": "keep"}),
         lambda document: document["modes"].update({"0": None}),
+        lambda document: document["modes"].update({"0": ["store"]}),
     ],
 )
-def test_what_is_no_plan_is_refused(change, cases):
-    document = asdict(cases("plain").plan(10**9))
+def test_what_is_no_plan_is_refused(change):
+    document = asdict(SOME_PLAN)
     change(document)
     with pytest.raises(ValueError, match=r"This is no plan .* Plan anew"):
         Plan.from_json(json.dumps(document))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"modes": {}}'])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("modes", [None, "store", 3]),
+        ("channels", ["abcd", 4, {}, [0], [-5], [1.5], ["8"], [True], [[8]]]),
+        ("budget_bytes", [None, "8", -1, 0.5, float("nan"), True, []]),
+        ("predicted_bytes", ["8", -1, 0.5]),
+        ("measured_bytes", ["8", -1, 0.5]),
+        ("seconds", [None, "1", -1, float("nan"), float("inf"), True, 10**400]),
+        ("about", [None, "a card", [], {"device": 3}, {"device": None}]),
+    ],
+)
+def test_a_plan_with_a_value_of_another_kind_is_refused(name, values):
+    for value in values:
+        document = asdict(SOME_PLAN) | {name: value}
+        with pytest.raises(ValueError, match=rf"This is no plan \({name}.*Plan anew"):
+            Plan.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "null", '{"modes": {}}', "[" * 200_000]
+)
 def test_other_documents_are_refused(text):
     with pytest.raises(ValueError, match="This is no plan"):
         Plan.from_json(text)
@@ -232,6 +260,61 @@ def test_a_plan_is_given_to_a_module_or_its_like(name, cases):
     # Another plan takes the place of the first.
     case.plan(10**12).apply(module)
     assert {m.value for m in network.block_modes().values()} == {"store"}
+
+
+def modes_of(network):
+    return {name: mode.value for name, mode in network.block_modes().items()}
+
+
+def test_an_encoder_that_cannot_have_a_plan_s_modes_keeps_its_channels_too():
+    with torch.device("meta"):
+        module = encoder("revnet57")
+    before = modes_of(module), module.channels
+    modes = before[0] | {"stem": "reconstruct"}
+    with pytest.raises(ValueError, match="'stem' of revnet57 is not reversible"):
+        replace(SOME_PLAN, modes=modes, channels=[1, 1, 1, 1]).apply(module)
+    assert (modes_of(module), module.channels) == before
+    assert [stage.chain.chunk for stage in module.stages] == before[1]
+    with pytest.raises(ValueError, match="there must be one for each of the 4 levels"):
+        replace(SOME_PLAN, modes=dict.fromkeys(modes, "store")).apply(module)
+    assert (modes_of(module), module.channels) == before
+
+
+def test_channels_for_a_network_that_has_none_are_refused_and_no_mode_is_given():
+    module = plain(2)
+    with pytest.raises(ValueError, match=r"works on \[8, None\] channels at a time"):
+        SOME_PLAN.apply(module)
+    assert "Recompute" not in repr(module)
+
+
+def test_a_plan_that_one_block_cannot_have_is_given_to_none():
+    module = plain(3)
+    module[2].forward = module[2].forward
+    modes = dict.fromkeys("012", "recompute")
+    with pytest.raises(ValueError, match=r"2 .* has a forward of its own"):
+        replace(SOME_PLAN, modes=modes, channels=None).apply(module)
+    assert "Recompute" not in repr(module)
+
+
+@every_case
+def test_plans_lose_nothing_unless_somebody_asks(name, cases):
+    case = cases(name)
+    lossless = {mode.value for mode in LOSSLESS}
+    assert {m for block in case.profile.blocks for m in block.modes} <= lossless
+    assert {m for modes in case.network.allowed_modes().values() for m in modes} <= {
+        *LOSSLESS
+    }
+    for budget in budgets_between(case, 3):
+        assert set(case.plan(budget).modes.values()) <= lossless
+
+
+def test_an_encoder_that_compresses_is_planned_without_loss():
+    module = encoder_case("revnet57")[0]
+    module.set_mode("compress")
+    x = torch.randn(2, 24, 80, device="meta")
+    found = plan(module, x, 10**12)
+    assert set(found.modes.values()) == {"store"}
+    assert set(modes_of(module).values()) == {"compress"}
 
 
 def test_a_plan_is_given_to_a_chain_alone():

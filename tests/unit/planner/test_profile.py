@@ -1,5 +1,6 @@
 """From a profile follows the peak of any plan, to the byte but for scalars."""
 
+import functools
 import json
 from dataclasses import replace
 
@@ -157,6 +158,11 @@ def test_a_profile_goes_through_json():
     assert again.peak_bytes(modes) == profile.peak_bytes(modes)
 
 
+@pytest.fixture(scope="module")
+def plain_document():
+    return profile_of(*other_on_meta("plain")).to_json()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -165,17 +171,57 @@ def test_a_profile_goes_through_json():
         lambda document: document["blocks"][0].pop("costs"),
         lambda document: document["blocks"][0]["costs"][0].pop(),
         lambda document: document.update(other=1),
-        lambda document: document.update(blocks=3),
+        *(
+            functools.partial(dict.update, **{name: value})
+            for name, values in {
+                "blocks": (3, None, [], [None], {"0": {}}),
+                "base_bytes": ("5", -5, 5.5, None, True, float("nan"), 10**30),
+                "after_bytes": (None, {}, [], {"store": "1", "recompute": "2"}),
+                "after_seconds": ("1", -5, None, True, float("nan"), float("inf")),
+                "about": (None, [], "x", {"device": 3}),
+            }.items()
+            for value in values
+        ),
+        *(
+            lambda document, name=name, value=value: document["blocks"][1].update(
+                {name: value}
+            )
+            for name, value in [
+                ("name", None),
+                ("name", 3),
+                ("gradient_bytes", "x"),
+                ("gradient_bytes", -1),
+                ("costs", None),
+                ("costs", []),
+                ("costs", [[]]),
+            ]
+        ),
+        *(
+            lambda document, i=i, value=value: document["blocks"][1]["costs"][
+                0
+            ].__setitem__(i, value)
+            for i, values in {
+                0: ("evil", 3, []),
+                1: ("evil", None, []),
+                2: (1.5, None, "1", True, -(10**30)),
+                3: (1.5, None, "1", True, -1, 10**30),
+                4: (None, "1", True, -1.0, float("nan"), float("inf"), 1e300),
+            }.items()
+            for value in values
+        ),
+        lambda document: document["blocks"][1]["costs"].pop(),
     ],
 )
-def test_what_is_no_profile_is_refused(change):
-    document = json.loads(profile_of(*other_on_meta("plain")).to_json())
+def test_what_is_no_profile_is_refused(change, plain_document):
+    document = json.loads(plain_document)
     change(document)
     with pytest.raises(ValueError, match=r"This is no profile .* Profile anew"):
         Profile.from_json(json.dumps(document))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"blocks": []}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "null", '{"blocks": []}', "[" * 200_000]
+)
 def test_other_documents_are_refused(text):
     with pytest.raises(ValueError, match="This is no profile"):
         Profile.from_json(text)
@@ -230,3 +276,17 @@ def test_blocks_that_are_refused_are_not_reconstructed_and_others_are():
     assert profile.lightest()["stages.1.chain.1"] != "reconstruct"
     with pytest.raises(ValueError, match=r"where one of store, recompute is needed"):
         profile.peak_bytes(usual)
+
+
+def test_other_times_change_no_byte():
+    profile = two_blocks()
+    taken = {(b.name, mode): 3.0 for b in profile.blocks for mode in b.modes}
+    timed = profile.with_seconds({**taken, ("", ""): 1.0})
+    modes = profile.lightest()
+    assert timed.peak_bytes(modes) == profile.peak_bytes(modes)
+    assert (timed.seconds(modes), profile.seconds(modes)) == (7.0, 3.0)
+
+
+def test_bytes_alone_tell_whether_there_is_a_plan():
+    assert two_blocks().fits(10)
+    assert not two_blocks().fits(9)

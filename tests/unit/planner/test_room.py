@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from speechbrain_rev import devices
-from speechbrain_rev.planner.room import SHARE, batch_that_fits
+from speechbrain_rev.planner.room import SHARE, batch_that_fits, is_out_of_memory
 
 CARD = torch.device("cuda")
 
@@ -46,3 +46,18 @@ def test_where_not_even_one_fits_it_is_said(free):
     free(1200)
     with pytest.raises(MemoryError, match=r"one sample .* 1000 bytes, and 1200 bytes"):
         batch_that_fits(lambda count: 1000 * count, 8, CARD)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (MemoryError(), True),
+        (torch.cuda.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("Expected 4 channels"), False),
+        (ValueError("not enough memory"), False),
+    ],
+)
+def test_memory_that_ran_out_is_told_from_other_errors(error, is_one):
+    assert is_out_of_memory(error) is is_one

@@ -1,9 +1,12 @@
 import dataclasses
+import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from speechbrain_rev.compression import activations
 from speechbrain_rev.lobes import encoder
 from speechbrain_rev.models import profiling, training_plan
 from speechbrain_rev.planner import Profile, saved, trace
@@ -50,18 +53,21 @@ def test_other_code_makes_another_profile(tmp_path, maker, monkeypatch):
     assert maker.calls == 2
 
 
-def test_other_kernels_make_another_profile(tmp_path, maker):
+def test_other_kernels_make_another_profile(tmp_path, maker, monkeypatch):
     saved.saved_profile(KEY, maker, tmp_path)
     with torch.backends.cudnn.flags(benchmark=not torch.backends.cudnn.benchmark):
         saved.saved_profile(KEY, maker, tmp_path)
     assert maker.calls == 2
     saved.saved_profile(KEY, maker, tmp_path)
     assert maker.calls == 2
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    saved.saved_profile(KEY, maker, tmp_path)
+    assert maker.calls == 3
 
 
 def test_code_that_counts_and_times_is_among_what_is_digested():
     package = Path(saved.__file__).parents[1]
-    for module in (profiling, training_plan, trace, chain, encoder):
+    for module in (profiling, training_plan, trace, chain, encoder, activations):
         folder = Path(module.__file__).relative_to(package).parts[0]
         assert folder in saved._PACKAGES
 
@@ -75,6 +81,69 @@ def test_a_damaged_file_is_said_and_made_anew(tmp_path, maker, text):
         assert saved.saved_profile(KEY, maker, tmp_path) == first
     assert saved.saved_profile(KEY, maker, tmp_path) == first
     assert maker.calls == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"about": None},
+        {"base_bytes": "3"},
+        {"after_seconds": -1},
+        {"base_bytes": 10**30},
+    ],
+)
+def test_so_is_one_whose_values_are_of_another_kind(tmp_path, maker, change):
+    first = saved.saved_profile(KEY, maker, tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.warns(UserWarning, match="made anew"):
+        assert saved.saved_profile(KEY, maker, tmp_path) == first
+
+
+def batches_kept(folder):
+    return {json.loads(p.read_text())["about"]["batch"] for p in folder.glob("tiny-*")}
+
+
+def test_only_the_profiles_that_were_used_last_stay(tmp_path, maker, monkeypatch):
+    monkeypatch.setattr(saved, "KEPT", 3)
+    others = [tmp_path / name for name in ("plan.json", "notes-2024.json", "tmp.part")]
+    for other in others:
+        other.write_text("mine")
+        os.utime(other, (0, 0))
+    for age, batch in enumerate("4321"):
+        saved.saved_profile(KEY | {"batch": batch}, maker, tmp_path)
+        for path in tmp_path.glob("tiny-*"):
+            if json.loads(path.read_text())["about"]["batch"] == batch:
+                os.utime(path, (age, age))
+    assert batches_kept(tmp_path) == {"3", "2", "1"}
+    # What is read was used.
+    saved.saved_profile(KEY | {"batch": "3"}, maker, tmp_path)
+    saved.saved_profile(KEY | {"batch": "5"}, maker, tmp_path)
+    assert batches_kept(tmp_path) == {"3", "1", "5"}
+    assert all(other.read_text() == "mine" for other in others)
+
+
+def test_what_an_ended_process_left_is_deleted_first(tmp_path, maker, monkeypatch):
+    monkeypatch.setattr(saved, "KEPT", 1)
+    left = tmp_path / "tmpab12_xyz.part"
+    left.write_text("half")
+    os.utime(left, (0, 0))
+    saved.saved_profile(KEY, maker, tmp_path)
+    assert not left.exists()
+    assert batches_kept(tmp_path) == {"4"}
+
+
+def test_two_processes_may_delete_the_same_profiles(tmp_path, maker, monkeypatch):
+    monkeypatch.setattr(saved, "KEPT", 0)
+    unlink = Path.unlink
+
+    def twice(path):
+        unlink(path)
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", twice)
+    saved.saved_profile(KEY, maker, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_profile_of_something_else_under_this_name_is_not_taken(tmp_path, maker):

@@ -101,11 +101,22 @@ def test_if_nothing_fits_it_says_what_is_needed():
 
 @pytest.mark.parametrize(
     ("batches", "other", "what"),
-    [([], 0, r"batches are \[\]"), ([0, 1], 0, r"\[0, 1\]"), ([1], -1, "seconds -1")],
+    [
+        ([], 0, r"batches are \[\]"),
+        ([0, 1], 0, r"\[0, 1\]"),
+        ([1], -1, "seconds -1"),
+        ([1], float("nan"), "seconds nan"),
+    ],
 )
 def test_what_cannot_be_swept_is_refused(batches, other, what):
     with pytest.raises(ValueError, match=what):
         sweep(profile_for, batches, BUDGET, other_seconds=other)
+
+
+@pytest.mark.parametrize("budget", [float("nan"), float("inf"), "8", None, True])
+def test_what_is_no_budget_is_refused(budget):
+    with pytest.raises(ValueError, match=r"budget_bytes is .*, which is no size"):
+        sweep(profile_for, [1], budget)
 
 
 #: Made where they are raised, for they keep the frames that they passed.
