@@ -72,7 +72,7 @@ class NamedBlocks:
     """
 
     def __init__(self, module: nn.Module, *blocks: str) -> None:
-        self._module = module
+        self.module = module
         chains = {
             name: chain
             for name, chain in module.named_modules()
@@ -146,7 +146,7 @@ class NamedBlocks:
             chain.set_mode([*chain.modes[:i], mode, *chain.modes[i + 1 :]])
         else:
             change = recompute_blocks if mode is Mode.RECOMPUTE else store_blocks
-            change(self._module, name)
+            change(self.module, name)
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -184,11 +184,11 @@ class Without:
     """
 
     def __init__(self, network: Network, mode: Mode, names: Collection[str]) -> None:
-        self._network, self._mode, self._names = network, mode, frozenset(names)
+        self.network, self._mode, self._names = network, mode, frozenset(names)
 
     def named_blocks(self) -> Mapping[str, nn.Module]:
         """Give the blocks by name."""
-        return self._network.named_blocks()
+        return self.network.named_blocks()
 
     def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
         """Name the blocks and say which modes each can have."""
@@ -196,20 +196,20 @@ class Without:
             name: tuple(
                 m for m in modes if m is not self._mode or name not in self._names
             )
-            for name, modes in self._network.allowed_modes().items()
+            for name, modes in self.network.allowed_modes().items()
         }
 
     def block_modes(self) -> Mapping[str, Mode]:
         """Name the blocks and say which mode each has."""
-        return self._network.block_modes()
+        return self.network.block_modes()
 
     def set_mode(self, mode: Mapping[str, Mode | str]) -> None:
         """Give blocks modes, by their names."""
-        self._network.set_mode(mode)
+        self.network.set_mode(mode)
 
     def telling(self) -> contextlib.AbstractContextManager[None]:
         """Make blocks that are no couplings tell of their moments for a while."""
-        return telling(self._network)
+        return telling(self.network)
 
 
 @contextlib.contextmanager
@@ -220,6 +220,16 @@ def keeping_modes(network: Network) -> Iterator[None]:
         yield
     finally:
         network.set_mode(kept)
+
+
+def compare_next(network: Network) -> None:
+    """Let chains compare their streams in the next step, which then holds most."""
+    while isinstance(network, Without):
+        network = network.network
+    module = network.module if isinstance(network, NamedBlocks) else network
+    for chain in cast(nn.Module, module).modules():
+        if isinstance(chain, ReversibleChain):
+            chain.monitor.restart()
 
 
 def telling(network: Network) -> contextlib.AbstractContextManager[None]:

@@ -33,7 +33,6 @@ from speechbrain_rev.planner.network import (
     Network,
     Without,
     as_network,
-    keeping_modes,
 )
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.room import has_room, unless_memory_runs_out
@@ -135,7 +134,7 @@ def counted(
     except Exception as error:  # whatever a network does without its numbers
         cause = error
     if measure and device.type != "meta":
-        stored = None if bare is None else _stored(*bare)
+        stored = None if bare is None else trace_bytes(*bare)
         found = None
         if stored is None or has_room(stored.peak_bytes, device):
             found = unless_memory_runs_out(
@@ -234,6 +233,7 @@ def _without_contents(
 ) -> tuple[Network, Step]:
     """Copy a module to meta and run it once: what its first step makes is not counted."""
     own, network, step = copied_to_meta(module, example_batch, blocks, loss)
+    _store_all(network)
     with contextlib.ExitStack() as hooks:
         for part in own.modules():
             if isinstance(part, AdditiveCoupling):
@@ -267,10 +267,11 @@ def _counted_where_it_is(
     step = step_of(own, own_batch(example_batch), loss)
     chosen = Without(as_network(own, blocks), Mode.RECONSTRUCT, refused)
     device = _device_of(module, example_batch)
+    _store_all(chosen)
     step()
     once = run_once(chosen, step)
     network = Without(chosen, Mode.RECOMPUTE, once)
-    if bare and stored and _alike(stored, _stored(chosen, step)):
+    if bare and stored and _alike(stored, trace_bytes(chosen, step)):
         same = Without(bare[0], Mode.RECOMPUTE, once)
         profile = profile_bytes(same, bare[1], defaultdict(float), about | _ON_META)
     else:
@@ -279,13 +280,10 @@ def _counted_where_it_is(
     return Counted(profile, network, step, device)
 
 
-def _stored(network: Network, step: Step) -> Trace:
-    """Trace a step that stores all that it can."""
+def _store_all(network: Network) -> None:
+    """Let all blocks store that can, whatever modes the module was in."""
     allowed = network.allowed_modes()
-    stored = {name: fallback(Mode.STORE, own) for name, own in allowed.items()}
-    with keeping_modes(network):
-        network.set_mode(stored)
-        return trace_bytes(network, step)
+    network.set_mode({name: fallback(Mode.STORE, own) for name, own in allowed.items()})
 
 
 def _alike(one: Trace, other: Trace) -> bool:

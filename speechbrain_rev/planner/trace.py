@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev.memory import LiveBytes
-from speechbrain_rev.planner.network import Network, telling
+from speechbrain_rev.planner.network import Network, compare_next, telling
 from speechbrain_rev.reversible.observing import Moment, observed
 
 Step = Callable[[], Any]
@@ -81,7 +81,8 @@ def trace_bytes(network: Network, step: Step) -> Trace:
     Returns
     -------
     Trace
-        Bytes of tensors that the step made; what existed before it is not counted.
+        Bytes of tensors that the step made; what existed before it is not counted. It
+        is a step in which chains compare their streams, as not every one does.
 
     Raises
     ------
@@ -98,6 +99,7 @@ def trace_bytes(network: Network, step: Step) -> Trace:
     >>> list(trace.blocks), trace.peak_bytes >= trace.between_peak_bytes
     (['blocks.0'], True)
     """
+    compare_next(network)
     with LiveBytes() as meter:
 
         def read() -> tuple[int, int]:

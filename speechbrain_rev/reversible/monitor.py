@@ -142,6 +142,10 @@ class Monitor:
         fresh.name, fresh.before = self.name, self.before
         return vars(fresh)
 
+    def restart(self) -> None:
+        """Forget all steps: the next one compares, and makes the notes of a first one."""
+        vars(self).update(self.__getstate__())
+
     def begin(self, rows: int, limit: float, device: torch.device) -> StreamNotes:
         """Open the notes of one pass through the chain.
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from speechbrain_rev.planner.network import NamedBlocks, as_network
+from speechbrain_rev.planner.network import NamedBlocks, as_network, compare_next
 from speechbrain_rev.planner.trace import trace_bytes, trace_seconds, trace_work
 from speechbrain_rev.reversible.observing import Moment, observed
 from tests.unit.lobes.encoders import KINDS, feats
@@ -121,7 +121,9 @@ def test_who_watches_adds_nothing_to_the_peak(name, mode):
         network, step = encoder_on_meta(name)
     give(network, mode)
     step()
-    assert trace_bytes(network, step).peak_bytes == peak_of(step)
+    seen = trace_bytes(network, step).peak_bytes
+    compare_next(network)
+    assert seen == peak_of(step)
 
 
 def test_no_observer_is_left_behind():
@@ -338,3 +340,13 @@ def test_each_gradient_of_a_convolution_takes_what_its_forward_pass_does(groups,
     work = trace_work(network, lambda: block(x).sum().backward())
     forward = 2 * 4 * 8 * 10 * 6 * (8 // groups) * 9
     assert work["0"].flops == (2 if first else 3) * forward
+
+
+@pytest.mark.parametrize("mode", ["store", "reconstruct"])
+def test_every_trace_is_of_a_step_in_which_chains_compare_their_streams(mode):
+    module, step = on_meta(Chained(depth=5), torch.randn(64, 16))
+    network = as_network(module)
+    give(network, mode)
+    first = trace_bytes(network, step).peak_bytes
+    later = peak_of(step)
+    assert trace_bytes(network, step).peak_bytes == first > later
