@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.memory.report import breakdown
 from speechbrain_rev.memory.shapes import without_contents
 from speechbrain_rev.models.card import INPUT_BYTES_PER_FRAME, card_for, reserve_of
+from speechbrain_rev.models.compressed_plan import TrainingTrial
 from speechbrain_rev.models.profiling import (
     Channels,
     EncoderStep,
@@ -32,10 +32,10 @@ from speechbrain_rev.models.profiling import (
 from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Infeasible, Plan, Profile
 from speechbrain_rev.planner.counting import profile_bytes
-from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.saved import saved_profile
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.planner.verify import reproduced, warn_refused
+from speechbrain_rev.planner.within import plan_within
 from speechbrain_rev.sizes import parse_size, size_text
 
 #: Utterances of the steps whose time is taken, at most, elsewhere and on a card, which
@@ -96,7 +96,9 @@ def budget_bytes_of(budget: str, device: torch.device) -> int:
     return size
 
 
-def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
+def plan_training(
+    step: TrainingStep, budget_bytes: int, max_gradient_error: float | None = None
+) -> Plan:
     """Choose what the encoder's blocks keep.
 
     Parameters
@@ -106,6 +108,8 @@ def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
     budget_bytes : int
         What the process may hold of the card's memory. On a card a part of it is
         reserved for what cannot be counted, as ``speechbrain-rev models`` does.
+    max_gradient_error : float or None
+        As for ``planner.plan``; None for a lossless plan.
 
     Returns
     -------
@@ -123,36 +127,57 @@ def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
     reserved = reserve_of(budget_bytes) if on_card else 0
     left = budget_bytes - staying - reserved
     channels = tuple(step.encoder.channels)
-    profile_for = functools.partial(_profile, step, refused=_refused(step))
+    refused = _refused(step)
+    trial = None
+    if max_gradient_error is not None:
+        most = _TIMED_ON_CUDA if on_card else _TIMED
+        trial = TrainingTrial.of(step, max_gradient_error, most)
+
+    def profile_for(channels: Channels) -> Profile:
+        if trial is None:
+            return _profile(step, channels, refused=refused)
+        return trial.profile(channels).without_reconstruction(refused)
+
     if step.searches_chunk and not step.begun:
         channels, profile = fastest_channels(profile_for, step.encoder, left)
     else:
         profile = profile_for(channels)
-    with step.shapes() as device:
-        encoder = without_contents(step.encoder, device)
-        encoder.set_channels(channels)
-        run = step.run_without_contents(encoder, device)
-        try:
-            plan = plan_within(profile, encoder, run, left)
-        except Infeasible as error:
-            used_bytes = error.needed_bytes + staying
-            refused = Infeasible(
-                needed_bytes=card_for(used_bytes) if on_card else used_bytes,
-                budget_bytes=budget_bytes,
-            )
-            # It has the lightest modes that are known.
-            batch = _fitting_batch(step, encoder, device, left) if left > 0 else None
+
+    def solve(profile: Profile, left: int) -> Plan:
+        with step.shapes() as device:
+            encoder = without_contents(step.encoder, device)
+            encoder.set_channels(channels)
+            network = encoder if trial is None else trial.compressible(encoder)
+            run = step.run_without_contents(encoder, device)
+            try:
+                return plan_within(profile, network, run, left)
+            except Infeasible as error:
+                # It has the lightest modes that are known.
+                batch = (
+                    _fitting_batch(step, encoder, device, left) if left > 0 else None
+                )
+                raise error.with_remedy(
+                    _remedy(step, batch=batch, room=left > 0)
+                ) from None
+
+    try:
+        if trial is None:
+            plan = solve(profile, left)
         else:
-            return plan.with_about(
-                staying_bytes=str(staying), reserved_bytes=str(reserved)
-            )
-    remedy = _remedy(step, batch=batch, room=left > 0)
+            trial.encoder.set_channels(channels)
+            plan = trial.held(profile, solve, left)
+    except Infeasible as error:
+        used_bytes, remedy = error.needed_bytes + staying, error.remedy
+    else:
+        return plan.with_about(staying_bytes=str(staying), reserved_bytes=str(reserved))
     if left <= 0:
         remedy = (
             f"What stays from step to step takes {size_text(staying)} alone: weights, "
             f"gradients, optimizer states, speech. {remedy}"
         )
-    raise refused.with_remedy(f"It lacks {size_text(refused.lacking_bytes)}. {remedy}")
+    needed_bytes = card_for(used_bytes) if on_card else used_bytes
+    lacking = size_text(needed_bytes - budget_bytes)
+    raise Infeasible(needed_bytes, budget_bytes, f"It lacks {lacking}. {remedy}")
 
 
 def _fitting_batch(

@@ -1,7 +1,7 @@
 """What can be planned: named blocks, each with the modes that it can have.
 
 Encoders are such networks by themselves. Any other module becomes one by naming blocks:
-those of reversible chains reconstruct, all can store or recompute.
+those of reversible chains reconstruct, all can store, recompute or compress.
 """
 
 from __future__ import annotations
@@ -13,6 +13,14 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from speechbrain_rev.compression import ActivationCompression
+from speechbrain_rev.compression.selected import (
+    compress_blocks,
+    compresses,
+    compression_in,
+    refuse_what_is_compressed,
+    store_whole,
+)
 from speechbrain_rev.reversible import (
     Mode,
     Recompute,
@@ -91,13 +99,18 @@ class NamedBlocks:
         self._blocks = {
             name: module.get_submodule(name) for name in (*self._named, *self._chained)
         }
+        alone = module.compression if isinstance(module, ReversibleChain) else None
+        #: How blocks in mode "compress" do it.
+        self.compression: ActivationCompression = (
+            alone or compression_in(module) or ActivationCompression()
+        )
 
     def named_blocks(self) -> dict[str, nn.Module]:
         """Give the blocks by name."""
         return dict(self._blocks)
 
     def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
-        """Name the blocks and say which modes each can have."""
+        """Name the blocks and say which lossless modes each can have."""
         modes: dict[str, tuple[Mode, ...]] = dict.fromkeys(self._chained, LOSSLESS)
         for name in self._named:
             always = isinstance(self._blocks[name], Recompute)
@@ -106,10 +119,7 @@ class NamedBlocks:
 
     def block_modes(self) -> dict[str, Mode]:
         """Name the blocks and say which mode each has."""
-        modes = {
-            name: Mode.RECOMPUTE if recomputes(self._blocks[name]) else Mode.STORE
-            for name in self._named
-        }
+        modes = {name: _mode_of(self._blocks[name]) for name in self._named}
         return modes | {name: c.modes[i] for name, (c, i) in self._chained.items()}
 
     def set_mode(self, mode: Mapping[str, Mode | str]) -> None:
@@ -121,7 +131,7 @@ class NamedBlocks:
             If there is no such block, or it cannot have the mode.
         """
         modes = {name: as_mode(m) for name, m in mode.items()}
-        allowed = self.allowed_modes()
+        allowed = with_compression(self.allowed_modes())
         for name, m in modes.items():
             if m not in allowed.get(name, ()):
                 raise ValueError(
@@ -132,6 +142,10 @@ class NamedBlocks:
                         for n, all_ in allowed.items()
                     )
                 )
+        if Mode.COMPRESS in modes.values():
+            refuse_what_is_compressed(self._module)
+        named = [self._blocks[name] for name in modes if name in self._named]
+        store_whole(self._module, named)
         for name, m in modes.items():
             if name in self._chained:
                 chain, i = self._chained[name]
@@ -139,6 +153,11 @@ class NamedBlocks:
             else:
                 change = recompute_blocks if m is Mode.RECOMPUTE else store_blocks
                 change(self._module, name)
+        compressed = [name for name, m in modes.items() if m is Mode.COMPRESS]
+        alone = isinstance(self._module, ReversibleChain)
+        if not alone and (compressed or Mode.COMPRESS in self.block_modes().values()):
+            own = [self._blocks[name] for name in compressed if name in self._named]
+            compress_blocks(self._module, own, self.compression)
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -154,7 +173,45 @@ class NamedBlocks:
             yield
 
 
-class Unreconstructed:
+class View:
+    """A network with the modes that a plan may give; all but these it leaves alone.
+
+    Parameters
+    ----------
+    network : Network
+        The network.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def named_blocks(self) -> Mapping[str, nn.Module]:
+        """Give the blocks by name."""
+        return self._network.named_blocks()
+
+    def allowed_modes(self) -> Mapping[str, tuple[Mode, ...]]:
+        """Name the blocks and say which modes each can have."""
+        return self._network.allowed_modes()
+
+    def block_modes(self) -> Mapping[str, Mode]:
+        """Name the blocks and say which mode each has."""
+        return self._network.block_modes()
+
+    def set_mode(self, mode: Mapping[str, Mode | str]) -> None:
+        """Give blocks modes, by their names."""
+        self._network.set_mode(mode)
+
+    @property
+    def channels(self) -> Sequence[int | None] | None:
+        """Channels at a time, at each level of an encoder; None of another network."""
+        return getattr(self._network, "channels", None)
+
+    def telling(self) -> contextlib.AbstractContextManager[None]:
+        """Make blocks that are no couplings tell of their moments for a while."""
+        return telling(self._network)
+
+
+class Unreconstructed(View):
     """A network some of whose blocks are not to be reconstructed.
 
     Parameters
@@ -174,11 +231,8 @@ class Unreconstructed:
     """
 
     def __init__(self, network: Network, names: Collection[str]) -> None:
-        self._network, self._names = network, frozenset(names)
-
-    def named_blocks(self) -> Mapping[str, nn.Module]:
-        """Give the blocks by name."""
-        return self._network.named_blocks()
+        super().__init__(network)
+        self._names = frozenset(names)
 
     def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
         """Name the blocks and say which modes each can have."""
@@ -189,24 +243,59 @@ class Unreconstructed:
             for name, modes in self._network.allowed_modes().items()
         }
 
-    def block_modes(self) -> Mapping[str, Mode]:
-        """Name the blocks and say which mode each has."""
-        return self._network.block_modes()
 
-    def set_mode(self, mode: Mapping[str, Mode | str]) -> None:
-        """Give blocks modes, by their names."""
-        self._network.set_mode(mode)
+class Compressible(View):
+    """A network some of whose blocks may compress.
 
-    def telling(self) -> contextlib.AbstractContextManager[None]:
-        """Make blocks that are no couplings tell of their moments for a while."""
-        return telling(self._network)
+    Parameters
+    ----------
+    network : Network
+        The network.
+    names : collection of str or None
+        Of those blocks; None for all that can.
+
+    Examples
+    --------
+    >>> network = as_network(nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU()), "*")
+    >>> modes = Compressible(network, ["0"]).allowed_modes()
+    >>> [mode.value for mode in modes["0"]], len(modes["1"])
+    (['store', 'recompute', 'compress'], 2)
+    """
+
+    def __init__(self, network: Network, names: Collection[str] | None = None) -> None:
+        super().__init__(network)
+        self._names = names
+
+    def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
+        """Name the blocks and say which modes each can have."""
+        lossless = self._network.allowed_modes()
+        every = with_compression(lossless)
+        if self._names is None:
+            return every
+        return {n: (every if n in self._names else lossless)[n] for n in lossless}
+
+
+def with_compression(
+    allowed: Mapping[str, tuple[Mode, ...]],
+) -> dict[str, tuple[Mode, ...]]:
+    """Add mode "compress" for all blocks that can store."""
+    return {
+        name: (*modes, Mode.COMPRESS) if Mode.STORE in modes else modes
+        for name, modes in allowed.items()
+    }
 
 
 def telling(network: Network) -> contextlib.AbstractContextManager[None]:
     """Make blocks tell of their moments for a while, where they do not by themselves."""
-    if isinstance(network, NamedBlocks | Unreconstructed):
+    if isinstance(network, NamedBlocks | View):
         return network.telling()
     return contextlib.nullcontext()
+
+
+def _mode_of(block: nn.Module) -> Mode:
+    if compresses(block):
+        return Mode.COMPRESS
+    return Mode.RECOMPUTE if recomputes(block) else Mode.STORE
 
 
 def _tell_begin(block: nn.Module, _: Any) -> None:

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,6 @@ from speechbrain_rev.planner.calling import (
 )
 from speechbrain_rev.planner.counting import profile_bytes
 from speechbrain_rev.planner.network import (
-    Network,
     Unreconstructed,
     as_network,
     not_made_for,
@@ -32,14 +32,16 @@ from speechbrain_rev.planner.problem import Infeasible
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.room import unless_memory_runs_out
 from speechbrain_rev.planner.timing import estimated_seconds, measured_seconds
-from speechbrain_rev.planner.trace import Step, trace_bytes
+from speechbrain_rev.planner.trial import (
+    CompressionTrial,
+    checked_limit,
+    try_compression,
+)
 from speechbrain_rev.planner.verify import reproduced, warn_refused
+from speechbrain_rev.planner.within import held_to_limit, plan_within
 from speechbrain_rev.reversible import Mode, ReversibleChain
 from speechbrain_rev.sizes import size_text, whole_bytes
 from speechbrain_rev.whole_files import write_whole
-
-#: How often a plan that was over the budget when it ran is made anew.
-_TRIES = 8
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class Plan:
         Predicted time of a step.
     about : mapping of str to str
         What was planned, where, and how its times were found.
+    predicted_gradient_error, measured_gradient_error : float
+        By what part of its norm a plan that compresses puts the gradient off, of the
+        example batch and with the weights of then; 0 for a lossless plan.
 
     Examples
     --------
@@ -78,6 +83,8 @@ class Plan:
     measured_bytes: int
     seconds: float
     about: Mapping[str, str]
+    predicted_gradient_error: float = 0.0
+    measured_gradient_error: float = 0.0
 
     def apply(self, module: nn.Module) -> None:
         """Give the blocks of a module the modes of the plan, and channels at a time.
@@ -157,8 +164,16 @@ class Plan:
         return (
             f"{self.counts()}: peak {size_text(self.measured_bytes)} counted "
             f"({size_text(self.predicted_bytes)} predicted) of "
-            f"{size_text(self.budget_bytes)}"
+            f"{size_text(self.budget_bytes)}{self.error_text()}"
         )
+
+    def error_text(self) -> str:
+        """Say by how much gradients differ; nothing of a lossless plan."""
+        if Mode.COMPRESS.value not in self.modes.values():
+            return ""
+        errors = self.predicted_gradient_error, self.measured_gradient_error
+        predicted, measured = (f"{100 * error:.2g} %" for error in errors)
+        return f"; gradient error {predicted} predicted, {measured} measured"
 
 
 def plan(
@@ -169,6 +184,7 @@ def plan(
     blocks: str | Sequence[str] = (),
     loss: Callable[[Any], Tensor] | None = None,
     measure: bool = True,
+    max_gradient_error: float | None = None,
 ) -> Plan:
     """Choose what each block keeps, so that a training step is as fast as memory allows.
 
@@ -190,18 +206,26 @@ def plan(
     measure : bool
         Whether times are taken by the clock, on a copy where the module is; False
         estimates them from counts of operations, as for a module on meta.
+    max_gradient_error : float or None
+        By what part of its norm compression may put the gradient of all weights off;
+        blocks may then compress. It is measured on a copy where the module is, as are
+        sizes: both are those of the example batch and of today's weights, and change
+        in training, so leave some room. Bounds are an encoder's or a chain's own, else
+        those of ``compress_activations``. None for lossless plans only.
 
     Returns
     -------
     Plan
-        Never over the budget when it was run on meta tensors.
+        Never over the budget when it was run on meta tensors, or, with
+        ``max_gradient_error``, on the example batch.
 
     Raises
     ------
     Infeasible
         If no plan fits.
     ValueError
-        If blocks do not run one after the other, or the budget is no size.
+        If blocks do not run one after the other, or the budget is no size, or the limit
+        of the error no number above 0, or it is given for a module on meta.
     MemoryError
         If memory runs out while times are taken.
 
@@ -219,83 +243,35 @@ def plan(
     (True, True)
     """
     budget = whole_bytes("budget_bytes", budget_bytes)
+    trial = None
+    if max_gradient_error is not None:
+        limit = checked_limit(max_gradient_error)
+        trial = try_compression(module, example_batch, blocks, loss)
     profile = profile_module(
-        module, example_batch, blocks=blocks, loss=loss, measure=measure
+        module, example_batch, blocks=blocks, loss=loss, measure=measure, trial=trial
     )
-    network, step = copied_to_meta(module, example_batch, blocks, loss)
     try:
+        if trial is not None:
+            profile = profile.with_errors(trial.squared_errors, limit)
+            network, step = trial.network, trial.step
+            solve = partial(
+                plan_within, network=network, step=step, budget_bytes=budget
+            )
+            return held_to_limit(profile, solve, trial.gradient_error)
+        network, step = copied_to_meta(module, example_batch, blocks, loss)
         return plan_within(profile, network, step, budget)
     except Infeasible as error:
+        if trial is not None:
+            error = error.with_remedy(
+                f"{error.remedy[:-1]}; or allow more than max_gradient_error="
+                f"{max_gradient_error}."
+            )
         if blocks:
             error = error.with_remedy(
                 f"{error.remedy[:-1]}; or name more blocks than by blocks={blocks!r}: "
                 "what is outside of blocks is always stored."
             )
         raise error from None
-
-
-def plan_within(
-    profile: Profile, network: Network, step: Step, budget_bytes: int
-) -> Plan:
-    """Solve for a budget, run the plan once, and solve again if it was above.
-
-    If that leads nowhere, the lightest plan that is known is run.
-
-    Parameters
-    ----------
-    profile : Profile
-        Of the network.
-    network : Network
-        On which plans are tried.
-    step : callable
-        Runs forward and backward pass, on meta tensors too.
-    budget_bytes : int
-        What a step may allocate.
-
-    Returns
-    -------
-    Plan
-        Whose measured peak is within the budget.
-
-    Raises
-    ------
-    Infeasible
-        If none fits; it says what the lightest one took.
-    """
-    allowed = budget_bytes
-    for _ in range(_TRIES):
-        try:
-            modes = profile.fastest(allowed)
-        except Infeasible:
-            break
-        found = _tried(profile, network, step, modes, budget_bytes)
-        if found.measured_bytes <= budget_bytes:
-            return found
-        allowed -= found.measured_bytes - budget_bytes
-    found = _tried(profile, network, step, profile.lightest(), budget_bytes)
-    if found.measured_bytes > budget_bytes:
-        raise Infeasible(found.measured_bytes, budget_bytes)
-    return found
-
-
-def _tried(
-    profile: Profile,
-    network: Network,
-    step: Step,
-    modes: dict[str, str],
-    budget_bytes: int,
-) -> Plan:
-    """Run modes once and make a plan of them, whether or not they fit."""
-    network.set_mode(modes)
-    return Plan(
-        modes,
-        getattr(network, "channels", None),
-        budget_bytes,
-        profile.peak_bytes(modes),
-        trace_bytes(network, step).peak_bytes,
-        profile.seconds(modes),
-        dict(profile.about),
-    )
 
 
 def profile_module(
@@ -305,6 +281,7 @@ def profile_module(
     blocks: str | Sequence[str] = (),
     loss: Callable[[Any], Tensor] | None = None,
     measure: bool = True,
+    trial: CompressionTrial | None = None,
 ) -> Profile:
     """Find out what each block costs in each mode.
 
@@ -312,6 +289,8 @@ def profile_module(
     ----------
     module, example_batch, blocks, loss, measure
         As for ``plan``.
+    trial : CompressionTrial or None
+        Of the module, if blocks may compress: its steps are counted and timed.
 
     Returns
     -------
@@ -326,13 +305,20 @@ def profile_module(
         If memory runs out while times are taken.
     """
     refused, verified = _unreconstructed(module, example_batch, blocks)
-    on_meta, step = copied_to_meta(module, example_batch, blocks, loss)
-    network = Unreconstructed(on_meta, refused)
+    if trial is None:
+        own, step = copied_to_meta(module, example_batch, blocks, loss)
+    else:
+        own, step = trial.network, trial.step
+    network = Unreconstructed(own, refused)
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     if measure and device.type != "meta":
         times = f"measured on {described(device)}"
         timed = unless_memory_runs_out(
-            lambda: _timed(module, example_batch, blocks, loss, refused, device)
+            lambda: (
+                _timed(module, example_batch, blocks, loss, refused, device)
+                if trial is None
+                else measured_seconds(network, step, device)
+            )
         )
         if timed is None:
             raise MemoryError(
@@ -348,7 +334,7 @@ def profile_module(
         "network": type(module).__name__,
         "inputs": str([list(x.shape) for x in tensors_of(example_batch)]),
         "seconds": times,
-        "bytes": "counted on meta tensors",
+        "bytes": "counted on meta tensors" if trial is None else f"counted on {device}",
         "reconstruction": verified,
         "torch": torch.__version__,
     }

@@ -6,11 +6,12 @@ What a plan needs at its peak follows from it to the byte.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from speechbrain_rev.planner.knapsack import lightest, solve
+from speechbrain_rev.planner.capped import lightest_capped, solve_capped
 from speechbrain_rev.planner.problem import Cost, Infeasible, Problem
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.reversible.modes import fallback
@@ -52,6 +53,11 @@ class BlockProfile:
         """The modes that the block can have."""
         return list(dict.fromkeys(own for _, own in self.costs))
 
+    def squared_error(self, mode: str) -> float:
+        """Tell what the block puts into the gradient in a mode."""
+        found = (c.squared_error for (_, own), c in self.costs.items() if own == mode)
+        return max(found, default=0.0)
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -70,6 +76,9 @@ class Profile:
         What all outside of the blocks takes.
     about : mapping of str to str
         What was profiled, where and how: a profile serves for nothing else.
+    max_gradient_error : float or None
+        What plans' relative error of the gradient may be; None for no limit, which counts
+        only where blocks compress.
     """
 
     blocks: Sequence[BlockProfile]
@@ -77,6 +86,7 @@ class Profile:
     after_bytes: Mapping[str, int]
     after_seconds: float
     about: Mapping[str, str]
+    max_gradient_error: float | None = None
 
     def problem(self) -> Problem:
         """Put it as what ``knapsack.solve`` takes, with one block more for what follows.
@@ -161,6 +171,57 @@ class Profile:
             before = own
         return total
 
+    def gradient_error(self, modes: Mapping[str, str]) -> float:
+        """Predict by what part of its norm the gradient will be off.
+
+        Parameters
+        ----------
+        modes : mapping of str to str
+            A mode for each block.
+
+        Returns
+        -------
+        float
+            Root of the sum of squares over the blocks that compress; 0 if none does.
+
+        Raises
+        ------
+        ValueError
+            If a block has no mode, or one that it cannot have.
+        """
+        own = [(block, self._mode(block, modes)) for block in self.blocks]
+        return math.sqrt(math.fsum(block.squared_error(mode) for block, mode in own))
+
+    def with_errors(
+        self, squared_errors: Mapping[str, float], max_gradient_error: float
+    ) -> Profile:
+        """Make a profile that knows what compression does to the gradient.
+
+        Parameters
+        ----------
+        squared_errors : mapping of str to float
+            By block that can compress.
+        max_gradient_error : float
+            What plans may have; 0 for lossless ones.
+
+        Returns
+        -------
+        Profile
+            Whose other costs are the same.
+        """
+        compress = Mode.COMPRESS.value
+
+        def costs_of(block: BlockProfile) -> dict[Pair, Cost]:
+            return {
+                pair: replace(cost, squared_error=squared_errors[block.name])
+                if pair[1] == compress
+                else cost
+                for pair, cost in block.costs.items()
+            }
+
+        blocks = [replace(block, costs=costs_of(block)) for block in self.blocks]
+        return replace(self, blocks=blocks, max_gradient_error=max_gradient_error)
+
     def uniform(self, mode: Mode | str) -> dict[str, str]:
         """Give all blocks one mode; those that cannot have it recompute."""
         return {b.name: fallback(Mode(mode), b.modes).value for b in self.blocks}
@@ -184,7 +245,8 @@ class Profile:
             If even the lightest modes need more, by their exact peak.
         """
         try:
-            return self._named(solve(self.problem(), budget_bytes))
+            found = solve_capped(self.problem(), budget_bytes, self._squared_limit())
+            return self._named(found)
         except Infeasible:
             # The problem counts more than there is where runs end before their chains.
             modes = self.lightest()
@@ -195,10 +257,16 @@ class Profile:
 
     def lightest(self) -> dict[str, str]:
         """Choose the modes of the lowest predicted peak that are known."""
+        limit = self._squared_limit()
         modes = {mode for block in self.blocks for mode in block.modes}
-        uniform = (self.uniform(mode) for mode in Mode if mode.value in modes)
-        known = [self._named(lightest(self.problem())), *uniform]
+        uniform = [self.uniform(mode) for mode in Mode if mode.value in modes]
+        within = [m for m in uniform if self.gradient_error(m) ** 2 <= limit]
+        known = [self._named(lightest_capped(self.problem(), limit)), *within]
         return min(known, key=self.peak_bytes)
+
+    def _squared_limit(self) -> float:
+        limit = self.max_gradient_error
+        return math.inf if limit is None else limit**2
 
     def _named(self, found: Sequence[str]) -> dict[str, str]:
         """Give modes of a problem to the blocks; the last is that of what follows."""
@@ -307,7 +375,7 @@ class Profile:
                 for plain in document.pop("blocks")
             ]
             return cls(blocks=blocks, **document)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"This is no profile ({type(error).__name__}: {error}). Profile anew."
             ) from error

@@ -25,6 +25,7 @@ from .half_precision import HALF_PRECISION
 from .lengths import LENGTHS
 from .mutant import Mutant
 from .optimizer import OPTIMIZER
+from .planner import PLANNER
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS_FAILED = 1
@@ -36,6 +37,7 @@ MUTANTS = [
     *HALF_PRECISION,
     *LENGTHS,
     *OPTIMIZER,
+    *PLANNER,
 ]
 
 
