@@ -35,9 +35,16 @@ def give_modes(brain):
     Raises
     ------
     ValueError
-        If nothing fits the budget, or the plan is for another training, card or chunk.
+        If nothing fits the budget, the plan is for another training, card or chunk, or
+        an error is limited and there is no budget.
     """
     knobs = brain.hparams
+    if knobs.max_gradient_error is not None and knobs.memory_budget is None:
+        raise ValueError(
+            f"max_gradient_error is {knobs.max_gradient_error}, which limits what plans of "
+            "memory_budget compress, and memory_budget is null. Give it a size, as 11GiB, "
+            "or leave max_gradient_error out."
+        )
     channels = brain.checkpointer.recoverables[CHANNELS]
     begun = channels.restore(brain.checkpointer, chosen=knobs.chunk == "auto")
     path = Path(knobs.output_folder, PLAN)
@@ -67,6 +74,7 @@ def keep_plan(brain, path, begun):
         kept=path,
         plan_file=knobs.plan_file,
         memory_budget=knobs.memory_budget,
+        max_gradient_error=knobs.max_gradient_error,
         say=logger.info,
     )
     write_whole(path, plan.to_json())

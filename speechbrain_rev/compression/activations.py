@@ -63,6 +63,11 @@ class LayerRecord:
         """How many times smaller it became."""
         return self.original_bytes / max(1, self.kept_bytes)
 
+    @property
+    def bits(self) -> float:
+        """How many a value takes."""
+        return 8 * self.kept_bytes / max(1, self.values)
+
 
 class ActivationCompression:
     """Keep inputs of convolutions and batch normalisations compressed for the backward.
@@ -86,6 +91,8 @@ class ActivationCompression:
         By layer, from the last training step.
     raw_count : int
         How often a tensor was left as it is because it held NaN or infinity.
+    assumed_bits : dict of str to float
+        By layer, what a value is taken to need where there are no data, on meta.
 
     Examples
     --------
@@ -114,6 +121,7 @@ class ActivationCompression:
             self.rules[kind] = rule or self.rules[kind]
         self.records: dict[str, LayerRecord] = {}
         self.raw_count = 0
+        self.assumed_bits: dict[str, float] = {}
 
     @contextlib.contextmanager
     def during(
@@ -192,7 +200,7 @@ class _Pass:
         self, compression: ActivationCompression, network: nn.Module, registers: bool
     ) -> None:
         self.compression, self.registers = compression, registers
-        self.saved = SavedActivations(compression.note)
+        self.saved = SavedActivations(compression.note, compression.assumed_bits)
         self._names = names_of_layers(network)
 
     def before(self, kind: Kind, x: Tensor, weight: Tensor | None) -> None:
@@ -283,7 +291,7 @@ def compress_activations(
     >>> [record.form for record in compression.records.values()]
     ['dense', 'dense']
     """
-    if isinstance(vars(network).get("forward"), _Compressing):
+    if isinstance(vars(network).get("forward"), Compressing):
         raise ValueError(
             f"{type(network).__name__} has its activations compressed already; change "
             "the rules of what compress_activations returned."
@@ -291,20 +299,38 @@ def compress_activations(
     compression = ActivationCompression(
         convolutions=convolutions, normalisations=normalisations
     )
-    network.forward = _Compressing(network, compression)  # type: ignore[assignment]
+    network.forward = Compressing(network, compression)  # type: ignore[assignment]
     return compression
 
 
-class _Compressing:
-    """Runs a network within a pass; no hook of torch's is left by a KeyboardInterrupt."""
+class Compressing:
+    """Runs a network within a pass; no hook of torch's is left by a KeyboardInterrupt.
 
-    def __init__(self, network: nn.Module, compression: ActivationCompression) -> None:
+    Parameters
+    ----------
+    network : nn.Module
+        What is run instead of its ``forward``.
+    compression : ActivationCompression
+        How to compress.
+    everywhere : bool
+        False to compress within ``registering`` only.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        compression: ActivationCompression,
+        *,
+        everywhere: bool = True,
+    ) -> None:
         self.network, self.compression = network, compression
+        self.everywhere = everywhere
         #: Of this very network, if someone gave it one before.
         self.own = vars(network).get("forward")
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
-        with self.compression.during(self.network):
+        """Run the network."""
+        with self.compression.during(self.network, everywhere=self.everywhere):
             if self.own is not None:
                 return self.own(*inputs, **keywords)
             return type(self.network).forward(self.network, *inputs, **keywords)

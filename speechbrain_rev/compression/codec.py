@@ -12,6 +12,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from speechbrain_rev.compression import reference
 from speechbrain_rev.compression.compressed import Compressed, Form
@@ -43,7 +44,8 @@ def encode(
         By how much a decoded value may differ, in the unit of x. A tensor on the device
         of x is looked at together with what x is found to be, in one synchronisation.
     assumed_bits : float
-        Bits of a value of which there is no data, on the meta device.
+        Bits of a value of which there is no data, on the meta device or of a fake tensor.
+        As many as the value has, or more, leave x as it is.
 
     Returns
     -------
@@ -81,11 +83,15 @@ def encode(
         error_bound = _checked("error_bound", error_bound)
     x = x.detach()
     row = _row(x)
-    if x.is_meta:
+    if not has_contents(x):
         bits = _checked("assumed_bits", assumed_bits)
         bound = math.nan if isinstance(error_bound, Tensor) else error_bound
         size = math.ceil(len(row) * bits / 8)
-        payload = torch.empty(size, dtype=torch.uint8, device="meta")
+        if size >= row.nbytes:
+            return _compressed(
+                Form.RAW, x, bound, len(row), x, reason="assumed to be no smaller"
+            )
+        payload = torch.empty(size, dtype=torch.uint8, device=x.device)
         return _compressed(Form.DENSE, x, bound, len(row), payload)
     if not len(row):
         bound = _checked("error_bound", error_bound)
@@ -121,7 +127,7 @@ def decode(compressed: Compressed) -> Tensor:
         return kept[0]
     device = kept[0].device
     row = torch.empty(compressed.values, dtype=compressed.dtype, device=device)
-    if device.type != "meta":
+    if has_contents(kept[0]):
         flags = {
             Form.SPARSE: compressed.negative,
             Form.DENSE: compressed.nonzeros == compressed.values,
@@ -136,6 +142,11 @@ def decode(compressed: Compressed) -> Tensor:
     distinct = _distinct(out)
     distinct.copy_(row.view(distinct.shape))
     return out
+
+
+def has_contents(x: Tensor) -> bool:
+    """Whether a tensor has numbers: those on meta and fake ones have a shape only."""
+    return not (x.is_meta or isinstance(x, FakeTensor))
 
 
 def _encode(x: Tensor, row: Tensor, error_bound: float | Tensor) -> Compressed:

@@ -132,7 +132,8 @@ def _weight_of(func: Any, rest: list[Any], kwargs: Mapping[str, Any]) -> Tensor 
 def _as_convolved(x: Tensor) -> Tensor:
     """Cast to what autocast makes of a convolution's input, which is what is saved."""
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype is torch.float64:
+    # Torch knows no autocast of meta tensors, not even whether it is on.
+    if x.is_meta or x.dtype is torch.float64 or not torch.is_autocast_enabled(kind):
         return x
     return x.to(torch.get_autocast_dtype(kind))
 

@@ -11,14 +11,19 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from speechbrain_rev.compression.bounds import Bound
-from speechbrain_rev.compression.codec import decode, encode
+from speechbrain_rev.compression.codec import (
+    ASSUMED_BITS,
+    decode,
+    encode,
+    has_contents,
+)
 from speechbrain_rev.compression.compressed import Compressed, Form
 
 #: The frame in which custom functions save their tensors.
@@ -120,7 +125,7 @@ class Registration:
         """Give the smallest of the layers' bounds."""
         first, *others = [bound(x) for bound in self.bounds]
         # Without data nobody knows which is smaller, nor does it matter.
-        compared = others and not x.is_meta
+        compared = others and has_contents(x)
         return min([first, *others], key=float) if compared else first
 
 
@@ -161,10 +166,16 @@ class SavedActivations:
     encoded : callable
         Told of each tensor that was compressed: the layer that registered it, the
         tensor and what became of it.
+    assumed_bits : mapping of str to float
+        By layer, of a value of which there is no data.
     """
 
-    def __init__(self, encoded: Callable[[str, Tensor, Compressed], None]) -> None:
-        self._encoded = encoded
+    def __init__(
+        self,
+        encoded: Callable[[str, Tensor, Compressed], None],
+        assumed_bits: Mapping[str, float],
+    ) -> None:
+        self._encoded, self._assumed_bits = encoded, assumed_bits
         self._storages: dict[int, _Storage] = {}
 
     def register(self, x: Tensor, layer: str, bound: Bound) -> None:
@@ -187,7 +198,7 @@ class SavedActivations:
         if bound in wanted.bounds:
             return
         wanted.bounds.append(bound)
-        if x.is_meta:
+        if not has_contents(x):
             return
         copies = [copy for ref in storage.copies if (copy := ref()) is not None]
         for copy in copies:
@@ -258,8 +269,9 @@ class SavedActivations:
         storage.attach(copy)
 
     def _encode(self, x: Tensor, wanted: Registration) -> Compressed:
+        bits = self._assumed_bits.get(wanted.layer, ASSUMED_BITS)
         with torch.no_grad():
-            compressed = encode(x, wanted.error_bound(x))
+            compressed = encode(x, wanted.error_bound(x), assumed_bits=bits)
         self._encoded(wanted.layer, x, compressed)
         return compressed
 

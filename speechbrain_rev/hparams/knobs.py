@@ -195,6 +195,7 @@ KNOBS = {
         form="a size such as 11GB, 10.5GiB or 800MB, or auto",
         why="A card that is sold as 11GB has 11GiB, of 2**30 bytes; 11GB are 1e9 each.",
     ),
+    "max_gradient_error": Knob("float", null=True, above=0, at_most=1),
     "plan_file": _FILE,
     "streams": Knob("str", one_of=("exact", "float")),
     "chunk": Knob("int", null=True, or_word="auto", at_least=1),

@@ -34,9 +34,9 @@ from speechbrain_rev.models.published import TOTAL_BATCH
 from speechbrain_rev.models.sweeping import optimizer_seconds
 from speechbrain_rev.models.table import Model, select
 from speechbrain_rev.planner import Infeasible, Plan, Profile
-from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.timing import ASSUMED, Speed
 from speechbrain_rev.planner.trace import trace_bytes
+from speechbrain_rev.planner.within import plan_within
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.reversible.modes import LOSSLESS
 from speechbrain_rev.sizes import GIB, card_text, size_text

@@ -12,6 +12,9 @@ from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.sizes import card_text, size_text
 
+# What of a plan has to be what is asked for, so that it is not made anew.
+_ASKED = ("memory_budget", "max_gradient_error")
+
 
 def plan_for_run(
     step: TrainingStep,
@@ -19,6 +22,7 @@ def plan_for_run(
     kept: Path,
     plan_file: str | None,
     memory_budget: str | None,
+    max_gradient_error: float | None = None,
     say: Callable[[str], object],
 ) -> Plan:
     """Give the plan of a run: that of a file, the one that is kept, or a new one.
@@ -34,6 +38,8 @@ def plan_for_run(
     memory_budget : str or None
         As ``budget_bytes_of`` takes it. If neither is given, the plan that is kept
         is the run's.
+    max_gradient_error : float or None
+        As ``plan_training`` takes it: a plan that was kept for another one is made anew.
     say : callable
         Is told what a new plan is made for, and if one is taken that nobody named.
 
@@ -74,7 +80,9 @@ def plan_for_run(
     if kept.is_file():
         plan = Plan.load(kept)
         given = plan.about.get("plan_file")
-        if given is None and plan.about.get("memory_budget") == memory_budget:
+        asked = {"memory_budget": memory_budget, **_limit(max_gradient_error)}
+        same = all(plan.about.get(name) == asked.get(name) for name in _ASKED)
+        if given is None and same:
             _refuse_other_training(plan, step, kept)
             _refuse_other_channels(plan, step, kept)
             return plan
@@ -83,8 +91,10 @@ def plan_for_run(
         f"memory plan: {memory_budget} is {card_text(size)}; times of blocks on "
         f"{device_name(step.device)}"
     )
-    return plan_training(step, size).with_about(
-        memory_budget=memory_budget, memory_budget_bytes=str(size)
+    return plan_training(step, size, max_gradient_error).with_about(
+        memory_budget=memory_budget,
+        memory_budget_bytes=str(size),
+        **_limit(max_gradient_error),
     )
 
 
@@ -116,8 +126,15 @@ def in_words(plan: Plan) -> str:
         "weights, gradients, optimizer states and classifier, and a batch's speech"
         f"{aside}; the step peaks at {size_text(plan.measured_bytes)} counted "
         f"({size_text(plan.predicted_bytes)} predicted) of the remaining "
-        f"{size_text(plan.budget_bytes)}"
+        f"{size_text(plan.budget_bytes)}{plan.error_text()}"
     )
+
+
+def _limit(max_gradient_error: float | None) -> dict[str, str]:
+    """Say in a plan which error it may have, if any."""
+    if max_gradient_error is None:
+        return {}
+    return {"max_gradient_error": str(float(max_gradient_error))}
 
 
 def _load(plan_file: str, kept: Path) -> Plan:

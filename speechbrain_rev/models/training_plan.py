@@ -22,6 +22,7 @@ from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.memory.report import breakdown
 from speechbrain_rev.memory.shapes import without_contents
 from speechbrain_rev.models.card import INPUT_BYTES_PER_FRAME, card_for, reserve_of
+from speechbrain_rev.models.compressed_plan import TrainingTrial
 from speechbrain_rev.models.profiling import (
     Channels,
     EncoderStep,
@@ -34,10 +35,10 @@ from speechbrain_rev.models.profiling import (
 from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Infeasible, Plan, Profile
 from speechbrain_rev.planner.counting import profile_bytes
-from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.saved import saved_profile
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.planner.verify import reproduced, warn_refused
+from speechbrain_rev.planner.within import plan_within
 from speechbrain_rev.sizes import parse_size, size_text
 
 #: Utterances of the steps whose time is taken, at most, elsewhere and on a card, which
@@ -115,7 +116,9 @@ def budget_bytes_of(budget: str, device: torch.device) -> int:
     return size
 
 
-def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
+def plan_training(
+    step: TrainingStep, budget_bytes: int, max_gradient_error: float | None = None
+) -> Plan:
     """Choose what the encoder's blocks keep.
 
     Parameters
@@ -125,6 +128,8 @@ def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
     budget_bytes : int
         What the process may hold of the card's memory. On a card a part of it is
         reserved for what cannot be counted, as ``speechbrain-rev models`` does.
+    max_gradient_error : float or None
+        As for ``planner.plan``; None for a lossless plan.
 
     Returns
     -------
@@ -143,52 +148,78 @@ def plan_training(step: TrainingStep, budget_bytes: int) -> Plan:
     )
     refused = _refused(step)
 
-    def chosen(of_shallow: Callable[[TrainingStep, Channels], Profile]) -> Chosen:
-        profile_for = functools.partial(_profile, step, of_shallow, refused=refused)
+    def chosen(profile_for: Callable[[Channels], Profile]) -> Chosen:
         if step.searches_chunk and not step.begun:
             return fastest_channels(profile_for, step.encoder, budget.left_bytes)
         channels = tuple(step.encoder.channels)
         return channels, profile_for(channels)
 
-    counted = chosen(_counted)
-    if not counted[1].fits(budget.left_bytes):
+    if max_gradient_error is not None:
+        most = _TIMED_ON_CUDA if on_card else _TIMED
+        trial = TrainingTrial.of(step, max_gradient_error, most)
+
+        def tried(channels: Channels) -> Profile:
+            return trial.profile(channels).without_reconstruction(refused)
+
+        return _plan_within(step, budget, *chosen(tried), trial)
+    counted, timed = (
+        functools.partial(_profile, step, of_shallow, refused=refused)
+        for of_shallow in (_counted, _timed)
+    )
+    channels, profile = chosen(counted)
+    if not profile.fits(budget.left_bytes):
         # Which refuses before a time is taken, unless its run takes less than predicted.
-        _plan_within(step, budget, *counted)
-    return _plan_within(step, budget, *chosen(_timed))
+        _plan_within(step, budget, channels, profile)
+    return _plan_within(step, budget, *chosen(timed))
 
 
 def _plan_within(
-    step: TrainingStep, budget: _Budget, channels: Channels, profile: Profile
+    step: TrainingStep,
+    budget: _Budget,
+    channels: Channels,
+    profile: Profile,
+    trial: TrainingTrial | None = None,
 ) -> Plan:
     """Plan for what the budget leaves, or say how much is lacking and what helps."""
     left = budget.left_bytes
-    with step.shapes() as device:
-        encoder = without_contents(step.encoder, device)
-        encoder.set_channels(channels)
-        run = step.run_without_contents(encoder, device)
-        try:
-            plan = plan_within(profile, encoder, run, left)
-        except Infeasible as error:
-            used_bytes = error.needed_bytes + budget.staying_bytes
-            on_card = step.device.type == "cuda"
-            refused = Infeasible(
-                needed_bytes=card_for(used_bytes) if on_card else used_bytes,
-                budget_bytes=budget.whole_bytes,
-            )
-            # It has the lightest modes that are known.
-            batch = _fitting_batch(step, encoder, device, left) if left > 0 else None
+
+    def solve(profile: Profile, left: int) -> Plan:
+        with step.shapes() as device:
+            encoder = without_contents(step.encoder, device)
+            encoder.set_channels(channels)
+            network = encoder if trial is None else trial.compressible(encoder)
+            run = step.run_without_contents(encoder, device)
+            try:
+                return plan_within(profile, network, run, left)
+            except Infeasible as error:
+                room = left > 0
+                # It has the lightest modes that are known.
+                batch = _fitting_batch(step, encoder, device, left) if room else None
+                remedy = _remedy(step, batch=batch, room=room)
+                raise error.with_remedy(remedy) from None
+
+    try:
+        if trial is None:
+            plan = solve(profile, left)
         else:
-            return plan.with_about(
-                staying_bytes=str(budget.staying_bytes),
-                reserved_bytes=str(budget.reserved_bytes),
-            )
-    remedy = _remedy(step, batch=batch, room=left > 0)
+            trial.encoder.set_channels(channels)
+            plan = trial.held(profile, solve, left)
+    except Infeasible as error:
+        used_bytes, remedy = error.needed_bytes + budget.staying_bytes, error.remedy
+    else:
+        return plan.with_about(
+            staying_bytes=str(budget.staying_bytes),
+            reserved_bytes=str(budget.reserved_bytes),
+        )
     if left <= 0:
         staying = size_text(budget.staying_bytes)
         remedy = (
             f"What stays from step to step takes {staying} alone: weights, gradients, "
             f"optimizer states, speech. {remedy}"
         )
+    on_card = step.device.type == "cuda"
+    needed_bytes = card_for(used_bytes) if on_card else used_bytes
+    refused = Infeasible(needed_bytes, budget.whole_bytes)
     raise refused.with_remedy(f"It lacks {size_text(refused.lacking_bytes)}. {remedy}")
 
 

@@ -10,14 +10,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
+from speechbrain_rev.planner.block_profile import BlockProfile, Pair, waiting_bytes
 from speechbrain_rev.planner.network import Network, keeping_modes
 from speechbrain_rev.planner.problem import Cost
-from speechbrain_rev.planner.profile import (
-    BlockProfile,
-    Pair,
-    Profile,
-    waiting_bytes,
-)
+from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.trace import Step, Trace, trace_bytes
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.reversible.modes import fallback

@@ -54,11 +54,11 @@ def whole(name: str, value: object, *, least: int | None = 0) -> int:
     raise ValueError(f"{name} is {value!r} and takes a whole number{bound}")
 
 
-def duration(name: str, value: object) -> float:
-    """Take a time: a finite number, not below zero."""
+def finite(name: str, value: object) -> float:
+    """Take a finite number that is not below zero, as a time is."""
     if type(value) in (int, float) and 0 <= value <= sys.float_info.max:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
-    raise ValueError(f"{name} is {value!r} and takes seconds, at least 0")
+    raise ValueError(f"{name} is {value!r} and takes a finite number, at least 0")
 
 
 def channels(value: object) -> list[int | None] | None:

@@ -12,16 +12,25 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.planner.problem import Cost, Infeasible, Problem, peak_bytes
+from speechbrain_rev.planner.problem import (
+    Cost,
+    Infeasible,
+    Problem,
+    peak_bytes,
+    squared_error,
+)
 
 #: Ways to run the rest of the network that are kept at each block.
 STATES = 10_000
+
+#: By how much a sum of errors may be above its limit by rounding alone.
+ROUNDING = 1e-9
 
 # Of the coefficients that scipy's solver sees.
 _LARGEST = 1e5
@@ -80,7 +89,7 @@ def solve(
     if budget_bytes < needs[0]:
         raise Infeasible(needed_bytes=int(needs[0]), budget_bytes=budget_bytes)
     if exact:
-        return _solve_exactly(problem, budget_bytes)
+        return solve_exactly(problem, budget_bytes)
     return _read(fronts, int(np.searchsorted(needs, budget_bytes, side="right")) - 1)
 
 
@@ -97,7 +106,25 @@ def lightest(problem: Problem) -> list[str]:
     list of str
         The mode of each block, as in the example of :func:`solve`.
     """
-    return _read(_fronts(problem, states=STATES), state=0)
+    return next(frontier(problem))
+
+
+def frontier(problem: Problem) -> Iterator[list[str]]:
+    """List choices that none beats in both bytes and time, from the lightest on.
+
+    Parameters
+    ----------
+    problem : Problem
+        The chain and its costs.
+
+    Yields
+    ------
+    list of str
+        The mode of each block.
+    """
+    fronts = _fronts(problem, states=STATES)
+    for state in range(fronts[0][None].need_bytes.size):
+        yield _read(fronts, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,8 +216,30 @@ def _read(fronts: list[dict[str | None, _Front]], state: int) -> list[str]:
     return modes
 
 
-def _solve_exactly(problem: Problem, budget_bytes: int) -> list[str]:
-    """Find the fastest path through the modes with scipy's mixed-integer solver."""
+def solve_exactly(
+    problem: Problem, budget_bytes: int, max_squared_error: float = np.inf
+) -> list[str]:
+    """Find the fastest path through the modes with scipy's mixed-integer solver.
+
+    Parameters
+    ----------
+    problem : Problem
+        The chain and its costs.
+    budget_bytes : int
+        What the peak may reach.
+    max_squared_error : float
+        What the sum of the squared errors may reach.
+
+    Returns
+    -------
+    list of str
+        The mode of each block.
+
+    Raises
+    ------
+    ArithmeticError
+        If the solver's tolerances do not suffice, or there is no such choice.
+    """
     from scipy.optimize import LinearConstraint, milp
 
     count = len(problem.blocks)
@@ -221,6 +270,9 @@ def _solve_exactly(problem: Problem, budget_bytes: int) -> list[str]:
     # The solver's tolerances are absolute: large numbers make them small in bytes.
     byte_unit = max(1, int(np.abs(peaks).max())) / _LARGEST
     times = np.array([cost.seconds for cost in costs])
+    errors = np.array([cost.squared_error for cost in costs])
+    error_unit = (min(float(errors.max()), max_squared_error) or 1.0) / _LARGEST
+    limits = [LinearConstraint(errors / error_unit, ub=max_squared_error / error_unit)]
     answer = milp(
         times * (_LARGEST / (times.max() or 1.0)),
         integrality=np.ones(len(pairs)),
@@ -228,6 +280,7 @@ def _solve_exactly(problem: Problem, budget_bytes: int) -> list[str]:
         constraints=[
             LinearConstraint(np.array(flow), source, source),
             LinearConstraint(peaks / byte_unit, ub=room / byte_unit),
+            *(limits if np.isfinite(max_squared_error) else []),
         ],
         options={"mip_rel_gap": 0.0},
     )
@@ -244,5 +297,11 @@ def _solve_exactly(problem: Problem, budget_bytes: int) -> list[str]:
         raise ArithmeticError(
             f"The plan of scipy's solver peaks at {peak} bytes but the budget is "
             f"{budget_bytes}: its tolerance is larger than that. Use exact=False."
+        )
+    error = squared_error(problem, modes)
+    if error > max_squared_error * (1 + ROUNDING):
+        raise ArithmeticError(
+            f"The plan of scipy's solver has a squared error of {error:g}, above "
+            f"{max_squared_error:g}: its tolerance is larger than that. Use exact=False."
         )
     return modes

@@ -1,18 +1,26 @@
 """What can be planned: named blocks, each with the modes that it can have.
 
 Encoders are such networks by themselves. Any other module becomes one by naming blocks:
-those of reversible chains reconstruct, all can store or recompute.
+those of reversible chains reconstruct, all can store, recompute or compress.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from speechbrain_rev.compression import ActivationCompression
+from speechbrain_rev.compression.selected import (
+    compress_blocks,
+    compresses,
+    compression_in,
+    refuse_what_is_compressed,
+    store_whole,
+)
 from speechbrain_rev.reversible import (
     Mode,
     Recompute,
@@ -91,13 +99,18 @@ class NamedBlocks:
         self._blocks = {
             name: module.get_submodule(name) for name in (*self._named, *self._chained)
         }
+        alone = module.compression if isinstance(module, ReversibleChain) else None
+        #: How blocks in mode "compress" do it.
+        self.compression: ActivationCompression = (
+            alone or compression_in(module) or ActivationCompression()
+        )
 
     def named_blocks(self) -> dict[str, nn.Module]:
         """Give the blocks by name."""
         return dict(self._blocks)
 
     def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
-        """Name the blocks and say which modes each can have."""
+        """Name the blocks and say which lossless modes each can have."""
         modes: dict[str, tuple[Mode, ...]] = dict.fromkeys(self._chained, LOSSLESS)
         for name in self._named:
             always = isinstance(self._blocks[name], Recompute)
@@ -106,10 +119,7 @@ class NamedBlocks:
 
     def block_modes(self) -> dict[str, Mode]:
         """Name the blocks and say which mode each has."""
-        modes = {
-            name: Mode.RECOMPUTE if recomputes(self._blocks[name]) else Mode.STORE
-            for name in self._named
-        }
+        modes = {name: _mode_of(self._blocks[name]) for name in self._named}
         return modes | {name: c.modes[i] for name, (c, i) in self._chained.items()}
 
     def set_mode(self, mode: Mapping[str, Mode | str]) -> None:
@@ -122,7 +132,7 @@ class NamedBlocks:
             the modes that they had.
         """
         modes = {name: as_mode(m) for name, m in mode.items()}
-        allowed = self.allowed_modes()
+        allowed = with_compression(self.allowed_modes())
         for name, m in modes.items():
             if m not in allowed.get(name, ()):
                 raise ValueError(
@@ -134,19 +144,29 @@ class NamedBlocks:
                     )
                 )
         kept = self.block_modes()
-        with contextlib.ExitStack() as undo:
-            for name, m in modes.items():
-                self._give(name, m)
-                undo.callback(self._give, name, kept[name])
-            undo.pop_all()
+        try:
+            self._give(modes)
+        except Exception:
+            self._give({name: kept[name] for name in modes})
+            raise
 
-    def _give(self, name: str, mode: Mode) -> None:
-        if name in self._chained:
-            chain, i = self._chained[name]
-            chain.set_mode([*chain.modes[:i], mode, *chain.modes[i + 1 :]])
-        else:
-            change = recompute_blocks if mode is Mode.RECOMPUTE else store_blocks
-            change(self.module, name)
+    def _give(self, modes: Mapping[str, Mode]) -> None:
+        if Mode.COMPRESS in modes.values():
+            refuse_what_is_compressed(self.module)
+        named = [self._blocks[name] for name in modes if name in self._named]
+        store_whole(self.module, named)
+        for name, m in modes.items():
+            if name in self._chained:
+                chain, i = self._chained[name]
+                chain.set_mode([*chain.modes[:i], m, *chain.modes[i + 1 :]])
+            else:
+                change = recompute_blocks if m is Mode.RECOMPUTE else store_blocks
+                change(self.module, name)
+        compressed = [name for name, m in modes.items() if m is Mode.COMPRESS]
+        alone = isinstance(self.module, ReversibleChain)
+        if not alone and (compressed or Mode.COMPRESS in self.block_modes().values()):
+            own = [self._blocks[name] for name in compressed if name in self._named]
+            compress_blocks(self.module, own, self.compression)
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -162,54 +182,14 @@ class NamedBlocks:
             yield
 
 
-class Without:
-    """A network some of whose blocks are not to have a mode.
-
-    Parameters
-    ----------
-    network : Network
-        The network.
-    mode : Mode
-        The mode.
-    names : collection of str
-        Of those blocks.
-
-    Examples
-    --------
-    >>> from speechbrain_rev.reversible import AdditiveCoupling
-    >>> chain = ReversibleChain(AdditiveCoupling(nn.Tanh(), nn.Tanh()) for _ in range(2))
-    >>> network = Without(as_network(chain), Mode.RECONSTRUCT, ["blocks.1"])
-    >>> {name: len(modes) for name, modes in network.allowed_modes().items()}
-    {'blocks.0': 3, 'blocks.1': 2}
-    """
-
-    def __init__(self, network: Network, mode: Mode, names: Collection[str]) -> None:
-        self.network, self._mode, self._names = network, mode, frozenset(names)
-
-    def named_blocks(self) -> Mapping[str, nn.Module]:
-        """Give the blocks by name."""
-        return self.network.named_blocks()
-
-    def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
-        """Name the blocks and say which modes each can have."""
-        return {
-            name: tuple(
-                m for m in modes if m is not self._mode or name not in self._names
-            )
-            for name, modes in self.network.allowed_modes().items()
-        }
-
-    def block_modes(self) -> Mapping[str, Mode]:
-        """Name the blocks and say which mode each has."""
-        return self.network.block_modes()
-
-    def set_mode(self, mode: Mapping[str, Mode | str]) -> None:
-        """Give blocks modes, by their names."""
-        self.network.set_mode(mode)
-
-    def telling(self) -> contextlib.AbstractContextManager[None]:
-        """Make blocks that are no couplings tell of their moments for a while."""
-        return telling(self.network)
+def with_compression(
+    allowed: Mapping[str, tuple[Mode, ...]],
+) -> dict[str, tuple[Mode, ...]]:
+    """Add mode "compress" for all blocks that can store."""
+    return {
+        name: (*modes, Mode.COMPRESS) if Mode.STORE in modes else modes
+        for name, modes in allowed.items()
+    }
 
 
 @contextlib.contextmanager
@@ -224,19 +204,23 @@ def keeping_modes(network: Network) -> Iterator[None]:
 
 def compare_next(network: Network) -> None:
     """Let chains compare their streams in the next step, which then holds most."""
-    while isinstance(network, Without):
-        network = network.network
-    module = network.module if isinstance(network, NamedBlocks) else network
-    for chain in cast(nn.Module, module).modules():
+    module: nn.Module = getattr(network, "module", cast(nn.Module, network))
+    for chain in module.modules():
         if isinstance(chain, ReversibleChain):
             chain.monitor.restart()
 
 
 def telling(network: Network) -> contextlib.AbstractContextManager[None]:
     """Make blocks tell of their moments for a while, where they do not by themselves."""
-    if isinstance(network, NamedBlocks | Without):
-        return network.telling()
-    return contextlib.nullcontext()
+    own: Callable[[], contextlib.AbstractContextManager[None]] | None
+    own = getattr(network, "telling", None)
+    return contextlib.nullcontext() if own is None else own()
+
+
+def _mode_of(block: nn.Module) -> Mode:
+    if compresses(block):
+        return Mode.COMPRESS
+    return Mode.RECOMPUTE if recomputes(block) else Mode.STORE
 
 
 def _tell_begin(block: nn.Module, _: Any) -> None:

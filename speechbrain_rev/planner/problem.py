@@ -26,6 +26,9 @@ class Cost:
         At the worst moment of its passes, above what the blocks before it hold.
     seconds : float
         Of its forward and backward pass.
+    squared_error : float
+        Square of what it puts into the gradient, as a part of the gradient's norm; of
+        several blocks these add up. 0 in every mode but "compress".
 
     Examples
     --------
@@ -36,6 +39,7 @@ class Cost:
     held_bytes: int
     working_bytes: int
     seconds: float
+    squared_error: float = 0.0
 
     def __post_init__(self) -> None:
         sizes: tuple[object, ...] = self.held_bytes, self.working_bytes
@@ -49,6 +53,11 @@ class Cost:
                 f"working_bytes is {self.working_bytes} and seconds {self.seconds}; "
                 "neither may be negative, nor the time infinite or NaN. Only "
                 "held_bytes may be below zero."
+            )
+        if not 0 <= self.squared_error < math.inf:
+            raise ValueError(
+                f"squared_error is {self.squared_error}; it must be finite and not "
+                "negative."
             )
 
     @property
@@ -216,6 +225,29 @@ def seconds(problem: Problem, modes: Sequence[str]) -> float:
         As :func:`peak_bytes`.
     """
     return math.fsum(cost.seconds for cost in _chosen(problem, modes))
+
+
+def squared_error(problem: Problem, modes: Sequence[str]) -> float:
+    """Square of the gradient's relative error with these modes.
+
+    Parameters
+    ----------
+    problem : Problem
+        The chain and its costs.
+    modes : sequence of str
+        One mode for each block.
+
+    Returns
+    -------
+    float
+        The sum over the blocks, whose errors are taken as independent.
+
+    Raises
+    ------
+    ValueError
+        As :func:`peak_bytes`.
+    """
+    return math.fsum(cost.squared_error for cost in _chosen(problem, modes))
 
 
 def _chosen(problem: Problem, modes: Sequence[str]) -> list[Cost]:

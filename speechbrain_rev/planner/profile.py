@@ -7,52 +7,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
-from speechbrain_rev.planner.documents import duration, mapping, reading, texts, whole
-from speechbrain_rev.planner.knapsack import lightest, solve
+from speechbrain_rev.planner.block_profile import BlockProfile, Pair, waiting_bytes
+from speechbrain_rev.planner.capped import lightest_capped, solve_capped
+from speechbrain_rev.planner.documents import finite, mapping, reading, texts, whole
 from speechbrain_rev.planner.problem import Cost, Infeasible, Problem
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.reversible.modes import fallback
 
-#: A mode, and that of the block before; None before the first.
-Pair = tuple["str | None", str]
-
 #: What follows the last block, as a block of a problem.
 _END = "end"
-
-
-@dataclass(frozen=True)
-class BlockProfile:
-    """What one block costs.
-
-    Attributes
-    ----------
-    name : str
-        The block's; up to the last dot it is that of its chain.
-    gradient_bytes : int
-        Of its weights. In a run of blocks of one chain that reconstruct, gradients wait
-        until the backward pass has left the run.
-    costs : mapping of pair to Cost
-        By the mode of the block before and its own. Weight gradients of later blocks are
-        not among ``working_bytes``.
-    """
-
-    name: str
-    gradient_bytes: int
-    costs: Mapping[Pair, Cost]
-
-    @property
-    def chain(self) -> str:
-        """The name of the chain that the block is in."""
-        return self.name.rpartition(".")[0]
-
-    @property
-    def modes(self) -> list[str]:
-        """The modes that the block can have."""
-        return list(dict.fromkeys(own for _, own in self.costs))
 
 
 @dataclass(frozen=True)
@@ -72,6 +39,9 @@ class Profile:
         What all outside of the blocks takes.
     about : mapping of str to str
         What was profiled, where and how: a profile serves for nothing else.
+    max_gradient_error : float or None
+        What plans' relative error of the gradient may be; None for no limit, which counts
+        only where blocks compress.
     """
 
     blocks: Sequence[BlockProfile]
@@ -79,6 +49,7 @@ class Profile:
     after_bytes: Mapping[str, int]
     after_seconds: float
     about: Mapping[str, str]
+    max_gradient_error: float | None = None
 
     def problem(self) -> Problem:
         """Put it as what ``knapsack.solve`` takes, with one block more for what follows.
@@ -163,6 +134,57 @@ class Profile:
             before = own
         return total
 
+    def gradient_error(self, modes: Mapping[str, str]) -> float:
+        """Predict by what part of its norm the gradient will be off.
+
+        Parameters
+        ----------
+        modes : mapping of str to str
+            A mode for each block.
+
+        Returns
+        -------
+        float
+            Root of the sum of squares over the blocks that compress; 0 if none does.
+
+        Raises
+        ------
+        ValueError
+            If a block has no mode, or one that it cannot have.
+        """
+        own = [(block, self._mode(block, modes)) for block in self.blocks]
+        return math.sqrt(math.fsum(block.squared_error(mode) for block, mode in own))
+
+    def with_errors(
+        self, squared_errors: Mapping[str, float], max_gradient_error: float
+    ) -> Profile:
+        """Make a profile that knows what compression does to the gradient.
+
+        Parameters
+        ----------
+        squared_errors : mapping of str to float
+            By block that can compress.
+        max_gradient_error : float
+            What plans may have; 0 for lossless ones.
+
+        Returns
+        -------
+        Profile
+            Whose other costs are the same.
+        """
+        compress = Mode.COMPRESS.value
+
+        def costs_of(block: BlockProfile) -> dict[Pair, Cost]:
+            return {
+                pair: replace(cost, squared_error=squared_errors[block.name])
+                if pair[1] == compress
+                else cost
+                for pair, cost in block.costs.items()
+            }
+
+        blocks = [replace(block, costs=costs_of(block)) for block in self.blocks]
+        return replace(self, blocks=blocks, max_gradient_error=max_gradient_error)
+
     def uniform(self, mode: Mode | str) -> dict[str, str]:
         """Give all blocks one mode; those that cannot have it recompute."""
         return {b.name: fallback(Mode(mode), b.modes).value for b in self.blocks}
@@ -186,7 +208,8 @@ class Profile:
             If even the lightest modes need more, by their exact peak.
         """
         try:
-            return self._named(solve(self.problem(), budget_bytes))
+            found = solve_capped(self.problem(), budget_bytes, self._squared_limit())
+            return self._named(found)
         except Infeasible:
             # The problem counts more than there is where runs end before their chains.
             modes = self.lightest()
@@ -197,14 +220,20 @@ class Profile:
 
     def lightest(self) -> dict[str, str]:
         """Choose the modes of the lowest predicted peak that are known."""
+        limit = self._squared_limit()
         modes = {mode for block in self.blocks for mode in block.modes}
-        uniform = (self.uniform(mode) for mode in Mode if mode.value in modes)
-        known = [self._named(lightest(self.problem())), *uniform]
+        uniform = [self.uniform(mode) for mode in Mode if mode.value in modes]
+        within = [m for m in uniform if self.gradient_error(m) ** 2 <= limit]
+        known = [self._named(lightest_capped(self.problem(), limit)), *within]
         return min(known, key=self.peak_bytes)
 
     def fits(self, budget_bytes: int) -> bool:
         """Tell by bytes alone whether there is a plan for a budget."""
         return self.peak_bytes(self.lightest()) <= budget_bytes
+
+    def _squared_limit(self) -> float:
+        limit = self.max_gradient_error
+        return math.inf if limit is None else limit**2
 
     def _named(self, found: Sequence[str]) -> dict[str, str]:
         """Give modes of a problem to the blocks; the last is that of what follows."""
@@ -321,11 +350,13 @@ class Profile:
         """
         with reading("profile", "Profile anew."):
             document = dict(mapping("it", json.loads(text)))
-            blocks = [_read_block(**plain) for plain in document.pop("blocks")]
+            blocks = [BlockProfile.read(**plain) for plain in document.pop("blocks")]
             found = cls(blocks=blocks, **document)
             whole("base_bytes", found.base_bytes)
-            duration("after_seconds", found.after_seconds)
+            finite("after_seconds", found.after_seconds)
             texts("about", found.about)
+            if found.max_gradient_error is not None:
+                finite("max_gradient_error", found.max_gradient_error)
             after = {
                 Mode(mode).value: whole("after_bytes", size)
                 for mode, size in mapping("after_bytes", found.after_bytes).items()
@@ -334,23 +365,6 @@ class Profile:
             # Sizes and times that nothing has are refused there.
             found.problem()
             return found
-
-
-def _read_block(
-    name: str, gradient_bytes: int, costs: Sequence[Sequence[Any]]
-) -> BlockProfile:
-    """Read a block of a profile's document."""
-    if not isinstance(name, str):
-        raise ValueError(f"name is {name!r} and takes a text")
-    found = {
-        (before and Mode(before).value, Mode(own).value): Cost(
-            whole("held_bytes", held, least=None),
-            whole("working_bytes", working),
-            duration("seconds", taken),
-        )
-        for before, own, held, working, taken in costs
-    }
-    return BlockProfile(name, whole("gradient_bytes", gradient_bytes), found)
 
 
 def _refuse_gaps(blocks: Sequence[BlockProfile], after: Mapping[str, int]) -> None:
@@ -362,19 +376,3 @@ def _refuse_gaps(blocks: Sequence[BlockProfile], after: Mapping[str, int]) -> No
         before = list(block.modes)
     if not blocks or not {*before} <= after.keys():
         raise ValueError("blocks or after_bytes are not complete")
-
-
-def waiting_bytes(
-    order: Sequence[str], modes: Mapping[str, str], gradient_bytes: Mapping[str, int]
-) -> dict[str, int]:
-    """Bytes of weight gradients of later blocks that wait, at each block."""
-    waits, waiting, run = {}, 0, ""
-    for name in reversed(order):
-        chain = name.rpartition(".")[0]
-        reconstructs = modes.get(name) == Mode.RECONSTRUCT.value
-        if not reconstructs or chain != run:
-            waiting = 0
-        run = chain if reconstructs else ""
-        waits[name] = waiting
-        waiting += gradient_bytes[name] if reconstructs else 0
-    return waits

@@ -29,16 +29,14 @@ from speechbrain_rev.planner.calling import (
     trainable,
 )
 from speechbrain_rev.planner.counting import profile_bytes
-from speechbrain_rev.planner.network import (
-    Network,
-    Without,
-    as_network,
-)
+from speechbrain_rev.planner.network import Network, as_network
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.room import has_room, unless_memory_runs_out
 from speechbrain_rev.planner.timing import estimated_seconds, measured_seconds
 from speechbrain_rev.planner.trace import Step, Trace, trace_bytes
+from speechbrain_rev.planner.trial import CompressionTrial
 from speechbrain_rev.planner.verify import reproduced, run_once, warn_refused
+from speechbrain_rev.planner.views import Without
 from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
 from speechbrain_rev.reversible.modes import fallback
 
@@ -90,6 +88,7 @@ def counted(
     loss: Callable[[Any], Tensor] | None = None,
     *,
     measure: bool = True,
+    trial: CompressionTrial | None = None,
 ) -> Counted:
     """Count what each block holds in each mode, within ``in_training``.
 
@@ -97,6 +96,8 @@ def counted(
     ----------
     module, example_batch, blocks, loss, measure
         As for ``plan``.
+    trial : CompressionTrial or None
+        Of the module, if blocks may compress: steps of its copy are counted.
 
     Returns
     -------
@@ -125,6 +126,9 @@ def counted(
     }
     as_network(module, blocks)  # whose errors are about names
     device = _device_of(module, example_batch)
+    if trial is not None:
+        chosen = Without(trial.network, Mode.RECONSTRUCT, refused)
+        return _counted_on(chosen, trial.step, device, about)
     bare: tuple[Network, Step] | None = None
     cause: Exception | None = None
     try:
@@ -163,26 +167,25 @@ def counted(
             "batch with numbers, and measure=True, which counts in real steps."
         ) from cause
     _warn_of_kernels(module)
-    chosen, step = bare
-    network = Without(chosen, Mode.RECOMPUTE, run_once(chosen, step))
-    profile = profile_bytes(network, step, defaultdict(float), about | _ON_META)
-    return Counted(profile, network, step, torch.device("meta"))
+    return _counted_on(*bare, torch.device("meta"), about)
 
 
-def timed(found: Counted) -> Profile:
+def timed(found: Counted, *, measure: bool = True) -> Profile:
     """Take the times of what was counted, within ``in_training``.
 
     Parameters
     ----------
     found : Counted
         By ``counted``.
+    measure : bool
+        As for ``plan``.
 
     Returns
     -------
     Profile
         With times by the clock, or estimated where nothing is computed.
     """
-    if found.device.type == "meta":
+    if not measure or found.device.type == "meta":
         seconds = estimated_seconds(found.network, found.step)
         how = "estimated from counts of operations"
     else:
@@ -199,6 +202,7 @@ def profile_module(
     blocks: str | Sequence[str] = (),
     loss: Callable[[Any], Tensor] | None = None,
     measure: bool = True,
+    trial: CompressionTrial | None = None,
 ) -> Profile:
     """Find out what each block costs in each mode.
 
@@ -206,6 +210,8 @@ def profile_module(
     ----------
     module, example_batch, blocks, loss, measure
         As for ``plan``.
+    trial : CompressionTrial or None
+        As for ``counted``.
 
     Returns
     -------
@@ -218,7 +224,9 @@ def profile_module(
         As ``plan``.
     """
     with in_training(module, example_batch):
-        return timed(counted(module, example_batch, blocks, loss, measure=measure))
+        given = module, example_batch, blocks, loss
+        found = counted(*given, measure=measure, trial=trial)
+        return timed(found, measure=measure)
 
 
 _ON_META = {"bytes": "counted on meta tensors"}
@@ -269,14 +277,22 @@ def _counted_where_it_is(
     device = _device_of(module, example_batch)
     _store_all(chosen)
     step()
-    once = run_once(chosen, step)
-    network = Without(chosen, Mode.RECOMPUTE, once)
     if bare and stored and _alike(stored, trace_bytes(chosen, step)):
+        once = run_once(chosen, step)
         same = Without(bare[0], Mode.RECOMPUTE, once)
         profile = profile_bytes(same, bare[1], defaultdict(float), about | _ON_META)
-    else:
-        about = {**about, "bytes": f"counted in steps on {described(device)}"}
-        profile = profile_bytes(network, step, defaultdict(float), about)
+        return Counted(profile, Without(chosen, Mode.RECOMPUTE, once), step, device)
+    return _counted_on(chosen, step, device, about)
+
+
+def _counted_on(
+    network: Network, step: Step, device: torch.device, about: dict[str, str]
+) -> Counted:
+    """Count in steps of a network as it is."""
+    where = {"bytes": f"counted in steps on {described(device)}"}
+    network = Without(network, Mode.RECOMPUTE, run_once(network, step))
+    how = _ON_META if device.type == "meta" else where
+    profile = profile_bytes(network, step, defaultdict(float), about | how)
     return Counted(profile, network, step, device)
 
 

@@ -87,7 +87,7 @@ def saved_profile(
     --------
     >>> import tempfile
     >>> from speechbrain_rev.planner.problem import Cost
-    >>> from speechbrain_rev.planner.profile import BlockProfile
+    >>> from speechbrain_rev.planner.block_profile import BlockProfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> block = BlockProfile("b.0", 0, {(None, "store"): Cost(8, 9, 0.5)})
     >>> tiny = Profile([block], 0, {"store": 0}, 0.0, {})

@@ -94,7 +94,7 @@ class Sweep:
     Examples
     --------
     >>> from speechbrain_rev.planner.problem import Cost
-    >>> from speechbrain_rev.planner.profile import BlockProfile
+    >>> from speechbrain_rev.planner.block_profile import BlockProfile
     >>> def profile_for(batch):
     ...     store = Cost(9 * batch, 9 * batch, 1 + 0.1 * batch)
     ...     recompute = Cost(1 * batch, 9 * batch, 1 + 0.2 * batch)

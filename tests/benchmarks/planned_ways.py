@@ -23,12 +23,12 @@ from torch._functorch import config as functorch
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.planner import Infeasible, Plan
 from speechbrain_rev.planner.counting import profile_bytes
-from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.timing import (
     beyond_noise,
     measured_repeats,
     measured_seconds,
 )
+from speechbrain_rev.planner.within import plan_within
 from speechbrain_rev.reversible import Mode
 
 from .gradients import TOLERANCE

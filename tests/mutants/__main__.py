@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from .chunks import CHUNKS
+from .compressing_plans import COMPRESSING_PLANS
 from .compression import COMPRESSION
 from .engine import ENGINE
 from .exact import EXACT
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS_FAILED = 1
 MUTANTS = [
     *CHUNKS,
+    *COMPRESSING_PLANS,
     *COMPRESSION,
     *ENGINE,
     *EXACT,

@@ -5,8 +5,9 @@ from .mutant import Mutant
 PROFILING_TESTS = "tests/unit/planner/test_profiling.py"
 PLAN_TESTS = "tests/unit/planner/test_plan.py"
 COUNTING_CODE = "speechbrain_rev/planner/counting.py"
-PLAN_CODE = "speechbrain_rev/planner/plan.py"
-PROFILE_CODE = "speechbrain_rev/planner/profile.py"
+PLAN_CODE = "speechbrain_rev/planner/planning.py"
+WITHIN_CODE = "speechbrain_rev/planner/within.py"
+PROFILE_CODE = "speechbrain_rev/planner/block_profile.py"
 PROFILING_CODE = "speechbrain_rev/planner/profiling.py"
 VERIFY_CODE = "speechbrain_rev/planner/verify.py"
 
@@ -62,7 +63,7 @@ PLANNER = [
     Mutant(
         "planner: times are taken for a budget that nothing fits",
         PLAN_CODE,
-        "            plan_within(found.profile, found.network, found.step, budget)\n",
+        "            solve(found.profile)  # what no plan fits is told before times are taken\n",
         "",
         PROFILING_TESTS,
         "before_times_are_taken",
@@ -77,7 +78,7 @@ PLANNER = [
     ),
     Mutant(
         "planner: a plan over the budget is not made anew",
-        PLAN_CODE,
+        WITHIN_CODE,
         "allowed -= found.measured_bytes - budget_bytes",
         "return found",
         PLAN_TESTS,

@@ -4,6 +4,7 @@ import logging
 import pytest
 import torch
 
+from speechbrain_rev.compression import reference
 from speechbrain_rev.models.run_plan import in_words
 from speechbrain_rev.planner import Plan
 from tests.corpus import write_corpus
@@ -173,3 +174,48 @@ def test_what_is_no_budget_is_refused(train, data, tmp_path, budget, message):
         trained(train, data, tmp_path / "run", memory_budget=budget)
     # What is no budget is said before data is prepared.
     assert (tmp_path / "run" / "save").exists() == (budget == "auto")
+
+
+#: Whose first blocks take most of the memory.
+WIDE = {
+    "arch": "resnet34",
+    "blocks": "[1, 1, 1, 1]",
+    "widths": "[16, 8, 8, 8]",
+    "n_mels": 48,
+    "chunk_samples": 7520,
+    "optimizer_name": "sgd",
+}
+
+
+@pytest.mark.slow
+def test_a_limit_of_the_error_lets_plans_compress_and_is_kept(
+    train, data, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(reference, "SLICE", 2**12)
+    with pytest.raises(ValueError, match="It lacks") as error:
+        trained(train, data, tmp_path / "least", memory_budget="0.05MB", **WIDE)
+    budget = f"{(error.value.needed_bytes - 10_000) / 1e6:.6f}MB"
+    limited = {"memory_budget": budget, "max_gradient_error": 0.05}
+    folder = tmp_path / "run"
+    trained(train, data, folder, **limited, **WIDE)
+    plan = Plan.load(folder / "plan.json")
+    assert "compress" in plan.modes.values()
+    assert 0 < plan.measured_gradient_error <= 0.05
+    said = f"memory plan: {in_words(plan)}"
+    assert said in caplog.messages
+    assert "gradient error" in said
+    longer = SHORT | {"number_of_epochs": 2} | WIDE
+    for given in (limited, {}):
+        caplog.clear()
+        train.main(arguments(data, folder, **longer, **given))
+        assert Plan.load(folder / "plan.json") == plan
+        assert said in caplog.messages
+        assert PLANNED not in caplog.text
+        longer["number_of_epochs"] += 1
+
+
+def test_a_limit_of_the_error_without_a_budget_is_refused(train, data, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"max_gradient_error is 0\.05, .* is null\. Give"
+    ):
+        trained(train, data, tmp_path / "run", max_gradient_error=0.05)

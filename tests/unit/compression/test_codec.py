@@ -199,7 +199,7 @@ def test_expanded_and_overlapping_values_are_encoded_once():
     assert encode(LAYOUTS["gaps and expanded"], 0.02).values == 360
 
 
-@pytest.mark.parametrize("bits", [codec.ASSUMED_BITS, 3.3, 64.0])
+@pytest.mark.parametrize("bits", [codec.ASSUMED_BITS, 3.3, 15.9])
 def test_without_data_memory_is_assumed(bits):
     x = torch.empty(3, 5, 7, dtype=torch.bfloat16, device="meta")
     compressed = encode(x, 1e-3, assumed_bits=bits)
@@ -211,6 +211,15 @@ def test_without_data_memory_is_assumed(bits):
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
     assert encode(x, 1e-3).nbytes == 105
     assert encode(x, torch.tensor(1e-3, device="meta")).nbytes == 105
+
+
+@pytest.mark.parametrize("bits", [16.0, 64.0])
+def test_what_is_assumed_to_be_no_smaller_stays_as_it_is(bits):
+    x = torch.empty(3, 5, 7, dtype=torch.bfloat16, device="meta")
+    compressed = encode(x, 1e-3, assumed_bits=bits)
+    assert compressed.form is Form.RAW
+    kept = decode(compressed)
+    assert kept.untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
 @pytest.mark.parametrize("special", [NAN, -NAN, INF, -INF])

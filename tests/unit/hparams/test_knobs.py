@@ -52,6 +52,7 @@ EDGES = {
         ["11GB", "10.5 GiB", "800MiB", "auto", None],
         ["", "11", "Auto", "0GB", "-1GB", "11TB"],
     ),
+    "max_gradient_error": ([1e-6, 1.0, None], [0.0, -0.01, 1.1, math.inf]),
     "plan_file": (["plan.json", None], [""]),
     "chunk": ([1, 800_000, "auto", None], [0, -1]),
     "verify": (["warn", "raise", None], ["off", ""]),

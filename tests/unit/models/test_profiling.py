@@ -27,8 +27,8 @@ from speechbrain_rev.models.profiling import (
 from speechbrain_rev.models.training_plan import plan_training
 from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Profile, saved
+from speechbrain_rev.planner.block_profile import BlockProfile
 from speechbrain_rev.planner.problem import Cost
-from speechbrain_rev.planner.profile import BlockProfile
 from speechbrain_rev.planner.room import SHARE
 from speechbrain_rev.planner.timing import ASSUMED, Speed, fitted_speed
 from speechbrain_rev.planner.trace import Work

@@ -3,18 +3,26 @@
 import dataclasses
 import functools
 import inspect
+import itertools
 import re
 
 import pytest
 import torch
 
 from speechbrain_rev import devices
+from speechbrain_rev.compression import (
+    ActivationCompression,
+    DeviationBound,
+    RangeBound,
+    reference,
+)
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
-from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.memory import LiveBytes, live_bytes_peak
 from speechbrain_rev.memory.shapes import without_contents
-from speechbrain_rev.models import training_plan
+from speechbrain_rev.models import run_plan, training_plan
 from speechbrain_rev.models.card import RESERVE_BYTES, card_for, reserve_of
+from speechbrain_rev.models.compressed_plan import TrainingTrial
 from speechbrain_rev.models.profiling import seconds_in_proportion, shallow
 from speechbrain_rev.models.run_plan import in_words, plan_for_run
 from speechbrain_rev.models.training_plan import plan_training
@@ -466,3 +474,149 @@ def test_a_budget_is_not_met_by_a_plan_file_that_was_kept(first, kept):
     plan, said = made(step, kept, memory_budget="1GB")
     assert said
     assert "plan_file" not in plan.about
+
+
+@pytest.fixture(scope="module")
+def compressing(tmp_path_factory):
+    """A plan that may compress, where no lossless one fits."""
+    path = tmp_path_factory.mktemp("compressing") / "plan.json"
+    with pytest.MonkeyPatch.context() as patch:
+        # Tensors are small: so let be what the codec works on at a time.
+        patch.setattr(reference, "SLICE", 2**12)
+        step = step_of("resnet34", **WIDE)
+        with pytest.raises(Infeasible) as caught:
+            plan_training(step, 1)
+        budget = f"{(caught.value.needed_bytes - 10_000) / 1e6:.6f}MB"
+        with pytest.raises(Infeasible):
+            made(step, path, memory_budget=budget)
+        plan, _ = made(step, path, memory_budget=budget, max_gradient_error=0.05)
+    return step, path, plan, budget
+
+
+WIDE = {"widths": (16, 8, 8, 8), "frames": 48, "n_mels": 48}
+
+
+def test_a_training_compresses_where_no_lossless_plan_fits(compressing):
+    step, _, plan, _ = compressing
+    assert "compress" in plan.modes.values()
+    assert plan.measured_bytes <= plan.budget_bytes
+    assert 0 < plan.measured_gradient_error <= 0.05
+    assert "gradient error" in in_words(plan)
+    assert "of noise" in plan.about["gradient error"]
+    # What was planned is as it was.
+    assert {m.value for m in step.encoder.block_modes().values()} == {"store"}
+    assert not step.encoder.compression.assumed_bits
+
+
+def test_a_plan_with_another_limit_of_its_error_is_made_anew(compressing, monkeypatch):
+    step, path, plan, budget = compressing
+    asked = []
+
+    def planned(step, size, limit):
+        asked.append(limit)
+        return plan
+
+    monkeypatch.setattr(run_plan, "plan_training", planned)
+    for limit in (0.05, 0.02, None):
+        kept = path.with_name(f"kept {limit}.json")
+        plan.save(kept)
+        made(step, kept, memory_budget=budget, max_gradient_error=limit)
+    assert asked == [0.02, None]
+
+
+def test_a_plan_that_compresses_is_the_run_s_when_it_goes_on(compressing):
+    step, path, plan, _ = compressing
+    again, said = made(step, path)
+    assert again == plan
+    assert said[0].startswith(f"memory plan: of this run, {path}")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_counts_without_contents_are_those_of_what_was_measured(precision):
+    step = step_of("resnet34", precision=precision, **WIDE)
+    # Coarse, for halves have few bits.
+    step.encoder.compression = ActivationCompression(
+        convolutions=RangeBound(3e-2), normalisations=DeviationBound(3e-2)
+    )
+    tried = TrainingTrial.of(step, 1.0, most=4)
+    profile = tried.profile(tuple(step.encoder.channels))
+    modes = profile.uniform("compress")
+    assert set(modes.values()) == {"compress"}
+    held = {}
+    for name in ("store", "compress"):
+        tried.encoder.set_mode(name)
+        with LiveBytes() as meter:
+            feats = torch.randn(4, step.frames, 48)
+            with step.autocast("cpu"):
+                y = tried.encoder(feats)
+            held[name] = meter.live
+        del y
+    counted = {
+        name: sum(b.costs[pair_of(b, name)].held_bytes for b in profile.blocks)
+        for name in held
+    }
+    assert counted["compress"] < counted["store"]
+    saved, expected = (h["store"] - h["compress"] for h in (held, counted))
+    assert saved == pytest.approx(expected, rel=0.1)
+
+
+def pair_of(block, name):
+    return (name, name) if (name, name) in block.costs else (None, name)
+
+
+def test_a_whole_batch_that_takes_more_than_its_budget_is_heeded(monkeypatch):
+    """Sizes of few utterances are not those of all; and memory may run out."""
+    tried = TrainingTrial.of(step_of("resnet34", **WIDE), 0.1, most=2)
+    profile = tried.profile(tuple(tried.encoder.channels))
+    modes = profile.uniform("compress")
+    rooms = []
+
+    def solve(own, room):
+        rooms.append((room, own.max_gradient_error))
+        kept = modes if own.max_gradient_error else profile.uniform("recompute")
+        return Plan(kept, None, room, 1, 1, 1.0, {})
+
+    for peaks, expected in (
+        ([1000], [1000]),
+        ([1100, 990], [1000, 900]),
+        ([None, 1001, 1000], [1000, 900, 899]),
+    ):
+        rooms.clear()
+        seen = iter(peaks)
+        monkeypatch.setattr(TrainingTrial, "_peak_bytes", lambda *_, s=seen: next(s))
+        plan = tried.held(profile, solve, 1000)
+        assert [room for room, _ in rooms] == expected
+        assert (plan.measured_bytes, plan.budget_bytes) == (peaks[-1], 1000)
+    monkeypatch.setattr(TrainingTrial, "_peak_bytes", lambda *_: 2000)
+    plan = tried.held(profile, solve, 1000)
+    assert rooms[-1] == (1000, 0.0)
+    assert "compress" not in plan.modes.values()
+
+
+@pytest.mark.parametrize(
+    "precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)]
+)
+def test_blocks_of_chains_compress_beside_those_that_reconstruct(precision):
+    step = step_of(blocks=(1, 2, 0, 1), precision=precision, searches_chunk=True)
+    step.encoder.compression = ActivationCompression(
+        convolutions=RangeBound(3e-2), normalisations=DeviationBound(3e-2)
+    )
+    tried = TrainingTrial.of(step, 1.0, most=2)
+    for channels in (None,) * 4, (8,) * 4:
+        profile = tried.profile(channels)
+        # Maps of the last stage are too small.
+        chained = [
+            b
+            for b in profile.blocks
+            if {"compress", "reconstruct", "store"} <= set(b.modes)
+        ]
+        assert len(chained) == 3
+    turns = itertools.cycle(["reconstruct", "compress"])
+    modes = profile.uniform("recompute") | {b.name: next(turns) for b in chained}
+    assert profile.peak_bytes(modes) > 0
+    error = tried.trial.gradient_error(modes)
+    assert error == pytest.approx(profile.gradient_error(modes), rel=0.5)
+    tried.encoder.check_streams()
+    plan = plan_training(step, 10**9, 1.0)
+    assert set(plan.modes.values()) == {"store"}
+    assert plan.measured_gradient_error == 0

@@ -14,9 +14,9 @@ from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.memory.report import make_gradients
 from speechbrain_rev.planner import Infeasible, Plan, Profile, plan
 from speechbrain_rev.planner.network import as_network
-from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.profiling import profile_module
 from speechbrain_rev.planner.trace import trace_bytes
+from speechbrain_rev.planner.within import plan_within
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 from speechbrain_rev.reversible.modes import LOSSLESS
 from speechbrain_rev.sizes import size_text

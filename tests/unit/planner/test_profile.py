@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from speechbrain_rev.planner import Infeasible, Profile
+from speechbrain_rev.planner.block_profile import BlockProfile
 from speechbrain_rev.planner.knapsack import lightest, solve
+from speechbrain_rev.planner.network import compare_next
 from speechbrain_rev.planner.problem import Cost, peak_bytes
-from speechbrain_rev.planner.profile import BlockProfile
 from tests.unit.lobes.encoders import KINDS
 from tests.unit.planner.networks import (
     MIB,
@@ -29,6 +30,7 @@ def assert_predicted(network, step, profile, plans, tolerance=SCALARS):
     for seed in range(plans):
         modes = random_modes(network, seed)
         network.set_mode(modes)
+        compare_next(network)
         peak = peak_of(step)
         assert abs(profile.peak_bytes(modes) - peak) <= tolerance, modes
         peaks.add(peak)
@@ -169,7 +171,9 @@ def plain_document():
         lambda document: document.pop("blocks"),
         lambda document: document.pop("base_bytes"),
         lambda document: document["blocks"][0].pop("costs"),
-        lambda document: document["blocks"][0]["costs"][0].pop(),
+        lambda document: document["blocks"][0]["costs"][0].clear(),
+        lambda document: document["blocks"][0]["costs"][0].__delitem__(slice(4, 6)),
+        lambda document: document["blocks"][0]["costs"][0].__setitem__(5, -1.0),
         lambda document: document.update(other=1),
         *(
             functools.partial(dict.update, **{name: value})

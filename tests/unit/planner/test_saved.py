@@ -10,8 +10,8 @@ from speechbrain_rev.compression import activations
 from speechbrain_rev.lobes import encoder
 from speechbrain_rev.models import profiling, training_plan
 from speechbrain_rev.planner import Profile, saved, trace
+from speechbrain_rev.planner.block_profile import BlockProfile
 from speechbrain_rev.planner.problem import Cost
-from speechbrain_rev.planner.profile import BlockProfile
 from speechbrain_rev.reversible import chain
 
 BLOCK = BlockProfile("b.0", 4, {(None, "store"): Cost(9, 9, 0.5)})

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from speechbrain_rev.planner.block_profile import BlockProfile
 from speechbrain_rev.planner.knapsack import solve
 from speechbrain_rev.planner.problem import Cost, Infeasible, peak_bytes
-from speechbrain_rev.planner.profile import BlockProfile, Profile
+from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.profiling import profile_module
 from speechbrain_rev.planner.sweep import sweep
 from tests.unit.planner.networks import Chained, encoder

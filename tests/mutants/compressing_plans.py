@@ -1,0 +1,139 @@
+"""Sabotages of plans that compress: of their limit, and of what is measured for it."""
+
+from .mutant import Mutant
+
+CAPPED = "tests/unit/planner/test_capped.py"
+COMPRESS = "tests/unit/planner/test_compress.py"
+TRAINING = "tests/unit/models/test_training_plan.py"
+CAPPED_CODE = "speechbrain_rev/planner/capped.py"
+NETWORK_CODE = "speechbrain_rev/planner/network.py"
+PROFILE_CODE = "speechbrain_rev/planner/profile.py"
+SAVING_CODE = "speechbrain_rev/compression/saving.py"
+SELECTED_CODE = "speechbrain_rev/compression/selected.py"
+TRIAL_CODE = "speechbrain_rev/planner/trial.py"
+WITHIN_CODE = "speechbrain_rev/planner/within.py"
+RUN_PLAN_CODE = "speechbrain_rev/models/run_plan.py"
+TRAINING_CODE = "speechbrain_rev/models/compressed_plan.py"
+
+COMPRESSING_PLANS = [
+    Mutant(
+        "compressing plan: the error may be twice its limit",
+        CAPPED_CODE,
+        "return squared_error(problem, modes) <= limit * (1 + ROUNDING)",
+        "return squared_error(problem, modes) <= limit * 4",
+        CAPPED,
+        "within_both_limits",
+    ),
+    Mutant(
+        "compressing plan: no price of the error is tried",
+        CAPPED_CODE,
+        "for _ in range(_PRICES):",
+        "for _ in range(0):",
+        CAPPED,
+        "long_chains",
+    ),
+    Mutant(
+        "compressing plan: what is left of the limit is not used up",
+        CAPPED_CODE,
+        "        _repaired(problem, modes, budget_bytes, max_squared_error)\n",
+        "        modes\n",
+        CAPPED,
+        "within_both_limits",
+    ),
+    Mutant(
+        "compressing plan: what is needed is said as if there were no limit",
+        CAPPED_CODE,
+        "        least = lightest_capped(problem, max_squared_error)\n",
+        "        least = lightest(problem)\n",
+        CAPPED,
+        "what_is_needed",
+    ),
+    Mutant(
+        "compressing plan: the lightest plan has no limit",
+        PROFILE_CODE,
+        "if self.gradient_error(m) ** 2 <= limit]",
+        "]",
+        COMPRESS,
+        "heeded",
+    ),
+    Mutant(
+        "compressing plan: the measured error is not compared",
+        WITHIN_CODE,
+        "        if error <= limit:\n",
+        "        if True:\n",
+        COMPRESS,
+        "heeded",
+    ),
+    Mutant(
+        "compressing plan: where no limit is kept the last plan compresses all the same",
+        WITHIN_CODE,
+        "return solve(replace(profile, max_gradient_error=0.0))",
+        "return solve(profile)",
+        COMPRESS,
+        "keeps_the_limit",
+    ),
+    Mutant(
+        "compressing plan: errors of blocks are added, not their squares",
+        TRIAL_CODE,
+        "self.squared_errors[name] = error**2",
+        "self.squared_errors[name] = error",
+        COMPRESS,
+        "no_lossless_one_fits",
+    ),
+    Mutant(
+        "compressing plan: gradients of one step are added to those of the next",
+        TRIAL_CODE,
+        "                p.grad.zero_()\n",
+        "                pass\n",
+        COMPRESS,
+        "no_lossless_one_fits",
+    ),
+    Mutant(
+        "compressing plan: blocks that nothing makes smaller may compress",
+        TRIAL_CODE,
+        "            if self._smaller():\n",
+        "            if True:\n",
+        COMPRESS,
+        "does_not_cover",
+    ),
+    Mutant(
+        "compressing plan: every block of a module compresses",
+        SELECTED_CODE,
+        "own = Compressing(network, compression, everywhere=False)",
+        "own = Compressing(network, compression)",
+        COMPRESS,
+        "no_lossless_one_fits or limit_of_its_error",
+    ),
+    Mutant(
+        "compressing plan: a block that compressed goes on when it is to store",
+        NETWORK_CODE,
+        "        store_whole(self.module, named)\n",
+        "",
+        COMPRESS,
+        "taken_back",
+    ),
+    Mutant(
+        "compressing plan: all layers are counted with the same bits",
+        SAVING_CODE,
+        "bits = self._assumed_bits.get(wanted.layer, ASSUMED_BITS)",
+        "bits = ASSUMED_BITS",
+        TRAINING,
+        "without_contents",
+    ),
+    Mutant(
+        "compressing plan: a run's plan stands under another limit of its error",
+        RUN_PLAN_CODE,
+        '_ASKED = ("memory_budget", "max_gradient_error")',
+        '_ASKED = ("memory_budget",)',
+        TRAINING,
+        "another_limit",
+    ),
+    Mutant(
+        "compressing plan: what the whole batch takes is not compared",
+        TRAINING_CODE,
+        "if peak is not None and peak <= left:",
+        "if peak is not None:",
+        TRAINING,
+        "whole_batch",
+    ),
+]
