@@ -42,6 +42,9 @@ class Plan:
 
     Examples
     --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from speechbrain_rev.planner import plan
     >>> block = lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
     >>> network = nn.Sequential(*(block() for _ in range(8)))
     >>> tight = plan(network, torch.randn(512, 64), 2_500_000, blocks=["?"])

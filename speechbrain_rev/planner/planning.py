@@ -82,6 +82,7 @@ def plan(
 
     Examples
     --------
+    >>> import torch
     >>> from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
     >>> halves = lambda: nn.Sequential(nn.Linear(32, 32), nn.Tanh())
     >>> chain = ReversibleChain(AdditiveCoupling(halves(), halves()) for _ in range(6))

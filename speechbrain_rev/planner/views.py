@@ -72,7 +72,8 @@ class Without(View):
 
     Examples
     --------
-    >>> from speechbrain_rev.reversible import AdditiveCoupling
+    >>> from speechbrain_rev.planner.network import as_network
+    >>> from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
     >>> chain = ReversibleChain(AdditiveCoupling(nn.Tanh(), nn.Tanh()) for _ in range(2))
     >>> network = Without(as_network(chain), Mode.RECONSTRUCT, ["blocks.1"])
     >>> {name: len(modes) for name, modes in network.allowed_modes().items()}
@@ -105,6 +106,7 @@ class Compressible(View):
 
     Examples
     --------
+    >>> from speechbrain_rev.planner.network import as_network
     >>> network = as_network(nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU()), "*")
     >>> modes = Compressible(network, ["0"]).allowed_modes()
     >>> [mode.value for mode in modes["0"]], len(modes["1"])
