@@ -36,6 +36,11 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     # A link stays a link to what is written.
     path = Path(path).resolve()
     data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        # A pipe or a device stays what it is.
+        with open(path, "wb") as file:
+            file.write(data)
+        return
     with tempfile.NamedTemporaryFile(
         dir=path.parent, suffix=".part", delete=False
     ) as part:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,7 @@ from speechbrain_rev.planner.trial import (
 from speechbrain_rev.planner.views import Compressible
 from speechbrain_rev.planner.within import held_to_limit
 from speechbrain_rev.reversible import Mode
+from speechbrain_rev.reversible.norm import BatchNorm
 
 #: How often a plan whose whole batch took more than the budget is made anew.
 _TRIES = 4
@@ -105,8 +107,19 @@ class TrainingTrial:
                 return live_bytes_peak(some.run_without_contents(own, device))
 
         batch = batch_that_fits(stored_bytes, min(most, step.batch), step.device)
-        encoder = copy.deepcopy(step.encoder)
-        trial = CompressionTrial(encoder, encoder, _run(step, encoder, batch))
+
+        def tried() -> tuple[SpeakerEncoder, CompressionTrial]:
+            own = _alone(step.encoder)
+            return own, CompressionTrial(own, own, _run(step, own, batch))
+
+        found = unless_memory_runs_out(tried)
+        if found is None:
+            raise MemoryError(
+                f"Memory ran out on {step.device} while it was tried what compression "
+                f"does to the gradient of {batch} utterances, all stored. End what else "
+                "uses the card, or leave max_gradient_error out."
+            )
+        encoder, trial = found
         trial.gradient_error(dict.fromkeys(trial.squared_errors, Mode.COMPRESS.value))
         records = encoder.compression.records
         bits = {layer: record.bits for layer, record in records.items()}
@@ -123,7 +136,7 @@ class TrainingTrial:
         step, device = self.step, self.step.device
         self.encoder.set_channels(channels)
         taken = measured_seconds(
-            self.trial.network, self.trial.step, device, repeats=_REPEATS
+            self.trial.network, self.trial.timed_step, device, repeats=_REPEATS
         )
         seconds = {key: s * step.batch / self.batch for key, s in taken.items()}
         about = {
@@ -164,7 +177,7 @@ class TrainingTrial:
         Infeasible
             If no plan fits.
         """
-        room = left
+        room, least = left, math.inf
         for _ in range(_TRIES):
             within = functools.partial(_in_room, solve, room)
             try:
@@ -176,15 +189,32 @@ class TrainingTrial:
             peak = self._peak_bytes(plan)
             if peak is not None and peak <= left:
                 return replace(plan, measured_bytes=peak, budget_bytes=left)
+            least = min(least, math.inf if peak is None else peak)
             room -= int(_LESS_ROOM * left) if peak is None else peak - left
-        return solve(replace(profile, max_gradient_error=0.0), left)
+        try:
+            return solve(replace(profile, max_gradient_error=0.0), left)
+        except Infeasible as error:
+            needed_bytes = int(min(least, error.needed_bytes))
+            raise Infeasible(needed_bytes, left, error.remedy) from None
 
     def _peak_bytes(self, plan: Plan) -> int | None:
         """Run the whole batch; None if memory ran out."""
-        encoder = copy.deepcopy(self.step.encoder)
-        plan.apply(encoder)
-        run = _run(self.step, encoder, self.step.batch)
-        return unless_memory_runs_out(lambda: live_bytes_peak(run))
+
+        def peak() -> int:
+            encoder = _alone(self.step.encoder)
+            plan.apply(encoder)
+            return live_bytes_peak(_run(self.step, encoder, self.step.batch))
+
+        return unless_memory_runs_out(peak)
+
+
+def _alone(encoder: SpeakerEncoder) -> SpeakerEncoder:
+    """Copy an encoder for this process to run alone, while others wait for it."""
+    own = copy.deepcopy(encoder)
+    for norm in own.modules():
+        if isinstance(norm, BatchNorm):
+            norm.sync = False
+    return own
 
 
 def _in_room(

@@ -154,7 +154,7 @@ def plan_training(
         channels = tuple(step.encoder.channels)
         return channels, profile_for(channels)
 
-    if max_gradient_error is not None:
+    if max_gradient_error is not None and budget.left_bytes > 0:
         most = _TIMED_ON_CUDA if on_card else _TIMED
         trial = TrainingTrial.of(step, max_gradient_error, most)
 
@@ -195,7 +195,9 @@ def _plan_within(
                 room = left > 0
                 # It has the lightest modes that are known.
                 batch = _fitting_batch(step, encoder, device, left) if room else None
-                remedy = _remedy(step, batch=batch, room=room)
+                remedy = _remedy(
+                    step, batch=batch, room=room, limited=trial is not None
+                )
                 raise error.with_remedy(remedy) from None
 
     try:
@@ -254,7 +256,7 @@ def _fitting_batch(
     return low
 
 
-def _remedy(step: TrainingStep, *, batch: int | None, room: bool) -> str:
+def _remedy(step: TrainingStep, *, batch: int | None, room: bool, limited: bool) -> str:
     """Name the changes that can help.
 
     Parameters
@@ -265,6 +267,8 @@ def _remedy(step: TrainingStep, *, batch: int | None, room: bool) -> str:
         The largest that does; None if not even one utterance does, or it is one.
     room : bool
         Whether the budget has any for activations: else only what stays matters.
+    limited : bool
+        Whether blocks may compress, within a limit of the error.
     """
     found = []
     if batch is not None:
@@ -279,6 +283,8 @@ def _remedy(step: TrainingStep, *, batch: int | None, room: bool) -> str:
     fixed = not (step.searches_chunk or step.begun)
     if room and fixed and step.encoder.reversible_blocks():
         found.append("set a smaller chunk, or chunk: auto, which is searched")
+    if limited:
+        found.append("raise max_gradient_error")
     found.append("raise memory_budget")
     *most, last = found
     words = f"{', '.join(most)}, or {last}."

@@ -101,8 +101,12 @@ class TrainingStep:
     def about(self) -> dict[str, str]:
         """Say what a plan for this step is for: all that its budget depends on."""
         encoder = self.encoder
+        profile = self.about_profile()
+        # Bytes are those of a step that compares streams, however often and whatever then.
+        if profile.pop("verify_every", None) is not None:
+            profile["verify"] = "None" if profile["verify"] == "None" else "yes"
         return {
-            **self.about_profile(),
+            **profile,
             "encoder": encoder.architecture.name,
             "blocks": str(len(encoder.named_blocks())),
             "optimizer": f"{self.optimizer_name}, {self.optimizer_bits} bit",

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -99,7 +100,7 @@ class NamedBlocks:
         self._blocks = {
             name: module.get_submodule(name) for name in (*self._named, *self._chained)
         }
-        alone = module.compression if isinstance(module, ReversibleChain) else None
+        alone = next(iter(chains.values())).compression if len(chains) == 1 else None
         #: How blocks in mode "compress" do it.
         self.compression: ActivationCompression = (
             alone or compression_in(module) or ActivationCompression()
@@ -153,8 +154,13 @@ class NamedBlocks:
     def _give(self, modes: Mapping[str, Mode]) -> None:
         if Mode.COMPRESS in modes.values():
             refuse_what_is_compressed(self.module)
+        # Other blocks may compress by a plan that named them.
+        own = {id(block) for block in self._blocks.values()}
+        others = [
+            m for m in self.module.modules() if compresses(m) and id(m) not in own
+        ]
         named = [self._blocks[name] for name in modes if name in self._named]
-        store_whole(self.module, named)
+        store_whole(self.module, [*named, *others])
         for name, m in modes.items():
             if name in self._chained:
                 chain, i = self._chained[name]
@@ -165,8 +171,8 @@ class NamedBlocks:
         compressed = [name for name, m in modes.items() if m is Mode.COMPRESS]
         alone = isinstance(self.module, ReversibleChain)
         if not alone and (compressed or Mode.COMPRESS in self.block_modes().values()):
-            own = [self._blocks[name] for name in compressed if name in self._named]
-            compress_blocks(self.module, own, self.compression)
+            chosen = [self._blocks[name] for name in compressed if name in self._named]
+            compress_blocks(self.module, chosen, self.compression)
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -174,6 +180,11 @@ class NamedBlocks:
         with contextlib.ExitStack() as hooks:
             for name in self._named:
                 block = self._blocks[name]
+                if isinstance(block, torch.jit.ScriptModule):
+                    raise ValueError(
+                        f"{name!r} is scripted and takes no hooks, so that it cannot be "
+                        "planned. Name other blocks."
+                    )
                 for handle in (
                     block.register_forward_pre_hook(_tell_begin),
                     block.register_forward_hook(_tell_end),
@@ -235,7 +246,7 @@ def _tell_end(block: nn.Module, _: Any, outputs: Any) -> None:
             f"{type(block).__name__} returns no tensor and cannot be planned: name other "
             "blocks."
         )
-    tell_end(block, (wanted or found)[0])
+    tell_end(block, *wanted)
 
 
 def as_network(module: nn.Module, blocks: str | Sequence[str] = ()) -> Network:

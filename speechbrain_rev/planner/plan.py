@@ -102,6 +102,8 @@ class Plan:
         with documents.reading("plan", "Plan anew."):
             found = cls(**documents.mapping("it", json.loads(text)))
             modes = documents.mapping("modes", found.modes)
+            if not modes:
+                raise ValueError("modes names no block")
             return cls(
                 {name: Mode(mode).value for name, mode in modes.items()},
                 documents.channels(found.channels),
@@ -110,8 +112,12 @@ class Plan:
                 documents.whole("measured_bytes", found.measured_bytes),
                 documents.finite("seconds", found.seconds),
                 documents.texts("about", found.about),
-                documents.finite("the error", found.predicted_gradient_error),
-                documents.finite("the error", found.measured_gradient_error),
+                documents.finite(
+                    "predicted_gradient_error", found.predicted_gradient_error
+                ),
+                documents.finite(
+                    "measured_gradient_error", found.measured_gradient_error
+                ),
             )
 
     def save(self, path: str | Path) -> None:

@@ -53,8 +53,9 @@ def plan(
         By what part of its norm compression may put the gradient of all weights off;
         blocks may then compress. It is measured on a copy where the module is, as are
         sizes: both are those of the example batch and of today's weights, and change
-        in training, so leave some room. Bounds are an encoder's or a chain's own, else
-        those of ``compress_activations``. None for lossless plans only.
+        in training, so leave some room. Bounds are an encoder's own, or those of the
+        network's one chain, else those of ``compress_activations``. None for lossless
+        plans only.
 
     Returns
     -------

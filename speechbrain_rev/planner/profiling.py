@@ -140,7 +140,9 @@ def counted(
     if measure and device.type != "meta":
         stored = None if bare is None else trace_bytes(*bare)
         found = None
-        if stored is None or has_room(stored.peak_bytes, device):
+        if stored is None or has_room(
+            _copied_bytes(module) + stored.peak_bytes, device
+        ):
             found = unless_memory_runs_out(
                 lambda: _counted_where_it_is(
                     module, example_batch, blocks, loss, refused, about, bare, stored
@@ -244,8 +246,9 @@ def _without_contents(
     _store_all(network)
     with contextlib.ExitStack() as hooks:
         for part in own.modules():
-            if isinstance(part, AdditiveCoupling):
-                continue  # its parts tell, and hooks on it are warned of
+            # Parts of couplings tell, and scripted ones take no hooks.
+            if isinstance(part, AdditiveCoupling | torch.jit.ScriptModule):
+                continue
             handle = part.register_forward_pre_hook(_refuse_autocast)
             hooks.callback(handle.remove)
         step()
@@ -329,6 +332,12 @@ def _warn_of_kernels(module: nn.Module) -> None:
             "a module with numbers, and measure=True, which counts in real steps.",
             stacklevel=4,
         )
+
+
+def _copied_bytes(module: nn.Module) -> int:
+    """Count what a copy with gradients takes."""
+    weights = list(module.parameters())
+    return sum(x.nbytes for x in (*weights, *weights, *module.buffers()))
 
 
 def _device_of(module: nn.Module, example_batch: Any) -> torch.device:

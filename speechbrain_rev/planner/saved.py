@@ -10,6 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from speechbrain_rev.planner.profile import Profile
@@ -114,13 +115,7 @@ def saved_profile(
     if found is not None:
         return found
     made = make()
-    profile = Profile(
-        made.blocks,
-        made.base_bytes,
-        made.after_bytes,
-        made.after_seconds,
-        {**made.about, **key},
-    )
+    profile = replace(made, about={**made.about, **key})
     _write(path, profile)
     return profile
 

@@ -216,7 +216,7 @@ def trace_seconds(
 
     def event() -> torch.cuda.Event:
         now = torch.cuda.Event(enable_timing=True)
-        now.record()
+        now.record(torch.cuda.current_stream(device))
         return now
 
     events = _watch(network, step, event)

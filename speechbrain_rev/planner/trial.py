@@ -56,6 +56,8 @@ class CompressionTrial:
         Those blocks may compress in which that makes a tensor smaller.
     step : callable
         The step, which always begins with the same random numbers and buffers.
+    timed_step : callable
+        The step without what makes it begin so.
     squared_errors : dict of str to float
         Of blocks that may compress: the square of the error of all weights' gradients, as
         a part of their norm, where that block alone compresses.
@@ -80,6 +82,7 @@ class CompressionTrial:
         self._inner = cast(CompressingNetwork, network)
         self._weights = [p for p in module.parameters() if p.requires_grad]
         self.step = _repeatable(module, step)
+        self.timed_step = without_optimizer()(step)
         self._stored = {
             name: (Mode.STORE if Mode.STORE in modes else modes[0]).value
             for name, modes in network.allowed_modes().items()
@@ -98,7 +101,7 @@ class CompressionTrial:
             candidates, "gradient errors", unit="block", leave=False, delay=_SHOWN_AFTER
         ):
             error = self.gradient_error({name: Mode.COMPRESS.value})
-            if self._smaller():
+            if self._smaller() and math.isfinite(error):
                 self.squared_errors[name] = error**2
         self.network: Network = Compressible(network, self.squared_errors.keys())
 
@@ -196,7 +199,7 @@ def checked_limit(max_gradient_error: float) -> float:
     0.01
     """
     given = max_gradient_error
-    if not (isinstance(given, int | float) and 0 < given < math.inf):
+    if not (type(given) in (int, float) and 0 < given < math.inf):
         raise ValueError(
             f"max_gradient_error is {given!r}; it must be a number above 0 and finite, as "
             "0.01 for one percent of the gradient's norm. Leave it out for a lossless "

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from speechbrain_rev.planner.calling import call, own_batch, tensors_of
 from speechbrain_rev.planner.network import Network, as_network, keeping_modes
+from speechbrain_rev.planner.room import is_out_of_memory
 from speechbrain_rev.planner.trace import Step
 from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
 from speechbrain_rev.reversible.autocast import Autocast
@@ -122,7 +123,7 @@ def run_once(network: Network, step: Step) -> list[str]:
     -------
     list of str
         Names of blocks that write into their input, use tensors with gradients that
-        they were not given, or are scripted, for instance.
+        they were not given, or have a ``forward`` of their own, for instance.
 
     Warns
     -----
@@ -133,11 +134,13 @@ def run_once(network: Network, step: Step) -> list[str]:
     stored = {name: fallback(Mode.STORE, own) for name, own in allowed.items()}
     able = [n for n, own in allowed.items() if {Mode.STORE, Mode.RECOMPUTE} <= {*own}]
 
-    def failure(names: list[str]) -> RuntimeError | None:
-        network.set_mode(stored | dict.fromkeys(names, Mode.RECOMPUTE))
+    def failure(names: list[str]) -> Exception | None:
         try:
+            network.set_mode(stored | dict.fromkeys(names, Mode.RECOMPUTE))
             step()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
             return error.with_traceback(None)
         return None
 
@@ -151,7 +154,7 @@ def run_once(network: Network, step: Step) -> list[str]:
     warnings.warn(
         "Not recomputed, for a second run fails: "
         + "; ".join(f"{name}: {error}" for name, error in alone.items()),
-        stacklevel=4,
+        stacklevel=5,
     )
     return list(alone)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -127,5 +128,6 @@ def held_to_limit(
                 measured_gradient_error=error,
             )
         # In proportion to what was predicted, so that the next plan is another one.
-        allowed = profile.gradient_error(found.modes) * _NEARER * limit / error
+        predicted = profile.gradient_error(found.modes)
+        allowed = predicted * _NEARER * limit / error if error < math.inf else 0.0
     return solve(replace(profile, max_gradient_error=0.0))

@@ -62,10 +62,19 @@ def tell(block: nn.Module, moment: Moment) -> None:
         observer(block, moment)
 
 
-def tell_end(block: nn.Module, output: Tensor) -> None:
-    """Tell that a block's forward pass ends, and when its output's gradient is there."""
+def tell_end(block: nn.Module, *outputs: Tensor) -> None:
+    """Tell that a block's forward pass ends, and when the first gradient is there."""
     if not _observers:
         return
     tell(block, Moment.FORWARD_ENDS)
-    if output.requires_grad:
-        output.register_hook(lambda _: tell(block, Moment.BACKWARD_BEGINS))
+    told = False
+
+    def begins(_: Tensor) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            tell(block, Moment.BACKWARD_BEGINS)
+
+    for output in outputs:
+        if output.requires_grad:
+            output.register_hook(begins)

@@ -91,8 +91,8 @@ COMPRESSING_PLANS = [
     Mutant(
         "compressing plan: blocks that nothing makes smaller may compress",
         TRIAL_CODE,
-        "            if self._smaller():\n",
-        "            if True:\n",
+        "if self._smaller() and math.isfinite(error):",
+        "if True:",
         COMPRESS,
         "does_not_cover",
     ),
@@ -107,7 +107,7 @@ COMPRESSING_PLANS = [
     Mutant(
         "compressing plan: a block that compressed goes on when it is to store",
         NETWORK_CODE,
-        "        store_whole(self.module, named)\n",
+        "        store_whole(self.module, [*named, *others])\n",
         "",
         COMPRESS,
         "taken_back",

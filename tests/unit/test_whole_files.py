@@ -69,3 +69,14 @@ def test_pictures_and_scores_are_written_so(tmp_path, full):
             write(path)
         assert path.read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_pipe_stays_one(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, "new")
+    assert os.read(reader, 10) == b"new"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [pipe]

@@ -20,7 +20,7 @@ from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.memory import LiveBytes, live_bytes_peak
 from speechbrain_rev.memory.shapes import without_contents
-from speechbrain_rev.models import run_plan, training_plan
+from speechbrain_rev.models import compressed_plan, run_plan, training_plan
 from speechbrain_rev.models.card import RESERVE_BYTES, card_for, reserve_of
 from speechbrain_rev.models.compressed_plan import TrainingTrial
 from speechbrain_rev.models.profiling import seconds_in_proportion, shallow
@@ -31,6 +31,7 @@ from speechbrain_rev.planner import Infeasible, Plan, saved
 from speechbrain_rev.planner.room import SHARE
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import compile_pieces
+from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.sizes import size_text
 from tests.unit.planner.networks import SCALARS
 
@@ -141,7 +142,8 @@ def test_plans_and_profiles_are_tied_to_every_setting_of_the_encoder(knob):
         step_of(encoder=build_encoder("revnet57", **(TINY | changed)))
         for changed in ({}, {knob: KNOBS[knob]})
     )
-    assert was.about() != now.about()
+    # A plan holds however often streams are compared.
+    assert (was.about() == now.about()) is (knob == "verify_every")
     keys = [
         training_plan._key(step, tuple(step.encoder.channels)) for step in (was, now)
     ]
@@ -152,6 +154,25 @@ def test_plans_and_profiles_are_tied_to_every_setting_of_the_encoder(knob):
 def test_profiles_are_tied_to_all_that_a_step_of_shallow_encoders_depends_on(name):
     was, now = step_of().about_profile(), step_of(**CHANGES[name]).about_profile()
     assert was[name] != now[name]
+
+
+def test_what_follows_a_comparison_of_streams_makes_no_other_plan():
+    abouts = [
+        step_of(encoder=build_encoder("revnet57", **TINY, verify=verify)).about()
+        for verify in ("warn", "raise", None)
+    ]
+    assert abouts[0] == abouts[1] != abouts[2]
+
+
+def test_what_is_tried_shares_no_statistics_with_processes_that_wait():
+    encoder = build_encoder("revnet57", **TINY, sync_batchnorm=True)
+    own = compressed_plan._alone(encoder)
+    shared = [
+        [m.sync for m in e.modules() if isinstance(m, BatchNorm)]
+        for e in (own, encoder)
+    ]
+    assert not any(shared[0])
+    assert all(shared[1])
 
 
 def test_processes_that_share_statistics_are_told(monkeypatch):
@@ -189,12 +210,16 @@ def test_compiled_pieces_are_profiled_as_such():
     ],
 )
 def test_only_remedies_that_can_help_are_named(changed, offered, not_offered):
-    remedy = training_plan._remedy(step_of(**changed), batch=2, room=True)
+    remedy = training_plan._remedy(
+        step_of(**changed), batch=2, room=True, limited=False
+    )
     assert all(words in remedy for words in offered)
     assert not any(words in remedy for words in not_offered)
     assert remedy.startswith("Lower batch_size")
     assert remedy.endswith(", or raise memory_budget.")
-    without_room = training_plan._remedy(step_of(**changed), batch=None, room=False)
+    without_room = training_plan._remedy(
+        step_of(**changed), batch=None, room=False, limited=False
+    )
     assert without_room.startswith("Choose another arch, ")
     assert "chunk" not in without_room
 

@@ -298,7 +298,7 @@ def test_blocks_that_compression_does_not_cover_have_no_such_mode():
     assert {n for n, modes in allowed.items() if Mode.COMPRESS in modes} == {"0"}
 
 
-@pytest.mark.parametrize("limit", [0, -0.1, math.nan, math.inf, "1 %"])
+@pytest.mark.parametrize("limit", [0, -0.1, math.nan, math.inf, "1 %", True])
 def test_a_limit_that_is_none_is_refused(limit):
     with pytest.raises(
         ValueError, match=r"max_gradient_error is .* above 0 and finite"
@@ -413,3 +413,19 @@ def test_what_two_blocks_save_of_one_tensor_is_one_copy():
         del y
     # All but the last output, which the caller holds.
     assert held[0] < held[1] / 2
+
+
+def test_a_plan_of_other_blocks_leaves_none_that_compresses():
+    torch.manual_seed(0)
+    module = nn.Sequential(layers(4, 1), layers(4, 1))
+    as_network(module, ["?"]).set_mode(dict.fromkeys("01", "compress"))
+    finer = as_network(module, ["?.*"])
+    finer.set_mode(dict.fromkeys(finer.named_blocks(), "store"))
+    assert not any("forward" in vars(part) for part in module.modules())
+
+
+def test_the_one_chain_s_bounds_are_those_of_the_network():
+    torch.manual_seed(0)
+    network = as_network(Mixed(), BLOCKS)
+    chain = next(m for m in network.module.modules() if isinstance(m, ReversibleChain))
+    assert network.compression is chain.compression

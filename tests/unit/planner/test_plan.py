@@ -191,6 +191,7 @@ def test_a_plan_goes_through_json_and_files(name, cases, tmp_path):
         lambda document: document.pop("modes"),
         lambda document: document.update(other=1),
         lambda document: document.update(modes=["store"]),
+        lambda document: document.update(modes={}),
         lambda document: document["modes"].update({"0": "keep"}),
         lambda document: document["modes"].update({"0": None}),
         lambda document: document["modes"].update({"0": ["store"]}),

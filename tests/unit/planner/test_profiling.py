@@ -12,6 +12,7 @@ from speechbrain_rev.planner import Infeasible, plan, profiling
 from speechbrain_rev.planner.calling import own_batch, step_of
 from speechbrain_rev.planner.network import as_network
 from speechbrain_rev.planner.profiling import profile_module
+from speechbrain_rev.planner.verify import run_once
 from tests.unit.planner.networks import SCALARS, encoder, plain
 
 WIDTH = 32
@@ -61,6 +62,24 @@ class Holding(Row):
         return x
 
 
+class Second(Row):
+    """Goes on with the second of what a block returns."""
+
+    def first(self, found):
+        return found[1]
+
+
+class Aside(nn.Module):
+    """Returns what is not used, and then what is."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.aside = layers(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.aside(x), self.inner(x)
+
+
 class Autocast(Row):
     def forward(self, x):
         with torch.autocast("cpu", torch.bfloat16):
@@ -101,6 +120,7 @@ META = "counted on meta tensors"
 NETWORKS = {
     "more": (lambda: Holding(*(WithMore(n) for n in (256, 64, 512))), META),
     "first_largest": (lambda: Holding(*(WithMore(n) for n in (512, 16, 16))), META),
+    "second": (lambda: Second(*(Aside() for _ in range(3))), META),
     "lstm": (lambda: Row(*(lstm() for _ in range(3))), REAL),
     "autocast": (lambda: Autocast(*(layers() for _ in range(3))), REAL),
     "attribute": (lambda: Attribute(*(layers() for _ in range(3))), REAL),
@@ -234,6 +254,36 @@ def test_what_cannot_run_again_is_stored_and_named(measure):
     with pytest.warns(UserWarning, match=r"Not recomputed.* b\.1: ReLU wrote into its"):
         profile = profile_module(module, X, blocks=["b.*"], measure=measure)
     assert [b.modes for b in profile.blocks][1:] == [["store"], ["store", "recompute"]]
+
+
+def test_scripted_blocks_are_refused():
+    module = Row(layers(), torch.jit.script(nn.Tanh()))
+    for measure in (True, False):
+        with pytest.raises(
+            ValueError, match=r"'b\.1' is scripted .* Name other blocks"
+        ):
+            plan(module, X, 10**9, blocks=["b.*"], measure=measure)
+
+
+def test_blocks_with_a_forward_of_their_own_store():
+    module = Row(layers(), layers(), layers())
+    module.b[1].forward = module.b[1].forward
+    with pytest.warns(
+        UserWarning, match=r"Not recomputed.* b\.1: .*forward of its own"
+    ):
+        profile = profile_module(module, X, blocks=["b.*"])
+    assert [len(block.modes) for block in profile.blocks] == [2, 1, 2]
+
+
+def test_memory_that_runs_out_in_a_second_run_is_not_its_failure(monkeypatch):
+    network = as_network(Row(layers(), layers()), ["b.*"])
+
+    def step():
+        if "recompute" in network.block_modes().values():
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        run_once(network, step)
 
 
 def test_budgets_that_nothing_fits_are_refused_before_times_are_taken(monkeypatch):
