@@ -618,9 +618,8 @@ def test_a_whole_batch_that_takes_more_than_its_budget_is_heeded(monkeypatch):
     assert "compress" not in plan.modes.values()
 
 
-@pytest.mark.parametrize(
-    "precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_blocks_of_chains_compress_beside_those_that_reconstruct(precision):
     step = step_of(blocks=(1, 2, 0, 1), precision=precision, searches_chunk=True)
     step.encoder.compression = ActivationCompression(
