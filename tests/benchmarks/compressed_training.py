@@ -10,6 +10,7 @@ Each finished run is written to a folder of its own, and not run again.
 
 from __future__ import annotations
 
+import copy
 import json
 import statistics
 import time
@@ -164,7 +165,8 @@ def resume(training: Training, state: Mapping[str, Any]) -> None:
     """Let a training go on from what ``state_of`` gave."""
     training.encoder.load_state_dict(state["encoder"])
     training.classifier.load_state_dict(state["classifier"])
-    training.optimizer.load_state_dict(state["optimizer"])
+    # Torch would go on in the tensors that it is given.
+    training.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
     training._draw.set_state(state["draw"])
     training.steps_taken = state["steps"]
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev.compression import ActivationCompression, GradientBound, encode
 from tests.benchmarks import __main__ as command
@@ -168,6 +169,20 @@ def test_a_training_goes_on_with_each_target(folder, tmp_path):
     result.save(tmp_path, CPU)
     compressed_targets.draw(result, tmp_path / "targets.png")
     assert (tmp_path / "targets.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_state_stays_when_a_training_goes_on_from_it(folder):
+    setting, _ = folder
+    file = setting.folder / "plain_1.pt"
+    given = compressed_targets.Setting(batch=2, frames=48, steps=2, row=ROW)
+    speech = compressed_checks.real_speech(compressed_training.N_MELS, given.frames)
+    state = compressed_ways.read_state(file)
+    compressed_targets.continued(None, speech, state, given)
+    found, kept = (
+        [x for x in tree_leaves(each) if isinstance(x, torch.Tensor)]
+        for each in (state, compressed_ways.read_state(file))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(found, kept, strict=True))
 
 
 def test_the_weights_that_bounds_are_made_for_stay(folder):
