@@ -9,14 +9,13 @@ tells what the plan really takes.
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
-from speechbrain_rev.devices import described, random_devices
+from speechbrain_rev.devices import described
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.memory.shapes import without_contents
@@ -24,13 +23,13 @@ from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Infeasible, Plan, Profile
 from speechbrain_rev.planner.calling import trainable
 from speechbrain_rev.planner.counting import profile_bytes
-from speechbrain_rev.planner.room import batch_that_fits, unless_memory_runs_out
-from speechbrain_rev.planner.timing import measured_seconds
-from speechbrain_rev.planner.trial import (
-    CompressionTrial,
+from speechbrain_rev.planner.probe import (
+    CompressionProbe,
     checked_limit,
     without_optimizer,
 )
+from speechbrain_rev.planner.room import batch_that_fits, unless_memory_runs_out
+from speechbrain_rev.planner.timing import measured_seconds
 from speechbrain_rev.planner.views import Compressible
 from speechbrain_rev.planner.within import held_to_limit
 from speechbrain_rev.reversible import Mode
@@ -49,7 +48,7 @@ _REPEATS = 3
 
 
 @dataclass(frozen=True)
-class TrainingTrial:
+class TrainingProbe:
     """What compression costs a training.
 
     Attributes
@@ -58,10 +57,10 @@ class TrainingTrial:
         A step of the training.
     encoder : SpeakerEncoder
         A copy of its encoder.
-    trial : CompressionTrial
+    probe : CompressionProbe
         Of that copy.
     batch : int
-        Utterances of the trial.
+        Utterances of the probe.
     bits : mapping of str to float
         By layer, what a value of its input takes.
     max_gradient_error : float
@@ -70,7 +69,7 @@ class TrainingTrial:
 
     step: TrainingStep
     encoder: SpeakerEncoder
-    trial: CompressionTrial
+    probe: CompressionProbe
     batch: int
     bits: Mapping[str, float]
     max_gradient_error: float
@@ -78,7 +77,7 @@ class TrainingTrial:
     @classmethod
     def of(
         cls, step: TrainingStep, max_gradient_error: float, most: int
-    ) -> TrainingTrial:
+    ) -> TrainingProbe:
         """Try what compression costs.
 
         Parameters
@@ -108,9 +107,9 @@ class TrainingTrial:
 
         batch = batch_that_fits(stored_bytes, min(most, step.batch), step.device)
 
-        def tried() -> tuple[SpeakerEncoder, CompressionTrial]:
+        def tried() -> tuple[SpeakerEncoder, CompressionProbe]:
             own = _alone(step.encoder)
-            return own, CompressionTrial(own, own, _run(step, own, batch))
+            return own, CompressionProbe(own, own, _run(step, own, batch))
 
         found = unless_memory_runs_out(tried)
         if found is None:
@@ -119,16 +118,16 @@ class TrainingTrial:
                 f"does to the gradient of {batch} utterances, all stored. End what else "
                 "uses the card, or leave max_gradient_error out."
             )
-        encoder, trial = found
-        trial.gradient_error(dict.fromkeys(trial.squared_errors, Mode.COMPRESS.value))
+        encoder, probe = found
+        probe.gradient_error(dict.fromkeys(probe.squared_errors, Mode.COMPRESS.value))
         records = encoder.compression.records
         bits = {layer: record.bits for layer, record in records.items()}
-        return cls(step, encoder, trial, batch, bits, limit)
+        return cls(step, encoder, probe, batch, bits, limit)
 
     def compressible(self, encoder: SpeakerEncoder) -> Compressible:
-        """Let the blocks of an encoder without contents compress as the trial's did."""
+        """Let the blocks of an encoder without contents compress as the probe's did."""
         encoder.compression.assumed_bits = dict(self.bits)
-        return Compressible(encoder, self.trial.squared_errors.keys())
+        return Compressible(encoder, self.probe.squared_errors.keys())
 
     @without_optimizer()
     def profile(self, channels: tuple[int | None, ...]) -> Profile:
@@ -136,7 +135,7 @@ class TrainingTrial:
         step, device = self.step, self.step.device
         self.encoder.set_channels(channels)
         taken = measured_seconds(
-            self.trial.network, self.trial.timed_step, device, repeats=_REPEATS
+            self.probe.network, self.probe.timed_step, device, repeats=_REPEATS
         )
         seconds = {key: s * step.batch / self.batch for key, s in taken.items()}
         about = {
@@ -150,7 +149,7 @@ class TrainingTrial:
             own.set_channels(channels)
             run = step.run_without_contents(own, no_contents)
             profile = profile_bytes(self.compressible(own), run, seconds, about)
-        return profile.with_errors(self.trial.squared_errors, self.max_gradient_error)
+        return profile.with_errors(self.probe.squared_errors, self.max_gradient_error)
 
     @without_optimizer()
     def held(
@@ -179,9 +178,12 @@ class TrainingTrial:
         """
         room, least = left, math.inf
         for _ in range(_TRIES):
-            within = functools.partial(_in_room, solve, room)
+
+            def in_room(profile: Profile, room: int = room) -> Plan:
+                return solve(profile, room)
+
             try:
-                plan = held_to_limit(profile, within, self.trial.gradient_error)
+                plan = held_to_limit(profile, in_room, self.probe.gradient_error)
             except Infeasible:
                 break
             if Mode.COMPRESS.value not in plan.modes.values():
@@ -217,19 +219,11 @@ def _alone(encoder: SpeakerEncoder) -> SpeakerEncoder:
     return own
 
 
-def _in_room(
-    solve: Callable[[Profile, int], Plan], room: int, profile: Profile
-) -> Plan:
-    return solve(profile, room)
-
-
 def _run(step: TrainingStep, encoder: SpeakerEncoder, batch: int) -> Callable[[], None]:
     """Make a step of a copy of the encoder, with classifier and loss, of noise."""
     trainable(encoder)
     classifier = trainable(copy.deepcopy(step.classifier))
-    with torch.random.fork_rng(random_devices(step.device)):
-        shape = batch, step.frames, encoder.n_mels
-        feats = torch.randn(shape, device=step.device)
+    feats = step.noise(batch)
     classes = torch.zeros(batch, 1, dtype=torch.long, device=step.device)
     scale = _LOSS_SCALE if step.precision == "fp16" else 1.0
 

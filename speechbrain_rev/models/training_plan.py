@@ -22,7 +22,7 @@ from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.memory.report import breakdown
 from speechbrain_rev.memory.shapes import without_contents
 from speechbrain_rev.models.card import INPUT_BYTES_PER_FRAME, card_for, reserve_of
-from speechbrain_rev.models.compressed_plan import TrainingTrial
+from speechbrain_rev.models.compressed_plan import TrainingProbe
 from speechbrain_rev.models.profiling import (
     Channels,
     EncoderStep,
@@ -156,12 +156,12 @@ def plan_training(
 
     if max_gradient_error is not None and budget.left_bytes > 0:
         most = _TIMED_ON_CUDA if on_card else _TIMED
-        trial = TrainingTrial.of(step, max_gradient_error, most)
+        probe = TrainingProbe.of(step, max_gradient_error, most)
 
         def tried(channels: Channels) -> Profile:
-            return trial.profile(channels).without_reconstruction(refused)
+            return probe.profile(channels).without_reconstruction(refused)
 
-        return _plan_within(step, budget, *chosen(tried), trial)
+        return _plan_within(step, budget, *chosen(tried), probe)
     counted, timed = (
         functools.partial(_profile, step, of_shallow, refused=refused)
         for of_shallow in (_counted, _timed)
@@ -178,7 +178,7 @@ def _plan_within(
     budget: _Budget,
     channels: Channels,
     profile: Profile,
-    trial: TrainingTrial | None = None,
+    probe: TrainingProbe | None = None,
 ) -> Plan:
     """Plan for what the budget leaves, or say how much is lacking and what helps."""
     left = budget.left_bytes
@@ -187,7 +187,7 @@ def _plan_within(
         with step.shapes() as device:
             encoder = without_contents(step.encoder, device)
             encoder.set_channels(channels)
-            network = encoder if trial is None else trial.compressible(encoder)
+            network = encoder if probe is None else probe.compressible(encoder)
             run = step.run_without_contents(encoder, device)
             try:
                 return plan_within(profile, network, run, left)
@@ -196,16 +196,16 @@ def _plan_within(
                 # It has the lightest modes that are known.
                 batch = _fitting_batch(step, encoder, device, left) if room else None
                 remedy = _remedy(
-                    step, batch=batch, room=room, limited=trial is not None
+                    step, batch=batch, room=room, limited=probe is not None
                 )
                 raise error.with_remedy(remedy) from None
 
     try:
-        if trial is None:
+        if probe is None:
             plan = solve(profile, left)
         else:
-            trial.encoder.set_channels(channels)
-            plan = trial.held(profile, solve, left)
+            probe.encoder.set_channels(channels)
+            plan = probe.held(profile, solve, left)
     except Infeasible as error:
         used_bytes, remedy = error.needed_bytes + budget.staying_bytes, error.remedy
     else:
@@ -296,16 +296,10 @@ def _refused(step: TrainingStep) -> list[str]:
     chained = step.encoder.reversible_blocks()
     if not chained:
         return []
-    feats = _feats(step, min(_VERIFIED, step.batch))
+    feats = step.noise(min(_VERIFIED, step.batch))
     with step.autocast(step.device.type):
         found = reproduced(step.encoder, feats)
     return warn_refused(found, stacklevel=3)
-
-
-def _feats(step: TrainingStep, batch: int) -> torch.Tensor:
-    with torch.random.fork_rng(random_devices(step.device)):
-        shape = batch, step.frames, step.encoder.n_mels
-        return torch.randn(shape, device=step.device)
 
 
 def _profile(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from speechbrain_rev.devices import device_name
+from speechbrain_rev.devices import device_name, random_devices
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.build import settings_of
 from speechbrain_rev.memory.shapes import cpu_fakes, without_contents
@@ -145,6 +145,23 @@ class TrainingStep:
         else:
             with cpu_fakes():
                 yield torch.device("cpu")
+
+    def noise(self, batch: int) -> torch.Tensor:
+        """Make features of noise, and leave random numbers as they were.
+
+        Parameters
+        ----------
+        batch : int
+            Utterances.
+
+        Returns
+        -------
+        torch.Tensor, [batch, frames, n_mels]
+            Where it runs.
+        """
+        with torch.random.fork_rng(random_devices(self.device)):
+            shape = batch, self.frames, self.encoder.n_mels
+            return torch.randn(shape, device=self.device)
 
     def run_of(
         self, encoder: SpeakerEncoder, batch: int, device: torch.device

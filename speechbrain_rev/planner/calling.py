@@ -26,6 +26,12 @@ def tensors_of(tree: Any) -> list[Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
 
 
+def have_numbers(module: nn.Module, batch: Any) -> bool:
+    """Whether nothing of a module or a batch is on the meta device."""
+    tensors = [*module.parameters(), *module.buffers(), *tensors_of(batch)]
+    return not any(x.is_meta for x in tensors)
+
+
 def own_batch(batch: Any, device: torch.device | str | None = None) -> Any:
     """Detach a batch, so that no gradient reaches what it was made of.
 

@@ -28,7 +28,12 @@ from speechbrain_rev.reversible import (
     ReversibleChain,
     recompute_blocks,
 )
-from speechbrain_rev.reversible.modes import LOSSLESS, WITHOUT_INVERSE, as_mode
+from speechbrain_rev.reversible.modes import (
+    LOSSLESS,
+    WITHOUT_INVERSE,
+    as_mode,
+    fallback,
+)
 from speechbrain_rev.reversible.observing import Moment, tell, tell_end
 from speechbrain_rev.reversible.wrapping import (
     chosen_blocks,
@@ -201,6 +206,12 @@ def with_compression(
         name: (*modes, Mode.COMPRESS) if Mode.STORE in modes else modes
         for name, modes in allowed.items()
     }
+
+
+def all_stored(network: Network) -> dict[str, Mode]:
+    """Give the modes in which all blocks store that can."""
+    allowed = network.allowed_modes()
+    return {name: fallback(Mode.STORE, modes) for name, modes in allowed.items()}
 
 
 @contextlib.contextmanager

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from speechbrain_rev.planner.plan import Plan
+from speechbrain_rev.planner.probe import checked_limit, probe_compression
 from speechbrain_rev.planner.problem import Infeasible
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.profiling import counted, in_training, timed
-from speechbrain_rev.planner.trial import checked_limit, try_compression
 from speechbrain_rev.planner.within import held_to_limit, plan_within
 from speechbrain_rev.sizes import whole_bytes
 
@@ -100,10 +100,10 @@ def plan(
     try:
         with in_training(module, example_batch):
             given = module, example_batch, blocks, loss
-            trial = None if limit is None else try_compression(*given)
-            found = counted(*given, measure=measure, trial=trial)
-            if trial is not None and limit is not None:
-                profile = found.profile.with_errors(trial.squared_errors, limit)
+            probe = None if limit is None else probe_compression(*given)
+            found = counted(*given, measure=measure, probe=probe)
+            if probe is not None and limit is not None:
+                profile = found.profile.with_errors(probe.squared_errors, limit)
                 found = replace(found, profile=profile)
 
             def solve(profile: Profile) -> Plan:
@@ -111,9 +111,9 @@ def plan(
 
             solve(found.profile)  # what no plan fits is told before times are taken
             profile = timed(found, measure=measure)
-            if trial is None:
+            if probe is None:
                 return solve(profile)
-            return held_to_limit(profile, solve, trial.gradient_error)
+            return held_to_limit(profile, solve, probe.gradient_error)
     except Infeasible as error:
         if limit is not None:
             error = error.with_remedy(

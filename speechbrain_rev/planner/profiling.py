@@ -23,22 +23,22 @@ from speechbrain_rev.devices import described, random_devices
 from speechbrain_rev.planner.calling import (
     NoStep,
     copied_to_meta,
+    have_numbers,
     own_batch,
     step_of,
     tensors_of,
     trainable,
 )
 from speechbrain_rev.planner.counting import profile_bytes
-from speechbrain_rev.planner.network import Network, as_network
+from speechbrain_rev.planner.network import Network, all_stored, as_network
+from speechbrain_rev.planner.probe import CompressionProbe
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.room import has_room, unless_memory_runs_out
 from speechbrain_rev.planner.timing import estimated_seconds, measured_seconds
 from speechbrain_rev.planner.trace import Step, Trace, trace_bytes
-from speechbrain_rev.planner.trial import CompressionTrial
 from speechbrain_rev.planner.verify import reproduced, run_once, warn_refused
 from speechbrain_rev.planner.views import Without
 from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
-from speechbrain_rev.reversible.modes import fallback
 
 #: By how much of the peak a step without contents may differ from a real one.
 _ALIKE = 0.01
@@ -88,7 +88,7 @@ def counted(
     loss: Callable[[Any], Tensor] | None = None,
     *,
     measure: bool = True,
-    trial: CompressionTrial | None = None,
+    probe: CompressionProbe | None = None,
 ) -> Counted:
     """Count what each block holds in each mode, within ``in_training``.
 
@@ -96,7 +96,7 @@ def counted(
     ----------
     module, example_batch, blocks, loss, measure
         As for ``plan``.
-    trial : CompressionTrial or None
+    probe : CompressionProbe or None
         Of the module, if blocks may compress: steps of its copy are counted.
 
     Returns
@@ -126,9 +126,9 @@ def counted(
     }
     as_network(module, blocks)  # whose errors are about names
     device = _device_of(module, example_batch)
-    if trial is not None:
-        chosen = Without(trial.network, Mode.RECONSTRUCT, refused)
-        return _counted_on(chosen, trial.step, device, about)
+    if probe is not None:
+        chosen = Without(probe.network, Mode.RECONSTRUCT, refused)
+        return _counted_on(chosen, probe.step, device, about)
     bare: tuple[Network, Step] | None = None
     cause: Exception | None = None
     try:
@@ -204,7 +204,7 @@ def profile_module(
     blocks: str | Sequence[str] = (),
     loss: Callable[[Any], Tensor] | None = None,
     measure: bool = True,
-    trial: CompressionTrial | None = None,
+    probe: CompressionProbe | None = None,
 ) -> Profile:
     """Find out what each block costs in each mode.
 
@@ -212,7 +212,7 @@ def profile_module(
     ----------
     module, example_batch, blocks, loss, measure
         As for ``plan``.
-    trial : CompressionTrial or None
+    probe : CompressionProbe or None
         As for ``counted``.
 
     Returns
@@ -227,7 +227,7 @@ def profile_module(
     """
     with in_training(module, example_batch):
         given = module, example_batch, blocks, loss
-        found = counted(*given, measure=measure, trial=trial)
+        found = counted(*given, measure=measure, probe=probe)
         return timed(found, measure=measure)
 
 
@@ -243,7 +243,7 @@ def _without_contents(
 ) -> tuple[Network, Step]:
     """Copy a module to meta and run it once: what its first step makes is not counted."""
     own, network, step = copied_to_meta(module, example_batch, blocks, loss)
-    _store_all(network)
+    network.set_mode(all_stored(network))
     with contextlib.ExitStack() as hooks:
         for part in own.modules():
             # Parts of couplings tell, and scripted ones take no hooks.
@@ -278,7 +278,7 @@ def _counted_where_it_is(
     step = step_of(own, own_batch(example_batch), loss)
     chosen = Without(as_network(own, blocks), Mode.RECONSTRUCT, refused)
     device = _device_of(module, example_batch)
-    _store_all(chosen)
+    chosen.set_mode(all_stored(chosen))
     step()
     if bare and stored and _alike(stored, trace_bytes(chosen, step)):
         once = run_once(chosen, step)
@@ -297,12 +297,6 @@ def _counted_on(
     how = _ON_META if device.type == "meta" else where
     profile = profile_bytes(network, step, defaultdict(float), about | how)
     return Counted(profile, network, step, device)
-
-
-def _store_all(network: Network) -> None:
-    """Let all blocks store that can, whatever modes the module was in."""
-    allowed = network.allowed_modes()
-    network.set_mode({name: fallback(Mode.STORE, own) for name, own in allowed.items()})
 
 
 def _alike(one: Trace, other: Trace) -> bool:
@@ -353,8 +347,7 @@ def _unreconstructed(
     chained = [m for m in module.modules() if isinstance(m, ReversibleChain)]
     if not chained:
         return [], "no block reconstructs"
-    numbers = [*module.parameters(), *module.buffers(), *tensors_of(example_batch)]
-    if any(x.is_meta for x in numbers):
+    if not have_numbers(module, example_batch):
         return [], "not verified: no numbers on meta"
     found = reproduced(module, example_batch, blocks)
     refused = warn_refused(found, stacklevel=4)

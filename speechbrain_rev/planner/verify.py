@@ -21,12 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from speechbrain_rev.planner.calling import call, own_batch, tensors_of
-from speechbrain_rev.planner.network import Network, as_network, keeping_modes
+from speechbrain_rev.planner.network import (
+    Network,
+    all_stored,
+    as_network,
+    keeping_modes,
+)
 from speechbrain_rev.planner.room import is_out_of_memory
 from speechbrain_rev.planner.trace import Step
 from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
 from speechbrain_rev.reversible.autocast import Autocast
-from speechbrain_rev.reversible.modes import fallback
 
 #: The largest difference, as a share of the largest number that goes in or comes out.
 #: To undo an addition in float32 is exact to 1e-7 of that, and residual functions may
@@ -131,7 +135,7 @@ def run_once(network: Network, step: Step) -> list[str]:
         If there are any, with what each raises.
     """
     allowed = network.allowed_modes()
-    stored = {name: fallback(Mode.STORE, own) for name, own in allowed.items()}
+    stored = all_stored(network)
     able = [n for n, own in allowed.items() if {Mode.STORE, Mode.RECOMPUTE} <= {*own}]
 
     def failure(names: list[str]) -> Exception | None:

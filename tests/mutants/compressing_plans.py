@@ -10,7 +10,7 @@ NETWORK_CODE = "speechbrain_rev/planner/network.py"
 PROFILE_CODE = "speechbrain_rev/planner/profile.py"
 SAVING_CODE = "speechbrain_rev/compression/saving.py"
 SELECTED_CODE = "speechbrain_rev/compression/selected.py"
-TRIAL_CODE = "speechbrain_rev/planner/trial.py"
+PROBE_CODE = "speechbrain_rev/planner/probe.py"
 WITHIN_CODE = "speechbrain_rev/planner/within.py"
 RUN_PLAN_CODE = "speechbrain_rev/models/run_plan.py"
 TRAINING_CODE = "speechbrain_rev/models/compressed_plan.py"
@@ -74,7 +74,7 @@ COMPRESSING_PLANS = [
     ),
     Mutant(
         "compressing plan: errors of blocks are added, not their squares",
-        TRIAL_CODE,
+        PROBE_CODE,
         "self.squared_errors[name] = error**2",
         "self.squared_errors[name] = error",
         COMPRESS,
@@ -82,7 +82,7 @@ COMPRESSING_PLANS = [
     ),
     Mutant(
         "compressing plan: gradients of one step are added to those of the next",
-        TRIAL_CODE,
+        PROBE_CODE,
         "                p.grad.zero_()\n",
         "                pass\n",
         COMPRESS,
@@ -90,7 +90,7 @@ COMPRESSING_PLANS = [
     ),
     Mutant(
         "compressing plan: blocks that nothing makes smaller may compress",
-        TRIAL_CODE,
+        PROBE_CODE,
         "if self._smaller() and math.isfinite(error):",
         "if True:",
         COMPRESS,

@@ -22,7 +22,7 @@ from speechbrain_rev.memory import LiveBytes, live_bytes_peak
 from speechbrain_rev.memory.shapes import without_contents
 from speechbrain_rev.models import compressed_plan, run_plan, training_plan
 from speechbrain_rev.models.card import RESERVE_BYTES, card_for, reserve_of
-from speechbrain_rev.models.compressed_plan import TrainingTrial
+from speechbrain_rev.models.compressed_plan import TrainingProbe
 from speechbrain_rev.models.profiling import seconds_in_proportion, shallow
 from speechbrain_rev.models.run_plan import in_words, plan_for_run
 from speechbrain_rev.models.training_plan import plan_training
@@ -563,7 +563,7 @@ def test_counts_without_contents_are_those_of_what_was_measured(precision):
     step.encoder.compression = ActivationCompression(
         convolutions=RangeBound(3e-2), normalisations=DeviationBound(3e-2)
     )
-    tried = TrainingTrial.of(step, 1.0, most=4)
+    tried = TrainingProbe.of(step, 1.0, most=4)
     profile = tried.profile(tuple(step.encoder.channels))
     modes = profile.uniform("compress")
     assert set(modes.values()) == {"compress"}
@@ -591,7 +591,7 @@ def pair_of(block, name):
 
 def test_a_whole_batch_that_takes_more_than_its_budget_is_heeded(monkeypatch):
     """Sizes of few utterances are not those of all; and memory may run out."""
-    tried = TrainingTrial.of(step_of("resnet34", **WIDE), 0.1, most=2)
+    tried = TrainingProbe.of(step_of("resnet34", **WIDE), 0.1, most=2)
     profile = tried.profile(tuple(tried.encoder.channels))
     modes = profile.uniform("compress")
     rooms = []
@@ -608,11 +608,11 @@ def test_a_whole_batch_that_takes_more_than_its_budget_is_heeded(monkeypatch):
     ):
         rooms.clear()
         seen = iter(peaks)
-        monkeypatch.setattr(TrainingTrial, "_peak_bytes", lambda *_, s=seen: next(s))
+        monkeypatch.setattr(TrainingProbe, "_peak_bytes", lambda *_, s=seen: next(s))
         plan = tried.held(profile, solve, 1000)
         assert [room for room, _ in rooms] == expected
         assert (plan.measured_bytes, plan.budget_bytes) == (peaks[-1], 1000)
-    monkeypatch.setattr(TrainingTrial, "_peak_bytes", lambda *_: 2000)
+    monkeypatch.setattr(TrainingProbe, "_peak_bytes", lambda *_: 2000)
     plan = tried.held(profile, solve, 1000)
     assert rooms[-1] == (1000, 0.0)
     assert "compress" not in plan.modes.values()
@@ -625,7 +625,7 @@ def test_blocks_of_chains_compress_beside_those_that_reconstruct(precision):
     step.encoder.compression = ActivationCompression(
         convolutions=RangeBound(3e-2), normalisations=DeviationBound(3e-2)
     )
-    tried = TrainingTrial.of(step, 1.0, most=2)
+    tried = TrainingProbe.of(step, 1.0, most=2)
     for channels in (None,) * 4, (8,) * 4:
         profile = tried.profile(channels)
         # Maps of the last stage are too small.
@@ -638,7 +638,7 @@ def test_blocks_of_chains_compress_beside_those_that_reconstruct(precision):
     turns = itertools.cycle(["reconstruct", "compress"])
     modes = profile.uniform("recompute") | {b.name: next(turns) for b in chained}
     assert profile.peak_bytes(modes) > 0
-    error = tried.trial.gradient_error(modes)
+    error = tried.probe.gradient_error(modes)
     assert error == pytest.approx(profile.gradient_error(modes), rel=0.5)
     tried.encoder.check_streams()
     plan = plan_training(step, 10**9, 1.0)

@@ -21,8 +21,8 @@ from speechbrain_rev.compression import (
 from speechbrain_rev.memory import LiveBytes
 from speechbrain_rev.planner import Infeasible, Plan, Profile, plan
 from speechbrain_rev.planner.network import as_network
+from speechbrain_rev.planner.probe import probe_compression
 from speechbrain_rev.planner.profiling import profile_module
-from speechbrain_rev.planner.trial import try_compression
 from speechbrain_rev.planner.views import Compressible
 from speechbrain_rev.planner.within import held_to_limit, plan_within
 from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
@@ -75,21 +75,21 @@ class Case:
     def __init__(self):
         torch.manual_seed(0)
         self.module, self.x = Mixed(), torch.randn(2, 8, 30, 40)
-        self.trial = try_compression(self.module, self.x, BLOCKS)
+        self.probe = probe_compression(self.module, self.x, BLOCKS)
         self.profile = profile_module(
-            self.module, self.x, blocks=BLOCKS, measure=False, trial=self.trial
+            self.module, self.x, blocks=BLOCKS, measure=False, probe=self.probe
         )
-        lossless = self.profile.with_errors(self.trial.squared_errors, 0.0)
+        lossless = self.profile.with_errors(self.probe.squared_errors, 0.0)
         #: The least that a lossless plan takes.
         self.lossless_bytes = lossless.peak_bytes(lossless.lightest()) + SCALARS
 
     def solve(self, profile, budget):
-        return plan_within(profile, self.trial.network, self.trial.step, budget)
+        return plan_within(profile, self.probe.network, self.probe.step, budget)
 
     def plan(self, budget, limit):
-        profile = self.profile.with_errors(self.trial.squared_errors, limit)
+        profile = self.profile.with_errors(self.probe.squared_errors, limit)
         solve = functools.partial(self.solve, budget=budget)
-        return held_to_limit(profile, solve, self.trial.gradient_error)
+        return held_to_limit(profile, solve, self.probe.gradient_error)
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +118,8 @@ def test_a_plan_compresses_where_no_lossless_one_fits(case):
     found = case.plan(budget, 0.05)
     assert found.modes["head"] == "compress"
     assert found.measured_bytes <= budget
-    case.trial.network.set_mode(found.modes)
-    assert peak_of(case.trial.step) <= budget
+    case.probe.network.set_mode(found.modes)
+    assert peak_of(case.probe.step) <= budget
     assert 0 < found.measured_gradient_error <= 0.05
     # What is predicted of blocks by themselves is what is measured of all.
     ratio = found.measured_gradient_error / found.predicted_gradient_error
@@ -131,7 +131,7 @@ def test_a_plan_compresses_where_no_lossless_one_fits(case):
 
 def test_no_plan_is_above_the_limit_of_its_error(case):
     """Limits between those of blocks; below all of them nothing compresses."""
-    errors = sorted(e**0.5 for e in case.trial.squared_errors.values())
+    errors = sorted(e**0.5 for e in case.probe.squared_errors.values())
     assert len(errors) == 4
     compressing = []
     for limit in (0.5 * errors[0], *(1.01 * e for e in errors), 10.0):
@@ -146,12 +146,12 @@ def test_no_plan_is_above_the_limit_of_its_error(case):
 def test_an_error_that_is_above_its_prediction_is_heeded(case):
     """As where errors of blocks are not independent."""
     budget, limit = case.lossless_bytes * 8 // 10, 0.05
-    profile = case.profile.with_errors(case.trial.squared_errors, limit)
+    profile = case.profile.with_errors(case.probe.squared_errors, limit)
     asked = []
 
     def solve(own):
         asked.append(own.max_gradient_error)
-        return plan_within(own, case.trial.network, case.trial.step, budget)
+        return plan_within(own, case.probe.network, case.probe.step, budget)
 
     first = held_to_limit(profile, solve, lambda modes: limit)
     assert asked == [limit]
@@ -164,7 +164,7 @@ def test_an_error_that_is_above_its_prediction_is_heeded(case):
 
 def test_where_no_plan_that_compresses_keeps_the_limit_it_is_lossless(case):
     first = case.plan(case.lossless_bytes * 8 // 10, 0.05)
-    profile = case.profile.with_errors(case.trial.squared_errors, 0.05)
+    profile = case.profile.with_errors(case.probe.squared_errors, 0.05)
     lossless = replace(first, modes=dict.fromkeys(first.modes, "recompute"))
 
     def solve(own):
@@ -179,7 +179,7 @@ def test_without_a_limit_and_with_one_of_zero_plans_are_lossless(case):
     assert set(free.modes.values()) == {"store"}
     assert (free.predicted_gradient_error, free.measured_gradient_error) == (0.0, 0.0)
     assert "gradient error" not in str(free)
-    zero = case.profile.with_errors(case.trial.squared_errors, 0.0)
+    zero = case.profile.with_errors(case.probe.squared_errors, 0.0)
     found = case.solve(zero, case.lossless_bytes)
     assert "compress" not in found.modes.values()
 
@@ -262,7 +262,7 @@ def test_a_plan_is_given_to_another_copy_and_taken_back(case):
 
 
 def test_a_profile_keeps_errors_in_its_file_and_old_files_have_none(case):
-    profile = case.profile.with_errors(case.trial.squared_errors, 0.01)
+    profile = case.profile.with_errors(case.probe.squared_errors, 0.01)
     assert Profile.from_json(profile.to_json()) == profile
     old = json.loads(case.profile.to_json())
     del old["max_gradient_error"]
@@ -292,9 +292,9 @@ def test_blocks_that_compression_does_not_cover_have_no_such_mode():
     module = nn.Sequential(
         nn.Conv1d(4, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(152, 4)
     )
-    trial = try_compression(module, torch.randn(4, 4, 40), ["?"])
-    assert list(trial.squared_errors) == ["0"]
-    allowed = trial.network.allowed_modes()
+    probe = probe_compression(module, torch.randn(4, 4, 40), ["?"])
+    assert list(probe.squared_errors) == ["0"]
+    allowed = probe.network.allowed_modes()
     assert {n for n, modes in allowed.items() if Mode.COMPRESS in modes} == {"0"}
 
 
@@ -338,7 +338,7 @@ def test_what_is_compressed_as_a_whole_is_refused():
 
 def test_times_are_taken_of_what_compresses_too(case):
     measured = profile_module(
-        case.module, case.x, blocks=BLOCKS, measure=True, trial=case.trial
+        case.module, case.x, blocks=BLOCKS, measure=True, probe=case.probe
     )
     assert measured.about["seconds"].startswith("measured on cpu")
     for block in measured.blocks:
@@ -361,12 +361,12 @@ def test_an_encoder_is_planned_with_its_channels_and_its_rules():
     found = plan(module, x, 10**9, measure=False, max_gradient_error=0.05)
     assert found.channels == free.channels == module.channels
     assert found.modes == free.modes
-    trial = try_compression(module, x)
+    probe = probe_compression(module, x)
     # Of the rules that it has: finer bounds, less error.
     module.compression = ActivationCompression(convolutions=RangeBound(1e-1))
-    coarse = try_compression(module, x)
-    assert trial.squared_errors.keys() == coarse.squared_errors.keys()
-    for name, error in trial.squared_errors.items():
+    coarse = probe_compression(module, x)
+    assert probe.squared_errors.keys() == coarse.squared_errors.keys()
+    for name, error in probe.squared_errors.items():
         assert error < coarse.squared_errors[name], name
 
 
@@ -393,11 +393,11 @@ def test_networks_of_speechbrain_are_planned_by_names_of_blocks(network, names):
         profile_bytes.append(stored.measured_bytes)
     # Counted on meta and on the device it is the same.
     assert profile_bytes[0] == pytest.approx(profile_bytes[1], rel=0.02)
-    trial = try_compression(module, x, names)
-    assert trial.squared_errors
-    modes = dict.fromkeys(trial.squared_errors, "compress")
-    predicted = math.sqrt(sum(trial.squared_errors.values()))
-    assert trial.gradient_error(modes) == pytest.approx(predicted, rel=0.5)
+    probe = probe_compression(module, x, names)
+    assert probe.squared_errors
+    modes = dict.fromkeys(probe.squared_errors, "compress")
+    predicted = math.sqrt(sum(probe.squared_errors.values()))
+    assert probe.gradient_error(modes) == pytest.approx(predicted, rel=0.5)
 
 
 def test_what_two_blocks_save_of_one_tensor_is_one_copy():

@@ -20,14 +20,14 @@ from tqdm import tqdm
 
 from speechbrain_rev.compression import ActivationCompression
 from speechbrain_rev.devices import random_devices
-from speechbrain_rev.planner.calling import own_batch, step_of, tensors_of, trainable
-from speechbrain_rev.planner.network import Network, as_network
+from speechbrain_rev.planner.calling import have_numbers, own_batch, step_of, trainable
+from speechbrain_rev.planner.network import Network, all_stored, as_network
 from speechbrain_rev.planner.room import unless_memory_runs_out
 from speechbrain_rev.planner.trace import Step
 from speechbrain_rev.planner.views import Compressible
 from speechbrain_rev.reversible import Mode
 
-# Seconds before a bar shows how far a trial is.
+# Seconds before a bar shows how far a probe is.
 _SHOWN_AFTER = 5
 
 
@@ -38,7 +38,7 @@ class CompressingNetwork(Network, Protocol):
     compression: ActivationCompression
 
 
-class CompressionTrial:
+class CompressionProbe:
     """Errors that compression puts into the gradient of a training step.
 
     Parameters
@@ -71,10 +71,10 @@ class CompressionTrial:
     --------
     >>> layer = lambda: nn.Sequential(nn.Conv1d(8, 8, 3), nn.BatchNorm1d(8), nn.ReLU())
     >>> network = nn.Sequential(layer(), layer(), nn.Flatten())
-    >>> trial = try_compression(network, torch.randn(4, 8, 50), ["?"])
-    >>> sorted(trial.squared_errors)
+    >>> probe = probe_compression(network, torch.randn(4, 8, 50), ["?"])
+    >>> sorted(probe.squared_errors)
     ['0', '1']
-    >>> 0 < trial.gradient_error({"0": "compress", "1": "store", "2": "store"}) < 0.1
+    >>> 0 < probe.gradient_error({"0": "compress", "1": "store", "2": "store"}) < 0.1
     True
     """
 
@@ -83,10 +83,7 @@ class CompressionTrial:
         self._weights = [p for p in module.parameters() if p.requires_grad]
         self.step = _repeatable(module, step)
         self.timed_step = without_optimizer()(step)
-        self._stored = {
-            name: (Mode.STORE if Mode.STORE in modes else modes[0]).value
-            for name, modes in network.allowed_modes().items()
-        }
+        self._stored = all_stored(network)
         self._exact = [g.clone() for g in self._gradients({})]
         self._norm = _norm(self._exact)
         if not 0 < self._norm < math.inf:
@@ -96,7 +93,7 @@ class CompressionTrial:
                 "train the network."
             )
         self.squared_errors: dict[str, float] = {}
-        candidates = [n for n, m in self._stored.items() if m == Mode.STORE.value]
+        candidates = [n for n, m in self._stored.items() if m is Mode.STORE]
         for name in tqdm(
             candidates, "gradient errors", unit="block", leave=False, delay=_SHOWN_AFTER
         ):
@@ -137,12 +134,12 @@ class CompressionTrial:
         return any(record.kept_bytes < record.original_bytes for record in records)
 
 
-def try_compression(
+def probe_compression(
     module: nn.Module,
     example_batch: Any,
     blocks: str | Sequence[str] = (),
     loss: Callable[[Any], Tensor] | None = None,
-) -> CompressionTrial:
+) -> CompressionProbe:
     """Try what compression costs a module, on a copy where it is.
 
     Parameters
@@ -152,7 +149,7 @@ def try_compression(
 
     Returns
     -------
-    CompressionTrial
+    CompressionProbe
         Of the copy.
 
     Raises
@@ -162,20 +159,19 @@ def try_compression(
     MemoryError
         If memory runs out.
     """
-    numbers = [*module.parameters(), *module.buffers(), *tensors_of(example_batch)]
-    if any(x.is_meta for x in numbers):
+    if not have_numbers(module, example_batch):
         raise ValueError(
             "max_gradient_error needs numbers: what compression costs depends on weights "
             "and on data, and the module or its example batch is on the meta device. Give "
             "both with contents, or leave max_gradient_error out for a lossless plan."
         )
 
-    def trial() -> CompressionTrial:
+    def probe() -> CompressionProbe:
         own = trainable(copy.deepcopy(module))
         step = step_of(own, own_batch(example_batch), loss)
-        return CompressionTrial(own, as_network(own, blocks), step)
+        return CompressionProbe(own, as_network(own, blocks), step)
 
-    found = unless_memory_runs_out(trial)
+    found = unless_memory_runs_out(probe)
     if found is None:
         raise MemoryError(
             "Memory ran out while it was tried what compression does to the gradient, "
