@@ -55,9 +55,10 @@ def solve_capped(
     Returns
     -------
     list of str
-        The mode of each block. Without ``exact`` another choice may be faster: there was
-        one for 5 of 361 random chains of up to 7 blocks (by 11 % at most); of 9 chains of
-        30 to 120 blocks none was faster by more than 0.2 %.
+        The mode of each block. Without ``exact`` another choice may be faster: tests
+        hold that there is one for at most 3 % of random chains of up to 7 blocks, whose
+        times are less than 0.5 % above the fastest on average, and that chains of 40 and
+        120 blocks are within 1 % of the exact solver.
 
     Raises
     ------
