@@ -60,6 +60,11 @@ def give_modes(brain):
 def keep_plan(brain, path, begun):
     """Write the run's plan, which is the one that was kept if it still holds."""
     knobs = brain.hparams
+    if knobs.max_gradient_error is not None:
+        # What compression costs is that of the weights and bounds that go on.
+        brain.checkpointer.restore_states(
+            "embedding_model", "classifier", "compression"
+        )
     distributed = torch.distributed.is_initialized()
     step = TrainingStep.of(
         vars(knobs),

@@ -6,9 +6,14 @@ from speechbrain_rev.compression.activations import (
     compress_activations,
 )
 from speechbrain_rev.compression.adaptive import GradientBound
-from speechbrain_rev.compression.bounds import DeviationBound, FixedBound, RangeBound
+from speechbrain_rev.compression.bounds import (
+    DeviationBound,
+    FixedBound,
+    RangeBound,
+    Rule,
+)
 from speechbrain_rev.compression.codec import decode, encode
-from speechbrain_rev.compression.compressed import Compressed, Form
+from speechbrain_rev.compression.compressed import Compressed, Form, Reason
 
 __all__ = [
     "ActivationCompression",
@@ -19,6 +24,8 @@ __all__ = [
     "GradientBound",
     "LayerRecord",
     "RangeBound",
+    "Reason",
+    "Rule",
     "compress_activations",
     "decode",
     "encode",

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from speechbrain_rev.compression.bounds import DeviationBound, RangeBound, Rule
 from speechbrain_rev.compression.codec import DTYPES
-from speechbrain_rev.compression.compressed import Compressed, Form
+from speechbrain_rev.compression.compressed import Compressed, Form, Reason
 from speechbrain_rev.compression.layers import (
     Kind,
     Watching,
@@ -87,9 +87,12 @@ class ActivationCompression:
 
     Attributes
     ----------
+    rules : dict of str to Rule
+        Of "convolution" and "normalisation"; another one holds from the next pass on.
     records : dict of str to LayerRecord
-        By layer, from the last training step.
-    raw_count : int
+        By layer, from the last forward pass that compressed. An input that several
+        layers share is that of the first.
+    nonfinite_count : int
         How often a tensor was left as it is because it held NaN or infinity.
     assumed_bits : dict of str to float
         By layer, what a value is taken to need where there are no data, on meta.
@@ -112,7 +115,8 @@ class ActivationCompression:
             Kind.CONVOLUTION: RangeBound(1e-3),
             Kind.NORMALISATION: DeviationBound(3e-2),
         }
-        for kind, rule in zip(Kind, (convolutions, normalisations), strict=True):
+        given = {Kind.CONVOLUTION: convolutions, Kind.NORMALISATION: normalisations}
+        for kind, rule in given.items():
             if rule is not None and not isinstance(rule, Rule):
                 raise ValueError(
                     f"{kind.value}s' rule is {rule!r}; give one, such as "
@@ -120,7 +124,7 @@ class ActivationCompression:
                 )
             self.rules[kind] = rule or self.rules[kind]
         self.records: dict[str, LayerRecord] = {}
-        self.raw_count = 0
+        self.nonfinite_count = 0
         self.assumed_bits: dict[str, float] = {}
 
     @contextlib.contextmanager
@@ -147,6 +151,7 @@ class ActivationCompression:
                 yield
             return
         found = _Pass(self, network, everywhere)
+        self.records.clear()
         _passes.under_way.append(found)
         try:
             with (
@@ -180,7 +185,7 @@ class ActivationCompression:
 
     def note(self, layer: str, x: Tensor, compressed: Compressed) -> None:
         """Keep a record of what was compressed."""
-        self.raw_count += compressed.reason == "NaN or inf"
+        self.nonfinite_count += compressed.reason is Reason.NOT_FINITE
         raw = compressed.form is Form.RAW
         size = x.numel() * x.element_size()
         self.records[layer] = LayerRecord(
@@ -189,7 +194,7 @@ class ActivationCompression:
             size if raw else compressed.nbytes,
             float(compressed.error_bound),
             compressed.form.value,
-            compressed.reason or "",
+            compressed.reason.value if compressed.reason else "",
         )
 
 
@@ -205,7 +210,7 @@ class _Pass:
 
     def before(self, kind: Kind, x: Tensor, weight: Tensor | None) -> None:
         """Register a layer's input."""
-        if not self.registers or not _is_map(x):
+        if not self._heeds(x):
             return
         layer = name_of(self._names, kind, x, weight)
         if x.dtype not in DTYPES:
@@ -217,9 +222,13 @@ class _Pass:
         bound = self.compression.rules[kind].bound_for(layer)
         self.saved.register(x, layer, bound)
 
+    def _heeds(self, x: Tensor) -> bool:
+        # A backward pass may run within the context, and blocks again in it.
+        return self.registers and _is_map(x) and not _in_backward()
+
     def after(self, kind: Kind, x: Tensor, weight: Tensor | None, y: Tensor) -> None:
         """Tell the rule, which may want the gradient of the output."""
-        if self.registers and _is_map(x):
+        if self._heeds(x):
             layer = name_of(self._names, kind, x, weight)
             self.compression.rules[kind].called(layer, x, weight, y)
 
@@ -294,7 +303,8 @@ def compress_activations(
     if isinstance(vars(network).get("forward"), Compressing):
         raise ValueError(
             f"{type(network).__name__} has its activations compressed already; change "
-            "the rules of what compress_activations returned."
+            "the rules of what compress_activations returned: its "
+            "rules['convolution'] and rules['normalisation']."
         )
     compression = ActivationCompression(
         convolutions=convolutions, normalisations=normalisations
@@ -337,5 +347,8 @@ class Compressing:
 
 
 def _trains(network: nn.Module) -> bool:
-    backward = torch._C._current_graph_task_id() != -1
-    return network.training and torch.is_grad_enabled() and not backward
+    return network.training and torch.is_grad_enabled() and not _in_backward()
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

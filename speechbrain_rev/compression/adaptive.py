@@ -8,6 +8,7 @@ chosen for a wanted deviation: a hundredth of the weight's average momentum (sec
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 import weakref
@@ -20,7 +21,6 @@ from torch import Tensor
 
 from speechbrain_rev.compression.bounds import (
     Bound,
-    FixedBound,
     RangeBound,
     Rule,
     check_positive,
@@ -35,21 +35,36 @@ _A = 0.32
 
 @dataclass
 class _Sums:
-    """What was seen of a layer since the last step of the optimizer."""
+    """What was seen of a weight since the last step of the optimizer.
+
+    A layer may be called once for each part of its weight: then each counts as its part.
+    """
 
     #: Of squares of the loss's gradient where the input is not zero, by output channel.
     squares: Tensor | float = 0.0
     #: Of magnitudes, of each utterance's largest one, and how many there are of each.
     magnitudes: Tensor | float = 0.0
     largest: Tensor | float = 0.0
-    values: int = 0
-    utterances: int = 0
+    values: float = 0.0
+    utterances: float = 0.0
     #: Of the fraction of the input that is not zero, weighted by utterances.
     nonzero: Tensor | float = 0.0
-    #: Of the weight's gradient when the backward pass has ended.
-    raw_norm: Tensor | float = 0.0
+    #: Of the weight's gradient when the backward pass has ended; None before.
+    raw_norm: Tensor | None = None
     #: How much of it the optimizer sees: loss scaling undone, gradients clipped.
     share: float | None = None
+
+    def add(self, grad: Tensor, nonzero: Tensor, part: float) -> None:
+        """Count the gradient of an output, [batch, channels, ...], of a weight's part."""
+        norm = functools.partial(torch.linalg.vector_norm, dtype=torch.float32)
+        squares = norm(grad).square() / grad.shape[1]
+        self.squares = self.squares + part * nonzero * squares
+        self.magnitudes = self.magnitudes + part * norm(grad, 1)
+        largest = norm(grad.flatten(1), math.inf, dim=1)
+        self.largest = self.largest + part * largest.sum()
+        self.values += part * grad.numel()
+        self.utterances += part * len(grad)
+        self.nonzero = self.nonzero + part * nonzero * len(grad)
 
 
 class GradientBound(Rule):
@@ -72,12 +87,15 @@ class GradientBound(Rule):
         ones after 1, 10, 100, ... steps.
     before : Rule or None
         Bounds until there is a momentum; None for 1e-3 of the range.
+    limit : float
+        Part of a tensor's range that no bound exceeds: one batch with hardly a gradient
+        would give bounds that leave nothing of the activations until the next look.
 
     Raises
     ------
     ValueError
-        If the target is not positive and finite, there is no such form, or ``every`` is
-        no positive whole number.
+        If the target or the limit is not positive and finite, there is no such form, or
+        ``every`` is no positive whole number.
 
     Examples
     --------
@@ -103,8 +121,10 @@ class GradientBound(Rule):
         form: Form = "derived",
         every: int = 1000,
         before: Rule | None = None,
+        limit: float = 0.1,
     ) -> None:
         check_positive("target", target)
+        self.limit = RangeBound(check_positive("limit", limit))
         if form not in _FORMS:
             raise ValueError(
                 f"form is {form!r}; it must be one of {', '.join(map(repr, _FORMS))}."
@@ -118,18 +138,27 @@ class GradientBound(Rule):
         #: Absolute bounds by layer, as they were last computed.
         self.bounds: dict[str, float] = {}
         self._due = self._warned = False
-        self._sums: dict[str, _Sums] = {}
+        # By weight: what was seen, the layer's name, and the weight itself.
+        self._sums: dict[int, _Sums] = {}
         self._layers: dict[int, str] = {}
-        self._parameters: list[weakref.ref[Tensor]] = []
         self._weights: dict[int, weakref.ref[Tensor]] = {}
         #: The step of the optimizer before which the weights were found.
         self._found_at = -1
+        #: Weights whose gradients are noticed, by identity.
+        self._noticed: dict[int, weakref.ref[Tensor]] = {}
         self._followed: list[weakref.ref[torch.optim.Optimizer]] = []
+
+    def __repr__(self) -> str:
+        """Say what chooses the bounds, and nothing of what they are by now."""
+        return (
+            f"GradientBound({self.target:g}, form={self.form!r}, every={self.every}, "
+            f"before={self.before}, limit={self.limit.fraction:g})"
+        )
 
     def bound_for(self, layer: str) -> Bound:
         """Give the bound of a layer's input as it is now."""
         if layer in self.bounds:
-            return FixedBound(self.bounds[layer])
+            return _AtMost(self.bounds[layer], self.limit)
         return self.before.bound_for(layer)
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
@@ -139,21 +168,18 @@ class GradientBound(Rule):
         ----------
         optimizer : torch.optim.Optimizer
             That trains the network. Loss scaling, clipping and the accumulation of
-            gradients are seen in what it is given.
+            gradients are seen in what it is given. Of several the first one that is
+            still there counts the steps.
         """
-        if any(own() is optimizer for own in self._followed):
+        if any(own is optimizer for own in self._living()):
             return
         self._followed.append(weakref.ref(optimizer))
-        for weight in _weights_of(optimizer):
-            self._parameters.append(weakref.ref(weight))
-            if weight.dim() > 2 and weight.requires_grad:
-                weight.register_post_accumulate_grad_hook(self._accumulated)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
 
     def called(self, layer: str, x: Tensor, weight: Tensor | None, y: Tensor) -> None:
         """Look at a convolution's input, and at the gradient of its output to come."""
-        if not self._followed and not self._warned:
+        if not self._warned and not self._living():
             self._warned = True
             warnings.warn(
                 "Error bounds are to follow momentum, but no optimizer: they stay as they "
@@ -164,28 +190,23 @@ class GradientBound(Rule):
         if not self._due or weight is None or not y.requires_grad:
             return
         if self._found_at != self.steps:
-            # Where weights lie may have changed since: on another device, in a new layout.
-            known = [p for ref in self._parameters if (p := ref()) is not None]
-            self._weights = {_key(p): weakref.ref(p) for p in known}
-            self._found_at = self.steps
+            self._find_weights()
         key = _key(weight)
         own = self._weights.get(key)
         whole = None if own is None else own()
-        if whole is None:
+        if whole is None or not whole.requires_grad:
             return
+        self._notice(whole)
         self._layers[key] = layer
         nonzero = x.detach().count_nonzero() / max(1, x.numel())
-        channels = whole.shape[0]
+        part = weight.numel() / whole.numel()
 
         def look(grad: Tensor) -> None:
-            sums = self._sums.setdefault(layer, _Sums())
-            magnitude = grad.detach().float().abs()
-            sums.squares = sums.squares + nonzero * magnitude.square().sum() / channels
-            sums.magnitudes = sums.magnitudes + magnitude.sum()
-            sums.largest = sums.largest + magnitude.flatten(1).amax(1).sum()
-            sums.values += magnitude.numel()
-            sums.utterances += len(magnitude)
-            sums.nonzero = sums.nonzero + nonzero * len(magnitude)
+            sums = self._sums.get(key)
+            # Of a backward pass whose gradients were thrown away there is nothing to keep.
+            if sums is None or (sums.raw_norm is not None and _is_zero(whole.grad)):
+                sums = self._sums[key] = _Sums()
+            sums.add(grad.detach(), nonzero, part)
 
         y.register_hook(look)
 
@@ -194,38 +215,58 @@ class GradientBound(Rule):
         fresh = vars(GradientBound())
         here = [
             "_due", "_warned", "_sums", "_layers", "_weights", "_followed",
-            "_parameters", "_found_at",
+            "_noticed", "_found_at",
         ]  # fmt: skip
         return dict(vars(self)) | {name: fresh[name] for name in here}
 
     def state_dict(self) -> dict[str, Any]:
-        """Give steps and bounds, to be saved with a run."""
-        return {"steps": self.steps, "bounds": dict(self.bounds)}
+        """Give steps and bounds, and whether to look next, to be saved with a run."""
+        return {"steps": self.steps, "bounds": dict(self.bounds), "due": self._due}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what was saved."""
         self.steps = int(state.get("steps", 0))
+        self._due = bool(state.get("due", False))
         self.bounds = {str(k): float(v) for k, v in state.get("bounds", {}).items()}
 
+    def _find_weights(self) -> None:
+        """Find where weights lie now: on another device, in a new layout, or new ones."""
+        known = [p for optimizer in self._living() for p in _weights_of(optimizer)]
+        self._weights = {_key(p): weakref.ref(p) for p in known}
+        self._found_at = self.steps
+        self._layers.clear()
+        self._sums.clear()
+
+    def _notice(self, weight: Tensor) -> None:
+        """Be told of a weight's gradient from now on."""
+        known = self._noticed.get(id(weight))
+        if known is None or known() is not weight:
+            self._noticed[id(weight)] = weakref.ref(weight)
+            weight.register_post_accumulate_grad_hook(self._accumulated)
+
     def _accumulated(self, weight: Tensor) -> None:
-        layer = self._layers.get(_key(weight))
-        if self._due and layer in self._sums and weight.grad is not None:
-            self._sums[layer].raw_norm = weight.grad.detach().float().norm()
+        if (
+            self._due
+            and weight.grad is not None
+            and (key := _key(weight)) in self._sums
+        ):
+            norm = torch.linalg.vector_norm(weight.grad.detach(), dtype=torch.float32)
+            self._sums[key].raw_norm = norm
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for _unused, layer, weight in self._seen(optimizer):
-            self._sums[layer].share = _share(self._sums[layer], weight, optimizer)
+        for key, weight in self._seen(optimizer):
+            self._sums[key].share = _share(self._sums[key], weight, optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         # Of several optimizers the first one counts the steps of the training.
-        first = self._followed[0]() is optimizer
+        first = self._living()[0] is optimizer
         self.steps += first
         spoiled = False
-        for key, layer, weight in self._seen(optimizer):
-            sums = self._sums.pop(layer)
-            # By an overflow, in a step before this one that the loss scaler skipped.
+        found: dict[str, float] = {}
+        for key, weight in self._seen(optimizer):
+            layer, sums = self._layers.pop(key), self._sums.pop(key)
+            # By an overflow, for which an optimizer may skip a step by itself.
             spoiled |= not math.isfinite(float(sums.squares))
-            del self._layers[key]
             if sums.share is None:
                 # A closure ran the backward pass within the step.
                 sums.share = _share(sums, weight, optimizer)
@@ -233,18 +274,23 @@ class GradientBound(Rule):
             if momentum:
                 bound = self._bound(sums, self.target * momentum)
                 if 0 < bound < math.inf:
-                    self.bounds[layer] = bound
+                    # Layers without a name of their own may share one.
+                    found[layer] = min(bound, found.get(layer, math.inf))
+        self.bounds.update(found)
         if first:
             self._due = spoiled or self._is_due()
 
-    def _seen(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, str, Tensor]]:
+    def _living(self) -> list[torch.optim.Optimizer]:
+        """List the optimizers that are followed and have not been replaced."""
+        return [own for ref in self._followed if (own := ref()) is not None]
+
+    def _seen(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, Tensor]]:
         """List an optimizer's weights whose layers were looked at since its last step."""
         own = {id(weight) for weight in _weights_of(optimizer)}
         return [
-            (key, layer, weight)
-            for key, layer in self._layers.items()
-            if layer in self._sums
-            and (weight := self._weights[key]()) is not None
+            (key, weight)
+            for key in self._layers.keys() & self._sums.keys()
+            if (weight := self._weights[key]()) is not None
             and id(weight) in own
             and weight.grad is not None
         ]
@@ -255,7 +301,7 @@ class GradientBound(Rule):
 
     def _bound(self, sums: _Sums, sigma: float) -> float:
         """Turn a deviation of the weight gradient's error into a bound."""
-        if not sums.values or not sums.utterances or sums.share is None:
+        if not sums.values or sums.share is None:
             return math.nan
         if self.form == "derived":
             squares = float(sums.squares) * sums.share**2
@@ -270,8 +316,23 @@ class GradientBound(Rule):
         return sigma / per_bound if per_bound > 0 else math.nan
 
 
+@dataclass(frozen=True)
+class _AtMost:
+    """An absolute bound, or a part of the range where that is smaller."""
+
+    error_bound: float
+    limit: RangeBound
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.limit(x).clamp_max(self.error_bound)
+
+
 def _weights_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+def _is_zero(grad: Tensor | None) -> bool:
+    return grad is None or not bool(grad.any())
 
 
 def _key(weight: Tensor) -> int:
@@ -283,8 +344,10 @@ def _share(
     sums: _Sums, weight: Tensor, optimizer: torch.optim.Optimizer
 ) -> float | None:
     """Compare the gradient that the optimizer sees with that of the backward pass."""
+    if weight.grad is None or sums.raw_norm is None:
+        return None
     raw = float(sums.raw_norm)
-    if weight.grad is None or not raw > 0:
+    if not raw > 0:
         return None
     # An optimizer that undoes the loss scale by itself was given the scale.
     scale = float(getattr(optimizer, "grad_scale", None) or 1.0)

@@ -21,11 +21,15 @@ Bound = Callable[[Tensor], "float | Tensor"]
 
 
 class Rule:
-    """How the bounds of layers are chosen; by itself it chooses none."""
+    """How the bounds of layers are chosen: by calling the rule itself for each of them."""
+
+    def __call__(self, x: Tensor) -> float | Tensor:
+        """Give the bound of a tensor."""
+        raise NotImplementedError(f"{type(self).__name__} gives no bound.")
 
     def bound_for(self, layer: str) -> Bound:
         """Give the bound of a layer's input as it is now."""
-        raise NotImplementedError(f"{type(self).__name__} gives no bound for {layer}.")
+        return self
 
     def called(self, layer: str, x: Tensor, weight: Tensor | None, y: Tensor) -> None:
         """Be told of a layer's call in a training step: input, weight and output."""
@@ -61,7 +65,7 @@ class RangeBound(Rule):
     0.004
     """
 
-    fraction: float = 1e-3
+    fraction: float
 
     def __post_init__(self) -> None:
         check_positive("fraction", self.fraction)
@@ -70,10 +74,6 @@ class RangeBound(Rule):
         """Compute the bound, without waiting for the device."""
         least, most = torch.aminmax(x.detach())
         return _usable((most.float() - least.float()) * self.fraction, x)
-
-    def bound_for(self, layer: str) -> Bound:
-        """Give the same rule for every layer."""
-        return self
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class DeviationBound(Rule):
     True
     """
 
-    fraction: float = 1e-3
+    fraction: float
 
     def __post_init__(self) -> None:
         check_positive("fraction", self.fraction)
@@ -108,10 +108,6 @@ class DeviationBound(Rule):
         axes = [axis for axis in range(x.dim()) if axis != 1]
         variance = torch.var(x.detach().to(wide), axes, correction=0)
         return _usable(variance.mean().sqrt() * self.fraction, x)
-
-    def bound_for(self, layer: str) -> Bound:
-        """Give the same rule for every layer."""
-        return self
 
 
 @dataclass(frozen=True)
@@ -138,17 +134,16 @@ class FixedBound(Rule):
         """Give the bound."""
         return self.error_bound
 
-    def bound_for(self, layer: str) -> Bound:
-        """Give the same rule for every layer."""
-        return self
 
-
-def check_positive(name: str, value: float) -> None:
+def check_positive(name: str, value: float) -> float:
     """Refuse what is no positive and finite number."""
-    if not (isinstance(value, int | float) and 0 < value < math.inf):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 < value < math.inf):
         raise ValueError(
-            f"{name} is {value!r}; it must be positive and finite, as 1e-3 is."
+            f"{name} is {value!r}; it must be positive and finite, as 1e-3 is. To keep "
+            "activations as they are, do not compress them."
         )
+    return float(value)
 
 
 def _usable(bound: Tensor, x: Tensor) -> Tensor:

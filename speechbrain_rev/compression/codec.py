@@ -15,7 +15,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from speechbrain_rev.compression import reference
-from speechbrain_rev.compression.compressed import Compressed, Form
+from speechbrain_rev.compression.bounds import check_positive
+from speechbrain_rev.compression.compressed import Compressed, Form, Reason
 from speechbrain_rev.kernels import compression as kernels
 
 #: What is taken.
@@ -80,22 +81,22 @@ def encode(
             "whole tensor. Encode parts of it one by one."
         )
     if not (isinstance(error_bound, Tensor) and error_bound.device == x.device):
-        error_bound = _checked("error_bound", error_bound)
+        error_bound = check_positive("error_bound", float(error_bound))
     x = x.detach()
     row = _row(x)
     if not has_contents(x):
-        bits = _checked("assumed_bits", assumed_bits)
+        bits = check_positive("assumed_bits", assumed_bits)
         bound = math.nan if isinstance(error_bound, Tensor) else error_bound
         size = math.ceil(len(row) * bits / 8)
         if size >= row.nbytes:
-            return _compressed(
-                Form.RAW, x, bound, len(row), x, reason="assumed to be no smaller"
-            )
+            reason = Reason.ASSUMED
+            return _compressed(Form.RAW, x, bound, len(row), x, reason=reason)
         payload = torch.empty(size, dtype=torch.uint8, device=x.device)
         return _compressed(Form.DENSE, x, bound, len(row), payload)
     if not len(row):
-        bound = _checked("error_bound", error_bound)
-        return _compressed(Form.RAW, x, bound, 0, x, nonzeros=0, reason="empty")
+        bound = check_positive("error_bound", float(error_bound))
+        reason = Reason.EMPTY
+        return _compressed(Form.RAW, x, bound, 0, x, nonzeros=0, reason=reason)
     return _encode(x, row, error_bound)
 
 
@@ -162,7 +163,7 @@ def _encode(x: Tensor, row: Tensor, error_bound: float | Tensor) -> Compressed:
     # All at once and in float64, which holds each of them, for one synchronisation.
     found = torch.cat([bound[None], counted.double(), scale.double(), words.double()])
     limit, bits, nonzeros, negative, step, _, largest, *sizes = found.tolist()
-    limit, nonzeros = _checked("error_bound", limit), int(nonzeros)
+    limit, nonzeros = check_positive("error_bound", limit), int(nonzeros)
     sparse, dense, base = map(int, sizes)
     blocks = _blocks(len(row))
     nbytes = {
@@ -173,11 +174,11 @@ def _encode(x: Tensor, row: Tensor, error_bound: float | Tensor) -> Compressed:
     form = min(Form.SPARSE, Form.DENSE, key=nbytes.__getitem__)
     reason = None
     if bits >= _INFINITY_BITS:
-        reason = "NaN or inf"
+        reason = Reason.NOT_FINITE
     elif not step:
-        reason = "bound below precision"
+        reason = Reason.PRECISION
     elif nbytes[form] >= nbytes[Form.RAW]:
-        reason = "no smaller"
+        reason = Reason.NO_SMALLER
     if reason is not None:
         return _compressed(
             Form.RAW, x, limit, len(row), x, nonzeros=nonzeros, reason=reason
@@ -208,7 +209,7 @@ def _compressed(
     values: int,
     *payload: Tensor,
     nonzeros: int | None = None,
-    reason: str | None = None,
+    reason: Reason | None = None,
     step: float = 0.0,
     largest: float = 0.0,
     negative: bool = False,
@@ -234,16 +235,6 @@ def _module(row: Tensor) -> ModuleType:
     if row.is_cuda and kernels.usable(row.device, row.dtype):
         return kernels
     return reference
-
-
-def _checked(name: str, number: float | Tensor) -> float:
-    number = float(number)
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(
-            f"{name} is {number}, but must be positive and finite. To keep activations "
-            "as they are, do not compress them."
-        )
-    return number
 
 
 def _row(x: Tensor) -> Tensor:

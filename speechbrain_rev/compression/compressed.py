@@ -20,6 +20,21 @@ class Form(str, enum.Enum):
     RAW = "raw"
 
 
+class Reason(str, enum.Enum):
+    """Why a tensor is held as it is."""
+
+    #: There are no values.
+    EMPTY = "empty"
+    #: A value is NaN or infinite.
+    NOT_FINITE = "NaN or inf"
+    #: Values of the tensor's type are further apart than the bound.
+    PRECISION = "bound below precision"
+    #: No form takes fewer bytes.
+    NO_SMALLER = "no smaller"
+    #: None was assumed to, of a tensor without data.
+    ASSUMED = "assumed to be no smaller"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compressed:
     """A tensor in fewer bytes, as ``encode`` makes it and ``decode`` takes it.
@@ -43,7 +58,7 @@ class Compressed:
         tensor without data, on the meta device, one as large as was assumed.
     nonzeros : int or None
         Number of values that are not zero; None where nothing was counted.
-    reason : str or None
+    reason : Reason or None
         Why the tensor is kept as it is; None of the other forms.
     step : float
         Half the distance of two decoded values.
@@ -72,7 +87,7 @@ class Compressed:
     values: int
     payload: tuple[Tensor, ...]
     nonzeros: int | None = None
-    reason: str | None = None
+    reason: Reason | None = None
     step: float = 0.0
     largest: float = 0.0
     negative: bool = False

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import (
     TorchFunctionMode,
     handle_torch_function,
@@ -158,7 +159,9 @@ def names_of_layers(network: nn.Module) -> dict[int, str]:
         weight = module._parameters.get("weight")
         if weight is None:
             weight = module._buffers.get("running_mean")
-        if isinstance(weight, Tensor) and weight.layout is torch.strided:
+        if weight is None or is_lazy(weight):
+            continue
+        if weight.layout is torch.strided:
             names.setdefault(weight.untyped_storage()._cdata, name)
     return names
 

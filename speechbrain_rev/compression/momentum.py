@@ -10,6 +10,8 @@ from torch import Tensor
 
 #: Of 8-bit states, as bitsandbytes has them.
 _BLOCK = 256
+#: Optimizers of bitsandbytes whose first state is Adam's first moment.
+_MOMENTS = ("adam", "lamb")
 
 
 def mean_momentum(
@@ -21,7 +23,7 @@ def mean_momentum(
     ----------
     optimizer : torch.optim.Optimizer
         SGD with momentum or one of Adam's kind, of torch or of bitsandbytes, at 32 or at
-        8 bit.
+        8 bit. Others have no momentum on the scale of a gradient: RMSprop's is divided.
     parameter : torch.Tensor
         One of its parameters.
     steps : int
@@ -31,7 +33,8 @@ def mean_momentum(
     -------
     float or None
         On the scale of a gradient: Adam's first moment without its bias, SGD's buffer
-        times one minus its momentum, likewise. None if there is no momentum yet.
+        times one minus its momentum, likewise. None if there is no such momentum, or none
+        yet.
 
     Examples
     --------
@@ -50,29 +53,33 @@ def mean_momentum(
         for group in optimizer.param_groups
         if any(parameter is own for own in group["params"])
     )
-    found = _magnitude(state)
-    if found is None:
-        return None
-    if group.get("momentum"):
-        kept, sums = float(group["momentum"]), True
-    elif "betas" in group:
-        # One state of the library is SGD's momentum, two are Adam's moments.
-        kept, sums = float(group["betas"][0]), "exp_avg" not in state
-        sums = sums and "state2" not in state
+    # bitsandbytes' word for the arithmetic.
+    kind = getattr(optimizer, "optimizer_name", None)
+    damped = float(group.get("dampening", 0.0))
+    if "exp_avg" in state and state.keys() & {"exp_avg_sq", "exp_inf"}:
+        found, kept, scale = _mean(state["exp_avg"]), float(group["betas"][0]), 1.0
+    elif "state1" in state and kind in _MOMENTS:
+        found, kept, scale = _mean_of_state(state), float(group["betas"][0]), 1.0
+    elif "state1" in state and kind == "momentum":
+        kept = float(group["betas"][0])
+        found, scale = _mean_of_state(state), 1 - kept
+    elif (
+        state.get("momentum_buffer") is not None and "nesterov" in group and damped < 1
+    ):
+        kept = float(group["momentum"])
+        found, scale = _mean(state["momentum_buffer"]), (1 - kept) / (1 - damped)
     else:
         return None
     steps = int(state.get("step", steps)) or steps
-    scale = (1 - kept) if sums else 1.0
     return found * scale / (1 - kept ** max(1, steps))
 
 
-def _magnitude(state: Mapping[str, Any]) -> float | None:
-    for name in ("exp_avg", "momentum_buffer"):
-        if isinstance(state.get(name), Tensor):
-            return float(state[name].float().abs().mean())
-    moment = state.get("state1")
-    if not isinstance(moment, Tensor):
-        return None
+def _mean(moment: Tensor) -> float:
+    return float(moment.float().abs().mean())
+
+
+def _mean_of_state(state: Mapping[str, Any]) -> float:
+    moment = state["state1"]
     if moment.dtype is not torch.uint8:
         return float(moment.float().abs().mean())
     values = state["qmap1"].abs()[moment.flatten().int()]

@@ -88,9 +88,10 @@ class _Saved:
     __slots__ = ("__weakref__", "copy", "own", "place", "version")
 
     def __init__(self, x: Tensor, version: int) -> None:
-        #: The tensor itself, or without contents once a copy has them: it goes on to
-        #: share the version counter.
-        self.own = x
+        #: The contents without the graph, which autograd knows: a graph that is kept by
+        #: what it saved would never be freed. Once a copy has them, nothing but the
+        #: version counter.
+        self.own = x.detach()
         self.version = version
         self.place: Place | None = None
         self.copy: _Copy | None = None
@@ -110,20 +111,34 @@ class Registration:
         The name of the first layer that registered the tensor.
     """
 
-    __slots__ = ("bounds", "layer", "places")
+    __slots__ = ("layer", "wishes")
 
     def __init__(self, layer: str) -> None:
         self.layer = layer
-        self.bounds: list[Bound] = []
-        self.places: list[Place] = []
+        self.wishes: list[tuple[Place, Bound]] = []
 
-    def touches(self, place: Place) -> bool:
-        """Whether a place is that of a layer's input, a part of it or around it."""
-        return any(own.covers(place) or place.covers(own) for own in self.places)
+    def add(self, place: Place, bound: Bound) -> bool:
+        """Note a layer's input and its bound; whether both together are new."""
+        known = any(
+            own.covers(place) and place.covers(own) and bound == its
+            for own, its in self.wishes
+        )
+        if not known:
+            self.wishes.append((place, bound))
+        return not known
+
+    def covers(self, place: Place) -> bool:
+        """Whether a place is that of a layer's input or a part of it."""
+        return any(own.covers(place) for own, _ in self.wishes)
 
     def error_bound(self, x: Tensor) -> float | Tensor:
-        """Give the smallest of the layers' bounds."""
-        first, *others = [bound(x) for bound in self.bounds]
+        """Give the smallest bound of inputs that share something with a place."""
+        place = Place(x)
+        first, *others = [
+            bound(own.of(x))
+            for own, bound in self.wishes
+            if own.covers(place) or place.covers(own)
+        ]
         # Without data nobody knows which is smaller, nor does it matter.
         compared = others and has_contents(x)
         return min([first, *others], key=float) if compared else first
@@ -132,7 +147,7 @@ class Registration:
 class _Storage:
     """What is known of one storage while it lives."""
 
-    __slots__ = ("copies", "counter", "own", "saved", "wanted")
+    __slots__ = ("copies", "counter", "left", "own", "saved", "wanted")
 
     def __init__(self, x: Tensor, known: dict[int, _Storage]) -> None:
         storage = x.untyped_storage()
@@ -145,6 +160,8 @@ class _Storage:
         self.own = weakref.ref(storage, freed)
         self.saved: list[weakref.ref[_Saved]] = []
         self.copies: list[weakref.ref[_Copy]] = []
+        #: Versions and places that no copy made smaller, which smaller bounds cannot.
+        self.left: list[tuple[int, Place]] = []
         #: What was registered, by the version it had.
         self.wanted: dict[int, Registration] = {}
 
@@ -188,17 +205,14 @@ class SavedActivations:
         layer : str
             The layer's name.
         bound : callable
-            From the tensor to its absolute error bound; the smallest of several is kept.
+            From the tensor to its absolute error bound. The smallest of several holds
+            for what layers share.
         """
         storage = self._of(x)
         if storage is None:
             return
         wanted = storage.wanted.setdefault(x._version, Registration(layer))
-        wanted.places.append(Place(x))
-        if bound in wanted.bounds:
-            return
-        wanted.bounds.append(bound)
-        if not has_contents(x):
+        if not wanted.add(Place(x), bound) or not has_contents(x):
             return
         copies = [copy for ref in storage.copies if (copy := ref()) is not None]
         for copy in copies:
@@ -217,7 +231,7 @@ class SavedActivations:
             return saved
         storage.saved.append(weakref.ref(saved))
         wanted = storage.wanted.get(saved.version)
-        if wanted is not None and wanted.touches(Place(x)):
+        if wanted is not None and wanted.covers(Place(x)):
             self._compress(storage, x, wanted)
         return saved
 
@@ -260,11 +274,15 @@ class SavedActivations:
             if copy and copy.version == x._version and copy.place.covers(place):
                 break
         else:
+            version = x._version
+            if any(v == version and own.covers(place) for v, own in storage.left):
+                return
             compressed = self._encode(x, wanted)
             if compressed.form is Form.RAW:
                 # Kept by autograd as it is.
+                storage.left.append((version, place))
                 return
-            copy = _Copy(compressed, place, x._version)
+            copy = _Copy(compressed, place, version)
             storage.copies.append(weakref.ref(copy))
         storage.attach(copy)
 
@@ -296,8 +314,14 @@ def _may_be_compressed(x: Tensor) -> bool:
     """Whether a tensor that is saved now can be a registered one."""
     if not x.is_floating_point() or isinstance(x, torch.nn.Parameter):
         return False
-    # Three frames up: pack, and what saves.
-    frame = sys._getframe(2)
+    if x.layout is not torch.strided or not torch._C._has_storage(x):
+        return False
+    # Two frames up, past pack: what saves. A thread of autograd may have no such frame.
+    frame = sys._getframe()
+    for _ in range(2):
+        if frame.f_back is None:
+            return True
+        frame = frame.f_back
     if frame.f_code is not _APPLY:
         return True
     # A custom function may do anything with what it saved, unless it says otherwise.

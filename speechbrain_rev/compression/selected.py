@@ -96,8 +96,8 @@ def refuse_what_is_compressed(network: nn.Module) -> None:
     if isinstance(own, Compressing) and own.everywhere:
         raise ValueError(
             f"{type(network).__name__} has all its activations compressed, by "
-            "compress_activations: no block can be given mode 'compress' beside others. "
-            "Leave that call out."
+            "compress_activations, in whatever mode its blocks are: none can be given mode "
+            "'compress' beside others, nor can it be planned. Leave that call out."
         )
 
 

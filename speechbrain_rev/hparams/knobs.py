@@ -186,7 +186,7 @@ KNOBS = {
     "mode": Knob(
         "str", null=True, one_of=("store", "reconstruct", "recompute", "compress")
     ),
-    "gradient_error": Knob("float", above=0, at_most=1),
+    "convolution_error": Knob("float", above=0, at_most=1),
     "normalisation_error": Knob("float", above=0, at_most=1),
     "memory_budget": Knob(
         "str",

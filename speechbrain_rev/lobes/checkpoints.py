@@ -68,6 +68,21 @@ class WholeCheckpointer(Checkpointer):
         """
         self.add_recoverable(name, recoverable, _load_state, _save_state)
 
+    def restore_states(self, *names: str) -> None:
+        """Load some of what the newest checkpoint holds, if there is one.
+
+        Parameters
+        ----------
+        *names : str
+            Of recoverables with a state dict. What the checkpoint lacks stays as it is.
+        """
+        newest = self.find_checkpoint()
+        found = {} if newest is None else newest.paramfiles
+        for name in names:
+            if name in found:
+                state = torch.load(found[name], map_location="cpu", weights_only=True)
+                self.recoverables[name].load_state_dict(state)
+
     def _save_checkpoint_metafile(
         self, fpath: Path, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:

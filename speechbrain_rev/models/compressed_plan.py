@@ -76,7 +76,7 @@ class TrainingProbe:
 
     @classmethod
     def of(
-        cls, step: TrainingStep, max_gradient_error: float, most: int
+        cls, step: TrainingStep, max_gradient_error: float, max_batch: int
     ) -> TrainingProbe:
         """Try what compression costs.
 
@@ -86,15 +86,15 @@ class TrainingProbe:
             A step of the training.
         max_gradient_error : float
             What plans may have.
-        most : int
-            Utterances that suffice.
+        max_batch : int
+            Utterances that suffice. On a card as many are taken as fit.
 
         Raises
         ------
         ValueError
             If the limit is no number above 0, or gradients are not finite.
         MemoryError
-            If not even one utterance fits the device, all stored.
+            If not even one utterance fits the card, all stored, or memory ran out.
         """
         limit = checked_limit(max_gradient_error)
 
@@ -105,7 +105,7 @@ class TrainingProbe:
                 some = replace(step, batch=count)
                 return live_bytes_peak(some.run_without_contents(own, device))
 
-        batch = batch_that_fits(stored_bytes, min(most, step.batch), step.device)
+        batch = batch_that_fits(stored_bytes, min(max_batch, step.batch), step.device)
 
         def tried() -> tuple[SpeakerEncoder, CompressionProbe]:
             own = _alone(step.encoder)
@@ -187,7 +187,8 @@ class TrainingProbe:
             except Infeasible:
                 break
             if Mode.COMPRESS.value not in plan.modes.values():
-                return plan
+                # Which was made for less room than a lossless plan has.
+                break
             peak = self._peak_bytes(plan)
             if peak is not None and peak <= left:
                 return replace(plan, measured_bytes=peak, budget_bytes=left)

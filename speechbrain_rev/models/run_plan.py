@@ -13,7 +13,7 @@ from speechbrain_rev.planner import Plan
 from speechbrain_rev.sizes import card_text, size_text
 
 # What of a plan has to be what is asked for, so that it is not made anew.
-_ASKED = ("memory_budget", "max_gradient_error")
+_ASKED = ("memory_budget", "max_gradient_error", "bounds")
 
 
 def plan_for_run(
@@ -80,7 +80,7 @@ def plan_for_run(
     if kept.is_file():
         plan = Plan.load(kept)
         given = plan.about.get("plan_file")
-        asked = {"memory_budget": memory_budget, **_limit(max_gradient_error)}
+        asked = {"memory_budget": memory_budget, **_limit(step, max_gradient_error)}
         same = all(plan.about.get(name) == asked.get(name) for name in _ASKED)
         if given is None and same:
             _refuse_other_training(plan, step, kept)
@@ -94,7 +94,7 @@ def plan_for_run(
     return plan_training(step, size, max_gradient_error).with_about(
         memory_budget=memory_budget,
         memory_budget_bytes=str(size),
-        **_limit(max_gradient_error),
+        **_limit(step, max_gradient_error),
     )
 
 
@@ -130,11 +130,18 @@ def in_words(plan: Plan) -> str:
     )
 
 
-def _limit(max_gradient_error: float | None) -> dict[str, str]:
-    """Say in a plan which error it may have, if any."""
+def _limit(step: TrainingStep, max_gradient_error: float | None) -> dict[str, str]:
+    """Say in a plan which error it may have, if any, and of which bounds it is."""
     if max_gradient_error is None:
         return {}
-    return {"max_gradient_error": str(float(max_gradient_error))}
+    return {
+        "max_gradient_error": str(float(max_gradient_error)),
+        "bounds": _bounds(step),
+    }
+
+
+def _bounds(step: TrainingStep) -> str:
+    return ", ".join(map(str, step.encoder.compression.rules.values()))
 
 
 def _load(plan_file: str, kept: Path) -> Plan:
@@ -151,6 +158,8 @@ def _load(plan_file: str, kept: Path) -> Plan:
 def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, str]]:
     """Collect what a plan says of itself and the step says otherwise."""
     now = step.about()
+    if "bounds" in plan.about:
+        now["bounds"] = _bounds(step)
     return {
         name: (plan.about.get(name), now[name])
         for name in now

@@ -56,7 +56,7 @@ def solve_capped(
     -------
     list of str
         The mode of each block. Without ``exact`` another choice may be faster: tests
-        hold that there is one for at most 3 % of random chains of up to 7 blocks, whose
+        hold that there is one for at most 3 % of random chains of up to 6 blocks, whose
         times are less than 0.5 % above the fastest on average, and that chains of 40 and
         120 blocks are within 1 % of the exact solver.
 

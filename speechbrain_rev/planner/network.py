@@ -52,7 +52,7 @@ class Network(Protocol):
         """
 
     def allowed_modes(self) -> Mapping[str, tuple[Mode, ...]]:
-        """Name the blocks and say which modes each can have."""
+        """Name the blocks and say which lossless modes each can have."""
 
     def block_modes(self) -> Mapping[str, Mode]:
         """Name the blocks and say which mode each has."""
@@ -106,9 +106,12 @@ class NamedBlocks:
             name: module.get_submodule(name) for name in (*self._named, *self._chained)
         }
         alone = next(iter(chains.values())).compression if len(chains) == 1 else None
+        given = getattr(module, "compression", None)
+        if not isinstance(given, ActivationCompression):
+            given = compression_in(module)
         #: How blocks in mode "compress" do it.
         self.compression: ActivationCompression = (
-            alone or compression_in(module) or ActivationCompression()
+            given or alone or ActivationCompression()
         )
 
     def named_blocks(self) -> dict[str, nn.Module]:

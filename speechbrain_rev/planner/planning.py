@@ -8,11 +8,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from speechbrain_rev.compression.selected import refuse_what_is_compressed
 from speechbrain_rev.planner.plan import Plan
-from speechbrain_rev.planner.probe import checked_limit, probe_compression
+from speechbrain_rev.planner.probe import (
+    checked_limit,
+    probe_compression,
+    refuse_without_numbers,
+)
 from speechbrain_rev.planner.problem import Infeasible
 from speechbrain_rev.planner.profile import Profile
-from speechbrain_rev.planner.profiling import counted, in_training, timed
+from speechbrain_rev.planner.profiling import (
+    counted,
+    in_training,
+    refuse_without_room,
+    timed,
+)
 from speechbrain_rev.planner.within import held_to_limit, plan_within
 from speechbrain_rev.sizes import whole_bytes
 
@@ -53,9 +63,10 @@ def plan(
         By what part of its norm compression may put the gradient of all weights off;
         blocks may then compress. It is measured on a copy where the module is, as are
         sizes: both are those of the example batch and of today's weights, and change
-        in training, so leave some room. Bounds are an encoder's own, or those of the
-        network's one chain, else those of ``compress_activations``. None for lossless
-        plans only.
+        in training, so leave some room. Bounds are those of the module's attribute
+        ``compression``, an ``ActivationCompression``: encoders and chains have one, any
+        other module may be given one; without it, bounds are its defaults. None for
+        lossless plans only.
 
     Returns
     -------
@@ -68,11 +79,11 @@ def plan(
         If no plan fits.
     ValueError
         If blocks do not run one after the other, the budget or the limit of the
-        error is none, nothing is trained, or a step needs numbers that are not to be
-        computed.
+        error is not valid, nothing is trained, or a step needs numbers that are not to
+        be computed: with a limit always.
     MemoryError
         If a step that stores everything does not fit where the module is, and none
-        can run without numbers.
+        can run without numbers, or there is a limit of the error.
 
     Warns
     -----
@@ -100,7 +111,12 @@ def plan(
     try:
         with in_training(module, example_batch):
             given = module, example_batch, blocks, loss
-            probe = None if limit is None else probe_compression(*given)
+            probe = None
+            if limit is not None:
+                refuse_what_is_compressed(module)
+                refuse_without_numbers(module, example_batch)
+                refuse_without_room(*given)
+                probe = probe_compression(*given)
             found = counted(*given, measure=measure, probe=probe)
             if probe is not None and limit is not None:
                 profile = found.profile.with_errors(probe.squared_errors, limit)

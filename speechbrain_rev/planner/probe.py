@@ -113,14 +113,15 @@ class CompressionProbe:
         Returns
         -------
         float
-            What float streams lose is among it.
+            Norm of the difference from the gradient of the step that stores, of all
+            weights together, divided by that one's norm; 0.01 is one percent. What
+            float streams lose is among it.
         """
         pairs = zip(self._gradients(modes), self._exact, strict=True)
         return _norm(found - exact for found, exact in pairs) / self._norm
 
     def _gradients(self, modes: Mapping[str, str]) -> list[Tensor]:
         kept = dict(self._inner.block_modes())
-        self._inner.compression.records.clear()
         try:
             self._inner.set_mode({**self._stored, **modes})
             self.step()
@@ -155,16 +156,10 @@ def probe_compression(
     Raises
     ------
     ValueError
-        If module or batch have no numbers, or their gradient tells nothing.
+        If the gradient tells nothing.
     MemoryError
         If memory runs out.
     """
-    if not have_numbers(module, example_batch):
-        raise ValueError(
-            "max_gradient_error needs numbers: what compression costs depends on weights "
-            "and on data, and the module or its example batch is on the meta device. Give "
-            "both with contents, or leave max_gradient_error out for a lossless plan."
-        )
 
     def probe() -> CompressionProbe:
         own = trainable(copy.deepcopy(module))
@@ -179,6 +174,22 @@ def probe_compression(
             "leave max_gradient_error out."
         )
     return found
+
+
+def refuse_without_numbers(module: nn.Module, example_batch: Any) -> None:
+    """Refuse to try what compression costs where nothing is computed.
+
+    Raises
+    ------
+    ValueError
+        If the module or its batch is on the meta device.
+    """
+    if not have_numbers(module, example_batch):
+        raise ValueError(
+            "max_gradient_error needs numbers: what compression costs depends on weights "
+            "and on data, and the module or its example batch is on the meta device. Give "
+            "both with contents, or leave max_gradient_error out for a lossless plan."
+        )
 
 
 def checked_limit(max_gradient_error: float) -> float:
@@ -213,9 +224,11 @@ def without_optimizer() -> Iterator[None]:
 
 
 def _repeatable(module: nn.Module, step: Step) -> Step:
-    """Make a step begin with gradients of zero, and as it began the first time."""
+    """Make a step begin with gradients of zero, and each time as if it were the first."""
     buffers = [(b, b.clone()) for b in module.buffers()]
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    cards = random_devices(device)
+    numbers = torch.get_rng_state(), [torch.cuda.get_rng_state(card) for card in cards]
 
     def run() -> None:
         for p in module.parameters():
@@ -223,7 +236,10 @@ def _repeatable(module: nn.Module, step: Step) -> Step:
                 p.grad.zero_()
         for buffer, begun in buffers:
             buffer.copy_(begun)
-        with torch.random.fork_rng(random_devices(device)), without_optimizer():
+        with torch.random.fork_rng(cards), without_optimizer():
+            torch.set_rng_state(numbers[0])
+            for card, state in zip(cards, numbers[1], strict=True):
+                torch.cuda.set_rng_state(state, card)
             step()
 
     return run

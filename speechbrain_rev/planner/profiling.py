@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from speechbrain_rev.compression.selected import refuse_what_is_compressed
 from speechbrain_rev.devices import described, random_devices
 from speechbrain_rev.planner.calling import (
     NoStep,
@@ -125,6 +126,7 @@ def counted(
         "torch": torch.__version__,
     }
     as_network(module, blocks)  # whose errors are about names
+    refuse_what_is_compressed(module)
     device = _device_of(module, example_batch)
     if probe is not None:
         chosen = Without(probe.network, Mode.RECONSTRUCT, refused)
@@ -140,9 +142,7 @@ def counted(
     if measure and device.type != "meta":
         stored = None if bare is None else trace_bytes(*bare)
         found = None
-        if stored is None or has_room(
-            _copied_bytes(module) + stored.peak_bytes, device
-        ):
+        if _has_room(module, stored, device):
             found = unless_memory_runs_out(
                 lambda: _counted_where_it_is(
                     module, example_batch, blocks, loss, refused, about, bare, stored
@@ -170,6 +170,41 @@ def counted(
         ) from cause
     _warn_of_kernels(module)
     return _counted_on(*bare, torch.device("meta"), about)
+
+
+def refuse_without_room(
+    module: nn.Module,
+    example_batch: Any,
+    blocks: str | Sequence[str] = (),
+    loss: Callable[[Any], Tensor] | None = None,
+) -> None:
+    """Refuse what must run all stored where it is, and is known not to fit there.
+
+    Parameters
+    ----------
+    module, example_batch, blocks, loss
+        As for ``plan``.
+
+    Raises
+    ------
+    MemoryError
+        If a copy and a step of it do not fit.
+    """
+    as_network(module, blocks)  # whose errors are about names
+    device = _device_of(module, example_batch)
+    try:
+        bare = _without_contents(module, example_batch, blocks, loss, ())
+        stored = trace_bytes(*bare)
+    except NoStep:
+        raise
+    except Exception:  # whatever a network does without its numbers
+        return
+    if not _has_room(module, stored, device):
+        raise MemoryError(
+            f"A step that stores everything does not fit on {device}, and for "
+            "max_gradient_error one is run, for the gradient that is right. Give a "
+            "smaller example batch, or leave max_gradient_error out."
+        )
 
 
 def timed(found: Counted, *, measure: bool = True) -> Profile:
@@ -328,10 +363,11 @@ def _warn_of_kernels(module: nn.Module) -> None:
         )
 
 
-def _copied_bytes(module: nn.Module) -> int:
-    """Count what a copy with gradients takes."""
+def _has_room(module: nn.Module, stored: Trace | None, device: torch.device) -> bool:
+    """Whether a copy with gradients and its step fit where the module is, as far as known."""
     weights = list(module.parameters())
-    return sum(x.nbytes for x in (*weights, *weights, *module.buffers()))
+    copied = sum(x.nbytes for x in (*weights, *weights, *module.buffers()))
+    return stored is None or has_room(copied + stored.peak_bytes, device)
 
 
 def _device_of(module: nn.Module, example_batch: Any) -> torch.device:

@@ -66,7 +66,7 @@ def batch_that_fits(
     while (peak := stored_bytes(batch)) > SHARE * free:
         if batch == 1:
             raise MemoryError(
-                f"To time one sample on {device} takes {size_text(peak)}, and "
+                f"A step of one sample on {device} takes {size_text(peak)}, and "
                 f"{size_text(free)} are free, of which {SHARE:.0%} may be used. End "
                 "what else uses the card, or take shorter samples."
             )

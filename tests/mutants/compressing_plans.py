@@ -123,10 +123,19 @@ COMPRESSING_PLANS = [
     Mutant(
         "compressing plan: a run's plan stands under another limit of its error",
         RUN_PLAN_CODE,
-        '_ASKED = ("memory_budget", "max_gradient_error")',
-        '_ASKED = ("memory_budget",)',
+        '_ASKED = ("memory_budget", "max_gradient_error", "bounds")',
+        '_ASKED = ("memory_budget", "bounds")',
         TRAINING,
         "another_limit",
+    ),
+    Mutant(
+        "compressing plan: a lossless plan is left with the room of a lossy one",
+        TRAINING_CODE,
+        """                # Which was made for less room than a lossless plan has.
+                break""",
+        "                return plan",
+        TRAINING,
+        "has_all_the_room",
     ),
     Mutant(
         "compressing plan: what the whole batch takes is not compared",

@@ -1,3 +1,5 @@
+import copy
+import importlib
 import json
 import logging
 
@@ -212,6 +214,24 @@ def test_a_limit_of_the_error_lets_plans_compress_and_is_kept(
         assert said in caplog.messages
         assert PLANNED not in caplog.text
         longer["number_of_epochs"] += 1
+    # Other bounds put gradients off by another error: the plan is made anew, of the
+    # weights that the training goes on with.
+    caplog.clear()
+    seen = []
+    planner = importlib.import_module("speechbrain_rev.models.training_plan")
+    probed = planner.TrainingProbe.of
+
+    def probe(step, *args):
+        seen.append(copy.deepcopy(step.encoder.state_dict()))
+        return probed(step, *args)
+
+    monkeypatch.setattr(planner.TrainingProbe, "of", probe)
+    newest = max(folder.glob("save/CKPT*"), key=lambda path: path.stat().st_mtime)
+    train.main(arguments(data, folder, **longer, **limited, normalisation_error=0.02))
+    assert PLANNED in caplog.text
+    assert "fraction=0.02" in Plan.load(folder / "plan.json").about["bounds"]
+    kept = torch.load(newest / "embedding_model.ckpt", weights_only=True)
+    assert all(torch.equal(value, seen[0][name]) for name, value in kept.items())
 
 
 def test_a_limit_of_the_error_without_a_budget_is_refused(train, data, tmp_path):

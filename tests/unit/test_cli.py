@@ -823,8 +823,8 @@ def test_other_errors_of_a_recipe_keep_their_traceback(tmp_path):
 
 
 def test_memory_that_a_recipe_has_not_got_is_one_line_where_it_is_said(tmp_path):
-    words = "raise MemoryError('To time one sample takes 3 GiB. End what else runs.')"
+    words = "raise MemoryError('A step takes 3 GiB. End what else runs.')"
     ended = run_as_script(tmp_path, f"def main():\n    {words}\nrun_script(main)")
-    assert ended.stderr.startswith("script.py: To time one sample takes 3 GiB. End")
+    assert ended.stderr.startswith("script.py: A step takes 3 GiB. End")
     bare = "def main():\n    raise MemoryError\nrun_script(main)"
     assert "Traceback" in run_as_script(tmp_path, bare).stderr

@@ -16,8 +16,8 @@ PUBLIC = {
     "cli": {"main", "run_script"},
     "compression": {
         "ActivationCompression", "Compressed", "DeviationBound", "FixedBound", "Form",
-        "GradientBound", "LayerRecord", "RangeBound", "compress_activations", "decode",
-        "encode",
+        "GradientBound", "LayerRecord", "RangeBound", "Reason", "Rule",
+        "compress_activations", "decode", "encode",
     },
     "hparams": {
         "Composition", "OptimizerWarning", "compose", "parse_arguments", "placeholders", "plain_settings",

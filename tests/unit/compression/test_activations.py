@@ -342,6 +342,104 @@ def test_what_no_layer_takes_is_not_compressed_with_the_rest_of_its_storage():
     assert torch.equal(w.grad, exact)
 
 
+def test_what_lies_around_a_layers_input_is_not_compressed_with_it():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 4, 3)
+    v, w = (torch.randn(4, n, 20, 30, requires_grad=True) for n in (4, 2))
+    with compressor(1e-1).during(conv):
+        whole = torch.randn(4, 4, 20, 30) * 1
+        taken, other = whole.chunk(2, 1)
+        y = conv(taken).sum() + (other * w).sum() + (whole * v).sum()
+    exact = whole.clone()
+    y.backward()
+    assert torch.equal(w.grad, exact[:, 2:])
+    assert torch.equal(v.grad, exact)
+
+
+@pytest.mark.parametrize("part_first", [False, True])
+def test_a_part_that_a_layer_takes_has_a_bound_of_its_own(part_first):
+    torch.manual_seed(0)
+    convs = nn.ModuleDict({"whole": nn.Conv2d(4, 4, 3), "part": nn.Conv2d(2, 4, 3)})
+    x = torch.cat([torch.randn(4, 2, 20, 30), 1e3 * torch.randn(4, 2, 20, 30)], 1)
+
+    def gradient(compression):
+        convs.zero_grad()
+        with compression.during(convs, wanted=compression is not off):
+            h = x * 1
+            part = convs["part"](h[:, :2]) if part_first else 0
+            y = convs["whole"](h)
+            if not part_first:
+                part = convs["part"](h[:, :2])
+        (y.sum() + part.square().sum()).backward()
+        return {"weight": convs["part"].weight.grad.clone()}
+
+    off = compressor()
+    exact = gradient(off)
+    assert 0 < distance(gradient(compressor()), exact) < 1e-3
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_graph_that_no_backward_pass_releases_is_freed(compressed):
+    torch.manual_seed(0)
+    network, seen = small_network(), []
+    for layer in network[1:]:
+        layer.register_forward_hook(
+            lambda _, inputs, y: seen.append(weakref.ref(y.untyped_storage()))
+        )
+    with compressor().during(network, everywhere=compressed):
+        y = network(torch.randn(4, 1, 20, 30)).sigmoid().relu()
+    seen.append(weakref.ref(y.untyped_storage()))
+    del y
+    gc.collect()
+    assert [ref() is None for ref in seen] == [True] * len(seen)
+
+
+def test_what_runs_in_a_backward_pass_within_the_context_is_let_be():
+    torch.manual_seed(0)
+    conv, x = nn.Conv2d(1, 4, 3), torch.randn(4, 1, 20, 30)
+    compression = compressor()
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            compression.records.clear()
+            with torch.enable_grad():
+                conv(x).sum().backward()
+            return grad
+
+    with compression.during(conv):
+        Again.apply(conv(x)).sum().backward()
+    assert not compression.records
+
+
+def test_tensors_without_strides_are_let_be():
+    class Sparse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(4, 4, 3, padding=1)
+            self.register_buffer("graph", torch.eye(50).to_sparse())
+
+        def forward(self, x):
+            return torch.sparse.mm(self.graph, self.conv(x)[0].t())
+
+    network = Sparse()
+    compression = compress_activations(network)
+    network(torch.randn(1, 4, 50)).sum().backward()
+    assert compression.records.keys() == {"conv"}
+
+
+def test_lazy_layers_take_shape_in_their_first_pass():
+    network = nn.Sequential(nn.LazyConv1d(4, 3), nn.ReLU())
+    compression = compress_activations(network)
+    for _ in range(2):
+        network(torch.randn(2, 3, 50)).sum().backward()
+    assert compression.records.keys() == {"0"}
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_changes_that_are_counted_apart_are_not_taken_for_none(shared):
     """What ``.data`` gives has a version counter of its own."""
@@ -371,8 +469,7 @@ def test_a_negation_that_waits_is_not_lost():
 
 
 def test_an_empty_batch_and_frozen_layers_are_no_matter():
-    network = small_network().eval()
-    network.train()
+    network = small_network()
     compression = compressor()
     with compression.during(network):
         network[0](torch.randn(0, 1, 20, 30)).sum().backward()
@@ -388,8 +485,28 @@ def test_nan_and_infinity_are_kept_and_counted():
     compression = compressor()
     found = gradients(conv, x, compression)
     assert found["weight"].isnan().any()
-    assert compression.raw_count == 1
+    assert compression.nonfinite_count == 1
     assert compression.records[""].form == "raw"
+
+
+def test_what_no_copy_makes_smaller_is_looked_at_once_for_all_that_share_it():
+    torch.manual_seed(0)
+    branches = nn.ModuleList([nn.Conv2d(1, 4, 3), nn.Conv2d(1, 4, 5)])
+    x = torch.randn(4, 1, 20, 30)
+    x[0, 0, 0, 0] = float("inf")
+    compression = compressor()
+    with compression.during(branches):
+        sum(branch(x).sum() for branch in branches)
+    assert compression.nonfinite_count == 1
+
+
+def test_records_are_those_of_the_last_pass():
+    branches = nn.ModuleList([nn.Conv2d(1, 4, 3), nn.Conv2d(1, 4, 5)])
+    compression, x = compressor(), torch.randn(4, 1, 20, 30)
+    for i, branch in enumerate(branches):
+        with compression.during(branches):
+            branch(x)
+        assert list(compression.records) == [str(i)]
 
 
 def test_a_type_that_cannot_be_compressed_is_an_error():

@@ -86,10 +86,7 @@ def test_all_halves_are_within_the_bound(dtype, relative):
         few = x[x.abs() <= largest]
         compressed = round_trip(few, relative * largest)
         limit = torch.finfo(dtype).eps  # twice the slack is about this
-        assert (compressed.form is Form.RAW) == (
-            relative < limit
-            or (relative * largest < 2.0**-22 and compressed.form == "raw")
-        )
+        assert (compressed.form is Form.RAW) == (relative < limit)
 
 
 @pytest.mark.parametrize("bound", [1.1, 1.25, 1.5, 2.0, 3.0])

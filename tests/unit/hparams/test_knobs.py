@@ -45,7 +45,7 @@ EDGES = {
         ["store", "reconstruct", "recompute", "compress", None],
         ["compressed", "STORE", ""],
     ),
-    "gradient_error": ([1e-6, 1.0], [0.0, -0.01, 1.1, math.inf]),
+    "convolution_error": ([1e-6, 1.0], [0.0, -0.01, 1.1, math.inf]),
     "normalisation_error": ([1e-6, 1.0], [0.0, -0.01, 1.1, math.inf]),
     "streams": (["exact", "float"], ["int32", ""]),
     "memory_budget": (

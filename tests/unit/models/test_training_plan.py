@@ -563,7 +563,7 @@ def test_counts_without_contents_are_those_of_what_was_measured(precision):
     step.encoder.compression = ActivationCompression(
         convolutions=RangeBound(3e-2), normalisations=DeviationBound(3e-2)
     )
-    tried = TrainingProbe.of(step, 1.0, most=4)
+    tried = TrainingProbe.of(step, 1.0, max_batch=4)
     profile = tried.profile(tuple(step.encoder.channels))
     modes = profile.uniform("compress")
     assert set(modes.values()) == {"compress"}
@@ -591,7 +591,7 @@ def pair_of(block, name):
 
 def test_a_whole_batch_that_takes_more_than_its_budget_is_heeded(monkeypatch):
     """Sizes of few utterances are not those of all; and memory may run out."""
-    tried = TrainingProbe.of(step_of("resnet34", **WIDE), 0.1, most=2)
+    tried = TrainingProbe.of(step_of("resnet34", **WIDE), 0.1, max_batch=2)
     profile = tried.profile(tuple(tried.encoder.channels))
     modes = profile.uniform("compress")
     rooms = []
@@ -618,6 +618,22 @@ def test_a_whole_batch_that_takes_more_than_its_budget_is_heeded(monkeypatch):
     assert "compress" not in plan.modes.values()
 
 
+def test_a_lossless_plan_after_one_that_took_too_much_has_all_the_room(monkeypatch):
+    tried = TrainingProbe.of(step_of("resnet34", **WIDE), 0.1, max_batch=2)
+    profile = tried.profile(tuple(tried.encoder.channels))
+
+    def solve(own, room):
+        # With all the room it compresses, with less it does not.
+        lossy = own.max_gradient_error and room == 1000
+        modes = profile.uniform("compress" if lossy else "recompute")
+        return Plan(modes, None, room, 1, 1, 1.0, {})
+
+    monkeypatch.setattr(TrainingProbe, "_peak_bytes", lambda *_: 1100)
+    plan = tried.held(profile, solve, 1000)
+    assert set(plan.modes.values()) == {"recompute"}
+    assert plan.budget_bytes == 1000
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_blocks_of_chains_compress_beside_those_that_reconstruct(precision):
@@ -625,7 +641,7 @@ def test_blocks_of_chains_compress_beside_those_that_reconstruct(precision):
     step.encoder.compression = ActivationCompression(
         convolutions=RangeBound(3e-2), normalisations=DeviationBound(3e-2)
     )
-    tried = TrainingProbe.of(step, 1.0, most=2)
+    tried = TrainingProbe.of(step, 1.0, max_batch=2)
     for channels in (None,) * 4, (8,) * 4:
         profile = tried.profile(channels)
         # Maps of the last stage are too small.

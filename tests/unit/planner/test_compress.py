@@ -19,7 +19,7 @@ from speechbrain_rev.compression import (
     reference,
 )
 from speechbrain_rev.memory import LiveBytes
-from speechbrain_rev.planner import Infeasible, Plan, Profile, plan
+from speechbrain_rev.planner import Infeasible, Plan, Profile, plan, planning, profiling
 from speechbrain_rev.planner.network import as_network
 from speechbrain_rev.planner.probe import probe_compression
 from speechbrain_rev.planner.profiling import profile_module
@@ -329,11 +329,48 @@ def test_a_gradient_that_tells_nothing_is_refused():
         plan(module, x, 10**9, blocks="?", max_gradient_error=0.1)
 
 
+def test_what_the_memory_does_not_hold_is_not_tried(monkeypatch):
+    monkeypatch.setattr(profiling, "has_room", lambda peak, device: False)
+    monkeypatch.setattr(planning, "probe_compression", None)
+    with pytest.raises(
+        MemoryError, match=r"does not fit on cpu.*smaller example batch"
+    ):
+        plan(
+            layers(4, 1),
+            torch.randn(2, 4, 9, 9),
+            10**9,
+            blocks="?",
+            max_gradient_error=0.1,
+        )
+
+
+def test_bounds_are_those_that_the_network_was_given():
+    torch.manual_seed(0)
+    module, x = nn.Sequential(layers(4, 1), layers(4, 1)), torch.randn(2, 4, 30, 40)
+    errors = []
+    for fraction in (1e-1, 1e-3):
+        rule = RangeBound(fraction)
+        module.compression = ActivationCompression(
+            convolutions=rule, normalisations=rule
+        )
+        probe = probe_compression(module, x, "?")
+        errors.append(probe.gradient_error(dict.fromkeys("01", "compress")))
+    assert errors[0] > 10 * errors[1] > 0
+    as_network(module, "?").set_mode({"0": "compress"})
+    module(x).sum().backward()
+    assert module.compression.records
+
+
 def test_what_is_compressed_as_a_whole_is_refused():
     module, x = layers(4, 1), torch.randn(2, 4, 9, 9)
     compress_activations(module)
+    for limit in (0.1, None):
+        with pytest.raises(ValueError, match="has all its activations compressed"):
+            plan(module, x, 10**9, blocks="?", max_gradient_error=limit)
+    own = encoder("resnet34")
+    compress_activations(own)
     with pytest.raises(ValueError, match="has all its activations compressed"):
-        plan(module, x, 10**9, blocks="?", max_gradient_error=0.1)
+        plan(own, torch.randn(2, 64, 16), 10**9, max_gradient_error=0.1)
 
 
 def test_times_are_taken_of_what_compresses_too(case):
