@@ -348,6 +348,14 @@ def main(argv=None):
     text, settings, run_opts = compose_run([a for a in argv if a != "--dry_run"])
     sb.utils.distributed.ddp_init_group(run_opts)
     prepared, hparams = prepare_run(text, settings)
+    train(prepared, hparams, run_opts, dry)
+    if torch.distributed.is_initialized():
+        # A thread of the group that still holds tensors aborts an interpreter that ends.
+        torch.distributed.destroy_process_group()
+
+
+def train(prepared, hparams, run_opts, dry):
+    """Train on prepared lists, or only say what that would take."""
     brain = build_brain(hparams, run_opts)
     train_set = train_loader(hparams)
     brain.train_sampler = train_set.batch_sampler

@@ -163,6 +163,24 @@ def test_two_processes_share_each_batch_and_leave_one_result(data, tmp_path):
     assert "fc.weight" in weights(tmp_path)
 
 
+def test_a_run_ends_its_group_of_processes(train, data, tmp_path, monkeypatch):
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+
+    def one_process(run_opts):
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+    monkeypatch.setattr(train.sb.utils.distributed, "ddp_init_group", one_process)
+    argv = [*arguments(data, tmp_path / "run"), "--distributed_backend=gloo"]
+    try:
+        train.main([*argv, "--dry_run"])
+        assert not torch.distributed.is_initialized()
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
 def test_a_dry_run_says_what_training_would_take_and_trains_nothing(
     train, data, tmp_path, capsys
 ):
