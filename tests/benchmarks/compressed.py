@@ -39,7 +39,6 @@ AUDITED = 2
 REQUIRED = {
     "compressed, 1e-3 of range": (5.0, 4.0),
     "compressed, 1e-2 of range": (8.0, None),
-    "compressed, default": (5.0, None),
 }
 
 
@@ -201,9 +200,9 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         "held: live bytes between forward and backward pass, both beyond weights and "
         "gradients, for each utterance; gradient error: distance of the whole gradient "
         "from the plain one's, as a part of it, of a reversible encoder from its own "
-        "stored one; default: GradientBound(0.01) and DeviationBound(3e-2); every 2nd "
-        "block recomputed: the 1st, 3rd, ... of each stage, the others compressed; torch checkpoint: "
-        "around each block; reversible encoders at first weights; time: median of "
+        "stored one; recipe's bounds: GradientBound(0.01) and DeviationBound(3e-2); every "
+        "2nd block recomputed: the 1st, 3rd, ... of each stage, the others compressed; "
+        "torch checkpoint: around each block; reversible encoders at first weights; time: median of "
         f"{setting.repeats} interleaved forward and backward passes",
         rows,
         f"every compressed tensor of a step of {AUDITED} utterances decoded: errors within "

@@ -51,6 +51,7 @@ def continued(
     encoder = build_encoder(setting.name, mode=mode, **setting.row)
     training = training_of(encoder, setting.name, speech, setting.batch)
     resume(training, state)
+    training.let_fall(setting.steps)
     bound = GradientBound(target or 1.0, every=1)
     if target is not None:
         bound.load_state_dict({"steps": training.steps_taken})
@@ -105,8 +106,8 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         "How large may the error of weight gradients be?",
         f"{setting.name} from step {state['steps']} of compressed_training, batch "
         f"{setting.batch} of {setting.frames} frames, {speech.source}, {setting.steps} "
-        f"steps more; loss: mean of the last {setting.last}; target: of convolutions, "
-        "batch normalisations by their default",
+        f"steps more, the rate falling again; loss: mean of the last {setting.last}; "
+        "target: of convolutions, batch normalisations at 0.03 of their deviation",
         rows,
         f"{tensors} tensors decoded: errors within bounds, zeros and signs kept; the "
         "first loss is the same to the bit",

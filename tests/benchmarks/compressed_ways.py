@@ -23,6 +23,8 @@ from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.memory.meter import LiveBytes
 
 from .compressed_checks import real_speech
+from .compressed_training import N_MELS, state_of
+from .compressed_training import Setting as TrainingSetting
 from .harness import NotEqual
 from .precisions import PRECISIONS
 from .speech import Speech, Training
@@ -30,7 +32,7 @@ from .user_ways import Way, encoder_by
 
 #: Below the precision of any activation: these are kept as they are.
 AS_IT_IS = FixedBound(1e-30)
-N_MELS, TARGET, RATE = 80, 0.01, 0.05
+TARGET, RATE = TrainingSetting.target, TrainingSetting.rate
 
 Batch = tuple[Tensor, Tensor]
 
@@ -89,9 +91,12 @@ def cases_of(name: str, counterparts: tuple[str, ...]) -> list[Case]:
     # The first block of a stage holds most, having a shortcut.
     both = ("recompute", "compress")
     ways += [
-        compressed(name, "compressed, default", "derived", None),
+        compressed(name, "compressed, recipe's bounds", "derived", None),
         compressed(
-            name, "compressed, default, deviation 1e-2", "derived", DeviationBound(1e-2)
+            name,
+            "compressed, recipe's bounds, deviation 1e-2",
+            "derived",
+            DeviationBound(1e-2),
         ),
         compressed(
             name, "compressed, every 2nd block recomputed", "derived", None, both
@@ -133,6 +138,7 @@ class Trained:
         training.precision = PRECISIONS[case.way.precision]
         training.classifier.load_state_dict(self.state["classifier"])
         if case.name == self.name:
+            # Wrappers of checkpoints change names, not the order.
             names = encoder.state_dict()
             values = self.state["encoder"].values()
             encoder.load_state_dict(dict(zip(names, values, strict=True)))
@@ -197,8 +203,6 @@ def state_after(
     name: str, speech: Speech, *, steps: int, batch: int, **row: Any
 ) -> dict[str, Any]:
     """Train an encoder for some steps."""
-    from .compressed_training import state_of
-
     training = training_of(
         encoder_by(plain(name).way, name, **row), name, speech, batch
     )

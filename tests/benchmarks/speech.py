@@ -26,6 +26,8 @@ from .precisions import Precision
 RECIPE_BATCH = 256
 MAX_GRAD_NORM = 5.0
 WARMUP_STEPS = 30
+#: What is left of a rate that fell.
+FINAL_RATE = 1e-3
 
 
 class Speech:
@@ -82,7 +84,8 @@ class Speech:
 class Training:
     """The recipe's loss and optimizer, at the rate that its batch of 256 has.
 
-    The rate rises from 0 over the first steps and then stays.
+    The rate rises from 0 over the first steps and then stays, or falls as ``let_fall``
+    has it.
 
     Parameters
     ----------
@@ -128,6 +131,7 @@ class Training:
         )
         self.loss = AAMSoftmax()
         self.steps_taken = 0
+        self._fall: tuple[int, int] | None = None
         self._draw = torch.Generator().manual_seed(0)
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
@@ -143,10 +147,17 @@ class Training:
         loss.backward()
         return loss.detach()
 
+    def let_fall(self, steps: int) -> None:
+        """Let the rate fall exponentially over the next steps, as the recipe's does."""
+        self._fall = self.steps_taken, steps
+
     def step(self, batch: tuple[Tensor, Tensor]) -> float:
         """Take one training step and return its loss."""
         self.steps_taken += 1
         lr = self.lr * min(1.0, self.steps_taken / WARMUP_STEPS)
+        if self._fall is not None:
+            begin, steps = self._fall
+            lr *= FINAL_RATE ** ((self.steps_taken - begin) / steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()
