@@ -7,7 +7,9 @@ folder
 - scores/<trial list>.<cosine|as_norm>.txt: "enrol test label score"
 - scores/det.png: false alarms against misses
 
-AS-Norm's cohort are the mean embeddings of the training speakers.
+AS-Norm's cohort are the mean embeddings of the training speakers. Intervals are of 95 %,
+of speakers drawn with replacement, where names of utterances begin with the speaker.
+``--from-scores FILE`` computes metrics and plot of a file of scores, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from speechbrain_rev.speech import read_manifest
 from speechbrain_rev.whole_files import write_whole
 
 P_TARGETS = (0.01, 0.05)
+#: Draws of speakers for intervals.
+REPLICATES = 1000
 
 
 def score(
@@ -39,6 +43,7 @@ def score(
     *,
     cohort_top_n: int = 600,
     subtract_mean: bool = False,
+    replicates: int = REPLICATES,
 ) -> dict[str, Any]:
     """Score trial lists with the embeddings in a folder, by cosine and AS-Norm.
 
@@ -54,6 +59,8 @@ def score(
         Nearest cohort speakers that AS-Norm looks at; at most all there are.
     subtract_mean : bool
         Whether embeddings are centred on the mean of the training set's.
+    replicates : int
+        Draws of speakers for intervals; 0 for none.
 
     Returns
     -------
@@ -83,9 +90,10 @@ def score(
         for method, scores in scored.items():
             file = folder / "scores" / f"{name}.{method}.txt"
             scoring.write_scores(file, listed, scores)
-            rates = error_rates(scores, listed.labels)
+            curve = scoring.det_curve(scores, listed.labels)
+            rates = error_rates(curve, listed) | intervals(scores, listed, replicates)
             results.append({"trials": name, "method": method, **rates})
-            curves[f"{name}, {method}"] = scoring.det_curve(scores, listed.labels)
+            curves[f"{name}, {method}"] = curve
     report = {
         "model": trials.fingerprint,
         "cohort": {"speakers": len(names), "top_n": top_n},
@@ -119,15 +127,62 @@ def cohort_rows(cohort: EmbeddingArchive, speakers: Mapping[str, str]) -> list[i
     return rows
 
 
-def error_rates(scores: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+def error_rates(curve: scoring.DetCurve, trials: scoring.Trials) -> dict[str, Any]:
     """Sum up one list's scores: counts, and rates as fractions."""
-    costs = {str(p): scoring.min_dcf(scores, labels, p_target=p) for p in P_TARGETS}
     return {
-        "targets": int(np.sum(labels)),
-        "impostors": int(np.sum(1 - labels)),
-        "eer": scoring.eer(scores, labels),
-        "min_dcf": costs,
+        "targets": int(np.sum(trials.labels)),
+        "impostors": int(np.sum(1 - trials.labels)),
+        "eer": curve.eer(),
+        "min_dcf": {str(p): curve.min_dcf(p_target=p) for p in P_TARGETS},
     }
+
+
+def intervals(
+    scores: np.ndarray, trials: scoring.Trials, replicates: int
+) -> dict[str, Any]:
+    """Say how far rates would be elsewhere for other speakers, if names tell them."""
+    if not replicates:
+        return {}
+    if not all("/" in name for name in trials.utterances):
+        print("No intervals: names of utterances do not begin with 'speaker/'.")
+        return {}
+    sides = (
+        [name.partition("/")[0] for name in side]
+        for side in (trials.enrol, trials.test)
+    )
+    rates = scoring.bootstrap(
+        scores, trials.labels, *sides, p_targets=P_TARGETS, replicates=replicates
+    )
+    return {
+        "eer_95": list(scoring.interval(rates.eer)),
+        "min_dcf_95": {
+            str(p): list(scoring.interval(rates.min_dcf[p])) for p in P_TARGETS
+        },
+    }
+
+
+def score_file(path: Path, replicates: int = REPLICATES) -> dict[str, Any]:
+    """Compute the metrics of a file of scores; the plot is drawn beside it.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Lines "enrol test label score".
+    replicates : int
+        Draws of speakers for intervals; 0 for none.
+
+    Returns
+    -------
+    dict
+        As of ``score``, also written to a file beside it.
+    """
+    trials, scores = scoring.read_scores(path)
+    curve = scoring.det_curve(scores, trials.labels)
+    rates = error_rates(curve, trials) | intervals(scores, trials, replicates)
+    report = {"results": [{"trials": path.stem, "method": "as given", **rates}]}
+    write_whole(f"{path}.json", json.dumps(report, indent=2) + "\n")
+    draw({path.stem: curve}, Path(f"{path}.png"))
+    return report
 
 
 def named(trial_lists: Sequence[Path]) -> dict[str, Path]:
@@ -141,14 +196,25 @@ def named(trial_lists: Sequence[Path]) -> dict[str, Path]:
 
 def table(report: Mapping[str, Any]) -> str:
     """Lay the results out for reading."""
-    costs = "".join(f"{f'minDCF({p})':>14}" for p in P_TARGETS)
-    lines = [f"{'trials':<24}{'score':<10}{'EER %':>8}{costs}"]
+    heads = "".join(f"{f'minDCF({p})':>24}" for p in P_TARGETS)
+    lines = [f"{'trials':<24}{'score':<10}{'EER %':>22}{heads}"]
     for row in report["results"]:
-        costs = "".join(f"{row['min_dcf'][str(p)]:>14.3f}" for p in P_TARGETS)
-        lines.append(
-            f"{row['trials']:<24}{row['method']:<10}{100 * row['eer']:>8.2f}{costs}"
-        )
+        rates = [_with_interval(row["eer"], row.get("eer_95"), 100, 2).rjust(22)]
+        for p, cost in row["min_dcf"].items():
+            known = row.get("min_dcf_95", {}).get(p)
+            rates.append(_with_interval(cost, known, 1, 3).rjust(24))
+        lines.append(f"{row['trials']:<24}{row['method']:<10}{''.join(rates)}")
     return "\n".join(lines)
+
+
+def _with_interval(
+    rate: float, known: Sequence[float] | None, scale: float, digits: int
+) -> str:
+    text = f"{scale * rate:.{digits}f}"
+    if known is None:
+        return text
+    low, high = (f"{scale * bound:.{digits}f}" for bound in known)
+    return f"{text} [{low}, {high}]"
 
 
 def check_fresh(folder: Path) -> None:
@@ -165,7 +231,16 @@ def check_fresh(folder: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("run_folder", type=Path, help="output_folder of train.py")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument(
+        "run_folder", nargs="?", type=Path, help="output_folder of train.py"
+    )
+    given.add_argument(
+        "--from-scores",
+        metavar="FILE",
+        type=Path,
+        help="lines 'enrol test label score', whose metrics are computed",
+    )
     parser.add_argument("--trials", nargs="+", help="instead of the run's trial_lists")
     parser.add_argument("--cohort_top_n", type=int, help="instead of the run's")
     parser.add_argument(
@@ -173,7 +248,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         action="store_true",
         help="centre embeddings on the mean of the training set's",
     )
+    parser.add_argument(
+        "--bootstrap",
+        metavar="N",
+        type=int,
+        default=REPLICATES,
+        help=f"draws of speakers for intervals; 0: none; default: {REPLICATES}",
+    )
     options = parser.parse_args(argv)
+    if options.from_scores:
+        file = options.from_scores
+        print(table(score_file(file, options.bootstrap)))
+        print(f"{file}.json, {file}.png")
+        return
     folder = options.run_folder
     settings = read_settings(folder, ("trial_lists", "cohort_top_n"))
     check_fresh(folder)
@@ -184,6 +271,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         {utterance.ID: utterance.spk_id for utterance in manifest},
         cohort_top_n=options.cohort_top_n or settings["cohort_top_n"],
         subtract_mean=options.subtract_mean,
+        replicates=options.bootstrap,
     )
     print(table(report))
     print(f"{folder / 'scores'}: results.json, det.png and the scores of each list")

@@ -21,20 +21,30 @@ from speechbrain_rev.scoring.as_norm import (
     cohort_statistics,
     speaker_means,
 )
+from speechbrain_rev.scoring.bootstrap import BootstrapRates, bootstrap, interval
 from speechbrain_rev.scoring.cosine import cosine, cosine_trials, subtract_mean
 from speechbrain_rev.scoring.metrics import DetCurve, det_curve, eer, min_dcf
-from speechbrain_rev.scoring.trials import Trials, read_trials, write_scores
+from speechbrain_rev.scoring.trials import (
+    Trials,
+    read_scores,
+    read_trials,
+    write_scores,
+)
 
 __all__ = [
+    "BootstrapRates",
     "DetCurve",
     "Trials",
     "as_norm",
+    "bootstrap",
     "cohort_statistics",
     "cosine",
     "cosine_trials",
     "det_curve",
     "eer",
+    "interval",
     "min_dcf",
+    "read_scores",
     "read_trials",
     "speaker_means",
     "subtract_mean",

@@ -38,6 +38,38 @@ class DetCurve:
     false_alarm: NDArray[np.float64]
     miss: NDArray[np.float64]
 
+    def eer(self) -> float:
+        """Compute the equal error rate, as :func:`eer`."""
+        excess = self.miss - self.false_alarm
+        # It rises from -1 to 1, so a sign change always lies between two points.
+        after = int(np.searchsorted(excess, 0.0))
+        before = after - 1
+        share = -excess[before] / (excess[after] - excess[before])
+        return float(self.miss[before] + share * (self.miss[after] - self.miss[before]))
+
+    def min_dcf(
+        self,
+        *,
+        p_target: float = 0.01,
+        c_miss: float = 1.0,
+        c_false_alarm: float = 1.0,
+    ) -> float:
+        """Compute the lowest detection cost, as :func:`min_dcf`."""
+        if not 0.0 < p_target < 1.0:
+            raise ValueError(
+                f"p_target is {p_target}; it is a probability and must lie between 0 "
+                f"and 1 (0.01 and 0.05 are usual)."
+            )
+        if not (0.0 < c_miss < np.inf and 0.0 < c_false_alarm < np.inf):
+            raise ValueError(
+                f"c_miss is {c_miss} and c_false_alarm {c_false_alarm}; costs must be "
+                f"positive and finite."
+            )
+        miss_weight = c_miss * p_target
+        false_alarm_weight = c_false_alarm * (1.0 - p_target)
+        cost = miss_weight * self.miss + false_alarm_weight * self.false_alarm
+        return float(cost.min() / min(miss_weight, false_alarm_weight))
+
 
 def det_curve(scores: ArrayLike, labels: ArrayLike) -> DetCurve:
     """Compute the detection error tradeoff of scored trials.
@@ -112,13 +144,7 @@ def eer(scores: ArrayLike, labels: ArrayLike) -> float:
     >>> eer([0.9, 0.4, 0.6, 0.1], [1, 1, 0, 0])
     0.5
     """
-    curve = det_curve(scores, labels)
-    excess = curve.miss - curve.false_alarm
-    # It rises from -1 to 1, so a sign change always lies between two points.
-    after = int(np.searchsorted(excess, 0.0))
-    before = after - 1
-    share = -excess[before] / (excess[after] - excess[before])
-    return float(curve.miss[before] + share * (curve.miss[after] - curve.miss[before]))
+    return det_curve(scores, labels).eer()
 
 
 def min_dcf(
@@ -162,18 +188,6 @@ def min_dcf(
     >>> min_dcf([0.9, 0.8, 0.6, 0.1], [1, 0, 1, 0], p_target=0.5)
     0.5
     """
-    if not 0.0 < p_target < 1.0:
-        raise ValueError(
-            f"p_target is {p_target}; it is a probability and must lie between 0 and 1 "
-            f"(0.01 and 0.05 are usual)."
-        )
-    if not (0.0 < c_miss < np.inf and 0.0 < c_false_alarm < np.inf):
-        raise ValueError(
-            f"c_miss is {c_miss} and c_false_alarm {c_false_alarm}; costs must be "
-            f"positive and finite."
-        )
-    curve = det_curve(scores, labels)
-    miss_weight = c_miss * p_target
-    false_alarm_weight = c_false_alarm * (1.0 - p_target)
-    cost = miss_weight * curve.miss + false_alarm_weight * curve.false_alarm
-    return float(cost.min() / min(miss_weight, false_alarm_weight))
+    return det_curve(scores, labels).min_dcf(
+        p_target=p_target, c_miss=c_miss, c_false_alarm=c_false_alarm
+    )

@@ -4,6 +4,7 @@ The format is VoxCeleb's, a trial per line: ``label path path`` with label 1 for
 same speaker and 0 for different ones, and paths relative to the folder of audio.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,9 @@ from speechbrain_rev.scoring.arrays import as_labels, as_values, same_length
 from speechbrain_rev.whole_files import write_whole
 
 _FORMAT = "'label path path', label 1 for the same speaker and 0 for different ones"
+_SCORED = (
+    "'enrol test label score', label 1 for the same speaker and 0 for different ones"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,41 +154,98 @@ def read_trials(path: str | Path) -> Trials:
     >>> trials.labels.tolist(), trials.test
     ([1, 0], ('a/2.wav', 'b/1.wav'))
     """
-    path = Path(path)
+    trials, _ = _read(Path(path), "trial list", ("label", "enrol", "test"), _FORMAT)
+    return trials
+
+
+def read_scores(path: str | Path) -> tuple[Trials, NDArray[np.float64]]:
+    r"""Read what :func:`write_scores` or SpeechBrain's recipe wrote.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        A UTF-8 text file with a line ``enrol test label score`` per trial.
+
+    Returns
+    -------
+    trials : Trials
+        The trials in the file's order.
+    scores : numpy.ndarray, [trials], float64
+        Their scores.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        As :func:`read_trials`, or if a score is no finite number.
+
+    Example
+    -------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "scores.txt"
+    ...     _ = path.write_text("a b 1 0.75\na c 0 -0.5\n")
+    ...     trials, scores = read_scores(path)
+    >>> trials.test, scores.tolist()
+    (('b', 'c'), [0.75, -0.5])
+    """
+    return _read(Path(path), "score file", ("enrol", "test", "label", "score"), _SCORED)
+
+
+def _read(
+    path: Path, what: str, fields: tuple[str, ...], form: str
+) -> tuple[Trials, NDArray[np.float64]]:
+    """Read a line per trial; scores are 0 where there are none."""
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        wrong = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(
-            f"The trial list {path} {what}. Give a text file with lines {_FORMAT}."
+            f"The {what} {path} {wrong}. Give a text file with lines {form}."
         )
-    lines = _text(path).rstrip().split("\n")
+    lines = _text(path, form).rstrip().split("\n")
     if lines == [""]:
-        raise ValueError(f"The trial list {path} is empty; lines must be {_FORMAT}.")
-    labels = np.empty(len(lines), dtype=np.int8)
+        raise ValueError(f"The {what} {path} is empty; lines must be {form}.")
+    labels, scores = np.empty(len(lines), dtype=np.int8), np.zeros(len(lines))
     enrol, test = [], []
     # One string object per utterance, however many trials meet it.
     names: dict[str, str] = {}
     for row, line in enumerate(lines):
-        fields = line.split()
-        if len(fields) != 3:
+        values = line.split()
+        if len(values) != len(fields):
             raise ValueError(
-                f"{path}, line {row + 1}: {_shown(line)} has {len(fields)} fields "
-                f"instead of 3. Lines must be {_FORMAT}."
+                f"{path}, line {row + 1}: {_shown(line)} has {len(values)} fields "
+                f"instead of {len(fields)}. Lines must be {form}."
             )
-        label, enrol_name, test_name = fields
-        if label not in ("0", "1"):
+        found = dict(zip(fields, values, strict=True))
+        if found["label"] not in ("0", "1"):
             raise ValueError(
-                f"{path}, line {row + 1}: the label is {_shown(label)}, neither 0 nor "
-                f"1. Lines must be {_FORMAT}."
+                f"{path}, line {row + 1}: the label is {_shown(found['label'])}, neither "
+                f"0 nor 1. Lines must be {form}."
             )
-        labels[row] = label == "1"
-        enrol.append(names.setdefault(enrol_name, enrol_name))
-        test.append(names.setdefault(test_name, test_name))
+        labels[row] = found["label"] == "1"
+        enrol.append(names.setdefault(found["enrol"], found["enrol"]))
+        test.append(names.setdefault(found["test"], found["test"]))
+        if "score" in found:
+            scores[row] = _number(found["score"], f"{path}, line {row + 1}", form)
     if labels.min() == labels.max():
         raise ValueError(
             f"All {len(lines)} trials of {path} have the label {labels[0]}. Error "
             f"rates need trials of the same speaker (1) and of different speakers (0)."
         )
-    return Trials(labels, tuple(enrol), tuple(test))
+    return Trials(labels, tuple(enrol), tuple(test)), scores
+
+
+def _number(text: str, place: str, form: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(
+            f"{place}: the score is {_shown(text)}, no finite number. Lines must be "
+            f"{form}."
+        )
+    return number
 
 
 def write_scores(path: str | Path, trials: Trials, scores: ArrayLike) -> None:
@@ -227,7 +288,7 @@ def write_scores(path: str | Path, trials: Trials, scores: ArrayLike) -> None:
     write_whole(path, "".join(lines))
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, form: str) -> str:
     content = path.read_bytes()
     try:
         return content.decode("utf-8-sig")
@@ -235,7 +296,7 @@ def _text(path: Path) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(
             f"{path}, line {line}: no UTF-8 text ({error.reason}). Give a text file "
-            f"with lines {_FORMAT}."
+            f"with lines {form}."
         ) from error
 
 

@@ -28,6 +28,7 @@ from . import (
     planned,
     ranges,
     scoring,
+    scoring_at_scale,
     streams,
     users,
 )
@@ -51,6 +52,7 @@ BY_NAME = {
     "grid": grid.run,
     "users": users.run,
     "planned": planned.run,
+    "scoring_at_scale": scoring_at_scale.run,
     "compressed_training": compressed_training.run,
     "compressed": compressed.run,
     "compressed_bounds": compressed_bounds.run,

@@ -155,6 +155,52 @@ def test_the_table_prints_percent(folder):
     assert second.split()[1] == "as_norm"
 
 
+def test_rates_have_intervals_of_speakers_where_names_tell_them(folder, capsys):
+    path, trials, speakers = folder
+    script = recipe("score")
+    report = script.score(path, [trials], speakers, cohort_top_n=4, replicates=50)
+    for row in report["results"]:
+        low, high = row["eer_95"]
+        assert low <= row["eer"] <= high
+        assert row["min_dcf_95"].keys() == row["min_dcf"].keys()
+    shown = f"[{100 * low:.2f}, {100 * high:.2f}]"
+    assert shown in script.table(report).splitlines()[-1]
+    report = script.score(path, [trials], speakers, cohort_top_n=4, replicates=0)
+    assert "[" not in script.table(report)
+    assert "eer_95" not in report["results"][0]
+
+
+def test_a_file_of_scores_gives_the_metrics_again(folder, capsys):
+    path, trials, speakers = folder
+    script = recipe("score")
+    report = script.score(path, [trials], speakers, cohort_top_n=4, replicates=20)
+    file = path / "scores" / "trials.as_norm.txt"
+    script.main(["--from-scores", str(file), "--bootstrap", "20"])
+    (row,) = json.loads((path / "scores/trials.as_norm.txt.json").read_text())[
+        "results"
+    ]
+    expected = by_method(report)["trials", "as_norm"]
+    assert row["eer"] == pytest.approx(expected["eer"], abs=1e-5)
+    assert row["eer_95"] == pytest.approx(expected["eer_95"], abs=1e-5)
+    assert (path / "scores/trials.as_norm.txt.png").stat().st_size > 10_000
+    assert f"{100 * row['eer']:.2f} [" in capsys.readouterr().out
+
+
+def test_names_without_speakers_have_no_intervals(tmp_path, capsys):
+    file = tmp_path / "scores.txt"
+    file.write_text("a b 1 0.5\na c 0 0.25\n")
+    (row,) = recipe("score").score_file(file)["results"]
+    assert (row["eer"], "eer_95" in row) == (0.0, False)
+    assert "No intervals" in capsys.readouterr().out
+
+
+def test_a_run_or_a_file_of_scores_is_asked_for(tmp_path, capsys):
+    for argv in ([], [str(tmp_path), "--from-scores", "scores.txt"]):
+        with pytest.raises(SystemExit):
+            recipe("score").main(argv)
+    assert "not allowed with" in capsys.readouterr().err
+
+
 def test_an_utterance_without_an_embedding_is_named(folder):
     path, trials, speakers = folder
     with trials.open("a") as file:

@@ -47,9 +47,9 @@ PUBLIC = {
         "StreamWarning", "compile_pieces", "recompute_blocks",
     },
     "scoring": {
-        "DetCurve", "Trials", "as_norm", "cohort_statistics", "cosine",
-        "cosine_trials", "det_curve", "eer", "min_dcf", "read_trials",
-        "speaker_means", "subtract_mean", "write_scores",
+        "BootstrapRates", "DetCurve", "Trials", "as_norm", "bootstrap",
+        "cohort_statistics", "cosine", "cosine_trials", "det_curve", "eer", "interval",
+        "min_dcf", "read_scores", "read_trials", "speaker_means", "subtract_mean", "write_scores",
     },
     "speech": {
         "AudioInfo", "ChunkBatch", "ChunkDataset", "EpochBatchSampler",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speechbrain_rev.scoring import Trials, read_trials, write_scores
+from speechbrain_rev.scoring import Trials, read_scores, read_trials, write_scores
 
 # Whatever a path may hold but white space, which separates the fields.
 names = st.text(
@@ -149,3 +149,34 @@ def test_score_files_have_a_line_per_trial_and_refuse_other_counts(tmp_path):
     assert path.read_text("utf-8") == "a b 1 0.123457\na ü 0 -1.000000\n"
     with pytest.raises(ValueError, match="trials 2, scores 3"):
         write_scores(path, trials, [1.0, 2.0, 3.0])
+
+
+def test_score_files_are_read_as_they_were_written(tmp_path):
+    trials = Trials([1, 0, 1], ["a", "a", "ü"], ["b", "c", "a"])
+    path = tmp_path / "scores.txt"
+    write_scores(path, trials, [0.125, -3.5, 7])
+    read, scores = read_scores(path)
+    assert scores.tolist() == [0.125, -3.5, 7.0]
+    assert (read.labels.tolist(), read.enrol, read.test) == (
+        trials.labels.tolist(),
+        trials.enrol,
+        trials.test,
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("1 a b\n", r"line 1: '1 a b' has 3 fields instead of 4"),
+        ("a b 1 0.5\na c 0 nan\n", r"line 2: the score is 'nan'"),
+        ("a b 1 0.5\na c 0 high\n", r"line 2: the score is 'high'"),
+        ("a b 0.5 1\n", r"line 1: the label is '0\.5'"),
+        ("a b 1 0.5\n", "All 1 trials"),
+        ("", "score file .* is empty"),
+    ],
+)
+def test_a_bad_score_file_is_refused_with_file_and_line(tmp_path, content, message):
+    path = tmp_path / "scores.txt"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_scores(path)

@@ -1,0 +1,202 @@
+"""How far error rates would be elsewhere for other speakers: bootstrap intervals.
+
+Trials are not independent: each speaker is in many of them. So speakers are drawn, not
+trials, as in Poh and Bengio, "Estimating the confidence interval of expected performance
+curve in biometric authentication using joint bootstrap", ICASSP 2007. A speaker who was
+drawn n times counts n times; a trial of two speakers as often as both were drawn together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from tqdm import tqdm
+
+from speechbrain_rev.scoring.arrays import as_labels, as_values, same_length
+from speechbrain_rev.scoring.metrics import DetCurve
+
+# Draws in a row without a target or an impostor trial, after which it is given up.
+_MOST_EMPTY = 1000
+# Seconds before a bar shows how far it is.
+_SHOWN_AFTER = 5
+
+
+@dataclass(frozen=True, eq=False)
+class BootstrapRates:
+    """Error rates of a trial list, of speakers drawn anew again and again.
+
+    Parameters
+    ----------
+    eer : numpy.ndarray, [replicates]
+        Equal error rates, as fractions.
+    min_dcf : dict of float to numpy.ndarray, [replicates]
+        Lowest detection costs, by the prior probability of a target.
+
+    Example
+    -------
+    >>> rates = BootstrapRates(np.array([0.1, 0.2, 0.3]), {})
+    >>> interval(rates.eer, confidence=0.5)
+    (0.15000000000000002, 0.25)
+    """
+
+    eer: NDArray[np.float64]
+    min_dcf: dict[float, NDArray[np.float64]]
+
+
+def bootstrap(
+    scores: ArrayLike,
+    labels: ArrayLike,
+    enrol_speakers: Sequence[str],
+    test_speakers: Sequence[str],
+    *,
+    p_targets: Sequence[float] = (0.01, 0.05),
+    replicates: int = 1000,
+    seed: int = 0,
+) -> BootstrapRates:
+    """Compute error rates of speakers that are drawn with replacement.
+
+    Scores are sorted once; each replicate takes time in proportion to the trials, and no
+    memory beyond them.
+
+    Parameters
+    ----------
+    scores : array-like, [trials]
+        Higher means more alike.
+    labels : array-like, [trials]
+        1 where both sides are one speaker, 0 where not.
+    enrol_speakers, test_speakers : sequence of str, [trials]
+        Who speaks on either side of each trial.
+    p_targets : sequence of float
+        Prior probabilities of a target, for detection costs.
+    replicates : int
+        How often speakers are drawn.
+    seed : int
+        Of the draws. Equal seeds draw equal speakers, whatever the scores: differences
+        between two systems may be taken replicate by replicate.
+
+    Returns
+    -------
+    BootstrapRates
+        Of each replicate.
+
+    Raises
+    ------
+    ValueError
+        If the lengths differ, a label does not say whether its two speakers are one,
+        there are fewer than two speakers or replicates, or as :func:`det_curve`.
+
+    Example
+    -------
+    >>> rates = bootstrap(
+    ...     [0.9, 0.2, 0.7, 0.3], [1, 0, 1, 0], "aabb", "abba", replicates=20
+    ... )
+    >>> rates.eer.max()
+    0.0
+    """
+    score, label = as_values("scores", scores), as_labels("labels", labels)
+    names = np.array([*enrol_speakers, *test_speakers], dtype=str)
+    count, speaker = np.unique(names, return_inverse=True)
+    enrol, test = speaker[: len(enrol_speakers)], speaker[len(enrol_speakers) :]
+    same_length(scores=score, labels=label, enrol_speakers=enrol, test_speakers=test)
+    _check(label, enrol, test, names, replicates)
+    order = np.argsort(score)
+    score, is_target = score[order], label[order].astype(bool)
+    enrol, test = enrol[order], test[order]
+    points = np.flatnonzero(np.append(score[1:] != score[:-1], True))
+    draws = np.random.default_rng(seed)
+    found = BootstrapRates(
+        np.empty(replicates), {p: np.empty(replicates) for p in p_targets}
+    )
+    for i in tqdm(
+        range(replicates), "bootstrap", unit="draw", leave=False, delay=_SHOWN_AFTER
+    ):
+        curve = _drawn(draws, len(count), is_target, enrol, test, score, points)
+        found.eer[i] = curve.eer()
+        for p in p_targets:
+            found.min_dcf[p][i] = curve.min_dcf(p_target=p)
+    return found
+
+
+def interval(
+    rates: NDArray[np.float64], *, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Give the percentile interval of a bootstrapped rate.
+
+    Parameters
+    ----------
+    rates : numpy.ndarray, [replicates]
+        Of a :class:`BootstrapRates`, or differences of such.
+    confidence : float
+        Part of the replicates that is within, between 0 and 1.
+
+    Returns
+    -------
+    low, high : float
+        In the unit of the rates.
+
+    Raises
+    ------
+    ValueError
+        If the confidence is not between 0 and 1.
+
+    Example
+    -------
+    >>> interval(np.linspace(0, 1, 101))
+    (0.025, 0.975)
+    """
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(
+            f"confidence is {confidence}; it must lie between 0 and 1, as 0.95 does."
+        )
+    outside = (1 - confidence) / 2
+    low, high = np.quantile(rates, [outside, 1 - outside])
+    return float(low), float(high)
+
+
+def _drawn(
+    draws: np.random.Generator,
+    speakers: int,
+    is_target: NDArray[np.bool_],
+    enrol: NDArray[np.int64],
+    test: NDArray[np.int64],
+    score: NDArray[np.float64],
+    points: NDArray[np.int64],
+) -> DetCurve:
+    """Draw speakers until both kinds of trials are there; sum up their sorted trials."""
+    for _ in range(_MOST_EMPTY):
+        drawn = np.bincount(draws.integers(speakers, size=speakers), minlength=speakers)
+        weight = drawn[enrol]
+        targets = np.where(is_target, weight, 0).cumsum()[points]
+        impostors = np.where(is_target, 0, weight * drawn[test]).cumsum()[points]
+        if targets[-1] and impostors[-1]:
+            return DetCurve(
+                np.append(score[points], np.inf),
+                (impostors[-1] - np.append(0, impostors)) / impostors[-1],
+                np.append(0, targets) / targets[-1],
+            )
+    raise ValueError(
+        f"{_MOST_EMPTY} draws of {speakers} speakers had no target or no impostor trial: "
+        "too few speakers have both. Give a list with more, or do without intervals."
+    )
+
+
+def _check(
+    label: NDArray[np.int8],
+    enrol: NDArray[np.int64],
+    test: NDArray[np.int64],
+    names: NDArray[np.str_],
+    replicates: int,
+) -> None:
+    if replicates < 2:
+        raise ValueError(f"replicates is {replicates}; at least 2 tell a spread.")
+    wrong = np.flatnonzero((enrol == test) != label.astype(bool))
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(
+            f"labels[{row}] is {label[row]}, but its speakers are {str(names[row])!r} and "
+            f"{str(names[len(label) + row])!r}. Give the speaker of each side, or do "
+            "without intervals."
+        )
