@@ -12,9 +12,9 @@ SMALL = scoring_at_scale.Setting(
     trials=400,
     utterances=120,
     speakers=20,
-    cohort=60,
-    dim=16,
-    top_n=10,
+    cohort=400,
+    dim=64,
+    top_n=150,
     compared=50,
     replicates=5,
 )
