@@ -1,13 +1,11 @@
-"""Checkpoints that are whole or not there, and the average of the last ones."""
+"""What is kept with checkpoints, and the average of the last ones."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from speechbrain.utils.checkpoints import (
@@ -20,73 +18,11 @@ from speechbrain.utils.checkpoints import (
     register_checkpoint_hooks,
 )
 
+from speechbrain_rev.lobes.checkpointer import verify_checkpoint
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
 
 #: What a checkpointer calls the channels at a time.
 CHANNELS = "channels"
-
-
-class WholeCheckpointer(Checkpointer):
-    """SpeechBrain's Checkpointer, safe against being killed while it writes.
-
-    SpeechBrain writes the file that makes a folder a checkpoint before all others: a
-    run killed in between leaves one that is newest and cannot be loaded. Here that file
-    gets its name when the others are complete.
-
-    Example
-    -------
-    >>> folder = getfixture("tmp_path")
-    >>> checkpointer = WholeCheckpointer(folder, {"model": torch.nn.Linear(2, 2)})
-    >>> _ = checkpointer.save_and_keep_only(num_to_keep=2)
-    >>> len(checkpointer.list_checkpoints())
-    1
-    """
-
-    def save_checkpoint(self, *args: Any, **kwargs: Any) -> Checkpoint | None:
-        """Save all recoverables; see SpeechBrain's method for the arguments.
-
-        Returns
-        -------
-        Checkpoint or None
-            None in other processes than the main one.
-        """
-        checkpoint = super().save_checkpoint(*args, **kwargs)
-        if checkpoint is not None:
-            folder = Path(checkpoint.path)
-            os.replace(_unfinished(folder / METAFNAME), folder / METAFNAME)
-        return checkpoint
-
-    def add_state(self, name: str, recoverable: Any) -> None:
-        """Save and load with each checkpoint what is no module but has a state dict.
-
-        Parameters
-        ----------
-        name : str
-            Of the file.
-        recoverable : object
-            With ``state_dict`` and ``load_state_dict``.
-        """
-        self.add_recoverable(name, recoverable, _load_state, _save_state)
-
-    def restore_states(self, *names: str) -> None:
-        """Load some of what the newest checkpoint holds, if there is one.
-
-        Parameters
-        ----------
-        *names : str
-            Of recoverables with a state dict. What the checkpoint lacks stays as it is.
-        """
-        newest = self.find_checkpoint()
-        found = {} if newest is None else newest.paramfiles
-        for name in names:
-            if name in found:
-                state = torch.load(found[name], map_location="cpu", weights_only=True)
-                self.recoverables[name].load_state_dict(state)
-
-    def _save_checkpoint_metafile(
-        self, fpath: Path, *args: Any, **kwargs: Any
-    ) -> dict[str, Any]:
-        return super()._save_checkpoint_metafile(_unfinished(fpath), *args, **kwargs)
 
 
 @register_checkpoint_hooks
@@ -202,12 +138,13 @@ def average_of_last_epochs(
     Raises
     ------
     ValueError
-        If no epoch has been finished.
+        If no epoch has been finished, or a checkpoint is damaged.
 
     Example
     -------
+    >>> from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
     >>> model = torch.nn.BatchNorm1d(2)
-    >>> checkpointer = Checkpointer(getfixture("tmp_path"), {"model": model})
+    >>> checkpointer = WholeCheckpointer(getfixture("tmp_path"), {"model": model})
     >>> for epoch in (1, 2, 3):
     ...     _ = model.weight.data.fill_(epoch)
     ...     _ = checkpointer.save_checkpoint(meta={"epoch": epoch})
@@ -223,6 +160,8 @@ def average_of_last_epochs(
         raise ValueError(
             f"{checkpointer.checkpoints_dir} has no checkpoint of a finished epoch."
         )
+    for checkpoint in last:
+        verify_checkpoint(checkpoint)
     load = partial(torch.load, weights_only=True)
     average = average_checkpoints(last, name, load)
     # Averaging turns counters into floats.
@@ -265,16 +204,3 @@ def load_finished_run(
             f"The weights of {folder} do not fit: set arch, widths, blocks, n_mels and "
             f"embedding_dim as in {Path(folder, 'hyperparams.yaml')}. {error}"
         ) from error
-
-
-def _save_state(recoverable: Any, path: str | Path) -> None:
-    torch.save(recoverable.state_dict(), path)
-
-
-def _load_state(recoverable: Any, path: str | Path, end_of_epoch: bool) -> None:
-    del end_of_epoch
-    recoverable.load_state_dict(torch.load(path, weights_only=True))
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part")

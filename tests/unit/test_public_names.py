@@ -63,7 +63,8 @@ PUBLIC = {
 MODULES = {
     "architectures": {"ARCHITECTURES", "Architecture", "architecture", "counterparts"},
     "environment": {"environment"},
-    "lobes.checkpoints": {"WholeCheckpointer", "average_of_last_epochs"},
+    "lobes.checkpointer": {"WholeCheckpointer", "verify_checkpoint"},
+    "lobes.checkpoints": {"average_of_last_epochs"},
     "lobes.classifier": {"AAMSoftmax", "CosineClassifier"},
     "lobes.schedules": {"SpeakerSchedule"},
 }

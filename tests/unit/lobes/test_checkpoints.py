@@ -1,12 +1,17 @@
+import hashlib
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 from speechbrain.utils.checkpoints import Checkpointer
 
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes import checkpointer as own
+from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
 from speechbrain_rev.lobes.checkpoints import (
     CHANNELS,
     KeptChannels,
-    WholeCheckpointer,
     average_of_last_epochs,
     is_end_of_epoch,
     load_finished_run,
@@ -40,6 +45,29 @@ def test_a_checkpoint_whose_writing_was_cut_off_is_passed_over(tmp_path):
     assert torch.equal(model.weight, saved)
 
 
+@pytest.mark.parametrize(
+    "which",
+    [
+        {"num_to_keep": 0},
+        {"num_to_keep": 2, "min_keys": ["loss"]},
+        {"num_to_keep": 1, "max_keys": ["loss"], "importance_keys": []},
+        {"num_to_keep": 1, "ckpt_predicate": is_end_of_epoch},
+    ],
+)
+def test_checkpoints_are_chosen_for_deletion_as_by_speechbrain(tmp_path, which):
+    left = []
+    for kind in (Checkpointer, WholeCheckpointer):
+        folder = tmp_path / kind.__name__
+        checkpointer = kind(folder, {"model": torch.nn.Linear(1, 1)})
+        for i, loss in enumerate((0.3, 0.1, 0.5, 0.2, 0.4)):
+            meta = {"loss": loss, "unixtime": i}
+            checkpointer.save_checkpoint(meta=meta, end_of_epoch=i % 2 == 0)
+        checkpointer.delete_checkpoints(**which)
+        left.append({c.meta["loss"] for c in checkpointer.list_checkpoints()})
+    assert left[0] == left[1]
+    assert len(left[0]) < 5
+
+
 def test_old_checkpoints_are_deleted_as_by_speechbrain(tmp_path):
     checkpointer = WholeCheckpointer(tmp_path, {"model": torch.nn.Linear(1, 1)})
     for epoch in range(4):
@@ -48,9 +76,113 @@ def test_old_checkpoints_are_deleted_as_by_speechbrain(tmp_path):
     assert kept == {2, 3}
 
 
+def test_what_was_cut_off_is_deleted_before_the_next_is_written(tmp_path):
+    model = KilledWhileSaving(2, 2)
+    checkpointer = WholeCheckpointer(tmp_path, {"model": model})
+    checkpointer.save_checkpoint()
+    model.killed = True
+    with pytest.raises(Killed):
+        checkpointer.save_checkpoint()
+    assert len(list(tmp_path.iterdir())) == 2
+    model.killed = False
+    checkpointer.save_checkpoint()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert len(checkpointer.list_checkpoints()) == 2
+
+
+def test_a_deletion_that_is_cut_off_leaves_no_checkpoint(tmp_path, monkeypatch):
+    checkpointer = WholeCheckpointer(tmp_path, {"model": torch.nn.Linear(1, 1)})
+    checkpointer.save_checkpoint()
+
+    def killed(path):
+        (Path(path) / "model.ckpt").unlink()
+        raise Killed
+
+    monkeypatch.setattr(own.shutil, "rmtree", killed)
+    with pytest.raises(Killed):
+        checkpointer.save_and_keep_only(num_to_keep=1)
+    monkeypatch.undo()
+    (left,) = checkpointer.list_checkpoints()
+    verify_checkpoint(left)
+
+
+@pytest.mark.parametrize("size", [200, 3000])
+def test_a_disk_that_is_full_costs_no_earlier_checkpoint(tmp_path, size):
+    """A limit of a file's size stands for the disk's."""
+    model = torch.nn.Linear(32, 32)
+    checkpointer = WholeCheckpointer(tmp_path, {"model": model, "other": model})
+    first = checkpointer.save_checkpoint()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"newest is .*Make room") as error:
+            checkpointer.save_checkpoint()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"the newest is {first.path}." in str(error.value)
+    assert [c.path for c in checkpointer.list_checkpoints()] == [first.path]
+    assert len(list(tmp_path.iterdir())) == 1
+    checkpointer.save_checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    # Without CKPT.yaml a folder is no checkpoint at all.
+    [
+        ("model.ckpt", "flip"),
+        ("model.ckpt", "cut"),
+        ("model.ckpt", "remove"),
+        ("CKPT.yaml", "flip"),
+    ],
+)
+def test_a_damaged_checkpoint_is_not_loaded(tmp_path, name, change):
+    model = torch.nn.Linear(4, 4)
+    checkpointer = WholeCheckpointer(tmp_path, {"model": model})
+    checkpointer.save_checkpoint(meta={"epoch": 1})
+    newest = checkpointer.save_checkpoint(meta={"epoch": 2})
+    path = newest.path / name
+    content = bytearray(path.read_bytes())
+    content[-10] ^= 1
+    if change == "flip":
+        path.write_bytes(content)
+    elif change == "cut":
+        path.write_bytes(content[:-7])
+    else:
+        path.unlink()
+    before = model.weight.detach().clone()
+    what = "missing" if change == "remove" else "damaged"
+    with pytest.raises(ValueError, match=rf"{name} is {what}.*rm -r"):
+        checkpointer.load_checkpoint(newest)
+    if name == "model.ckpt":
+        with pytest.raises(ValueError, match="cannot be trusted"):
+            average_of_last_epochs(checkpointer, "model", 2)
+        with pytest.raises(ValueError, match="cannot be trusted"):
+            checkpointer.restore_states("model")
+    assert torch.equal(model.weight, before)
+
+
+def test_checksums_are_those_of_sha256sum(tmp_path):
+    checkpointer = WholeCheckpointer(tmp_path, {"model": torch.nn.Linear(4, 4)})
+    newest = checkpointer.save_checkpoint()
+    lines = (newest.path / "SHA256SUMS").read_text().splitlines()
+    found = dict(reversed(line.split("  ")) for line in lines)
+    expected = {
+        name: hashlib.sha256((newest.path / name).read_bytes()).hexdigest()
+        for name in ("CKPT.yaml", "model.ckpt")
+    }
+    assert found == expected
+
+
+def test_a_checkpoint_without_checksums_is_told_of(tmp_path):
+    model = torch.nn.Linear(4, 4)
+    Checkpointer(tmp_path, {"model": model}).save_checkpoint()
+    with pytest.warns(UserWarning, match="no SHA256SUMS"):
+        WholeCheckpointer(tmp_path, {"model": model}).recover_if_possible()
+
+
 def write_epochs(folder, epochs):
     model = torch.nn.BatchNorm1d(1)
-    checkpointer = Checkpointer(folder, {"model": model})
+    checkpointer = WholeCheckpointer(folder, {"model": model})
     for epoch in epochs:
         model.weight.data.fill_(epoch)
         model.num_batches_tracked.fill_(10 * epoch)

@@ -1,0 +1,250 @@
+"""Checkpoints that are whole or not there, and verified before they are loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from speechbrain.utils.checkpoints import (
+    CKPT_PREFIX,
+    METAFNAME,
+    Checkpoint,
+    Checkpointer,
+    ckpt_recency,
+)
+from speechbrain.utils.distributed import ddp_barrier, if_main_process
+
+logger = logging.getLogger(__name__)
+
+#: Checksums of a checkpoint's files, as ``sha256sum -c`` reads them.
+CHECKSUMS = "SHA256SUMS"
+
+
+class WholeCheckpointer(Checkpointer):
+    """SpeechBrain's Checkpointer, safe against being killed while it writes.
+
+    SpeechBrain writes the file that makes a folder a checkpoint before all others: a
+    run killed in between leaves one that is newest and cannot be loaded. Here that file
+    gets its name when the others are complete and on the disk, and loses it before the
+    others are deleted. Checksums are written with them and compared before anything is
+    loaded.
+
+    Example
+    -------
+    >>> folder = getfixture("tmp_path")
+    >>> checkpointer = WholeCheckpointer(folder, {"model": torch.nn.Linear(2, 2)})
+    >>> _ = checkpointer.save_and_keep_only(num_to_keep=2)
+    >>> len(checkpointer.list_checkpoints())
+    1
+    """
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> Checkpoint | None:
+        """Save all recoverables; see SpeechBrain's method for the arguments.
+
+        Returns
+        -------
+        Checkpoint or None
+            None in other processes than the main one.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written: then nothing of it stays, and earlier checkpoints
+            are as they were.
+        """
+        self._clear_unfinished()
+        try:
+            checkpoint = super().save_checkpoint(*args, **kwargs)
+            if checkpoint is not None:
+                _finish(Path(checkpoint.path))
+        except (OSError, RuntimeError) as error:
+            # Torch's writer makes a RuntimeError of a disk that is full.
+            if isinstance(error, RuntimeError) and "inline_container" not in str(error):
+                raise
+            self._clear_unfinished()
+            newest = self.find_checkpoint()
+            kept = "there is none" if newest is None else f"the newest is {newest.path}"
+            raise OSError(
+                f"No checkpoint could be written to {self.checkpoints_dir} ({error}). "
+                f"Earlier ones are as they were: {kept}. Make room there (keep_checkpoints "
+                "says how many are kept), and give the same command again to go on."
+            ) from error
+        return checkpoint
+
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Load a checkpoint whose files are as they were written.
+
+        Raises
+        ------
+        ValueError
+            If they are not; it names the first that differs.
+        """
+        verify_checkpoint(checkpoint)
+        super().load_checkpoint(checkpoint)
+
+    def _clear_unfinished(self) -> None:
+        """Delete what a process that was killed left of a checkpoint."""
+        if if_main_process():
+            for path in self.checkpoints_dir.glob(f"{CKPT_PREFIX}*"):
+                if path.is_dir() and not (path / METAFNAME).exists():
+                    shutil.rmtree(path)
+
+    def delete_checkpoints(
+        self,
+        *,
+        num_to_keep: int = 1,
+        min_keys: Sequence[str] | None = None,
+        max_keys: Sequence[str] | None = None,
+        importance_keys: Sequence[Any] = (ckpt_recency,),
+        ckpt_predicate: Callable[[Checkpoint], bool] | None = None,
+        verbosity: int = logging.INFO,
+    ) -> None:
+        """Delete what SpeechBrain's method of this name would, with these arguments.
+
+        A folder is no checkpoint any more before the first of its files is gone.
+        """
+        keys = [{"min_key": key} for key in min_keys or ()]
+        keys += [{"max_key": key} for key in max_keys or ()]
+        keys += [{"importance_key": key} for key in importance_keys]
+        found: set[Path] = set()
+        kept: set[Path] = set()
+        for key in keys:
+            listed = self.find_checkpoints(ckpt_predicate=ckpt_predicate, **key)
+            found.update(checkpoint.path for checkpoint in listed)
+            kept.update(checkpoint.path for checkpoint in listed[:num_to_keep])
+        ddp_barrier()
+        if if_main_process():
+            for path in sorted(found - kept):
+                os.replace(path / METAFNAME, _unfinished(path / METAFNAME))
+                shutil.rmtree(path)
+                logger.log(verbosity, f"Deleted checkpoint in {path}")
+        ddp_barrier()
+
+    def add_state(self, name: str, recoverable: Any) -> None:
+        """Save and load with each checkpoint what is no module but has a state dict.
+
+        Parameters
+        ----------
+        name : str
+            Of the file.
+        recoverable : object
+            With ``state_dict`` and ``load_state_dict``.
+        """
+        self.add_recoverable(name, recoverable, _load_state, _save_state)
+
+    def restore_states(self, *names: str) -> None:
+        """Load some of what the newest checkpoint holds, if there is one.
+
+        Parameters
+        ----------
+        *names : str
+            Of recoverables with a state dict. What the checkpoint lacks stays as it is.
+        """
+        newest = self.find_checkpoint()
+        if newest is None:
+            return
+        verify_checkpoint(newest)
+        for name in names:
+            if name in newest.paramfiles:
+                path = newest.paramfiles[name]
+                state = torch.load(path, map_location="cpu", weights_only=True)
+                self.recoverables[name].load_state_dict(state)
+
+    def _save_checkpoint_metafile(
+        self, fpath: Path, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        return super()._save_checkpoint_metafile(_unfinished(fpath), *args, **kwargs)
+
+
+def verify_checkpoint(checkpoint: Checkpoint) -> None:
+    """Compare a checkpoint's files with the checksums that were written with them.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        One that ``WholeCheckpointer`` wrote.
+
+    Raises
+    ------
+    ValueError
+        If a file is missing or differs.
+
+    Warns
+    -----
+    UserWarning
+        If the checkpoint has no checksums.
+
+    Example
+    -------
+    >>> model = torch.nn.Linear(2, 2)
+    >>> checkpointer = WholeCheckpointer(getfixture("tmp_path"), {"model": model})
+    >>> verify_checkpoint(checkpointer.save_checkpoint())
+    """
+    folder = Path(checkpoint.path)
+    if not (folder / CHECKSUMS).is_file():
+        warnings.warn(
+            f"{folder} has no {CHECKSUMS}: whether its files are as they were written is "
+            "not known.",
+            stacklevel=2,
+        )
+        return
+    for line in (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines():
+        written, _, name = line.partition("  ")
+        path = folder / name
+        if not path.is_file() or _sha256(path) != written:
+            what = "is damaged" if path.is_file() else "is missing"
+            raise ValueError(
+                f"The checkpoint {folder} cannot be trusted: {name} {what}. Delete that "
+                f"folder to go on from the checkpoint before it: rm -r '{folder}'"
+            )
+
+
+def _save_state(recoverable: Any, path: str | Path) -> None:
+    torch.save(recoverable.state_dict(), path)
+
+
+def _load_state(recoverable: Any, path: str | Path, end_of_epoch: bool) -> None:
+    del end_of_epoch
+    recoverable.load_state_dict(torch.load(path, weights_only=True))
+
+
+def _finish(folder: Path) -> None:
+    """Make a checkpoint of a folder whose files are complete."""
+    meta = folder / METAFNAME
+    names = {path: path.name for path in sorted(folder.iterdir()) if path.is_file()}
+    names[_unfinished(meta)] = METAFNAME
+    for path in names:
+        _to_disk(path)
+    lines = [f"{_sha256(path)}  {name}\n" for path, name in names.items()]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+    _to_disk(folder / CHECKSUMS)
+    os.replace(_unfinished(meta), meta)
+    _to_disk(folder)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until what was written would outlive a loss of power."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
