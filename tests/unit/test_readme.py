@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from speechbrain_rev.cli import main
 from tests.benchmarks.readme import PUBLISHED, README, TABLES, rendered
@@ -35,6 +36,12 @@ def test_python_blocks_run(code):
         assert 0 < names["lossy"].measured_gradient_error <= 0.03
     elif "report" in names:
         assert names["report"].activations_bytes > 0
+    elif "optimizer" in names:
+        for _ in range(2):
+            y = names["resnet"](torch.randn(4, 100, 80))
+            (y * torch.randn_like(y)).sum().backward()
+            names["optimizer"].step()
+        assert "conv1" in names["compression"].rules["convolution"].bounds
     elif "compression" in names:
         assert names["compression"].records["conv1"].ratio > 2
     else:
