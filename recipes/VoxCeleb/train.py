@@ -37,6 +37,7 @@ from speechbrain.utils.checkpoints import (
 )
 from speechbrain.utils.distributed import get_rank, run_on_main
 from speechbrain.utils.run_opts import RunOptions
+from steps import CheckedSteps
 from torch.utils.data import DataLoader
 
 from speechbrain_rev.cli import run_script
@@ -69,10 +70,11 @@ VALID_SECONDS = 10
 
 
 @register_checkpoint_hooks
-class SpeakerBrain(sb.Brain):
+class SpeakerBrain(CheckedSteps):
     """Trains on chunks of speech; validates on trials between whole utterances."""
 
     train_sampler: EpochBatchSampler
+    train_dataset: ChunkDataset
     valid_trials: Trials | None = None
 
     def init_optimizers(self):
@@ -109,11 +111,14 @@ class SpeakerBrain(sb.Brain):
         self.bar.update()
         return torch.zeros(())
 
-    def optimizers_step(self):
-        """Step, and count it if the loss scaler skips it for an overflow."""
-        scale = self.scaler.get_scale()
-        super().optimizers_step()
-        self.tally.skipped += self.scaler.get_scale() < scale
+    def on_skipped_step(self):
+        """Count a step that was skipped for an overflow."""
+        self.tally.skipped += 1
+
+    def utterances_of(self, step):
+        """Name the utterances of a step, for those that are skipped."""
+        indices = self.train_sampler.indices_of(step - 1)
+        return [self.train_dataset.path_of(index) for index in indices]
 
     def on_fit_batch_end(self, batch, outputs, loss, should_step):
         """Show the progress."""
@@ -359,6 +364,7 @@ def train(prepared, hparams, run_opts, dry):
     brain = build_brain(hparams, run_opts)
     train_set = train_loader(hparams)
     brain.train_sampler = train_set.batch_sampler
+    brain.train_dataset = train_set.dataset
     give_modes(brain)
     if dry:
         dry_run(brain, train_set)

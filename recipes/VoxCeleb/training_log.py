@@ -120,7 +120,7 @@ class Tally:
     Attributes
     ----------
     correct, skipped : int
-        Utterances told right, and steps that the loss scaler skipped.
+        Utterances told right, and steps that were skipped: their gradient was not finite.
     largest_streams : dict of str to float
         How large the values in exact streams have become, by stage.
     """

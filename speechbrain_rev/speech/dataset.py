@@ -170,6 +170,10 @@ class ChunkDataset(Dataset):
     def __len__(self) -> int:
         return len(self._paths)
 
+    def path_of(self, index: int) -> str:
+        """Give the file of an utterance."""
+        return os.fsdecode(self._paths[index])
+
     def __getitem__(self, place: tuple[int, int]) -> tuple[torch.Tensor, int]:
         """Read one chunk.
 
@@ -188,7 +192,7 @@ class ChunkDataset(Dataset):
         draws = generator("chunk", self.seed, epoch, index)
         start = int(torch.randint(spare + 1, (), generator=draws))
         chunk = read_audio(
-            os.fsdecode(self._paths[index]),
+            self.path_of(index),
             sample_rate=self.sample_rate,
             start=start,
             samples=self.samples,

@@ -94,13 +94,36 @@ class EpochBatchSampler(Sampler[list[tuple[int, int]]]):
         start, self._start = self._start, 0
         order = self._order()
         for step in range(start, self.steps):
-            first = step * self.batch_size + self.rank * self.share
+            first, indices = self._share_of(order, step)
             yield [
                 (self.epoch * self._passes() + place // self.utterances, index)
-                for place, index in enumerate(
-                    order[first : first + self.share].tolist(), start=first
-                )
+                for place, index in enumerate(indices, start=first)
             ]
+
+    def indices_of(self, step: int) -> list[int]:
+        """List the utterances that this process has in a step of the epoch.
+
+        Parameters
+        ----------
+        step : int
+            Counted from 0.
+
+        Returns
+        -------
+        list of int
+
+        Example
+        -------
+        >>> sampler = EpochBatchSampler(utterances=10, batch_size=3)
+        >>> batches = [[index for _, index in batch] for batch in sampler]
+        >>> sampler.indices_of(2) == batches[2]
+        True
+        """
+        return self._share_of(self._order(), step)[1]
+
+    def _share_of(self, order: torch.Tensor, step: int) -> tuple[int, list[int]]:
+        first = step * self.batch_size + self.rank * self.share
+        return first, order[first : first + self.share].tolist()
 
     def _passes(self) -> int:
         return -(-self.steps * self.batch_size // self.utterances)

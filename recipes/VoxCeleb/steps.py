@@ -1,0 +1,107 @@
+"""Steps of an optimizer that leave a training as it was where a gradient is not finite."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import speechbrain as sb
+import torch
+from speechbrain.utils.distributed import get_rank
+
+SKIPPED = "skipped.jsonl"
+#: Below, a loss scaler has halved so often that it is not the scale that overflows.
+LEAST_SCALE = 2.0**-10
+
+logger = logging.getLogger("train")
+
+
+class CheckedSteps(sb.Brain):
+    """Skips a step whose gradient holds NaN or infinity, and says of which utterances.
+
+    Neither weights nor the running statistics of batch normalisations change by it. More
+    such steps in an epoch than ``nonfinite_patience`` end the training. Gradients of all
+    parameters are clipped together, those of every group of the optimizer.
+    """
+
+    #: Steps of the loader since the last one of the optimizer, from 1.
+    pending: tuple[int, ...] = ()
+    #: Buffers of modules as they were before, and their copies.
+    kept: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+
+    def fit_batch(self, batch):
+        """Take the gradient of a batch, and perhaps a step."""
+        if not self.pending:
+            self.keep_buffers()
+        self.pending = (*self.pending, self.step)
+        return super().fit_batch(batch)
+
+    def check_loss_isfinite(self, loss):
+        """Leave it to the gradient, which is that of all processes."""
+
+    def optimizers_step(self):
+        """Clip and step, unless the gradient is not finite."""
+        groups = self.optimizer.param_groups
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(
+            [p for group in groups for p in group["params"]], self.max_grad_norm
+        )
+        scale = self.scaler.get_scale()
+        if self.scaler.is_enabled() or norm.isfinite():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        if self.scaler.get_scale() < scale:
+            self.give_back_buffers()
+            self.on_skipped_step()
+            if self.scaler.get_scale() < LEAST_SCALE:
+                self.skip(norm)
+        elif not (self.scaler.is_enabled() or norm.isfinite()):
+            self.give_back_buffers()
+            self.on_skipped_step()
+            self.skip(norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer_step += 1
+        self.pending = ()
+
+    def on_skipped_step(self):
+        """Count it."""
+
+    def utterances_of(self, step):
+        """Name the utterances that this process read for a step of the loader."""
+        raise NotImplementedError
+
+    def keep_buffers(self):
+        """Copy what a forward pass changes."""
+        if not self.kept:
+            buffers = [b for b in self.modules.buffers() if b.is_floating_point()]
+            self.kept = tuple((b, torch.empty_like(b)) for b in buffers)
+        for buffer, copy in self.kept:
+            copy.copy_(buffer)
+
+    def give_back_buffers(self):
+        """Undo what forward passes changed since ``keep_buffers``."""
+        for buffer, copy in self.kept:
+            buffer.copy_(copy)
+
+    def skip(self, norm):
+        """Log a skipped step; end the training if there were too many."""
+        names = [name for step in self.pending for name in self.utterances_of(step)]
+        epoch = self.hparams.epoch_counter.current
+        file = Path(self.hparams.output_folder, SKIPPED)
+        line = {"epoch": epoch, "step": self.step, "gradient_norm": str(float(norm))}
+        with file.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(line | {"rank": get_rank() or 0, "utterances": names}))
+            log.write("\n")
+        logger.warning(
+            f"epoch {epoch}, step {self.step}: the gradient's norm is {float(norm)}; the "
+            f"step is skipped. Its utterances are in {file}, the first {names[0]}."
+        )
+        self.nonfinite_count += 1
+        if self.nonfinite_count > self.nonfinite_patience:
+            raise ValueError(
+                f"{self.nonfinite_count} steps of epoch {epoch} had a gradient that is "
+                f"not finite, more than --nonfinite_patience={self.nonfinite_patience}. "
+                f"Look at the speech that {file} names, or lower lr; the same command "
+                "goes on from the last checkpoint."
+            )

@@ -1,0 +1,124 @@
+"""Steps whose gradient is not finite: skipped, counted, told of, and in the end too many."""
+
+import json
+
+import pytest
+import torch
+
+from tests.corpus import write_corpus
+from tests.recipes.runs import arguments, log, recipe, weights
+
+#: Streams that hold NaN are warned of, too.
+pytestmark = pytest.mark.filterwarnings("ignore:The streams of")
+
+SHORT = {
+    "number_of_epochs": 1,
+    "average_checkpoints": 1,
+    "warmup_epochs": "0.0",
+    "margin_start_epoch": 0,
+    "margin_end_epoch": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """A recipe in whose chosen steps speech turns into NaN; steps that were seen."""
+    train = recipe("train")
+    monkeypatch.setattr(train.sb, "create_experiment_directory", lambda folder: None)
+    train.chosen, train.seen = set(), []
+
+    class Broken(train.SpeakerBrain):
+        def compute_forward(self, batch, stage):
+            if stage == train.sb.Stage.TRAIN:
+                step = self.hparams.epoch_counter.current, self.step
+                train.seen.append(step)
+                if step in train.chosen:
+                    batch.wavs[1] = float("nan")
+            return super().compute_forward(batch, stage)
+
+    monkeypatch.setattr(train, "SpeakerBrain", Broken)
+    return train
+
+
+def read(folder):
+    return [json.loads(line) for line in (folder / "skipped.jsonl").open()]
+
+
+def test_one_bad_batch_costs_its_step_and_nothing_else(broken, data, tmp_path):
+    broken.chosen.add((1, 2))
+    broken.main(arguments(data, tmp_path))
+    assert [line["skipped_steps"] for line in log(tmp_path)] == [1, 0]
+    assert all(line["train_loss"] < 100 for line in log(tmp_path))
+    # Running means and variances are among them.
+    assert all(value.isfinite().all() for value in weights(tmp_path).values())
+    (line,) = read(tmp_path)
+    assert (line["epoch"], line["step"], line["rank"]) == (1, 2, 0)
+    assert len(line["utterances"]) == 4
+    rows = (tmp_path / "save" / "train.csv").read_text()
+    assert all(path in rows for path in line["utterances"])
+
+
+def test_weights_and_statistics_are_those_before_the_step(broken, data, tmp_path):
+    class Watching(broken.SpeakerBrain):
+        def fit_batch(self, batch):
+            before = {n: v.clone() for n, v in self.modules.state_dict().items()}
+            loss = super().fit_batch(batch)
+            changed = [
+                name
+                for name, value in self.modules.state_dict().items()
+                if value.is_floating_point() and not torch.equal(value, before[name])
+            ]
+            assert bool(changed) == (broken.seen[-1] not in broken.chosen), changed
+            return loss
+
+    broken.SpeakerBrain = Watching
+    broken.chosen.update({(1, 1), (1, 3)})
+    broken.main(arguments(data, tmp_path, **SHORT))
+    assert [line["step"] for line in read(tmp_path)] == [1, 3]
+
+
+def test_too_many_end_the_training_and_say_where_to_look(broken, data, tmp_path):
+    broken.chosen.update((1, step) for step in (1, 2, 3))
+    with pytest.raises(
+        ValueError, match=r"3 steps of epoch 1.*patience=2.*skipped\.jsonl"
+    ):
+        broken.main([*arguments(data, tmp_path), "--nonfinite_patience=2"])
+    assert len(read(tmp_path)) == 3
+
+
+def test_with_accumulation_all_batches_of_the_step_are_named(broken, data, tmp_path):
+    broken.chosen.add((1, 2))
+    argv = arguments(data, tmp_path, **SHORT)
+    broken.main([*argv, "--grad_accumulation_factor=2"])
+    (line,) = read(tmp_path)
+    assert (line["step"], len(line["utterances"])) == (2, 8)
+    assert all(value.isfinite().all() for value in weights(tmp_path).values())
+
+
+def test_gradients_of_all_groups_are_clipped_together(broken, data, tmp_path):
+    norms = []
+
+    class Grouped(broken.SpeakerBrain):
+        def init_optimizers(self):
+            super().init_optimizers()
+            first, *others = self.modules.parameters()
+            groups = [{"params": [first]}, {"params": others}]
+            self.optimizer = torch.optim.SGD(groups, lr=0.1)
+
+        def on_fit_start(self):
+            super().on_fit_start()
+            self.optimizer.register_step_pre_hook(self.look)
+
+        def look(self, optimizer, *_):
+            grads = [p.grad for g in optimizer.param_groups for p in g["params"]]
+            norms.append(float(torch.nn.utils.get_total_norm(grads)))
+
+    broken.SpeakerBrain = Grouped
+    argv = arguments(data, tmp_path, **SHORT)
+    broken.main([*argv, "--max_grad_norm=0.01"])
+    assert norms == pytest.approx([0.01] * 4, rel=1e-3)
