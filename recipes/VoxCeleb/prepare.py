@@ -5,6 +5,7 @@ Writes into the run's save folder, never into the data folder:
 - train.csv: the training manifest (ID, wav, samples, spk_id)
 - valid_trials.txt: trials between held-out speakers, if any are held out
 - label_encoder.txt: the number of each speaker, as SpeechBrain writes it
+- bad_files.txt: files that cannot be used, and why
 - prepared.json: the settings; with the same settings again, nothing is done, and
   with others, once there are checkpoints, it is refused: speakers keep their numbers
 
@@ -27,11 +28,12 @@ from typing import Any
 
 import torch
 from layout import audio_below, speaker_of, speech_root
+from speech_files import check_files, report_problems
 from speechbrain.dataio.encoder import CategoricalEncoder
 from tqdm import tqdm
 
 from speechbrain_rev.scoring import Trials, read_trials
-from speechbrain_rev.speech import Utterance, audio_info, generator, write_manifest
+from speechbrain_rev.speech import generator, write_manifest
 from speechbrain_rev.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 VALID_TRIALS = "valid_trials.txt"
 RECORD = "prepared.json"
 LABELS = "label_encoder.txt"
+BAD_FILES = "bad_files.txt"
 # Of each held-out speaker; a validation after each epoch must stay short.
 VALID_UTTERANCES = 10
 IMPOSTORS_PER_TARGET = 4
@@ -67,6 +70,10 @@ class Settings:
         Rate that the files must have, Hz.
     seed : int
         Seed of the choice of held-out speakers and trials.
+    bad_files : {"refuse", "drop"}
+        What is done if files cannot be used.
+    check_audio : bool
+        Whether files are decoded as a whole, and not their headers only.
     """
 
     data_folder: str
@@ -77,6 +84,8 @@ class Settings:
     valid_trials: str | None = None
     sample_rate: int = 16000
     seed: int = 0
+    bad_files: str = "refuse"
+    check_audio: bool = False
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> Settings:
@@ -87,7 +96,8 @@ class Settings:
     def fingerprint(self) -> dict[str, object]:
         """Return the settings and a digest of each list's content."""
         given = asdict(self)
-        del given["trials_folder"]
+        for name in ("trials_folder", "bad_files", "check_audio"):
+            del given[name]
         for name in ("train_list", "valid_trials", "trial_lists"):
             lists = given[name] if name == "trial_lists" else _given(given[name])
             given[name] = {str(path): _digest(path) for path in lists}
@@ -108,6 +118,10 @@ class Prepared:
         Utterances of speakers held out for validation.
     valid_trials : int
         Number of validation trials, 0 for none.
+    dropped : int
+        Files that could not be used.
+    single : int
+        Training speakers with one utterance only.
     """
 
     utterances: int
@@ -115,13 +129,17 @@ class Prepared:
     left_out: int
     held_out: int
     valid_trials: int
+    dropped: int = 0
+    single: int = 0
 
     def in_words(self) -> str:
         """Say it."""
         return (
             f"Training: {self.utterances} utterances of {self.speakers} speakers. "
             f"Validation: {self.valid_trials} trials, {self.held_out} utterances held "
-            f"out. Left out because their speakers are in trial lists: {self.left_out}."
+            f"out. Left out because their speakers are in trial lists: {self.left_out}. "
+            f"Dropped because they cannot be used: {self.dropped}. Speakers with one "
+            f"utterance only: {self.single}."
         )
 
 
@@ -171,21 +189,33 @@ def _prepare(settings: Settings, save_folder: Path) -> Prepared:
     tested = _tested(settings)
     by_speaker = {s: paths for s, paths in sorted(found.items()) if s not in tested}
     left_out = sum(len(paths) for s, paths in found.items() if s in tested)
-    held_out = _held_out(by_speaker, settings)
+    usable, problems = check_files(
+        by_speaker, root, sample_rate=settings.sample_rate, whole=settings.check_audio
+    )
+    files, drop = sum(map(len, by_speaker.values())), settings.bad_files == "drop"
+    report_problems(problems, files, save_folder / BAD_FILES, drop=drop)
+    held_out = _held_out({s: list(names) for s, names in usable.items()}, settings)
     lines = _valid_lines(held_out, settings)
-    train = {s: paths for s, paths in by_speaker.items() if s not in held_out}
+    train = {s: list(u.values()) for s, u in usable.items() if s not in held_out}
     if len(train) < 2:
         raise ValueError(
             f"Only {len(train)} speaker(s) are left for training: {len(found)} found, "
             f"{len(found) - len(by_speaker)} in trial lists, {len(held_out)} held out. "
             "Check train_list, trial_lists and valid_speakers."
         )
-    utterances = _utterances(train, root, settings.sample_rate)
+    utterances = [utterance for spoken in train.values() for utterance in spoken]
     write_manifest(save_folder / "train.csv", utterances)
     write_whole(save_folder / VALID_TRIALS, "".join(lines))
     write_label_encoder(save_folder / LABELS, train)
-    held_out_count = sum(map(len, held_out.values()))
-    return Prepared(len(utterances), len(train), left_out, held_out_count, len(lines))
+    return Prepared(
+        len(utterances),
+        len(train),
+        left_out,
+        held_out=sum(map(len, held_out.values())),
+        valid_trials=len(lines),
+        dropped=len(problems),
+        single=sum(len(spoken) == 1 for spoken in train.values()),
+    )
 
 
 def write_label_encoder(path: Path, speakers: Iterable[str]) -> None:
@@ -323,30 +353,6 @@ def _target_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 def _some(items: Sequence, count: int, draws: torch.Generator) -> list:
     chosen = torch.randperm(len(items), generator=draws)[:count].sort().values
     return [items[i] for i in chosen.tolist()]
-
-
-def _utterances(
-    train: dict[str, list[str]], root: Path, sample_rate: int
-) -> list[Utterance]:
-    rows = [(speaker, name) for speaker, names in train.items() for name in names]
-
-    def read_header(row: tuple[str, str]) -> Utterance:
-        speaker, name = row
-        info = audio_info(root / name)
-        if (info.sample_rate, info.channels) != (sample_rate, 1) or not info.samples:
-            raise ValueError(
-                f"{root / name} has {info.sample_rate} samples per second, "
-                f"{info.channels} channel(s) and {info.samples} samples; needed are "
-                f"{sample_rate}, 1 and at least 1. Convert it (for example: sox IN -r "
-                f"{sample_rate} -c 1 OUT), set sample_rate, or leave it out of "
-                "train_list."
-            )
-        name_without_suffix = name.rsplit(".", 1)[0]
-        return Utterance(name_without_suffix, str(root / name), info.samples, speaker)
-
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        headers = pool.map(read_header, rows)
-        return list(tqdm(headers, total=len(rows), desc="headers", unit="utt"))
 
 
 def _changed(

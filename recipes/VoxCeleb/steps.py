@@ -1,4 +1,4 @@
-"""Steps of an optimizer that leave a training as it was where a gradient is not finite."""
+"""Steps that outlive bad data: gradients that are not finite, files that cannot be read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 import speechbrain as sb
 import torch
 from speechbrain.utils.distributed import get_rank
+from training_log import Tally
 
 SKIPPED = "skipped.jsonl"
+UNREAD = "unread.txt"
 #: Below, a loss scaler has halved so often that it is not the scale that overflows.
 LEAST_SCALE = 2.0**-10
 
@@ -20,11 +22,15 @@ logger = logging.getLogger("train")
 class CheckedSteps(sb.Brain):
     """Skips a step whose gradient holds NaN or infinity, and says of which utterances.
 
+    Files that cannot be read are counted and named, as long as there are not too many.
+
     Neither weights nor the running statistics of batch normalisations change by it. More
     such steps in an epoch than ``nonfinite_patience`` end the training. Gradients of all
     parameters are clipped together, those of every group of the optimizer.
     """
 
+    #: What is counted in an epoch.
+    tally: Tally
     #: Steps of the loader since the last one of the optimizer, from 1.
     pending: tuple[int, ...] = ()
     #: Buffers of modules as they were before, and their copies.
@@ -35,6 +41,8 @@ class CheckedSteps(sb.Brain):
         if not self.pending:
             self.keep_buffers()
         self.pending = (*self.pending, self.step)
+        if batch.unread:
+            self.tell_of_unread(batch.unread)
         return super().fit_batch(batch)
 
     def check_loss_isfinite(self, loss):
@@ -53,23 +61,41 @@ class CheckedSteps(sb.Brain):
             self.scaler.update()
         if self.scaler.get_scale() < scale:
             self.give_back_buffers()
-            self.on_skipped_step()
+            self.tally.skipped += 1
             if self.scaler.get_scale() < LEAST_SCALE:
                 self.skip(norm)
         elif not (self.scaler.is_enabled() or norm.isfinite()):
             self.give_back_buffers()
-            self.on_skipped_step()
+            self.tally.skipped += 1
             self.skip(norm)
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer_step += 1
         self.pending = ()
 
-    def on_skipped_step(self):
-        """Count it."""
-
     def utterances_of(self, step):
         """Name the utterances that this process read for a step of the loader."""
         raise NotImplementedError
+
+    def tell_of_unread(self, unread):
+        """Log files that could not be read; end the training if there were too many."""
+        path = Path(self.hparams.output_folder, UNREAD)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(
+                f"{name}\t{' '.join(why.split())}\n" for name, why in unread
+            )
+        logger.warning(
+            f"{len(unread)} of a batch's files could not be read and others are in their "
+            f"place; the first: {unread[0][1]}. All are listed in {path}."
+        )
+        self.tally.unread += len(unread)
+        count, most = self.tally.unread, self.hparams.max_unread
+        if count > most:
+            raise ValueError(
+                f"{count} files of epoch {self.hparams.epoch_counter.current} could not "
+                f"be read, more than max_unread: {most}. They are listed in {path}. Bring "
+                "them back or raise max_unread; the same command goes on from the last "
+                "checkpoint."
+            )
 
     def keep_buffers(self):
         """Copy what a forward pass changes."""

@@ -111,10 +111,6 @@ class SpeakerBrain(CheckedSteps):
         self.bar.update()
         return torch.zeros(())
 
-    def on_skipped_step(self):
-        """Count a step that was skipped for an overflow."""
-        self.tally.skipped += 1
-
     def utterances_of(self, step):
         """Name the utterances of a step, for those that are skipped."""
         indices = self.train_sampler.indices_of(step - 1)
@@ -165,6 +161,7 @@ class SpeakerBrain(CheckedSteps):
             "train_loss": loss,
             "train_accuracy_percent": 100 * self.tally.correct / utterances,
             "skipped_steps": self.tally.skipped,
+            "unread_files": self.tally.unread,
             "lr": schedule.current_lr,
             "margin": self.hparams.compute_cost.margin,
             "minutes": seconds / 60,

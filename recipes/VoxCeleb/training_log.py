@@ -48,6 +48,8 @@ def shown(stats: dict[str, Any]) -> dict[str, Any]:
     }
     if stats["skipped_steps"]:
         line["skipped steps"] = stats["skipped_steps"]
+    if stats["unread_files"]:
+        line["unread files"] = stats["unread_files"]
     if "valid_eer_percent" in stats:
         line["valid EER %"] = stats["valid_eer_percent"]
     if "compression_ratio" in stats:
@@ -119,14 +121,16 @@ class Tally:
 
     Attributes
     ----------
-    correct, skipped : int
-        Utterances told right, and steps that were skipped: their gradient was not finite.
+    correct, skipped, unread : int
+        Utterances told right, steps that were skipped, whose gradient was not finite, and
+        files that could not be read.
     largest_streams : dict of str to float
         How large the values in exact streams have become, by stage.
     """
 
     correct: int = 0
     skipped: int = 0
+    unread: int = 0
     largest_streams: dict[str, float] = field(default_factory=dict)
 
     def ask(self, encoder: torch.nn.Module) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from torch.utils.data import Dataset
 
 from .reading import read_audio
 from .seeding import generator
+
+# Files that are drawn in the place of one that cannot be read, and itself.
+_TRIES = 10
 
 
 # A million of them are in memory while a manifest is read: no dictionary each.
@@ -109,31 +113,57 @@ class ChunkBatch:
         Relative lengths, all 1.
     speakers : torch.Tensor, [batch, 1]
         Speaker numbers; 0 where a speaker has none.
+    unread : sequence of tuple of str and str
+        Files that could not be read, in whose place others are, and why.
     """
 
     wavs: torch.Tensor
     lens: torch.Tensor
     speakers: torch.Tensor
+    unread: Sequence[tuple[str, str]] = ()
 
     def to(self, device: torch.device | str) -> ChunkBatch:
         """Copy to a device, without waiting where the memory is pinned."""
-        return ChunkBatch(
-            *(getattr(self, f.name).to(device, non_blocking=True) for f in fields(self))
+        wavs, lens, speakers = (
+            x.to(device, non_blocking=True)
+            for x in (self.wavs, self.lens, self.speakers)
         )
+        return ChunkBatch(wavs, lens, speakers, self.unread)
 
     def pin_memory(self) -> ChunkBatch:
         """Move to pinned memory, as the loader asks for."""
-        return ChunkBatch(*(getattr(self, f.name).pin_memory() for f in fields(self)))
+        wavs, lens, speakers = (
+            x.pin_memory() for x in (self.wavs, self.lens, self.speakers)
+        )
+        return ChunkBatch(wavs, lens, speakers, self.unread)
 
     def __len__(self) -> int:
         return len(self.wavs)
+
+
+class Chunk(NamedTuple):
+    """What `ChunkDataset` returns.
+
+    Attributes
+    ----------
+    wav : torch.Tensor, [samples]
+    speaker : int
+        The number of who speaks.
+    unread : tuple of tuple of str and str
+        Files that could not be read, in whose place this one is, and why.
+    """
+
+    wav: torch.Tensor
+    speaker: int
+    unread: tuple[tuple[str, str], ...] = ()
 
 
 class ChunkDataset(Dataset):
     """Random chunks of utterances, each drawn from (seed, epoch, utterance).
 
     So the chunk does not depend on the worker that reads it, nor on what was read
-    before. An utterance shorter than the chunk is repeated.
+    before. An utterance shorter than the chunk is repeated. In the place of a file that
+    cannot be read is another one, drawn from the same three.
 
     Parameters
     ----------
@@ -174,7 +204,7 @@ class ChunkDataset(Dataset):
         """Give the file of an utterance."""
         return os.fsdecode(self._paths[index])
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, place: tuple[int, int]) -> Chunk:
         """Read one chunk.
 
         Parameters
@@ -184,27 +214,50 @@ class ChunkDataset(Dataset):
 
         Returns
         -------
-        chunk : torch.Tensor, [samples]
-        speaker : int
+        Chunk
+
+        Raises
+        ------
+        ValueError
+            If it cannot be read, nor can those that were drawn in its place.
         """
         epoch, index = place
+        unread: list[tuple[str, str]] = []
+        while len(unread) < _TRIES:
+            wav = self._read(epoch, index)
+            if isinstance(wav, torch.Tensor):
+                return Chunk(wav, int(self._speakers[index]), tuple(unread))
+            unread.append((self.path_of(index), wav))
+            draws = generator("instead", self.seed, epoch, index)
+            index = int(torch.randint(len(self), (), generator=draws))
+        raise ValueError(
+            f"None of {_TRIES} files could be read, the last because: {unread[-1][1]}. Is "
+            "the data folder still there?"
+        )
+
+    def _read(self, epoch: int, index: int) -> torch.Tensor | str:
+        """Read a chunk, or say why that cannot be done."""
         spare = max(0, int(self._lengths[index]) - self.samples)
         draws = generator("chunk", self.seed, epoch, index)
         start = int(torch.randint(spare + 1, (), generator=draws))
-        chunk = read_audio(
-            self.path_of(index),
-            sample_rate=self.sample_rate,
-            start=start,
-            samples=self.samples,
-        )
-        return repeat_to(chunk, self.samples), int(self._speakers[index])
+        try:
+            wav = read_audio(
+                self.path_of(index),
+                sample_rate=self.sample_rate,
+                start=start,
+                samples=self.samples,
+            )
+            return repeat_to(wav, self.samples)
+        except (ValueError, OSError) as error:
+            return str(error)
 
 
-def collate_chunks(items: list[tuple[torch.Tensor, int]]) -> ChunkBatch:
+def collate_chunks(items: Sequence[Chunk]) -> ChunkBatch:
     """Make a batch of what `ChunkDataset` returns."""
-    wavs = torch.stack([wav for wav, _ in items])
-    speakers = torch.tensor([speaker for _, speaker in items]).unsqueeze(1)
-    return ChunkBatch(wavs, torch.ones(len(items)), speakers)
+    wavs = torch.stack([item.wav for item in items])
+    speakers = torch.tensor([item.speaker for item in items]).unsqueeze(1)
+    unread = [file for item in items for file in item.unread]
+    return ChunkBatch(wavs, torch.ones(len(items)), speakers, unread)
 
 
 def repeat_to(wav: torch.Tensor, samples: int) -> torch.Tensor:
@@ -283,4 +336,4 @@ class WholeUtterances(Dataset):
 def collate_whole(items: list[tuple[str, torch.Tensor]]) -> tuple[str, ChunkBatch]:
     """Make a batch of the one utterance that `WholeUtterances` returns."""
     ((name, wav),) = items
-    return name, collate_chunks([(wav, 0)])
+    return name, collate_chunks([Chunk(wav, 0)])

@@ -17,6 +17,10 @@ AUDIO_SUFFIXES = (".wav", ".flac")
 # Writers of streams, whose end is not known, put no size, or this or more
 # (0x7FFFF000 sox, 0x80000000 arecord, 0xFFFFFFFF ffmpeg).
 _STREAM_BYTES = 0x7FFF_F000
+# A FLAC frame of silence has up to 65,535 samples in 10 bytes or more.
+_SAMPLES_PER_BYTE = 8192
+# What is read at a time where a file is read to its end: a header may lie about that.
+_BLOCK_SAMPLES = 2**22
 # soundfile raises the second for formats without a header, such as .raw.
 _REFUSALS = (soundfile.LibsndfileError, TypeError, UnicodeError)
 
@@ -63,6 +67,12 @@ def audio_info(path: str | Path) -> AudioInfo:
     except _REFUSALS as error:
         raise _unreadable(path, error) from error
     _refuse_truncated_wav(path)
+    file_bytes = Path(path).stat().st_size
+    if info.frames > _SAMPLES_PER_BYTE * file_bytes:
+        raise ValueError(
+            f"{path} cannot be read as audio: its header says {info.frames} samples, more "
+            f"than {file_bytes} bytes can hold. Copy or convert it again."
+        )
     return AudioInfo(info.frames, info.samplerate, info.channels)
 
 
@@ -182,9 +192,14 @@ def _decode(
     try:
         with soundfile.SoundFile(str(path)) as audio:
             audio.seek(min(start, audio.frames))
-            count = -1 if samples is None else samples
-            values = audio.read(count, dtype="float32", always_2d=True)
-            return torch.from_numpy(values), audio.samplerate
+            if samples is not None:
+                values = audio.read(samples, dtype="float32", always_2d=True)
+                return torch.from_numpy(values), audio.samplerate
+            blocks = []
+            while not blocks or len(blocks[-1]) == _BLOCK_SAMPLES:
+                block = audio.read(_BLOCK_SAMPLES, dtype="float32", always_2d=True)
+                blocks.append(torch.from_numpy(block))
+            return torch.cat(blocks), audio.samplerate
     except _REFUSALS as error:
         raise _unreadable(path, error) from error
 

@@ -122,3 +122,36 @@ def test_gradients_of_all_groups_are_clipped_together(broken, data, tmp_path):
     argv = arguments(data, tmp_path, **SHORT)
     broken.main([*argv, "--max_grad_norm=0.01"])
     assert norms == pytest.approx([0.01] * 4, rel=1e-3)
+
+
+@pytest.fixture
+def lost(broken, tmp_path, monkeypatch):
+    """A recipe in whose training some files cannot be read any more."""
+    broken.lost = set()
+    dataset = broken.ChunkDataset
+    read = dataset._read
+
+    def read_or_not(self, epoch, index):
+        if index in broken.lost:
+            return f"{self.path_of(index)} is gone"
+        return read(self, epoch, index)
+
+    monkeypatch.setattr(dataset, "_read", read_or_not)
+    return broken
+
+
+def test_files_that_get_lost_are_replaced_counted_and_named(lost, data, tmp_path):
+    lost.lost.update({3, 5})
+    lost.main(arguments(data, tmp_path))
+    assert [line["unread_files"] for line in log(tmp_path)] == [2, 2]
+    lines = (tmp_path / "unread.txt").read_text().splitlines()
+    assert len(lines) == 4
+    assert all(line.endswith("is gone") for line in lines)
+
+
+def test_too_many_of_them_end_the_training(lost, data, tmp_path):
+    lost.lost.update({3, 5, 6})
+    with pytest.raises(
+        ValueError, match=r"3 files of epoch 1.*max_unread: 2.*unread\.txt"
+    ):
+        lost.main(arguments(data, tmp_path, max_unread=2))

@@ -14,6 +14,7 @@ STATS = {
     "lr": 0.1,
     "margin": 0.2,
     "skipped_steps": 0,
+    "unread_files": 0,
     "minutes": 1.5,
     "utterances_per_second": 99.6,
     "process_resident_peak_bytes": 3 * 2**29,
@@ -37,6 +38,11 @@ def test_the_log_line_has_units_for_reading_and_validation_only_where_it_was_mad
     assert "valid EER %" not in line
     line = training_log.shown({**STATS, "valid_eer_percent": 9.0})
     assert line["valid EER %"] == 9.0
+
+
+def test_the_log_line_tells_unread_files_where_there_are_some():
+    assert training_log.shown({**STATS, "unread_files": 3})["unread files"] == 3
+    assert "unread files" not in training_log.shown(STATS)
 
 
 def test_the_log_line_tells_skipped_steps_where_there_are_some():

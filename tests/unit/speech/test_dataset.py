@@ -69,7 +69,7 @@ def test_chunks_come_from_their_utterance_and_move_from_epoch_to_epoch(utterance
 
 
 def test_short_utterances_are_repeated(utterances):
-    chunk, _ = dataset(utterances, samples=30000)[1, 0]
+    chunk = dataset(utterances, samples=30000)[1, 0].wav
     whole = read_audio(utterances[0].wav, sample_rate=16000)
     assert len(chunk) == 30000
     assert torch.equal(chunk, torch.cat([whole] * 4)[:30000])
@@ -112,3 +112,39 @@ def test_an_unusable_manifest_is_refused_by_name(tmp_path, content, named):
         path.write_text(content)
     with pytest.raises(ValueError, match=named):
         read_manifest(path)
+
+
+def test_in_the_place_of_a_file_that_cannot_be_read_is_another_one(
+    utterances, tmp_path
+):
+    lost = [*utterances]
+    lost[1] = Utterance("gone", str(tmp_path / "gone.wav"), 16000, lost[1].spk_id)
+    chunks = dataset(lost)
+    for epoch in range(1, 4):
+        found = chunks[epoch, 1]
+        ((path, why),) = found.unread
+        assert (path, "no such file" in why) == (str(tmp_path / "gone.wav"), True)
+        assert torch.equal(found.wav, chunks[epoch, 1].wav)
+        instead = [
+            i
+            for i in range(len(lost))
+            if i != 1 and torch.equal(chunks[epoch, i].wav, found.wav)
+        ]
+        assert [chunks[epoch, i].speaker for i in instead] == [found.speaker]
+    batch = collate_chunks([chunks[1, 0], found])
+    assert batch.unread == [(str(tmp_path / "gone.wav"), why)]
+    assert batch.to("cpu").unread == batch.unread
+
+
+def test_a_header_that_lies_of_the_length_is_told_of(utterances, tmp_path):
+    short = Utterance("short", utterances[0].wav, 10**9, utterances[0].spk_id)
+    ((_, why),) = dataset([short, *utterances])[1, 0].unread
+    assert "without samples" in why
+
+
+def test_a_data_folder_that_is_gone_ends_it(tmp_path):
+    gone = [Utterance(str(i), str(tmp_path / f"{i}.wav"), 16000, "a") for i in range(3)]
+    with pytest.raises(
+        ValueError, match=r"None of 10 files.*no such file.*still there"
+    ):
+        dataset(gone)[1, 0]

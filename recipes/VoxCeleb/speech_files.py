@@ -1,0 +1,206 @@
+"""Which files of a corpus can be trained on, and all that is wrong with the others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from tqdm import tqdm
+
+from speechbrain_rev.speech import Utterance, audio_info, read_audio
+from speechbrain_rev.whole_files import write_whole
+
+#: Below, a whole utterance is taken for silence: 6 steps of 16 bit.
+SILENCE = 2e-4
+
+
+class Wrong(Enum):
+    """What a file cannot be used for, and what to do about it."""
+
+    UNREADABLE = "cannot be read", "copy or convert it again"
+    RATE = "other sample rate", "sox IN -r RATE OUT, or set sample_rate"
+    CHANNELS = "several channels", "sox IN -c 1 OUT"
+    EMPTY = "no samples", "delete it"
+    TWICE = "same name twice", "keep one of them"
+    NOT_FINITE = "NaN or infinity", "convert it again"
+    SILENT = "silent", "delete it"
+
+    def __init__(self, words: str, advice: str) -> None:
+        self.words, self.advice = words, advice
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file that cannot be used.
+
+    Attributes
+    ----------
+    wrong : Wrong
+        What is wrong.
+    path : str
+        The file.
+    detail : str
+        In words.
+    """
+
+    wrong: Wrong
+    path: str
+    detail: str
+
+
+def check_files(
+    by_speaker: Mapping[str, Sequence[str]],
+    root: Path,
+    *,
+    sample_rate: int,
+    whole: bool,
+) -> tuple[dict[str, dict[str, Utterance]], list[Problem]]:
+    """Look at the header of each file, or at all of it.
+
+    Parameters
+    ----------
+    by_speaker : mapping of str to sequence of str
+        Names of files by speaker.
+    root : Path
+        What the names are relative to.
+    sample_rate : int
+        That they must have, Hz.
+    whole : bool
+        Whether each file is decoded, which finds silence, NaN and damage behind headers,
+        and takes as long as reading the corpus.
+
+    Returns
+    -------
+    usable : dict of str to dict of str to Utterance
+        By speaker and name; speakers without any are left out.
+    problems : list of Problem
+        Of the others, in order.
+    """
+    rows = [(speaker, name) for speaker, names in by_speaker.items() for name in names]
+
+    def checked(row: tuple[str, str]) -> Utterance | Problem:
+        speaker, name = row
+        return _checked(speaker, name, root, sample_rate, whole)
+
+    usable: dict[str, dict[str, Utterance]] = defaultdict(dict)
+    problems, seen = [], set()
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        found = tqdm(
+            pool.map(checked, rows),
+            total=len(rows),
+            desc="speech" if whole else "headers",
+            unit="utt",
+        )
+        for (speaker, name), one in zip(rows, found, strict=True):
+            if isinstance(one, Utterance) and one.ID in seen:
+                words = f"{one.wav} is the second file of the name {one.ID}"
+                problems.append(Problem(Wrong.TWICE, one.wav, words))
+            elif isinstance(one, Utterance):
+                seen.add(one.ID)
+                usable[speaker][name] = one
+            else:
+                problems.append(one)
+    return dict(usable), problems
+
+
+def table(problems: Sequence[Problem], files: int) -> str:
+    """Lay out what is wrong, how often, and an example of each.
+
+    Parameters
+    ----------
+    problems : sequence of Problem
+        As ``check_files`` gives them.
+    files : int
+        How many files there were.
+
+    Returns
+    -------
+    str
+        A line for each thing that is wrong with some.
+    """
+    lines = [f"{len(problems)} of {files} files cannot be used:"]
+    for wrong in Wrong:
+        found = [p for p in problems if p.wrong is wrong]
+        if found:
+            lines.append(f"  {wrong.words:<18}{len(found):>9}  {found[0].detail}")
+    return "\n".join(lines)
+
+
+def report_problems(
+    problems: Sequence[Problem], files: int, path: Path, *, drop: bool
+) -> None:
+    """Print what is wrong, and list the files; refuse them unless they are dropped.
+
+    Parameters
+    ----------
+    problems : sequence of Problem
+        As ``check_files`` gives them.
+    files : int
+        How many files there were.
+    path : Path
+        Where a line for each file is written, its path, a tab, and what is wrong; what
+        was there goes.
+    drop : bool
+        Whether the training does without them.
+
+    Raises
+    ------
+    ValueError
+        If there are problems and they are not to be dropped; it has an example of each.
+    """
+    path.unlink(missing_ok=True)
+    if not problems:
+        return
+    lines = [f"{p.path}\t{p.wrong.words}: {p.detail}\n" for p in problems]
+    write_whole(path, "".join(lines))
+    print(f"{table(problems, files)}\nAll of them are listed in {path}.")
+    if drop:
+        return
+    told = []
+    for wrong in Wrong:
+        found = [p for p in problems if p.wrong is wrong]
+        if found:
+            example = f"{found[0].detail}; {wrong.advice}"
+            told.append(f"{len(found)} {wrong.words} ({example})")
+    raise ValueError(
+        f"{len(problems)} of {files} files cannot be used: {', '.join(told)}. All of "
+        f"them are listed in {path}. Mend them, leave them out of train_list, or give "
+        "bad_files: drop."
+    )
+
+
+def _checked(
+    speaker: str, name: str, root: Path, sample_rate: int, whole: bool
+) -> Utterance | Problem:
+    path = root / name
+    try:
+        info = audio_info(path)
+        wav = None
+        if whole and info.samples:
+            wav = read_audio(path, sample_rate=info.sample_rate, mix_channels=True)
+    except (ValueError, OSError) as error:
+        return Problem(Wrong.UNREADABLE, str(path), str(error))
+    if info.sample_rate != sample_rate:
+        words = f"{path} has {info.sample_rate} samples per second, not {sample_rate}"
+        return Problem(Wrong.RATE, str(path), words)
+    if info.channels != 1:
+        words = f"{path} has {info.channels} channels"
+        return Problem(Wrong.CHANNELS, str(path), words)
+    if not info.samples:
+        return Problem(Wrong.EMPTY, str(path), f"{path} holds none")
+    if wav is not None:
+        if len(wav) < info.samples:
+            words = f"{path} has {len(wav)} of the {info.samples} samples that it says"
+            return Problem(Wrong.UNREADABLE, str(path), words)
+        if not bool(wav.isfinite().all()):
+            place = int((~wav.isfinite()).nonzero()[0]) / sample_rate
+            words = f"{path}, first at {place:.2f} s"
+            return Problem(Wrong.NOT_FINITE, str(path), words)
+        if float(wav.abs().max()) < SILENCE:
+            words = f"{path} is at most {float(wav.abs().max()):.1e} loud"
+            return Problem(Wrong.SILENT, str(path), words)
+    return Utterance(name.rsplit(".", 1)[0], str(path), info.samples, speaker)
