@@ -49,6 +49,9 @@ def give_modes(brain):
     begun = channels.restore(brain.checkpointer, chosen=knobs.chunk == "auto")
     path = Path(knobs.output_folder, PLAN)
     asked = (knobs.plan_file or knobs.memory_budget) is not None
+    if knobs.mode is not None and asked:
+        words = f"mode: {knobs.mode} goes before plan_file and memory_budget: no plan is made"
+        run_on_main(logger.info, args=[words])
     if knobs.mode is not None or not (asked or (begun and path.is_file())):
         return
     run_on_main(keep_plan, args=[brain, path, begun])

@@ -116,13 +116,8 @@ class ActivationCompression:
             Kind.NORMALISATION: DeviationBound(3e-2),
         }
         given = {Kind.CONVOLUTION: convolutions, Kind.NORMALISATION: normalisations}
-        for kind, rule in given.items():
-            if rule is not None and not isinstance(rule, Rule):
-                raise ValueError(
-                    f"{kind.value}s' rule is {rule!r}; give one, such as "
-                    "RangeBound(1e-3), or None for the default."
-                )
-            self.rules[kind] = rule or self.rules[kind]
+        self.rules.update({k: rule for k, rule in given.items() if rule is not None})
+        self._check_rules()
         self.records: dict[str, LayerRecord] = {}
         self.nonfinite_count = 0
         self.assumed_bits: dict[str, float] = {}
@@ -150,6 +145,7 @@ class ActivationCompression:
             with registering(wanted and everywhere):
                 yield
             return
+        self._check_rules()
         found = _Pass(self, network, everywhere)
         self.records.clear()
         _passes.under_way.append(found)
@@ -179,9 +175,21 @@ class ActivationCompression:
         return {kind.value: rule.state_dict() for kind, rule in self.rules.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` gave."""
+        """Take what ``state_dict`` gave.
+
+        Raises
+        ------
+        ValueError
+            If it is something else, or of other rules.
+        """
+        expected = {kind.value for kind in Kind}
+        if state.keys() != expected:
+            raise ValueError(
+                f"The state of a compression has {sorted(expected)}; given is one with "
+                f"{len(state)} entries, such as {sorted(map(str, state))[:3]}."
+            )
         for kind, rule in self.rules.items():
-            rule.load_state_dict(state.get(kind.value, {}))
+            rule.load_state_dict(state[kind.value])
 
     def note(self, layer: str, x: Tensor, compressed: Compressed) -> None:
         """Keep a record of what was compressed."""
@@ -196,6 +204,19 @@ class ActivationCompression:
             compressed.form.value,
             compressed.reason.value if compressed.reason else "",
         )
+
+    def _check_rules(self) -> None:
+        if self.rules.keys() != set(Kind):
+            raise ValueError(
+                f"rules has {sorted(map(str, self.rules))}; it must have one of "
+                f"{' and one of '.join(repr(kind.value) for kind in Kind)}."
+            )
+        for kind, rule in self.rules.items():
+            if not isinstance(rule, Rule):
+                raise ValueError(
+                    f"The rule of {Kind(kind).value}s is {rule!r}; give one, such as "
+                    "RangeBound(1e-3), or None for the default."
+                )
 
 
 class _Pass:
@@ -300,11 +321,15 @@ def compress_activations(
     >>> [record.form for record in compression.records.values()]
     ['dense', 'dense']
     """
-    if isinstance(vars(network).get("forward"), Compressing):
+    own = vars(network).get("forward")
+    if isinstance(own, Compressing):
         raise ValueError(
             f"{type(network).__name__} has its activations compressed already; change "
             "the rules of what compress_activations returned: its "
             "rules['convolution'] and rules['normalisation']."
+            if own.everywhere
+            else f"{type(network).__name__} has blocks that compress, by a plan. Give all "
+            "its blocks another mode first, or change the rules of its compression."
         )
     compression = ActivationCompression(
         convolutions=convolutions, normalisations=normalisations

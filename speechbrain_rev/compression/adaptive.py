@@ -137,7 +137,7 @@ class GradientBound(Rule):
         self.steps = 0
         #: Absolute bounds by layer, as they were last computed.
         self.bounds: dict[str, float] = {}
-        self._due = self._warned = False
+        self._due = self._warned = self._told = False
         # By weight: what was seen, the layer's name, and the weight itself.
         self._sums: dict[int, _Sums] = {}
         self._layers: dict[int, str] = {}
@@ -214,20 +214,43 @@ class GradientBound(Rule):
         # A copy follows no optimizer until it is told to.
         fresh = vars(GradientBound())
         here = [
-            "_due", "_warned", "_sums", "_layers", "_weights", "_followed",
+            "_due", "_warned", "_told", "_sums", "_layers", "_weights", "_followed",
             "_noticed", "_found_at",
         ]  # fmt: skip
         return dict(vars(self)) | {name: fresh[name] for name in here}
 
     def state_dict(self) -> dict[str, Any]:
         """Give steps and bounds, and whether to look next, to be saved with a run."""
-        return {"steps": self.steps, "bounds": dict(self.bounds), "due": self._due}
+        return {
+            "steps": self.steps,
+            "bounds": dict(self.bounds),
+            "due": self._due,
+            "target": self.target,
+            "form": self.form,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what was saved."""
-        self.steps = int(state.get("steps", 0))
+        """Take what was saved; bounds for another target are scaled to this one.
+
+        Raises
+        ------
+        ValueError
+            If it is no state of such a rule.
+        """
+        if not {"steps", "bounds"} <= state.keys():
+            raise ValueError(
+                f"The state of a GradientBound has steps and bounds; given is one with "
+                f"{sorted(map(str, state)) or 'nothing'}. Give what state_dict() of a "
+                "compression with such a rule gave."
+            )
+        self.steps = int(state["steps"])
         self._due = bool(state.get("due", False))
-        self.bounds = {str(k): float(v) for k, v in state.get("bounds", {}).items()}
+        # A bound is in proportion to the target; of another form it is another one.
+        scale = self.target / float(state.get("target", self.target))
+        if state.get("form", self.form) != self.form:
+            state = {**state, "bounds": {}}
+            self._due = True
+        self.bounds = {str(k): scale * float(v) for k, v in state["bounds"].items()}
 
     def _find_weights(self) -> None:
         """Find where weights lie now: on another device, in a new layout, or new ones."""
@@ -263,7 +286,8 @@ class GradientBound(Rule):
         self.steps += first
         spoiled = False
         found: dict[str, float] = {}
-        for key, weight in self._seen(optimizer):
+        seen, known = self._seen(optimizer), False
+        for key, weight in seen:
             layer, sums = self._layers.pop(key), self._sums.pop(key)
             # By an overflow, for which an optimizer may skip a step by itself.
             spoiled |= not math.isfinite(float(sums.squares))
@@ -271,12 +295,21 @@ class GradientBound(Rule):
                 # A closure ran the backward pass within the step.
                 sums.share = _share(sums, weight, optimizer)
             momentum = mean_momentum(optimizer, weight, self.steps)
+            known |= momentum is not None
             if momentum:
                 bound = self._bound(sums, self.target * momentum)
                 if 0 < bound < math.inf:
                     # Layers without a name of their own may share one.
                     found[layer] = min(bound, found.get(layer, math.inf))
         self.bounds.update(found)
+        if seen and not known and not self._told:
+            self._told = True
+            warnings.warn(
+                f"{type(optimizer).__name__} has no momentum on the scale of a gradient, "
+                f"which error bounds are to follow: they stay {self.before}. Train with "
+                "SGD with momentum or one of Adam's kind, or choose another rule.",
+                stacklevel=3,
+            )
         if first:
             self._due = spoiled or self._is_due()
 

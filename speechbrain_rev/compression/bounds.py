@@ -42,7 +42,19 @@ class Rule:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what was saved."""
+        """Take what was saved.
+
+        Raises
+        ------
+        ValueError
+            If it is that of a rule which has something to keep.
+        """
+        if state:
+            raise ValueError(
+                f"{self} keeps nothing, and the state that it is given has "
+                f"{sorted(map(str, state))}: it is that of another rule. Give the rule "
+                "that the state was saved with."
+            )
 
 
 @dataclass(frozen=True)

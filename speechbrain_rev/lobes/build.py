@@ -131,6 +131,11 @@ def build_encoder(
         correction=CORRECTIONS[pooling_variance],
     )
     if compression is not None:
+        if not isinstance(compression, ActivationCompression):
+            raise ValueError(
+                f"compression is {compression!r}; give an ActivationCompression, whose "
+                "rules choose the bounds, or None for its defaults."
+            )
         encoder.compression = compression
     if mode is not None:
         encoder.set_mode(mode)

@@ -195,9 +195,8 @@ def _plan_within(
                 room = left > 0
                 # It has the lightest modes that are known.
                 batch = _fitting_batch(step, encoder, device, left) if room else None
-                remedy = _remedy(
-                    step, batch=batch, room=room, limited=probe is not None
-                )
+                limited = probe is not None and profile.is_held_up_by_limit()
+                remedy = _remedy(step, batch=batch, room=room, limited=limited)
                 raise error.with_remedy(remedy) from None
 
     try:
@@ -268,7 +267,7 @@ def _remedy(step: TrainingStep, *, batch: int | None, room: bool, limited: bool)
     room : bool
         Whether the budget has any for activations: else only what stays matters.
     limited : bool
-        Whether blocks may compress, within a limit of the error.
+        Whether a limit of the error keeps blocks from what is lighter.
     """
     found = []
     if batch is not None:

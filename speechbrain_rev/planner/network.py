@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from speechbrain_rev.compression import ActivationCompression
+from speechbrain_rev.compression import ActivationCompression, Rule
 from speechbrain_rev.compression.selected import (
     compress_blocks,
     compresses,
@@ -107,6 +107,11 @@ class NamedBlocks:
         }
         alone = next(iter(chains.values())).compression if len(chains) == 1 else None
         given = getattr(module, "compression", None)
+        if isinstance(given, Rule):
+            raise ValueError(
+                f"The module's attribute compression is {given}, a rule: give it to an "
+                "ActivationCompression, as its convolutions or normalisations."
+            )
         if not isinstance(given, ActivationCompression):
             given = compression_in(module)
         #: How blocks in mode "compress" do it.
@@ -181,6 +186,9 @@ class NamedBlocks:
         if not alone and (compressed or Mode.COMPRESS in self.block_modes().values()):
             chosen = [self._blocks[name] for name in compressed if name in self._named]
             compress_blocks(self.module, chosen, self.compression)
+            if not hasattr(self.module, "compression"):
+                # For its records, and for an optimizer to be followed.
+                self.module.compression = self.compression  # type: ignore[assignment]
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:

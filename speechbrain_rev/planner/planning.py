@@ -108,6 +108,7 @@ def plan(
     """
     budget = whole_bytes("budget_bytes", budget_bytes)
     limit = None if max_gradient_error is None else checked_limit(max_gradient_error)
+    limited: Profile | None = None
     try:
         with in_training(module, example_batch):
             given = module, example_batch, blocks, loss
@@ -121,6 +122,7 @@ def plan(
             if probe is not None and limit is not None:
                 profile = found.profile.with_errors(probe.squared_errors, limit)
                 found = replace(found, profile=profile)
+                limited = profile
 
             def solve(profile: Profile) -> Plan:
                 return plan_within(profile, found.network, found.step, budget)
@@ -131,7 +133,7 @@ def plan(
                 return solve(profile)
             return held_to_limit(profile, solve, probe.gradient_error)
     except Infeasible as error:
-        if limit is not None:
+        if limited is not None and limited.is_held_up_by_limit():
             error = error.with_remedy(
                 f"{error.remedy[:-1]}; or allow more than max_gradient_error="
                 f"{max_gradient_error}."

@@ -231,6 +231,11 @@ class Profile:
         """Tell by bytes alone whether there is a plan for a budget."""
         return self.peak_bytes(self.lightest()) <= budget_bytes
 
+    def is_held_up_by_limit(self) -> bool:
+        """Tell whether the lightest modes would be lighter without a limit of the error."""
+        free = replace(self, max_gradient_error=None)
+        return free.peak_bytes(free.lightest()) < self.peak_bytes(self.lightest())
+
     def _squared_limit(self) -> float:
         limit = self.max_gradient_error
         return math.inf if limit is None else limit**2

@@ -195,7 +195,7 @@ def _decode(
             if samples is not None:
                 values = audio.read(samples, dtype="float32", always_2d=True)
                 return torch.from_numpy(values), audio.samplerate
-            blocks = []
+            blocks: list[torch.Tensor] = []
             while not blocks or len(blocks[-1]) == _BLOCK_SAMPLES:
                 block = audio.read(_BLOCK_SAMPLES, dtype="float32", always_2d=True)
                 blocks.append(torch.from_numpy(block))

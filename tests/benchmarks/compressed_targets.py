@@ -54,7 +54,7 @@ def continued(
     training.let_fall(setting.steps)
     bound = GradientBound(target or 1.0, every=1)
     if target is not None:
-        bound.load_state_dict({"steps": training.steps_taken})
+        bound.load_state_dict({"steps": training.steps_taken, "bounds": {}})
         bound.follow(training.optimizer)
         encoder.compression = ActivationCompression(convolutions=bound)
     losses = []

@@ -168,7 +168,7 @@ class Trained:
     def followed(self, training: Training, bound: GradientBound) -> GradientBound:
         """Let bounds be made of the state's momentum and the batch's gradients."""
         training.optimizer.load_state_dict(self.state["optimizer"])
-        bound.load_state_dict({"steps": self.state["steps"]})
+        bound.load_state_dict({"steps": self.state["steps"], "bounds": {}})
         bound.follow(training.optimizer)
         encoder = training.encoder
         encoder.compression = ActivationCompression(

@@ -185,7 +185,7 @@ COMPRESSION = [
     Mutant(
         "bounds: steps are not resumed",
         ADAPTIVE_CODE,
-        'self.steps = int(state.get("steps", 0))',
+        'self.steps = int(state["steps"])',
         "self.steps = 0",
         ADAPTIVE,
         "saved_and_resumed",

@@ -500,6 +500,18 @@ def test_what_no_copy_makes_smaller_is_looked_at_once_for_all_that_share_it():
     assert compression.nonfinite_count == 1
 
 
+def test_rules_that_are_none_are_refused_in_the_next_pass():
+    conv, x = nn.Conv2d(1, 4, 3), torch.randn(4, 1, 20, 30)
+    compression = compressor()
+    compression.rules["convolution"] = 0.01
+    with pytest.raises(ValueError, match=r"rule of convolutions is 0\.01"):
+        gradients(conv, x, compression)
+    compression = compressor()
+    compression.rules["convolutions"] = FixedBound(0.01)
+    with pytest.raises(ValueError, match=r"one of 'convolution' and one of"):
+        gradients(conv, x, compression)
+
+
 def test_records_are_those_of_the_last_pass():
     branches = nn.ModuleList([nn.Conv2d(1, 4, 3), nn.Conv2d(1, 4, 5)])
     compression, x = compressor(), torch.randn(4, 1, 20, 30)

@@ -278,6 +278,45 @@ def test_looks_that_were_due_are_after_resuming():
     assert other.steps(1) == training.steps(1)
 
 
+def test_bounds_that_were_saved_for_another_target_are_scaled_to_this_one():
+    saved = Training()
+    bound = saved.steps()
+    wider = Training(target=0.1)
+    wider.compression.load_state_dict(saved.compression.state_dict())
+    assert wider.bound.bounds[""] == pytest.approx(10 * bound)
+    other = Training(form="paper-max")
+    other.compression.load_state_dict(saved.compression.state_dict())
+    assert other.bound.bounds == {}
+    assert other.steps(1) > bound
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, {"foo": 1}, {"convolution": {}, "normalisation": {}}, {"convolution": {}}],
+)
+def test_what_is_no_state_is_refused_and_changes_nothing(state):
+    training = Training()
+    bound = training.steps()
+    with pytest.raises(ValueError, match="The state of a"):
+        training.compression.load_state_dict(state)
+    assert (training.bound.bounds[""], training.bound.steps) == (bound, 2)
+
+
+def test_the_state_of_another_rule_is_refused():
+    saved = Training()
+    saved.steps()
+    with pytest.raises(ValueError, match=r"RangeBound\(.*keeps nothing"):
+        ActivationCompression().load_state_dict(saved.compression.state_dict())
+
+
+def test_an_optimizer_without_momentum_is_warned_of_once():
+    training = Training(optimizer=lambda p: torch.optim.SGD(p, lr=1e-9))
+    with pytest.warns(UserWarning, match="SGD has no momentum") as told:
+        training.steps(3)
+    assert len(told) == 1
+    assert not training.bound.bounds
+
+
 def test_networks_that_share_a_rule_have_the_smaller_bound_of_equal_names():
     twins = [Training(), Training()]
     twins[1].weighting *= 8

@@ -315,12 +315,12 @@ def test_without_numbers_it_is_refused():
         plan(module, x, 10**9, blocks="?", max_gradient_error=0.1)
 
 
-def test_what_may_help_where_nothing_fits_is_said():
-    module, x = layers(4, 1), torch.randn(2, 4, 12, 12)
+def test_what_may_help_where_nothing_fits_is_said(case):
+    limit = {"measure": False, "max_gradient_error": 1e-7}
     with pytest.raises(
-        Infeasible, match=r"more than max_gradient_error=0\.1; or name m"
+        Infeasible, match=r"more than max_gradient_error=1e-07; or name m"
     ):
-        plan(module, x, 1, blocks="?", measure=False, max_gradient_error=0.1)
+        plan(case.module, case.x, 1, blocks=BLOCKS, **limit)
 
 
 def test_a_gradient_that_tells_nothing_is_refused():
@@ -359,6 +359,25 @@ def test_bounds_are_those_that_the_network_was_given():
     as_network(module, "?").set_mode({"0": "compress"})
     module(x).sum().backward()
     assert module.compression.records
+    module.compression = RangeBound(1e-3)
+    with pytest.raises(ValueError, match="give it to an ActivationCompression"):
+        as_network(module, "?")
+
+
+def test_a_network_without_bounds_of_its_own_has_those_of_its_plan():
+    module = nn.Sequential(layers(4, 1), layers(4, 1))
+    as_network(module, "?").set_mode({"0": "compress"})
+    module(torch.randn(2, 4, 30, 40)).sum().backward()
+    assert module.compression.records.keys() == {"0.0", "0.1"}
+    with pytest.raises(ValueError, match="blocks that compress, by a plan"):
+        compress_activations(module)
+
+
+def test_a_limit_that_holds_nothing_up_is_no_remedy():
+    module, x = nn.Sequential(nn.Linear(32, 32), nn.Tanh()), torch.randn(64, 32)
+    with pytest.raises(Infeasible) as caught:
+        plan(module, x, 1, blocks="?", measure=False, max_gradient_error=0.1)
+    assert "max_gradient_error" not in str(caught.value)
 
 
 def test_what_is_compressed_as_a_whole_is_refused():
