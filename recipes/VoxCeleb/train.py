@@ -288,6 +288,9 @@ def dry_run(brain, loader):
     print(
         log.forecast(len(loader), seconds, brain.hparams.number_of_epochs, brain.device)
     )
+    told = brain.tally.ask(brain.modules.embedding_model)
+    if "compression_ratio" in told:
+        print(f"Compressed activations: {told['compression_ratio']:.1f} times smaller.")
 
 
 def compose_run(argv):

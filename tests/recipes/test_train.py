@@ -192,6 +192,13 @@ def test_a_dry_run_says_what_training_would_take_and_trains_nothing(
     assert not list((tmp_path / "save").glob("CKPT*"))
 
 
+def test_a_dry_run_says_how_much_smaller_activations_become(
+    train, data, tmp_path, capsys
+):
+    train.main([*arguments(data, tmp_path), "--dry_run", "--mode=compress"])
+    assert "Compressed activations: " in capsys.readouterr().out
+
+
 def test_a_run_continues_from_a_pretrained_one(train, data, uninterrupted, tmp_path):
     train.main(
         arguments(
