@@ -55,6 +55,36 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
             raise
 
 
+def check_writable(name: str, folder: str | Path) -> None:
+    """Make a folder, and see that files can be written to it.
+
+    Parameters
+    ----------
+    name : str
+        What the folder is called, for the error.
+    folder : str or Path
+        The folder; it is made if it is not there.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made or nothing can be written to it.
+
+    Examples
+    --------
+    >>> check_writable("output_folder", Path(tempfile.mkdtemp(), "new"))
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        raise OSError(
+            f"{name}: {folder} cannot be written to ({error.strerror}). Give another one, "
+            "or make it writable."
+        ) from error
+
+
 def _permissions(path: Path) -> int:
     """Of the file that is replaced, or those that a new one would have."""
     if path.exists():

@@ -63,7 +63,7 @@ from speechbrain_rev.speech import (
     collate_whole,
     read_manifest,
 )
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.whole_files import check_writable, write_whole
 
 # Validation must stay short next to an epoch, and memory grows with the length.
 VALID_SECONDS = 10
@@ -312,6 +312,7 @@ def compose_run(argv):
 
 def prepare_run(text, settings):
     """List the data and write the run's settings; the main process works, all read."""
+    check_writable("output_folder", settings["output_folder"])
     sb.create_experiment_directory(settings["output_folder"])
     run_on_main(prepare, args=[Settings.of(settings), settings["save_folder"]])
     prepared = read_prepared(settings["save_folder"])

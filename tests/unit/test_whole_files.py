@@ -8,7 +8,7 @@ import pytest
 from speechbrain_rev import whole_files
 from speechbrain_rev.plots.style import new_figure, save
 from speechbrain_rev.scoring import Trials, write_scores
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.whole_files import check_writable, write_whole
 
 
 @pytest.fixture
@@ -80,3 +80,14 @@ def test_a_pipe_stays_one(tmp_path):
     os.close(reader)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        OSError, match=r"output_folder: .*cannot be written to .*Give an"
+    ):
+        check_writable("output_folder", tmp_path / name)
+    check_writable("output_folder", tmp_path / "new" / "run")
+    assert not list((tmp_path / "new" / "run").iterdir())
