@@ -19,21 +19,20 @@ import json
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import torch
 from layout import audio_below, speaker_of, speech_root
 from speech_files import check_files, report_problems
 from speechbrain.dataio.encoder import CategoricalEncoder
 from tqdm import tqdm
+from validation import held_out_speakers, validation_lines
 
 from speechbrain_rev.scoring import Trials, read_trials
-from speechbrain_rev.speech import generator, write_manifest
+from speechbrain_rev.speech import write_manifest
 from speechbrain_rev.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -42,9 +41,6 @@ VALID_TRIALS = "valid_trials.txt"
 RECORD = "prepared.json"
 LABELS = "label_encoder.txt"
 BAD_FILES = "bad_files.txt"
-# Of each held-out speaker; a validation after each epoch must stay short.
-VALID_UTTERANCES = 10
-IMPOSTORS_PER_TARGET = 4
 
 
 @dataclass(frozen=True)
@@ -166,13 +162,22 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
     save_folder, fingerprint = Path(save_folder), settings.fingerprint()
     done = save_folder / RECORD
     earlier = json.loads(done.read_text(encoding="utf-8")) if done.is_file() else {}
+    checks = {"bad_files": settings.bad_files, "check_audio": settings.check_audio}
+    begun = any(save_folder.glob("CKPT*/CKPT.yaml"))
     if earlier.get("settings") == fingerprint:
-        return read_prepared(save_folder)
-    if any(save_folder.glob("CKPT*")):
+        if earlier.get("checks", checks) == checks:
+            return read_prepared(save_folder)
+        if begun:
+            logger.warning(
+                f"{save_folder.parent} goes on with the files that it began with: "
+                "bad_files and check_audio are heeded before a training begins."
+            )
+            return read_prepared(save_folder)
+    elif begun:
         raise ValueError(_changed(save_folder, earlier.get("settings"), fingerprint))
     save_folder.mkdir(parents=True, exist_ok=True)
     prepared = _prepare(settings, save_folder)
-    record = {"settings": fingerprint, "prepared": asdict(prepared)}
+    record = {"settings": fingerprint, "checks": checks, "prepared": asdict(prepared)}
     write_whole(done, json.dumps(record, indent=1) + "\n")
     return prepared
 
@@ -194,8 +199,10 @@ def _prepare(settings: Settings, save_folder: Path) -> Prepared:
     )
     files, drop = sum(map(len, by_speaker.values())), settings.bad_files == "drop"
     report_problems(problems, files, save_folder / BAD_FILES, drop=drop)
-    held_out = _held_out({s: list(names) for s, names in usable.items()}, settings)
-    lines = _valid_lines(held_out, settings)
+    held_out = held_out_speakers(
+        {s: list(names) for s, names in usable.items()}, settings
+    )
+    lines = validation_lines(held_out, settings)
     train = {s: list(u.values()) for s, u in usable.items() if s not in held_out}
     if len(train) < 2:
         raise ValueError(
@@ -306,53 +313,6 @@ def _missing_audio(trials: Trials, folder: str) -> str | None:
     if not missing:
         return None
     return f"{len(missing)} of {len(paths)} files are missing, such as {missing[0]}."
-
-
-def _held_out(
-    by_speaker: dict[str, list[str]], settings: Settings
-) -> dict[str, list[str]]:
-    if settings.valid_trials is not None or not settings.valid_speakers:
-        return {}
-    speakers = sorted(by_speaker)
-    if not 2 <= settings.valid_speakers <= len(speakers) - 2:
-        raise ValueError(
-            f"valid_speakers is {settings.valid_speakers}, of {len(speakers)} speakers. "
-            f"Give 0 (no validation) or 2 to {len(speakers) - 2}."
-        )
-    draws = generator("held out", settings.seed)
-    order = torch.randperm(len(speakers), generator=draws).tolist()
-    chosen = sorted(speakers[i] for i in order[: settings.valid_speakers])
-    return {speaker: by_speaker[speaker] for speaker in chosen}
-
-
-def _valid_lines(held_out: dict[str, list[str]], settings: Settings) -> list[str]:
-    if settings.valid_trials is not None:
-        text = _existing(settings.valid_trials).read_text(encoding="utf-8")
-        return [f"{line}\n" for line in text.rstrip().split("\n")]
-    if not held_out:
-        return []
-    draws = generator("valid trials", settings.seed)
-    names = {s: _some(n, VALID_UTTERANCES, draws) for s, n in held_out.items()}
-    targets = [pair for n in names.values() for pair in _target_pairs(n)]
-    everyone = [name for n in names.values() for name in n]
-    impostors = [
-        (a, b) for a, b in combinations(everyone, 2) if speaker_of(a) != speaker_of(b)
-    ]
-    impostors = _some(impostors, IMPOSTORS_PER_TARGET * len(targets), draws)
-    lines = [f"1 {a} {b}\n" for a, b in targets]
-    return lines + [f"0 {a} {b}\n" for a, b in impostors]
-
-
-def _target_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Pair utterances of different sessions: within one, the channel gives them away."""
-    pairs = list(combinations(names, 2))
-    apart = [(a, b) for a, b in pairs if Path(a).parent != Path(b).parent]
-    return apart or pairs
-
-
-def _some(items: Sequence, count: int, draws: torch.Generator) -> list:
-    chosen = torch.randperm(len(items), generator=draws)[:count].sort().values
-    return [items[i] for i in chosen.tolist()]
 
 
 def _changed(

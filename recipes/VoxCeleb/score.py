@@ -150,9 +150,13 @@ def intervals(
         [name.partition("/")[0] for name in side]
         for side in (trials.enrol, trials.test)
     )
-    rates = scoring.bootstrap(
-        scores, trials.labels, *sides, p_targets=P_TARGETS, replicates=replicates
-    )
+    try:
+        rates = scoring.bootstrap(
+            scores, trials.labels, *sides, p_targets=P_TARGETS, replicates=replicates
+        )
+    except ValueError as error:
+        print(f"No intervals: {error} (--bootstrap 0)")
+        return {}
     return {
         "eer_95": list(scoring.interval(rates.eer)),
         "min_dcf_95": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from pathlib import Path
 
 import speechbrain as sb
@@ -26,13 +27,16 @@ class CheckedSteps(sb.Brain):
 
     Neither weights nor the running statistics of batch normalisations change by it. More
     such steps in an epoch than ``nonfinite_patience`` end the training. Gradients of all
-    parameters are clipped together, those of every group of the optimizer.
+    parameters are clipped together, those of every group of the optimizer. SpeechBrain's
+    ``skip_nonfinite_grads`` and ``freeze_optimizers`` have no effect.
     """
 
     #: What is counted in an epoch.
     tally: Tally
     #: Steps of the loader since the last one of the optimizer, from 1.
     pending: tuple[int, ...] = ()
+    #: Whether the loss of one of them was not finite.
+    bad_loss: bool = False
     #: Buffers of modules as they were before, and their copies.
     kept: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
@@ -46,7 +50,20 @@ class CheckedSteps(sb.Brain):
         return super().fit_batch(batch)
 
     def check_loss_isfinite(self, loss):
-        """Leave it to the gradient, which is that of all processes."""
+        """Remember it: the gradient decides, which is that of all processes."""
+        self.bad_loss |= not bool(loss.isfinite())
+
+    def _should_save_intra_epoch_ckpt(self, *args):
+        # Gradients that are added up are in no checkpoint.
+        return not self.pending and super()._should_save_intra_epoch_ckpt(*args)
+
+    def end_of_steps(self):
+        """Forget batches behind the last step of an epoch, whose gradients are dropped."""
+        if self.pending and not all(bool(b.isfinite().all()) for b, _ in self.kept):
+            self.give_back_buffers()
+            self.tally.skipped += 1
+            self.skip(torch.tensor(math.nan))
+        self.pending, self.bad_loss = (), False
 
     def optimizers_step(self):
         """Clip and step, unless the gradient is not finite."""
@@ -62,7 +79,8 @@ class CheckedSteps(sb.Brain):
         if self.scaler.get_scale() < scale:
             self.give_back_buffers()
             self.tally.skipped += 1
-            if self.scaler.get_scale() < LEAST_SCALE:
+            # Of scaled gradients an overflow is no news, unless the loss is none either.
+            if self.bad_loss or self.scaler.get_scale() < LEAST_SCALE:
                 self.skip(norm)
         elif not (self.scaler.is_enabled() or norm.isfinite()):
             self.give_back_buffers()
@@ -70,7 +88,7 @@ class CheckedSteps(sb.Brain):
             self.skip(norm)
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer_step += 1
-        self.pending = ()
+        self.pending, self.bad_loss = (), False
 
     def utterances_of(self, step):
         """Name the utterances that this process read for a step of the loader."""
@@ -121,12 +139,12 @@ class CheckedSteps(sb.Brain):
             log.write("\n")
         logger.warning(
             f"epoch {epoch}, step {self.step}: the gradient's norm is {float(norm)}; the "
-            f"step is skipped. Its utterances are in {file}, the first {names[0]}."
+            f"step is skipped. The utterances that it was to read are in {file}."
         )
-        self.nonfinite_count += 1
-        if self.nonfinite_count > self.nonfinite_patience:
+        self.tally.nonfinite += 1
+        if self.tally.nonfinite > self.nonfinite_patience:
             raise ValueError(
-                f"{self.nonfinite_count} steps of epoch {epoch} had a gradient that is "
+                f"{self.tally.nonfinite} steps of epoch {epoch} had a gradient that is "
                 f"not finite, more than --nonfinite_patience={self.nonfinite_patience}. "
                 f"Look at the speech that {file} names, or lower lr; the same command "
                 "goes on from the last checkpoint."

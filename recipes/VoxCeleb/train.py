@@ -142,6 +142,7 @@ class SpeakerBrain(CheckedSteps):
         self.bar.close()
         seconds = time.monotonic() - self.stage_start
         if stage == sb.Stage.TRAIN:
+            self.end_of_steps()
             self.epoch_stats = self.training_stats(stage_loss, epoch, seconds)
         else:
             if not self.debug:
@@ -280,8 +281,9 @@ def dry_run(brain, loader):
     brain.modules.train()
     brain.on_stage_start(sb.Stage.TRAIN, 1)
     batches = iter(loader)
+    brain.step = 1
     brain.fit_batch(next(batches))
-    start = time.monotonic()
+    start, brain.step = time.monotonic(), 2
     brain.fit_batch(next(batches))
     seconds = time.monotonic() - start
     brain.bar.close()

@@ -121,9 +121,9 @@ class Tally:
 
     Attributes
     ----------
-    correct, skipped, unread : int
-        Utterances told right, steps that were skipped, whose gradient was not finite, and
-        files that could not be read.
+    correct, skipped, unread, nonfinite : int
+        Utterances told right, steps that were skipped, files that could not be read, and
+        skipped steps for which no loss scale is to blame.
     largest_streams : dict of str to float
         How large the values in exact streams have become, by stage.
     """
@@ -131,6 +131,7 @@ class Tally:
     correct: int = 0
     skipped: int = 0
     unread: int = 0
+    nonfinite: int = 0
     largest_streams: dict[str, float] = field(default_factory=dict)
 
     def ask(self, encoder: torch.nn.Module) -> dict[str, Any]:

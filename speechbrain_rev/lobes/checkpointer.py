@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,11 @@ from speechbrain.utils.checkpoints import (
     Checkpointer,
     ckpt_recency,
 )
-from speechbrain.utils.distributed import ddp_barrier, if_main_process
+from speechbrain.utils.distributed import (
+    ddp_barrier,
+    if_main_process,
+    main_process_only,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +49,13 @@ class WholeCheckpointer(Checkpointer):
     1
     """
 
-    def save_checkpoint(self, *args: Any, **kwargs: Any) -> Checkpoint | None:
+    def save_checkpoint(
+        self,
+        meta: Mapping[str, Any] | None = None,
+        end_of_epoch: bool = True,
+        name: str | None = None,
+        verbosity: int = logging.INFO,
+    ) -> Checkpoint | None:
         """Save all recoverables; see SpeechBrain's method for the arguments.
 
         Returns
@@ -58,10 +68,21 @@ class WholeCheckpointer(Checkpointer):
         OSError
             If it cannot be written: then nothing of it stays, and earlier checkpoints
             are as they were.
+        ValueError
+            If there is a checkpoint of the name.
         """
         self._clear_unfinished()
+        if name is not None and self._custom_checkpoint_dirpath(name).exists():
+            raise ValueError(
+                f"There is a checkpoint {self._custom_checkpoint_dirpath(name)}. Give "
+                "another name, or delete it first."
+            )
         try:
-            checkpoint = super().save_checkpoint(*args, **kwargs)
+            checkpoint = super().save_checkpoint(
+                dict(meta or {}), end_of_epoch, name, verbosity
+            )
+            # Hooks of other processes may write to it, too.
+            ddp_barrier()
             if checkpoint is not None:
                 _finish(Path(checkpoint.path))
         except (OSError, RuntimeError) as error:
@@ -92,7 +113,7 @@ class WholeCheckpointer(Checkpointer):
     def _clear_unfinished(self) -> None:
         """Delete what a process that was killed left of a checkpoint."""
         if if_main_process():
-            for path in self.checkpoints_dir.glob(f"{CKPT_PREFIX}*"):
+            for path in self.checkpoints_dir.glob(f"{CKPT_PREFIX}+*"):
                 if path.is_dir() and not (path / METAFNAME).exists():
                     shutil.rmtree(path)
 
@@ -195,10 +216,15 @@ def verify_checkpoint(checkpoint: Checkpoint) -> None:
             stacklevel=2,
         )
         return
-    for line in (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines():
-        written, _, name = line.partition("  ")
+    lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
+    written = {name: digest for digest, _, name in (x.partition("  ") for x in lines)}
+    expected = {
+        METAFNAME,
+        *(Path(path).name for path in checkpoint.paramfiles.values()),
+    }
+    for name in sorted(expected | written.keys()):
         path = folder / name
-        if not path.is_file() or _sha256(path) != written:
+        if not path.is_file() or _sha256(path) != written.get(name):
             what = "is damaged" if path.is_file() else "is missing"
             raise ValueError(
                 f"The checkpoint {folder} cannot be trusted: {name} {what}. Delete that "
@@ -206,6 +232,7 @@ def verify_checkpoint(checkpoint: Checkpoint) -> None:
             )
 
 
+@main_process_only
 def _save_state(recoverable: Any, path: str | Path) -> None:
     torch.save(recoverable.state_dict(), path)
 
@@ -227,6 +254,7 @@ def _finish(folder: Path) -> None:
     _to_disk(folder / CHECKSUMS)
     os.replace(_unfinished(meta), meta)
     _to_disk(folder)
+    _to_disk(folder.parent)
 
 
 def _to_disk(path: Path) -> None:

@@ -79,6 +79,7 @@ class KeptChannels:
         newest = checkpointer.find_checkpoint()
         if newest is None:
             return False
+        verify_checkpoint(newest)
         if CHANNELS in newest.paramfiles:
             path = Path(newest.paramfiles[CHANNELS])
             kept = json.loads(path.read_text(encoding="utf-8"))
@@ -196,6 +197,7 @@ def load_finished_run(
             "checkpoints in save: give the output_folder of a finished run."
         )
     classifier = newest.with_name("classifier.ckpt")
+    verify_checkpoint(Checkpoint(newest.parent, {}, {"classifier": classifier}))
     try:
         for name, path in (("embedding_model", weights), ("classifier", classifier)):
             modules[name].load_state_dict(torch.load(path, "cpu", weights_only=True))

@@ -221,14 +221,15 @@ class ChunkDataset(Dataset):
         ValueError
             If it cannot be read, nor can those that were drawn in its place.
         """
-        epoch, index = place
+        epoch, first = place
+        index = first
         unread: list[tuple[str, str]] = []
         while len(unread) < _TRIES:
             wav = self._read(epoch, index)
             if isinstance(wav, torch.Tensor):
                 return Chunk(wav, int(self._speakers[index]), tuple(unread))
             unread.append((self.path_of(index), wav))
-            draws = generator("instead", self.seed, epoch, index)
+            draws = generator("instead", self.seed, epoch, first, len(unread))
             index = int(torch.randint(len(self), (), generator=draws))
         raise ValueError(
             f"None of {_TRIES} files could be read, the last because: {unread[-1][1]}. Is "
@@ -247,9 +248,11 @@ class ChunkDataset(Dataset):
                 start=start,
                 samples=self.samples,
             )
-            return repeat_to(wav, self.samples)
         except (ValueError, OSError) as error:
             return str(error)
+        if len(wav) < min(self.samples, int(self._lengths[index]) - start):
+            return f"{self.path_of(index)} is shorter than it was when it was listed"
+        return repeat_to(wav, self.samples)
 
 
 def collate_chunks(items: Sequence[Chunk]) -> ChunkBatch:

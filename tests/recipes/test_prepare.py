@@ -73,6 +73,7 @@ def test_with_checkpoints_changed_settings_are_refused_and_nothing_is_renumbered
 ):
     first = prepare.prepare(settings(corpus), tmp_path)
     (tmp_path / "CKPT+1").mkdir()
+    (tmp_path / "CKPT+1" / "CKPT.yaml").touch()
     before = snapshot(tmp_path)
     with pytest.raises(ValueError, match=named):
         prepare.prepare(settings(corpus, **changed), tmp_path)
@@ -86,12 +87,14 @@ def test_with_checkpoints_a_changed_list_is_refused_by_name(corpus, tmp_path):
     train_list.write_text("".join(lines))
     prepare.prepare(settings(corpus), save)
     (save / "CKPT+1").mkdir()
+    (save / "CKPT+1" / "CKPT.yaml").touch()
     chosen = settings(corpus, train_list=str(train_list))
     with pytest.raises(ValueError, match=r"train_list: was None, is .*list\.txt"):
         prepare.prepare(chosen, save)
-    (save / "CKPT+1").rmdir()
+    shutil.rmtree(save / "CKPT+1")
     prepare.prepare(chosen, save)
     (save / "CKPT+1").mkdir()
+    (save / "CKPT+1" / "CKPT.yaml").touch()
     train_list.write_text("".join(lines[:3]))
     with pytest.raises(ValueError, match=r"the content of .*list\.txt changed"):
         prepare.prepare(chosen, save)
@@ -100,6 +103,7 @@ def test_with_checkpoints_a_changed_list_is_refused_by_name(corpus, tmp_path):
 def test_the_folder_of_trial_audio_may_change_at_any_time(corpus, tmp_path):
     first = prepare.prepare(settings(corpus), tmp_path)
     (tmp_path / "CKPT+1").mkdir()
+    (tmp_path / "CKPT+1" / "CKPT.yaml").touch()
     moved = settings(corpus, trials_folder="elsewhere")
     assert prepare.prepare(moved, tmp_path) == first
 

@@ -194,6 +194,14 @@ def test_names_without_speakers_have_no_intervals(tmp_path, capsys):
     assert "No intervals" in capsys.readouterr().out
 
 
+def test_names_that_begin_otherwise_cost_the_intervals_alone(tmp_path, capsys):
+    file = tmp_path / "scores.txt"
+    file.write_text("wav/a/1 wav/a/2 1 0.5\nwav/a/1 wav/b/1 0 0.25\n")
+    (row,) = recipe("score").score_file(file)["results"]
+    assert (row["eer"], "eer_95" in row) == (0.0, False)
+    assert "(--bootstrap 0)" in capsys.readouterr().out
+
+
 def test_a_run_or_a_file_of_scores_is_asked_for(tmp_path, capsys):
     for argv in ([], [str(tmp_path), "--from-scores", "scores.txt"]):
         with pytest.raises(SystemExit):

@@ -94,6 +94,23 @@ def test_speech_of_held_out_speakers_is_looked_at_too(corpus, tmp_path):
     assert not any(f"/{stem}." in trials for stem in ALL - {"twice"})
 
 
+def test_what_is_checked_is_heeded_until_there_are_checkpoints(
+    corpus, tmp_path, caplog
+):
+    given = settings(corpus, bad_files="drop")
+    assert prepare.prepare(given, tmp_path / "save").dropped == len(HEADERS)
+    given = settings(corpus, bad_files="drop", check_audio=True)
+    assert prepare.prepare(given, tmp_path / "save").dropped == len(ALL)
+    (tmp_path / "save" / "CKPT+1").mkdir()
+    given = settings(corpus, bad_files="drop")
+    # One that was cut off is none.
+    assert prepare.prepare(given, tmp_path / "save").dropped == len(HEADERS)
+    (tmp_path / "save" / "CKPT+1" / "CKPT.yaml").touch()
+    given = settings(corpus, bad_files="drop", check_audio=True)
+    assert prepare.prepare(given, tmp_path / "save").dropped == len(HEADERS)
+    assert "goes on with the files that it began with" in caplog.text
+
+
 def test_a_corpus_without_problems_leaves_no_list(corpus, tmp_path):
     given = settings(corpus, bad_files="drop", check_audio=True)
     prepare.prepare(given, tmp_path / "save")

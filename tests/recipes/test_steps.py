@@ -143,15 +143,61 @@ def lost(broken, tmp_path, monkeypatch):
 def test_files_that_get_lost_are_replaced_counted_and_named(lost, data, tmp_path):
     lost.lost.update({3, 5})
     lost.main(arguments(data, tmp_path))
-    assert [line["unread_files"] for line in log(tmp_path)] == [2, 2]
+    counts = [line["unread_files"] for line in log(tmp_path)]
+    # A file that is drawn instead may be lost, too.
+    assert min(counts) >= 2
     lines = (tmp_path / "unread.txt").read_text().splitlines()
-    assert len(lines) == 4
+    assert len(lines) == sum(counts)
     assert all(line.endswith("is gone") for line in lines)
 
 
 def test_too_many_of_them_end_the_training(lost, data, tmp_path):
     lost.lost.update({3, 5, 6})
     with pytest.raises(
-        ValueError, match=r"3 files of epoch 1.*max_unread: 2.*unread\.txt"
+        ValueError, match=r"[34] files of epoch 1.*max_unread: 2.*unread\.txt"
     ):
         lost.main(arguments(data, tmp_path, max_unread=2))
+
+
+def test_batches_behind_the_last_step_leave_nothing_behind(broken, data, tmp_path):
+    """Of four steps three make one of the optimizer; the fourth is dropped."""
+
+    class Other(broken.SpeakerBrain):
+        def compute_forward(self, batch, stage):
+            outputs = super().compute_forward(batch, stage)
+            if stage == broken.sb.Stage.TRAIN and broken.seen[-1] in broken.chosen:
+                # As torch's own batch normalisation does; ours keeps them out.
+                floats = (b for b in self.modules.buffers() if b.is_floating_point())
+                next(floats).fill_(float("nan"))
+            return outputs
+
+    broken.SpeakerBrain = Other
+    broken.chosen.update({(1, 4), (2, 1)})
+    broken.main([*arguments(data, tmp_path), "--grad_accumulation_factor=3"])
+    assert [line["skipped_steps"] for line in log(tmp_path)] == [1, 1]
+    assert all(value.isfinite().all() for value in weights(tmp_path).values())
+    assert [(x["epoch"], len(x["utterances"])) for x in read(tmp_path)] == [
+        (1, 4),
+        (2, 12),
+    ]
+
+
+def test_no_checkpoint_is_made_of_a_sum_that_is_not_finished(broken, data, tmp_path):
+    saved = []
+
+    class Watching(broken.SpeakerBrain):
+        def _save_intra_epoch_ckpt(self):
+            saved.append((self.step, self.pending))
+            return super()._save_intra_epoch_ckpt()
+
+    broken.SpeakerBrain = Watching
+    argv = arguments(data, tmp_path, ckpt_interval_steps=1, **SHORT)
+    broken.main([*argv, "--grad_accumulation_factor=2"])
+    assert saved
+    assert all(step % 2 == 0 and not pending for step, pending in saved)
+
+
+def test_a_dry_run_tells_of_a_gradient_that_is_not_finite(broken, data, tmp_path):
+    broken.chosen.update({(0, 1), (0, 2)})
+    broken.main([*arguments(data, tmp_path), "--dry_run"])
+    assert [line["step"] for line in read(tmp_path)] == [1, 2]

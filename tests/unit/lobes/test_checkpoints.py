@@ -161,6 +161,25 @@ def test_a_damaged_checkpoint_is_not_loaded(tmp_path, name, change):
     assert torch.equal(model.weight, before)
 
 
+def test_a_name_is_given_once(tmp_path):
+    checkpointer = WholeCheckpointer(tmp_path, {"model": torch.nn.Linear(4, 4)})
+    first = checkpointer.save_checkpoint(name="best")
+    with pytest.raises(ValueError, match=r"There is a checkpoint .*best"):
+        checkpointer.save_checkpoint(name="best")
+    verify_checkpoint(first)
+
+
+@pytest.mark.parametrize("left", ["", "CKPT.yaml"])
+def test_checksums_must_name_every_file(tmp_path, left):
+    checkpointer = WholeCheckpointer(tmp_path, {"model": torch.nn.Linear(4, 4)})
+    newest = checkpointer.save_checkpoint()
+    sums = newest.path / "SHA256SUMS"
+    lines = [x for x in sums.read_text().splitlines() if left and x.endswith(left)]
+    sums.write_text("\n".join(lines))
+    with pytest.raises(ValueError, match="cannot be trusted"):
+        checkpointer.load_checkpoint(newest)
+
+
 def test_checksums_are_those_of_sha256sum(tmp_path):
     checkpointer = WholeCheckpointer(tmp_path, {"model": torch.nn.Linear(4, 4)})
     newest = checkpointer.save_checkpoint()

@@ -139,7 +139,7 @@ def test_in_the_place_of_a_file_that_cannot_be_read_is_another_one(
 def test_a_header_that_lies_of_the_length_is_told_of(utterances, tmp_path):
     short = Utterance("short", utterances[0].wav, 10**9, utterances[0].spk_id)
     ((_, why),) = dataset([short, *utterances])[1, 0].unread
-    assert "without samples" in why
+    assert f"{utterances[0].wav} is shorter than it was" in why
 
 
 def test_a_data_folder_that_is_gone_ends_it(tmp_path):
@@ -148,3 +148,12 @@ def test_a_data_folder_that_is_gone_ends_it(tmp_path):
         ValueError, match=r"None of 10 files.*no such file.*still there"
     ):
         dataset(gone)[1, 0]
+
+
+def test_one_lost_file_among_few_never_ends_a_training(utterances, tmp_path):
+    """Each try draws anew, so that no two files lead to each other for ever."""
+    lost = [utterances[0], Utterance("gone", str(tmp_path / "x.wav"), 16000, "id00000")]
+    chunks = dataset(lost)
+    tries = [len(chunks[epoch, 1].unread) for epoch in range(60)]
+    assert min(tries) == 1
+    assert 1 < max(tries) < 10

@@ -1,0 +1,69 @@
+"""Who is held out for validation, and which of their utterances are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from layout import speaker_of
+
+from speechbrain_rev.speech import generator
+
+if TYPE_CHECKING:
+    from prepare import Settings
+
+# Of each held-out speaker; a validation after each epoch must stay short.
+VALID_UTTERANCES = 10
+IMPOSTORS_PER_TARGET = 4
+
+
+def held_out_speakers(
+    by_speaker: dict[str, list[str]], settings: Settings
+) -> dict[str, list[str]]:
+    """Choose speakers who are held out for validation, with all they said."""
+    if settings.valid_trials is not None or not settings.valid_speakers:
+        return {}
+    speakers = sorted(by_speaker)
+    if not 2 <= settings.valid_speakers <= len(speakers) - 2:
+        raise ValueError(
+            f"valid_speakers is {settings.valid_speakers}, of {len(speakers)} speakers. "
+            f"Give 0 (no validation) or 2 to {len(speakers) - 2}."
+        )
+    draws = generator("held out", settings.seed)
+    order = torch.randperm(len(speakers), generator=draws).tolist()
+    chosen = sorted(speakers[i] for i in order[: settings.valid_speakers])
+    return {speaker: by_speaker[speaker] for speaker in chosen}
+
+
+def validation_lines(held_out: dict[str, list[str]], settings: Settings) -> list[str]:
+    """Make the lines of the validation list: the user's own, or of held-out speakers."""
+    if settings.valid_trials is not None:
+        text = Path(settings.valid_trials).read_text(encoding="utf-8")
+        return [f"{line}\n" for line in text.rstrip().split("\n")]
+    if not held_out:
+        return []
+    draws = generator("valid trials", settings.seed)
+    names = {s: _some(n, VALID_UTTERANCES, draws) for s, n in held_out.items()}
+    targets = [pair for n in names.values() for pair in _target_pairs(n)]
+    everyone = [name for n in names.values() for name in n]
+    impostors = [
+        (a, b) for a, b in combinations(everyone, 2) if speaker_of(a) != speaker_of(b)
+    ]
+    impostors = _some(impostors, IMPOSTORS_PER_TARGET * len(targets), draws)
+    lines = [f"1 {a} {b}\n" for a, b in targets]
+    return lines + [f"0 {a} {b}\n" for a, b in impostors]
+
+
+def _target_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Pair utterances of different sessions: within one, the channel gives them away."""
+    pairs = list(combinations(names, 2))
+    apart = [(a, b) for a, b in pairs if Path(a).parent != Path(b).parent]
+    return apart or pairs
+
+
+def _some(items: Sequence, count: int, draws: torch.Generator) -> list:
+    chosen = torch.randperm(len(items), generator=draws)[:count].sort().values
+    return [items[i] for i in chosen.tolist()]
