@@ -41,7 +41,8 @@ class KeptChannels:
     -------
     >>> from speechbrain_rev.lobes import build_encoder
     >>> encoder = build_encoder("revnet57", widths=(4, 4, 4, 4), blocks=(1, 0, 0, 0))
-    >>> checkpointer = Checkpointer(getfixture("tmp_path"))
+    >>> from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
+    >>> checkpointer = WholeCheckpointer(getfixture("tmp_path"))
     >>> kept = KeptChannels(encoder)
     >>> checkpointer.add_recoverable(CHANNELS, kept, optional_load=True)
     >>> kept.restore(checkpointer, chosen=True)

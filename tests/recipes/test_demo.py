@@ -196,6 +196,7 @@ def test_every_system_is_scored_on_the_same_trials(demo):
         assert report["results"][0]["targets"] == 12
 
 
+@pytest.mark.slow
 def test_a_second_demo_makes_nothing_again(demo):
     output, _ = demo
     kept = ("corpus/corpus.json", "trained/embeddings/trials.npz")

@@ -97,11 +97,11 @@ def test_the_result_is_the_average_of_the_last_checkpoints(uninterrupted):
     ("killed_at_step", "num_workers"),
     [
         (7, 2),  # a step after a checkpoint within the second epoch
-        # The step of a checkpoint, which is not yet written; before any checkpoint.
-        pytest.param(6, 0, marks=pytest.mark.slow),
-        pytest.param(1, 0, marks=pytest.mark.slow),
+        (6, 0),  # the step of a checkpoint, which is not yet written
+        (1, 0),  # before any checkpoint
     ],
 )
+@pytest.mark.slow
 def test_a_run_killed_in_mid_epoch_resumes_to_the_same_weights(
     data, uninterrupted, tmp_path, killed_at_step, num_workers
 ):
@@ -259,7 +259,9 @@ def test_a_pretrained_run_of_other_classes_or_shape_is_refused(
 
 
 def test_a_run_with_checkpoints_refuses_other_data_settings(train, data, tmp_path):
-    (tmp_path / "save" / "CKPT+2026").mkdir(parents=True)
+    folder = tmp_path / "save" / "CKPT+2026"
+    folder.mkdir(parents=True)
+    (folder / "CKPT.yaml").touch()
     with pytest.raises(ValueError, match="has checkpoints, but no prepared"):
         train.main(arguments(data, tmp_path))
 
