@@ -408,7 +408,8 @@ def test_what_runs_in_a_backward_pass_within_the_context_is_let_be():
         def backward(ctx, grad):
             compression.records.clear()
             with torch.enable_grad():
-                conv(x).sum().backward()
+                # Of another tensor: of this one there is a copy already.
+                conv(2 * x).sum().backward()
             return grad
 
     with compression.during(conv):
