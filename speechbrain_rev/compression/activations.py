@@ -231,7 +231,7 @@ class _Pass:
 
     def before(self, kind: Kind, x: Tensor, weight: Tensor | None) -> None:
         """Register a layer's input."""
-        if not self._heeds(x):
+        if not self.registers or not _is_map(x):
             return
         layer = name_of(self._names, kind, x, weight)
         if x.dtype not in DTYPES:
@@ -243,13 +243,9 @@ class _Pass:
         bound = self.compression.rules[kind].bound_for(layer)
         self.saved.register(x, layer, bound)
 
-    def _heeds(self, x: Tensor) -> bool:
-        # A backward pass may run within the context, and blocks again in it.
-        return self.registers and _is_map(x) and not _in_backward()
-
     def after(self, kind: Kind, x: Tensor, weight: Tensor | None, y: Tensor) -> None:
         """Tell the rule, which may want the gradient of the output."""
-        if self._heeds(x):
+        if self.registers and _is_map(x):
             layer = name_of(self._names, kind, x, weight)
             self.compression.rules[kind].called(layer, x, weight, y)
 
@@ -372,8 +368,5 @@ class Compressing:
 
 
 def _trains(network: nn.Module) -> bool:
-    return network.training and torch.is_grad_enabled() and not _in_backward()
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+    backward = torch._C._current_graph_task_id() != -1
+    return network.training and torch.is_grad_enabled() and not backward
