@@ -8,6 +8,7 @@ import torch
 from speechbrain_rev.compression import (
     ActivationCompression,
     DeviationBound,
+    GradientBound,
     RangeBound,
 )
 from speechbrain_rev.lobes import build_encoder
@@ -103,3 +104,30 @@ def test_the_state_dict_knows_no_mode():
         encoder_of("resnet34", "compress").state_dict().keys()
         == encoder_of("resnet34", "store").state_dict().keys()
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet34", "revnet57"])
+def test_both_kinds_at_the_recipes_bounds_leave_the_gradient_within_a_percent(name):
+    """Which is what the README states of it after some hundred steps."""
+    encoder = encoder_of(name, "compress")
+    bound = GradientBound(0.01)
+    encoder.compression = ActivationCompression(convolutions=bound)
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.01, momentum=0.9)
+    encoder.compression.follow(optimizer)
+    torch.manual_seed(1)
+    target = torch.randn(4, 256)
+
+    def backward():
+        optimizer.zero_grad()
+        (encoder(feats) - target).square().mean().backward()
+        return {n: p.grad.clone() for n, p in encoder.named_parameters()}
+
+    for _ in range(12):
+        feats = torch.randn(4, 64, 80)
+        backward()
+        optimizer.step()
+    assert len(bound.bounds) > 10
+    found = backward()
+    encoder.set_mode("store")
+    assert 0 < distance(found, backward()) < 0.01
