@@ -28,6 +28,9 @@ from tests.recipes.runs import RECIPE, arguments, log, weights
 
 #: Of kills, the part that comes before the first checkpoint.
 EARLY = 0.15
+#: The others come when checkpoints were written or deleted up to so often, and up to so many
+#: seconds later: a step with its checkpoint takes about as long.
+MOST_CHANGES, AFTER = 12, 0.1
 
 
 class NotTheSame(AssertionError):
@@ -93,22 +96,44 @@ def started(argv: list[str], log_file: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def uninterrupted(data: Path, folder: Path) -> tuple[float, float]:
-    """Train to the end; return seconds to the first checkpoint, and in all."""
+def uninterrupted(data: Path, folder: Path) -> float:
+    """Train to the end; return the seconds to the first checkpoint."""
     begin = time.monotonic()
     process = started(command(data, folder), folder.with_suffix(".log"))
-    first = None
-    while process.poll() is None:
-        if first is None and any(folder.glob("save/CKPT*")):
-            first = time.monotonic() - begin
+    while process.poll() is None and not any(folder.glob("save/CKPT*")):
         time.sleep(0.01)
-    seconds = time.monotonic() - begin
+    first = time.monotonic() - begin
+    process.wait()
     _check_end(process, folder)
-    return first or seconds, seconds
+    return first
 
 
-def killed(process: subprocess.Popen[bytes], after: float | None) -> bool:
-    """Kill a process and its workers after some seconds, unless it ended before."""
+def killed(
+    process: subprocess.Popen[bytes], save: Path, changes: int, after: float
+) -> bool:
+    """Kill a process and its workers, unless it ends before.
+
+    Parameters
+    ----------
+    process : subprocess.Popen
+        In a group of its own.
+    save : Path
+        Where it writes and deletes checkpoints.
+    changes : int
+        How often names there have to come or go before.
+    after : float
+        Seconds from then on.
+
+    Returns
+    -------
+    bool
+        Whether it was killed.
+    """
+    names, seen = set(save.glob("CKPT*")), 0
+    while seen < changes and process.poll() is None:
+        time.sleep(0.002)
+        now = set(save.glob("CKPT*"))
+        seen, names = seen + (now != names), now
     try:
         process.wait(timeout=after)
     except subprocess.TimeoutExpired:
@@ -161,16 +186,18 @@ def kill_again_and_again(kills: int, folder: Path, seed: int = 0) -> Found:
     write_noise(folder / "noise")
     data = write_corpus(folder / "corpus")
     reference = folder / "reference"
-    first, seconds = uninterrupted(data, reference)
+    first = uninterrupted(data, reference)
     draws, found, run = random.Random(seed), Found(), folder / "run0"
     with tqdm(total=kills, desc="kills", unit="kill") as bar:
         while found.kills < kills or not found.finished:
-            moment = draws.uniform(first, seconds)
-            if draws.random() < EARLY:
-                moment = draws.uniform(0, first)
+            early = draws.random() < EARLY
+            changes = 0 if early else draws.randint(1, MOST_CHANGES)
+            after = draws.uniform(0, first if early else AFTER)
             process = started(command(data, run), run.with_suffix(".log"))
-            # When all kills are done, the last run comes to its end.
-            if killed(process, moment if found.kills < kills else None):
+            if found.kills == kills:
+                # All are done: the last run comes to its end.
+                process.wait()
+            if killed(process, run / "save", changes, after):
                 found.kills += 1
                 bar.update()
                 count, writing = verify(run)
