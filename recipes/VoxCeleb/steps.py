@@ -12,6 +12,8 @@ import torch
 from speechbrain.utils.distributed import get_rank
 from training_log import Tally
 
+from speechbrain_rev.speech import ChunkDataset, EpochBatchSampler
+
 SKIPPED = "skipped.jsonl"
 UNREAD = "unread.txt"
 #: Below, a loss scaler has halved so often that it is not the scale that overflows.
@@ -31,6 +33,8 @@ class CheckedSteps(sb.Brain):
     ``skip_nonfinite_grads`` and ``freeze_optimizers`` have no effect.
     """
 
+    train_sampler: EpochBatchSampler
+    train_dataset: ChunkDataset
     #: What is counted in an epoch.
     tally: Tally
     #: Steps of the loader since the last one of the optimizer, from 1.
@@ -62,7 +66,7 @@ class CheckedSteps(sb.Brain):
         if self.pending and not all(bool(b.isfinite().all()) for b, _ in self.kept):
             self.give_back_buffers()
             self.tally.skipped += 1
-            self.skip(torch.tensor(math.nan))
+            self.tell_of_skipped(torch.tensor(math.nan))
         self.pending, self.bad_loss = (), False
 
     def optimizers_step(self):
@@ -72,27 +76,25 @@ class CheckedSteps(sb.Brain):
         norm = torch.nn.utils.clip_grad_norm_(
             [p for group in groups for p in group["params"]], self.max_grad_norm
         )
-        scale = self.scaler.get_scale()
-        if self.scaler.is_enabled() or norm.isfinite():
+        scaled, scale = self.scaler.is_enabled(), self.scaler.get_scale()
+        if scaled or norm.isfinite():
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        if self.scaler.get_scale() < scale:
+        now = self.scaler.get_scale()
+        if now < scale or not (scaled or norm.isfinite()):
             self.give_back_buffers()
             self.tally.skipped += 1
             # Of scaled gradients an overflow is no news, unless the loss is none either.
-            if self.bad_loss or self.scaler.get_scale() < LEAST_SCALE:
-                self.skip(norm)
-        elif not (self.scaler.is_enabled() or norm.isfinite()):
-            self.give_back_buffers()
-            self.tally.skipped += 1
-            self.skip(norm)
+            if not scaled or self.bad_loss or now < LEAST_SCALE:
+                self.tell_of_skipped(norm)
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer_step += 1
         self.pending, self.bad_loss = (), False
 
     def utterances_of(self, step):
-        """Name the utterances that this process read for a step of the loader."""
-        raise NotImplementedError
+        """Name the utterances that this process was to read for a step of the loader."""
+        indices = self.train_sampler.indices_of(step - 1)
+        return [self.train_dataset.path_of(index) for index in indices]
 
     def tell_of_unread(self, unread):
         """Log files that could not be read; end the training if there were too many."""
@@ -128,7 +130,7 @@ class CheckedSteps(sb.Brain):
         for buffer, copy in self.kept:
             buffer.copy_(copy)
 
-    def skip(self, norm):
+    def tell_of_skipped(self, norm):
         """Log a skipped step; end the training if there were too many."""
         names = [name for step in self.pending for name in self.utterances_of(step)]
         epoch = self.hparams.epoch_counter.current

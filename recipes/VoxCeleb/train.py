@@ -73,8 +73,6 @@ VALID_SECONDS = 10
 class SpeakerBrain(CheckedSteps):
     """Trains on chunks of speech; validates on trials between whole utterances."""
 
-    train_sampler: EpochBatchSampler
-    train_dataset: ChunkDataset
     valid_trials: Trials | None = None
 
     def init_optimizers(self):
@@ -110,11 +108,6 @@ class SpeakerBrain(CheckedSteps):
         self.embeddings[name] = embedding.flatten().float().cpu()
         self.bar.update()
         return torch.zeros(())
-
-    def utterances_of(self, step):
-        """Name the utterances of a step, for those that are skipped."""
-        indices = self.train_sampler.indices_of(step - 1)
-        return [self.train_dataset.path_of(index) for index in indices]
 
     def on_fit_batch_end(self, batch, outputs, loss, should_step):
         """Show the progress."""
