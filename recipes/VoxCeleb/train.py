@@ -21,14 +21,13 @@ import training_log as log
 import yaml
 from fine_tuning import start_from
 from hyperpyyaml import load_hyperpyyaml
-from layout import speech_root
+from loaders import train_loader, valid_loader
 from memory_plan import give_modes
 from prepare import (
     VALID_TRIALS,
     Settings,
     prepare,
     read_prepared,
-    speaker_numbers,
 )
 from speechbrain.utils.checkpoints import (
     mark_as_loader,
@@ -38,7 +37,6 @@ from speechbrain.utils.checkpoints import (
 from speechbrain.utils.distributed import get_rank, run_on_main
 from speechbrain.utils.run_opts import RunOptions
 from steps import CheckedSteps
-from torch.utils.data import DataLoader
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.hparams import (
@@ -54,19 +52,8 @@ from speechbrain_rev.lobes.checkpoints import (
     is_end_of_epoch,
 )
 from speechbrain_rev.scoring import Trials, cosine_trials, eer, read_trials
-from speechbrain_rev.speech import (
-    ChunkDataset,
-    EpochBatchSampler,
-    GlobalRandomState,
-    WholeUtterances,
-    collate_chunks,
-    collate_whole,
-    read_manifest,
-)
+from speechbrain_rev.speech import GlobalRandomState
 from speechbrain_rev.whole_files import check_writable, write_whole
-
-# Validation must stay short next to an epoch, and memory grows with the length.
-VALID_SECONDS = 10
 
 
 @register_checkpoint_hooks
@@ -215,56 +202,6 @@ def write_hyperparams(text, settings, prepared):
         warnings.simplefilter("ignore", OptimizerWarning)
         text = resolve(path, {**settings, **counted})
     write_whole(path, text)
-
-
-def train_loader(hparams):
-    """Build the loader of training chunks."""
-    distributed = torch.distributed.is_initialized()
-    world_size = torch.distributed.get_world_size() if distributed else 1
-    utterances = read_manifest(Path(hparams["save_folder"], "train.csv"))
-    dataset = ChunkDataset(
-        utterances,
-        speaker_numbers(hparams["save_folder"]),
-        samples=round(hparams["sentence_len"] * hparams["sample_rate"]),
-        sample_rate=hparams["sample_rate"],
-        seed=hparams["seed"],
-    )
-    sampler = EpochBatchSampler(
-        len(utterances),
-        hparams["batch_size"],
-        steps=hparams["steps_per_epoch"],
-        seed=hparams["seed"],
-        rank=torch.distributed.get_rank() if distributed else 0,
-        world_size=world_size,
-    )
-    return DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        collate_fn=collate_chunks,
-        num_workers=hparams["num_workers"],
-        persistent_workers=hparams["num_workers"] > 0,
-        pin_memory=torch.cuda.is_available(),
-        # An iterator draws its workers' seed: not from the state that is checkpointed.
-        generator=torch.Generator(),
-    )
-
-
-def valid_loader(hparams, trials):
-    """Build the loader of whole utterances, one by one since lengths differ."""
-    folder = hparams["trials_folder" if hparams["valid_trials"] else "data_folder"]
-    dataset = WholeUtterances(
-        speech_root(folder),
-        trials.utterances,
-        sample_rate=hparams["sample_rate"],
-        max_samples=VALID_SECONDS * hparams["sample_rate"],
-    )
-    return DataLoader(
-        dataset,
-        batch_size=1,
-        collate_fn=collate_whole,
-        num_workers=hparams["num_workers"],
-        generator=torch.Generator(),
-    )
 
 
 def dry_run(brain, loader):
