@@ -47,7 +47,7 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         try:
             part.write(data)
             part.close()
-            os.chmod(part.name, _permissions(path))
+            os.chmod(part.name, permissions(path))
             os.replace(part.name, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -85,8 +85,26 @@ def check_writable(name: str, folder: str | Path) -> None:
         ) from error
 
 
-def _permissions(path: Path) -> int:
-    """Of the file that is replaced, or those that a new one would have."""
+def permissions(path: Path) -> int:
+    """Give those of the file that is replaced, or those that a new one would have.
+
+    Parameters
+    ----------
+    path : Path
+        The file, which need not be there.
+
+    Returns
+    -------
+    int
+        Bits as ``os.chmod`` takes them.
+
+    Examples
+    --------
+    >>> file = Path(tempfile.mkdtemp(), "private")
+    >>> file.touch(mode=0o600)
+    >>> oct(permissions(file))
+    '0o600'
+    """
     if path.exists():
         return path.stat().st_mode & 0o777
     mask = os.umask(0)

@@ -22,7 +22,7 @@ from speechbrain_rev.cli import run_script
 from speechbrain_rev.inference import SpeakerEmbedder, embed_into
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.scoring import read_trials
-from speechbrain_rev.speech import read_manifest
+from speechbrain_rev.speech import audio_exists, read_manifest
 
 TRIALS, COHORT = "embeddings/trials.npz", "embeddings/cohort.npz"
 
@@ -42,7 +42,7 @@ def trial_files(trial_lists: Sequence[Path], root: Path) -> dict[str, Path]:
     """Find the audio of every utterance of the trial lists."""
     names = (name for path in trial_lists for name in read_trials(path).utterances)
     files = {name: root / name for name in names}
-    missing = [file for file in files.values() if not file.exists()]
+    missing = [file for file in files.values() if not audio_exists(file)]
     if missing:
         raise ValueError(
             f"{len(missing)} of the {len(files)} utterances of the trial lists are "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from speechbrain_rev.speech.packed import find_packed
 from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
 
 LAYOUTS = ("wav", "dev/wav", "dev/aac", "aac", ".")
@@ -57,4 +58,8 @@ def speaker_of(name: str) -> str:
 def audio_below(root: Path) -> Iterable[Path]:
     """Find audio in session folders of speaker folders."""
     pattern = "*/*/*"
+    if found := find_packed(root):
+        packed, name = found
+        paths = (Path(packed.folder, inside) for inside in packed.below(name))
+        return (p for p in paths if len(p.relative_to(root).parts) == 3)
     return (p for p in root.glob(pattern) if p.suffix.lower() in AUDIO_SUFFIXES)

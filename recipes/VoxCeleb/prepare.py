@@ -1,6 +1,15 @@
-"""List the training utterances of a folder in VoxCeleb's layout.
+"""List the training utterances of a folder in VoxCeleb's layout, or pack a folder.
 
-Writes into the run's save folder, never into the data folder:
+python recipes/VoxCeleb/prepare.py FILE [--key=value ...]
+python recipes/VoxCeleb/prepare.py --pack FOLDER PACKED [--sample_rate=16000]
+    [--bad_files=refuse|drop] [--first_channel]
+
+The second packs audio (speech, noise or room responses) into the folder PACKED, whose
+name ends in .packed: 16-bit samples in one file, and an index. It stands wherever FOLDER
+stood (data_folder, noise_folder, rir_folder, trials_folder), is read many times faster,
+and needs FOLDER no more. Interrupted, it goes on when the same command is given again.
+
+The first does what train.py does before a training, with the same settings. It writes into the run's save folder, never into the data folder:
 
 - train.csv: the training manifest (ID, wav, samples, spk_id)
 - valid_trials.txt: trials between held-out speakers, if any are held out
@@ -8,31 +17,34 @@ Writes into the run's save folder, never into the data folder:
 - bad_files.txt: files that cannot be used, and why
 - prepared.json: the settings; with the same settings again, nothing is done, and
   with others, once there are checkpoints, it is refused: speakers keep their numbers
-
-It is called by train.py, with the settings of the hyperparameter file.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import logging
 import os
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from layout import audio_below, speaker_of, speech_root
+from packing import pack
 from speech_files import check_files, report_problems
 from speechbrain.dataio.encoder import CategoricalEncoder
 from tqdm import tqdm
 from validation import held_out_speakers, validation_lines
 
+from speechbrain_rev.cli import run_script
+from speechbrain_rev.hparams import compose, plain_settings
 from speechbrain_rev.scoring import Trials, read_trials
-from speechbrain_rev.speech import write_manifest
+from speechbrain_rev.speech import audio_exists, write_manifest
 from speechbrain_rev.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -306,7 +318,7 @@ def _missing_audio(trials: Trials, folder: str) -> str | None:
         return str(error)
     paths = [root / name for name in trials.utterances]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        there = pool.map(os.path.isfile, paths)
+        there = pool.map(audio_exists, paths)
         missing = [
             path for path, is_file in zip(paths, there, strict=True) if not is_file
         ]
@@ -355,3 +367,30 @@ def _existing(path: str | Path) -> Path:
     if not Path(path).is_file():
         raise ValueError(f"The list {path} does not exist.")
     return Path(path)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or {"-h", "--help"} & set(argv):
+        print(__doc__)
+    elif "--pack" in argv:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--pack", nargs=2, type=Path, metavar=("FOLDER", "PACKED"))
+        parser.add_argument("--sample_rate", type=int, default=16000)
+        parser.add_argument("--bad_files", choices=("refuse", "drop"), default="refuse")
+        parser.add_argument("--first_channel", action="store_true")
+        options = parser.parse_args(argv)
+        pack(
+            *options.pack,
+            sample_rate=options.sample_rate,
+            drop=options.bad_files == "drop",
+            first_channel=options.first_channel,
+        )
+    else:
+        settings = plain_settings(compose(argv).text)
+        print(prepare(Settings.of(settings), settings["save_folder"]).in_words())
+
+
+if __name__ == "__main__":
+    run_script(main)

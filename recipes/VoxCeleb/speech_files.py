@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
-from speechbrain_rev.speech import Utterance, audio_info, read_audio
+from speechbrain_rev.speech import (
+    Utterance,
+    audio_info,
+    read_audio,
+    read_first_channel,
+)
 from speechbrain_rev.whole_files import write_whole
 
 #: Below, a whole utterance is taken for silence: 6 steps of 16 bit.
@@ -84,7 +90,10 @@ def check_files(
 
     def checked(row: tuple[str, str]) -> Utterance | Problem:
         speaker, name = row
-        return _checked(speaker, name, root, sample_rate, whole)
+        read = read_checked(root / name, sample_rate=sample_rate, whole=whole)
+        if isinstance(read, Problem):
+            return read
+        return Utterance(name.rsplit(".", 1)[0], str(root / name), read[0], speaker)
 
     usable: dict[str, dict[str, Utterance]] = defaultdict(dict)
     problems, seen = [], set()
@@ -173,34 +182,58 @@ def report_problems(
     )
 
 
-def _checked(
-    speaker: str, name: str, root: Path, sample_rate: int, whole: bool
-) -> Utterance | Problem:
-    path = root / name
+def read_checked(
+    path: Path, *, sample_rate: int, whole: bool, first_channel: bool = False
+) -> tuple[int, torch.Tensor | None] | Problem:
+    """Read a file as far as it is to be looked at, or say what is wrong with it.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    sample_rate : int
+        That it must have, Hz.
+    whole : bool
+        Whether it is decoded, or its header read only.
+    first_channel : bool
+        Whether of several channels the first is taken (otherwise they are a problem).
+
+    Returns
+    -------
+    samples : int
+        Its length.
+    wav : torch.Tensor, [samples], or None
+        What was decoded.
+    Problem
+        If it cannot be used.
+    """
     try:
         info = audio_info(path)
-        wav = None
-        if whole and info.samples:
-            wav = read_audio(path, sample_rate=info.sample_rate, mix_channels=True)
+        several = info.channels != 1
+        if info.sample_rate != sample_rate:
+            words = (
+                f"{path} has {info.sample_rate} samples per second, not {sample_rate}"
+            )
+            return Problem(Wrong.RATE, str(path), words)
+        if several and not first_channel:
+            return Problem(
+                Wrong.CHANNELS, str(path), f"{path} has {info.channels} channels"
+            )
+        if not info.samples:
+            return Problem(Wrong.EMPTY, str(path), f"{path} holds none")
+        if not whole:
+            return info.samples, None
+        read = read_first_channel if several else read_audio
+        wav = read(path, sample_rate=sample_rate)
     except (ValueError, OSError) as error:
         return Problem(Wrong.UNREADABLE, str(path), str(error))
-    if info.sample_rate != sample_rate:
-        words = f"{path} has {info.sample_rate} samples per second, not {sample_rate}"
-        return Problem(Wrong.RATE, str(path), words)
-    if info.channels != 1:
-        words = f"{path} has {info.channels} channels"
-        return Problem(Wrong.CHANNELS, str(path), words)
-    if not info.samples:
-        return Problem(Wrong.EMPTY, str(path), f"{path} holds none")
-    if wav is not None:
-        if len(wav) < info.samples:
-            words = f"{path} has {len(wav)} of the {info.samples} samples that it says"
-            return Problem(Wrong.UNREADABLE, str(path), words)
-        if not bool(wav.isfinite().all()):
-            place = int((~wav.isfinite()).nonzero()[0]) / sample_rate
-            words = f"{path}, first at {place:.2f} s"
-            return Problem(Wrong.NOT_FINITE, str(path), words)
-        if float(wav.abs().max()) < SILENCE:
-            words = f"{path} is at most {float(wav.abs().max()):.1e} loud"
-            return Problem(Wrong.SILENT, str(path), words)
-    return Utterance(name.rsplit(".", 1)[0], str(path), info.samples, speaker)
+    if len(wav) < info.samples:
+        words = f"{path} has {len(wav)} of the {info.samples} samples that it says"
+        return Problem(Wrong.UNREADABLE, str(path), words)
+    if not bool(wav.isfinite().all()):
+        place = int((~wav.isfinite()).nonzero()[0]) / sample_rate
+        return Problem(Wrong.NOT_FINITE, str(path), f"{path}, first at {place:.2f} s")
+    if float(wav.abs().max()) < SILENCE:
+        words = f"{path} is at most {float(wav.abs().max()):.1e} loud"
+        return Problem(Wrong.SILENT, str(path), words)
+    return info.samples, wav

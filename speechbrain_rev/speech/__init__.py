@@ -4,16 +4,15 @@ from .augmentation import SpeakerAugment, add_noise, reverberate
 from .dataset import (
     ChunkBatch,
     ChunkDataset,
-    Utterance,
     WholeUtterances,
     collate_chunks,
     collate_whole,
-    read_manifest,
     repeat_to,
-    write_manifest,
 )
+from .manifest import Manifest, Utterance, read_manifest, write_manifest
 from .reading import (
     AudioInfo,
+    audio_exists,
     audio_files,
     audio_info,
     read_audio,
@@ -28,10 +27,12 @@ __all__ = [
     "ChunkDataset",
     "EpochBatchSampler",
     "GlobalRandomState",
+    "Manifest",
     "SpeakerAugment",
     "Utterance",
     "WholeUtterances",
     "add_noise",
+    "audio_exists",
     "audio_files",
     "audio_info",
     "collate_chunks",

@@ -1,11 +1,9 @@
-"""The training manifest, and random chunks of the utterances in it."""
+"""Random chunks of the utterances of a manifest, and whole utterances."""
 
 from __future__ import annotations
 
-import csv
-import os
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,93 +11,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from .manifest import Manifest, Utterance
 from .reading import read_audio
 from .seeding import generator
 
 # Files that are drawn in the place of one that cannot be read, and itself.
 _TRIES = 10
-
-
-# A million of them are in memory while a manifest is read: no dictionary each.
-@dataclass(frozen=True, slots=True)
-class Utterance:
-    """A row of a manifest.
-
-    Attributes
-    ----------
-    ID : str
-        Unique name.
-    wav : str
-        Path of the audio file.
-    samples : int
-        Length in samples.
-    spk_id : str
-        The speaker's name.
-    """
-
-    ID: str
-    wav: str
-    samples: int
-    spk_id: str
-
-
-def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
-    """Write a manifest as CSV, whole or not at all.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file to write.
-    utterances : iterable of Utterance
-    """
-    part = Path(f"{path}.part")
-    with part.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(field.name for field in fields(Utterance))
-        rows.writerows(astuple(utterance) for utterance in utterances)
-    os.replace(part, path)
-
-
-def read_manifest(path: str | Path) -> list[Utterance]:
-    """Read a manifest.
-
-    Parameters
-    ----------
-    path : str or Path
-        A CSV file with the columns ID, wav, samples, spk_id.
-
-    Returns
-    -------
-    list of Utterance
-
-    Raises
-    ------
-    ValueError
-        If it is missing, empty or has other columns.
-
-    Example
-    -------
-    >>> path = getfixture("tmp_path") / "train.csv"
-    >>> write_manifest(path, [Utterance("id1/a/1", "wav/id1/a/1.wav", 16000, "id1")])
-    >>> read_manifest(path)[0].samples
-    16000
-    """
-    if not Path(path).is_file():
-        raise ValueError(f"There is no manifest {path}. Prepare the data first.")
-    wanted = [field.name for field in fields(Utterance)]
-    with Path(path).open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        if rows.fieldnames is None or not set(wanted) <= set(rows.fieldnames):
-            raise ValueError(
-                f"{path} has the columns {rows.fieldnames}; it needs {wanted}."
-            )
-        utterances = [
-            Utterance(row["ID"], row["wav"], int(row["samples"]), row["spk_id"])
-            for row in rows
-        ]
-    if not utterances:
-        raise ValueError(f"{path} lists no utterance.")
-    return utterances
 
 
 @dataclass
@@ -167,7 +84,7 @@ class ChunkDataset(Dataset):
 
     Parameters
     ----------
-    utterances : sequence of Utterance
+    utterances : Manifest or sequence of Utterance
         The training set.
     speaker_numbers : mapping
         Number of each speaker.
@@ -181,28 +98,27 @@ class ChunkDataset(Dataset):
 
     def __init__(
         self,
-        utterances: list[Utterance],
-        speaker_numbers: dict[str, int],
+        utterances: Sequence[Utterance],
+        speaker_numbers: Mapping[str, int],
         *,
         samples: int,
         sample_rate: int = 16000,
         seed: int = 0,
     ) -> None:
-        # Arrays, not objects: touching an object's reference count in a worker copies
-        # its memory page, for a million utterances in every worker.
-        self._paths = np.array([os.fsencode(u.wav) for u in utterances])
-        self._lengths = np.array([u.samples for u in utterances], dtype=np.int64)
-        self._speakers = np.array([speaker_numbers[u.spk_id] for u in utterances])
+        self.manifest = Manifest.of(utterances)
+        self._numbers = np.array(
+            [speaker_numbers[name] for name in self.manifest.speaker_names]
+        )
         self.samples = samples
         self.sample_rate = sample_rate
         self.seed = seed
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.manifest)
 
     def path_of(self, index: int) -> str:
         """Give the file of an utterance."""
-        return os.fsdecode(self._paths[index])
+        return self.manifest.paths[index]
 
     def __getitem__(self, place: tuple[int, int]) -> Chunk:
         """Read one chunk.
@@ -227,7 +143,8 @@ class ChunkDataset(Dataset):
         while len(unread) < _TRIES:
             wav = self._read(epoch, index)
             if isinstance(wav, torch.Tensor):
-                return Chunk(wav, int(self._speakers[index]), tuple(unread))
+                number = self._numbers[self.manifest.speakers[index]]
+                return Chunk(wav, int(number), tuple(unread))
             unread.append((self.path_of(index), wav))
             draws = generator("instead", self.seed, epoch, first, len(unread))
             index = int(torch.randint(len(self), (), generator=draws))
@@ -238,20 +155,21 @@ class ChunkDataset(Dataset):
 
     def _read(self, epoch: int, index: int) -> torch.Tensor | str:
         """Read a chunk, or say why that cannot be done."""
-        spare = max(0, int(self._lengths[index]) - self.samples)
+        path, length = self.path_of(index), int(self.manifest.samples[index])
+        spare = max(0, length - self.samples)
         draws = generator("chunk", self.seed, epoch, index)
         start = int(torch.randint(spare + 1, (), generator=draws))
         try:
             wav = read_audio(
-                self.path_of(index),
+                path,
                 sample_rate=self.sample_rate,
                 start=start,
                 samples=self.samples,
             )
         except (ValueError, OSError) as error:
             return str(error)
-        if len(wav) < min(self.samples, int(self._lengths[index]) - start):
-            return f"{self.path_of(index)} is shorter than it was when it was listed"
+        if len(wav) < min(self.samples, length - start):
+            return f"{path} is shorter than it was when it was listed"
         return repeat_to(wav, self.samples)
 
 
@@ -283,7 +201,9 @@ def repeat_to(wav: torch.Tensor, samples: int) -> torch.Tensor:
     """
     if not len(wav):
         raise ValueError("An utterance without samples cannot be used: leave it out.")
-    return wav.repeat(-(-samples // len(wav)))[:samples]
+    if len(wav) < samples:
+        wav = wav.repeat(-(-samples // len(wav)))
+    return wav[:samples]
 
 
 class WholeUtterances(Dataset):

@@ -13,6 +13,8 @@ from pathlib import Path
 import soundfile
 import torch
 
+from .packed import find_packed
+
 AUDIO_SUFFIXES = (".wav", ".flac")
 # Writers of streams, whose end is not known, put no size, or this or more
 # (0x7FFFF000 sox, 0x80000000 arecord, 0xFFFFFFFF ffmpeg).
@@ -50,7 +52,7 @@ def audio_info(path: str | Path) -> AudioInfo:
     Parameters
     ----------
     path : str or Path
-        WAV, FLAC or another format that libsndfile knows.
+        WAV, FLAC or another format that libsndfile knows, or a file of a packed folder.
 
     Returns
     -------
@@ -62,6 +64,9 @@ def audio_info(path: str | Path) -> AudioInfo:
         If the file cannot be read as audio or a WAV file is cut short; it names the
         file.
     """
+    if found := find_packed(path):
+        packed, name = found
+        return AudioInfo(packed.length(name), packed.sample_rate, channels=1)
     try:
         info = soundfile.info(str(path))
     except _REFUSALS as error:
@@ -125,7 +130,8 @@ def read_audio(
             f"{path} has {values.shape[1]} channels, but one is expected. Convert the "
             "files (for example: sox IN OUT remix -)."
         )
-    return values.mean(dim=1)
+    # The mean of one channel would be a copy of it.
+    return values[:, 0] if values.shape[1] == 1 else values.mean(dim=1)
 
 
 def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
@@ -154,13 +160,30 @@ def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
     return values[:, 0].contiguous()
 
 
+def audio_exists(path: str | Path) -> bool:
+    """Tell whether there is such a file, in a folder or in a packed one.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    bool
+    """
+    if found := find_packed(path):
+        packed, name = found
+        return name in packed
+    return Path(path).is_file()
+
+
 def audio_files(folder: str | Path) -> list[Path]:
     """All WAV and FLAC files below a folder, in sorted order.
 
     Parameters
     ----------
     folder : str or Path
-        Searched at any depth.
+        Searched at any depth; or a packed folder.
 
     Returns
     -------
@@ -172,6 +195,9 @@ def audio_files(folder: str | Path) -> list[Path]:
         If the folder does not exist or holds no such file.
     """
     folder = Path(folder)
+    if found := find_packed(folder):
+        packed, name = found
+        return sorted(Path(packed.folder, inside) for inside in packed.below(name))
     if not folder.is_dir():
         raise ValueError(
             f"There is no folder {folder}. Give one with WAV or FLAC files."
@@ -189,6 +215,10 @@ def _decode(
     path: str | Path, start: int, samples: int | None
 ) -> tuple[torch.Tensor, int]:
     """Decode a range: float32 [samples, channels], and the file's rate."""
+    if found := find_packed(path):
+        packed, name = found
+        read = torch.from_numpy(packed.read(name, start, samples))
+        return read.unsqueeze(1), packed.sample_rate
     try:
         with soundfile.SoundFile(str(path)) as audio:
             audio.seek(min(start, audio.frames))

@@ -53,8 +53,8 @@ PUBLIC = {
     },
     "speech": {
         "AudioInfo", "ChunkBatch", "ChunkDataset", "EpochBatchSampler",
-        "GlobalRandomState", "SpeakerAugment", "Utterance", "WholeUtterances",
-        "add_noise", "audio_files", "audio_info", "collate_chunks", "collate_whole",
+        "GlobalRandomState", "Manifest", "SpeakerAugment", "Utterance", "WholeUtterances",
+        "add_noise", "audio_exists", "audio_files", "audio_info", "collate_chunks", "collate_whole",
         "generator", "read_audio", "read_first_channel", "read_manifest", "repeat_to",
         "reverberate", "write_manifest",
     },

@@ -10,8 +10,6 @@ from speechbrain_rev.speech import (
     audio_info,
     collate_chunks,
     read_audio,
-    read_manifest,
-    write_manifest,
 )
 from tests.corpus import write_corpus
 
@@ -89,29 +87,6 @@ def test_whole_utterances_are_cut_only_where_they_are_too_long(utterances):
     assert long[2][0] == names[2]
     assert torch.equal(long[2][1], read_audio(names[2], sample_rate=16000))
     assert len(short[2][1]) == 100
-
-
-def test_a_manifest_comes_back_as_written(tmp_path, utterances):
-    odd = Utterance('a,"b"', "with space/and ü.wav", 7, "id 1")
-    write_manifest(tmp_path / "train.csv", [*utterances, odd])
-    assert read_manifest(tmp_path / "train.csv") == [*utterances, odd]
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (None, "no manifest"),
-        ("ID,wav,spk_id\n", "it needs .*samples"),
-        ("ID,wav,samples,spk_id\n", "lists no utterance"),
-        ("", "columns None"),
-    ],
-)
-def test_an_unusable_manifest_is_refused_by_name(tmp_path, content, named):
-    path = tmp_path / "train.csv"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ValueError, match=named):
-        read_manifest(path)
 
 
 def test_in_the_place_of_a_file_that_cannot_be_read_is_another_one(

@@ -1,0 +1,81 @@
+"""Packing a folder of audio into one file, which is read many times faster."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from speech_files import Problem, read_checked, report_problems
+from tqdm import tqdm
+
+from speechbrain_rev.speech import audio_files
+from speechbrain_rev.speech.packing import Packing
+
+BAD_FILES = "bad_files.txt"
+# Files that are decoded ahead of what is written.
+_AHEAD = 256
+
+
+def pack(
+    source: Path,
+    packed: Path,
+    *,
+    sample_rate: int,
+    drop: bool = False,
+    first_channel: bool = False,
+) -> None:
+    """Pack all WAV and FLAC files below a folder; what was begun goes on.
+
+    Parameters
+    ----------
+    source : Path
+        A folder of speech, noise or room responses.
+    packed : Path
+        The packed folder, whose name ends in ``.packed``.
+    sample_rate : int
+        That the files must have, Hz.
+    drop : bool
+        Whether files that cannot be used are left out, and not refused.
+    first_channel : bool
+        Whether of several channels the first is taken.
+
+    Raises
+    ------
+    ValueError
+        If there is no such folder, the packed one is there already, or files cannot be
+        used: those that can stay packed for the next time.
+    """
+    files = audio_files(source)
+
+    def read(path: Path) -> torch.Tensor | Problem:
+        found = read_checked(
+            path, sample_rate=sample_rate, whole=True, first_channel=first_channel
+        )
+        if isinstance(found, Problem):
+            return found
+        wav = found[1]
+        assert wav is not None
+        return wav
+
+    problems: list[Problem] = []
+    with (
+        Packing(packed, source=str(source.resolve()), sample_rate=sample_rate) as made,
+        ThreadPoolExecutor() as pool,
+        tqdm(total=len(files), desc="packing", unit="file") as bar,
+    ):
+        left = [f for f in files if f.relative_to(source).as_posix() not in made]
+        bar.update(len(files) - len(left))
+        for begin in range(0, len(left), _AHEAD):
+            ahead = left[begin : begin + _AHEAD]
+            for path, wav in zip(ahead, pool.map(read, ahead), strict=True):
+                if isinstance(wav, Problem):
+                    problems.append(wav)
+                else:
+                    made.add(path.relative_to(source).as_posix(), wav)
+                bar.update()
+        report_problems(problems, len(files), packed / BAD_FILES, drop=drop)
+        if not len(made):
+            raise ValueError(f"No file below {source} can be used: nothing is packed.")
+        made.finish()
+    print(f"{packed}: {len(made)} files. Give it in the place of {source}.")

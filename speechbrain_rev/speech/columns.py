@@ -1,0 +1,188 @@
+"""Texts and numbers of millions of rows, mapped into memory from one file.
+
+Processes that map the same file share it, and only what they touch is in memory. An
+object for each row would cost hundreds of bytes of it in every process that reads.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from speechbrain_rev.whole_files import permissions
+
+
+class TextColumn(Sequence[str]):
+    """Texts, one behind another in an array of bytes.
+
+    Parameters
+    ----------
+    data : numpy.ndarray, [bytes], uint8
+        The texts as names of files are encoded.
+    ends : numpy.ndarray, [texts], int64
+        Where each ends.
+
+    Raises
+    ------
+    ValueError
+        If the ends are not those of texts in these bytes.
+
+    Example
+    -------
+    >>> column = TextColumn.of(["id1/a", "id1/b"])
+    >>> column[1], column.place_of("id1/b"), column.place_of("id2/a")
+    ('id1/b', 1, None)
+    """
+
+    def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
+        last = int(ends[-1]) if len(ends) else 0
+        if last != len(data) or (np.diff(ends, prepend=0) < 0).any():
+            raise ValueError(f"the ends of texts do not fit their {len(data)} bytes")
+        self.data, self.ends = data, ends
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> TextColumn:
+        """Make a column of texts."""
+        growing = GrowingTexts()
+        for text in texts:
+            growing.append(text)
+        return growing.column()
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return os.fsdecode(self._encoded(range(len(self))[index]))
+
+    def place_of(self, text: str) -> int | None:
+        """Find a text among sorted ones; None where it is not there."""
+        place = self.first_from(text)
+        there = place < len(self) and self._encoded(place) == os.fsencode(text)
+        return place if there else None
+
+    def first_from(self, text: str) -> int:
+        """Find the first of sorted texts that is this one or behind it."""
+        return bisect_left(range(len(self)), os.fsencode(text), key=self._encoded)
+
+    def _encoded(self, index: int) -> bytes:
+        begin = self.ends[index - 1] if index else 0
+        return self.data[begin : self.ends[index]].tobytes()
+
+
+class GrowingTexts:
+    """Texts to which others are added, one by one.
+
+    Example
+    -------
+    >>> texts = GrowingTexts()
+    >>> texts.append("a.wav")
+    >>> list(texts.column())
+    ['a.wav']
+    """
+
+    def __init__(self) -> None:
+        self._data, self._ends = bytearray(), array("q")
+
+    def append(self, text: str) -> None:
+        """Add a text behind the others."""
+        self._data += os.fsencode(text)
+        self._ends.append(len(self._data))
+
+    def column(self) -> TextColumn:
+        """Give them as a column; nothing can be added any more."""
+        data = np.frombuffer(self._data, np.uint8)
+        return TextColumn(data, np.frombuffer(self._ends, np.int64))
+
+
+def save_columns(
+    path: str | Path,
+    columns: Mapping[str, TextColumn | NDArray[np.generic]],
+    about: Mapping[str, str],
+) -> None:
+    """Write columns into a file that takes the place of an earlier one in one step.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file, in the safetensors format.
+    columns : mapping of str to TextColumn or numpy.ndarray
+        By name.
+    about : mapping of str to str
+        What else is to be said of them.
+    """
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for name, column in columns.items():
+        if isinstance(column, TextColumn):
+            arrays[f"{name}.bytes"], arrays[f"{name}.ends"] = column.data, column.ends
+        else:
+            arrays[name] = column
+    with tempfile.TemporaryDirectory(dir=Path(path).parent, suffix=".part") as folder:
+        part = Path(folder, "columns")
+        save_file(arrays, part, dict(about))
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.chmod(permissions(Path(path)))
+        part.replace(path)
+
+
+def map_columns(
+    path: str | Path,
+) -> tuple[dict[str, TextColumn | NDArray[np.generic]], dict[str, str]]:
+    """Map what ``save_columns`` wrote into memory.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+
+    Returns
+    -------
+    columns : dict of str to TextColumn or numpy.ndarray
+        By name. They are read where they are touched.
+    about : dict of str to str
+        What else was said of them.
+
+    Raises
+    ------
+    ValueError
+        If it is no such file, or a damaged one.
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "some.columns"
+    >>> save_columns(path, {"wav": TextColumn.of(["a.wav"])}, {"rate": "16000"})
+    >>> columns, about = map_columns(path)
+    >>> columns["wav"][0], about
+    ('a.wav', {'rate': '16000'})
+    """
+    try:
+        # "pt" alone maps the file; "numpy" would read it.
+        with safetensors.safe_open(path, framework="pt") as stored:
+            about = stored.metadata() or {}
+            arrays = {name: stored.get_tensor(name).numpy() for name in stored.keys()}  # noqa: SIM118
+        columns: dict[str, TextColumn | NDArray[np.generic]] = {}
+        for name, array in arrays.items():
+            text, _, part = name.rpartition(".")
+            if part == "bytes":
+                columns[text] = TextColumn(array, arrays[f"{text}.ends"])
+            elif part != "ends":
+                columns[name] = array
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}). Delete it.") from error
+    return columns, about

@@ -1,0 +1,235 @@
+"""The training manifest: a CSV file for people, and its rows mapped into memory."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any, cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .columns import GrowingTexts, TextColumn, map_columns, save_columns
+
+#: What is behind the name of a manifest in that of its mapped form.
+MAPPED = ".columns"
+_BLOCK_BYTES = 2**20
+
+
+# A million of them are in memory while data are prepared: no dictionary each.
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """A row of a manifest.
+
+    Attributes
+    ----------
+    ID : str
+        Unique name.
+    wav : str
+        Path of the audio file.
+    samples : int
+        Length in samples.
+    spk_id : str
+        The speaker's name.
+    """
+
+    ID: str
+    wav: str
+    samples: int
+    spk_id: str
+
+
+class Manifest(Sequence[Utterance]):
+    """Utterances in columns; a million of them cost a process what it touches of them.
+
+    Parameters
+    ----------
+    names, paths : TextColumn
+        Of each utterance.
+    samples : numpy.ndarray, [utterances], int64
+        Lengths in samples.
+    speakers : numpy.ndarray, [utterances], int32
+        Who speaks: a place in ``speaker_names``.
+    speaker_names : TextColumn
+        The speakers in the order in which they occur.
+
+    Example
+    -------
+    >>> manifest = Manifest.of([Utterance("id1/a", "wav/id1/a.wav", 16000, "id1")])
+    >>> len(manifest), manifest[0].wav
+    (1, 'wav/id1/a.wav')
+    """
+
+    def __init__(
+        self,
+        names: TextColumn,
+        paths: TextColumn,
+        samples: NDArray[np.int64],
+        speakers: NDArray[np.int32],
+        speaker_names: TextColumn,
+    ) -> None:
+        self.names, self.paths, self.samples = names, paths, samples
+        self.speakers, self.speaker_names = speakers, speaker_names
+        self._mapped_from: Path | None = None
+
+    @classmethod
+    def of(cls, utterances: Iterable[Utterance]) -> Manifest:
+        """Put utterances into columns; those of a manifest are there already."""
+        if isinstance(utterances, cls):
+            return utterances
+        names, paths, speaker_names = GrowingTexts(), GrowingTexts(), GrowingTexts()
+        samples, speakers = array("q"), array("i")
+        numbers: dict[str, int] = {}
+        for utterance in utterances:
+            names.append(utterance.ID)
+            paths.append(utterance.wav)
+            samples.append(utterance.samples)
+            if utterance.spk_id not in numbers:
+                numbers[utterance.spk_id] = len(numbers)
+                speaker_names.append(utterance.spk_id)
+            speakers.append(numbers[utterance.spk_id])
+        return cls(
+            names.column(),
+            paths.column(),
+            np.frombuffer(samples, np.int64),
+            np.frombuffer(speakers, np.int32),
+            speaker_names.column(),
+        )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> Utterance: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Utterance]: ...
+    def __getitem__(self, index: int | slice) -> Utterance | list[Utterance]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return Utterance(
+            self.names[index],
+            self.paths[index],
+            int(self.samples[index]),
+            self.speaker_names[int(self.speakers[index])],
+        )
+
+    def save(self, path: str | Path, about: dict[str, str]) -> None:
+        """Write the columns into a file that can be mapped."""
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        save_columns(path, columns, about)
+
+    @classmethod
+    def mapped(cls, path: str | Path) -> tuple[Manifest, dict[str, str]]:
+        """Map what ``save`` wrote into memory, and give what was said of it."""
+        columns, about = map_columns(path)
+        if set(columns) != set(_COLUMNS):
+            raise ValueError(
+                f"{path} has the columns {sorted(columns)}, not {sorted(_COLUMNS)}. "
+                "Delete it."
+            )
+        manifest = cls(*(cast(Any, columns[name]) for name in _COLUMNS))
+        manifest._mapped_from = Path(path)
+        return manifest, about
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # A worker that is not forked maps the same file, and is sent no copy of it.
+        if self._mapped_from is not None:
+            return _mapped, (self._mapped_from,)
+        return Manifest, tuple(getattr(self, name) for name in _COLUMNS)
+
+
+_COLUMNS = "names", "paths", "samples", "speakers", "speaker_names"
+
+
+def _mapped(path: Path) -> Manifest:
+    return Manifest.mapped(path)[0]
+
+
+def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
+    """Write a manifest as CSV, whole or not at all, and its mapped form beside it.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file to write.
+    utterances : iterable of Utterance
+    """
+    part = Path(f"{path}.part")
+    with part.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(field.name for field in fields(Utterance))
+        rows.writerows(astuple(utterance) for utterance in utterances)
+    os.replace(part, path)
+    read_manifest(path)
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """Read a manifest: map its rows into memory.
+
+    They are in a file beside it, which is made anew when the manifest has changed.
+
+    Parameters
+    ----------
+    path : str or Path
+        A CSV file with the columns ID, wav, samples, spk_id.
+
+    Returns
+    -------
+    Manifest
+
+    Raises
+    ------
+    ValueError
+        If it is missing, empty or has other columns.
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "train.csv"
+    >>> write_manifest(path, [Utterance("id1/a/1", "wav/id1/a/1.wav", 16000, "id1")])
+    >>> read_manifest(path)[0].samples
+    16000
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"There is no manifest {path}. Prepare the data first.")
+    mapped, digest = Path(f"{path}{MAPPED}"), _digest(path)
+    if mapped.is_file():
+        manifest, about = Manifest.mapped(mapped)
+        if about.get("manifest") == digest:
+            return manifest
+    Manifest.of(_rows(path)).save(mapped, {"manifest": digest})
+    manifest, _ = Manifest.mapped(mapped)
+    return manifest
+
+
+def _rows(path: str | Path) -> Iterator[Utterance]:
+    wanted = [field.name for field in fields(Utterance)]
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        if rows.fieldnames is None or not set(wanted) <= set(rows.fieldnames):
+            raise ValueError(
+                f"{path} has the columns {rows.fieldnames}; it needs {wanted}."
+            )
+        for row in rows:
+            try:
+                samples = int(row["samples"])
+            except (ValueError, TypeError):
+                raise ValueError(
+                    f"{path}, line {rows.line_num}: samples is {row['samples']!r}; it "
+                    "must be the length of the utterance in samples."
+                ) from None
+            yield Utterance(row["ID"], row["wav"], samples, row["spk_id"])
+        if rows.line_num < 2:
+            raise ValueError(f"{path} lists no utterance.")
+
+
+def _digest(path: str | Path) -> str:
+    digest = hashlib.blake2b()
+    with Path(path).open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,179 @@
+"""Audio of a whole folder in one file of 16-bit samples, with an index.
+
+A packed folder has a name that ends in ``.packed`` and stands wherever a folder of WAV
+and FLAC files may stand: ``corpus.packed/id1/a/1.wav`` is the path of a file in it. Its
+index is mapped into memory. Samples are read by position and not mapped: where a disk
+fails, a mapping ends the process, and reading is an error that can be met.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .columns import TextColumn, map_columns
+
+SUFFIX = ".packed"
+SAMPLES, INDEX, JOURNAL = "samples.int16", "index.columns", "unfinished.jsonl"
+#: Of the index; a reader refuses others.
+VERSION = "1"
+SAMPLE_BYTES = 2
+
+
+class PackedAudio:
+    """Audio files of one channel and one rate, as ``speech.packing`` packed them.
+
+    Parameters
+    ----------
+    folder : str
+        The packed folder.
+
+    Raises
+    ------
+    ValueError
+        If it is not there, unfinished, damaged or of another version.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        index, samples = Path(folder, INDEX), Path(folder, SAMPLES)
+        if Path(folder, JOURNAL).exists():
+            raise ValueError(
+                f"{folder} is not packed to its end. Give the command that packs it once "
+                "more: it goes on where it was."
+            )
+        if not index.is_file() or not samples.is_file():
+            raise ValueError(
+                f"{folder} is no packed folder: it has no {INDEX} or no {SAMPLES}. Make "
+                "it with recipes/VoxCeleb/prepare.py --pack FOLDER PACKED."
+            )
+        columns, about = map_columns(index)
+        if about.get("version") != VERSION:
+            raise ValueError(
+                f"{index} is of version {about.get('version')}, not {VERSION}. Pack the "
+                "folder again."
+            )
+        # Sorted by name.
+        self.names = cast(TextColumn, columns["names"])
+        self._begins = cast("NDArray[np.int64]", columns["begins"])
+        self._lengths = cast("NDArray[np.int64]", columns["lengths"])
+        self._scales = cast("NDArray[np.float32]", columns["scales"])
+        self.sample_rate = int(about["sample_rate"])
+        wanted = int(about["samples"]) * SAMPLE_BYTES
+        if samples.stat().st_size != wanted:
+            raise ValueError(
+                f"{samples} has {samples.stat().st_size} bytes, not {wanted}: it is cut "
+                "short. Copy or pack it again."
+            )
+        self._file = os.open(samples, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+    def __contains__(self, name: str) -> bool:
+        return self.names.place_of(name) is not None
+
+    def length(self, name: str) -> int:
+        """Give the length of a file in samples."""
+        return int(self._lengths[self._place(name)])
+
+    def read(self, name: str, start: int, samples: int | None) -> NDArray[np.float32]:
+        """Read a range of a file.
+
+        Parameters
+        ----------
+        name : str
+            The file, relative to the folder that was packed.
+        start : int
+            First sample.
+        samples : int or None
+            How many, or all that follow.
+
+        Returns
+        -------
+        numpy.ndarray, [samples]
+            Fewer where the file ends before.
+
+        Raises
+        ------
+        ValueError
+            If there is no such file, or the samples end before it does.
+        """
+        place = self._place(name)
+        length = int(self._lengths[place])
+        start = min(start, length)
+        count = length - start if samples is None else min(samples, length - start)
+        begin = SAMPLE_BYTES * (int(self._begins[place]) + start)
+        data = os.pread(self._file, SAMPLE_BYTES * count, begin)
+        if len(data) != SAMPLE_BYTES * count:
+            raise ValueError(f"{self.folder}/{name}: {SAMPLES} ends before it does")
+        values = np.frombuffer(data, "<i2")
+        return np.multiply(values, self._scales[place], dtype=np.float32)
+
+    def below(self, folder: str) -> Iterator[str]:
+        """Give the names below a folder, in sorted order.
+
+        Parameters
+        ----------
+        folder : str
+            Relative to the folder that was packed; "" for that itself.
+        """
+        prefix = f"{folder}/" if folder else ""
+        for place in range(self.names.first_from(prefix), len(self.names)):
+            name = self.names[place]
+            if not name.startswith(prefix):
+                return
+            yield name
+
+    def _place(self, name: str) -> int:
+        place = self.names.place_of(name)
+        if place is None:
+            raise ValueError(
+                f"{self.folder}/{name} cannot be read as audio: there is no such file in "
+                "that packed folder"
+            )
+        return place
+
+
+def find_packed(path: str | os.PathLike[str]) -> tuple[PackedAudio, str] | None:
+    """Find the packed folder that a path leads into.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A path such as ``corpus.packed/id1/a/1.wav``, or the packed folder itself.
+
+    Returns
+    -------
+    packed : PackedAudio
+        Open; the same for the same folder in a process.
+    name : str
+        What the path names in it; "" for the folder itself.
+    None
+        If the path leads into no packed folder.
+
+    Raises
+    ------
+    ValueError
+        If the folder is no packed folder that can be read.
+    """
+    text = os.fspath(path)
+    end = text.find(f"{SUFFIX}/")
+    if end < 0:
+        if not text.endswith(SUFFIX):
+            return None
+        end = len(text) - len(SUFFIX)
+    folder = text[: end + len(SUFFIX)]
+    return _opened(folder), text[len(folder) + 1 :]
+
+
+@lru_cache(maxsize=16)
+def _opened(folder: str) -> PackedAudio:
+    return PackedAudio(folder)

@@ -1,0 +1,182 @@
+"""Making a packed folder, which goes on where it was when it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .columns import TextColumn, save_columns
+from .packed import INDEX, JOURNAL, SAMPLE_BYTES, SAMPLES, SUFFIX, VERSION
+
+#: Samples that are lost, at most, when packing is interrupted: 64 MiB of them.
+_KEPT_EVERY = 2**25
+_FULL_SCALE = 2**15
+
+
+class Packing:
+    """Puts audio into a packed folder, one file behind another.
+
+    What was put there is kept from time to time, and when the context is left; the same
+    packing begun anew knows it.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The packed folder to be made; its name ends in ``.packed``.
+    source : str
+        What is packed: another one is not added to what was begun.
+    sample_rate : int
+        Of all files, Hz.
+
+    Raises
+    ------
+    ValueError
+        If the folder has another name, is packed already or was begun of another source.
+
+    Example
+    -------
+    >>> folder = getfixture("tmp_path") / "noise.packed"
+    >>> with Packing(folder, source="noise", sample_rate=16000) as packing:
+    ...     packing.add("hum.wav", torch.tensor([0.5, -0.25]))
+    ...     packing.finish()
+    >>> from speechbrain_rev.speech import read_audio
+    >>> read_audio(folder / "hum.wav", sample_rate=16000).tolist()
+    [0.5, -0.25]
+    """
+
+    def __init__(self, folder: str | Path, *, source: str, sample_rate: int) -> None:
+        self.folder = Path(folder)
+        if self.folder.suffix != SUFFIX:
+            raise ValueError(
+                f"{folder} does not end in {SUFFIX}, by which a packed folder is known. "
+                f"Give {self.folder.name}{SUFFIX}."
+            )
+        if (self.folder / INDEX).exists():
+            raise ValueError(
+                f"{folder} is packed already. Delete it to pack anew, or give another."
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._about = {"source": source, "sample_rate": sample_rate}
+        #: Length and scale of what is there, by name, in the order of the samples.
+        self._rows: dict[str, tuple[int, float]] = {}
+        journal = self.folder / JOURNAL
+        if journal.exists():
+            self._go_on(journal)
+        self._samples = (self.folder / SAMPLES).open("ab")
+        self._journal = journal.open("a", encoding="utf-8")
+        if not journal.stat().st_size:
+            self._journal.write(json.dumps(self._about) + "\n")
+        self._waiting: list[str] = []
+        self._unkept = 0
+
+    def __enter__(self) -> Packing:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._samples.closed:
+            self._keep()
+            self._samples.close()
+            self._journal.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, name: str, wav: torch.Tensor) -> None:
+        """Put a file behind the others.
+
+        Parameters
+        ----------
+        name : str
+            Relative to the source.
+        wav : torch.Tensor, [samples]
+            Finite. Samples of 16 bit come back to the bit; of others the largest is made
+            one of 16 bit.
+        """
+        values, scale = _as_integers(wav.numpy())
+        self._samples.write(values.tobytes())
+        self._rows[name] = len(values), scale
+        self._waiting.append(json.dumps([name, len(values), scale]) + "\n")
+        self._unkept += len(values)
+        if self._unkept > _KEPT_EVERY:
+            self._keep()
+
+    def finish(self) -> None:
+        """Write the index; from now on the folder can be read."""
+        self._keep()
+        self._samples.close()
+        lengths = np.array([row[0] for row in self._rows.values()], dtype=np.int64)
+        scales = np.array([row[1] for row in self._rows.values()], dtype=np.float32)
+        begins = np.cumsum(lengths) - lengths
+        names = list(self._rows)
+        order = sorted(range(len(names)), key=lambda row: os.fsencode(names[row]))
+        columns: dict[str, TextColumn | NDArray[Any]] = {
+            "names": TextColumn.of(names[row] for row in order),
+            "begins": begins[order],
+            "lengths": lengths[order],
+            "scales": scales[order],
+        }
+        about = {
+            "version": VERSION,
+            "sample_rate": str(self._about["sample_rate"]),
+            "samples": str(int(lengths.sum())),
+        }
+        save_columns(self.folder / INDEX, columns, about)
+        self._journal.close()
+        (self.folder / JOURNAL).unlink()
+
+    def _keep(self) -> None:
+        """See that samples are on the disk, then that the journal says so."""
+        self._samples.flush()
+        os.fsync(self._samples.fileno())
+        self._journal.writelines(self._waiting)
+        self._journal.flush()
+        os.fsync(self._journal.fileno())
+        self._waiting, self._unkept = [], 0
+
+    def _go_on(self, journal: Path) -> None:
+        """Read what was kept, and cut off what was not."""
+        text = journal.read_text(encoding="utf-8")
+        # A line that was not written to its end has none.
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        journal.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        if not lines:
+            return
+        about = json.loads(lines[0])
+        if about != self._about:
+            raise ValueError(
+                f"{self.folder} was begun with {about}, not {self._about}. Delete it, or "
+                "give another folder."
+            )
+        for line in lines[1:]:
+            name, samples, scale = json.loads(line)
+            self._rows[name] = samples, scale
+        wanted = SAMPLE_BYTES * sum(samples for samples, _ in self._rows.values())
+        os.truncate(self.folder / SAMPLES, wanted)
+
+
+def _as_integers(wav: NDArray[np.float32]) -> tuple[NDArray[np.int16], float]:
+    """Give samples as integers of 16 bit, and what one of them is worth."""
+    scaled = wav * _FULL_SCALE
+    if len(wav) and not (
+        (scaled == np.rint(scaled)).all()
+        and scaled.max() < _FULL_SCALE
+        and scaled.min() >= -_FULL_SCALE
+    ):
+        scale = float(np.float32(np.abs(wav).max() / (_FULL_SCALE - 1)))
+        return np.rint(wav / scale).astype("<i2"), scale
+    return scaled.astype("<i2"), 1 / _FULL_SCALE

@@ -1,0 +1,89 @@
+"""Packed folders stand wherever folders of audio stand."""
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from speechbrain_rev.speech import read_audio, read_manifest
+from tests.corpus import write_corpus, write_noise, write_rooms
+from tests.recipes.runs import arguments, log, recipe, weights
+
+prepare = recipe("prepare")
+RATE = 16000
+
+
+def pack(source, packed, *options):
+    prepare.main(["--pack", str(source), str(packed), *options])
+    return packed
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of audio, and the same packed, by what a training calls them."""
+    root = tmp_path_factory.mktemp("packing")
+    made = {
+        "data_folder": write_corpus(root / "corpus"),
+        "noise_folder": write_noise(root / "noise"),
+        "rir_folder": write_rooms(root / "rooms"),
+    }
+    packed = {k: pack(f, root / f"{f.name}.packed") for k, f in made.items()}
+    return made, packed
+
+
+def test_the_lists_of_a_packed_folder_are_those_of_its_files(folders, tmp_path):
+    rows = []
+    for name, found in zip(("files", "packed"), folders, strict=True):
+        data, output = found["data_folder"], tmp_path / name
+        prepare.main([arg for arg in arguments(data, output) if "device" not in arg])
+        manifest = read_manifest(output / "save" / "train.csv")
+        rows.append([(u.ID, u.wav[len(str(data)) :], u.samples) for u in manifest])
+        rows.append((output / "save" / "valid_trials.txt").read_text())
+    assert rows[:2] == rows[2:]
+    assert len(rows[0]) == 16
+
+
+@pytest.mark.slow
+def test_a_training_on_packed_folders_has_the_bits_of_one_on_files(folders, tmp_path):
+    train = recipe("train")
+    runs = []
+    for name, found in zip(("files", "packed"), folders, strict=True):
+        output = tmp_path / name
+        train.main(arguments(output=output, data=found.pop("data_folder"), **found))
+        runs.append(output)
+    files, packed = map(weights, runs)
+    assert all(torch.equal(files[key], packed[key]) for key in files)
+    assert log(runs[0]) == log(runs[1])
+
+
+def test_files_that_cannot_be_used_are_refused_or_left_out(tmp_path, capsys):
+    source = write_corpus(tmp_path / "corpus", speakers=2, seconds=0.1)
+    session = source / "wav" / "id00000" / "s00"
+    (session / "text.wav").write_text("RIFF or not")
+    noise = 0.1 * np.random.default_rng(0).standard_normal((800, 2))
+    soundfile.write(session / "stereo.wav", noise, RATE)
+    with pytest.raises(ValueError, match="2 of 10 files cannot be used"):
+        pack(source, tmp_path / "a.packed")
+    # What could be packed is there when it goes on.
+    pack(source, tmp_path / "a.packed", "--first_channel", "--bad_files=drop")
+    told = capsys.readouterr().out
+    assert "1 of 10 files cannot be used" in told
+    assert "9 files" in told.splitlines()[-1]
+    listed = (tmp_path / "a.packed" / "bad_files.txt").read_text()
+    assert "text.wav\tcannot be read" in listed
+    first = read_audio(
+        tmp_path / "a.packed/wav/id00000/s00/stereo.wav", sample_rate=RATE
+    )
+    assert np.allclose(first, noise[:, 0], atol=2**-15)
+
+
+def test_a_folder_of_which_nothing_can_be_packed_is_refused(tmp_path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "text.wav").write_text("RIFF or not")
+    with pytest.raises(ValueError, match="nothing is packed"):
+        pack(tmp_path / "source", tmp_path / "a.packed", "--bad_files=drop")
+
+
+def test_the_command_says_what_it_does(capsys):
+    prepare.main([])
+    assert "--pack FOLDER PACKED" in capsys.readouterr().out

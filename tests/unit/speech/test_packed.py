@@ -1,0 +1,204 @@
+import json
+import os
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from speechbrain_rev.inference.archive import _source
+from speechbrain_rev.speech import (
+    ChunkDataset,
+    SpeakerAugment,
+    Utterance,
+    audio_exists,
+    audio_files,
+    audio_info,
+    read_audio,
+    read_first_channel,
+)
+from speechbrain_rev.speech.columns import map_columns
+from speechbrain_rev.speech.packed import INDEX, JOURNAL, SAMPLES, find_packed
+from speechbrain_rev.speech.packing import Packing
+from tests.corpus import write_corpus, write_noise, write_rooms
+
+RATE = 16000
+
+
+def pack(source, packed, *, first=None):
+    """Pack a folder, or the first files of it."""
+    files = audio_files(source)[:first]
+    with Packing(packed, source=str(source), sample_rate=RATE) as packing:
+        for path in files:
+            name = path.relative_to(source).as_posix()
+            if name not in packing:
+                packing.add(name, read_first_channel(path, sample_rate=RATE))
+        if first is None:
+            packing.finish()
+    return packed
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = write_corpus(tmp_path_factory.mktemp("corpus"), speakers=3, seconds=0.3)
+    soundfile.write(folder / "wav/id00000/s00/00009.flac", np.ones(50) / 4, RATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(corpus, tmp_path_factory):
+    return pack(corpus, tmp_path_factory.mktemp("pack") / "corpus.packed")
+
+
+@pytest.mark.parametrize(
+    ("start", "samples"), [(0, None), (17, 1000), (17, None), (3000, 10**6), (10**6, 5)]
+)
+def test_every_range_of_a_packed_file_is_that_of_the_file(
+    corpus, packed, start, samples
+):
+    files = audio_files(corpus)
+    assert len(files) == 13
+    for path in files:
+        inside = packed / path.relative_to(corpus)
+        assert audio_info(inside) == audio_info(path)
+        ranges = {"sample_rate": RATE, "start": start, "samples": samples}
+        assert torch.equal(read_audio(inside, **ranges), read_audio(path, **ranges))
+
+
+def test_a_packed_folder_lists_what_it_holds(corpus, packed):
+    names = [path.relative_to(corpus) for path in audio_files(corpus)]
+    assert audio_files(packed) == [packed / name for name in names]
+    some = packed / "wav" / "id00001"
+    assert audio_files(some) == [p for p in audio_files(packed) if some in p.parents]
+    assert audio_exists(audio_files(packed)[0])
+    assert not audio_exists(packed / "wav" / "id00001")
+    assert not audio_exists(packed / "wav/id00001/s00/nobody.wav")
+
+
+@pytest.mark.parametrize(("subtype", "loud"), [("FLOAT", 3.0), ("PCM_24", 0.01)])
+def test_samples_of_more_than_16_bits_keep_16_of_them(tmp_path, subtype, loud):
+    wav = loud * np.linspace(-0.9, 1, 999) ** 3
+    (tmp_path / "source").mkdir()
+    path = tmp_path / "source" / "a.wav"
+    soundfile.write(path, wav, RATE, subtype=subtype)
+    pack(tmp_path / "source", tmp_path / "a.packed")
+    inside = read_audio(tmp_path / "a.packed" / "a.wav", sample_rate=RATE)
+    original = read_audio(path, sample_rate=RATE)
+    step = original.abs().max() / (2**15 - 1)
+    # Half a step, and what float32 makes of the largest sample.
+    assert (inside - original).abs().max() <= 0.5 * step + 2e-7 * loud
+    assert not torch.equal(inside, original)
+
+
+def test_packing_goes_on_where_it_was(corpus, packed, tmp_path):
+    again = pack(corpus, tmp_path / "again.packed", first=5)
+    with pytest.raises(ValueError, match="not packed to its end"):
+        audio_files(again)
+    # What was written after the journal was, and a line that is torn.
+    with (again / SAMPLES).open("ab") as file:
+        file.write(b"\1\2\3")
+    with (again / JOURNAL).open("a") as file:
+        file.write('["wav/id00001/s0')
+    pack(corpus, again, first=8)
+    lines = (again / JOURNAL).read_text().splitlines()
+    assert [len(json.loads(line)) for line in lines[1:]] == [3] * 8
+    pack(corpus, again)
+    assert (again / SAMPLES).read_bytes() == (packed / SAMPLES).read_bytes()
+    (columns, about), (wanted, of_all) = map(
+        map_columns, (again / INDEX, packed / INDEX)
+    )
+    assert about == of_all
+    for name in wanted:
+        assert list(columns[name]) == list(wanted[name])
+    assert not (again / JOURNAL).exists()
+
+
+def test_files_come_in_any_order(corpus, packed, tmp_path):
+    other = tmp_path / "other.packed"
+    with Packing(other, source="corpus", sample_rate=RATE) as packing:
+        for path in reversed(audio_files(corpus)):
+            name = path.relative_to(corpus).as_posix()
+            packing.add(name, read_audio(path, sample_rate=RATE))
+        packing.finish()
+    for path in audio_files(packed):
+        inside = other / path.relative_to(packed)
+        assert torch.equal(
+            read_audio(inside, sample_rate=RATE), read_audio(path, sample_rate=RATE)
+        )
+
+
+def test_what_cannot_become_a_packed_folder_is_refused(corpus, packed, tmp_path):
+    with pytest.raises(ValueError, match=r"does not end in \.packed.*Give x\.packed"):
+        Packing(tmp_path / "x", source="a", sample_rate=RATE)
+    with pytest.raises(ValueError, match="is packed already"):
+        pack(corpus, packed)
+    pack(corpus, tmp_path / "begun.packed", first=2)
+    with pytest.raises(ValueError, match="was begun with"):
+        Packing(tmp_path / "begun.packed", source="elsewhere", sample_rate=RATE)
+    with pytest.raises(ValueError, match="was begun with"):
+        Packing(tmp_path / "begun.packed", source=str(corpus), sample_rate=8000)
+
+
+def test_an_unusable_packed_folder_is_refused_by_name(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"nothing\.packed is no packed folder"):
+        audio_info(tmp_path / "nothing.packed" / "a.wav")
+    short = pack(corpus, tmp_path / "short.packed")
+    os.truncate(short / SAMPLES, 100)
+    with pytest.raises(ValueError, match=r"has 100 bytes.*cut short"):
+        audio_files(short)
+
+
+def test_a_packed_folder_that_is_cut_short_later_is_an_error_and_no_end(
+    corpus, tmp_path
+):
+    short = pack(corpus, tmp_path / "short.packed")
+    path = audio_files(short)[-1]
+    with pytest.raises(ValueError, match="no such file in that packed folder"):
+        read_audio(short / "nobody.wav", sample_rate=RATE)
+    with pytest.raises(ValueError, match="has 16000 samples per second, but 8000"):
+        read_audio(path, sample_rate=8000)
+    os.truncate(short / SAMPLES, 100)
+    with pytest.raises(ValueError, match=r"short\.packed/.*ends before"):
+        read_audio(path, sample_rate=RATE)
+
+
+def test_chunks_and_augmentation_are_those_of_files(corpus, packed, tmp_path):
+    def chunks(root):
+        paths = [p for p in audio_files(root) if p.suffix == ".wav"]
+        rows = [
+            Utterance(p.stem, str(p), audio_info(p).samples, p.parts[-3]) for p in paths
+        ]
+        numbers = {row.spk_id: n for n, row in enumerate(rows)}
+        dataset = ChunkDataset(rows, numbers, samples=3000)
+        return torch.stack([dataset[1, index].wav for index in range(len(dataset))])
+
+    assert torch.equal(chunks(corpus), chunks(packed))
+
+    def augmented(noise, rooms):
+        augment = SpeakerAugment(
+            out_n_neurons=9,
+            chunk_samples=2000,
+            augment_prob=1.0,
+            noise_folder=noise,
+            rir_folder=rooms,
+        )
+        return augment(chunks(corpus), torch.ones(12))[0]
+
+    noise, rooms = write_noise(tmp_path / "noise"), write_rooms(tmp_path / "rooms")
+    packed_noise = pack(noise, tmp_path / "noise.packed")
+    packed_rooms = pack(rooms, tmp_path / "rooms.packed")
+    assert torch.equal(augmented(noise, rooms), augmented(packed_noise, packed_rooms))
+
+
+def test_embeddings_know_a_folder_that_was_packed_anew(corpus, packed, tmp_path):
+    path = audio_files(packed)[0]
+    before = _source(path)
+    assert str(path) in before
+    index = packed / INDEX
+    os.utime(index, ns=(0, index.stat().st_mtime_ns + 1000))
+    assert _source(path) != before
+
+
+def test_paths_that_lead_into_no_packed_folder_are_left_alone(tmp_path):
+    for path in ("a.wav", "a.packed.wav", "x.packedness/a.wav", tmp_path):
+        assert find_packed(path) is None
