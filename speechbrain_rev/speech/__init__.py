@@ -1,6 +1,6 @@
 """Training speech: reading by frame range, augmentation, chunks and their order."""
 
-from .augmentation import SpeakerAugment, add_noise, reverberate
+from .augmentation import SpeakerAugment
 from .dataset import (
     ChunkBatch,
     ChunkDataset,
@@ -9,6 +9,7 @@ from .dataset import (
     collate_whole,
     repeat_to,
 )
+from .disturbances import add_noise, reverberate
 from .manifest import Manifest, Utterance, read_manifest, write_manifest
 from .reading import (
     AudioInfo,

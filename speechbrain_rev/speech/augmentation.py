@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from speechbrain.utils.checkpoints import (
@@ -13,10 +15,14 @@ from speechbrain.utils.checkpoints import (
     mark_as_saver,
     register_checkpoint_hooks,
 )
-from torchaudio.functional import fftconvolve, resample
+from torch.nn.utils.rnn import pad_sequence
+from torchaudio.functional import resample
 
+from .disturbances import add_noise, reverberate
 from .reading import audio_files, audio_info, read_audio, read_first_channel
 from .seeding import generator
+
+logger = logging.getLogger(__name__)
 
 # Signal-to-noise ratios, dB, of the Kaldi x-vector recipe for MUSAN's three folders:
 # speech serves as babble there. "babble" itself is ours.
@@ -58,6 +64,9 @@ class SpeakerAugment:
         Range of signal-to-noise ratios, dB.
     noise_folder, rir_folder : str or Path, optional
         WAV and FLAC files at any depth. With neither, only the speed changes.
+    max_unread : int
+        Files of both folders that may turn out not to be readable; an utterance that was
+        to have one stays as it is. One more is an error.
     seed : int
         Seed of all draws.
 
@@ -89,6 +98,7 @@ class SpeakerAugment:
         snr_high: float = 15.0,
         noise_folder: str | Path | None = None,
         rir_folder: str | Path | None = None,
+        max_unread: int = 100,
         seed: int = 0,
     ) -> None:
         self.speeds = _normal_speed_first(speeds)
@@ -111,6 +121,7 @@ class SpeakerAugment:
         self.noise_root = noise_folder
         self.rir_files = [] if rir_folder is None else audio_files(rir_folder)
         self.rir_root = rir_folder
+        self.max_unread, self.unread = max_unread, 0
         self.seed = seed
         self.step = 0
         self._speed_index = torch.zeros(0, dtype=torch.long)
@@ -150,8 +161,7 @@ class SpeakerAugment:
         # Autocast would resample in bfloat16, with noise at -40 dB of the speech.
         with torch.autocast(wavs.device.type, enabled=False):
             chunks = self._change_speed(wavs, draws)
-            for row in range(len(chunks)):
-                chunks[row] = self._disturb(chunks[row], draws)
+            self._disturb(chunks, draws)
         return chunks, torch.ones_like(lens)
 
     def in_words(self) -> str:
@@ -211,20 +221,46 @@ class SpeakerAugment:
                 chunks[row] = wav[start : start + self.chunk_samples]
         return chunks
 
-    def _disturb(self, wav: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
+    def _disturb(self, wavs: torch.Tensor, draws: torch.Generator) -> None:
+        """Put noise or a room into some of the utterances, in their place."""
+        noises: list[_Drawn] = []
+        rooms: list[_Drawn] = []
         # Drawn even where unused: an utterance's draws must not depend on the folders'
         # contents, nor on what its neighbours in the batch drew.
-        lot, kind, choice, place, level = torch.rand(5, generator=draws).tolist()
-        if lot >= self.augment_prob or not (self.noise_files or self.rir_files):
-            return wav
-        if not self.rir_files or (self.noise_files and kind < 0.5):
-            path = self.noise_files[int(choice * len(self.noise_files))]
-            low, high = self._snr_range_of(path)
-            noise = self._read_noise(path, place).to(wav)
-            return add_noise(wav, noise, low + level * (high - low))
-        path = self.rir_files[int(choice * len(self.rir_files))]
-        rir = read_first_channel(path, sample_rate=self.sample_rate)
-        return reverberate(wav, rir.to(wav))
+        numbers = torch.rand(len(wavs), 5, generator=draws).tolist()
+        for row, (lot, kind, choice, place, level) in enumerate(numbers):
+            if lot >= self.augment_prob or not (self.noise_files or self.rir_files):
+                continue
+            noisy = not self.rir_files or (self.noise_files and kind < 0.5)
+            files = self.noise_files if noisy else self.rir_files
+            path = files[int(choice * len(files))]
+            try:
+                if noisy:
+                    low, high = self._snr_range_of(path)
+                    noise = self._read_noise(path, place)
+                    noises.append(_Drawn(row, noise, low + level * (high - low)))
+                else:
+                    room = read_first_channel(path, sample_rate=self.sample_rate)
+                    rooms.append(_Drawn(row, room))
+            except (ValueError, OSError) as error:
+                self._tell_of_unread(error)
+        if noises:
+            rows, values = _stacked(noises, wavs)
+            levels = torch.tensor([drawn.snr_db for drawn in noises]).to(wavs)
+            wavs[rows] = add_noise(wavs[rows], values, levels.unsqueeze(1))
+        if rooms:
+            rows, values = _stacked(rooms, wavs)
+            wavs[rows] = reverberate(wavs[rows], values)
+
+    def _tell_of_unread(self, error: Exception) -> None:
+        """Log a file that could not be read; end the training if there were too many."""
+        self.unread += 1
+        logger.warning(f"An utterance stays as it is, without augmentation: {error}")
+        if self.unread > self.max_unread:
+            raise ValueError(
+                f"{self.unread} files of noise_folder or rir_folder could not be read, "
+                f"more than max_unread: {self.max_unread}. The last because: {error}"
+            ) from error
 
     def _snr_range_of(self, path: Path) -> tuple[float, float]:
         assert self.noise_root is not None
@@ -254,59 +290,20 @@ class SpeakerAugment:
         self.step = int(json.loads(Path(path).read_text(encoding="utf-8"))["step"])
 
 
-def add_noise(wav: torch.Tensor, noise: torch.Tensor, snr_db: float) -> torch.Tensor:
-    """Add noise at a signal-to-noise ratio.
+class _Drawn(NamedTuple):
+    """What was drawn for one utterance of a batch."""
 
-    Parameters
-    ----------
-    wav, noise : torch.Tensor, [samples]
-    snr_db : float
-        Ratio of the powers, dB.
-
-    Returns
-    -------
-    torch.Tensor, [samples]
-
-    Example
-    -------
-    >>> wav, noise = torch.ones(100), torch.full((100,), 5.0)
-    >>> noisy = add_noise(wav, noise, snr_db=20.0)
-    >>> round((noisy - wav).mean().item(), 6)
-    0.1
-    """
-    noise_power = noise.square().mean()
-    if noise_power == 0:
-        return wav
-    gain = torch.sqrt(wav.square().mean() / noise_power / 10 ** (snr_db / 10))
-    return wav + gain * noise
+    row: int
+    wav: torch.Tensor
+    snr_db: float = 0.0
 
 
-def reverberate(wav: torch.Tensor, rir: torch.Tensor) -> torch.Tensor:
-    """Put speech into a room.
-
-    Parameters
-    ----------
-    wav : torch.Tensor, [samples]
-    rir : torch.Tensor, [taps]
-        Impulse response; its energy and its delay up to the direct path do not matter.
-
-    Returns
-    -------
-    torch.Tensor, [samples]
-
-    Example
-    -------
-    >>> wav = torch.tensor([0.0, 1.0, 2.0, 3.0])
-    >>> late_and_loud = torch.tensor([0.0, 0.0, 7.0])
-    >>> torch.allclose(reverberate(wav, late_and_loud), wav, atol=1e-6)
-    True
-    """
-    energy = rir.square().sum()
-    if energy == 0:
-        return wav
-    direct_path = int(rir.abs().argmax())
-    echoed = fftconvolve(wav, rir / energy.sqrt())
-    return echoed[direct_path : direct_path + len(wav)]
+def _stacked(
+    drawn: Sequence[_Drawn], wavs: torch.Tensor
+) -> tuple[list[int], torch.Tensor]:
+    """Give the rows, and what was drawn for them: [rows, longest], as the batch is."""
+    values = pad_sequence([one.wav for one in drawn], batch_first=True)
+    return [one.row for one in drawn], values.to(wavs)
 
 
 def _play(wavs: torch.Tensor, speed: float) -> torch.Tensor:

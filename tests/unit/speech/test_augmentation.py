@@ -166,10 +166,14 @@ def test_a_room_equals_the_direct_convolution_with_its_normalised_response(rooms
 def test_noise_and_rooms_are_drawn_evenly_where_both_exist(noise, rooms, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        augmentation, "add_noise", lambda wav, *_: drawn.append("noise") or wav
+        augmentation,
+        "add_noise",
+        lambda wavs, *_: drawn.extend(["noise"] * len(wavs)) or wavs,
     )
     monkeypatch.setattr(
-        augmentation, "reverberate", lambda wav, *_: drawn.append("room") or wav
+        augmentation,
+        "reverberate",
+        lambda wavs, *_: drawn.extend(["room"] * len(wavs)) or wavs,
     )
     augment = noisy_augmenter(noise, rir_folder=rooms, augment_prob=1.0)
     for _ in range(40):
@@ -264,13 +268,37 @@ def test_labels_of_another_batch_are_refused():
         augment.replicate_labels(torch.zeros(5, 1))
 
 
-def test_noise_of_another_rate_is_refused_by_name(tmp_path):
+def test_utterances_stay_as_they_are_until_too_many_files_cannot_be_read(
+    tmp_path, caplog
+):
     folder = tmp_path / "noise"
     folder.mkdir()
     soundfile.write(folder / "hiss.wav", np.ones(100), 8000)
-    augment = noisy_augmenter(folder, augment_prob=1.0)
-    with pytest.raises(ValueError, match=r"hiss\.wav has 8000"):
-        apply(augment, speech())
+    augment = noisy_augmenter(folder, augment_prob=1.0, max_unread=6)
+    wavs = speech(samples=CHUNK)
+    assert torch.equal(apply(augment, wavs), wavs)
+    assert augment.unread == caplog.text.count("hiss.wav has 8000") == 6
+    with pytest.raises(
+        ValueError, match=r"more than max_unread: 6.*hiss\.wav has 8000"
+    ):
+        apply(augment, wavs)
+
+
+def test_what_a_batch_is_given_is_what_each_of_its_utterances_would_be(noise, rooms):
+    wavs, levels = speech(5), torch.tensor([-5.0, 0.0, 5.0, 10.0, 15.0])
+    added = speech(5, seed=1)
+    added[3] = 0
+    responses = torch.randn(5, 300, generator=torch.Generator().manual_seed(2))
+    responses[2] = 0
+    noisy = add_noise(wavs, added, levels.unsqueeze(1))
+    echoed = reverberate(wavs, responses)
+    for row in range(5):
+        alone = add_noise(wavs[row], added[row], float(levels[row]))
+        assert torch.allclose(noisy[row], alone, atol=1e-6)
+        alone = reverberate(wavs[row], responses[row])
+        assert torch.allclose(echoed[row], alone, atol=1e-5)
+    assert torch.equal(noisy[3], wavs[3])
+    assert torch.equal(echoed[2], wavs[2])
 
 
 def test_autocast_changes_no_sample(noise, rooms):
