@@ -40,8 +40,8 @@ class TextColumn(Sequence[str]):
     Example
     -------
     >>> column = TextColumn.of(["id1/a", "id1/b"])
-    >>> column[1], column.place_of("id1/b"), column.place_of("id2/a")
-    ('id1/b', 1, None)
+    >>> column[1], column.first_from("id1/aa")
+    ('id1/b', 1)
     """
 
     def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
@@ -69,12 +69,6 @@ class TextColumn(Sequence[str]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         return os.fsdecode(self._encoded(range(len(self))[index]))
-
-    def place_of(self, text: str) -> int | None:
-        """Find a text among sorted ones; None where it is not there."""
-        place = self.first_from(text)
-        there = place < len(self) and self._encoded(place) == os.fsencode(text)
-        return place if there else None
 
     def first_from(self, text: str) -> int:
         """Find the first of sorted texts that is this one or behind it."""

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from .manifest import Manifest, Utterance
 from .reading import read_audio
-from .seeding import generator
+from .seeding import draw_below
 
 # Files that are drawn in the place of one that cannot be read, and itself.
 _TRIES = 10
@@ -137,45 +137,89 @@ class ChunkDataset(Dataset):
         ValueError
             If it cannot be read, nor can those that were drawn in its place.
         """
+        return self._chunk(place, torch.empty(self.samples))
+
+    def __getitems__(self, places: Sequence[tuple[int, int]]) -> ChunkBatch:
+        """Read the chunks of a batch into one tensor, as a loader asks for them.
+
+        Parameters
+        ----------
+        places : sequence of tuple of int
+            Epochs and utterances.
+
+        Returns
+        -------
+        ChunkBatch
+
+        Raises
+        ------
+        ValueError
+            As for one of them.
+        """
+        wavs = torch.empty(len(places), self.samples)
+        return collate_chunks(
+            [self._chunk(p, row) for p, row in zip(places, wavs, strict=True)], wavs
+        )
+
+    def _chunk(self, place: tuple[int, int], out: torch.Tensor) -> Chunk:
+        """Read a chunk into [samples] that are given."""
         epoch, first = place
         index = first
         unread: list[tuple[str, str]] = []
         while len(unread) < _TRIES:
-            wav = self._read(epoch, index)
-            if isinstance(wav, torch.Tensor):
+            why_not = self._read(epoch, index, out)
+            if why_not is None:
                 number = self._numbers[self.manifest.speakers[index]]
-                return Chunk(wav, int(number), tuple(unread))
-            unread.append((self.path_of(index), wav))
-            draws = generator("instead", self.seed, epoch, first, len(unread))
-            index = int(torch.randint(len(self), (), generator=draws))
+                return Chunk(out, int(number), tuple(unread))
+            unread.append((self.path_of(index), why_not))
+            place_of_draw = "instead", self.seed, epoch, first, len(unread)
+            index = draw_below(len(self), *place_of_draw)
         raise ValueError(
             f"None of {_TRIES} files could be read, the last because: {unread[-1][1]}. Is "
             "the data folder still there?"
         )
 
-    def _read(self, epoch: int, index: int) -> torch.Tensor | str:
+    def _read(self, epoch: int, index: int, out: torch.Tensor) -> str | None:
         """Read a chunk, or say why that cannot be done."""
         path, length = self.path_of(index), int(self.manifest.samples[index])
         spare = max(0, length - self.samples)
-        draws = generator("chunk", self.seed, epoch, index)
-        start = int(torch.randint(spare + 1, (), generator=draws))
+        start = draw_below(spare + 1, "chunk", self.seed, epoch, index)
         try:
             wav = read_audio(
                 path,
                 sample_rate=self.sample_rate,
                 start=start,
                 samples=self.samples,
+                out=out,
             )
         except (ValueError, OSError) as error:
             return str(error)
         if len(wav) < min(self.samples, length - start):
             return f"{path} is shorter than it was when it was listed"
-        return repeat_to(wav, self.samples)
+        if len(wav) < self.samples:
+            out.copy_(repeat_to(wav, self.samples))
+        return None
 
 
-def collate_chunks(items: Sequence[Chunk]) -> ChunkBatch:
-    """Make a batch of what `ChunkDataset` returns."""
-    wavs = torch.stack([item.wav for item in items])
+def collate_chunks(
+    items: Sequence[Chunk] | ChunkBatch, wavs: torch.Tensor | None = None
+) -> ChunkBatch:
+    """Make a batch of chunks; one that `ChunkDataset` read as a whole is one already.
+
+    Parameters
+    ----------
+    items : sequence of Chunk, or ChunkBatch
+    wavs : torch.Tensor, [batch, samples], optional
+        The samples of all, where they are in one tensor.
+
+    Returns
+    -------
+    ChunkBatch
+    """
+    if isinstance(items, ChunkBatch):
+        return items
+    if wavs is None:
+        wavs = torch.stack([item.wav for item in items])
     speakers = torch.tensor([item.speaker for item in items]).unsqueeze(1)
     unread = [file for item in items for file in item.unread]
     return ChunkBatch(wavs, torch.ones(len(items)), speakers, unread)

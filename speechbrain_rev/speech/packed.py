@@ -8,6 +8,7 @@ fails, a mapping ends the process, and reading is an error that can be met.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from functools import lru_cache
@@ -59,8 +60,10 @@ class PackedAudio:
                 f"{index} is of version {about.get('version')}, not {VERSION}. Pack the "
                 "folder again."
             )
-        # Sorted by name.
+        # Sorted by name; keys are sorted by themselves, beside the places of the names.
         self.names = cast(TextColumn, columns["names"])
+        self._keys = cast("NDArray[np.int64]", columns["keys"])
+        self._places = cast("NDArray[np.int64]", columns["places"])
         self._begins = cast("NDArray[np.int64]", columns["begins"])
         self._lengths = cast("NDArray[np.int64]", columns["lengths"])
         self._scales = cast("NDArray[np.float32]", columns["scales"])
@@ -78,13 +81,19 @@ class PackedAudio:
             os.close(self._file)
 
     def __contains__(self, name: str) -> bool:
-        return self.names.place_of(name) is not None
+        return self._found(name) is not None
 
     def length(self, name: str) -> int:
         """Give the length of a file in samples."""
         return int(self._lengths[self._place(name)])
 
-    def read(self, name: str, start: int, samples: int | None) -> NDArray[np.float32]:
+    def read(
+        self,
+        name: str,
+        start: int,
+        samples: int | None,
+        out: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
         """Read a range of a file.
 
         Parameters
@@ -95,6 +104,8 @@ class PackedAudio:
             First sample.
         samples : int or None
             How many, or all that follow.
+        out : numpy.ndarray, [at least as many samples], optional
+            Where they are put; what comes back is a part of it.
 
         Returns
         -------
@@ -114,8 +125,9 @@ class PackedAudio:
         data = os.pread(self._file, SAMPLE_BYTES * count, begin)
         if len(data) != SAMPLE_BYTES * count:
             raise ValueError(f"{self.folder}/{name}: {SAMPLES} ends before it does")
+        into = None if out is None else out[:count]
         values = np.frombuffer(data, "<i2")
-        return np.multiply(values, self._scales[place], dtype=np.float32)
+        return np.multiply(values, self._scales[place], out=into, dtype=np.float32)
 
     def below(self, folder: str) -> Iterator[str]:
         """Give the names below a folder, in sorted order.
@@ -132,14 +144,40 @@ class PackedAudio:
                 return
             yield name
 
+    def _found(self, name: str) -> int | None:
+        wanted = key_of(name)
+        at = int(self._keys.searchsorted(wanted))
+        while at < len(self._keys) and self._keys[at] == wanted:
+            place = int(self._places[at])
+            if self.names[place] == name:
+                return place
+            at += 1
+        return None
+
     def _place(self, name: str) -> int:
-        place = self.names.place_of(name)
+        place = self._found(name)
         if place is None:
             raise ValueError(
                 f"{self.folder}/{name} cannot be read as audio: there is no such file in "
                 "that packed folder"
             )
         return place
+
+
+def key_of(name: str) -> np.int64:
+    """Give the number by which a name is looked up: among millions that is one step.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    numpy.int64
+        Nearly always another one for another name.
+    """
+    digest = hashlib.blake2b(os.fsencode(name), digest_size=8).digest()
+    return np.frombuffer(digest, "<i8")[0]
 
 
 def find_packed(path: str | os.PathLike[str]) -> tuple[PackedAudio, str] | None:

@@ -13,7 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from .columns import TextColumn, save_columns
-from .packed import INDEX, JOURNAL, SAMPLE_BYTES, SAMPLES, SUFFIX, VERSION
+from .packed import (
+    INDEX,
+    JOURNAL,
+    SAMPLE_BYTES,
+    SAMPLES,
+    SUFFIX,
+    VERSION,
+    key_of,
+)
 
 #: Samples that are lost, at most, when packing is interrupted: 64 MiB of them.
 _KEPT_EVERY = 2**25
@@ -124,8 +132,12 @@ class Packing:
         begins = np.cumsum(lengths) - lengths
         names = list(self._rows)
         order = sorted(range(len(names)), key=lambda row: os.fsencode(names[row]))
+        keys = np.array([key_of(names[row]) for row in order], dtype=np.int64)
+        places = np.argsort(keys)
         columns: dict[str, TextColumn | NDArray[Any]] = {
             "names": TextColumn.of(names[row] for row in order),
+            "keys": keys[places],
+            "places": places,
             "begins": begins[order],
             "lengths": lengths[order],
             "scales": scales[order],

@@ -88,6 +88,7 @@ def read_audio(
     start: int = 0,
     samples: int | None = None,
     mix_channels: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Read audio as one channel, or a part of it.
 
@@ -104,6 +105,8 @@ def read_audio(
         the file ends before.
     mix_channels : bool
         Whether several channels are averaged (otherwise they are refused).
+    out : torch.Tensor, [at least as many samples], optional
+        Where they are put, float32 on the CPU; what comes back is a part of it.
 
     Returns
     -------
@@ -122,6 +125,12 @@ def read_audio(
     >>> read_audio(path, sample_rate=16000, start=4000, samples=8000).shape
     torch.Size([8000])
     """
+    if found := find_packed(path):
+        packed, name = found
+        if packed.sample_rate != sample_rate:
+            raise ValueError(_other_rate(path, packed.sample_rate, sample_rate))
+        into = None if out is None else out.numpy()
+        return torch.from_numpy(packed.read(name, start, samples, into))
     values, file_rate = _decode(path, start, samples)
     if file_rate != sample_rate:
         raise ValueError(_other_rate(path, file_rate, sample_rate))
@@ -131,7 +140,8 @@ def read_audio(
             "files (for example: sox IN OUT remix -)."
         )
     # The mean of one channel would be a copy of it.
-    return values[:, 0] if values.shape[1] == 1 else values.mean(dim=1)
+    wav = values[:, 0] if values.shape[1] == 1 else values.mean(dim=1)
+    return wav if out is None else out[: len(wav)].copy_(wav)
 
 
 def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
@@ -154,6 +164,9 @@ def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
     ValueError
         If the file cannot be read or has another rate.
     """
+    if find_packed(path):
+        # Its files have one.
+        return read_audio(path, sample_rate=sample_rate)
     values, file_rate = _decode(path, 0, None)
     if file_rate != sample_rate:
         raise ValueError(_other_rate(path, file_rate, sample_rate))
@@ -215,10 +228,6 @@ def _decode(
     path: str | Path, start: int, samples: int | None
 ) -> tuple[torch.Tensor, int]:
     """Decode a range: float32 [samples, channels], and the file's rate."""
-    if found := find_packed(path):
-        packed, name = found
-        read = torch.from_numpy(packed.read(name, start, samples))
-        return read.unsqueeze(1), packed.sample_rate
     try:
         with soundfile.SoundFile(str(path)) as audio:
             audio.seek(min(start, audio.frames))

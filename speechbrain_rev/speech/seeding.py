@@ -36,9 +36,36 @@ def generator(*place: int | str) -> torch.Generator:
     >>> torch.equal(draw, torch.rand(2, generator=generator("chunk", 1986, 7)))
     True
     """
-    digest = hashlib.blake2b(repr(place).encode(), digest_size=8).digest()
     # torch.Generator takes signed 64-bit seeds.
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.Generator().manual_seed(_number(place) >> 1)
+
+
+def draw_below(count: int, *place: int | str) -> int:
+    """Draw one number for one place of the training, in a fraction of the time.
+
+    Parameters
+    ----------
+    count : int
+        The number is below; at most 2**32, to which no number is likelier than others
+        by more than one in 2**32.
+    *place : int or str
+        As for ``generator``.
+
+    Returns
+    -------
+    int
+
+    Example
+    -------
+    >>> draw_below(1, "chunk", 1986, 7), draw_below(6, "die", 1) < 6
+    (0, True)
+    """
+    return _number(place) % count
+
+
+def _number(place: tuple[int | str, ...]) -> int:
+    digest = hashlib.blake2b(repr(place).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 @register_checkpoint_hooks

@@ -127,8 +127,21 @@ def test_a_data_folder_that_is_gone_ends_it(tmp_path):
 
 def test_one_lost_file_among_few_never_ends_a_training(utterances, tmp_path):
     """Each try draws anew, so that no two files lead to each other for ever."""
-    lost = [utterances[0], Utterance("gone", str(tmp_path / "x.wav"), 16000, "id00000")]
-    chunks = dataset(lost)
-    tries = [len(chunks[epoch, 1].unread) for epoch in range(60)]
+    gone = Utterance("gone", str(tmp_path / "x.wav"), 16000, "id00000")
+    chunks = dataset([*utterances[:3], gone])
+    # That of four files the lost one is drawn ten times has a chance of 60 / 4**9.
+    tries = [len(chunks[epoch, 3].unread) for epoch in range(60)]
     assert min(tries) == 1
     assert 1 < max(tries) < 10
+
+
+def test_a_batch_read_at_once_is_that_of_its_chunks(utterances, tmp_path):
+    gone = Utterance("gone", str(tmp_path / "x.wav"), 16000, "id00000")
+    chunks = dataset([*utterances, gone], samples=12000)
+    places = [(1, 0), (1, len(utterances)), (2, 5), (1, 3)]
+    batch = collate_chunks(chunks.__getitems__(places))
+    one_by_one = collate_chunks([chunks[place] for place in places])
+    assert torch.equal(batch.wavs, one_by_one.wavs)
+    assert torch.equal(batch.speakers, one_by_one.speakers)
+    assert batch.unread == one_by_one.unread
+    assert len(batch.unread) == 1

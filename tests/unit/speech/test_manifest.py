@@ -79,12 +79,11 @@ def test_a_damaged_mapped_form_is_refused_by_name(path):
 def test_texts_are_found_among_sorted_ones():
     texts = sorted(["", "b", "ba", "bb", "ü", "c/d"], key=str.encode)
     column = TextColumn.of(texts)
-    assert [column.place_of(text) for text in texts] == list(range(6))
-    assert column.place_of("bab") is None
-    assert column.place_of("zzz") is None
+    assert [column.first_from(text) for text in texts] == list(range(6))
     assert column.first_from("bab") == 3
+    assert column.first_from("üü") == 6
     assert column[1:3] == texts[1:3]
-    assert TextColumn.of([]).place_of("") is None
+    assert TextColumn.of([]).first_from("") == 0
 
 
 @pytest.mark.parametrize("ends", [[1, 2], [3, 2, 4], [-1, 4]])

@@ -199,6 +199,18 @@ def test_embeddings_know_a_folder_that_was_packed_anew(corpus, packed, tmp_path)
     assert _source(path) != before
 
 
+def test_names_with_one_key_are_told_apart(corpus, tmp_path, monkeypatch):
+    for module in ("packed", "packing"):
+        monkeypatch.setattr(
+            f"speechbrain_rev.speech.{module}.key_of", lambda name: np.int64(7)
+        )
+    one = pack(corpus, tmp_path / "one.packed")
+    for path in audio_files(corpus):
+        inside = read_audio(one / path.relative_to(corpus), sample_rate=RATE)
+        assert torch.equal(inside, read_audio(path, sample_rate=RATE))
+    assert not audio_exists(one / "nobody.wav")
+
+
 def test_paths_that_lead_into_no_packed_folder_are_left_alone(tmp_path):
     for path in ("a.wav", "a.packed.wav", "x.packedness/a.wav", tmp_path):
         assert find_packed(path) is None

@@ -5,6 +5,7 @@ import numpy as np
 import torch
 
 from speechbrain_rev.speech import GlobalRandomState, generator
+from speechbrain_rev.speech.seeding import draw_below
 
 
 def draws():
@@ -21,6 +22,15 @@ def test_all_global_states_come_back(tmp_path):
     draws()
     state._load(tmp_path / "state.ckpt", end_of_epoch=False)
     assert (draws(), random.gauss(0, 1), np.random.standard_normal()) == expected
+
+
+def test_numbers_are_drawn_evenly_and_anew_for_each_place():
+    numbers = np.array([draw_below(5, "chunk", 0, place) for place in range(5000)])
+    assert [draw_below(5, "chunk", 0, place) for place in range(9)] == list(numbers[:9])
+    # Five standard deviations of a binomial count.
+    assert np.abs(np.bincount(numbers) - 1000).max() < 5 * (5000 * 0.2 * 0.8) ** 0.5
+    pairs = np.bincount(5 * numbers[1:] + numbers[:-1])
+    assert np.abs(pairs - 200).max() < 5 * (5000 * 0.04 * 0.96) ** 0.5
 
 
 def test_places_get_streams_of_their_own():
