@@ -8,6 +8,8 @@ from pathlib import Path
 from speechbrain_rev.speech.packed import find_packed
 from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
 
+# What speech often comes as, and cannot be read by frame range.
+OTHER_SUFFIXES = (".m4a", ".aac", ".mp3", ".ogg", ".opus", ".wma", ".sph", ".aiff")
 LAYOUTS = ("wav", "dev/wav", "dev/aac", "aac", ".")
 LAYOUT_WORDS = (
     "Accepted are DATA/wav/<speaker>/<session>/<utterance>.wav or .flac, and the same "
@@ -55,11 +57,13 @@ def speaker_of(name: str) -> str:
     return name.split("/")[0]
 
 
-def audio_below(root: Path) -> Iterable[Path]:
+def audio_below(
+    root: Path, suffixes: tuple[str, ...] = AUDIO_SUFFIXES
+) -> Iterable[Path]:
     """Find audio in session folders of speaker folders."""
     pattern = "*/*/*"
     if found := find_packed(root):
         packed, name = found
         paths = (Path(packed.folder, inside) for inside in packed.below(name))
         return (p for p in paths if len(p.relative_to(root).parts) == 3)
-    return (p for p in root.glob(pattern) if p.suffix.lower() in AUDIO_SUFFIXES)
+    return (p for p in root.glob(pattern) if p.suffix.lower() in suffixes)

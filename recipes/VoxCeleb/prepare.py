@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from layout import audio_below, speaker_of, speech_root
+from layout import OTHER_SUFFIXES, audio_below, speaker_of, speech_root
 from packing import pack
 from speech_files import check_files, report_problems
 from speechbrain.dataio.encoder import CategoricalEncoder
@@ -45,6 +45,7 @@ from speechbrain_rev.cli import run_script
 from speechbrain_rev.hparams import compose, plain_settings
 from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.speech import audio_exists, write_manifest
+from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
 from speechbrain_rev.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -254,7 +255,9 @@ def speaker_numbers(save_folder: str | Path) -> dict[str, int]:
 
 def _found(root: Path) -> dict[str, list[str]]:
     found = defaultdict(list)
-    for path in tqdm(audio_below(root), desc="listing", unit="file", leave=False):
+    # Speech of another kind must not be missing without a word.
+    paths = audio_below(root, AUDIO_SUFFIXES + OTHER_SUFFIXES)
+    for path in tqdm(paths, desc="listing", unit="file", leave=False):
         name = path.relative_to(root).as_posix()
         found[speaker_of(name)].append(name)
     return {speaker: sorted(names) for speaker, names in found.items()}

@@ -18,6 +18,7 @@ from speechbrain_rev.speech import (
     read_audio,
     read_first_channel,
 )
+from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
 from speechbrain_rev.whole_files import write_whole
 
 #: Below, a whole utterance is taken for silence: 6 steps of 16 bit.
@@ -28,6 +29,7 @@ class Wrong(Enum):
     """What a file cannot be used for, and what to do about it."""
 
     UNREADABLE = "cannot be read", "copy or convert it again"
+    SUFFIX = "no WAV or FLAC", "convert it: ffmpeg -i IN -ar 16000 -ac 1 OUT.flac"
     RATE = "other sample rate", "sox IN -r RATE OUT, or set sample_rate"
     CHANNELS = "several channels", "sox IN -c 1 OUT"
     EMPTY = "no samples", "delete it"
@@ -207,6 +209,8 @@ def read_checked(
     Problem
         If it cannot be used.
     """
+    if path.suffix.lower() not in AUDIO_SUFFIXES:
+        return Problem(Wrong.SUFFIX, str(path), f"{path} is of another kind")
     try:
         info = audio_info(path)
         several = info.channels != 1

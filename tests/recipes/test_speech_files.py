@@ -25,6 +25,8 @@ def corpus(tmp_path):
     content = (bad / "truncated.wav").read_bytes()
     (bad / "truncated.wav").write_bytes(content[:-1000])
     (bad / "nothing.wav").touch()
+    (bad / "other.m4a").write_bytes(b"\0\0\0\x20ftypM4A ")
+    (bad / "notes.txt").write_text("no speech")
     (bad / "text.wav").write_text("RIFF or not")
     soundfile.write(bad / "empty.wav", noise[:0], RATE)
     soundfile.write(bad / "slow.wav", noise, 8000)
@@ -41,7 +43,7 @@ def corpus(tmp_path):
     return folder
 
 
-HEADERS = {"truncated", "nothing", "text", "empty", "slow", "stereo", "twice"}
+HEADERS = {"other", "truncated", "nothing", "text", "empty", "slow", "stereo", "twice"}
 ALL = HEADERS | {"silent", "nan", "damaged"}
 
 
@@ -59,7 +61,7 @@ def test_all_that_is_wrong_is_told_at_once(corpus, tmp_path, capsys, whole, foun
         prepare.prepare(settings(corpus, check_audio=whole), tmp_path / "save")
     table = capsys.readouterr().out
     for words in (table, str(error.value)):
-        assert f"{len(found)} of 27 files cannot be used" in words
+        assert f"{len(found)} of 28 files cannot be used" in words
         assert "slow.wav has 8000 samples per second" in words
         assert ("silent" in words) == whole
     assert stems(tmp_path / "save" / "bad_files.txt") == found
