@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from speech_files import Problem, read_checked, report_problems
+from speech_files import Problem, read_ahead, read_checked, report_problems
 from tqdm import tqdm
 
 from speechbrain_rev.speech import audio_files
 from speechbrain_rev.speech.packing import Packing
 
 BAD_FILES = "bad_files.txt"
-# Files that are decoded ahead of what is written.
-_AHEAD = 256
 
 
 def pack(
@@ -61,19 +58,16 @@ def pack(
     problems: list[Problem] = []
     with (
         Packing(packed, source=str(source.resolve()), sample_rate=sample_rate) as made,
-        ThreadPoolExecutor() as pool,
         tqdm(total=len(files), desc="packing", unit="file") as bar,
     ):
         left = [f for f in files if f.relative_to(source).as_posix() not in made]
         bar.update(len(files) - len(left))
-        for begin in range(0, len(left), _AHEAD):
-            ahead = left[begin : begin + _AHEAD]
-            for path, wav in zip(ahead, pool.map(read, ahead), strict=True):
-                if isinstance(wav, Problem):
-                    problems.append(wav)
-                else:
-                    made.add(path.relative_to(source).as_posix(), wav)
-                bar.update()
+        for path, wav in zip(left, read_ahead(read, left), strict=True):
+            if isinstance(wav, Problem):
+                problems.append(wav)
+            else:
+                made.add(path.relative_to(source).as_posix(), wav)
+            bar.update()
         report_problems(problems, len(files), packed / BAD_FILES, drop=drop)
         if not len(made):
             raise ValueError(f"No file below {source} can be used: nothing is packed.")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from tqdm import tqdm
@@ -21,8 +22,13 @@ from speechbrain_rev.speech import (
 from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
 from speechbrain_rev.whole_files import write_whole
 
+#: Threads that read files, and how many files they are ahead at most.
+THREADS, AHEAD = 16, 256
 #: Below, a whole utterance is taken for silence: 6 steps of 16 bit.
 SILENCE = 2e-4
+
+
+Item, Found = TypeVar("Item"), TypeVar("Found")
 
 
 class Wrong(Enum):
@@ -99,23 +105,42 @@ def check_files(
 
     usable: dict[str, dict[str, Utterance]] = defaultdict(dict)
     problems, seen = [], set()
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        found = tqdm(
-            pool.map(checked, rows),
-            total=len(rows),
-            desc="speech" if whole else "headers",
-            unit="utt",
-        )
-        for (speaker, name), one in zip(rows, found, strict=True):
-            if isinstance(one, Utterance) and one.ID in seen:
-                words = f"{one.wav} is the second file of the name {one.ID}"
-                problems.append(Problem(Wrong.TWICE, one.wav, words))
-            elif isinstance(one, Utterance):
-                seen.add(one.ID)
-                usable[speaker][name] = one
-            else:
-                problems.append(one)
+    found = tqdm(
+        read_ahead(checked, rows),
+        total=len(rows),
+        desc="speech" if whole else "headers",
+        unit="utt",
+    )
+    for (speaker, name), one in zip(rows, found, strict=True):
+        if isinstance(one, Utterance) and one.ID in seen:
+            words = f"{one.wav} is the second file of the name {one.ID}"
+            problems.append(Problem(Wrong.TWICE, one.wav, words))
+        elif isinstance(one, Utterance):
+            seen.add(one.ID)
+            usable[speaker][name] = one
+        else:
+            problems.append(one)
     return dict(usable), problems
+
+
+def read_ahead(read: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[Found]:
+    """Read files by several threads, a bounded number ahead of who asks for them.
+
+    Parameters
+    ----------
+    read : callable
+        Takes one of the items.
+    items : sequence
+        Of a million, tasks for all would take gigabytes.
+
+    Yields
+    ------
+    Found
+        What it gives, in the order of the items.
+    """
+    with ThreadPoolExecutor(max_workers=THREADS) as pool:
+        for begin in range(0, len(items), AHEAD):
+            yield from pool.map(read, items[begin : begin + AHEAD])
 
 
 def table(problems: Sequence[Problem], files: int) -> str:
