@@ -10,25 +10,47 @@ from speechbrain_rev.hparams import plain_settings
 from speechbrain_rev.lobes.checkpoints import load_finished_run
 
 
+def refuse_own_folder(settings):
+    """Refuse a run that would overwrite the finished one it starts from."""
+    ours, theirs = settings["output_folder"], settings["pretrained_run"]
+    if theirs is not None and Path(ours).resolve() == Path(theirs).resolve():
+        raise ValueError(
+            f"output_folder and pretrained_run are both {theirs}: the settings and "
+            "checkpoints of the finished run would be overwritten. Give another "
+            "output_folder."
+        )
+
+
 def start_from(hparams):
     """Load encoder and classifier of a finished run."""
     folder = Path(hparams["pretrained_run"])
-    if (record := folder / "hyperparams.yaml").is_file():
-        refuse_other_classes(hparams, folder, plain_settings(record.read_text()))
-    load_finished_run(hparams["modules"], folder)
+    record = folder / "hyperparams.yaml"
+    if not record.is_file():
+        raise ValueError(
+            f"pretrained_run is {folder}, which lacks hyperparams.yaml: give the "
+            "output_folder of a finished run."
+        )
+    earlier = plain_settings(record.read_text(encoding="utf-8"))
+    narrowed_from = speeds_to_narrow(earlier["speeds"], list(hparams["speeds"]), record)
+    if speaker_numbers(folder / "save") != speaker_numbers(hparams["save_folder"]):
+        raise other_classes(record, "other speakers, or numbered differently")
+    load_finished_run(hparams["modules"], folder, narrowed_from=narrowed_from)
 
 
-def refuse_other_classes(hparams, folder, earlier):
-    """Refuse a pretrained run whose classifier is of other speakers or speeds."""
-    ours, theirs = hparams["save_folder"], folder / "save"
-    if earlier["speeds"] != list(hparams["speeds"]):
-        what = f"the speeds {earlier['speeds']}, this run {list(hparams['speeds'])}"
-    elif speaker_numbers(theirs) != speaker_numbers(ours):
-        what = "other speakers, or numbered differently"
-    else:
-        return
-    raise ValueError(
-        f"pretrained_run {folder} has {what}: its classifier would be wrong, and the "
-        "encoder is not loaded alone. Give seed, data_folder, train_list, trial_lists, "
-        f"valid_speakers, valid_trials and speeds as in {folder / 'hyperparams.yaml'}."
+def speeds_to_narrow(theirs, ours, record):
+    """Count the speeds of a classifier of which 1.0 is kept; None if all are."""
+    if theirs == ours:
+        return None
+    if ours == [1.0] and 1.0 in theirs:
+        return len(theirs)
+    raise other_classes(record, f"the speeds {theirs}, this run {ours}")
+
+
+def other_classes(record, what):
+    """Say why the classifier of a pretrained run cannot be taken."""
+    return ValueError(
+        f"pretrained_run {record.parent} has {what}: its classifier would be wrong, and "
+        "the encoder is not loaded alone. Give seed, data_folder, train_list, "
+        f"trial_lists, valid_speakers, valid_trials and speeds as in {record}; speeds may "
+        "also be [1.0], for which the classes of other speeds are dropped."
     )

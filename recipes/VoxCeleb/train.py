@@ -19,7 +19,7 @@ import speechbrain as sb
 import torch
 import training_log as log
 import yaml
-from fine_tuning import start_from
+from fine_tuning import refuse_own_folder, start_from
 from hyperpyyaml import load_hyperpyyaml
 from loaders import train_loader, valid_loader
 from memory_plan import give_modes
@@ -244,6 +244,7 @@ def compose_run(argv):
 
 def prepare_run(text, settings):
     """List the data and write the run's settings; the main process works, all read."""
+    refuse_own_folder(settings)
     check_writable("output_folder", settings["output_folder"])
     sb.create_experiment_directory(settings["output_folder"])
     run_on_main(prepare, args=[Settings.of(settings), settings["save_folder"]])

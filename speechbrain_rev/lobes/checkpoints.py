@@ -19,6 +19,7 @@ from speechbrain.utils.checkpoints import (
 )
 
 from speechbrain_rev.lobes.checkpointer import verify_checkpoint
+from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
 
 #: What a checkpointer calls the channels at a time.
@@ -172,7 +173,10 @@ def average_of_last_epochs(
 
 
 def load_finished_run(
-    modules: Mapping[str, torch.nn.Module], folder: str | Path
+    modules: Mapping[str, torch.nn.Module],
+    folder: str | Path,
+    *,
+    narrowed_from: int | None = None,
 ) -> None:
     """Load encoder and classifier of a finished run.
 
@@ -183,6 +187,9 @@ def load_finished_run(
         newest checkpoint.
     folder : str or Path
         The run's output_folder.
+    narrowed_from : int, optional
+        How many speeds the run's classifier has, where that of `modules` has speed 1.0
+        alone and gets the classes of that; by default it gets all classes.
 
     Raises
     ------
@@ -197,11 +204,16 @@ def load_finished_run(
             f"pretrained_run is {folder}, which lacks embedding_model.ckpt or the "
             "checkpoints in save: give the output_folder of a finished run."
         )
-    classifier = newest.with_name("classifier.ckpt")
-    verify_checkpoint(Checkpoint(newest.parent, {}, {"classifier": classifier}))
+    path = newest.with_name("classifier.ckpt")
+    verify_checkpoint(Checkpoint(newest.parent, {}, {"classifier": path}))
+    encoder, classifier = (
+        torch.load(file, "cpu", weights_only=True) for file in (weights, path)
+    )
+    if narrowed_from is not None:
+        classifier["weight"] = true_speakers(classifier["weight"], speeds=narrowed_from)
     try:
-        for name, path in (("embedding_model", weights), ("classifier", classifier)):
-            modules[name].load_state_dict(torch.load(path, "cpu", weights_only=True))
+        modules["embedding_model"].load_state_dict(encoder)
+        modules["classifier"].load_state_dict(classifier)
     except RuntimeError as error:
         raise ValueError(
             f"The weights of {folder} do not fit: set arch, widths, blocks, n_mels and "

@@ -60,6 +60,44 @@ class CosineClassifier(nn.Module):
             )
 
 
+def true_speakers(weight: torch.Tensor, *, speeds: int) -> torch.Tensor:
+    """Keep the speakers as recorded, of a classifier that takes speeds for speakers.
+
+    ``SpeakerAugment`` numbers them speaker + k * number of speakers, and k is 0 for
+    speed 1.0.
+
+    Parameters
+    ----------
+    weight : torch.Tensor, [speakers * speeds, input_size]
+        One direction per class.
+    speeds : int
+        How many speeds there are.
+
+    Returns
+    -------
+    torch.Tensor, [speakers, input_size]
+
+    Raises
+    ------
+    ValueError
+        If the number of classes is no multiple of that of the speeds.
+
+    Example
+    -------
+    >>> weight = torch.tensor([[1.0], [2.0], [1.9], [2.9]])  # two speakers, two speeds
+    >>> true_speakers(weight, speeds=2).tolist()
+    [[1.0], [2.0]]
+    """
+    speakers, left_over = divmod(len(weight), speeds)
+    if left_over:
+        raise ValueError(
+            f"The classifier has {len(weight)} classes, no multiple of its {speeds} "
+            "speeds: which of them are speakers as recorded is unknown. Give a "
+            "classifier with a class for each speaker at each speed."
+        )
+    return weight[:speakers]
+
+
 class AAMSoftmax(nn.Module):
     """Additive angular margin softmax loss.
 

@@ -3,7 +3,12 @@
 import pytest
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.hparams import placeholders, resolve, top_level_keys
+from speechbrain_rev.hparams import (
+    placeholders,
+    plain_settings,
+    resolve,
+    top_level_keys,
+)
 from speechbrain_rev.hparams.knobs import KNOBS
 from tests.unit.hparams.files import FOLDER, TRAIN, values
 
@@ -54,9 +59,14 @@ def test_every_encoder_composes_with_it(file):
         assert placeholders(composed) == ()
         found = values(composed)
         expected = {**stated, **overrides, "arch": arch}
-        assert {key: found[key] for key in expected if key != "base"} == {
-            key: value for key, value in expected.items() if key != "base"
+        assert {key: as_written(found[key]) for key in expected if key != "base"} == {
+            key: as_written(value) for key, value in expected.items() if key != "base"
         }
+
+
+def as_written(value):
+    """A reference by its text: ruamel.yaml compares two of them by identity."""
+    return getattr(value, "value", value)
 
 
 def test_settings_stand_flat_before_what_is_built_from_them():
@@ -139,3 +149,11 @@ def test_fine_tuning_is_short_at_a_small_rate_and_a_fixed_margin(name, margin, f
         "chunk_samples": (frames - 1) * 160,
     }
     assert {key: found[key] for key in published} == published
+
+
+def test_a_large_margin_is_for_true_speakers_within_the_memory_that_is_there():
+    file = FOLDER / "large_margin.yaml"
+    found = plain_settings(resolve(file, {"arch": "revnet57", "data_folder": "data"}))
+    assert found["speeds"] == [1.0]
+    assert found["sentence_len"] == 5.99
+    assert found["memory_budget"] == "auto"

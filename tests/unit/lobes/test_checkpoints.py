@@ -16,6 +16,7 @@ from speechbrain_rev.lobes.checkpoints import (
     is_end_of_epoch,
     load_finished_run,
 )
+from speechbrain_rev.lobes.classifier import CosineClassifier
 
 
 class Killed(Exception):
@@ -303,3 +304,23 @@ class TestKeptChannels:
         checkpointer.save_checkpoint()
         assert kept.restore(checkpointer, chosen=False)
         assert encoder.channels == [4, 4, 4, 4]
+
+
+def test_a_classifier_is_narrowed_to_the_first_speed_and_to_nothing_else(tmp_path):
+    finished = {
+        "embedding_model": torch.nn.Linear(2, 2),
+        "classifier": CosineClassifier(4, 6),
+    }
+    WholeCheckpointer(tmp_path / "save", finished).save_checkpoint()
+    torch.save(
+        finished["embedding_model"].state_dict(), tmp_path / "embedding_model.ckpt"
+    )
+    modules = finished | {"classifier": CosineClassifier(4, 2)}
+    load_finished_run(modules, tmp_path, narrowed_from=3)
+    rows = finished["classifier"].weight[:2]
+    assert torch.equal(modules["classifier"].weight, rows)
+    with pytest.raises(ValueError, match=r"6 classes, no multiple of its 4 speeds"):
+        load_finished_run(modules, tmp_path, narrowed_from=4)
+    for narrowed_from in (None, 2):
+        with pytest.raises(ValueError, match="do not fit"):
+            load_finished_run(modules, tmp_path, narrowed_from=narrowed_from)

@@ -4,7 +4,12 @@ import math
 import pytest
 import torch
 
-from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
+from speechbrain_rev.lobes.classifier import (
+    AAMSoftmax,
+    CosineClassifier,
+    true_speakers,
+)
+from speechbrain_rev.speech import SpeakerAugment
 from tests.unit.reversible.chains import FLOAT32, each_half
 
 
@@ -124,3 +129,19 @@ def test_cosines_do_not_depend_on_the_length_of_embeddings_or_weights():
         embeddings, classifier.weight[None], dim=-1
     )
     assert torch.allclose(cosines.squeeze(1), expected, atol=1e-6)
+
+
+def test_true_speakers_are_those_whose_labels_normal_speed_leaves_alone():
+    speeds, speakers = (0.9, 1.0, 1.1), 5
+    augment = SpeakerAugment(
+        out_n_neurons=speakers * len(speeds), chunk_samples=800, speeds=speeds
+    )
+    weight = torch.randn(speakers * len(speeds), 3)
+    labels = torch.arange(40).remainder(speakers).unsqueeze(1)
+    augment(torch.randn(40, 881), torch.ones(40))
+    classes = augment.replicate_labels(labels)
+    assert len(classes.unique()) > 2 * speakers
+    kept = classes == labels
+    narrowed = true_speakers(weight, speeds=len(speeds))
+    assert len(narrowed) == speakers
+    assert torch.equal(narrowed[labels[kept]], weight[classes[kept]])
