@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speechbrain_rev.plots.style import COLOURS, INK, finish, new_figure, save
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_NEEDED = ("epoch", "train_loss", "lr", "margin")
+_COLOURS = dict(
+    zip(("train_loss", "valid_eer_percent", "lr", "margin"), COLOURS, strict=False)
+)
+
 
 def training_curves(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """Draw loss, validation error and learning rate of each epoch.
+    """Draw loss, validation error, learning rate and margin of each epoch.
 
     Parameters
     ----------
     rows : sequence of mapping
         One per epoch, as the lines of a run's ``train_log.jsonl``: ``epoch``,
-        ``train_loss``, ``lr`` and, where it was measured, ``valid_eer_percent``. Other
-        entries are not looked at.
+        ``train_loss``, ``lr``, ``margin`` and, where it was measured,
+        ``valid_eer_percent``. Other entries are not looked at.
     path : str or pathlib.Path
         The PNG file to write.
 
@@ -29,18 +37,18 @@ def training_curves(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None
     Example
     -------
     >>> import os, tempfile
-    >>> row = {"epoch": 1, "train_loss": 5.0, "lr": 0.1, "valid_eer_percent": 20.0}
+    >>> row = {"epoch": 1, "train_loss": 5.0, "lr": 0.1, "margin": 0.0}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     training_curves([row], os.path.join(folder, "training.png"))
     """
     if not rows:
         raise ValueError("There is no epoch to draw; give at least one row.")
     for number, row in enumerate(rows):
-        missing = [key for key in ("epoch", "train_loss", "lr") if key not in row]
+        missing = [key for key in _NEEDED if key not in row]
         if missing:
             raise ValueError(
                 f"Row {number} has no {', '.join(missing)}. Give one mapping per epoch "
-                f"with epoch, train_loss, lr and, where measured, valid_eer_percent."
+                f"with {', '.join(_NEEDED)} and, where measured, valid_eer_percent."
             )
     rows = sorted(rows, key=lambda row: row["epoch"])
     measured = [row for row in rows if row.get("valid_eer_percent") is not None]
@@ -48,41 +56,45 @@ def training_curves(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None
         ("train_loss", "training loss", rows),
         ("valid_eer_percent", "validation EER, %", measured),
         ("lr", "learning rate", rows),
+        ("margin", "margin, radians", rows),
     ]
     panels = [panel for panel in panels if panel[2]]
     figure = new_figure(6.4, 1.9 * len(panels) + 0.5)
     shared = figure.subplots(len(panels), 1, sharex=True)
-    for number, (axes, (key, label, points)) in enumerate(
-        zip(shared, panels, strict=True)
-    ):
-        epochs = [row["epoch"] for row in points]
-        values = [row[key] for row in points]
-        marker = "o" if len(points) <= 40 else None
-        axes.plot(
-            epochs,
-            values,
-            color=COLOURS[number],
-            marker=marker,
-            markersize=3.5,
-            lw=1.5,
-        )
+    for axes, (key, label, points) in zip(shared, panels, strict=True):
+        _curve(axes, key, points)
         axes.set_ylabel(label)
-        finish(axes, grid="both")
-        if key == "lr" and min(values) > 0:
-            axes.set_yscale("log")
-        elif key == "valid_eer_percent":
-            axes.set_ylim(bottom=0)
-            best = min(points, key=lambda row: row["valid_eer_percent"])
-            axes.text(
-                *(0.99, 0.95),
-                f"lowest {best['valid_eer_percent']:.2f} % in epoch {best['epoch']}",
-                transform=axes.transAxes,
-                ha="right",
-                va="top",
-                fontsize=9,
-                color=INK,
-            )
+    # One epoch, too, stands at a whole number.
+    shared[-1].set_xlim(rows[0]["epoch"] - 0.5, rows[-1]["epoch"] + 0.5)
     shared[-1].set_xlabel("epoch")
-    shared[-1].xaxis.get_major_locator().set_params(integer=True)
+    shared[-1].xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     figure.align_ylabels()
     save(figure, path)
+
+
+def _curve(axes: Axes, key: str, points: Sequence[Mapping[str, Any]]) -> None:
+    """Draw one quantity by epoch, on an axis that suits it."""
+    values = [row[key] for row in points]
+    axes.plot(
+        [row["epoch"] for row in points],
+        values,
+        color=_COLOURS[key],
+        marker="o" if len(points) <= 40 else None,
+        markersize=3.5,
+        lw=1.5,
+    )
+    finish(axes, grid="both")
+    if key == "lr" and min(values) > 0:
+        axes.set_yscale("log")
+    elif key in ("margin", "valid_eer_percent"):
+        # From 0: a level curve does not magnify the last digit.
+        top = max(values) or 0.1
+        axes.set_ylim(-0.05 * top, 1.1 * top)
+    if key == "valid_eer_percent":
+        best = min(points, key=lambda row: row["valid_eer_percent"])
+        axes.set_title(
+            f"lowest {best['valid_eer_percent']:.2f} % in epoch {best['epoch']}",
+            loc="right",
+            fontsize=9,
+            color=INK,
+        )

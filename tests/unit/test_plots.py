@@ -105,7 +105,13 @@ def test_what_is_no_det_curve_is_refused_by_name(tmp_path, false_alarm, miss):
 
 def epochs(count, **changes):
     return [
-        {"epoch": n, "train_loss": 9.0 / n, "lr": 0.1**n, "valid_eer_percent": 30.0 / n}
+        {
+            "epoch": n,
+            "train_loss": 9.0 / n,
+            "lr": 0.1**n,
+            "margin": 0.1 * n,
+            "valid_eer_percent": 30.0 / n,
+        }
         | changes
         for n in range(1, count + 1)
     ]
@@ -119,6 +125,7 @@ def test_training_curves_show_each_quantity_by_epoch_in_order(drawn):
         "training loss": "train_loss",
         "validation EER, %": "valid_eer_percent",
         "learning rate": "lr",
+        "margin, radians": "margin",
     }.items():
         expected = [(row["epoch"], row[key]) for row in rows]
         np.testing.assert_allclose(shown[label], expected)
@@ -131,14 +138,29 @@ def test_a_run_without_validation_has_no_panel_for_it(drawn, how):
         rows = [{k: v for k, v in row.items() if "eer" not in k} for row in rows]
     figure = drawn(plots.training_curves, rows)
     labels = [axes.get_ylabel() for axes in figure.axes]
-    assert labels == ["training loss", "learning rate"]
+    assert labels == ["training loss", "learning rate", "margin, radians"]
 
 
-def test_one_epoch_and_a_learning_rate_of_zero_can_be_drawn(drawn):
-    assert len(drawn(plots.training_curves, epochs(1, lr=0.0)).axes) == 3
+def test_one_epoch_and_quantities_of_zero_can_be_drawn(drawn):
+    zero = {"lr": 0.0, "margin": 0.0, "valid_eer_percent": 0.0}
+    assert len(drawn(plots.training_curves, epochs(1, **zero)).axes) == 4
 
 
-@pytest.mark.parametrize("key", ["epoch", "train_loss", "lr"])
+def test_epochs_stand_at_whole_numbers_and_a_fixed_margin_above_zero(drawn):
+    *_, margin = drawn(plots.training_curves, epochs(1, margin=0.5)).axes
+    low, high = margin.get_xlim()
+    assert [tick for tick in margin.get_xticks() if low <= tick <= high] == [1]
+    low, high = margin.get_ylim()
+    assert low < 0 < 0.5 < high < 1
+
+
+def test_the_lowest_error_is_named_beside_the_curve(drawn):
+    figure = drawn(plots.training_curves, epochs(4))
+    titles = [axes.get_title(loc="right") for axes in figure.axes]
+    assert titles == ["", "lowest 7.50 % in epoch 4", "", ""]
+
+
+@pytest.mark.parametrize("key", ["epoch", "train_loss", "lr", "margin"])
 def test_a_row_without_a_quantity_is_refused_by_number(tmp_path, key):
     rows = epochs(3)
     del rows[1][key]
