@@ -19,6 +19,7 @@ import speechbrain as sb
 import torch
 import training_log as log
 import yaml
+from epoch_log import EpochLog, check_tensorboard
 from fine_tuning import refuse_own_folder, start_from
 from hyperpyyaml import load_hyperpyyaml
 from loaders import train_loader, valid_loader
@@ -60,6 +61,7 @@ from speechbrain_rev.whole_files import check_writable, write_whole
 class SpeakerBrain(CheckedSteps):
     """Trains on chunks of speech; validates on trials between whole utterances."""
 
+    epoch_log: EpochLog
     valid_trials: Trials | None = None
 
     def init_optimizers(self):
@@ -98,8 +100,7 @@ class SpeakerBrain(CheckedSteps):
 
     def on_fit_batch_end(self, batch, outputs, loss, should_step):
         """Show the progress."""
-        self.bar.update(self.train_sampler.batch_size)
-        self.bar.set_postfix(loss=f"{loss.detach():.2f}", refresh=False)
+        log.show_step(self.bar, self.train_sampler.batch_size, loss, self.device)
 
     def on_stage_start(self, stage, epoch=None):
         """Start the clock, the bar and, in the middle of an epoch, the sampler."""
@@ -165,7 +166,7 @@ class SpeakerBrain(CheckedSteps):
             run_on_main(print, args=[f"--debug: no EER, no log. {log.shown(stats)}"])
         else:
             self.hparams.train_logger.log_stats(log.shown(stats))
-            run_on_main(log.append_epoch, args=[self.hparams.output_folder, stats])
+            run_on_main(self.epoch_log.write, args=[stats])
         self.checkpointer.save_and_keep_only(
             meta=stats,
             num_to_keep=self.hparams.keep_checkpoints,
@@ -245,6 +246,8 @@ def compose_run(argv):
 def prepare_run(text, settings):
     """List the data and write the run's settings; the main process works, all read."""
     refuse_own_folder(settings)
+    if settings["tensorboard"]:
+        check_tensorboard()
     check_writable("output_folder", settings["output_folder"])
     sb.create_experiment_directory(settings["output_folder"])
     run_on_main(prepare, args=[Settings.of(settings), settings["save_folder"]])
@@ -307,6 +310,9 @@ def train(prepared, hparams, run_opts, dry):
     if prepared.valid_trials:
         brain.valid_trials = read_trials(Path(hparams["save_folder"], VALID_TRIALS))
         valid_set = valid_loader(hparams, brain.valid_trials)
+    brain.epoch_log = EpochLog(
+        hparams["output_folder"], tensorboard=hparams["tensorboard"]
+    )
     brain.fit(hparams["epoch_counter"], train_set, valid_set, progressbar=False)
     if brain.debug:
         run_on_main(print, args=["--debug: embedding_model.ckpt is not written."])
@@ -322,7 +328,6 @@ def finish(hparams):
     path = Path(hparams["output_folder"], "embedding_model.ckpt")
     torch.save(average, f"{path}.part")
     Path(f"{path}.part").replace(path)
-    log.draw_curves(hparams["output_folder"])
 
 
 if __name__ == "__main__":

@@ -1,28 +1,28 @@
-"""What a training run writes down about each epoch."""
+"""What a training run counts and measures, and how it is shown."""
 
 from __future__ import annotations
 
-import json
 import math
 import resource
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from speechbrain.utils.distributed import if_main_process
 from tqdm import tqdm
 
-from speechbrain_rev import plots
 from speechbrain_rev.compression import ActivationCompression
-from speechbrain_rev.whole_files import write_whole
 
-LOG = "train_log.jsonl"
+REDRAW_SECONDS = 1.0
 # Two quantities, never under one name: which is logged depends on the device.
 PEAKS = {
     "cuda_allocated_peak_bytes": "CUDA allocated peak GiB",
     "process_resident_peak_bytes": "process resident peak GiB",
+}
+BAR_PEAKS = {
+    "cuda_allocated_peak_bytes": "allocated peak",
+    "process_resident_peak_bytes": "resident peak",
 }
 
 
@@ -79,40 +79,40 @@ def progress_bar(name: str, total: int, done: int, *, off: bool) -> tqdm:
     """
     disable = off or not if_main_process() or None
     return tqdm(
-        desc=name, total=total, initial=done, unit="utt", disable=disable, leave=False
+        desc=name,
+        total=total,
+        initial=done,
+        unit="utt",
+        disable=disable,
+        leave=False,
+        # Whether it is time is asked at every step: steps take longer than asking.
+        mininterval=REDRAW_SECONDS,
+        miniters=1,
     )
 
 
-def append_epoch(output_folder: str | Path, stats: dict[str, Any]) -> None:
-    """Add an epoch's line, replacing what a run killed before its checkpoint wrote.
+def show_step(
+    bar: tqdm, utterances: int, loss: torch.Tensor, device: torch.device | str
+) -> None:
+    """Count the utterances of a step; where the bar is drawn, tell loss and memory.
+
+    Only then is the loss read, for which the CPU waits for a GPU.
 
     Parameters
     ----------
-    output_folder : str or Path
-        The run's folder.
-    stats : dict
-        Plain numbers, "epoch" among them.
+    bar : tqdm
+        A ``progress_bar``.
+    utterances : int
+        How many the step had, over all processes.
+    loss : torch.Tensor
+        A number.
+    device : torch.device or str
+        Where the training runs.
     """
-    path = Path(output_folder, LOG)
-    lines = path.read_text().splitlines() if path.exists() else []
-    kept = [line for line in lines if json.loads(line)["epoch"] < stats["epoch"]]
-    write_whole(path, "".join(f"{line}\n" for line in [*kept, json.dumps(stats)]))
-
-
-def draw_curves(output_folder: str | Path) -> None:
-    """Draw loss, validation error and learning rate of a run from its log.
-
-    Parameters
-    ----------
-    output_folder : str or Path
-        The run's folder; training_curves.png is written, or it is said why not.
-    """
-    lines = Path(output_folder, LOG).read_text().splitlines()
-    path = Path(output_folder, "training_curves.png")
-    try:
-        plots.training_curves([json.loads(line) for line in lines], path)
-    except ImportError as error:
-        print(f"{path} is not drawn: {error}")
+    if bar.update(utterances):
+        peaks = peak_memory(device).items()
+        memory = {BAR_PEAKS[name]: f"{peak / 2**30:.2f}GiB" for name, peak in peaks}
+        bar.set_postfix({"loss": f"{float(loss.detach()):.2f}", **memory})
 
 
 @dataclass

@@ -74,7 +74,7 @@ def run_script(script: Callable[[], object]) -> None:
     own = (Path(__file__).parents[1], Path(sys.argv[0]).resolve().parent)
     try:
         script()
-    except (ValueError, OSError, MemoryError) as error:
+    except (ValueError, OSError, ImportError, MemoryError) as error:
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
         ours = any(raised_in.resolve().is_relative_to(folder) for folder in own)
         if not ours or not str(error):

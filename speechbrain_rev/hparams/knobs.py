@@ -175,6 +175,7 @@ KNOBS = {
     "num_workers": Knob("int", at_least=0),
     "ckpt_interval_steps": Knob("int", at_least=0),
     "keep_checkpoints": _COUNT,
+    "tensorboard": Knob("bool"),
     # encoder
     "arch": Knob("str", one_of=tuple(ARCHITECTURES)),
     "widths": Knob("list of int", null=True, length=4, at_least=1, at_most=2**14),

@@ -1,5 +1,7 @@
-import json
+import io
+import sys
 
+import pytest
 import torch
 
 from tests.recipes.runs import recipe
@@ -21,17 +23,6 @@ STATS = {
 }
 
 
-def epochs(folder):
-    lines = (folder / training_log.LOG).read_text().splitlines()
-    return [(json.loads(line)["epoch"], json.loads(line)["lr"]) for line in lines]
-
-
-def test_an_epoch_trained_again_replaces_its_line_and_those_after_it(tmp_path):
-    for epoch, lr in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.4)):
-        training_log.append_epoch(tmp_path, {"epoch": epoch, "lr": lr})
-    assert epochs(tmp_path) == [(1, 0.1), (2, 0.4)]
-
-
 def test_the_log_line_has_units_for_reading_and_validation_only_where_it_was_made():
     line = training_log.shown(STATS)
     assert (line["utt/s"], line["process resident peak GiB"]) == (100, 1.5)
@@ -49,25 +40,6 @@ def test_the_log_line_tells_skipped_steps_where_there_are_some():
     assert "skipped steps" not in training_log.shown(STATS)
     line = training_log.shown({**STATS, "skipped_steps": 2})
     assert line["skipped steps"] == 2
-
-
-def test_curves_are_drawn_from_the_log(tmp_path):
-    for epoch in (1, 2):
-        training_log.append_epoch(tmp_path, {**STATS, "epoch": epoch})
-    training_log.draw_curves(tmp_path)
-    assert (tmp_path / "training_curves.png").stat().st_size > 1000
-
-
-def test_without_matplotlib_training_ends_well_and_says_so(
-    tmp_path, monkeypatch, capsys
-):
-    def missing(rows, path):
-        raise ImportError("pip install matplotlib")
-
-    monkeypatch.setattr(training_log.plots, "training_curves", missing)
-    training_log.append_epoch(tmp_path, STATS)
-    training_log.draw_curves(tmp_path)
-    assert "is not drawn: pip install matplotlib" in capsys.readouterr().out
 
 
 def test_peaks_of_gpu_and_process_have_names_of_their_own(monkeypatch):
@@ -108,3 +80,75 @@ def test_the_largest_value_of_an_epoch_is_kept():
         encoder.largest_streams = lambda told=told: {"stage": told}
         found = tally.ask(encoder)["largest_streams"]["stage"]
         assert found == kept or (kept is None and found != found)
+
+
+class Terminal(io.StringIO):
+    """Where somebody watches."""
+
+    def isatty(self):
+        return True
+
+
+class Clock:
+    """Time as a test wants it."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class ReadLoss:
+    """A loss that remembers how often it was read."""
+
+    def __init__(self):
+        self.times = 0
+
+    def detach(self):
+        self.times += 1
+        return torch.tensor(4.5)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("tqdm.std.time", clock)
+    return clock
+
+
+def test_the_bar_tells_speed_remaining_time_loss_and_memory(monkeypatch, clock):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * 2**29)
+    with training_log.progress_bar("epoch 1", 425, 0, off=False) as bar:
+        clock.now += 2.0
+        training_log.show_step(bar, 100, torch.tensor(4.5, requires_grad=True), "cuda")
+    shown = terminal.getvalue().split("\r")
+    assert any(
+        "100/425 [00:02<00:06, 50.00utt/s, loss=4.50, allocated peak=1.50GiB]" in line
+        for line in shown
+    )
+
+
+def test_the_loss_is_read_once_a_second_and_never_where_nobody_watches(
+    monkeypatch, clock
+):
+    for stderr, times in ((Terminal(), 4), (io.StringIO(), 0)):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        loss = ReadLoss()
+        with training_log.progress_bar("epoch 1", 400, 0, off=False) as bar:
+            for _ in range(17):
+                clock.now += 0.25
+                training_log.show_step(bar, 4, loss, "cpu")
+        assert loss.times == times
+
+
+def test_the_peak_of_the_process_has_its_own_name_in_the_bar(monkeypatch, clock):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with training_log.progress_bar("epoch 1", 8, 0, off=False) as bar:
+        clock.now += 2.0
+        training_log.show_step(bar, 4, torch.tensor(4.5), "cpu")
+    assert ", resident peak=" in terminal.getvalue()
+    assert set(training_log.BAR_PEAKS) == set(training_log.PEAKS)
