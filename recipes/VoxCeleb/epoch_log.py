@@ -36,6 +36,8 @@ class EpochLog:
         self._tensorboard = tensorboard
         self._board: TensorBoard | None = None
         self._cannot_draw = False
+        # SpeechBrain writes DEBUG into log.txt, where matplotlib lists all fonts.
+        logging.getLogger("matplotlib").setLevel(logging.INFO)
 
     def write(self, stats: dict[str, Any]) -> None:
         """Add an epoch, replacing what a run killed before its checkpoint wrote.

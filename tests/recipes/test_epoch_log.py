@@ -41,6 +41,12 @@ def test_curves_are_drawn_after_each_epoch_of_all_so_far(tmp_path, monkeypatch):
     assert drawn == [[1], [1, 2]]
 
 
+def test_drawing_writes_nothing_into_the_log_of_a_run(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    epoch_log.EpochLog(tmp_path).write(STATS)
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("error", [ImportError, RuntimeError, OSError])
 def test_curves_that_cannot_be_drawn_end_no_training_and_are_told_of_once(
     tmp_path, monkeypatch, caplog, error
