@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from speechbrain_rev.speech import ChunkDataset
 from tests.corpus import write_corpus
 from tests.recipes.runs import arguments, log, recipe, weights
 
@@ -128,15 +129,14 @@ def test_gradients_of_all_groups_are_clipped_together(broken, data, tmp_path):
 def lost(broken, tmp_path, monkeypatch):
     """A recipe in whose training some files cannot be read any more."""
     broken.lost = set()
-    dataset = broken.ChunkDataset
-    read = dataset._read
+    read = ChunkDataset._read
 
-    def read_or_not(self, epoch, index):
+    def read_or_not(self, epoch, index, out):
         if index in broken.lost:
             return f"{self.path_of(index)} is gone"
-        return read(self, epoch, index)
+        return read(self, epoch, index, out)
 
-    monkeypatch.setattr(dataset, "_read", read_or_not)
+    monkeypatch.setattr(ChunkDataset, "_read", read_or_not)
     return broken
 
 
