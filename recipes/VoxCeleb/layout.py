@@ -35,7 +35,7 @@ def speech_root(data_folder: str | Path) -> Path:
         If there is none; it names the layouts.
     """
     data_folder = Path(data_folder)
-    if not data_folder.is_dir():
+    if find_packed(data_folder) is None and not data_folder.is_dir():
         raise ValueError(
             f"The data folder {data_folder} does not exist. Give the folder of "
             f"VoxCeleb (or of your speech) with --data_folder=... {LAYOUT_WORDS}"
@@ -60,10 +60,39 @@ def speaker_of(name: str) -> str:
 def audio_below(
     root: Path, suffixes: tuple[str, ...] = AUDIO_SUFFIXES
 ) -> Iterable[Path]:
-    """Find audio in session folders of speaker folders."""
-    pattern = "*/*/*"
+    """Find audio in session folders of speaker folders, packed ones too.
+
+    Parameters
+    ----------
+    root : Path
+        The folder of the speakers' folders.
+    suffixes : tuple of str
+        What names end in, in small letters; packed folders hold WAV and FLAC alone.
+    """
     if found := find_packed(root):
         packed, name = found
         paths = (Path(packed.folder, inside) for inside in packed.below(name))
         return (p for p in paths if len(p.relative_to(root).parts) == 3)
-    return (p for p in root.glob(pattern) if p.suffix.lower() in suffixes)
+    return (p for p in root.glob("*/*/*") if p.suffix.lower() in suffixes)
+
+
+def without_originals(paths: Iterable[Path]) -> list[Path]:
+    """Leave out files of other kinds that were converted where they are.
+
+    Parameters
+    ----------
+    paths : iterable of Path
+        Files of all kinds of audio.
+
+    Returns
+    -------
+    list of Path
+        Of those that are neither WAV nor FLAC only those beside which no WAV or FLAC
+        has the same name.
+    """
+    paths = list(paths)
+    others = {path for path in paths if path.suffix.lower() in OTHER_SUFFIXES}
+    if not others:
+        return paths
+    converted = {path.with_suffix("") for path in paths if path not in others}
+    return [p for p in paths if p not in others or p.with_suffix("") not in converted]

@@ -9,7 +9,8 @@ name ends in .packed: 16-bit samples in one file, and an index. It stands wherev
 stood (data_folder, noise_folder, rir_folder, trials_folder), is read many times faster,
 and needs FOLDER no more. Interrupted, it goes on when the same command is given again.
 
-The first does what train.py does before a training, with the same settings. It writes into the run's save folder, never into the data folder:
+The first does what train.py does before a training, with the same settings. It writes
+into the run's save folder, never into the data folder:
 
 - train.csv: the training manifest (ID, wav, samples, spk_id)
 - valid_trials.txt: trials between held-out speakers, if any are held out
@@ -34,8 +35,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from layout import OTHER_SUFFIXES, audio_below, speaker_of, speech_root
-from packing import pack
+from layout import (
+    OTHER_SUFFIXES,
+    audio_below,
+    speaker_of,
+    speech_root,
+    without_originals,
+)
+from pack_folder import pack
 from speech_files import check_files, report_problems
 from speechbrain.dataio.encoder import CategoricalEncoder
 from tqdm import tqdm
@@ -257,7 +264,8 @@ def _found(root: Path) -> dict[str, list[str]]:
     found = defaultdict(list)
     # Speech of another kind must not be missing without a word.
     paths = audio_below(root, AUDIO_SUFFIXES + OTHER_SUFFIXES)
-    for path in tqdm(paths, desc="listing", unit="file", leave=False):
+    listed = tqdm(paths, desc="listing", unit="file", leave=False)
+    for path in without_originals(listed):
         name = path.relative_to(root).as_posix()
         found[speaker_of(name)].append(name)
     return {speaker: sorted(names) for speaker, names in found.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -27,6 +27,8 @@ THREADS, AHEAD = 16, 256
 #: Below, a whole utterance is taken for silence: 6 steps of 16 bit.
 SILENCE = 2e-4
 
+
+ADVICE = "Mend them, leave them out of train_list, or give bad_files: drop."
 
 Item, Found = TypeVar("Item"), TypeVar("Found")
 
@@ -123,24 +125,33 @@ def check_files(
     return dict(usable), problems
 
 
-def read_ahead(read: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[Found]:
+def read_ahead(
+    read: Callable[[Item], Found], items: Iterable[Item], *, ahead: int = AHEAD
+) -> Iterator[Found]:
     """Read files by several threads, a bounded number ahead of who asks for them.
 
     Parameters
     ----------
     read : callable
         Takes one of the items.
-    items : sequence
-        Of a million, tasks for all would take gigabytes.
+    items : iterable
+        Of a million, tasks for all at once would take gigabytes.
+    ahead : int
+        How many are read or waiting at most.
 
     Yields
     ------
     Found
         What it gives, in the order of the items.
     """
+    waiting: deque[Future[Found]] = deque()
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
-        for begin in range(0, len(items), AHEAD):
-            yield from pool.map(read, items[begin : begin + AHEAD])
+        for item in items:
+            waiting.append(pool.submit(read, item))
+            if len(waiting) == ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def table(problems: Sequence[Problem], files: int) -> str:
@@ -167,7 +178,12 @@ def table(problems: Sequence[Problem], files: int) -> str:
 
 
 def report_problems(
-    problems: Sequence[Problem], files: int, path: Path, *, drop: bool
+    problems: Sequence[Problem],
+    files: int,
+    path: Path,
+    *,
+    drop: bool,
+    advice: str = ADVICE,
 ) -> None:
     """Print what is wrong, and list the files; refuse them unless they are dropped.
 
@@ -182,6 +198,8 @@ def report_problems(
         was there goes.
     drop : bool
         Whether the training does without them.
+    advice : str
+        What to do about them where they are refused.
 
     Raises
     ------
@@ -192,7 +210,8 @@ def report_problems(
     if not problems:
         return
     lines = [f"{p.path}\t{p.wrong.words}: {p.detail}\n" for p in problems]
-    write_whole(path, "".join(lines))
+    # A name that is not in UTF-8 can be written in no other way.
+    write_whole(path, "".join(lines).encode(errors="backslashreplace"))
     print(f"{table(problems, files)}\nAll of them are listed in {path}.")
     if drop:
         return
@@ -204,8 +223,7 @@ def report_problems(
             told.append(f"{len(found)} {wrong.words} ({example})")
     raise ValueError(
         f"{len(problems)} of {files} files cannot be used: {', '.join(told)}. All of "
-        f"them are listed in {path}. Mend them, leave them out of train_list, or give "
-        "bad_files: drop."
+        f"them are listed in {path}. {advice}"
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speechbrain_rev.inference.speaker import SpeakerEmbedder
-from speechbrain_rev.speech.packed import INDEX, find_packed
+from speechbrain_rev.speech.packed import find_packed
 
 # Work that is lost if a long extraction is interrupted.
 _SAVE_SECONDS = 600.0
@@ -223,11 +223,12 @@ def _ordered(names: Iterable[str], files: Iterable[str]) -> list[str]:
 
 
 def _source(file: str | Path) -> str:
+    if found := find_packed(file):
+        packed, name = found
+        return f"{packed.folder}/{name}|{packed.stamp}"
     path = Path(file).resolve()
-    packed = find_packed(path)
-    told_by = Path(packed[0].folder, INDEX) if packed else path
     # A missing file is named with its remedy where it is read.
-    status = told_by.stat() if told_by.exists() else None
+    status = path.stat() if path.exists() else None
     return f"{path}|{status.st_size}|{status.st_mtime_ns}" if status else str(path)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from speechbrain.utils.checkpoints import (
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.functional import resample
 
+from .dataset import repeat_to
 from .disturbances import add_noise, reverberate
 from .reading import audio_files, audio_info, read_audio, read_first_channel
 from .seeding import generator
@@ -65,8 +67,8 @@ class SpeakerAugment:
     noise_folder, rir_folder : str or Path, optional
         WAV and FLAC files at any depth. With neither, only the speed changes.
     max_unread : int
-        Files of both folders that may turn out not to be readable; an utterance that was
-        to have one stays as it is. One more is an error.
+        Files of both folders that may turn out not to be readable; the next one takes the
+        place of such a file. One more is an error.
     seed : int
         Seed of all draws.
 
@@ -121,7 +123,9 @@ class SpeakerAugment:
         self.noise_root = noise_folder
         self.rir_files = [] if rir_folder is None else audio_files(rir_folder)
         self.rir_root = rir_folder
-        self.max_unread, self.unread = max_unread, 0
+        self.max_unread = max_unread
+        #: Files that turned out not to be readable.
+        self.unread: set[Path] = set()
         self.seed = seed
         self.step = 0
         self._speed_index = torch.zeros(0, dtype=torch.long)
@@ -232,18 +236,15 @@ class SpeakerAugment:
             if lot >= self.augment_prob or not (self.noise_files or self.rir_files):
                 continue
             noisy = not self.rir_files or (self.noise_files and kind < 0.5)
-            files = self.noise_files if noisy else self.rir_files
-            path = files[int(choice * len(files))]
-            try:
-                if noisy:
-                    low, high = self._snr_range_of(path)
-                    noise = self._read_noise(path, place)
-                    noises.append(_Drawn(row, noise, low + level * (high - low)))
-                else:
-                    room = read_first_channel(path, sample_rate=self.sample_rate)
-                    rooms.append(_Drawn(row, room))
-            except (ValueError, OSError) as error:
-                self._tell_of_unread(error)
+            if noisy:
+                path, noise = self._first_readable(
+                    self.noise_files, choice, partial(self._read_noise, place=place)
+                )
+                low, high = self._snr_range_of(path)
+                noises.append(_Drawn(row, noise, low + level * (high - low)))
+            else:
+                _, room = self._first_readable(self.rir_files, choice, self._read_room)
+                rooms.append(_Drawn(row, room))
         if noises:
             rows, values = _stacked(noises, wavs)
             levels = torch.tensor([drawn.snr_db for drawn in noises]).to(wavs)
@@ -252,15 +253,42 @@ class SpeakerAugment:
             rows, values = _stacked(rooms, wavs)
             wavs[rows] = reverberate(wavs[rows], values)
 
-    def _tell_of_unread(self, error: Exception) -> None:
-        """Log a file that could not be read; end the training if there were too many."""
-        self.unread += 1
-        logger.warning(f"An utterance stays as it is, without augmentation: {error}")
-        if self.unread > self.max_unread:
+    def _first_readable(
+        self,
+        files: list[Path],
+        choice: float,
+        read: Callable[[Path], torch.Tensor],
+    ) -> tuple[Path, torch.Tensor]:
+        """Read the file that was drawn or, where that cannot be, the next that can."""
+        drawn = int(choice * len(files))
+        for step in range(len(files)):
+            path = files[(drawn + step) % len(files)]
+            if path in self.unread:
+                continue
+            try:
+                values = read(path)
+                if not bool(values.isfinite().all()):
+                    raise ValueError(f"{path} holds NaN or infinity")
+                return path, values
+            except (ValueError, OSError) as error:
+                self._tell_of_unread(path, error)
+        raise ValueError(
+            f"None of the {len(files)} files such as {files[drawn]} can be read. Give "
+            "another noise_folder or rir_folder."
+        )
+
+    def _tell_of_unread(self, path: Path, error: Exception) -> None:
+        """Log a file that cannot be used; end the training if there are too many."""
+        self.unread.add(path)
+        logger.warning(f"Augmentation goes on without a file: {error}")
+        if len(self.unread) > self.max_unread:
             raise ValueError(
-                f"{self.unread} files of noise_folder or rir_folder could not be read, "
-                f"more than max_unread: {self.max_unread}. The last because: {error}"
+                f"{len(self.unread)} files of noise_folder or rir_folder could not be "
+                f"read, more than max_unread: {self.max_unread}. The last because: {error}"
             ) from error
+
+    def _read_room(self, path: Path) -> torch.Tensor:
+        return read_first_channel(path, sample_rate=self.sample_rate)
 
     def _snr_range_of(self, path: Path) -> tuple[float, float]:
         assert self.noise_root is not None
@@ -277,8 +305,7 @@ class SpeakerAugment:
         noise = read_audio(
             path, sample_rate=self.sample_rate, start=start, samples=self.chunk_samples
         )
-        repeats = -(-self.chunk_samples // len(noise))
-        return noise.repeat(repeats)[: self.chunk_samples]
+        return repeat_to(noise, self.chunk_samples)
 
     @mark_as_saver
     def _save(self, path: str | Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import logging
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .columns import GrowingTexts, TextColumn, map_columns, save_columns
+
+logger = logging.getLogger(__name__)
 
 #: What is behind the name of a manifest in that of its mapped form.
 MAPPED = ".columns"
@@ -75,7 +78,7 @@ class Manifest(Sequence[Utterance]):
     ) -> None:
         self.names, self.paths, self.samples = names, paths, samples
         self.speakers, self.speaker_names = speakers, speaker_names
-        self._mapped_from: Path | None = None
+        self._mapped_from: tuple[Path, dict[str, str]] | None = None
 
     @classmethod
     def of(cls, utterances: Iterable[Utterance]) -> Manifest:
@@ -133,21 +136,26 @@ class Manifest(Sequence[Utterance]):
                 "Delete it."
             )
         manifest = cls(*(cast(Any, columns[name]) for name in _COLUMNS))
-        manifest._mapped_from = Path(path)
+        manifest._mapped_from = Path(path).absolute(), about
         return manifest, about
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         # A worker that is not forked maps the same file, and is sent no copy of it.
         if self._mapped_from is not None:
-            return _mapped, (self._mapped_from,)
+            return _mapped, self._mapped_from
         return Manifest, tuple(getattr(self, name) for name in _COLUMNS)
 
 
 _COLUMNS = "names", "paths", "samples", "speakers", "speaker_names"
 
 
-def _mapped(path: Path) -> Manifest:
-    return Manifest.mapped(path)[0]
+def _mapped(path: Path, about: dict[str, str]) -> Manifest:
+    manifest, found = Manifest.mapped(path)
+    if found != about:
+        raise ValueError(
+            f"{path} was written anew while processes read it: begin the training again."
+        )
+    return manifest
 
 
 def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
@@ -171,7 +179,8 @@ def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
 def read_manifest(path: str | Path) -> Manifest:
     """Read a manifest: map its rows into memory.
 
-    They are in a file beside it, which is made anew when the manifest has changed.
+    They are in a file beside it, which is made anew when the manifest has changed. Where it
+    cannot be written, the rows are in the memory of each process, which is said.
 
     Parameters
     ----------
@@ -198,12 +207,22 @@ def read_manifest(path: str | Path) -> Manifest:
         raise ValueError(f"There is no manifest {path}. Prepare the data first.")
     mapped, digest = Path(f"{path}{MAPPED}"), _digest(path)
     if mapped.is_file():
-        manifest, about = Manifest.mapped(mapped)
-        if about.get("manifest") == digest:
-            return manifest
-    Manifest.of(_rows(path)).save(mapped, {"manifest": digest})
-    manifest, _ = Manifest.mapped(mapped)
-    return manifest
+        try:
+            manifest, about = Manifest.mapped(mapped)
+            if about.get("manifest") == digest:
+                return manifest
+        except ValueError as error:
+            logger.warning(f"{error} It is made anew.")
+    rows = Manifest.of(_rows(path))
+    try:
+        rows.save(mapped, {"manifest": digest})
+    except OSError as error:
+        logger.warning(
+            f"{mapped} cannot be written ({error.strerror}): each process has all rows of "
+            f"{path} in its memory."
+        )
+        return rows
+    return Manifest.mapped(mapped)[0]
 
 
 def _rows(path: str | Path) -> Iterator[Utterance]:
@@ -214,6 +233,7 @@ def _rows(path: str | Path) -> Iterator[Utterance]:
             raise ValueError(
                 f"{path} has the columns {rows.fieldnames}; it needs {wanted}."
             )
+        row = None
         for row in rows:
             try:
                 samples = int(row["samples"])
@@ -222,8 +242,12 @@ def _rows(path: str | Path) -> Iterator[Utterance]:
                     f"{path}, line {rows.line_num}: samples is {row['samples']!r}; it "
                     "must be the length of the utterance in samples."
                 ) from None
+            if row["spk_id"] is None or row["wav"] is None:
+                raise ValueError(
+                    f"{path}, line {rows.line_num} has fewer fields than {wanted}."
+                )
             yield Utterance(row["ID"], row["wav"], samples, row["spk_id"])
-        if rows.line_num < 2:
+        if row is None:
             raise ValueError(f"{path} lists no utterance.")
 
 

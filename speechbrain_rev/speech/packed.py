@@ -2,16 +2,16 @@
 
 A packed folder has a name that ends in ``.packed`` and stands wherever a folder of WAV
 and FLAC files may stand: ``corpus.packed/id1/a/1.wav`` is the path of a file in it. Its
-index is mapped into memory. Samples are read by position and not mapped: where a disk
-fails, a mapping ends the process, and reading is an error that can be met.
+index is mapped into memory, where processes share it. Samples are read by position: where
+a disk fails, a mapping ends the process, and reading is an error that can be met.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -68,6 +68,9 @@ class PackedAudio:
         self._lengths = cast("NDArray[np.int64]", columns["lengths"])
         self._scales = cast("NDArray[np.float32]", columns["scales"])
         self.sample_rate = int(about["sample_rate"])
+        status = index.stat()
+        #: Tells what was read from what may be packed there later.
+        self.stamp = f"{status.st_size}|{status.st_mtime_ns}"
         wanted = int(about["samples"]) * SAMPLE_BYTES
         if samples.stat().st_size != wanted:
             raise ValueError(
@@ -84,7 +87,7 @@ class PackedAudio:
         return self._found(name) is not None
 
     def length(self, name: str) -> int:
-        """Give the length of a file in samples."""
+        """Give the length of a file in samples; ValueError if there is no such file."""
         return int(self._lengths[self._place(name)])
 
     def read(
@@ -101,7 +104,7 @@ class PackedAudio:
         name : str
             The file, relative to the folder that was packed.
         start : int
-            First sample.
+            First sample, from 0.
         samples : int or None
             How many, or all that follow.
         out : numpy.ndarray, [at least as many samples], optional
@@ -115,9 +118,12 @@ class PackedAudio:
         Raises
         ------
         ValueError
-            If there is no such file, or the samples end before it does.
+            If there is no such file, the start is before it, or the samples end before
+            it does.
         """
         place = self._place(name)
+        if start < 0:
+            raise ValueError(f"start is {start}; give the first sample, from 0.")
         length = int(self._lengths[place])
         start = min(start, length)
         count = length - start if samples is None else min(samples, length - start)
@@ -180,6 +186,11 @@ def key_of(name: str) -> np.int64:
     return np.frombuffer(digest, "<i8")[0]
 
 
+_PACKED = re.compile(rf"{re.escape(SUFFIX)}(?=/|$)")
+#: Those that this process has open, by path.
+_OPEN: dict[str, PackedAudio] = {}
+
+
 def find_packed(path: str | os.PathLike[str]) -> tuple[PackedAudio, str] | None:
     """Find the packed folder that a path leads into.
 
@@ -200,18 +211,31 @@ def find_packed(path: str | os.PathLike[str]) -> tuple[PackedAudio, str] | None:
     Raises
     ------
     ValueError
-        If the folder is no packed folder that can be read.
+        If it should, by its name, and there is none that can be read.
     """
     text = os.fspath(path)
-    end = text.find(f"{SUFFIX}/")
-    if end < 0:
-        if not text.endswith(SUFFIX):
-            return None
-        end = len(text) - len(SUFFIX)
-    folder = text[: end + len(SUFFIX)]
-    return _opened(folder), text[len(folder) + 1 :]
+    if SUFFIX not in text:
+        return None
+    if not text.startswith("/"):
+        # A process may go to another folder.
+        text = os.path.abspath(text)
+    folders = [text[: found.end()] for found in _PACKED.finditer(text)]
+    for folder in folders:
+        if folder not in _OPEN:
+            there = (os.path.join(folder, name) for name in (INDEX, JOURNAL))
+            if not any(map(os.path.exists, there)):
+                continue
+            _OPEN[folder] = PackedAudio(folder)
+        return _OPEN[folder], text[len(folder) :].strip("/")
+    if not folders or os.path.exists(text):
+        # Others may have such names.
+        return None
+    raise ValueError(
+        f"{folders[-1]} is no packed folder: it has no {INDEX}. Make it with "
+        "recipes/VoxCeleb/prepare.py --pack FOLDER PACKED."
+    )
 
 
-@lru_cache(maxsize=16)
-def _opened(folder: str) -> PackedAudio:
-    return PackedAudio(folder)
+def forget(folder: str | os.PathLike[str]) -> None:
+    """Open a packed folder anew when it is asked for: another one is there now."""
+    _OPEN.pop(os.path.abspath(folder), None)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -20,8 +24,11 @@ from .packed import (
     SAMPLES,
     SUFFIX,
     VERSION,
+    forget,
     key_of,
 )
+
+logger = logging.getLogger(__name__)
 
 #: Samples that are lost, at most, when packing is interrupted: 64 MiB of them.
 _KEPT_EVERY = 2**25
@@ -46,7 +53,8 @@ class Packing:
     Raises
     ------
     ValueError
-        If the folder has another name, is packed already or was begun of another source.
+        If the folder has another name, is packed already, is being packed, was begun of
+        another source, or what was begun is damaged.
 
     Example
     -------
@@ -66,7 +74,8 @@ class Packing:
                 f"{folder} does not end in {SUFFIX}, by which a packed folder is known. "
                 f"Give {self.folder.name}{SUFFIX}."
             )
-        if (self.folder / INDEX).exists():
+        path = self.folder / JOURNAL
+        if (self.folder / INDEX).exists() and not path.exists():
             raise ValueError(
                 f"{folder} is packed already. Delete it to pack anew, or give another."
             )
@@ -74,15 +83,16 @@ class Packing:
         self._about = {"source": source, "sample_rate": sample_rate}
         #: Length and scale of what is there, by name, in the order of the samples.
         self._rows: dict[str, tuple[int, float]] = {}
-        journal = self.folder / JOURNAL
-        if journal.exists():
-            self._go_on(journal)
-        self._samples = (self.folder / SAMPLES).open("ab")
-        self._journal = journal.open("a", encoding="utf-8")
-        if not journal.stat().st_size:
-            self._journal.write(json.dumps(self._about) + "\n")
         self._waiting: list[str] = []
         self._unkept = 0
+        self._journal = path.open("a+b")
+        try:
+            _lock(self._journal, self.folder)
+            self._samples = (self.folder / SAMPLES).open("ab")
+            self._go_on()
+        except BaseException:
+            self._journal.close()
+            raise
 
     def __enter__(self) -> Packing:
         return self
@@ -94,8 +104,11 @@ class Packing:
         trace: TracebackType | None,
     ) -> None:
         if not self._samples.closed:
-            self._keep()
-            self._samples.close()
+            if kind is None or not issubclass(kind, OSError):
+                self._keep()
+            # What a full disk did not take is told of already.
+            with contextlib.suppress(OSError):
+                self._samples.close()
             self._journal.close()
 
     def __contains__(self, name: str) -> bool:
@@ -114,9 +127,19 @@ class Packing:
         wav : torch.Tensor, [samples]
             Finite. Samples of 16 bit come back to the bit; of others the largest is made
             one of 16 bit.
+
+        Raises
+        ------
+        ValueError
+            If the name is there already, or a sample is not finite.
+        OSError
+            If the disk takes no more.
         """
-        values, scale = _as_integers(wav.numpy())
-        self._samples.write(values.tobytes())
+        if name in self._rows:
+            raise ValueError(f"{name} is in {self.folder} already.")
+        values, scale = _as_integers(wav.numpy(), name)
+        with self._told_of():
+            self._samples.write(values.tobytes())
         self._rows[name] = len(values), scale
         self._waiting.append(json.dumps([name, len(values), scale]) + "\n")
         self._unkept += len(values)
@@ -147,48 +170,93 @@ class Packing:
             "sample_rate": str(self._about["sample_rate"]),
             "samples": str(int(lengths.sum())),
         }
-        save_columns(self.folder / INDEX, columns, about)
+        with self._told_of():
+            save_columns(self.folder / INDEX, columns, about)
         self._journal.close()
         (self.folder / JOURNAL).unlink()
+        forget(self.folder)
 
     def _keep(self) -> None:
         """See that samples are on the disk, then that the journal says so."""
-        self._samples.flush()
-        os.fsync(self._samples.fileno())
-        self._journal.writelines(self._waiting)
-        self._journal.flush()
-        os.fsync(self._journal.fileno())
+        with self._told_of():
+            self._samples.flush()
+            os.fsync(self._samples.fileno())
+            self._journal.write("".join(self._waiting).encode())
+            self._journal.flush()
+            os.fsync(self._journal.fileno())
         self._waiting, self._unkept = [], 0
 
-    def _go_on(self, journal: Path) -> None:
+    def _go_on(self) -> None:
         """Read what was kept, and cut off what was not."""
-        text = journal.read_text(encoding="utf-8")
+        self._journal.seek(0)
+        text = self._journal.read()
         # A line that was not written to its end has none.
-        lines = text[: text.rfind("\n") + 1].splitlines()
-        journal.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        if not lines:
-            return
-        about = json.loads(lines[0])
-        if about != self._about:
+        end = text.rfind(b"\n") + 1
+        self._journal.truncate(end)
+        about, *rows = self._kept(text[:end]) or [None]
+        if about is None:
+            self._waiting = [json.dumps(self._about) + "\n"]
+        elif about != self._about:
             raise ValueError(
                 f"{self.folder} was begun with {about}, not {self._about}. Delete it, or "
                 "give another folder."
             )
-        for line in lines[1:]:
-            name, samples, scale = json.loads(line)
+        for name, samples, scale in rows:
             self._rows[name] = samples, scale
         wanted = SAMPLE_BYTES * sum(samples for samples, _ in self._rows.values())
-        os.truncate(self.folder / SAMPLES, wanted)
+        path = self.folder / SAMPLES
+        if path.stat().st_size < wanted:
+            raise ValueError(
+                f"{path} has {path.stat().st_size} bytes, less than the {wanted} that "
+                f"{JOURNAL} tells of. Delete the folder and pack anew."
+            )
+        os.truncate(path, wanted)
+        self._keep()
+
+    def _kept(self, text: bytes) -> list[Any]:
+        try:
+            return [json.loads(line) for line in text.splitlines()]
+        except ValueError as error:
+            raise ValueError(
+                f"{self.folder / JOURNAL} is damaged ({error}). Delete the folder and "
+                "pack anew."
+            ) from error
+
+    @contextlib.contextmanager
+    def _told_of(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"{self.folder} cannot be written to ({error.strerror}). Make room, or "
+                "mend what is wrong; the same command goes on where it was."
+            ) from error
 
 
-def _as_integers(wav: NDArray[np.float32]) -> tuple[NDArray[np.int16], float]:
+def _lock(journal: IO[bytes], folder: Path) -> None:
+    """Keep other processes from packing the same; where there are no locks, do not."""
+    try:
+        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(
+            f"Another process is packing {folder}. Wait for it, or give another folder."
+        ) from error
+    except OSError as error:
+        logger.warning(
+            f"{folder} cannot be locked ({error.strerror}): see that no other process "
+            "packs it."
+        )
+
+
+def _as_integers(
+    wav: NDArray[np.float32], name: str
+) -> tuple[NDArray[np.int16], float]:
     """Give samples as integers of 16 bit, and what one of them is worth."""
+    if not np.isfinite(wav).all():
+        raise ValueError(f"{name} holds NaN or infinity, which 16 bits cannot.")
     scaled = wav * _FULL_SCALE
-    if len(wav) and not (
-        (scaled == np.rint(scaled)).all()
-        and scaled.max() < _FULL_SCALE
-        and scaled.min() >= -_FULL_SCALE
-    ):
-        scale = float(np.float32(np.abs(wav).max() / (_FULL_SCALE - 1)))
-        return np.rint(wav / scale).astype("<i2"), scale
-    return scaled.astype("<i2"), 1 / _FULL_SCALE
+    whole = (scaled == np.rint(scaled)) & (np.abs(scaled + 0.5) <= _FULL_SCALE)
+    scale = float(np.float32(np.abs(wav).max(initial=0) / (_FULL_SCALE - 1)))
+    if whole.all() or scale == 0:
+        return np.rint(scaled).astype("<i2"), 1 / _FULL_SCALE
+    return np.rint(wav / scale).astype("<i2"), scale

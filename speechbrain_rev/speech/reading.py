@@ -6,7 +6,9 @@ its file: only the samples asked for are decoded.
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -190,13 +192,17 @@ def audio_exists(path: str | Path) -> bool:
     return Path(path).is_file()
 
 
-def audio_files(folder: str | Path) -> list[Path]:
+def audio_files(
+    folder: str | Path, suffixes: tuple[str, ...] = AUDIO_SUFFIXES
+) -> list[Path]:
     """All WAV and FLAC files below a folder, in sorted order.
 
     Parameters
     ----------
     folder : str or Path
-        Searched at any depth; or a packed folder.
+        Searched at any depth, links followed; or a packed folder.
+    suffixes : tuple of str
+        What their names end in, in small letters.
 
     Returns
     -------
@@ -210,18 +216,32 @@ def audio_files(folder: str | Path) -> list[Path]:
     folder = Path(folder)
     if found := find_packed(folder):
         packed, name = found
-        return sorted(Path(packed.folder, inside) for inside in packed.below(name))
-    if not folder.is_dir():
+        paths = [Path(packed.folder, inside) for inside in packed.below(name)]
+    elif folder.is_dir():
+        paths = [p for p in _below(folder) if p.suffix.lower() in suffixes]
+    else:
         raise ValueError(
             f"There is no folder {folder}. Give one with WAV or FLAC files."
         )
-    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
     if not paths:
         raise ValueError(
             f"There is no {' or '.join(AUDIO_SUFFIXES)} file below {folder}. "
             "Other formats must be converted first."
         )
-    return paths
+    return sorted(paths)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Find files at any depth, through links as well."""
+    for inside, folders, files in os.walk(folder, followlinks=True):
+        yield from (Path(inside, name) for name in files)
+        here = Path(inside).resolve()
+        # A link to a folder that it is in would lead round and round.
+        folders[:] = [
+            name
+            for name in folders
+            if not here.is_relative_to(Path(inside, name).resolve())
+        ]
 
 
 def _decode(

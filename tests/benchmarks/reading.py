@@ -7,6 +7,7 @@ augmentation are no part of either, and what both take is told on its own.
 
 from __future__ import annotations
 
+import itertools
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from speechbrain.dataio.dataset import DynamicItemDataset
 from speechbrain.dataio.encoder import CategoricalEncoder
 from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
-from torchaudio.functional import resample
+from torchaudio.transforms import Resample
 
 from speechbrain_rev.speech import (
     ChunkBatch,
@@ -161,7 +162,13 @@ def ours(
     loader = torch.utils.data.DataLoader(
         dataset, batch_sampler=sampler, collate_fn=collate_chunks
     )
-    return lambda: iter(loader)
+    epochs = itertools.count(1)
+
+    def epoch() -> Iterator[ChunkBatch]:
+        sampler.set_epoch(next(epochs))
+        return iter(loader)
+
+    return epoch
 
 
 def stock(root: Path, csv: Path, setting: Setting) -> Callable[[], Iterator[Any]]:
@@ -223,10 +230,13 @@ def stages(
             chunk, ones = whole(part.wavs.to(device), part.lens.to(device))
             normalize(fbank(chunk), ones)
 
+    # The filters are made once, as a worker would.
+    slow, fast = Resample(9, 10).to(device), Resample(11, 10).to(device)
+
     def alone() -> None:
-        for row, wav in enumerate(batch.wavs):
+        for row, wav in enumerate(wavs):
             if row % 3:
-                resample(wav, *((9, 10), (11, 10))[row % 3 - 1])
+                (slow, fast)[row % 3 - 1](wav)
 
     size = len(wavs)
     steps = {
@@ -275,8 +285,9 @@ def _check(
     batches = [list(ways[f"speechbrain_rev, {kind}"]()) for kind in corpora]
     for others in zip(*batches, strict=True):
         for other in others[1:]:
-            if not torch.equal(others[0].wavs, other.wavs):
-                raise NotEqual("packed chunks are not those of the files")
+            for part in ("wavs", "speakers"):
+                if not torch.equal(getattr(others[0], part), getattr(other, part)):
+                    raise NotEqual(f"packed {part} are not those of the files")
     for kind in ("WAV", "FLAC"):
         batch = next(ways[f"SpeechBrain, {kind}"]())
         for name, wav in zip(batch.id, batch.sig.data, strict=True):

@@ -49,7 +49,8 @@ def test_a_training_on_packed_folders_has_the_bits_of_one_on_files(folders, tmp_
     runs = []
     for name, found in zip(("files", "packed"), folders, strict=True):
         output = tmp_path / name
-        train.main(arguments(output=output, data=found.pop("data_folder"), **found))
+        others = {name: f for name, f in found.items() if name != "data_folder"}
+        train.main(arguments(found["data_folder"], output, **others))
         runs.append(output)
     files, packed = map(weights, runs)
     assert all(torch.equal(files[key], packed[key]) for key in files)
@@ -62,15 +63,18 @@ def test_files_that_cannot_be_used_are_refused_or_left_out(tmp_path, capsys):
     (session / "text.wav").write_text("RIFF or not")
     noise = 0.1 * np.random.default_rng(0).standard_normal((800, 2))
     soundfile.write(session / "stereo.wav", noise, RATE)
-    with pytest.raises(ValueError, match="2 of 10 files cannot be used"):
+    (session / "other.opus").write_bytes(b"OggS")
+    (session / "00000.m4a").write_bytes(b"what 00000.wav is from")
+    with pytest.raises(ValueError, match=r"3 of 11 files cannot.*--bad_files=drop"):
         pack(source, tmp_path / "a.packed")
     # What could be packed is there when it goes on.
     pack(source, tmp_path / "a.packed", "--first_channel", "--bad_files=drop")
     told = capsys.readouterr().out
-    assert "1 of 10 files cannot be used" in told
+    assert "2 of 11 files cannot be used" in told
     assert "9 files" in told.splitlines()[-1]
     listed = (tmp_path / "a.packed" / "bad_files.txt").read_text()
     assert "text.wav\tcannot be read" in listed
+    assert "other.opus\tno WAV or FLAC" in listed
     first = read_audio(
         tmp_path / "a.packed/wav/id00000/s00/stereo.wav", sample_rate=RATE
     )

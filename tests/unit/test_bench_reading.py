@@ -30,7 +30,7 @@ def test_chunks_that_differ_print_nothing(setting, monkeypatch):
     monkeypatch.setattr(
         reading.Packing, "add", lambda self, name, wav: written(self, name, 0.5 * wav)
     )
-    with pytest.raises(NotEqual, match="packed chunks are not"):
+    with pytest.raises(NotEqual, match="packed wavs are not"):
         reading.run(CPU, setting)
 
 
@@ -51,7 +51,6 @@ def test_a_manifest_stands_beside_speechbrains(tmp_path):
     ours, theirs = result.rows
     assert ours["rows"] == theirs["rows"] == 3000
     assert ours["s to the first batch"] > 0
-    assert ours["MB of the main process"] < 300
     result.save(tmp_path, CPU)
 
 

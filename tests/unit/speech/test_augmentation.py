@@ -268,20 +268,39 @@ def test_labels_of_another_batch_are_refused():
         augment.replicate_labels(torch.zeros(5, 1))
 
 
-def test_utterances_stay_as_they_are_until_too_many_files_cannot_be_read(
-    tmp_path, caplog
-):
+def test_the_next_file_takes_the_place_of_one_that_cannot_be_read(noise, caplog):
+    soundfile.write(noise / "noise" / "hiss.wav", np.ones(100), 8000)
+    soundfile.write(noise / "noise" / "nan.wav", [np.nan] * 100, RATE, subtype="FLOAT")
+    (noise / "noise" / "empty.wav").touch()
+    augment = noisy_augmenter(noise, augment_prob=1.0, max_unread=3)
+    for batch in range(10):
+        wavs = speech(samples=CHUNK, seed=batch)
+        assert not torch.isclose(apply(augment, wavs), wavs).all(dim=1).any()
+    # Of each it is told once, however often it is drawn.
+    assert {path.name for path in augment.unread} == {
+        "hiss.wav",
+        "nan.wav",
+        "empty.wav",
+    }
+    assert caplog.text.count("goes on without a file") == 3
+    assert "hiss.wav has 8000" in caplog.text
+
+
+def test_too_many_files_that_cannot_be_read_end_the_training(noise):
+    for name in ("hiss", "buzz"):
+        soundfile.write(noise / "noise" / f"{name}.wav", np.ones(100), 8000)
+    augment = noisy_augmenter(noise, augment_prob=1.0, max_unread=1)
+    with pytest.raises(ValueError, match=r"more than max_unread: 1.*wav has 8000"):
+        apply(augment, speech(60))
+
+
+def test_a_folder_of_which_nothing_can_be_read_is_refused(tmp_path):
     folder = tmp_path / "noise"
     folder.mkdir()
     soundfile.write(folder / "hiss.wav", np.ones(100), 8000)
-    augment = noisy_augmenter(folder, augment_prob=1.0, max_unread=6)
-    wavs = speech(samples=CHUNK)
-    assert torch.equal(apply(augment, wavs), wavs)
-    assert augment.unread == caplog.text.count("hiss.wav has 8000") == 6
-    with pytest.raises(
-        ValueError, match=r"more than max_unread: 6.*hiss\.wav has 8000"
-    ):
-        apply(augment, wavs)
+    augment = noisy_augmenter(folder, augment_prob=1.0)
+    with pytest.raises(ValueError, match=r"None of the 1 files .*hiss\.wav"):
+        apply(augment, speech())
 
 
 def test_what_a_batch_is_given_is_what_each_of_its_utterances_would_be(noise, rooms):

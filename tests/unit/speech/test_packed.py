@@ -1,5 +1,10 @@
+import errno
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -90,6 +95,15 @@ def test_samples_of_more_than_16_bits_keep_16_of_them(tmp_path, subtype, loud):
     assert not torch.equal(inside, original)
 
 
+def same_pack(one, other):
+    assert (one / SAMPLES).read_bytes() == (other / SAMPLES).read_bytes()
+    (columns, about), (wanted, of_all) = map(map_columns, (one / INDEX, other / INDEX))
+    assert about == of_all
+    for name in wanted:
+        assert list(columns[name]) == list(wanted[name])
+    assert not (one / JOURNAL).exists()
+
+
 def test_packing_goes_on_where_it_was(corpus, packed, tmp_path):
     again = pack(corpus, tmp_path / "again.packed", first=5)
     with pytest.raises(ValueError, match="not packed to its end"):
@@ -103,14 +117,148 @@ def test_packing_goes_on_where_it_was(corpus, packed, tmp_path):
     lines = (again / JOURNAL).read_text().splitlines()
     assert [len(json.loads(line)) for line in lines[1:]] == [3] * 8
     pack(corpus, again)
-    assert (again / SAMPLES).read_bytes() == (packed / SAMPLES).read_bytes()
-    (columns, about), (wanted, of_all) = map(
-        map_columns, (again / INDEX, packed / INDEX)
-    )
-    assert about == of_all
-    for name in wanted:
-        assert list(columns[name]) == list(wanted[name])
-    assert not (again / JOURNAL).exists()
+    same_pack(again, packed)
+
+
+@pytest.mark.parametrize("journal", [None, "", '{"source": '])
+def test_samples_of_which_no_journal_tells_are_cut_off(
+    corpus, packed, tmp_path, journal
+):
+    """As a kill leaves them before the journal has its first line."""
+    again = tmp_path / "again.packed"
+    again.mkdir()
+    (again / SAMPLES).write_bytes(b"\1\2\3\4")
+    if journal is not None:
+        (again / JOURNAL).write_text(journal)
+    pack(corpus, again, first=4)
+    pack(corpus, again)
+    same_pack(again, packed)
+
+
+def test_a_kill_between_the_index_and_the_end_costs_nothing(corpus, packed, tmp_path):
+    again = pack(corpus, tmp_path / "again.packed", first=5)
+    (again / INDEX).write_bytes((packed / INDEX).read_bytes())
+    pack(corpus, again)
+    same_pack(again, packed)
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from speechbrain_rev.speech import packing
+from tests.unit.speech.test_packed import Packing, pack
+added = Packing.add
+
+def add(self, name, wav):
+    added(self, name, wav)
+    if len(self) == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+packing._KEPT_EVERY = int(sys.argv[3])
+Packing.add = add
+pack(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept_every", [10, 10_000, 10**9])
+def test_a_killed_packing_goes_on(corpus, packed, tmp_path, kept_every):
+    again = tmp_path / "again.packed"
+    command = [sys.executable, "-c", _KILLED, str(corpus), str(again), str(kept_every)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    pack(corpus, again)
+    same_pack(again, packed)
+
+
+def test_no_two_pack_one_folder_at_once(corpus, tmp_path):
+    begun = tmp_path / "begun.packed"
+    with (
+        Packing(begun, source="a", sample_rate=RATE),
+        pytest.raises(ValueError, match="Another process is packing"),
+    ):
+        Packing(begun, source="a", sample_rate=RATE)
+
+
+def test_what_was_begun_and_is_damaged_is_refused(corpus, tmp_path):
+    begun = pack(corpus, tmp_path / "begun.packed", first=3)
+    kept = (begun / SAMPLES).read_bytes()
+    (begun / SAMPLES).write_bytes(kept[:100])
+    with pytest.raises(ValueError, match=r"has 100 bytes, less than.*Delete"):
+        pack(corpus, begun)
+    (begun / SAMPLES).write_bytes(kept)
+    with (begun / JOURNAL).open("a") as file:
+        file.write("no JSON\n")
+    with pytest.raises(ValueError, match=r"unfinished\.jsonl is damaged"):
+        pack(corpus, begun)
+
+
+def test_a_full_disk_is_told_of_with_what_to_do(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Packing(tmp_path / "a.packed", source="a", sample_rate=RATE) as made:
+        made.add("a.wav", torch.ones(5) / 2)
+        monkeypatch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match=r"No space left.*goes on where it was"):
+            made.finish()
+        monkeypatch.undo()
+
+
+def test_what_16_bits_cannot_hold_is_refused_by_name(tmp_path):
+    with Packing(tmp_path / "a.packed", source="a", sample_rate=RATE) as made:
+        made.add("a.wav", torch.ones(5) / 2)
+        with pytest.raises(ValueError, match=r"a\.wav is in .* already"):
+            made.add("a.wav", torch.ones(5) / 2)
+        with pytest.raises(ValueError, match=r"b\.wav holds NaN"):
+            made.add("b.wav", torch.tensor([0.1, float("nan")]))
+        made.add("quiet.wav", torch.full((5,), 1e-43))
+        made.finish()
+    inside = tmp_path / "a.packed"
+    assert read_audio(inside / "quiet.wav", sample_rate=RATE).tolist() == [0.0] * 5
+    assert read_audio(inside / "a.wav", sample_rate=RATE).tolist() == [0.5] * 5
+    with pytest.raises(ValueError, match="start is -1"):
+        read_audio(inside / "a.wav", sample_rate=RATE, start=-1)
+
+
+def test_folders_may_have_such_names_and_hold_packed_ones(
+    corpus, tmp_path, monkeypatch
+):
+    outer = tmp_path / "run.packed"
+    inner = pack(corpus, outer / "speech.packed")
+    assert len(audio_files(inner)) == 13
+    write_noise(outer / "files")
+    assert len(audio_files(outer / "files")) == 2
+    monkeypatch.chdir(outer)
+    relative = audio_files("speech.packed")
+    monkeypatch.chdir(tmp_path)
+    assert [str(path) for path in relative] == [str(p) for p in audio_files(inner)]
+
+
+def test_a_folder_packed_anew_is_read_anew(corpus, tmp_path):
+    made = pack(corpus, tmp_path / "made.packed")
+    path = audio_files(made)[0]
+    before = _source(path)
+    shutil.rmtree(made)
+    with Packing(made, source="a", sample_rate=RATE) as packing:
+        packing.add(path.relative_to(made).as_posix(), torch.ones(7) / 2)
+        packing.finish()
+    assert read_audio(path, sample_rate=RATE).tolist() == [0.5] * 7
+    assert _source(path) != before
+
+
+def test_links_are_followed_and_do_not_lead_round(corpus, tmp_path):
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "wav").symlink_to(corpus / "wav")
+    (tmp_path / "links" / "self").symlink_to(tmp_path / "links")
+    found = audio_files(tmp_path / "links")
+    assert [p.relative_to(tmp_path / "links") for p in found] == [
+        p.relative_to(corpus) for p in audio_files(corpus)
+    ]
+
+
+def test_a_folder_that_is_not_in_a_packed_one_is_refused(packed):
+    with pytest.raises(ValueError, match=r"There is no .* file below .*typo"):
+        audio_files(packed / "typo")
 
 
 def test_files_come_in_any_order(corpus, packed, tmp_path):
@@ -188,15 +336,6 @@ def test_chunks_and_augmentation_are_those_of_files(corpus, packed, tmp_path):
     packed_noise = pack(noise, tmp_path / "noise.packed")
     packed_rooms = pack(rooms, tmp_path / "rooms.packed")
     assert torch.equal(augmented(noise, rooms), augmented(packed_noise, packed_rooms))
-
-
-def test_embeddings_know_a_folder_that_was_packed_anew(corpus, packed, tmp_path):
-    path = audio_files(packed)[0]
-    before = _source(path)
-    assert str(path) in before
-    index = packed / INDEX
-    os.utime(index, ns=(0, index.stat().st_mtime_ns + 1000))
-    assert _source(path) != before
 
 
 def test_names_with_one_key_are_told_apart(corpus, tmp_path, monkeypatch):

@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from layout import OTHER_SUFFIXES, without_originals
 from speech_files import Problem, read_ahead, read_checked, report_problems
 from tqdm import tqdm
 
 from speechbrain_rev.speech import audio_files
 from speechbrain_rev.speech.packing import Packing
+from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
 
 BAD_FILES = "bad_files.txt"
+#: Whole files that wait decoded; some of noise have hours.
+_AHEAD = 32
+_ADVICE = "Mend them and pack on, or give --bad_files=drop."
 
 
 def pack(
@@ -43,7 +48,7 @@ def pack(
         If there is no such folder, the packed one is there already, or files cannot be
         used: those that can stay packed for the next time.
     """
-    files = audio_files(source)
+    files = without_originals(audio_files(source, AUDIO_SUFFIXES + OTHER_SUFFIXES))
 
     def read(path: Path) -> torch.Tensor | Problem:
         found = read_checked(
@@ -62,13 +67,15 @@ def pack(
     ):
         left = [f for f in files if f.relative_to(source).as_posix() not in made]
         bar.update(len(files) - len(left))
-        for path, wav in zip(left, read_ahead(read, left), strict=True):
+        for path, wav in zip(left, read_ahead(read, left, ahead=_AHEAD), strict=True):
             if isinstance(wav, Problem):
                 problems.append(wav)
             else:
                 made.add(path.relative_to(source).as_posix(), wav)
             bar.update()
-        report_problems(problems, len(files), packed / BAD_FILES, drop=drop)
+        report_problems(
+            problems, len(files), packed / BAD_FILES, drop=drop, advice=_ADVICE
+        )
         if not len(made):
             raise ValueError(f"No file below {source} can be used: nothing is packed.")
         made.finish()
