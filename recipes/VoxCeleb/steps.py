@@ -9,13 +9,18 @@ from pathlib import Path
 
 import speechbrain as sb
 import torch
-from speechbrain.utils.distributed import get_rank
+from speechbrain.utils.distributed import (
+    get_rank,
+    is_distributed_initialized,
+    run_on_main,
+)
 from training_log import Tally
 
 from speechbrain_rev.speech import ChunkDataset, EpochBatchSampler
+from speechbrain_rev.whole_files import write_whole
 
 SKIPPED = "skipped.jsonl"
-UNREAD = "unread.txt"
+UNREAD = "unread.jsonl"
 #: Below, a loss scaler has halved so often that it is not the scale that overflows.
 LEAST_SCALE = 2.0**-10
 
@@ -31,12 +36,19 @@ class CheckedSteps(sb.Brain):
     such steps in an epoch than ``nonfinite_patience`` end the training. Gradients of all
     parameters are clipped together, those of every group of the optimizer. SpeechBrain's
     ``skip_nonfinite_grads`` and ``freeze_optimizers`` have no effect.
+
+    What is counted is added up over the processes with each batch, so that all of them
+    skip, and end, together.
     """
 
     train_sampler: EpochBatchSampler
     train_dataset: ChunkDataset
-    #: What is counted in an epoch.
+    #: What all processes have counted in an epoch.
     tally: Tally
+    #: Files of a batch that this process could not read.
+    unread: int = 0
+    #: Mean loss of a step's batches.
+    mean_loss: float = math.nan
     #: Steps of the loader since the last one of the optimizer, from 1.
     pending: tuple[int, ...] = ()
     #: Whether the loss of one of them was not finite.
@@ -44,18 +56,57 @@ class CheckedSteps(sb.Brain):
     #: Buffers of modules as they were before, and their copies.
     kept: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
+    def on_fit_start(self):
+        """Build, recover, and forget what was told of steps that are taken again."""
+        super().on_fit_start()
+        if self.checkpointer is not None and not self.debug:
+            position = self.hparams.epoch_counter.current + 1, self.step
+            for name in (SKIPPED, UNREAD):
+                path = Path(self.hparams.output_folder, name)
+                run_on_main(forget_after, args=[path, position])
+
     def fit_batch(self, batch):
-        """Take the gradient of a batch, and perhaps a step."""
+        """Take the gradient of a batch, and perhaps a step; return the mean loss."""
         if not self.pending:
             self.keep_buffers()
         self.pending = (*self.pending, self.step)
+        self.unread = len(batch.unread)
         if batch.unread:
             self.tell_of_unread(batch.unread)
-        return super().fit_batch(batch)
+        super().fit_batch(batch)
+        return torch.tensor(self.mean_loss)
+
+    def count(self, loss, correct):
+        """Add up how a batch went; end the training if too many files are unread.
+
+        Parameters
+        ----------
+        loss : torch.Tensor, []
+            Of this process.
+        correct : int
+            Utterances that it told right.
+        """
+        loss, correct, unread, processes = self.sum_over_processes(
+            float(loss.detach()), correct, self.unread, 1
+        )
+        self.mean_loss = loss / processes
+        # One that is not finite makes the sum so; the gradient decides.
+        self.bad_loss |= not math.isfinite(loss)
+        self.tally.correct += int(correct)
+        self.tally.unread += int(unread)
+        if unread:
+            self.check_unread()
+
+    def sum_over_processes(self, *values):
+        """Add up numbers of the processes, all of which must come here."""
+        if not is_distributed_initialized():
+            return values
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(total)
+        return total.tolist()
 
     def check_loss_isfinite(self, loss):
-        """Remember it: the gradient decides, which is that of all processes."""
-        self.bad_loss |= not bool(loss.isfinite())
+        """Leave it to ``count``."""
 
     def _should_save_intra_epoch_ckpt(self, *args):
         # Gradients that are added up are in no checkpoint.
@@ -63,10 +114,12 @@ class CheckedSteps(sb.Brain):
 
     def end_of_steps(self):
         """Forget batches behind the last step of an epoch, whose gradients are dropped."""
-        if self.pending and not all(bool(b.isfinite().all()) for b, _ in self.kept):
-            self.give_back_buffers()
-            self.tally.skipped += 1
-            self.tell_of_skipped(torch.tensor(math.nan))
+        if self.pending:
+            bad = not all(bool(b.isfinite().all()) for b, _ in self.kept)
+            if sum(self.sum_over_processes(bad)):
+                self.give_back_buffers()
+                self.tally.skipped += 1
+                self.tell_of_skipped(torch.tensor(math.nan))
         self.pending, self.bad_loss = (), False
 
     def optimizers_step(self):
@@ -97,25 +150,34 @@ class CheckedSteps(sb.Brain):
         return [self.train_dataset.path_of(index) for index in indices]
 
     def tell_of_unread(self, unread):
-        """Log files that could not be read; end the training if there were too many."""
-        path = Path(self.hparams.output_folder, UNREAD)
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(
-                f"{name}\t{' '.join(why.split())}\n" for name, why in unread
-            )
+        """Log files that could not be read."""
+        for name, why in unread:
+            path = self.append(UNREAD, utterance=name, why=" ".join(why.split()))
         logger.warning(
             f"{len(unread)} of a batch's files could not be read and others are in their "
             f"place; the first: {unread[0][1]}. All are listed in {path}."
         )
-        self.tally.unread += len(unread)
+
+    def check_unread(self):
+        """End the training if too many files could not be read."""
         count, most = self.tally.unread, self.hparams.max_unread
         if count > most:
             raise ValueError(
                 f"{count} files of epoch {self.hparams.epoch_counter.current} could not "
-                f"be read, more than max_unread: {most}. They are listed in {path}. Bring "
-                "them back or raise max_unread; the same command goes on from the last "
-                "checkpoint."
+                f"be read, more than max_unread: {most}. They are listed in "
+                f"{Path(self.hparams.output_folder, UNREAD)}. Bring them back or raise "
+                "max_unread; the same command goes on from the last checkpoint."
             )
+
+    def append(self, name, **told):
+        """Add a line to a file of the run's folder, and where it belongs."""
+        path = Path(self.hparams.output_folder, name)
+        epoch = self.hparams.epoch_counter.current
+        place = {"epoch": epoch, "step": self.step, "rank": get_rank() or 0}
+        # In one call, for other processes write to it, too.
+        with path.open("ab", buffering=0) as file:
+            file.write(f"{json.dumps(place | told)}\n".encode())
+        return path
 
     def keep_buffers(self):
         """Copy what a forward pass changes."""
@@ -134,11 +196,7 @@ class CheckedSteps(sb.Brain):
         """Log a skipped step; end the training if there were too many."""
         names = [name for step in self.pending for name in self.utterances_of(step)]
         epoch = self.hparams.epoch_counter.current
-        file = Path(self.hparams.output_folder, SKIPPED)
-        line = {"epoch": epoch, "step": self.step, "gradient_norm": str(float(norm))}
-        with file.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(line | {"rank": get_rank() or 0, "utterances": names}))
-            log.write("\n")
+        file = self.append(SKIPPED, gradient_norm=str(float(norm)), utterances=names)
         logger.warning(
             f"epoch {epoch}, step {self.step}: the gradient's norm is {float(norm)}; the "
             f"step is skipped. The utterances that it was to read are in {file}."
@@ -151,3 +209,27 @@ class CheckedSteps(sb.Brain):
                 f"Look at the speech that {file} names, or lower lr; the same command "
                 "goes on from the last checkpoint."
             )
+
+
+def forget_after(path, position):
+    """Drop lines of steps behind a position, which are taken again.
+
+    Parameters
+    ----------
+    path : Path
+        A file of lines that ``append`` wrote; it may not be there.
+    position : tuple of int
+        Epoch and step.
+    """
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        write_whole(path, "".join(x for x in lines if _place(x) <= position))
+
+
+def _place(line):
+    """Tell where a line belongs; one that a full disk cut short is behind all others."""
+    try:
+        told = json.loads(line)
+        return told["epoch"], told["step"]
+    except json.JSONDecodeError:
+        return math.inf, 0

@@ -84,8 +84,8 @@ class SpeakerBrain(CheckedSteps):
         """Return the loss, and set the learning rate and margin of the step."""
         speakers = self.hparams.wav_augment.replicate_labels(batch.speakers)
         speakers = speakers.to(self.device)
-        self.tally.correct += int((predictions.argmax(-1) == speakers).sum())
         loss = self.hparams.compute_cost(predictions, speakers, batch.lens)
+        self.count(loss, int((predictions.argmax(-1) == speakers).sum()))
         self.hparams.lr_annealing.on_batch_end(self.optimizer)
         return loss
 
@@ -136,7 +136,7 @@ class SpeakerBrain(CheckedSteps):
         """Collect what the log says about an epoch's training."""
         sampler, schedule = self.train_sampler, self.hparams.lr_annealing
         seen = (self.step - self.first_step) * sampler.batch_size
-        utterances = self.step * sampler.share
+        utterances = self.step * sampler.batch_size
         return {
             "epoch": epoch,
             "steps": schedule.step,

@@ -146,15 +146,18 @@ def test_files_that_get_lost_are_replaced_counted_and_named(lost, data, tmp_path
     counts = [line["unread_files"] for line in log(tmp_path)]
     # A file that is drawn instead may be lost, too.
     assert min(counts) >= 2
-    lines = (tmp_path / "unread.txt").read_text().splitlines()
+    lines = [json.loads(line) for line in (tmp_path / "unread.jsonl").open()]
     assert len(lines) == sum(counts)
-    assert all(line.endswith("is gone") for line in lines)
+    for line in lines:
+        assert line["why"] == f"{line['utterance']} is gone"
+        assert line["epoch"] in (1, 2)
+        assert 1 <= line["step"] <= 4
 
 
 def test_too_many_of_them_end_the_training(lost, data, tmp_path):
     lost.lost.update({3, 5, 6})
     with pytest.raises(
-        ValueError, match=r"[34] files of epoch 1.*max_unread: 2.*unread\.txt"
+        ValueError, match=r"[34] files of epoch 1.*max_unread: 2.*unread\.jsonl"
     ):
         lost.main(arguments(data, tmp_path, max_unread=2))
 
@@ -201,3 +204,14 @@ def test_a_dry_run_tells_of_a_gradient_that_is_not_finite(broken, data, tmp_path
     broken.chosen.update({(0, 1), (0, 2)})
     broken.main([*arguments(data, tmp_path), "--dry_run"])
     assert [line["step"] for line in read(tmp_path)] == [1, 2]
+
+
+def test_what_was_told_of_steps_that_are_taken_again_is_forgotten(tmp_path):
+    places = [(1, 4), (2, 2), (2, 3), (3, 1)]
+    lines = [json.dumps({"epoch": epoch, "step": step}) for epoch, step in places]
+    path = tmp_path / "skipped.jsonl"
+    path.write_text("\n".join([*lines, '{"epoch": 1, "st']))
+    steps = recipe("steps")
+    steps.forget_after(path, (2, 2))
+    assert path.read_text().splitlines() == lines[:2]
+    steps.forget_after(tmp_path / "not there", (1, 1))
