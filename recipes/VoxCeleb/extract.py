@@ -5,7 +5,9 @@
 - embeddings/trials.npz: the utterances of all trial lists
 - embeddings/cohort.npz: the training utterances, from which score.py makes the cohort
 
-Embeddings that are there already from the same weights are kept.
+Embeddings that are there already from the same weights are kept. Several processes, each
+with a GPU of its own, share the work: ``torchrun --nproc_per_node=4
+recipes/VoxCeleb/extract.py RUN_FOLDER``.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from prepare import speech_root
+from processes import Place, joined, own_device
 
 from speechbrain_rev.cli import run_script
-from speechbrain_rev.inference import SpeakerEmbedder, embed_into
+from speechbrain_rev.inference import SpeakerEmbedder, embed_into, embed_share
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.scoring import read_trials
 from speechbrain_rev.speech import audio_exists, read_manifest
@@ -71,6 +74,7 @@ def cohort_files(
 
 
 def extract(
+    place: Place,
     embedder: SpeakerEmbedder,
     folder: str | Path,
     trials: Mapping[str, str | Path],
@@ -78,9 +82,14 @@ def extract(
 ) -> None:
     """Embed both sets into a folder, and say what is there."""
     for name, files in ((TRIALS, trials), (COHORT, cohort)):
-        archive = embed_into(Path(folder) / name, embedder, files)
-        utterances, dim = archive.embeddings.shape
-        print(f"{Path(folder) / name}: {utterances} embeddings of {dim} dimensions")
+        path = Path(folder) / name
+        if place.processes > 1:
+            embed_share(path, embedder, files, **place._asdict())
+            place.wait()
+        if place.is_main:
+            archive = embed_into(path, embedder, files)
+            utterances, dim = archive.embeddings.shape
+            print(f"{path}: {utterances} embeddings of {dim} dimensions")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -94,18 +103,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         type=int,
         help="how many of each training speaker make its mean; default: all",
     )
-    parser.add_argument("--device", help="default: the GPU if there is one")
+    parser.add_argument(
+        "--device", help="default: the GPU if there is one, each process its own"
+    )
     options = parser.parse_args(argv)
     settings = read_settings(options.run_folder, ("trial_lists", "trials_folder"))
     root = speech_root(options.trials_folder or settings["trials_folder"])
-    extract(
-        SpeakerEmbedder.from_run(options.run_folder, device=options.device),
-        options.run_folder,
-        trial_files(lists_of(options.trials, settings), root),
-        cohort_files(
-            options.run_folder / "save" / "train.csv", options.utterances_per_speaker
-        ),
+    trials = trial_files(lists_of(options.trials, settings), root)
+    cohort = cohort_files(
+        options.run_folder / "save" / "train.csv", options.utterances_per_speaker
     )
+    device = own_device(options.device)
+    embedder = SpeakerEmbedder.from_run(options.run_folder, device=device)
+    with joined() as place:
+        extract(place, embedder, options.run_folder, trials, cohort)
 
 
 if __name__ == "__main__":

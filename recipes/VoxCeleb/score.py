@@ -10,6 +10,7 @@ folder
 AS-Norm's cohort are the mean embeddings of the training speakers. Intervals are of 95 %,
 of speakers drawn with replacement, where names of utterances begin with the speaker.
 ``--from-scores FILE`` computes metrics and plot of a file of scores, whoever wrote it.
+Processes of torchrun share the search of the cohort; the first does the rest.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from extract import COHORT, TRIALS, lists_of
+from processes import ALONE, Place, cohort_statistics, joined
 
 from speechbrain_rev import plots, scoring
 from speechbrain_rev.cli import run_script
@@ -44,7 +46,8 @@ def score(
     cohort_top_n: int = 600,
     subtract_mean: bool = False,
     replicates: int = REPLICATES,
-) -> dict[str, Any]:
+    place: Place = ALONE,
+) -> dict[str, Any] | None:
     """Score trial lists with the embeddings in a folder, by cosine and AS-Norm.
 
     Parameters
@@ -61,11 +64,13 @@ def score(
         Whether embeddings are centred on the mean of the training set's.
     replicates : int
         Draws of speakers for intervals; 0 for none.
+    place : Place
+        Of this process among those that share the work.
 
     Returns
     -------
-    dict
-        What results.json holds.
+    dict or None
+        What results.json holds; None on other processes than the main one.
     """
     trials, cohort = (EmbeddingArchive.load(folder / name) for name in (TRIALS, COHORT))
     rows = cohort_rows(cohort, speakers)
@@ -76,9 +81,11 @@ def score(
     speaker_of_row = [speakers[cohort.names[row]] for row in rows]
     names, means = scoring.speaker_means(trained, speaker_of_row)
     top_n = min(cohort_top_n, len(names))
-    if top_n < cohort_top_n:
+    if top_n < cohort_top_n and place.is_main:
         print(f"cohort_top_n is {top_n} instead of {cohort_top_n}: all speakers.")
-    mean_and_std = scoring.cohort_statistics(tested, means, top_n=top_n)
+    mean_and_std = cohort_statistics(place, tested, means, top_n=top_n)
+    if mean_and_std is None:
+        return None
     results, curves = [], {}
     (folder / "scores").mkdir(exist_ok=True)
     for name, path in named(trial_lists).items():
@@ -260,11 +267,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         help=f"draws of speakers for intervals; 0: none; default: {REPLICATES}",
     )
     options = parser.parse_args(argv)
-    if options.from_scores:
-        file = options.from_scores
-        print(table(score_file(file, options.bootstrap)))
-        print(f"{file}.json, {file}.png")
-        return
+    with joined() as place:
+        if options.run_folder:
+            score_run(options, place)
+        elif place.is_main:
+            file = options.from_scores
+            print(table(score_file(file, options.bootstrap)))
+            print(f"{file}.json, {file}.png")
+
+
+def score_run(options: argparse.Namespace, place: Place) -> None:
+    """Score a run's trial lists, and print what came of it."""
     folder = options.run_folder
     settings = read_settings(folder, ("trial_lists", "cohort_top_n"))
     check_fresh(folder)
@@ -276,9 +289,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         cohort_top_n=options.cohort_top_n or settings["cohort_top_n"],
         subtract_mean=options.subtract_mean,
         replicates=options.bootstrap,
+        place=place,
     )
-    print(table(report))
-    print(f"{folder / 'scores'}: results.json, det.png and the scores of each list")
+    if report is not None:
+        print(table(report))
+        print(f"{folder / 'scores'}: results.json, det.png and the scores of each list")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import time
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +113,12 @@ class EmbeddingArchive:
                 f"There are no embeddings at {path}. Run recipes/VoxCeleb/extract.py "
                 "on this run first."
             )
-        try:
-            if not zipfile.is_zipfile(path):
-                raise ValueError("it is no .npz file")
-            with np.load(path, allow_pickle=False) as stored:
-                names = tuple(stored["names"].tolist())
-                embeddings = stored["embeddings"]
-                fingerprint = str(stored["fingerprint"])
-                sources = tuple(stored["sources"].tolist())
+        with _opened(path) as stored:
+            names = tuple(stored["names"].tolist())
+            embeddings = stored["embeddings"]
+            fingerprint = str(stored["fingerprint"])
+            sources = tuple(stored["sources"].tolist())
             return cls(names, embeddings, fingerprint, sources)
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(
-                f"{path} is no archive of embeddings ({error}). Remove it and extract "
-                "again."
-            ) from error
 
 
 def embed_into(
@@ -132,7 +127,8 @@ def embed_into(
     """Embed files into an archive, except those it has from the same model and audio.
 
     A long extraction is saved from time to time and when it fails, so that it goes on
-    where it was interrupted.
+    where it was interrupted. What ``embed_share`` left beside the archive is taken into
+    it, and deleted there.
 
     Parameters
     ----------
@@ -154,37 +150,65 @@ def embed_into(
         If the embedder has no fingerprint, there is no file, a name is no text, or a
         file cannot be embedded.
     """
-    if not embedder.fingerprint:
-        raise ValueError(
-            "an embedder without a fingerprint cannot be told from others; give "
-            "SpeakerEmbedder one."
-        )
-    if not files:
-        raise ValueError("there is no file to embed; give at least one.")
-    _check_names(files)
+    _check_work(embedder, files)
+    path, parts = Path(path), _parts(path)
     wanted = {name: _source(file) for name, file in files.items()}
     rows: dict[str, tuple[NDArray[np.float32], str]] = {}
-    if Path(path).exists():
-        stored = EmbeddingArchive.load(path)
-        if stored.fingerprint == embedder.fingerprint:
-            # Audio of unknown source is embedded again.
-            sources = stored.sources or ("",) * len(stored.names)
-            found = zip(stored.embeddings, sources, strict=True)
-            rows = dict(zip(stored.names, found, strict=True))
+    for stored in (path, *parts):
+        for name, row, source in _stored_rows(stored, embedder.fingerprint):
+            if name not in rows or source == wanted.get(name):
+                rows[name] = row, source
     missing = [name for name in files if rows.get(name, ("", ""))[1] != wanted[name]]
-    if not missing:
-        return _archive(files, rows, embedder)
-    saved = time.monotonic()
-    try:
-        for index, row in embedder.embed_each([files[name] for name in missing]):
-            rows[missing[index]] = row, wanted[missing[index]]
-            if time.monotonic() - saved > _SAVE_SECONDS:
-                _archive(_ordered(rows, files), rows, embedder).save(path)
-                saved = time.monotonic()
-    finally:
-        if rows:
-            _archive(_ordered(rows, files), rows, embedder).save(path)
+    if missing or parts:
+        _embed_missing(path, embedder, files, rows, {n: wanted[n] for n in missing})
+    for part in parts:
+        part.unlink()
     return _archive(files, rows, embedder)
+
+
+def embed_share(
+    path: str | Path,
+    embedder: SpeakerEmbedder,
+    files: Mapping[str, str | Path],
+    *,
+    rank: int,
+    processes: int,
+) -> None:
+    """Embed the files that are this process's beside an archive, one part for each.
+
+    When all processes are done, one of them makes the archive with ``embed_into``. Each
+    takes every so many-th file: neighbours in a list, a speaker's utterances, are alike in
+    length. What the archive or a part has already, left by any number of processes, is not
+    embedded again.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        The .npz file of the archive, which is not written.
+    embedder : SpeakerEmbedder
+        With a fingerprint.
+    files : mapping of str to path
+        Audio files by name: those of all processes, in the same order.
+    rank, processes : int
+        This process, counted from 0, and how many there are.
+
+    Raises
+    ------
+    ValueError
+        As ``embed_into``.
+    """
+    _check_work(embedder, files)
+    own = Path(path).with_suffix(f".part-{rank}.npz")
+    others = [part for part in (Path(path), *_parts(path)) if part != own]
+    known = {
+        item
+        for other in others
+        for item in _stored_sources(other, embedder.fingerprint)
+    }
+    share = islice(files.items(), rank, None, processes)
+    missing = {n: file for n, file in share if (n, _source(file)) not in known}
+    if missing:
+        embed_into(own, embedder, missing)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -204,6 +228,81 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _embed_missing(
+    path: Path,
+    embedder: SpeakerEmbedder,
+    files: Mapping[str, str | Path],
+    rows: dict[str, tuple[NDArray[np.float32], str]],
+    wanted: Mapping[str, str],
+) -> None:
+    """Add to the rows, and save them: from time to time, at the end, when it fails."""
+    missing = list(wanted)
+    saved = time.monotonic()
+    try:
+        if missing:
+            for index, row in embedder.embed_each([files[name] for name in missing]):
+                rows[missing[index]] = row, wanted[missing[index]]
+                if time.monotonic() - saved > _SAVE_SECONDS:
+                    _archive(_ordered(rows, files), rows, embedder).save(path)
+                    saved = time.monotonic()
+    finally:
+        if rows:
+            _archive(_ordered(rows, files), rows, embedder).save(path)
+
+
+def _parts(path: str | Path) -> Sequence[Path]:
+    """Find what processes have left beside an archive."""
+    path = Path(path)
+    return sorted(path.parent.glob(f"{glob.escape(path.stem)}.part-*{path.suffix}"))
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """Open an archive, whose arrays are read when they are asked for."""
+    try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is no .npz file")
+        with np.load(path, allow_pickle=False) as stored:
+            yield stored
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path} is no archive of embeddings ({error}). Remove it and extract again."
+        ) from error
+
+
+def _stored_rows(
+    path: Path, fingerprint: str
+) -> Iterator[tuple[str, NDArray[np.float32], str]]:
+    """Names, embeddings and sources of an archive, if it is there and of this model."""
+    if path.exists():
+        stored = EmbeddingArchive.load(path)
+        if stored.fingerprint == fingerprint:
+            # Audio of unknown source is embedded again.
+            sources = stored.sources or ("",) * len(stored.names)
+            yield from zip(stored.names, stored.embeddings, sources, strict=True)
+
+
+def _stored_sources(path: Path, fingerprint: str) -> Iterator[tuple[str, str]]:
+    """Names and sources of an archive, as ``_stored_rows``, without the embeddings."""
+    if path.exists():
+        with _opened(path) as stored:
+            if str(stored["fingerprint"]) == fingerprint:
+                names, sources = stored["names"].tolist(), stored["sources"].tolist()
+                yield from zip(names, sources, strict=bool(sources))
+
+
+def _check_work(embedder: SpeakerEmbedder, files: Mapping[str, str | Path]) -> None:
+    """Refuse what cannot be embedded before the work begins."""
+    if not embedder.fingerprint:
+        raise ValueError(
+            "an embedder without a fingerprint cannot be told from others; give "
+            "SpeakerEmbedder one."
+        )
+    if not files:
+        raise ValueError("there is no file to embed; give at least one.")
+    _check_names(files)
 
 
 def _check_names(names: Iterable[object]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from speechbrain.utils.distributed import if_main_process
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
@@ -200,6 +201,8 @@ class SpeakerEmbedder:
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Embed audio files as ``embed_files`` does, giving each row once it is ready.
 
+        Of several processes the first shows its progress.
+
         Parameters
         ----------
         paths : iterable of str or path-like
@@ -226,7 +229,7 @@ class SpeakerEmbedder:
             total=len(paths),
             desc="embedding",
             unit="utt",
-            disable=len(paths) < _MANY_FILES,
+            disable=len(paths) < _MANY_FILES or not if_main_process(),
         ) as progress:
             for group in self._batches(paths):
                 indices, waveforms = zip(*group, strict=True)

@@ -1,4 +1,4 @@
-"""Trainings on two processes: what they count, how they end, and how they go on."""
+"""The recipe on two processes: what they count, how they end, and how they go on."""
 
 import json
 import os
@@ -7,11 +7,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from speechbrain_rev.inference import EmbeddingArchive
+from speechbrain_rev.scoring import read_scores
 from tests.corpus import write_corpus
-from tests.recipes.runs import RECIPE, arguments, log, weights
+from tests.recipes.runs import RECIPE, arguments, log, recipe, weights
+from tests.run_folders import write_scorable_run
 
 pytestmark = pytest.mark.slow
 
@@ -64,6 +68,22 @@ def data(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
 
 
+def torchrun(script, argv):
+    """Start two processes of a script."""
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc_per_node=2", "--no-python", sys.executable, "-c", script),
+            *map(str, argv),
+        ],
+        # One thread: the order of sums must not depend on how many cores are idle.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 def started(data, folder, *, killed_at_step=0, lost=(3, 6), **changed):
     """Start a training in which rank 1 meets NaN, and perhaps is killed."""
     folder.mkdir(exist_ok=True)
@@ -72,19 +92,8 @@ def started(data, folder, *, killed_at_step=0, lost=(3, 6), **changed):
         lost=set(lost),
     )  # fmt: skip
     settings = {"optimizer_name": "adamw", "embedding_dim": 128, **changed}
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc_per_node=2", "--no-python", sys.executable, "-c", script),
-            *arguments(data, folder, **settings),
-            *("--noprogressbar", "--distributed_backend=gloo"),
-        ],
-        # One thread: the order of sums must not depend on how many cores are idle.
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    argv = arguments(data, folder, **settings)
+    return torchrun(script, [*argv, "--noprogressbar", "--distributed_backend=gloo"])
 
 
 def told(folder, name):
@@ -188,3 +197,116 @@ def test_a_killed_process_ends_the_job_which_then_goes_on(
     assert log(folder) == log(uninterrupted)
     for name in ("skipped.jsonl", "unread.jsonl"):
         assert told(folder, name) == told(uninterrupted, name)
+
+
+#: Embeds or scores; the second process may be killed when it has embedded some files.
+SHARED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {recipe!r})
+import {script} as script
+from speechbrain_rev.inference import SpeakerEmbedder, archive
+
+def embed_each(self, paths, _embed=SpeakerEmbedder.embed_each):
+    for count, (index, row) in enumerate(_embed(self, paths), 1):
+        with Path({folder!r}, f"embedded{{os.environ['RANK']}}").open("a") as file:
+            print(paths[index], file=file)
+        if {killed} and os.environ["RANK"] == "1" and count == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield index, row
+
+SpeakerEmbedder.embed_each = embed_each
+archive._SAVE_SECONDS = 0.0
+script.run_script(script.main)
+"""
+
+
+def shared(script, folder, *argv, killed=False):
+    """Run a script on the run in a folder, with two processes."""
+    text = SHARED.format(
+        recipe=str(RECIPE), script=script, folder=str(folder), killed=killed
+    )
+    process = torchrun(text, [folder, *argv])
+    output, _ = process.communicate()
+    return process.returncode, output
+
+
+def archives(folder):
+    names = ("trials", "cohort")
+    return [EmbeddingArchive.load(folder / f"embeddings/{n}.npz") for n in names]
+
+
+def embedded(folder):
+    """The files that each of the processes has embedded since it was asked last."""
+    found = []
+    for rank in (0, 1):
+        path = folder / f"embedded{rank}"
+        found.append(path.read_text().split() if path.exists() else [])
+        path.unlink(missing_ok=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    """Speech, and a run that one process has embedded and scored."""
+    speech = write_corpus(tmp_path_factory.mktemp("speech"), speakers=14, seconds=0.5)
+    folder = write_scorable_run(tmp_path_factory.mktemp("one") / "run", speech)
+    recipe("extract").main([str(folder), "--device=cpu"])
+    recipe("score").main([str(folder), "--bootstrap=20"])
+    return speech, folder
+
+
+def test_processes_share_extraction_and_scoring(scored, tmp_path):
+    speech, one = scored
+    two = write_scorable_run(tmp_path / "run", speech)
+    status, output = shared("extract", two, "--device=cpu")
+    assert status == 0, output
+    # Only the first shows its progress.
+    assert output.count("embedding:   0%") == 1
+    assert output.count("embeddings of 16 dimensions") == 2
+    first, second = embedded(two)
+    assert not set(first) & set(second)
+    assert len(first) == len(second) == 28
+    for found, expected in zip(archives(two), archives(one), strict=True):
+        assert (found.names, found.sources) == (expected.names, expected.sources)
+        # Other neighbours in a batch: float32 rounding, as in test_extract.
+        limit = 1e-5 * np.abs(expected.embeddings).max()
+        assert np.abs(found.embeddings - expected.embeddings).max() <= limit
+    assert {path.name for path in (two / "embeddings").iterdir()} == {
+        "trials.npz",
+        "cohort.npz",
+    }
+    # Of the very same embeddings.
+    for name in ("trials", "cohort"):
+        path = f"embeddings/{name}.npz"
+        (two / path).write_bytes((one / path).read_bytes())
+    status, output = shared("score", two, "--bootstrap=20")
+    assert status == 0, output
+    assert output.count("minDCF(0.01)") == 1
+    for name in ("one.as_norm.txt", "other.cosine.txt"):
+        sides = [read_scores(folder / "scores" / name)[1] for folder in (one, two)]
+        assert np.abs(np.subtract(*sides)).max() <= 1e-6
+    results = [json.loads((f / "scores/results.json").read_text()) for f in (one, two)]
+    assert results[0] == results[1]
+
+
+def test_an_extraction_goes_on_from_the_parts_of_a_killed_process(scored, tmp_path):
+    speech, one = scored
+    two = write_scorable_run(tmp_path / "run", speech)
+    status, output = shared("extract", two, "--device=cpu", killed=True)
+    assert status != 0
+    assert "Signal 9 (SIGKILL) received" in output
+    before = [name for names in embedded(two) for name in names]
+    assert not (two / "embeddings/cohort.npz").exists()
+    assert list((two / "embeddings").glob("cohort.part-*.npz"))
+    status, output = shared("extract", two, "--device=cpu")
+    assert status == 0, output
+    again = [name for names in embedded(two) for name in names]
+    # The one that was embedded when the process was killed, and was not saved yet; the
+    # other process may have been ended in the same way.
+    assert len(set(before) & set(again)) <= 2
+    assert len(set(before) | set(again)) == 56
+    # At least the utterances of the trials, and 19 of the second process, were saved.
+    assert len(again) <= 56 - 8 - 19
+    for found, expected in zip(archives(two), archives(one), strict=True):
+        assert (found.names, found.sources) == (expected.names, expected.sources)

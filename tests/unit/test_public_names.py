@@ -25,7 +25,7 @@ PUBLIC = {
     },
     "inference": {
         "EmbeddingArchive", "FbankStatistics", "SpeakerEmbedder", "WaveformEncoder",
-        "embed_into",
+        "embed_into", "embed_share",
     },
     "lobes": {"SpeakerEncoder", "build_encoder"},
     "memory": {"LiveBytes", "MemoryReport", "breakdown", "live_bytes_peak"},

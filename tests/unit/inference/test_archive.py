@@ -2,7 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from speechbrain_rev.inference import EmbeddingArchive, SpeakerEmbedder, embed_into
+from speechbrain_rev.inference import (
+    EmbeddingArchive,
+    SpeakerEmbedder,
+    embed_into,
+    embed_share,
+)
 from speechbrain_rev.inference import archive as archive_module
 from tests.run_folders import speech_like, write_audio
 
@@ -168,3 +173,61 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path):
 def test_an_embedder_without_a_fingerprint_cannot_fill_an_archive(tmp_path, files):
     with pytest.raises(ValueError, match="fingerprint"):
         embed_into(tmp_path / "some.npz", embedder(""), files)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_share_the_files_and_make_the_archive_of_one(
+    tmp_path, files, processes
+):
+    alone, path = tmp_path / "alone.npz", tmp_path / "shared.npz"
+    embed_into(alone, embedder(), files)
+    workers = [embedder() for _ in range(processes)]
+    for rank, worker in enumerate(workers):
+        embed_share(path, worker, files, rank=rank, processes=processes)
+    assert not path.exists()
+    assert sum(worker.model.seen for worker in workers) == len(files)
+    assert max(worker.model.seen for worker in workers) == -(-len(files) // processes)
+    last = embedder()
+    made = embed_into(path, last, files)
+    assert last.model.seen == 0
+    assert made.names == tuple(files)
+    expected, found = EmbeddingArchive.load(alone), EmbeddingArchive.load(path)
+    assert (found.names, found.sources) == (expected.names, expected.sources)
+    assert np.array_equal(found.embeddings, expected.embeddings)
+    assert not list(tmp_path.glob("shared.part-*"))
+    assert (tmp_path / "alone.npz").exists()
+
+
+def test_parts_of_any_number_of_processes_are_used_again(tmp_path, files):
+    path, again = tmp_path / "some.npz", [embedder() for _ in range(2)]
+    # Of three processes the last was killed before it began.
+    for rank in (0, 1):
+        embed_share(path, embedder(), files, rank=rank, processes=3)
+    for rank in (0, 1):
+        embed_share(path, again[rank], files, rank=rank, processes=2)
+    assert sum(worker.model.seen for worker in again) == 1
+    last = embedder()
+    embed_into(path, last, files)
+    assert last.model.seen == 0
+    assert set(EmbeddingArchive.load(path).names) == set(files)
+
+
+def test_one_process_goes_on_where_several_were_interrupted(tmp_path, files):
+    path, alone = tmp_path / "some.npz", embedder()
+    embed_share(path, embedder(), files, rank=1, processes=2)
+    assert embed_into(path, alone, files).names == tuple(files)
+    assert alone.model.seen == 2
+    assert not list(tmp_path.glob("*.part-*"))
+
+
+def test_parts_of_another_model_or_other_audio_are_not_used(tmp_path, files):
+    path, again = tmp_path / "some.npz", embedder()
+    embed_share(path, embedder("other"), files, rank=0, processes=2)
+    embed_share(path, embedder(), files, rank=1, processes=2)
+    write_audio(files["1.wav"], speech_like(0.35, seed=99))
+    for rank in (0, 1):
+        embed_share(path, again, files, rank=rank, processes=2)
+    assert again.model.seen == 3
+    made = embed_into(path, embedder(), files)
+    expected = embedder().embed_files(files.values())
+    assert np.array_equal(made.embeddings, expected)
