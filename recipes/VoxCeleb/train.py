@@ -267,7 +267,9 @@ def build_brain(hparams, run_opts):
     # The rate is that of the utterances of one step of the optimizer.
     hparams["lr_annealing"].batch_size *= run_opts.grad_accumulation_factor
     keep = hparams["checkpointer"].add_recoverable
-    keep("random_state", GlobalRandomState())
+    random_state = GlobalRandomState()
+    random_state.fold_rank()
+    keep("random_state", random_state)
     channels = KeptChannels(hparams["modules"]["embedding_model"])
     keep(CHANNELS, channels, optional_load=True)
     hparams["checkpointer"].add_state("compression", hparams["compression"])

@@ -22,7 +22,7 @@ from torchaudio.functional import resample
 from .dataset import repeat_to
 from .disturbances import add_noise, reverberate
 from .reading import audio_files, audio_info, read_audio, read_first_channel
-from .seeding import generator
+from .seeding import generator, process_rank
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class SpeakerAugment:
                 f"{self.samples_needed}. Raise sentence_len to at least "
                 f"{self.samples_needed / self.sample_rate:.2f} seconds."
             )
-        draws = generator("augment", self.seed, _rank(), self.step)
+        draws = generator("augment", self.seed, process_rank(), self.step)
         self.step += 1
         # Autocast would resample in bfloat16, with noise at -40 dB of the speech.
         with torch.autocast(wavs.device.type, enabled=False):
@@ -357,10 +357,3 @@ def _normal_speed_first(speeds: Sequence[float]) -> tuple[float, ...]:
         )
     # The speaker as recorded must keep its label, whatever order the speeds come in.
     return (1.0, *(speed for speed in speeds if speed != 1.0))
-
-
-def _rank() -> int:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank()
-    return 0

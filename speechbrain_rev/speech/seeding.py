@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,12 +70,31 @@ def _number(place: tuple[int | str, ...]) -> int:
     return int.from_bytes(digest, "little")
 
 
-@register_checkpoint_hooks
+def process_rank() -> int:
+    """Return the number of this process, 0 where there are no others.
+
+    Returns
+    -------
+    int
+
+    Example
+    -------
+    >>> process_rank()
+    0
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    return 0
+
+
+@partial(register_checkpoint_hooks, save_on_main_only=False)
 class GlobalRandomState:
     """The random states of torch, CUDA, numpy and Python, saved with checkpoints.
 
     The data's draws depend on the place in the training alone. This is for all else
-    that may draw in a training step, such as dropout.
+    that may draw in a training step, such as dropout. Every process has its own; those
+    beyond the processes that saved fold their rank into the first one's.
 
     Example
     -------
@@ -87,29 +108,62 @@ class GlobalRandomState:
     True
     """
 
+    def fold_rank(self) -> None:
+        """Let each process but the first draw something else than the others from now on.
+
+        To be called once the modules are built, which must be the same everywhere.
+        """
+        if rank := process_rank():
+            draws = generator("process", torch.initial_seed(), rank)
+            torch.manual_seed(_seed(63, draws))
+            np.random.seed(_seed(32, draws))  # noqa: NPY002
+            random.seed(_seed(63, draws))
+
     @mark_as_saver
     def _save(self, path: str | Path) -> None:
-        version, words, gauss = random.getstate()
-        numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002
-        # As a list, for only plain values are read back from a file.
-        numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
-        state = {
-            "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-            "numpy": numpy_state,
-            "python": (version, list(words), gauss),
-        }
-        torch.save(state, path)
+        states = [_state()]
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            states = [{} for _ in range(distributed.get_world_size())]
+            distributed.all_gather_object(states, _state())
+        if process_rank() == 0:
+            torch.save(states[0] | {"others": states[1:]}, path)
 
     @mark_as_loader
     def _load(self, path: str | Path, end_of_epoch: bool) -> None:
         del end_of_epoch
         state = torch.load(path, weights_only=True)
-        torch.set_rng_state(state["torch"])
-        if len(state["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(state["cuda"])
-        key = np.array(state["numpy"]["state"]["key"], dtype=np.uint32)
-        state["numpy"]["state"]["key"] = key
-        np.random.set_state(state["numpy"])  # noqa: NPY002
-        version, words, gauss = state["python"]
-        random.setstate((version, tuple(words), gauss))
+        # A checkpoint of before there were several has none.
+        states = [state, *state.get("others", [])]
+        rank = process_rank()
+        _restore(states[rank] if rank < len(states) else state)
+        if rank >= len(states):
+            self.fold_rank()
+
+
+def _seed(bits: int, draws: torch.Generator) -> int:
+    return int(torch.randint(2**63 - 1, (), generator=draws)) >> (63 - bits)
+
+
+def _state() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002
+    # As a list, for only plain values are read back from a file.
+    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": numpy_state,
+        "python": (version, list(words), gauss),
+    }
+
+
+def _restore(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    key = np.array(state["numpy"]["state"]["key"], dtype=np.uint32)
+    state["numpy"]["state"]["key"] = key
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))

@@ -24,7 +24,7 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {recipe!r})
-import loaders, train
+import loaders, torch, train
 
 RANK = int(os.environ["RANK"])
 FOLDER = Path({folder!r})
@@ -34,7 +34,13 @@ class Watched(train.SpeakerBrain):
         step = self.hparams.epoch_counter.current, self.step
         if stage == train.sb.Stage.TRAIN and RANK == 1 and step == (1, 2):
             batch.wavs[1] = float("nan")
-        return super().compute_forward(batch, stage)
+        outputs = super().compute_forward(batch, stage)
+        if stage == train.sb.Stage.TRAIN:
+            # The encoders draw nothing; a network that does must resume as well.
+            with (FOLDER / f"drawn{{RANK}}").open("a") as file:
+                print(torch.rand(()).item(), file=file)
+            outputs = torch.nn.functional.dropout(outputs, 0.1)
+        return outputs
 
     def count(self, loss, correct):
         epoch = self.hparams.epoch_counter.current
@@ -52,10 +58,10 @@ class Watched(train.SpeakerBrain):
             (FOLDER / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-def read_or_not(self, epoch, index, _read=loaders.ChunkDataset._read):
+def read_or_not(self, epoch, index, out, _read=loaders.ChunkDataset._read):
     if index in {lost}:
         return f"{{self.path_of(index)}} is gone"
-    return _read(self, epoch, index)
+    return _read(self, epoch, index, out)
 
 loaders.ChunkDataset._read = read_or_not
 train.SpeakerBrain = Watched
@@ -125,7 +131,14 @@ def test_a_bad_gradient_of_one_process_skips_the_step_on_both(uninterrupted):
     lines = told(uninterrupted, "skipped.jsonl")
     assert [(x["epoch"], x["step"], x["rank"]) for x in lines] == [(1, 2, 0), (1, 2, 1)]
     # Each names its share.
-    assert [len(line["utterances"]) for line in lines] == [2, 2]
+    shares = [set(line["utterances"]) for line in lines]
+    assert [len(share) for share in shares] == [2, 2]
+    assert not shares[0] & shares[1]
+
+
+def test_processes_draw_each_their_own(uninterrupted):
+    drawn = [(uninterrupted / f"drawn{rank}").read_text().split() for rank in (0, 1)]
+    assert len(set(drawn[0]) | set(drawn[1])) == 2 * 8
 
 
 def test_the_log_counts_the_utterances_of_both_processes(uninterrupted):

@@ -216,7 +216,7 @@ def test_draws_differ_between_steps_ranks_and_seeds(noise, monkeypatch):
     first = augmenter(noise_folder=noise)
     outputs = [apply(first, speech()), apply(first, speech())]
     outputs.append(apply(augmenter(noise_folder=noise, seed=6), speech()))
-    monkeypatch.setattr(augmentation, "_rank", lambda: 1)
+    monkeypatch.setattr(augmentation, "process_rank", lambda: 1)
     outputs.append(apply(augmenter(noise_folder=noise), speech()))
     for i, a in enumerate(outputs):
         assert all(not torch.equal(a, b) for b in outputs[i + 1 :])

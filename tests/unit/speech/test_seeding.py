@@ -4,7 +4,7 @@ import random
 import numpy as np
 import torch
 
-from speechbrain_rev.speech import GlobalRandomState, generator
+from speechbrain_rev.speech import GlobalRandomState, generator, seeding
 from speechbrain_rev.speech.seeding import draw_below
 
 
@@ -46,3 +46,35 @@ def test_neighbouring_places_are_unrelated():
     correlation = torch.corrcoef(draws) - torch.eye(50)
     # 200 draws: standard deviation 0.071; 1,225 pairs stay below 5 of them.
     assert correlation.abs().max() < 0.36
+
+
+def seed_all(seed):
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def test_processes_fold_their_ranks_into_all_global_states(monkeypatch):
+    seed_all(7)
+    found = [draws()]
+    for rank in (0, 1, 1, 2):
+        seed_all(7)
+        monkeypatch.setattr(seeding, "process_rank", lambda rank=rank: rank)
+        GlobalRandomState().fold_rank()
+        found.append(draws())
+    unfolded, first, second, again, third = found
+    assert (first, second) == (unfolded, again)
+    for drawn in zip(first, second, third, strict=True):
+        assert len(set(map(str, drawn))) == 3
+
+
+def test_a_process_that_is_new_goes_on_from_the_first_ones_state(tmp_path, monkeypatch):
+    state = GlobalRandomState()
+    state._save(tmp_path / "state.ckpt")
+    found = []
+    for rank in (0, 1, 2, 1):
+        monkeypatch.setattr(seeding, "process_rank", lambda rank=rank: rank)
+        state._load(tmp_path / "state.ckpt", end_of_epoch=False)
+        found.append(draws())
+    assert found[1] == found[3]
+    assert len({str(drawn) for drawn in found}) == 3
