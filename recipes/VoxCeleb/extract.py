@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prepare import speech_root
+from layout import speech_root
 from processes import Place, joined, own_device
 
 from speechbrain_rev.cli import run_script

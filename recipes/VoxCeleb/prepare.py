@@ -23,18 +23,17 @@ into the run's save folder, never into the data folder:
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import logging
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from data_settings import Prepared, Settings, existing, paths_given
 from layout import (
     OTHER_SUFFIXES,
     audio_below,
@@ -61,102 +60,6 @@ VALID_TRIALS = "valid_trials.txt"
 RECORD = "prepared.json"
 LABELS = "label_encoder.txt"
 BAD_FILES = "bad_files.txt"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the lists depend on.
-
-    Attributes
-    ----------
-    data_folder : str
-        Training speech.
-    train_list : str or None
-        A file of lines "speaker path"; None for all speakers found.
-    trial_lists : tuple of str
-        Lists to be evaluated on: their speakers are left out of the training.
-    trials_folder : str or None
-        Where the audio of the trial lists is; None for data_folder. It is looked for
-        there, but changes no list.
-    valid_speakers : int
-        How many training speakers are held out for validation.
-    valid_trials : str or None
-        A validation list of the user's own, instead of held-out speakers.
-    sample_rate : int
-        Rate that the files must have, Hz.
-    seed : int
-        Seed of the choice of held-out speakers and trials.
-    bad_files : {"refuse", "drop"}
-        What is done if files cannot be used.
-    check_audio : bool
-        Whether files are decoded as a whole, and not their headers only.
-    """
-
-    data_folder: str
-    train_list: str | None = None
-    trial_lists: tuple[str, ...] = ()
-    trials_folder: str | None = None
-    valid_speakers: int = 0
-    valid_trials: str | None = None
-    sample_rate: int = 16000
-    seed: int = 0
-    bad_files: str = "refuse"
-    check_audio: bool = False
-
-    @classmethod
-    def of(cls, knobs: Mapping[str, Any]) -> Settings:
-        """Select from a training's settings what the lists depend on."""
-        chosen = {name: knobs[name] for name in cls.__dataclass_fields__}
-        return cls(**{**chosen, "trial_lists": tuple(chosen["trial_lists"])})
-
-    def fingerprint(self) -> dict[str, object]:
-        """Return the settings and a digest of each list's content."""
-        given = asdict(self)
-        for name in ("trials_folder", "bad_files", "check_audio"):
-            del given[name]
-        for name in ("train_list", "valid_trials", "trial_lists"):
-            lists = given[name] if name == "trial_lists" else _given(given[name])
-            given[name] = {str(path): _digest(path) for path in lists}
-        return given
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What was prepared.
-
-    Attributes
-    ----------
-    utterances, speakers : int
-        Size of the training set.
-    left_out : int
-        Utterances left out because their speaker is in a trial list.
-    held_out : int
-        Utterances of speakers held out for validation.
-    valid_trials : int
-        Number of validation trials, 0 for none.
-    dropped : int
-        Files that could not be used.
-    single : int
-        Training speakers with one utterance only.
-    """
-
-    utterances: int
-    speakers: int
-    left_out: int
-    held_out: int
-    valid_trials: int
-    dropped: int = 0
-    single: int = 0
-
-    def in_words(self) -> str:
-        """Say it."""
-        return (
-            f"Training: {self.utterances} utterances of {self.speakers} speakers. "
-            f"Validation: {self.valid_trials} trials, {self.held_out} utterances held "
-            f"out. Left out because their speakers are in trial lists: {self.left_out}. "
-            f"Dropped because they cannot be used: {self.dropped}. Speakers with one "
-            f"utterance only: {self.single}."
-        )
 
 
 def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
@@ -275,7 +178,7 @@ def _listed(train_list: str | None) -> dict[str, list[str]] | None:
     if train_list is None:
         return None
     found = defaultdict(list)
-    text = _existing(train_list).read_text(encoding="utf-8")
+    text = existing(train_list).read_text(encoding="utf-8")
     for number, line in enumerate(text.rstrip().split("\n"), start=1):
         fields = line.split()
         if len(fields) != 2:
@@ -290,7 +193,7 @@ def _listed(train_list: str | None) -> dict[str, list[str]] | None:
 def _tested(settings: Settings) -> set[str]:
     """Return the speakers of the trial lists, whose audio is looked for."""
     tested = set()
-    for path in (*settings.trial_lists, *_given(settings.valid_trials)):
+    for path in (*settings.trial_lists, *paths_given(settings.valid_trials)):
         trials = read_trials(path)
         _refuse_other_names(path, trials)
         missing = _missing_audio(trials, settings.trials_folder or settings.data_folder)
@@ -364,20 +267,6 @@ def _shown(earlier: object, now: object) -> str:
             return f"the content of {', '.join(now)} changed"
         earlier, now = (", ".join(lists) or None for lists in (earlier, now))
     return f"was {earlier}, is {now}"
-
-
-def _digest(path: str) -> str:
-    return hashlib.blake2b(_existing(path).read_bytes()).hexdigest()
-
-
-def _given(path: str | None) -> list[str]:
-    return [] if path is None else [path]
-
-
-def _existing(path: str | Path) -> Path:
-    if not Path(path).is_file():
-        raise ValueError(f"The list {path} does not exist.")
-    return Path(path)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

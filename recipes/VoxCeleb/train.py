@@ -10,6 +10,7 @@ where its last checkpoint is when the same command is given again.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 import warnings
@@ -56,6 +57,8 @@ from speechbrain_rev.scoring import Trials, cosine_trials, eer, read_trials
 from speechbrain_rev.speech import GlobalRandomState
 from speechbrain_rev.whole_files import check_writable, write_whole
 
+logger = logging.getLogger("train")
+
 
 @register_checkpoint_hooks
 class SpeakerBrain(CheckedSteps):
@@ -92,6 +95,9 @@ class SpeakerBrain(CheckedSteps):
     def evaluate_batch(self, batch, stage):
         """Embed one utterance; held-out speakers have no class, hence no loss."""
         name, utterance = batch
+        if isinstance(utterance, str):
+            logger.warning(f"Validation goes on without an utterance: {utterance}")
+            return torch.zeros(())
         with self.evaluation_ctx:
             embedding = self.compute_forward(utterance, stage)
         self.embeddings[name] = embedding.flatten().float().cpu()
@@ -127,7 +133,7 @@ class SpeakerBrain(CheckedSteps):
             self.epoch_stats = self.training_stats(stage_loss, epoch, seconds)
         else:
             if not self.debug:
-                self.epoch_stats["valid_eer_percent"] = 100 * self.valid_eer()
+                self.epoch_stats |= self.validated()
             self.epoch_stats["minutes"] += seconds / 60
         if stage == sb.Stage.VALID or self.valid_trials is None:
             self.end_epoch(epoch)
@@ -152,12 +158,21 @@ class SpeakerBrain(CheckedSteps):
             **log.peak_memory(self.device),
         }
 
-    def valid_eer(self):
-        """Score the validation trials by cosine."""
-        enrol, test = self.valid_trials.rows(list(self.embeddings))
+    def validated(self):
+        """Score the validation trials by cosine, those whose speech could be read."""
+        found = {}
+        unread = len(self.valid_trials.utterances) - len(self.embeddings)
+        if unread:
+            found["unread_validation_files"] = unread
+        try:
+            trials = self.valid_trials.among(self.embeddings)
+        except ValueError as error:
+            run_on_main(logger.warning, args=[f"There is no validation EER: {error}"])
+            return found
+        enrol, test = trials.rows(list(self.embeddings))
         embeddings = torch.stack(list(self.embeddings.values())).numpy()
         scores = cosine_trials(embeddings, enrol, test)
-        return float(eer(scores, self.valid_trials.labels))
+        return found | {"valid_eer_percent": 100 * float(eer(scores, trials.labels))}
 
     def end_epoch(self, epoch):
         """Write the log lines and the checkpoint."""

@@ -50,6 +50,8 @@ def shown(stats: dict[str, Any]) -> dict[str, Any]:
         line["skipped steps"] = stats["skipped_steps"]
     if stats["unread_files"]:
         line["unread files"] = stats["unread_files"]
+    if "unread_validation_files" in stats:
+        line["unread validation files"] = stats["unread_validation_files"]
     if "valid_eer_percent" in stats:
         line["valid EER %"] = stats["valid_eer_percent"]
     if "compression_ratio" in stats:

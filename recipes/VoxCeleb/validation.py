@@ -13,7 +13,7 @@ from layout import speaker_of
 from speechbrain_rev.speech import generator
 
 if TYPE_CHECKING:
-    from prepare import Settings
+    from data_settings import Settings
 
 # Of each held-out speaker; a validation after each epoch must stay short.
 VALID_UTTERANCES = 10

@@ -4,8 +4,10 @@ The format is VoxCeleb's, a trial per line: ``label path path`` with label 1 for
 same speaker and 0 for different ones, and paths relative to the folder of audio.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -120,6 +122,41 @@ class Trials:
         enrol = np.fromiter((row_of[name] for name in self.enrol), np.int64, count)
         test = np.fromiter((row_of[name] for name in self.test), np.int64, count)
         return enrol, test
+
+    def among(self, utterances: Container[str]) -> Trials:
+        """Choose the trials both sides of which are among some utterances.
+
+        Parameters
+        ----------
+        utterances : container of str
+            Names.
+
+        Returns
+        -------
+        Trials
+            In their order.
+
+        Raises
+        ------
+        ValueError
+            If none is left, or none of one kind.
+
+        Example
+        -------
+        >>> trials = Trials([1, 0, 0], enrol=["a", "a", "b"], test=["b", "c", "c"])
+        >>> trials.among({"a", "b", "c"}).labels.tolist()
+        [1, 0, 0]
+        """
+        kept = [
+            row
+            for row, sides in enumerate(zip(self.enrol, self.test, strict=True))
+            if all(name in utterances for name in sides)
+        ]
+        return Trials(
+            self.labels[kept],
+            tuple(self.enrol[row] for row in kept),
+            tuple(self.test[row] for row in kept),
+        )
 
 
 def read_trials(path: str | Path) -> Trials:

@@ -281,8 +281,8 @@ class WholeUtterances(Dataset):
     def __len__(self) -> int:
         return len(self.names)
 
-    def __getitem__(self, index: int) -> tuple[str, torch.Tensor]:
-        """Read one utterance.
+    def __getitem__(self, index: int) -> tuple[str, torch.Tensor | str]:
+        """Read one utterance, or say why that cannot be done.
 
         Parameters
         ----------
@@ -292,15 +292,22 @@ class WholeUtterances(Dataset):
         Returns
         -------
         name : str
-        wav : torch.Tensor, [samples]
+        wav : torch.Tensor, [samples], or str
         """
         name = self.names[index]
-        return name, read_audio(
-            self.root / name, sample_rate=self.sample_rate, samples=self.max_samples
-        )
+        path = self.root / name
+        try:
+            wav = read_audio(
+                path, sample_rate=self.sample_rate, samples=self.max_samples
+            )
+        except (ValueError, OSError) as error:
+            return name, str(error)
+        return name, wav if len(wav) else f"{path} holds no samples"
 
 
-def collate_whole(items: list[tuple[str, torch.Tensor]]) -> tuple[str, ChunkBatch]:
+def collate_whole(
+    items: list[tuple[str, torch.Tensor | str]],
+) -> tuple[str, ChunkBatch | str]:
     """Make a batch of the one utterance that `WholeUtterances` returns."""
     ((name, wav),) = items
-    return name, collate_chunks([Chunk(wav, 0)])
+    return name, wav if isinstance(wav, str) else collate_chunks([Chunk(wav, 0)])

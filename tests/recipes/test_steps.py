@@ -215,3 +215,17 @@ def test_what_was_told_of_steps_that_are_taken_again_is_forgotten(tmp_path):
     steps.forget_after(path, (2, 2))
     assert path.read_text().splitlines() == lines[:2]
     steps.forget_after(tmp_path / "not there", (1, 1))
+
+
+def test_a_lost_file_of_validation_costs_its_trials(broken, tmp_path, caplog):
+    data, run = write_corpus(tmp_path / "corpus"), tmp_path / "run"
+    argv = arguments(data, run)
+    recipe("prepare").main([arg for arg in argv if "device" not in arg])
+    trials = (run / "save" / "valid_trials.txt").read_text().splitlines()
+    lost = data / "wav" / trials[0].split()[1]
+    lost.unlink()
+    broken.main(argv)
+    for line in log(run):
+        assert line["unread_validation_files"] == 1
+        assert 0 <= line["valid_eer_percent"] <= 100
+    assert f"{lost.name} cannot be read as audio: there is no such file" in caplog.text

@@ -1,4 +1,5 @@
 import pytest
+import soundfile
 import torch
 from torch.utils.data import DataLoader
 
@@ -9,6 +10,7 @@ from speechbrain_rev.speech import (
     WholeUtterances,
     audio_info,
     collate_chunks,
+    collate_whole,
     read_audio,
 )
 from tests.corpus import write_corpus
@@ -77,6 +79,14 @@ def test_chunks_carry_their_speaker(utterances):
     chunks = dataset(utterances)
     speakers = [chunks[1, index][1] for index in range(len(utterances))]
     assert speakers == [3] * 4 + [7] * 4 + [11] * 4
+
+
+def test_a_whole_utterance_that_cannot_be_read_is_a_reason(tmp_path):
+    soundfile.write(tmp_path / "empty.wav", [], 16000)
+    given = WholeUtterances(tmp_path, ["gone.wav", "empty.wav"], max_samples=100)
+    assert collate_whole([given[0]])[0] == "gone.wav"
+    assert "no such file" in collate_whole([given[0]])[1]
+    assert "holds no samples" in collate_whole([given[1]])[1]
 
 
 def test_whole_utterances_are_cut_only_where_they_are_too_long(utterances):
