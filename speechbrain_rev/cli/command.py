@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from speechbrain_rev import __version__
-from speechbrain_rev.cli import encoders, plans, speakers, speeds, sweeps
+from speechbrain_rev.cli import (
+    conversions,
+    encoders,
+    plans,
+    speakers,
+    speeds,
+    sweeps,
+)
 
 # What to do where memory ran out; commands that run tensors say it of their own options.
 _LESS_MEMORY = "End what else uses it, and try again."
@@ -130,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     sweeps.add_command(add)
     speeds.add_command(add)
     speakers.add_commands(add)
+    conversions.add_command(add)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Reading what a training run left behind, without running any of it.
+"""The folder that a training run leaves behind, read without running any of it.
 
 A run's folder may come from somebody else. HyperPyYAML would build whatever objects its
 YAML names, and a pickle whatever it likes; here only a few plain values are read from
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 import yaml
+
+from speechbrain_rev.whole_files import write_whole
 
 HYPERPARAMS = "hyperparams.yaml"
 WEIGHTS = "embedding_model.ckpt"
@@ -45,7 +47,9 @@ class Weights:
     state_dict: dict[str, torch.Tensor]
 
 
-def read_settings(folder: str | PathLike[str], names: Sequence[str]) -> dict[str, Any]:
+def read_settings(
+    folder: str | PathLike[str], names: Sequence[str], *, optional: Sequence[str] = ()
+) -> dict[str, Any]:
     r"""Read plain values from a run's ``hyperparams.yaml``, following no tag.
 
     Parameters
@@ -54,11 +58,13 @@ def read_settings(folder: str | PathLike[str], names: Sequence[str]) -> dict[str
         The ``output_folder`` of a training run.
     names : sequence of str
         The keys wanted, all at top level; everything else in the file is passed over.
+    optional : sequence of str
+        Keys that may be missing.
 
     Returns
     -------
     dict
-        A number, string, truth value, None, list or mapping for each name.
+        A number, string, truth value, None, list or mapping for each name there.
 
     Raises
     ------
@@ -78,7 +84,7 @@ def read_settings(folder: str | PathLike[str], names: Sequence[str]) -> dict[str
     {'arch': 'revnet57'}
     """
     path = _own_file(Path(folder), HYPERPARAMS)
-    found = _plain_values(path, names)
+    found = plain_values(path, [*names, *optional])
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(
@@ -117,24 +123,12 @@ def read_weights(folder: str | PathLike[str]) -> Weights:
     else:
         path = _newest_checkpoint(folder)
     content = path.read_bytes()
-    try:
-        state_dict = torch.load(
-            io.BytesIO(content), map_location="cpu", weights_only=True
-        )
-    # torch's own message for a refused pickle advises to load it all the same.
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise ValueError(
-            f"{path} is cut short or holds more than plain tensors, and is not loaded. "
-            "Remove it to use a checkpoint before it, train again, or ask whoever made "
-            "it for torch.save(encoder.state_dict(), ...)."
-        ) from error
-    if not isinstance(state_dict, dict) or not all(
-        isinstance(value, torch.Tensor) for value in state_dict.values()
-    ):
-        raise ValueError(
-            f"{path} is no state dict (names and their tensors). Give the folder of a "
-            "run of recipes/VoxCeleb/train.py."
-        )
+    state_dict = load_tensors(
+        content,
+        path,
+        "Remove it to use a checkpoint before it, train again, or ask whoever made it "
+        "for torch.save(encoder.state_dict(), ...).",
+    )
     broken = [
         name for name, value in state_dict.items() if not bool(value.isfinite().all())
     ]
@@ -144,6 +138,88 @@ def read_weights(folder: str | PathLike[str]) -> Weights:
             "Train with a lower lr, or remove the checkpoint to use one before it."
         )
     return Weights(path, hashlib.sha256(content).hexdigest(), state_dict)
+
+
+def load_tensors(content: bytes, path: Path, remedy: str) -> dict[str, torch.Tensor]:
+    """Load a state dict from a file's content, executing nothing.
+
+    Parameters
+    ----------
+    content : bytes
+        As ``torch.save`` writes it.
+    path : Path
+        Where it is from, for the errors.
+    remedy : str
+        What to do if it is something else, in sentences.
+
+    Returns
+    -------
+    dict of str to torch.Tensor
+        On the CPU.
+
+    Raises
+    ------
+    ValueError
+        If the content is anything but names and their tensors.
+    """
+    try:
+        state_dict = torch.load(
+            io.BytesIO(content), map_location="cpu", weights_only=True
+        )
+    # torch's own message for a refused pickle advises to load it all the same.
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise ValueError(
+            f"{path} is cut short or holds more than plain tensors, and is not loaded. "
+            f"{remedy}"
+        ) from error
+    if not isinstance(state_dict, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor)
+        for name, value in state_dict.items()
+    ):
+        raise ValueError(f"{path} is no state dict (names and their tensors). {remedy}")
+    return state_dict
+
+
+def write_run(
+    folder: str | PathLike[str],
+    settings: Mapping[str, Any],
+    state_dict: Mapping[str, torch.Tensor],
+) -> None:
+    """Write a folder that ``read_settings`` and ``read_weights`` read.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        A new or an empty folder.
+    settings : mapping of str to object
+        Plain values.
+    state_dict : mapping of str to torch.Tensor
+        The encoder's.
+
+    Raises
+    ------
+    ValueError
+        If there is something of that name already.
+    OSError
+        If it cannot be written.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"{folder} is there already, and nothing is written over it. Give the name "
+            "of a new folder."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / WEIGHTS, saved_bytes(state_dict))
+    # Last: a folder without it is no run.
+    write_whole(folder / HYPERPARAMS, yaml.safe_dump(dict(settings), sort_keys=False))
+
+
+def saved_bytes(state_dict: Mapping[str, torch.Tensor]) -> bytes:
+    """Give what ``torch.save`` writes of a state dict."""
+    content = io.BytesIO()
+    torch.save(dict(state_dict), content)
+    return content.getvalue()
 
 
 def _newest_checkpoint(folder: Path) -> Path:
@@ -161,15 +237,15 @@ def _newest_checkpoint(folder: Path) -> Path:
     # SpeechBrain reads CKPT.yaml with a loader that builds objects.
     metas = {name: _own_file(folder, name / "CKPT.yaml") for name in names}
     times = {
-        name: float(_plain_values(meta, ["unixtime"]).get("unixtime", 0.0))
+        name: float(plain_values(meta, ["unixtime"]).get("unixtime", 0.0))
         for name, meta in metas.items()
     }
     newest = max(names, key=lambda name: (times[name], name))
     return _own_file(folder, newest / WEIGHTS)
 
 
-def _plain_values(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Those of the top-level names that the YAML file has."""
+def plain_values(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Read those of the top-level names that a YAML file has, following no tag."""
     if path.stat().st_size > _MAX_YAML_BYTES:
         raise ValueError(
             f"{path} has {path.stat().st_size:,} bytes; what a training run writes has "

@@ -1,7 +1,7 @@
 """Speaker embeddings of audio, from the folder of a training run.
 
-The path from waveform to embedding is that of training: SpeechBrain's filterbanks, the
-mean of each sentence subtracted, the encoder.
+The path from waveform to embedding is that of training: the run's filterbanks, the mean
+of each sentence subtracted, the encoder.
 """
 
 from __future__ import annotations
@@ -20,17 +20,25 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from speechbrain_rev.hparams.knobs import KNOBS
+from speechbrain_rev.hparams.knobs import KNOBS, Knob
 from speechbrain_rev.inference.audio import prepare_waveform, read_waveform
 from speechbrain_rev.inference.device import usable_device
+from speechbrain_rev.inference.front_ends import FRONT_ENDS
 from speechbrain_rev.inference.run_folder import read_settings, read_weights
 from speechbrain_rev.inference.waveform import WaveformEncoder
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.pooling import CORRECTIONS
 from speechbrain_rev.scoring import cosine
 
 logger = logging.getLogger(__name__)
 
 _SETTINGS = ("arch", "widths", "blocks", "n_mels", "embedding_dim", "sample_rate")
+# What training has one of; weights of others may have another.
+_ASSUMED = {"front_end": "speechbrain", "pooling_variance": "population"}
+_KNOBS = KNOBS | {
+    "front_end": Knob("str", one_of=tuple(FRONT_ENDS)),
+    "pooling_variance": Knob("str", one_of=tuple(CORRECTIONS)),
+}
 
 # Utterances that run together: so many samples at most with their padding (100 s), none
 # shorter than this part of the longest, and so many of them. A CPU gains nothing from
@@ -116,8 +124,12 @@ class SpeakerEmbedder:
             device cannot be used.
         """
         device = usable_device(device)
-        settings = _checked(read_settings(folder, _SETTINGS), Path(folder))
-        sample_rate, n_mels = settings.pop("sample_rate"), settings["n_mels"]
+        settings = run_settings(folder)
+        features = {
+            "n_mels": settings["n_mels"],
+            "sample_rate": settings.pop("sample_rate"),
+            "front_end": settings.pop("front_end"),
+        }
         encoder = build_encoder(settings.pop("arch"), **settings)
         weights = read_weights(folder)
         try:
@@ -128,8 +140,8 @@ class SpeakerEmbedder:
                 f"it describes. Are both from the same run? {error}"
             ) from error
         return cls(
-            WaveformEncoder(encoder, n_mels=n_mels, sample_rate=sample_rate),
-            sample_rate=sample_rate,
+            WaveformEncoder(encoder, **features),
+            sample_rate=features["sample_rate"],
             device=device,
             fingerprint=weights.sha256,
         )
@@ -317,17 +329,37 @@ def _groups(
         yield group
 
 
-def _checked(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Refuse values that training does not take."""
+def run_settings(folder: str | PathLike[str]) -> dict[str, Any]:
+    """Read which encoder a run has, and behind which front-end.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        The run's ``output_folder``.
+
+    Returns
+    -------
+    dict of str to object
+        Keywords of ``build_encoder``, its name as ``arch``, ``sample_rate`` and
+        ``front_end``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such folder, or no hyperparams.yaml in it.
+    ValueError
+        If a value is missing or none that it takes.
+    """
+    settings = _ASSUMED | read_settings(folder, _SETTINGS, optional=tuple(_ASSUMED))
     wrong = []
     for name, value in settings.items():
-        knob = KNOBS[name]
+        knob = _KNOBS[name]
         # build_encoder names the nearest of the architectures.
         if not knob.has_kind(value) or (name != "arch" and not knob.allows(value)):
             wrong.append(f"{name}: {value!r} (it takes {knob.takes()})")
     if wrong:
         raise ValueError(
-            f"{folder / 'hyperparams.yaml'} has {', '.join(wrong)}. Give the folder of "
+            f"{Path(folder) / 'hyperparams.yaml'} has {', '.join(wrong)}. Give the folder of "
             "a run of recipes/VoxCeleb/train.py, which writes plain values without "
             "tags or references."
         )

@@ -1,4 +1,4 @@
-"""Models that take waveforms: an encoder behind training's features, and a baseline.
+"""Models that take waveforms: an encoder behind its front-end, and a baseline.
 
 Both take batches of utterances padded to one length and embed each as if it were alone.
 """
@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import torch
 from speechbrain.lobes.features import Fbank
-from speechbrain.processing.features import InputNormalization
 from torch import Tensor, nn
 
-# Of Fbank, which centres its frames: an utterance has one more than whole hops.
-_HOPS_PER_SECOND = 100
+from speechbrain_rev.inference.front_ends import FRONT_ENDS, fbank_frames
 
 
 class WaveformEncoder(nn.Module):
-    """Put training's features before an encoder.
+    """Put the front-end that an encoder was trained with before it.
 
     Parameters
     ----------
@@ -25,6 +23,8 @@ class WaveformEncoder(nn.Module):
         Mel bands.
     sample_rate : int
         Hertz.
+    front_end : {"speechbrain", "kaldi"}
+        Whose filterbanks: those of this package's training, or WeSpeaker's.
 
     Example
     -------
@@ -35,12 +35,19 @@ class WaveformEncoder(nn.Module):
     """
 
     def __init__(
-        self, encoder: nn.Module, *, n_mels: int = 80, sample_rate: int = 16000
+        self,
+        encoder: nn.Module,
+        *,
+        n_mels: int = 80,
+        sample_rate: int = 16000,
+        front_end: str = "speechbrain",
     ):
         super().__init__()
-        self.sample_rate = sample_rate
-        self.compute_features = Fbank(n_mels=n_mels, sample_rate=sample_rate)
-        self.mean_var_norm = InputNormalization(norm_type="sentence", std_norm=False)
+        if front_end not in FRONT_ENDS:
+            raise ValueError(
+                f"front_end must be one of {', '.join(FRONT_ENDS)}, but is {front_end!r}."
+            )
+        self.front_end = FRONT_ENDS[front_end](n_mels=n_mels, sample_rate=sample_rate)
         self.encoder = encoder
 
     def forward(self, waveforms: Tensor, samples: Tensor | None = None) -> Tensor:
@@ -58,13 +65,8 @@ class WaveformEncoder(nn.Module):
         torch.Tensor, [batch, 1, embedding_dim]
             Embeddings.
         """
-        features = self.compute_features(waveforms)
-        lengths = None
-        if samples is not None:
-            lengths = _frames(samples, self.sample_rate) / features.shape[1]
-        whole = torch.ones(len(features), device=features.device)
-        normalised = self.mean_var_norm(features, whole if lengths is None else lengths)
-        embeddings: Tensor = self.encoder(normalised, lengths)
+        features, lengths = self.front_end(waveforms, samples)
+        embeddings: Tensor = self.encoder(features, lengths)
         return embeddings
 
 
@@ -97,14 +99,10 @@ class FbankStatistics(nn.Module):
         features = self.compute_features(waveforms)
         frames = [features.shape[1]] * len(features)
         if samples is not None:
-            frames = _frames(samples, self.sample_rate).tolist()
+            frames = fbank_frames(samples, self.sample_rate).tolist()
         return torch.stack(
             [
                 torch.cat([f[:n].mean(dim=0), f[:n].std(dim=0)])
                 for f, n in zip(features, frames, strict=True)
             ]
         ).unsqueeze(1)
-
-
-def _frames(samples: Tensor, sample_rate: int) -> Tensor:
-    return 1 + samples // (sample_rate // _HOPS_PER_SECOND)

@@ -34,9 +34,10 @@ from speechbrain_rev.models.sweeping import sweep_encoder
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.planner.timing import ASSUMED, Speed
 from tests.run_folders import speech_like, write_audio, write_run
+from tests.wespeaker import ResNet
 
 COMMANDS = ("env", "resolve", "models", "memory", "plan", "sweep", "calibrate",
-            "embed", "verify")  # fmt: skip
+            "embed", "verify", "convert")  # fmt: skip
 TRAIN = Path(__file__).parents[2] / "hparams" / "train.yaml"
 
 
@@ -805,6 +806,49 @@ def run_as_script(tmp_path, code):
     return subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, check=False
     )
+
+
+class TestConvert:
+    @pytest.fixture
+    def weights(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        model = ResNet((1, 1, 1, 1), channels=4, embed_dim=16)
+        torch.save(model.state_dict(), "avg_model.pt")
+
+    def test_there_and_back_says_what_was_written(self, weights, audio, capsys):
+        assert cli.main(["convert", "wespeaker", "avg_model.pt", "model"]) == 0
+        out = capsys.readouterr().out
+        assert "model: arch resnet34, widths [4, 8, 16, 32], blocks [1, 1, 1, 1]" in out
+        assert "front_end kaldi, pooling_variance unbiased" in out
+        assert cli.main(["embed", "model", audio[0], "--device=cpu"]) == 0
+        assert "16 values" in capsys.readouterr().out
+        back = ["convert", "wespeaker", "--back", "model", "back.pt"]
+        assert cli.main(back) == 0
+        assert "back.pt: weights of model, as" in capsys.readouterr().out
+        there, here = (torch.load(f) for f in ("avg_model.pt", "back.pt"))
+        assert all(torch.equal(here[name], there[name]) for name in there)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["none.pt", "model"], "There is no file none.pt. Give the avg_model.pt"),
+            ([TRAIN, "model"], "train.yaml is cut short or holds more than plain tens"),
+            (["avg_model.pt", "."], ". is there already, and nothing is written over"),
+            (["--back", "model", "back.pt"], "There is no folder model"),
+            (
+                ["--back", "model", "no/back.pt"],
+                "TO no/back.pt cannot be written: there",
+            ),
+        ],
+    )
+    def test_a_mistake_is_one_line(self, weights, arguments, message, capsys):
+        arguments = ["convert", "wespeaker", *map(str, arguments)]
+        assert message in refuse(arguments, capsys)
+
+    def test_a_run_of_this_package_does_not_go_there(self, weights, run_folder, capsys):
+        arguments = ["convert", "wespeaker", "--back", run_folder, "back.pt"]
+        message = refuse(arguments, capsys)
+        assert "front_end is speechbrain, not kaldi; pooling_variance is" in message
 
 
 def test_a_recipes_own_errors_end_in_one_line(tmp_path):

@@ -63,6 +63,8 @@ PUBLIC = {
 MODULES = {
     "architectures": {"ARCHITECTURES", "Architecture", "architecture", "counterparts"},
     "environment": {"environment"},
+    "inference.wespeaker": {"convert_from_wespeaker", "convert_to_wespeaker"},
+    "inference.wespeaker_names": {"from_wespeaker", "to_wespeaker"},
     "lobes.checkpointer": {"WholeCheckpointer", "verify_checkpoint"},
     "lobes.checkpoints": {"average_of_last_epochs"},
     "lobes.classifier": {"AAMSoftmax", "CosineClassifier"},

@@ -1,0 +1,101 @@
+"""WeSpeaker's ResNets in plain torch, told from their published layout, for comparison."""
+
+import torch
+from torch import nn
+from torchaudio.compliance import kaldi
+
+
+def _norm(channels):
+    return nn.BatchNorm2d(channels)
+
+
+class _Block(nn.Module):
+    """Basic, or a bottleneck that expands four times; the 3x3 of it has the stride."""
+
+    def __init__(self, inputs, width, stride, bottleneck):
+        super().__init__()
+        outputs = 4 * width if bottleneck else width
+        sizes = (
+            [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+            if bottleneck
+            else [(inputs, width, 3, stride), (width, width, 3, 1)]
+        )
+        self.depth = len(sizes)
+        for i, (a, b, kernel, step) in enumerate(sizes, start=1):
+            conv = nn.Conv2d(a, b, kernel, step, padding=kernel // 2, bias=False)
+            self.add_module(f"conv{i}", conv)
+            self.add_module(f"bn{i}", _norm(b))
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(conv, _norm(outputs))
+
+    def forward(self, x):
+        y = x
+        for i in range(1, self.depth + 1):
+            y = self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(y))
+            if i < self.depth:
+                y = y.relu()
+        return (y + self.shortcut(x)).relu()
+
+
+class ResNet(nn.Module):
+    """Filterbanks [batch, time, freq] to embeddings [batch, embed_dim]."""
+
+    def __init__(
+        self, blocks, *, bottleneck=False, channels=32, feat_dim=80, embed_dim=256
+    ):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, channels, 3, padding=1, bias=False)
+        self.bn1 = _norm(channels)
+        inputs = channels
+        for i, count in enumerate(blocks):
+            layer = nn.Sequential()
+            for j in range(count):
+                stride = 2 if i > 0 and j == 0 else 1
+                layer.append(_Block(inputs, channels * 2**i, stride, bottleneck))
+                inputs = channels * 2**i * (4 if bottleneck else 1)
+            self.add_module(f"layer{i + 1}", layer)
+        self.seg_1 = nn.Linear(2 * inputs * (feat_dim // 8), embed_dim)
+
+    def forward(self, feats):
+        x = self.bn1(self.conv1(feats.permute(0, 2, 1).unsqueeze(1))).relu()
+        for i in range(1, 5):
+            x = self.get_submodule(f"layer{i}")(x)
+        mean = x.mean(dim=-1).flatten(1)
+        deviation = (x.var(dim=-1, unbiased=True) + 1e-7).sqrt().flatten(1)
+        return self.seg_1(torch.cat([mean, deviation], dim=1))
+
+
+def with_statistics(model, seed=0):
+    """Give normalisations statistics and scales that a training could leave."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name.endswith("running_mean") or (".bn" in name and "bias" in name):
+                tensor.uniform_(-0.2, 0.2, generator=draw)
+            elif name.endswith("running_var"):
+                tensor.uniform_(0.5, 1.5, generator=draw)
+            elif name.endswith("num_batches_tracked"):
+                tensor.fill_(1234)
+            else:
+                noise = torch.rand(tensor.shape, generator=draw)
+                tensor.mul_(0.8 + 0.4 * noise)
+    return model.eval()
+
+
+def embed(model, waveform, sample_rate=16000, n_mels=80):
+    """Embed [samples] from -1 to 1 as WeSpeaker's extraction does."""
+    feats = kaldi.fbank(
+        (waveform * (1 << 15)).unsqueeze(0),
+        num_mel_bins=n_mels,
+        frame_length=25,
+        frame_shift=10,
+        dither=0.0,
+        sample_frequency=sample_rate,
+        window_type="hamming",
+        use_energy=False,
+    )
+    feats = feats - torch.mean(feats, dim=0)
+    with torch.no_grad():
+        return model(feats.unsqueeze(0))[0].numpy()
