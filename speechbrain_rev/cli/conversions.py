@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 from speechbrain_rev.cli.files import check_writable
 
@@ -48,6 +49,11 @@ def _convert(parsed: argparse.Namespace) -> None:
     settings = wespeaker.convert_from_wespeaker(parsed.source, parsed.target)
     sizes = ", ".join(f"{name} {value}" for name, value in settings.items())
     print(f"{parsed.target}: {sizes}")
+    if not Path(parsed.source).with_name("config.yaml").exists():
+        print(
+            "There is no config.yaml beside the weights: TSTP pooling, 16 kHz and "
+            "windows of 25 ms each 10 ms are assumed, which weights do not tell."
+        )
     print(
         f"speechbrain-rev embed {parsed.target} FILE embeds audio; projection, the "
         "classifier of its training, is left out."

@@ -17,7 +17,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     add : callable
         Takes a name, what runs it, a summary and details; gives the parser.
     """
-    run_help = "output_folder of a training run (recipes/VoxCeleb/train.py)"
+    run_help = "output_folder of a training run (recipes/VoxCeleb/train.py), or what convert wrote"
     device_help = "cpu, cuda or cuda:N (default: the GPU if there is one)"
     less_memory = "Give shorter files, or --device=cpu."
     command = add(

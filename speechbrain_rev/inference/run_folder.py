@@ -24,6 +24,11 @@ from speechbrain_rev.whole_files import write_whole
 HYPERPARAMS = "hyperparams.yaml"
 WEIGHTS = "embedding_model.ckpt"
 
+# What torch.load raises of a file that is none of its own, or damaged.
+_REFUSED = (
+    pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError,
+    AttributeError, AssertionError,
+)  # fmt: skip
 # A complete training YAML has some 10 kB; the rest is not ours.
 _MAX_YAML_BYTES = 1_000_000
 
@@ -167,7 +172,7 @@ def load_tensors(content: bytes, path: Path, remedy: str) -> dict[str, torch.Ten
             io.BytesIO(content), map_location="cpu", weights_only=True
         )
     # torch's own message for a refused pickle advises to load it all the same.
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except _REFUSED as error:
         raise ValueError(
             f"{path} is cut short or holds more than plain tensors, and is not loaded. "
             f"{remedy}"

@@ -820,6 +820,7 @@ class TestConvert:
         out = capsys.readouterr().out
         assert "model: arch resnet34, widths [4, 8, 16, 32], blocks [1, 1, 1, 1]" in out
         assert "front_end kaldi, pooling_variance unbiased" in out
+        assert "no config.yaml beside the weights: TSTP pooling" in out
         assert cli.main(["embed", "model", audio[0], "--device=cpu"]) == 0
         assert "16 values" in capsys.readouterr().out
         back = ["convert", "wespeaker", "--back", "model", "back.pt"]
@@ -827,6 +828,9 @@ class TestConvert:
         assert "back.pt: weights of model, as" in capsys.readouterr().out
         there, here = (torch.load(f) for f in ("avg_model.pt", "back.pt"))
         assert all(torch.equal(here[name], there[name]) for name in there)
+        Path("config.yaml").write_text("model_args: {pooling_func: TSTP}\n")
+        assert cli.main(["convert", "wespeaker", "avg_model.pt", "again"]) == 0
+        assert "no config.yaml" not in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

@@ -232,7 +232,9 @@ REFUSED = [
         },
         r"no weights layer1.*it holds blocks.0.conv.conv.weight, mfa.weight\.",
     ),
-    (lambda s: {n: t.half() for n, t in s.items()}, "torch.float16.*weight.float"),
+    (changed(seg_1__bias=torch.ones(16).half()), "torch.float16.*weight.float"),
+    (changed(seg_1__bias=torch.ones(16).double()), "torch.float64.*weight.float"),
+    (changed(bn1__num_batches_tracked=torch.tensor(True)), "torch.bool"),
     (changed(conv1__weight=torch.ones(4, 1, 3, 3).to_sparse()), "torch.sparse_coo"),
     (changed(bn1__num_batches_tracked=torch.tensor(torch.nan)), "NaN or infinity"),
     (changed(bn1__weight=torch.full((4,), torch.nan)), "bn1.weight holds NaN"),
@@ -266,6 +268,9 @@ class _Executed:
         lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
         lambda path: path.write_bytes(b"<!DOCTYPE html>"),
         lambda path: path.write_bytes(b""),
+        # Pickles that take what is not there.
+        lambda path: path.write_bytes(b"\x80\x02."),
+        lambda path: path.write_bytes(b"\x80\x02h\x05."),
         lambda path: path.write_bytes(path.read_bytes()[:-1000]),
     ],
 )
