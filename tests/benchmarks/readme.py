@@ -343,6 +343,12 @@ def compressed_targets() -> str:
     )
 
 
+def embedding() -> str:
+    """Show how fast utterances are embedded, a row for each job and way."""
+    result = _result("embedding")
+    return _told(result.rows, result)
+
+
 def _told(rows: list[dict[str, str]], result: Result) -> str:
     told = f"{result.setting}. {result.correctness}. {_where(result)}"
     return f"{markdown(rows)}\n\n{told[0].upper()}{told[1:]}"
@@ -358,6 +364,7 @@ _MEASURED = {
     "compressed_bounds": compressed_bounds,
     "compressed_training": compressed_training,
     "compressed_targets": compressed_targets,
+    "embedding": embedding,
 }
 #: Tables of committed results; each has a place in one of the documents.
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
