@@ -6,7 +6,6 @@ of each sentence subtracted, the encoder.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -21,7 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from speechbrain_rev.hparams.knobs import KNOBS, Knob
-from speechbrain_rev.inference.audio import prepare_waveform, read_waveform
+from speechbrain_rev.inference.audio import prepare_waveform
+from speechbrain_rev.inference.batches import read_batches
 from speechbrain_rev.inference.device import usable_device
 from speechbrain_rev.inference.front_ends import FRONT_ENDS
 from speechbrain_rev.inference.run_folder import read_settings, read_weights
@@ -29,8 +29,6 @@ from speechbrain_rev.inference.waveform import WaveformEncoder
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.pooling import CORRECTIONS
 from speechbrain_rev.scoring import cosine
-
-logger = logging.getLogger(__name__)
 
 _SETTINGS = ("arch", "widths", "blocks", "n_mels", "embedding_dim", "sample_rate")
 # What training has one of; weights of others may have another.
@@ -40,14 +38,6 @@ _KNOBS = KNOBS | {
     "pooling_variance": Knob("str", one_of=tuple(CORRECTIONS)),
 }
 
-# Utterances that run together: so many samples at most with their padding (100 s), none
-# shorter than this part of the longest, and so many of them. A CPU gains nothing from
-# many, for it takes the larger tensors from the system anew each time.
-_BATCH_SAMPLES = 1_600_000
-_ALIKE = 0.75
-_BATCH, _CPU_BATCH = 16, 4
-# The longer the read-ahead, the more alike are neighbours in length: 80 MB.
-_WAITING_SAMPLES = 20_000_000
 _MANY_FILES = 20
 
 
@@ -243,7 +233,7 @@ class SpeakerEmbedder:
             unit="utt",
             disable=len(paths) < _MANY_FILES or not if_main_process(),
         ) as progress:
-            for group in self._batches(paths):
+            for group in read_batches(paths, self.sample_rate, self.device):
                 indices, waveforms = zip(*group, strict=True)
                 yield from zip(indices, self._run(waveforms), strict=True)
                 progress.update(len(group))
@@ -269,30 +259,6 @@ class SpeakerEmbedder:
         """
         return float(cosine(*np.split(self.embed_files([a, b]), 2))[0])
 
-    def _batches(
-        self, paths: Sequence[str | PathLike[str]]
-    ) -> Iterator[list[tuple[int, Tensor]]]:
-        """Read files ahead and group those of similar length."""
-        most = _CPU_BATCH if self.device.type == "cpu" else _BATCH
-        waiting: list[tuple[int, Tensor]] = []
-        mixed: list[str] = []
-        for index, path in enumerate(paths):
-            samples, channels = read_waveform(path, self.sample_rate)
-            if channels > 1:
-                mixed.append(f"{path} ({channels})")
-            waiting.append((index, samples))
-            if sum(len(w) for _, w in waiting) > _WAITING_SAMPLES:
-                yield from _groups(waiting, most)
-                waiting = []
-        if mixed:
-            logger.warning(
-                "%d of %d files have several channels, which were averaged: %s",
-                len(mixed),
-                len(paths),
-                ", ".join(mixed[:5]) + (", ..." if len(mixed) > 5 else ""),
-            )
-        yield from _groups(waiting, most)
-
     @torch.no_grad()
     def _run(self, waveforms: Sequence[Tensor]) -> NDArray[np.float32]:
         """Embed waveforms [samples] at the model's sample rate."""
@@ -308,25 +274,6 @@ class SpeakerEmbedder:
                 "weights are from a training that has diverged: use an earlier one."
             )
         return np.asarray(embeddings.numpy())
-
-
-def _groups(
-    waveforms: Sequence[tuple[int, Tensor]], most: int
-) -> Iterator[list[tuple[int, Tensor]]]:
-    group: list[tuple[int, Tensor]] = []
-    for index, samples in sorted(waveforms, key=lambda w: len(w[1]), reverse=True):
-        longest = len(group[0][1]) if group else len(samples)
-        if (
-            len(group) == most
-            or (len(group) + 1) * longest > _BATCH_SAMPLES
-            or len(samples) < _ALIKE * longest
-        ):
-            if group:
-                yield group
-            group = []
-        group.append((index, samples))
-    if group:
-        yield group
 
 
 def run_settings(folder: str | PathLike[str]) -> dict[str, Any]:

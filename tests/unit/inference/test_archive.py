@@ -9,6 +9,7 @@ from speechbrain_rev.inference import (
     embed_share,
 )
 from speechbrain_rev.inference import archive as archive_module
+from speechbrain_rev.inference import batches
 from tests.run_folders import speech_like, write_audio
 
 
@@ -107,6 +108,21 @@ def test_an_interrupted_extraction_goes_on_where_it_was_saved(
     del files["broken.wav"]
     embed_into(path, again, files)
     assert again.model.seen == 0
+
+
+def test_what_was_embedded_before_a_file_that_cannot_be_read_is_kept(
+    tmp_path, files, monkeypatch
+):
+    monkeypatch.setattr(batches, "_WAITING_SAMPLES", 1)
+    path, names = tmp_path / "some.npz", list(files)
+    files[names[2]].unlink()
+    with pytest.raises(ValueError, match=names[2]):
+        embed_into(path, embedder(), files)
+    assert set(EmbeddingArchive.load(path).names) == set(names[:2])
+    files[names[2]] = write_audio(tmp_path / "found.wav", speech_like(0.3, seed=2))
+    again = embedder()
+    assert embed_into(path, again, files).names == tuple(names)
+    assert again.model.seen == 2
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
 
 from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder
-from speechbrain_rev.inference.speaker import _groups
 from speechbrain_rev.scoring import cosine, cosine_trials, eer, read_trials
 from tests.run_folders import TINY, speech_like, write_audio, write_run
 
@@ -84,17 +83,6 @@ def test_an_embedding_does_not_depend_on_its_companions(
     assert sum(sizes) == len(paths)
     for path, row in zip(paths, rows, strict=True):
         assert close(row, embedder.embed_files([path])[0])
-
-
-def test_batches_are_alike_in_length_and_bounded():
-    lengths = [1_000_000, 900_000, 100, 90, 80, 70, 60, 50, *[40] * 40, 7]
-    waves = [(i, torch.zeros(n)) for i, n in enumerate(lengths)]
-    groups = list(_groups(waves, 16))
-    assert sorted(i for group in groups for i, _ in group) == list(range(len(waves)))
-    sizes = [[len(w) for _, w in group] for group in groups]
-    assert sizes[:2] == [[1_000_000], [900_000]]
-    assert all(len(size) <= 16 for size in sizes)
-    assert all(min(size) >= 0.75 * max(size) for size in sizes)
 
 
 def test_many_files_of_one_length_keep_their_order(embedder, tmp_path, capsys):
