@@ -196,6 +196,8 @@ class ChunkDataset(Dataset):
             return str(error)
         if len(wav) < min(self.samples, length - start):
             return f"{path} is shorter than it was when it was listed"
+        if not len(wav):
+            return f"{path} holds no samples"
         if len(wav) < self.samples:
             out.copy_(repeat_to(wav, self.samples))
         return None

@@ -5,11 +5,11 @@ import torch
 from speechbrain_rev.inference import (
     EmbeddingArchive,
     SpeakerEmbedder,
+    batches,
     embed_into,
     embed_share,
 )
 from speechbrain_rev.inference import archive as archive_module
-from speechbrain_rev.inference import batches
 from tests.run_folders import speech_like, write_audio
 
 

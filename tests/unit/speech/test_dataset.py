@@ -127,6 +127,13 @@ def test_a_header_that_lies_of_the_length_is_told_of(utterances, tmp_path):
     assert f"{utterances[0].wav} is shorter than it was" in why
 
 
+def test_a_file_without_samples_is_told_of(utterances, tmp_path):
+    soundfile.write(tmp_path / "empty.wav", [], 16000)
+    empty = Utterance("empty", str(tmp_path / "empty.wav"), 0, utterances[0].spk_id)
+    found = dataset([empty, *utterances])[1, 0]
+    assert found.unread == ((empty.wav, f"{empty.wav} holds no samples"),)
+
+
 def test_a_data_folder_that_is_gone_ends_it(tmp_path):
     gone = [Utterance(str(i), str(tmp_path / f"{i}.wav"), 16000, "a") for i in range(3)]
     with pytest.raises(

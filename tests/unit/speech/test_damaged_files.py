@@ -1,0 +1,35 @@
+"""Files that are damaged in header and body are read with their own label, or refused."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from .damage import READERS, write_damaged
+
+FILES = 1000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="memory is bounded as Linux does it"
+)
+def test_damaged_files_are_read_as_whose_they_are_or_refused_by_name(tmp_path):
+    """No crash, no hang, no other kind of error, and no header that takes the memory."""
+    folder = write_damaged(tmp_path, FILES, seed=0)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.speech.damage", str(folder)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    for reader in READERS:
+        outcomes = found.pop(reader)
+        assert outcomes["read"] + outcomes["refused"] == FILES
+        assert min(outcomes.values()) > FILES / 10, reader
+    for name, outcomes in found.items():
+        assert outcomes["read"] > FILES / 10, name
+        assert outcomes["another in its place"] > FILES / 10, name
+    assert sum(found["ChunkDataset"].values()) == FILES
