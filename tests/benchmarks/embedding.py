@@ -201,7 +201,7 @@ def watched(model: WaveformEncoder, device: torch.device) -> Iterator[Parts]:
 
     def begin(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         begun.append(now())
-        if module is model.compute_features:
+        if module is model.front_end.compute_features:
             parts.samples += args[0].numel()
             parts.calls += 1
 
@@ -210,7 +210,11 @@ def watched(model: WaveformEncoder, device: torch.device) -> Iterator[Parts]:
         spent = now() - begun.pop()
         setattr(parts, name, getattr(parts, name) + spent)
 
-    modules = (model.compute_features, model.mean_var_norm, model.encoder)
+    modules = (
+        model.front_end.compute_features,
+        model.front_end.mean_var_norm,
+        model.encoder,
+    )
     hooks: list[Any] = []
     for module in modules:
         hooks.append(module.register_forward_pre_hook(begin))

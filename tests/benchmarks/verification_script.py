@@ -76,8 +76,8 @@ class VerificationScript:
 
     @torch.no_grad()
     def _compute(self, wavs: Tensor, lens: Tensor) -> Tensor:
-        features = self.model.compute_features(wavs)
-        normalised = self.model.mean_var_norm(features, lens)
+        features = self.model.front_end.compute_features(wavs)
+        normalised = self.model.front_end.mean_var_norm(features, lens)
         embeddings: Tensor = self.model.encoder(normalised, lens)
         return embeddings
 
