@@ -1,12 +1,12 @@
 """Paste the committed figures into documents: python -m tests.benchmarks.readme.
 
-The README has what this package measures, ``docs/PUBLISHED.md`` the paper's tables.
+The README has what this package measures, that of the recipe how fast it reads, embeds and
+scores, ``docs/PUBLISHED.md`` the paper's tables.
 The commands that draw pictures are in ``CONTRIBUTING.md``.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,11 +25,13 @@ from speechbrain_rev.models.render import sources
 from speechbrain_rev.models.table import MODES
 from speechbrain_rev.models.table_one import reproduced
 
-from .harness import Result, markdown
+from . import compressed_tables, recipe_tables
+from .harness import markdown
+from .tables import RESULTS, committed, where
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).parent / "results"
 README = ROOT / "README.md"
+RECIPE = ROOT / "recipes" / "VoxCeleb" / "README.md"
 PUBLISHED = ROOT / "docs" / "PUBLISHED.md"
 
 CARD = "11GB"
@@ -109,21 +111,9 @@ def _beside(
     return "\n\n".join([markdown(cells), *notes])
 
 
-def _result(name: str) -> Result:
-    return Result(**json.loads((RESULTS / f"{name}_cpu.json").read_text()))
-
-
-def _where(result: Result) -> str:
-    versions = result.environment
-    return (
-        f"{versions['processor']}, {versions['threads']} thread(s), torch "
-        f"{versions['torch']}, {versions['date']}."
-    )
-
-
 def paper() -> str:
     """Show what an utterance takes of memory beside what was published."""
-    result = _result("paper")
+    result = committed("paper")
     rows = [
         {
             "encoder": row["encoder"],
@@ -141,13 +131,13 @@ def paper() -> str:
     return (
         f"{markdown(rows)}\n\nGB per utterance of 2 s; {result.setting}: "
         f"{min(held):.0f} to {max(held):.0f} MB here. {result.correctness}. "
-        f"{_where(result)}"
+        f"{where(result)}"
     )
 
 
 def engine() -> str:
     """Show the ways of not storing activations, a row each, and what they get wrong."""
-    result = _result("engine")
+    result = committed("engine")
     shown: dict[str, dict[str, str]] = {}
     wrong: dict[str, dict[str, str]] = {}
     columns = {
@@ -174,7 +164,7 @@ def engine() -> str:
     rows = [{head: way.get(head, "") for head in heads} for way in shown.values()]
     return (
         f"{markdown(rows)}\n\nGB per utterance of 2 s, of 32 blocks of either kind and "
-        f"of a whole encoder, whose time is shown. {result.setting}. {_where(result)}"
+        f"of a whole encoder, whose time is shown. {result.setting}. {where(result)}"
     )
 
 
@@ -187,7 +177,7 @@ def _mistakes(words: str) -> dict[str, str]:
 
 def users() -> str:
     """Show what each way of training a deep encoder takes, a row for both lengths."""
-    result = _result("users")
+    result = committed("users")
     cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in result.rows:
         cases.setdefault((row["encoder"], row["way"]), []).append(row)
@@ -195,7 +185,7 @@ def users() -> str:
     return (
         f"{markdown([_users_row(rows) for rows in cases.values()])}\n\n{result.setting}. "
         f"Running statistics updated more than once by a batch: "
-        f"{', '.join(sorted(twice)) or 'in no way'}. {_where(result)}"
+        f"{', '.join(sorted(twice)) or 'in no way'}. {where(result)}"
     )
 
 
@@ -222,7 +212,7 @@ def _updated_in_vain(row: dict[str, Any]) -> bool:
 
 def planned() -> str:
     """Show step times within one budget, a row for each way and a column for a batch."""
-    result = _result("planned")
+    result = committed("planned")
     shown: dict[tuple[str, str], dict[str, str]] = {}
     for row in result.rows:
         key = row["encoder"], row["way"]
@@ -234,7 +224,7 @@ def planned() -> str:
     rows = [{head: way.get(head, "") for head in heads} for way in shown.values()]
     return (
         f"{markdown(rows)}\n\nTimes reconstructing all at the same batch, within so many MB. "
-        f"{planned_verdict(result.rows)}\n\n{result.setting}. {result.correctness}. {_where(result)}\n\n"
+        f"{planned_verdict(result.rows)}\n\n{result.setting}. {result.correctness}. {where(result)}\n\n"
         "![Seconds for each utterance against the batch, within one budget]"
         "(docs/planned.png)"
     )
@@ -265,115 +255,32 @@ def planned_verdict(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def compressed() -> str:
-    """Show what each way of holding less takes, a row for each."""
-    result = _result("compressed")
-    rows = [
-        {
-            "encoder": row["encoder"],
-            "way": row["way"],
-            "held GB": f"{row['held GB']:.4f}",
-            "fewer": f"{row['held fewer']:.1f}",
-            "peak GB": f"{row['live peak GB']:.4f}",
-            "lower": f"{row['peak lower']:.1f}",
-            "times the time": f"{row['times the baseline']:.2f}",
-            "gradient error, %": f"{100 * row['gradient error']:.2g}",
-        }
-        for row in result.rows
-    ]
-    return _told(rows, result)
-
-
-def compressed_bounds() -> str:
-    """Show what bounds of both kinds of layers give, in a table for each."""
-    result = _result("compressed_bounds")
-    forms = [
-        {
-            "bound": row["rule"],
-            "inputs smaller": f"{row['inputs smaller']:.1f}",
-            "deviation / sigma": f"{row['deviation / sigma']:.3g}",
-            "from, to": f"{row['least']:.2g}, {row['largest']:.3g}",
-            "gradient error, %": f"{100 * row['gradient error']:.2g}",
-        }
-        for row in result.rows
-        if row["inputs of"] == "convolutions"
-    ]
-    rows = [
-        {
-            "bound": row["rule"],
-            "inputs smaller": f"{row['inputs smaller']:.1f}",
-            "handed down, %": f"{100 * row['handed down']:.2g}",
-            "at the features, %": f"{100 * row['at the features']:.2g}",
-            "both kinds smaller": f"{row['both kinds smaller']:.1f}",
-            "their gradient error, %": f"{100 * row[_BOTH]:.2g}",
-        }
-        for row in result.rows
-        if row["inputs of"] == "normalisations"
-    ]
-    return f"{markdown(forms)}\n\n{_told(rows, result)}"
-
-
-def compressed_training() -> str:
-    """Show where trainings end, a row for each seed."""
-    result = _result("compressed_training")
-    rows: dict[int, dict[str, str]] = {}
-    for row in result.rows:
-        shown = rows.setdefault(row["seed"], {"seed": str(row["seed"])})
-        shown[row["way"]] = f"{row['loss']:.3f}"
-        if row["way"] != "plain":
-            shown[f"{row['way']}: times plain"] = f"{row['times the baseline']:.4f}"
-    return _told(list(rows.values()), result)
-
-
-def compressed_targets() -> str:
-    """Show where trainings end whose gradients are off."""
-    result = _result("compressed_targets")
-    rows = [
-        {
-            "activations": row["activations"],
-            "loss": f"{row['loss']:.3f}",
-            "times plain": f"{row['times the baseline']:.4f}",
-            "inputs smaller": row["inputs smaller"] and f"{row['inputs smaller']:.1f}",
-        }
-        for row in result.rows
-    ]
-    return (
-        f"{_told(rows, result)}\n\n![Loss over training steps, with gradients off by a "
-        "part of their momentum](docs/compressed_targets.png)"
-    )
-
-
-def embedding() -> str:
-    """Show how fast utterances are embedded, a row for each job and way."""
-    result = _result("embedding")
-    return _told(result.rows, result)
-
-
-def _told(rows: list[dict[str, str]], result: Result) -> str:
-    told = f"{result.setting}. {result.correctness}. {_where(result)}"
-    return f"{markdown(rows)}\n\n{told[0].upper()}{told[1:]}"
-
-
-_BOTH = "both kinds' gradient error"
 _MEASURED = {
     "paper": paper,
     "engine": engine,
     "users": users,
     "planned": planned,
-    "compressed": compressed,
-    "compressed_bounds": compressed_bounds,
-    "compressed_training": compressed_training,
-    "compressed_targets": compressed_targets,
-    "embedding": embedding,
+    "compressed": compressed_tables.compressed,
+    "compressed_bounds": compressed_tables.compressed_bounds,
+    "compressed_training": compressed_tables.compressed_training,
+    "compressed_targets": compressed_tables.compressed_targets,
 }
+_MEASURED_OF_RECIPE = {
+    "reading": recipe_tables.reading,
+    "manifests": recipe_tables.manifests,
+    "embedding": recipe_tables.embedding,
+    "scoring_at_scale": recipe_tables.scoring_at_scale,
+}
+
+
+def _there(tables: dict[str, Callable[[], str]]) -> dict[str, Callable[[], str]]:
+    return {n: t for n, t in tables.items() if (RESULTS / f"{n}_cpu.json").exists()}
+
+
 #: Tables of committed results; each has a place in one of the documents.
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
-    README: {"models": models}
-    | {
-        name: table
-        for name, table in _MEASURED.items()
-        if (RESULTS / f"{name}_cpu.json").exists()
-    },
+    README: {"models": models} | _there(_MEASURED),
+    RECIPE: _there(_MEASURED_OF_RECIPE),
     PUBLISHED: {
         "table_one": table_one,
         "tables_five_and_six": tables_five_and_six,
