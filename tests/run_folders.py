@@ -1,13 +1,17 @@
 """Small run folders, as training leaves them, and audio to embed."""
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
 import soundfile
 import torch
+from speechbrain.dataio.encoder import CategoricalEncoder
 
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
+from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
+from speechbrain_rev.lobes.classifier import CosineClassifier
 from speechbrain_rev.speech import Utterance, write_manifest
 
 TINY = {
@@ -108,3 +112,30 @@ def write_scorable_run(folder: Path, data: Path, **changed: object) -> Path:
         ],
     )
     return folder
+
+
+SPEAKERS = ("id00001", "id00002", "id00003")
+
+
+def write_finished_run(
+    folder: Path, speakers: tuple[str, ...] = SPEAKERS, **changed: object
+) -> CosineClassifier:
+    """Write a run with its labels, data and last checkpoint; the classifier in it."""
+    speeds = [1.0, 0.9, 1.1]
+    settings = {"speeds": speeds, "cohort_top_n": 600, "batch_size": 4}
+    encoder = write_run(folder, **{**settings, **changed})
+    save = folder / "save"
+    save.mkdir(exist_ok=True)
+    labels = CategoricalEncoder()
+    labels.update_from_iterable(speakers)
+    labels.save(save / "label_encoder.txt")
+    torch.manual_seed(1)
+    classifier = CosineClassifier(TINY["embedding_dim"], len(speakers) * len(speeds))
+    modules = {"embedding_model": encoder, "classifier": classifier}
+    WholeCheckpointer(save, modules).save_checkpoint()
+    lists = {"train_list": {}, "trial_lists": {"/secret/place/one.txt": "f00d"}}
+    prepared = {"utterances": 12, "speakers": len(speakers)}
+    data = {"data_folder": "/secret/place/VoxCeleb2", **lists}
+    record = {"settings": data, "prepared": prepared}
+    (save / "prepared.json").write_text(json.dumps(record))
+    return classifier

@@ -28,7 +28,7 @@ from processes import ALONE, Place, cohort_statistics, joined
 
 from speechbrain_rev import plots, scoring
 from speechbrain_rev.cli import run_script
-from speechbrain_rev.inference import EmbeddingArchive
+from speechbrain_rev.inference import Cohort, EmbeddingArchive
 from speechbrain_rev.inference.run_folder import read_settings, read_weights
 from speechbrain_rev.speech import read_manifest
 from speechbrain_rev.whole_files import write_whole
@@ -72,18 +72,16 @@ def score(
     dict or None
         What results.json holds; None on other processes than the main one.
     """
-    trials, cohort = (EmbeddingArchive.load(folder / name) for name in (TRIALS, COHORT))
-    rows = cohort_rows(cohort, speakers)
-    tested, trained = trials.embeddings, cohort.embeddings[rows]
-    if subtract_mean:
-        mean = trained.mean(axis=0)
-        tested, trained = (scoring.subtract_mean(e, mean) for e in (tested, trained))
-    speaker_of_row = [speakers[cohort.names[row]] for row in rows]
-    names, means = scoring.speaker_means(trained, speaker_of_row)
-    top_n = min(cohort_top_n, len(names))
+    trials, trained = (EmbeddingArchive.load(folder / n) for n in (TRIALS, COHORT))
+    cohort = Cohort.of(
+        trained, speakers, top_n=cohort_top_n, subtract_mean=subtract_mean
+    )
+    tested, top_n = trials.embeddings, cohort.top_n
+    if cohort.centre is not None:
+        tested = scoring.subtract_mean(tested, cohort.centre)
     if top_n < cohort_top_n and place.is_main:
         print(f"cohort_top_n is {top_n} instead of {cohort_top_n}: all speakers.")
-    mean_and_std = cohort_statistics(place, tested, means, top_n=top_n)
+    mean_and_std = cohort_statistics(place, tested, cohort.means, top_n=top_n)
     if mean_and_std is None:
         return None
     results, curves = [], {}
@@ -103,7 +101,7 @@ def score(
             curves[f"{name}, {method}"] = curve
     report = {
         "model": trials.fingerprint,
-        "cohort": {"speakers": len(names), "top_n": top_n},
+        "cohort": {"speakers": len(cohort.means), "top_n": top_n},
         "subtract_mean": subtract_mean,
         "results": results,
     }
@@ -118,20 +116,6 @@ def draw(curves: Mapping[str, scoring.DetCurve], path: Path) -> None:
         plots.det_plot(curves, path)
     except ImportError as error:
         print(f"{path} is not drawn: {error}")
-
-
-def cohort_rows(cohort: EmbeddingArchive, speakers: Mapping[str, str]) -> list[int]:
-    """Find the training utterances in the cohort; every speaker must have one."""
-    rows = [row for row, name in enumerate(cohort.names) if name in speakers]
-    found = {speakers[cohort.names[row]] for row in rows}
-    missing = sorted(set(speakers.values()) - found)
-    if missing:
-        raise ValueError(
-            f"{len(missing)} training speakers have no embedding in {COHORT}, the first "
-            f"{missing[0]}: the extraction was interrupted or is of another training "
-            "set. Run recipes/VoxCeleb/extract.py again."
-        )
-    return rows
 
 
 def error_rates(curve: scoring.DetCurve, trials: scoring.Trials) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from speechbrain_rev import __version__
 from speechbrain_rev.cli import (
     conversions,
     encoders,
+    exports,
     plans,
     speakers,
     speeds,
@@ -137,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     sweeps.add_command(add)
     speeds.add_command(add)
     speakers.add_commands(add)
+    exports.add_command(add)
     conversions.add_command(add)
     return parser
 

@@ -24,6 +24,12 @@ from speechbrain_rev.whole_files import write_whole
 HYPERPARAMS = "hyperparams.yaml"
 WEIGHTS = "embedding_model.ckpt"
 
+CLASSIFIER = "classifier.ckpt"
+
+_RUN = (
+    f"the output_folder of a training run of recipes/VoxCeleb/train.py, which holds "
+    f"{HYPERPARAMS} and {WEIGHTS}"
+)
 # What torch.load raises of a file that is none of its own, or damaged.
 _REFUSED = (
     pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError,
@@ -64,7 +70,7 @@ def read_settings(
     names : sequence of str
         The keys wanted, all at top level; everything else in the file is passed over.
     optional : sequence of str
-        Keys that may be missing.
+        Keys that are read too where they are there.
 
     Returns
     -------
@@ -88,7 +94,7 @@ def read_settings(
     ...     read_settings(folder, ["arch"])
     {'arch': 'revnet57'}
     """
-    path = _own_file(Path(folder), HYPERPARAMS)
+    path = own_file(Path(folder), HYPERPARAMS)
     found = plain_values(path, [*names, *optional])
     missing = [name for name in names if name not in found]
     if missing:
@@ -124,9 +130,36 @@ def read_weights(folder: str | PathLike[str]) -> Weights:
     """
     folder = Path(folder)
     if (folder / WEIGHTS).exists():
-        path = _own_file(folder, WEIGHTS)
+        path = own_file(folder, WEIGHTS)
     else:
-        path = _newest_checkpoint(folder)
+        path = _newest_checkpoint(folder, WEIGHTS)
+    return _read_tensors(path)
+
+
+def read_classifier(folder: str | PathLike[str]) -> Weights:
+    """Read the classifier of a run's newest checkpoint.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        The ``output_folder`` of a training run.
+
+    Returns
+    -------
+    Weights
+        The state dict and where it is from.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no checkpoint with a classifier.
+    ValueError
+        If the file holds anything but tensors, or they are not finite.
+    """
+    return _read_tensors(_newest_checkpoint(Path(folder), CLASSIFIER))
+
+
+def _read_tensors(path: Path) -> Weights:
     content = path.read_bytes()
     state_dict = load_tensors(
         content,
@@ -227,26 +260,27 @@ def saved_bytes(state_dict: Mapping[str, torch.Tensor]) -> bytes:
     return content.getvalue()
 
 
-def _newest_checkpoint(folder: Path) -> Path:
+def _newest_checkpoint(folder: Path, name: str) -> Path:
+    """Find a file in the newest of the checkpoints that have it."""
     names = [
         meta.parent.relative_to(folder)
         for meta in (folder / "save").glob("CKPT*/CKPT.yaml")
-        if (meta.parent / WEIGHTS).exists()
+        if (meta.parent / name).exists()
     ]
     if not names:
         raise FileNotFoundError(
-            f"{folder} has neither {WEIGHTS} nor a checkpoint in save: has this run "
+            f"{folder} has neither {name} nor a checkpoint with it in save: has this run "
             "been trained? Give its output_folder once the first checkpoint is there "
             "(ckpt_interval_steps, or the end of an epoch)."
         )
     # SpeechBrain reads CKPT.yaml with a loader that builds objects.
-    metas = {name: _own_file(folder, name / "CKPT.yaml") for name in names}
+    metas = {place: own_file(folder, place / "CKPT.yaml") for place in names}
     times = {
-        name: float(plain_values(meta, ["unixtime"]).get("unixtime", 0.0))
-        for name, meta in metas.items()
+        place: float(plain_values(meta, ["unixtime"]).get("unixtime", 0.0))
+        for place, meta in metas.items()
     }
-    newest = max(names, key=lambda name: (times[name], name))
-    return _own_file(folder, newest / WEIGHTS)
+    newest = max(names, key=lambda place: (times[place], place))
+    return own_file(folder, newest / name)
 
 
 def plain_values(path: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -275,19 +309,35 @@ def plain_values(path: Path, names: Sequence[str]) -> dict[str, Any]:
     raise ValueError(f"{path} is no YAML mapping of names to values.")
 
 
-def _own_file(folder: Path, name: str | Path) -> Path:
-    """Find a regular file that really lies in the folder, links followed."""
+def own_file(folder: Path, name: str | Path, *, given: str = _RUN) -> Path:
+    """Find a regular file that really lies in the folder, links followed.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The folder.
+    name : str or pathlib.Path
+        The file, relative to it.
+    given : str
+        What has to be given, for the error message.
+
+    Returns
+    -------
+    pathlib.Path
+        The file.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the folder or file is missing.
+    ValueError
+        If it leads out of the folder or is no regular file.
+    """
     if not folder.is_dir():
-        raise FileNotFoundError(
-            f"There is no folder {folder}. Give the output_folder of a training run, "
-            f"which holds {HYPERPARAMS} and {WEIGHTS}."
-        )
+        raise FileNotFoundError(f"There is no folder {folder}. Give {given}.")
     path = folder / name
     if not path.exists():
-        raise FileNotFoundError(
-            f"{folder} has no {name}. Give the output_folder of a training run of "
-            "recipes/VoxCeleb/train.py."
-        )
+        raise FileNotFoundError(f"{folder} has no {name}. Give {given}.")
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ValueError(
             f"{path} is a link out of its folder, to {path.resolve()}. It is not "

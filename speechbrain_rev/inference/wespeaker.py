@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from speechbrain_rev.inference.encoder_settings import run_settings
 from speechbrain_rev.inference.run_folder import (
     load_tensors,
     plain_values,
@@ -20,7 +21,6 @@ from speechbrain_rev.inference.run_folder import (
     saved_bytes,
     write_run,
 )
-from speechbrain_rev.inference.speaker import run_settings
 from speechbrain_rev.inference.wespeaker_names import from_wespeaker, to_wespeaker
 from speechbrain_rev.whole_files import write_whole
 

@@ -37,7 +37,7 @@ from tests.run_folders import speech_like, write_audio, write_run
 from tests.wespeaker import ResNet
 
 COMMANDS = ("env", "resolve", "models", "memory", "plan", "sweep", "calibrate",
-            "embed", "verify", "convert")  # fmt: skip
+            "embed", "verify", "export", "convert")  # fmt: skip
 TRAIN = Path(__file__).parents[2] / "hparams" / "train.yaml"
 
 

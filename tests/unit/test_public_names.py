@@ -24,8 +24,8 @@ PUBLIC = {
         "resolve", "top_level_keys",
     },
     "inference": {
-        "EmbeddingArchive", "FbankStatistics", "SpeakerEmbedder", "WaveformEncoder",
-        "embed_into", "embed_share",
+        "Cohort", "EmbeddingArchive", "FbankStatistics", "SpeakerEmbedder",
+        "WaveformEncoder", "embed_into", "embed_share", "export_run", "read_cohort",
     },
     "lobes": {"SpeakerEncoder", "build_encoder"},
     "memory": {"LiveBytes", "MemoryReport", "breakdown", "live_bytes_peak"},
@@ -68,6 +68,7 @@ MODULES = {
     "lobes.checkpointer": {"WholeCheckpointer", "verify_checkpoint"},
     "lobes.checkpoints": {"average_of_last_epochs"},
     "lobes.classifier": {"AAMSoftmax", "CosineClassifier"},
+    "lobes.pretrained": {"ModelPretrainer"},
     "lobes.schedules": {"SpeakerSchedule"},
 }
 

@@ -1,0 +1,120 @@
+"""The settings that tell which encoder was trained, and the encoder of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from speechbrain_rev.hparams.knobs import KNOBS, Knob
+from speechbrain_rev.inference.front_ends import FRONT_ENDS
+from speechbrain_rev.inference.run_folder import read_settings
+from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
+from speechbrain_rev.lobes.pooling import CORRECTIONS
+
+ENCODER_SETTINGS = (
+    "arch",
+    "widths",
+    "blocks",
+    "n_mels",
+    "embedding_dim",
+    "sample_rate",
+)
+#: What training has one of; weights of others may have another.
+ASSUMED = {"front_end": "speechbrain", "pooling_variance": "population"}
+_KNOBS = KNOBS | {
+    "front_end": Knob("str", one_of=tuple(FRONT_ENDS)),
+    "pooling_variance": Knob("str", one_of=tuple(CORRECTIONS)),
+}
+
+
+def run_settings(folder: str | PathLike[str]) -> dict[str, Any]:
+    """Read which encoder a run has, and behind which front-end.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        The run's ``output_folder``.
+
+    Returns
+    -------
+    dict of str to object
+        ``ENCODER_SETTINGS``, ``front_end`` and ``pooling_variance``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such folder, or no hyperparams.yaml in it.
+    ValueError
+        If a value is missing or none that it takes.
+    """
+    found = read_settings(folder, ENCODER_SETTINGS, optional=tuple(ASSUMED))
+    settings = ASSUMED | found
+    check_settings(settings, folder)
+    return settings
+
+
+def check_settings(settings: Mapping[str, Any], folder: str | PathLike[str]) -> None:
+    """Refuse values that training does not take.
+
+    Parameters
+    ----------
+    settings : mapping of str to object
+        Plain values by the names of knobs.
+    folder : str or path-like
+        Where its hyperparams.yaml is, for the error message.
+
+    Raises
+    ------
+    ValueError
+        If a value is of another type or out of range.
+
+    Example
+    -------
+    >>> check_settings({"n_mels": 80}, "run")
+    >>> check_settings({"n_mels": 4}, "run")
+    Traceback (most recent call last):
+    ValueError: run/hyperparams.yaml has n_mels: 4 (it takes ...
+    """
+    wrong = []
+    for name, value in settings.items():
+        knob = _KNOBS[name]
+        # build_encoder names the nearest of the architectures.
+        if not knob.has_kind(value) or (name != "arch" and not knob.allows(value)):
+            wrong.append(f"{name}: {value!r} (it takes {knob.takes()})")
+    if wrong:
+        raise ValueError(
+            f"{Path(folder, 'hyperparams.yaml')} has {', '.join(wrong)}. Give the "
+            "folder of a run of recipes/VoxCeleb/train.py, or one that speechbrain-rev "
+            "export wrote, where these are plain values without tags or references."
+        )
+
+
+def encoder_of(settings: Mapping[str, Any]) -> SpeakerEncoder:
+    """Build the encoder, with weights that are to be replaced.
+
+    Parameters
+    ----------
+    settings : mapping of str to object
+        ``ENCODER_SETTINGS``, and maybe others; ``pooling_variance`` among them counts.
+
+    Returns
+    -------
+    SpeakerEncoder
+        As training builds it, but for what matters in training alone.
+
+    Example
+    -------
+    >>> settings = dict(arch="revnet57", widths=[4] * 4, blocks=[1] * 4, n_mels=80)
+    >>> encoder_of({**settings, "embedding_dim": 16}).fc.out_features
+    16
+    """
+    return build_encoder(
+        settings["arch"],
+        n_mels=settings["n_mels"],
+        embedding_dim=settings["embedding_dim"],
+        widths=settings["widths"],
+        blocks=settings["blocks"],
+        pooling_variance=settings.get("pooling_variance", "population"),
+    )

@@ -1,0 +1,235 @@
+"""A trained run as a folder that others can load, with SpeechBrain or without."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from speechbrain.dataio.encoder import CategoricalEncoder
+from speechbrain.utils.checkpoints import Checkpoint
+from torch import Tensor
+
+from speechbrain_rev.inference.archive import EmbeddingArchive
+from speechbrain_rev.inference.cohort import COHORT, Cohort
+from speechbrain_rev.inference.encoder_settings import (
+    ASSUMED,
+    ENCODER_SETTINGS,
+    encoder_of,
+    run_settings,
+)
+from speechbrain_rev.inference.model_card import DESCRIBED, CardFacts, model_card
+from speechbrain_rev.inference.model_folder import SAFETENSORS, SUMS, read_model
+from speechbrain_rev.inference.model_yaml import model_yaml
+from speechbrain_rev.inference.run_folder import (
+    CLASSIFIER,
+    HYPERPARAMS,
+    WEIGHTS,
+    Weights,
+    own_file,
+    read_classifier,
+    read_settings,
+    read_weights,
+)
+from speechbrain_rev.lobes.checkpointer import verify_checkpoint
+from speechbrain_rev.lobes.classifier import true_speakers
+from speechbrain_rev.speech import read_manifest
+from speechbrain_rev.whole_files import permissions
+
+LABELS = "label_encoder.txt"
+CARD = "README.md"
+
+# What recipes/VoxCeleb leaves in a run's folder.
+_PREPARED = "save/prepared.json"
+_EMBEDDINGS = "embeddings/cohort.npz"
+_RESULTS = "scores/results.json"
+
+
+def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
+    """Write a trained run as a model that SpeechBrain and this package load.
+
+    The folder can be moved. It holds hyperparams.yaml, embedding_model.ckpt,
+    embedding_model.safetensors, classifier.ckpt of the true speakers,
+    label_encoder.txt, cohort.safetensors for AS-Norm, README.md and SHA256SUMS. It
+    appears when it is complete.
+
+    Parameters
+    ----------
+    run : str or path-like
+        The ``output_folder`` of a training run.
+    out : str or path-like
+        The folder to write, which is not there yet or empty.
+
+    Returns
+    -------
+    list of str
+        What is missing in it, in words; empty if nothing is.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the run has no weights, checkpoints or labels.
+    ValueError
+        If ``out`` is there and not empty, a file of the run is not what training
+        writes, or embeddings or scores are of other weights than the run has now.
+    """
+    run, out = Path(run), Path(out)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(
+            f"{out} is there already and not empty: nothing is overwritten. Give "
+            "another folder, or remove it."
+        )
+    if not out.parent.is_dir():
+        raise ValueError(f"There is no folder {out.parent} to write {out.name} into.")
+    settings = read_settings(run, ENCODER_SETTINGS, optional=DESCRIBED)
+    encoder = run_settings(run)
+    others = [
+        f"{n}: {encoder[n]}" for n, usual in ASSUMED.items() if encoder[n] != usual
+    ]
+    if others:
+        raise ValueError(
+            f"{run} has {', '.join(others)}, which SpeechBrain's layout of models does "
+            "not. SpeakerEmbedder.from_run loads the folder as it is."
+        )
+    weights = read_weights(run)
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in encoder_of(encoder).parameters())
+    labels = CategoricalEncoder()
+    labels.load(own_file(run, f"save/{LABELS}"))
+    classifier = _narrowed(run, len(labels), settings)
+    cohort = _cohort(run, weights)
+    missing = []
+    if not (run / WEIGHTS).exists():
+        missing.append(
+            "the end of its training: the weights are of a checkpoint before"
+        )
+    if cohort is None:
+        missing.append(
+            f"{COHORT}, for AS-Norm: the run has no {_EMBEDDINGS}, which "
+            "recipes/VoxCeleb/extract.py makes"
+        )
+    results = _results(run, weights)
+    if not results:
+        missing.append(
+            f"measured error rates: the run has no {_RESULTS}, which "
+            "recipes/VoxCeleb/score.py makes"
+        )
+    card = model_card(
+        CardFacts(
+            settings=settings,
+            parameters=parameters,
+            speakers=len(labels),
+            prepared=_json(run, _PREPARED),
+            results=results,
+            cohort=None if cohort is None else (len(cohort.means), cohort.top_n),
+            missing=missing,
+            sha256=weights.sha256,
+        )
+    )
+    part = Path(
+        tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.", suffix=".part")
+    )
+    try:
+        text = model_yaml({**encoder, "out_n_neurons": len(labels)})
+        (part / HYPERPARAMS).write_text(text, encoding="utf-8")
+        tensors = {n: t.contiguous().clone() for n, t in weights.state_dict.items()}
+        torch.save(tensors, part / WEIGHTS)
+        (part / SAFETENSORS).write_bytes(safetensors.torch.save(tensors))
+        torch.save(classifier, part / CLASSIFIER)
+        labels.save(part / LABELS)
+        if cohort is not None:
+            cohort.write(part / COHORT)
+        (part / CARD).write_text(card, encoding="utf-8")
+        _write_sums(part)
+        # What cannot be loaded is not handed out.
+        read_model(part)
+        # It was made for its owner alone.
+        part.chmod(0o111 | permissions(part / "new"))
+        part.replace(out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return missing
+
+
+def _narrowed(run: Path, speakers: int, settings: dict[str, Any]) -> dict[str, Tensor]:
+    """Give the newest classifier's weights of the true speakers."""
+    found = read_classifier(run)
+    folder = found.path.parent
+    verify_checkpoint(Checkpoint(folder, {}, {"classifier": found.path}))
+    if not isinstance(settings.get("speeds"), list):
+        raise ValueError(
+            f"{run / HYPERPARAMS} does not say the speeds of the training, so that the "
+            "classes of the true speakers are unknown. Give the folder of a run of "
+            "recipes/VoxCeleb/train.py."
+        )
+    if list(found.state_dict) != ["weight"] or found.state_dict["weight"].dim() != 2:
+        raise ValueError(
+            f"{found.path}: a classifier's one weight is [classes, input_size], but this "
+            f"has {', '.join(found.state_dict) or 'none'}."
+        )
+    weight, speeds = found.state_dict["weight"], len(settings["speeds"])
+    if len(weight) != speakers * speeds:
+        raise ValueError(
+            f"{found.path}: the classifier has {len(weight)} classes, which is not "
+            f"{speakers} speakers times {speeds} speed(s)."
+        )
+    return {"weight": true_speakers(weight, speeds=speeds).clone()}
+
+
+def _cohort(run: Path, weights: Weights) -> Cohort | None:
+    """Average the run's embeddings of training speech, if there are any."""
+    path = run / _EMBEDDINGS
+    if not path.exists():
+        return None
+    archive = EmbeddingArchive.load(path)
+    _check_fresh(path, archive.fingerprint, weights)
+    manifest = read_manifest(run / "save" / "train.csv")
+    report = _json(run, _RESULTS) or {"subtract_mean": False}
+    if "cohort" in report:
+        top_n = report["cohort"]["top_n"]
+    else:
+        top_n = read_settings(run, ("cohort_top_n",))["cohort_top_n"]
+    return Cohort.of(
+        archive,
+        {utterance.ID: utterance.spk_id for utterance in manifest},
+        top_n=top_n,
+        subtract_mean=report["subtract_mean"],
+    )
+
+
+def _results(run: Path, weights: Weights) -> dict[str, Any] | None:
+    report = _json(run, _RESULTS)
+    if report is not None:
+        _check_fresh(run / _RESULTS, report["model"], weights)
+    return report
+
+
+def _check_fresh(path: Path, fingerprint: str, weights: Weights) -> None:
+    if fingerprint != weights.sha256:
+        raise ValueError(
+            f"{path} is of other weights than the run has now ({weights.path}). Run "
+            "recipes/VoxCeleb/extract.py and score.py again, or remove it."
+        )
+
+
+def _json(run: Path, name: str) -> dict[str, Any] | None:
+    path = run / name
+    if not path.exists():
+        return None
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _write_sums(folder: Path) -> None:
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+        for path in sorted(folder.iterdir())
+    ]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")

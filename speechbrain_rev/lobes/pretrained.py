@@ -1,0 +1,150 @@
+"""Loading an exported model through SpeechBrain's own interfaces, strictly."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from speechbrain.utils.fetching import FetchConfig, FetchSource, LocalStrategy
+from speechbrain.utils.parameter_transfer import Pretrainer
+from torch import nn
+
+
+class ModelPretrainer(Pretrainer):
+    """SpeechBrain's Pretrainer, which neither passes over keys nor needs a fixed place.
+
+    SpeechBrain's warns of missing and surplus weights and goes on; here both are
+    errors. Paths without a folder are of files beside hyperparams.yaml, wherever that
+    is, so that a model's folder can be moved.
+
+    Parameters
+    ----------
+    loadables : mapping of str to object
+        What is loaded, by name. "label_encoder" must number as many speakers as
+        "classifier" tells apart, where both are there.
+    paths : mapping of str to str, optional
+        Files by the same names; without one, ``<name>.ckpt``.
+
+    Example
+    -------
+    >>> folder = getfixture("tmp_path")
+    >>> torch.save({"weight": torch.ones(1, 1)}, folder / "linear.ckpt")
+    >>> linear = nn.Linear(1, 1, bias=False)
+    >>> pretrainer = ModelPretrainer({"linear": linear})
+    >>> _ = pretrainer.collect_files(folder)
+    >>> pretrainer.load_collected()
+    >>> linear.weight.item()
+    1.0
+    """
+
+    def __init__(
+        self, loadables: Mapping[str, Any], paths: Mapping[str, str] | None = None
+    ) -> None:
+        modules = [n for n, value in loadables.items() if isinstance(value, nn.Module)]
+        super().__init__(
+            loadables=loadables,
+            paths=paths,
+            custom_hooks=dict.fromkeys(modules, load_strictly),
+        )
+
+    def collect_files(
+        self,
+        default_source: str | Path | FetchSource | None = None,
+        local_strategy: LocalStrategy = LocalStrategy.SYMLINK,
+        fetch_config: FetchConfig = FetchConfig(),  # noqa: B008
+    ) -> dict[str, Path]:
+        """Find the files, those without a folder in the default source.
+
+        Parameters
+        ----------
+        default_source : str, path or FetchSource, optional
+            The model's folder, or what else SpeechBrain fetches from.
+        local_strategy, fetch_config
+            As SpeechBrain's.
+
+        Returns
+        -------
+        dict of str to pathlib.Path
+            The files by name.
+        """
+        for name, path in self.paths.items():
+            if default_source is not None and "/" not in str(path):
+                self.paths[name] = _beside(default_source, path)
+        found: dict[str, Path] = super().collect_files(
+            default_source, local_strategy, fetch_config
+        )
+        return found
+
+    def load_collected(self) -> None:
+        """Load what was found.
+
+        Raises
+        ------
+        ValueError
+            If weights are missing, surplus or of another shape, or there are more or
+            fewer labels than speakers in the classifier.
+        """
+        super().load_collected()
+        labels = self.loadables.get("label_encoder")
+        classifier = self.loadables.get("classifier")
+        if labels is not None and classifier is not None:
+            speakers = len(classifier.weight)
+            if len(labels) != speakers:
+                raise ValueError(
+                    f"label_encoder.txt numbers {len(labels)} speakers, but the "
+                    f"classifier tells {speakers} apart: the files are of two models. "
+                    "Copy the folder again."
+                )
+            labels.expect_len(speakers)
+
+
+def load_strictly(module: nn.Module, path: str | Path) -> None:
+    """Load weights into a module: all that it has, and nothing else.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Gets the weights.
+    path : str or Path
+        A state dict, as ``torch.save`` writes it. Only tensors are read from it.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it holds anything but tensors, or a key is missing, surplus or of another
+        shape; the message names them.
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "linear.ckpt"
+    >>> torch.save({"weight": torch.ones(1, 1), "scale": torch.ones(1)}, path)
+    >>> load_strictly(nn.Linear(1, 1, bias=False), path)
+    Traceback (most recent call last):
+    ValueError: ... Unexpected key(s) in state_dict: "scale". ...
+    """
+    try:
+        state_dict = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(
+            f"{path} holds more than plain tensors, and is not loaded. Copy the model's "
+            "folder again, or ask whoever made it."
+        ) from error
+    try:
+        module.load_state_dict(state_dict, strict=True)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"{path} does not fit what hyperparams.yaml describes: {error} Both must be "
+            "of one model: copy the folder again."
+        ) from error
+
+
+def _beside(source: str | Path | FetchSource, name: str) -> str | FetchSource:
+    if isinstance(source, FetchSource):
+        fetch_from, place = source
+        return FetchSource(fetch_from, f"{place}/{name}")
+    return f"{source}/{name}"

@@ -1,0 +1,343 @@
+"""A run becomes a folder that SpeechBrain loads, from wherever it is moved."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from speechbrain.inference.classifiers import EncoderClassifier
+from speechbrain.inference.speaker import SpeakerRecognition
+from speechbrain.utils.fetching import LocalStrategy
+
+from speechbrain_rev import cli, scoring
+from speechbrain_rev.inference import (
+    EmbeddingArchive,
+    SpeakerEmbedder,
+    export_run,
+    read_cohort,
+)
+from speechbrain_rev.speech import Utterance, write_manifest
+from tests.run_folders import (
+    SPEAKERS,
+    TINY,
+    speech_like,
+    write_audio,
+    write_finished_run,
+)
+
+CPU = {"device": "cpu"}
+FILES = {
+    "README.md",
+    "SHA256SUMS",
+    "classifier.ckpt",
+    "embedding_model.ckpt",
+    "embedding_model.safetensors",
+    "hyperparams.yaml",
+    "label_encoder.txt",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    return folder, write_finished_run(folder)
+
+
+@pytest.fixture
+def out(run, tmp_path, monkeypatch):
+    """An exported folder, moved, seen from another working directory."""
+    export_run(run[0], tmp_path / "out")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").rename(tmp_path / "elsewhere" / "moved")
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    return tmp_path / "elsewhere" / "moved"
+
+
+@pytest.fixture(scope="module")
+def wave():
+    return torch.from_numpy(speech_like())
+
+
+def scored(folder, seed=0, subtract_mean=False):
+    """Add what extract.py and score.py leave in a run's folder."""
+    fingerprint = hashlib.sha256(
+        (folder / "embedding_model.ckpt").read_bytes()
+    ).hexdigest()
+    names = tuple(f"{s}/a/{i}.wav" for s in SPEAKERS for i in range(2))
+    rows = np.random.default_rng(seed).standard_normal((6, 16)).astype(np.float32)
+    EmbeddingArchive(names, rows, fingerprint).save(folder / "embeddings/cohort.npz")
+    write_manifest(
+        folder / "save/train.csv", [Utterance(n, n, 1, n.split("/")[0]) for n in names]
+    )
+    row = {
+        "trials": "vox1_o",
+        "method": "as_norm",
+        "targets": 18802,
+        "impostors": 18818,
+        "eer": 0.01234,
+        "min_dcf": {"0.01": 0.111, "0.05": 0.222},
+        "eer_95": [0.0101, 0.0151],
+    }
+    report = {
+        "model": fingerprint,
+        "cohort": {"speakers": 3, "top_n": 2},
+        "subtract_mean": subtract_mean,
+        "results": [row],
+    }
+    (folder / "scores").mkdir(exist_ok=True)
+    (folder / "scores/results.json").write_text(json.dumps(report))
+    return rows
+
+
+def test_a_moved_folder_embeds_exactly_as_the_run(run, out, wave):
+    expected = SpeakerEmbedder.from_run(run[0], device="cpu").embed(wave, 16000)
+    embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
+    assert np.array_equal(embedder.embed(wave, 16000), expected)
+    assert embedder.sample_rate == TINY["sample_rate"]
+    # The file of PyTorch holds the same.
+    (out / "embedding_model.safetensors").unlink()
+    embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
+    assert np.array_equal(embedder.embed(wave, 16000), expected)
+
+
+@pytest.mark.parametrize("saved", [None, LocalStrategy.SYMLINK, LocalStrategy.COPY])
+def test_speechbrain_s_own_interfaces_load_a_moved_folder(run, out, wave, saved):
+    expected = SpeakerEmbedder.from_run(run[0], device="cpu").embed(wave, 16000)
+    given = {"source": str(out), "run_opts": CPU}
+    if saved is not None:
+        given |= {"savedir": str(out.parent / "saved"), "local_strategy": saved}
+    classifier = EncoderClassifier.from_hparams(**given)
+    embedding = classifier.encode_batch(wave[None])[0, 0].numpy()
+    assert np.abs(embedding - expected).max() <= 1e-5 * np.abs(expected).max()
+    cosines, _, index, labels = classifier.classify_batch(wave[None])
+    directions = torch.nn.functional.normalize(run[1].weight[: len(SPEAKERS)], dim=1)
+    ours = directions @ torch.from_numpy(expected / np.linalg.norm(expected))
+    assert torch.allclose(cosines[0], ours, atol=1e-5)
+    assert labels == [SPEAKERS[int(index)]]
+    verification = SpeakerRecognition.from_hparams(**given)
+    other = torch.from_numpy(speech_like(seed=1))
+    score, _ = verification.verify_batch(wave[None], other[None])
+    embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
+    ours = scoring.cosine(expected[None], embedder.embed(other, 16000)[None])
+    assert float(score) == pytest.approx(float(ours[0]), abs=1e-5)
+
+
+def test_speechbrain_loads_a_folder_given_relative_to_the_working_directory(
+    out, wave, monkeypatch
+):
+    monkeypatch.chdir(out.parent)
+    classifier = EncoderClassifier.from_hparams(source="moved", run_opts=CPU)
+    assert classifier.encode_batch(wave[None]).shape == (1, 1, TINY["embedding_dim"])
+
+
+@pytest.mark.parametrize("name", ["embedding_model", "classifier"])
+@pytest.mark.parametrize("change", ["missing", "surplus"])
+def test_speechbrain_refuses_weights_that_are_missing_or_surplus(out, name, change):
+    path = out / f"{name}.ckpt"
+    state = torch.load(path, weights_only=True)
+    key = next(iter(state))
+    if change == "missing":
+        del state[key]
+    else:
+        key = "one_too_many"
+        state[key] = torch.zeros(1)
+    torch.save(state, path)
+    with pytest.raises(ValueError, match=rf"(?s){name}\.ckpt does not fit.*{key}"):
+        EncoderClassifier.from_hparams(source=str(out), run_opts=CPU)
+
+
+def test_speechbrain_refuses_labels_of_other_speakers(out):
+    path = out / "label_encoder.txt"
+    path.write_text("'x' => 3\n" + path.read_text())
+    with pytest.raises(ValueError, match=r"numbers 4 speakers.*tells 3 apart"):
+        EncoderClassifier.from_hparams(source=str(out), run_opts=CPU)
+
+
+def test_everything_is_in_the_folder_and_its_checksums_hold(out):
+    assert {path.name for path in out.iterdir()} == FILES
+    assert not any(path.is_symlink() for path in out.iterdir())
+    done = subprocess.run(
+        ["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=out, capture_output=True
+    )
+    assert done.returncode == 0
+    assert done.stdout.count(b": OK") == len(FILES) - 1
+    assert out.stat().st_mode & 0o777 == 0o777 & ~current_mask()
+
+
+def current_mask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_both_files_of_weights_and_the_run_s_are_the_same_numbers(run, out):
+    trained = torch.load(run[0] / "embedding_model.ckpt", weights_only=True)
+    for found in (
+        load_file(out / "embedding_model.safetensors"),
+        torch.load(out / "embedding_model.ckpt", weights_only=True),
+    ):
+        assert found.keys() == trained.keys()
+        assert all(torch.equal(found[name], trained[name]) for name in trained)
+
+
+def test_the_classifier_keeps_the_speed_recorded_of_each_speaker(run, out):
+    weight = torch.load(out / "classifier.ckpt", weights_only=True)["weight"]
+    assert torch.equal(weight, run[1].weight[: len(SPEAKERS)])
+    # Of the whole one, no memory goes along.
+    assert weight.untyped_storage().nbytes() == weight.nbytes
+
+
+def test_no_file_names_a_place_of_the_training_machine(run, tmp_path):
+    export_run(run[0], tmp_path / "out")
+    for path in (tmp_path / "out").iterdir():
+        content = path.read_bytes()
+        for place in (b"/secret", str(run[0].parent).encode(), str(tmp_path).encode()):
+            assert place not in content, path.name
+
+
+def test_the_card_tells_data_settings_and_what_is_missing(run, tmp_path):
+    missing = export_run(run[0], tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert len(missing) == 2
+    assert "cohort.safetensors, for AS-Norm" in missing[0]
+    assert "measured error rates" in missing[1]
+    assert all(words in card for words in missing)
+    assert "Error rates were not measured." in card
+    assert "12 utterances of 3 speakers, of VoxCeleb2" in card
+    assert "one.txt" in card
+    assert "| speeds | [1.0, 0.9, 1.1] |" in card
+
+
+@pytest.mark.parametrize("subtract", [False, True])
+def test_measured_rates_and_the_cohort_travel_along(tmp_path, subtract):
+    write_finished_run(tmp_path / "run")
+    rows = scored(tmp_path / "run", subtract_mean=subtract)
+    assert export_run(tmp_path / "run", tmp_path / "out") == []
+    card = (tmp_path / "out/README.md").read_text()
+    row = "| vox1_o | as_norm | 1.23 | 1.01 to 1.51 | 0.111 | 0.222 | 18,802 | 18,818 |"
+    assert row in card
+    assert ("subtract_mean(embeddings, cohort.centre)" in card) == subtract
+    cohort = read_cohort(tmp_path / "out")
+    assert cohort.top_n == 2
+    if subtract:
+        assert np.array_equal(cohort.centre, rows.mean(axis=0))
+        rows = scoring.subtract_mean(rows, rows.mean(axis=0))
+    else:
+        assert cohort.centre is None
+    _, means = scoring.speaker_means(rows, [s for s in SPEAKERS for _ in range(2)])
+    assert np.array_equal(cohort.means, means)
+
+
+def test_a_cohort_of_a_run_that_was_not_scored_is_as_its_settings_say(tmp_path):
+    write_finished_run(tmp_path / "run", cohort_top_n=2)
+    scored(tmp_path / "run")
+    (tmp_path / "run/scores/results.json").unlink()
+    (missing,) = export_run(tmp_path / "run", tmp_path / "out")
+    assert missing.startswith("measured error rates")
+    cohort = read_cohort(tmp_path / "out")
+    assert (cohort.top_n, cohort.centre) == (2, None)
+
+
+def test_what_the_card_shows_runs(tmp_path, monkeypatch):
+    write_finished_run(tmp_path / "run")
+    scored(tmp_path / "run", subtract_mean=True)
+    export_run(tmp_path / "run", tmp_path / "FOLDER")
+    for seed, name in enumerate(("a.wav", "b.wav")):
+        write_audio(tmp_path / name, speech_like(seed=seed))
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (tmp_path / "FOLDER/README.md").read_text(), re.DOTALL
+    )
+    names = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert len(blocks) == 3
+    assert names["mean"].shape == names["std"].shape == (2,)
+    ours = scoring.cosine(
+        *np.split(names["embedder"].embed_files(["a.wav", "b.wav"]), 2)
+    )
+    assert float(names["score"]) == pytest.approx(float(ours[0]), abs=1e-5)
+
+
+@pytest.mark.parametrize("what", ["embeddings", "scores"])
+def test_figures_of_other_weights_are_refused(tmp_path, what):
+    write_finished_run(tmp_path / "run")
+    scored(tmp_path / "run")
+    if what == "embeddings":
+        path = tmp_path / "run/embeddings/cohort.npz"
+        stored = EmbeddingArchive.load(path)
+        EmbeddingArchive(stored.names, stored.embeddings, "older").save(path)
+    else:
+        path = tmp_path / "run/scores/results.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "model": "older"}))
+    with pytest.raises(ValueError, match=f"{path.name} is of other weights"):
+        export_run(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_has_not_ended_says_so(tmp_path):
+    write_finished_run(tmp_path / "run")
+    (tmp_path / "run/embedding_model.ckpt").unlink()
+    missing = export_run(tmp_path / "run", tmp_path / "out")
+    assert missing[0].startswith("the end of its training")
+    assert missing[0] in (tmp_path / "out/README.md").read_text()
+
+
+def test_a_folder_that_is_not_empty_is_left_as_it_is(run, tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(ValueError, match="not empty: nothing is overwritten"):
+        export_run(run[0], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    (tmp_path / "empty").mkdir()
+    export_run(run[0], tmp_path / "empty")
+    assert {path.name for path in (tmp_path / "empty").iterdir()} == FILES
+
+
+@pytest.mark.parametrize("name", ["torch.save", "read_model"])
+def test_nothing_half_written_is_left(run, tmp_path, monkeypatch, name):
+    def fail(*_):
+        raise OSError("disk full")
+
+    module = "speechbrain_rev.inference.export"
+    monkeypatch.setattr(f"{module}.{name}", fail)
+    with pytest.raises(OSError, match="disk full"):
+        export_run(run[0], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"speeds": [1.0]}, "9 classes, which is not 3 speakers times 1"),
+        ({"speeds": "null"}, "does not say the speeds"),
+        ({"arch": "revnet58"}, "revnet57"),
+    ],
+)
+def test_a_run_that_does_not_fit_together_is_refused(tmp_path, changed, message):
+    write_finished_run(tmp_path / "run", **changed)
+    with pytest.raises(ValueError, match=message):
+        export_run(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_classifier_is_refused(tmp_path):
+    write_finished_run(tmp_path / "run")
+    path = next((tmp_path / "run/save").glob("CKPT*/classifier.ckpt"))
+    torch.save({"weight": torch.zeros(9, 16)}, path)
+    with pytest.raises(ValueError, match=r"classifier\.ckpt is damaged"):
+        export_run(tmp_path / "run", tmp_path / "out")
+
+
+def test_the_command_exports_and_says_what_is_missing(run, tmp_path, capsys):
+    assert cli.main(["export", str(run[0]), str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "README.md says what is in it" in said
+    assert "It lacks cohort.safetensors" in said
+    assert cli.main(["export", str(run[0]), str(tmp_path / "out")]) == 2
+    assert "not empty" in capsys.readouterr().err
