@@ -11,13 +11,15 @@ from speechbrain_rev.lobes.checkpoints import load_finished_run
 
 
 def refuse_own_folder(settings):
-    """Refuse a run that would overwrite the finished one it starts from."""
+    """Refuse a run that would write into the finished one it starts from."""
     ours, theirs = settings["output_folder"], settings["pretrained_run"]
-    if theirs is not None and Path(ours).resolve() == Path(theirs).resolve():
+    if theirs is None:
+        return
+    if Path(ours).resolve().is_relative_to(Path(theirs).resolve()):
         raise ValueError(
-            f"output_folder and pretrained_run are both {theirs}: the settings and "
+            f"output_folder {ours} is pretrained_run {theirs} or in it: the settings and "
             "checkpoints of the finished run would be overwritten. Give another "
-            "output_folder."
+            "output_folder, and pretrained_run without a slash at its end."
         )
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import speechbrain as sb
 import torch
 from speechbrain.utils.distributed import (
-    get_rank,
+    if_main_process,
     is_distributed_initialized,
     run_on_main,
 )
 from training_log import Tally
 
+from speechbrain_rev.processes import gathered
 from speechbrain_rev.speech import ChunkDataset, EpochBatchSampler
 from speechbrain_rev.whole_files import write_whole
 
@@ -45,14 +46,14 @@ class CheckedSteps(sb.Brain):
     train_dataset: ChunkDataset
     #: What all processes have counted in an epoch.
     tally: Tally
-    #: Files of a batch that this process could not read.
-    unread: int = 0
-    #: Mean loss of a step's batches.
+    #: Loss of a batch and utterances that were told right, of this process.
+    measured: torch.Tensor
+    #: Mean loss of a batch over the processes.
     mean_loss: float = math.nan
     #: Steps of the loader since the last one of the optimizer, from 1.
     pending: tuple[int, ...] = ()
-    #: Whether the loss of one of them was not finite.
-    bad_loss: bool = False
+    #: Losses of their batches.
+    losses: tuple[torch.Tensor, ...] = ()
     #: Buffers of modules as they were before, and their copies.
     kept: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
@@ -70,32 +71,29 @@ class CheckedSteps(sb.Brain):
         if not self.pending:
             self.keep_buffers()
         self.pending = (*self.pending, self.step)
-        self.unread = len(batch.unread)
-        if batch.unread:
-            self.tell_of_unread(batch.unread)
         super().fit_batch(batch)
+        self.count(batch.unread)
         return torch.tensor(self.mean_loss)
 
-    def count(self, loss, correct):
+    def count(self, unread):
         """Add up how a batch went; end the training if too many files are unread.
+
+        Here the CPU waits for a GPU, which has the whole step to do by then.
 
         Parameters
         ----------
-        loss : torch.Tensor, []
-            Of this process.
-        correct : int
-            Utterances that it told right.
+        unread : sequence of tuple of str and str
+            Files that this process could not read, and why.
         """
-        loss, correct, unread, processes = self.sum_over_processes(
-            float(loss.detach()), correct, self.unread, 1
+        loss, correct = self.measured.tolist()
+        loss, correct, files, processes = self.sum_over_processes(
+            loss, correct, len(unread), 1
         )
         self.mean_loss = loss / processes
-        # One that is not finite makes the sum so; the gradient decides.
-        self.bad_loss |= not math.isfinite(loss)
         self.tally.correct += int(correct)
-        self.tally.unread += int(unread)
-        if unread:
-            self.check_unread()
+        if files:
+            self.tally.unread += int(files)
+            self.tell_of_unread(unread)
 
     def sum_over_processes(self, *values):
         """Add up numbers of the processes, all of which must come here."""
@@ -106,7 +104,8 @@ class CheckedSteps(sb.Brain):
         return total.tolist()
 
     def check_loss_isfinite(self, loss):
-        """Leave it to ``count``."""
+        """Remember it: the gradient decides."""
+        self.losses = (*self.losses, loss.detach())
 
     def _should_save_intra_epoch_ckpt(self, *args):
         # Gradients that are added up are in no checkpoint.
@@ -120,7 +119,7 @@ class CheckedSteps(sb.Brain):
                 self.give_back_buffers()
                 self.tally.skipped += 1
                 self.tell_of_skipped(torch.tensor(math.nan))
-        self.pending, self.bad_loss = (), False
+        self.pending, self.losses = (), ()
 
     def optimizers_step(self):
         """Clip and step, unless the gradient is not finite."""
@@ -138,11 +137,12 @@ class CheckedSteps(sb.Brain):
             self.give_back_buffers()
             self.tally.skipped += 1
             # Of scaled gradients an overflow is no news, unless the loss is none either.
-            if not scaled or self.bad_loss or now < LEAST_SCALE:
+            bad = not all(bool(loss.isfinite()) for loss in self.losses)
+            if not scaled or sum(self.sum_over_processes(bad)) or now < LEAST_SCALE:
                 self.tell_of_skipped(norm)
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer_step += 1
-        self.pending, self.bad_loss = (), False
+        self.pending, self.losses = (), ()
 
     def utterances_of(self, step):
         """Name the utterances that this process was to read for a step of the loader."""
@@ -150,42 +150,43 @@ class CheckedSteps(sb.Brain):
         return [self.train_dataset.path_of(index) for index in indices]
 
     def tell_of_unread(self, unread):
-        """Log files that could not be read."""
-        for name, why in unread:
-            path = self.append(UNREAD, utterance=name, why=" ".join(why.split()))
-        logger.warning(
-            f"{len(unread)} of a batch's files could not be read and others are in their "
-            f"place; the first: {unread[0][1]}. All are listed in {path}."
-        )
-
-    def check_unread(self):
-        """End the training if too many files could not be read."""
+        """Log files that could not be read; end the training if there were too many."""
+        path = Path(self.hparams.output_folder, UNREAD)
+        for rank, files in enumerate(gathered(list(unread))):
+            for name, why in files:
+                self.append(path, rank, utterance=name, why=" ".join(why.split()))
+        if unread:
+            logger.warning(
+                f"{len(unread)} of a batch's files could not be read and others are in "
+                f"their place; the first: {unread[0][1]}. All are listed in {path}."
+            )
         count, most = self.tally.unread, self.hparams.max_unread
         if count > most:
             raise ValueError(
                 f"{count} files of epoch {self.hparams.epoch_counter.current} could not "
-                f"be read, more than max_unread: {most}. They are listed in "
-                f"{Path(self.hparams.output_folder, UNREAD)}. Bring them back or raise "
-                "max_unread; the same command goes on from the last checkpoint."
+                f"be read, more than max_unread: {most}. They are listed in {path}. Bring "
+                "them back or raise max_unread; the same command goes on from the last "
+                "checkpoint."
             )
 
-    def append(self, name, **told):
+    def append(self, path, rank, **told):
         """Add a line to a file of the run's folder, and where it belongs."""
-        path = Path(self.hparams.output_folder, name)
+        if not if_main_process() or self.debug:
+            # Two machines that write to one file lose lines.
+            return
         epoch = self.hparams.epoch_counter.current
-        place = {"epoch": epoch, "step": self.step, "rank": get_rank() or 0}
-        # In one call, for other processes write to it, too.
-        with path.open("ab", buffering=0) as file:
-            file.write(f"{json.dumps(place | told)}\n".encode())
-        return path
+        place = {"epoch": epoch, "step": self.step, "rank": rank}
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(place | told)}\n")
 
     def keep_buffers(self):
         """Copy what a forward pass changes."""
         if not self.kept:
             buffers = [b for b in self.modules.buffers() if b.is_floating_point()]
             self.kept = tuple((b, torch.empty_like(b)) for b in buffers)
-        for buffer, copy in self.kept:
-            copy.copy_(buffer)
+        if self.kept:
+            buffers, copies = zip(*self.kept, strict=True)
+            torch._foreach_copy_(copies, buffers)
 
     def give_back_buffers(self):
         """Undo what forward passes changed since ``keep_buffers``."""
@@ -196,7 +197,9 @@ class CheckedSteps(sb.Brain):
         """Log a skipped step; end the training if there were too many."""
         names = [name for step in self.pending for name in self.utterances_of(step)]
         epoch = self.hparams.epoch_counter.current
-        file = self.append(SKIPPED, gradient_norm=str(float(norm)), utterances=names)
+        file = Path(self.hparams.output_folder, SKIPPED)
+        for rank, own in enumerate(gathered(names)):
+            self.append(file, rank, gradient_norm=str(float(norm)), utterances=own)
         logger.warning(
             f"epoch {epoch}, step {self.step}: the gradient's norm is {float(norm)}; the "
             f"step is skipped. The utterances that it was to read are in {file}."
@@ -223,7 +226,9 @@ def forget_after(path, position):
     """
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        write_whole(path, "".join(x for x in lines if _place(x) <= position))
+        # Of epoch 0 is what a dry run told.
+        kept = [line for line in lines if (1, 0) <= _place(line) <= position]
+        write_whole(path, "".join(kept))
 
 
 def _place(line):

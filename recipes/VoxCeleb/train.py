@@ -74,11 +74,17 @@ class SpeakerBrain(CheckedSteps):
 
     def compute_forward(self, batch, stage):
         """Embed a batch and, in training, compare it with the training speakers."""
-        wavs, lens = batch.wavs.to(self.device), batch.lens.to(self.device)
+        batch = batch.to(self.device)
+        wavs, lens = batch.wavs, batch.lens
         if stage == sb.Stage.TRAIN:
             wavs, lens = self.hparams.wav_augment(wavs, lens)
         feats = self.modules.mean_var_norm(self.modules.compute_features(wavs), lens)
-        embeddings = self.modules.embedding_model(feats)
+        encoder = self.modules.embedding_model
+        if stage != sb.Stage.TRAIN:
+            # As wrapped for several processes it would wait for them, who may have
+            # fewer utterances that can be read.
+            encoder = getattr(encoder, "module", encoder)
+        embeddings = encoder(feats)
         if stage == sb.Stage.TRAIN:
             return self.modules.classifier(embeddings)
         return embeddings
@@ -88,7 +94,8 @@ class SpeakerBrain(CheckedSteps):
         speakers = self.hparams.wav_augment.replicate_labels(batch.speakers)
         speakers = speakers.to(self.device)
         loss = self.hparams.compute_cost(predictions, speakers, batch.lens)
-        self.count(loss, int((predictions.argmax(-1) == speakers).sum()))
+        correct = (predictions.detach().argmax(-1) == speakers).sum()
+        self.measured = torch.stack([loss.detach().float(), correct.float()])
         self.hparams.lr_annealing.on_batch_end(self.optimizer)
         return loss
 
@@ -106,7 +113,8 @@ class SpeakerBrain(CheckedSteps):
 
     def on_fit_batch_end(self, batch, outputs, loss, should_step):
         """Show the progress."""
-        log.show_step(self.bar, self.train_sampler.batch_size, loss, self.device)
+        size = self.train_sampler.batch_size
+        log.show_step(self.bar, size, self.mean_loss, self.device)
 
     def on_stage_start(self, stage, epoch=None):
         """Start the clock, the bar and, in the middle of an epoch, the sampler."""
@@ -161,13 +169,13 @@ class SpeakerBrain(CheckedSteps):
     def validated(self):
         """Score the validation trials by cosine, those whose speech could be read."""
         found = {}
-        unread = len(self.valid_trials.utterances) - len(self.embeddings)
-        if unread:
-            found["unread_validation_files"] = unread
+        lost = len(self.valid_trials.utterances) - len(self.embeddings)
+        if unread := sum(self.sum_over_processes(lost)):
+            found["unread_validation_files"] = int(unread)
         try:
             trials = self.valid_trials.among(self.embeddings)
         except ValueError as error:
-            run_on_main(logger.warning, args=[f"There is no validation EER: {error}"])
+            logger.warning(f"There is no validation EER: {error}")
             return found
         enrol, test = trials.rows(list(self.embeddings))
         embeddings = torch.stack(list(self.embeddings.values())).numpy()
@@ -233,12 +241,13 @@ def dry_run(brain, loader):
     brain.fit_batch(next(batches))
     seconds = time.monotonic() - start
     brain.bar.close()
-    print(
-        log.forecast(len(loader), seconds, brain.hparams.number_of_epochs, brain.device)
-    )
+    epochs = brain.hparams.number_of_epochs
+    words = [log.forecast(len(loader), seconds, epochs, brain.device)]
     told = brain.tally.ask(brain.modules.embedding_model)
     if "compression_ratio" in told:
-        print(f"Compressed activations: {told['compression_ratio']:.1f} times smaller.")
+        ratio = told["compression_ratio"]
+        words.append(f"Compressed activations: {ratio:.1f} times smaller.")
+    run_on_main(print, args=["\n".join(words)])
 
 
 def compose_run(argv):

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from speechbrain_rev.compression import ActivationCompression
 
 REDRAW_SECONDS = 1.0
+LINE_SECONDS = 300.0
 # Two quantities, never under one name: which is logged depends on the device.
 PEAKS = {
     "cuda_allocated_peak_bytes": "CUDA allocated peak GiB",
@@ -71,34 +72,45 @@ def progress_bar(name: str, total: int, done: int, *, off: bool) -> tqdm:
     total, done : int
         Utterances, and how many of them were seen before.
     off : bool
-        Whether to show none. None is shown either where nobody watches, as in a log
-        file.
+        Whether to show none. Where nobody watches, as in a log file, it is a line every
+        few minutes.
 
     Returns
     -------
     tqdm
         The bar.
     """
-    disable = off or not if_main_process() or None
+    watched = sys.stderr.isatty()
     return tqdm(
         desc=name,
         total=total,
         initial=done,
         unit="utt",
-        disable=disable,
+        disable=off or not if_main_process(),
         leave=False,
         # Whether it is time is asked at every step: steps take longer than asking.
-        mininterval=REDRAW_SECONDS,
+        mininterval=REDRAW_SECONDS if watched else LINE_SECONDS,
         miniters=1,
+        file=None if watched else _Lines(),
+        delay=0 if watched else LINE_SECONDS,
     )
 
 
+class _Lines:
+    """Writes what is a bar on a terminal as lines of a log."""
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            sys.stderr.write(f"{text}\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def show_step(
-    bar: tqdm, utterances: int, loss: torch.Tensor, device: torch.device | str
+    bar: tqdm, utterances: int, loss: float, device: torch.device | str
 ) -> None:
     """Count the utterances of a step; where the bar is drawn, tell loss and memory.
-
-    Only then is the loss read, for which the CPU waits for a GPU.
 
     Parameters
     ----------
@@ -106,15 +118,19 @@ def show_step(
         A ``progress_bar``.
     utterances : int
         How many the step had, over all processes.
-    loss : torch.Tensor
-        A number.
+    loss : float
+        Of the step, the mean over all processes.
     device : torch.device or str
         Where the training runs.
     """
-    if bar.update(utterances):
+    if bar.disable:
+        return
+    waited = bar.format_dict["elapsed"] - (bar.last_print_t - bar.start_t)
+    if waited >= bar.mininterval:
         peaks = peak_memory(device).items()
         memory = {BAR_PEAKS[name]: f"{peak / 2**30:.2f}GiB" for name, peak in peaks}
-        bar.set_postfix({"loss": f"{float(loss.detach()):.2f}", **memory})
+        bar.set_postfix({"loss": f"{loss:.2f}", **memory}, refresh=False)
+    bar.update(utterances)
 
 
 @dataclass

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import logging
 import os
 import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +21,13 @@ from numpy.typing import NDArray
 from speechbrain_rev.inference.speaker import SpeakerEmbedder
 from speechbrain_rev.speech.packed import find_packed
 
+logger = logging.getLogger(__name__)
+
+# What a damaged file of arrays raises, one of other methods or with a password too.
+_DAMAGED = (
+    ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, RuntimeError,
+    NotImplementedError, OSError, zlib.error,
+)  # fmt: skip
 # Work that is lost if a long extraction is interrupted.
 _SAVE_SECONDS = 600.0
 
@@ -151,7 +160,8 @@ def embed_into(
         file cannot be embedded.
     """
     _check_work(embedder, files)
-    path, parts = Path(path), _parts(path)
+    path = Path(path)
+    parts = [part for part in _parts(path) if _is_whole(part)]
     wanted = {name: _source(file) for name, file in files.items()}
     rows: dict[str, tuple[NDArray[np.float32], str]] = {}
     for stored in (path, *parts):
@@ -161,7 +171,7 @@ def embed_into(
     missing = [name for name in files if rows.get(name, ("", ""))[1] != wanted[name]]
     if missing or parts:
         _embed_missing(path, embedder, files, rows, {n: wanted[n] for n in missing})
-    for part in parts:
+    for part in _parts(path):
         part.unlink()
     return _archive(files, rows, embedder)
 
@@ -199,7 +209,10 @@ def embed_share(
     """
     _check_work(embedder, files)
     own = Path(path).with_suffix(f".part-{rank}.npz")
-    others = [part for part in (Path(path), *_parts(path)) if part != own]
+    if own.exists() and not _is_whole(own):
+        own.unlink()
+    parts = [part for part in _parts(path) if part != own and _is_whole(part)]
+    others = [Path(path), *parts]
     known = {
         item
         for other in others
@@ -225,6 +238,8 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     try:
         with partial.open("wb") as file:
             np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -258,6 +273,19 @@ def _parts(path: str | Path) -> Sequence[Path]:
     return sorted(path.parent.glob(f"{glob.escape(path.stem)}.part-*{path.suffix}"))
 
 
+def _is_whole(part: Path) -> bool:
+    """Tell whether a part can be read; one that a loss of power damaged is no loss."""
+    try:
+        EmbeddingArchive.load(part)
+    except FileNotFoundError:
+        # The process whose it is has just joined it.
+        return False
+    except ValueError as error:
+        logger.warning(f"{error} What it held is embedded again.")
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def _opened(path: str | Path) -> Iterator[Mapping[str, NDArray[Any]]]:
     """Open an archive, whose arrays are read when they are asked for."""
@@ -266,7 +294,7 @@ def _opened(path: str | Path) -> Iterator[Mapping[str, NDArray[Any]]]:
             raise ValueError("it is no .npz file")
         with np.load(path, allow_pickle=False) as stored:
             yield stored
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise ValueError(
             f"{path} is no archive of embeddings ({error}). Remove it and extract again."
         ) from error

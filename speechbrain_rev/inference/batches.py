@@ -47,7 +47,7 @@ def read_batches(
     Raises
     ------
     ValueError
-        If a file cannot be read, once all batches before it have been given; see
+        If a file cannot be read, once all before it have been given; see
         ``read_waveform``.
 
     Example
@@ -77,7 +77,11 @@ def _windows(
     samples_waiting = 0
     mixed: list[str] = []
     for index, path in enumerate(paths):
-        samples, channels = read_waveform(path, sample_rate)
+        try:
+            samples, channels = read_waveform(path, sample_rate)
+        except (ValueError, OSError):
+            yield waiting
+            raise
         if channels > 1:
             mixed.append(f"{path} ({channels})")
         waiting.append((index, samples))

@@ -19,16 +19,16 @@ from speechbrain.utils.checkpoints import (
     Checkpointer,
     ckpt_recency,
 )
-from speechbrain.utils.distributed import (
-    ddp_barrier,
-    if_main_process,
-    main_process_only,
-)
+from speechbrain.utils.distributed import ddp_barrier, if_main_process
+
+from speechbrain_rev.processes import gathered, process_rank
 
 logger = logging.getLogger(__name__)
 
 #: Checksums of a checkpoint's files, as ``sha256sum -c`` reads them.
 CHECKSUMS = "SHA256SUMS"
+# What a file calls the states of all processes.
+_EACH = "processes"
 
 
 class WholeCheckpointer(Checkpointer):
@@ -151,6 +151,8 @@ class WholeCheckpointer(Checkpointer):
     def add_state(self, name: str, recoverable: Any) -> None:
         """Save and load with each checkpoint what is no module but has a state dict.
 
+        Every process has its own.
+
         Parameters
         ----------
         name : str
@@ -176,7 +178,7 @@ class WholeCheckpointer(Checkpointer):
             if name in newest.paramfiles:
                 path = newest.paramfiles[name]
                 state = torch.load(path, map_location="cpu", weights_only=True)
-                self.recoverables[name].load_state_dict(state)
+                self.recoverables[name].load_state_dict(_own_state(state))
 
     def _save_checkpoint_metafile(
         self, fpath: Path, *args: Any, **kwargs: Any
@@ -232,14 +234,23 @@ def verify_checkpoint(checkpoint: Checkpoint) -> None:
             )
 
 
-@main_process_only
 def _save_state(recoverable: Any, path: str | Path) -> None:
-    torch.save(recoverable.state_dict(), path)
+    states = gathered(recoverable.state_dict())
+    if process_rank() == 0:
+        torch.save({_EACH: states}, path)
 
 
 def _load_state(recoverable: Any, path: str | Path, end_of_epoch: bool) -> None:
     del end_of_epoch
-    recoverable.load_state_dict(torch.load(path, weights_only=True))
+    recoverable.load_state_dict(_own_state(torch.load(path, weights_only=True)))
+
+
+def _own_state(stored: Any) -> Any:
+    """Choose what this process saved, or the first one, of states of all processes."""
+    if not isinstance(stored, dict) or set(stored) != {_EACH}:
+        return stored
+    states, rank = stored[_EACH], process_rank()
+    return states[rank if rank < len(states) else 0]
 
 
 def _finish(folder: Path) -> None:

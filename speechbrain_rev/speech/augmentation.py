@@ -19,10 +19,12 @@ from speechbrain.utils.checkpoints import (
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.functional import resample
 
+from speechbrain_rev.processes import process_rank
+
 from .dataset import repeat_to
 from .disturbances import add_noise, reverberate
 from .reading import audio_files, audio_info, read_audio, read_first_channel
-from .seeding import generator, process_rank
+from .seeding import generator
 
 logger = logging.getLogger(__name__)
 

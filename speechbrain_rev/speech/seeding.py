@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,10 @@ from speechbrain.utils.checkpoints import (
     mark_as_saver,
     register_checkpoint_hooks,
 )
+
+from speechbrain_rev.processes import gathered, process_rank
+
+logger = logging.getLogger(__name__)
 
 
 def generator(*place: int | str) -> torch.Generator:
@@ -70,24 +75,6 @@ def _number(place: tuple[int | str, ...]) -> int:
     return int.from_bytes(digest, "little")
 
 
-def process_rank() -> int:
-    """Return the number of this process, 0 where there are no others.
-
-    Returns
-    -------
-    int
-
-    Example
-    -------
-    >>> process_rank()
-    0
-    """
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank()
-    return 0
-
-
 @partial(register_checkpoint_hooks, save_on_main_only=False)
 class GlobalRandomState:
     """The random states of torch, CUDA, numpy and Python, saved with checkpoints.
@@ -121,11 +108,7 @@ class GlobalRandomState:
 
     @mark_as_saver
     def _save(self, path: str | Path) -> None:
-        states = [_state()]
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            states = [{} for _ in range(distributed.get_world_size())]
-            distributed.all_gather_object(states, _state())
+        states = gathered(_state())
         if process_rank() == 0:
             torch.save(states[0] | {"others": states[1:]}, path)
 
@@ -162,6 +145,11 @@ def _restore(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
+    else:
+        logger.warning(
+            f"There were {len(state['cuda'])} GPUs when the checkpoint was made, and are "
+            f"{torch.cuda.device_count()} now: their random states begin anew."
+        )
     key = np.array(state["numpy"]["state"]["key"], dtype=np.uint32)
     state["numpy"]["state"]["key"] = key
     np.random.set_state(state["numpy"])  # noqa: NPY002

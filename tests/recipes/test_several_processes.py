@@ -42,12 +42,12 @@ class Watched(train.SpeakerBrain):
             outputs = torch.nn.functional.dropout(outputs, 0.1)
         return outputs
 
-    def count(self, loss, correct):
-        epoch = self.hparams.epoch_counter.current
+    def count(self, unread):
+        epoch, (loss, correct) = self.hparams.epoch_counter.current, self.measured
         with (FOLDER / f"correct{{RANK}}").open("a") as file:
-            print(epoch, self.step, correct, float(loss.detach()), file=file)
+            print(epoch, self.step, int(correct), float(loss), file=file)
         try:
-            super().count(loss, correct)
+            super().count(unread)
         except ValueError:
             (FOLDER / f"ended{{RANK}}").touch()
             raise
@@ -74,12 +74,18 @@ def data(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
 
 
-def torchrun(script, argv):
-    """Start two processes of a script."""
+def torchrun(script, argv, *, processes=2):
+    """Start processes of a script."""
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc_per_node=2", "--no-python", sys.executable, "-c", script),
+            *(
+                f"--nproc_per_node={processes}",
+                "--no-python",
+                sys.executable,
+                "-c",
+                script,
+            ),
             *map(str, argv),
         ],
         # One thread: the order of sums must not depend on how many cores are idle.
@@ -161,12 +167,14 @@ def test_the_log_counts_the_unread_files_of_both_processes(uninterrupted):
 
 
 def test_too_many_unread_files_end_both_processes(data, tmp_path):
-    # Neither alone has so many.
-    process = started(data, tmp_path, lost=(3, 5, 6), max_unread=2)
+    process = started(data, tmp_path, lost=(2, 3), max_unread=1)
     output, _ = process.communicate()
     assert process.returncode != 0
-    assert "more than max_unread: 2" in output, output
+    assert "more than max_unread: 1" in output, output
     assert all((tmp_path / f"ended{rank}").exists() for rank in (0, 1))
+    # Neither alone has too many.
+    ranks = [line["rank"] for line in told(tmp_path, "unread.jsonl")]
+    assert max(ranks.count(rank) for rank in (0, 1)) <= 1 < len(ranks)
 
 
 def running(folder):
@@ -323,3 +331,67 @@ def test_an_extraction_goes_on_from_the_parts_of_a_killed_process(scored, tmp_pa
     assert len(again) <= 56 - 8 - 19
     for found, expected in zip(archives(two), archives(one), strict=True):
         assert (found.names, found.sources) == (expected.names, expected.sources)
+
+
+def finished(process):
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return output
+
+
+def test_a_plan_and_joined_statistics_go_with_4_processes_and_on_with_2(data, tmp_path):
+    settings = {"sync_batchnorm": "true", "memory_budget": "300MB", "batch_size": 8}
+    first = arguments(data, tmp_path, **settings, number_of_epochs=2)
+    train = (
+        f"import sys; sys.path.insert(0, {str(RECIPE)!r}); import train; train.main()"
+    )
+    gloo = "--distributed_backend=gloo"
+    output = finished(torchrun(train, [*first, gloo], processes=4))
+    assert "Plan" in output or "plan" in output
+    assert (tmp_path / "plan.json").exists()
+    more = [*arguments(data, tmp_path, **settings, number_of_epochs=3), gloo]
+    output, _ = torchrun(train, more, processes=2).communicate()
+    assert "was made for sync_batchnorm 4 processes, and this is 2" in output
+    (tmp_path / "plan.json").unlink()
+    finished(torchrun(train, more, processes=2))
+    assert [line["epoch"] for line in log(tmp_path)] == [1, 2, 3]
+    assert all(value.isfinite().all() for value in weights(tmp_path).values())
+
+
+def test_a_file_of_validation_that_one_process_lacks_keeps_none_waiting(data, tmp_path):
+    script = f"""
+import os, sys
+sys.path.insert(0, {str(RECIPE)!r})
+import train
+from speechbrain_rev.speech import WholeUtterances
+read = WholeUtterances.__getitem__
+
+def read_or_not(self, index):
+    if os.environ["RANK"] == "1" and index < {{lost}}:
+        return self.names[index], "it is gone"
+    return read(self, index)
+
+WholeUtterances.__getitem__ = read_or_not
+train.main()
+"""
+    for lost in (1, 99):
+        folder = tmp_path / str(lost)
+        argv = arguments(data, folder, number_of_epochs=2)
+        finished(
+            torchrun(script.format(lost=lost), [*argv, "--distributed_backend=gloo"])
+        )
+        for line in log(folder):
+            assert line["unread_validation_files"] == min(lost, 8)
+            assert 0 <= line["valid_eer_percent"] <= 100
+
+
+def test_error_bounds_of_a_killed_run_are_those_of_each_process(data, tmp_path):
+    settings = {"mode": "compress", "optimizer_bits": 32}
+    whole = started(data, tmp_path / "whole", **settings)
+    finished(whole)
+    killed = started(data, tmp_path / "killed", killed_at_step=6, **settings)
+    killed.communicate()
+    assert killed.returncode != 0
+    finished(started(data, tmp_path / "killed", **settings))
+    expected, found = (weights(tmp_path / name) for name in ("whole", "killed"))
+    assert all(torch.equal(found[key], expected[key]) for key in expected)

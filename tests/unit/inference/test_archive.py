@@ -236,6 +236,23 @@ def test_one_process_goes_on_where_several_were_interrupted(tmp_path, files):
     assert not list(tmp_path.glob("*.part-*"))
 
 
+def test_a_damaged_part_is_embedded_again(tmp_path, files, caplog):
+    path = tmp_path / "shared.npz"
+    for rank in range(2):
+        embed_share(path, embedder(), files, rank=rank, processes=2)
+    part = tmp_path / "shared.part-1.npz"
+    part.write_bytes(part.read_bytes()[:-100])
+    embed_share(path, embedder(), files, rank=1, processes=2)
+    assert "no archive of embeddings" in caplog.text
+    assert EmbeddingArchive.load(part).names
+    part.write_bytes(part.read_bytes()[:-100])
+    again = embed_into(path, embedder(), files)
+    assert np.array_equal(
+        again.embeddings, embed_into(tmp_path / "new.npz", embedder(), files).embeddings
+    )
+    assert not list(tmp_path.glob("shared.part-*"))
+
+
 def test_parts_of_another_model_or_other_audio_are_not_used(tmp_path, files):
     path, again = tmp_path / "some.npz", embedder()
     embed_share(path, embedder("other"), files, rank=0, processes=2)
