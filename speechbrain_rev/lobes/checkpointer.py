@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from speechbrain.utils.checkpoints import (
     CKPT_PREFIX,
     METAFNAME,
@@ -109,6 +110,24 @@ class WholeCheckpointer(Checkpointer):
         """
         verify_checkpoint(checkpoint)
         super().load_checkpoint(checkpoint)
+
+    def list_checkpoints(self) -> list[Checkpoint]:
+        """List all checkpoints.
+
+        Raises
+        ------
+        ValueError
+            If the file that makes a folder one is damaged; it names the folder.
+        """
+        for path in self.checkpoints_dir.glob(f"{CKPT_PREFIX}*/{METAFNAME}"):
+            try:
+                meta = yaml.safe_load(path.read_text(encoding="utf-8"))
+            except (yaml.YAMLError, UnicodeDecodeError):
+                meta = None
+            if not isinstance(meta, dict):
+                raise ValueError(_untrusted(path.parent, f"{METAFNAME} is damaged"))
+        found: list[Checkpoint] = super().list_checkpoints()
+        return found
 
     def _clear_unfinished(self) -> None:
         """Delete what a process that was killed left of a checkpoint."""
@@ -228,10 +247,14 @@ def verify_checkpoint(checkpoint: Checkpoint) -> None:
         path = folder / name
         if not path.is_file() or _sha256(path) != written.get(name):
             what = "is damaged" if path.is_file() else "is missing"
-            raise ValueError(
-                f"The checkpoint {folder} cannot be trusted: {name} {what}. Delete that "
-                f"folder to go on from the checkpoint before it: rm -r '{folder}'"
-            )
+            raise ValueError(_untrusted(folder, f"{name} {what}"))
+
+
+def _untrusted(folder: Path, why: str) -> str:
+    return (
+        f"The checkpoint {folder} cannot be trusted: {why}. Delete that folder to go on "
+        f"from the checkpoint before it: rm -r '{folder}'"
+    )
 
 
 def _save_state(recoverable: Any, path: str | Path) -> None:

@@ -324,3 +324,38 @@ def test_a_classifier_is_narrowed_to_the_first_speed_and_to_nothing_else(tmp_pat
     for narrowed_from in (None, 2):
         with pytest.raises(ValueError, match="do not fit"):
             load_finished_run(modules, tmp_path, narrowed_from=narrowed_from)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 40, b"epoch: [1\n", b"\xff\xfe:"])
+def test_a_folder_whose_own_file_is_damaged_is_named(tmp_path, content):
+    checkpointer = WholeCheckpointer(tmp_path, {"model": torch.nn.Linear(4, 4)})
+    newest = checkpointer.save_checkpoint(meta={"epoch": 1})
+    (newest.path / "CKPT.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match=r"CKPT\+.*CKPT\.yaml is damaged.*rm -r"):
+        checkpointer.recover_if_possible()
+
+
+def test_each_process_loads_its_own_state(tmp_path, monkeypatch):
+    class State:
+        value = 0
+
+        def state_dict(self):
+            return {"value": self.value}
+
+        def load_state_dict(self, state):
+            self.value = state["value"]
+
+    checkpointer, state = WholeCheckpointer(tmp_path), State()
+    checkpointer.add_state("state", state)
+    module = "speechbrain_rev.lobes.checkpointer"
+    monkeypatch.setattr(f"{module}.gathered", lambda told: [told, {"value": 7}])
+    checkpointer.save_checkpoint()
+    # A third one takes that of the first.
+    for rank, value in ((0, 0), (1, 7), (2, 0)):
+        monkeypatch.setattr(f"{module}.process_rank", lambda rank=rank: rank)
+        state.value = 99
+        checkpointer.recover_if_possible()
+        assert state.value == value
+        state.value = 99
+        checkpointer.restore_states("state")
+        assert state.value == value
