@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,7 +36,10 @@ def speech_root(data_folder: str | Path) -> Path:
         If there is none; it names the layouts.
     """
     data_folder = Path(data_folder)
-    if find_packed(data_folder) is None and not data_folder.is_dir():
+    if find_packed(data_folder) is not None:
+        # Of a packed folder names are found by absolute paths.
+        data_folder = Path(os.path.abspath(data_folder))
+    elif not data_folder.is_dir():
         raise ValueError(
             f"The data folder {data_folder} does not exist. Give the folder of "
             f"VoxCeleb (or of your speech) with --data_folder=... {LAYOUT_WORDS}"

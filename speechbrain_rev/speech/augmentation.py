@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -294,7 +295,11 @@ class SpeakerAugment:
 
     def _snr_range_of(self, path: Path) -> tuple[float, float]:
         assert self.noise_root is not None
-        for folder in path.relative_to(self.noise_root).parts[:-1]:
+        # Of a packed folder paths are absolute.
+        inside = Path(os.path.abspath(path)).relative_to(
+            os.path.abspath(self.noise_root)
+        )
+        for folder in inside.parts[:-1]:
             if folder.lower() in _SNR_OF_FOLDER:
                 return _SNR_OF_FOLDER[folder.lower()]
         return self.snr_range

@@ -103,13 +103,14 @@ class Packing:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._samples.closed:
-            if kind is None or not issubclass(kind, OSError):
+        try:
+            if not self._samples.closed and not (kind and issubclass(kind, OSError)):
                 self._keep()
+        finally:
             # What a full disk did not take is told of already.
-            with contextlib.suppress(OSError):
-                self._samples.close()
-            self._journal.close()
+            for file in (self._samples, self._journal):
+                with contextlib.suppress(OSError):
+                    file.close()
 
     def __contains__(self, name: str) -> bool:
         return name in self._rows

@@ -222,7 +222,7 @@ def stock(path: str, setting: Setting) -> tuple[Any, list[Any]]:
 
 def _in_a_process(way: str, path: Path, setting: Setting) -> dict[str, Any]:
     code = (
-        "import json, sys; from tests.benchmarks.manifests import *; "
+        "import json, sys; from tests.benchmarks.manifests import Setting, measure; "
         "print(json.dumps(measure(sys.argv[1], sys.argv[2], "
         "Setting(**json.loads(sys.argv[3])))))"
     )

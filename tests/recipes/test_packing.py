@@ -43,6 +43,14 @@ def test_the_lists_of_a_packed_folder_are_those_of_its_files(folders, tmp_path):
     assert len(rows[0]) == 16
 
 
+def test_a_packed_folder_may_be_named_from_where_one_is(folders, tmp_path, monkeypatch):
+    packed = folders[1]["data_folder"]
+    monkeypatch.chdir(packed.parent)
+    argv = arguments(packed.name, tmp_path / "run")
+    prepare.main([arg for arg in argv if "device" not in arg])
+    assert len(read_manifest(tmp_path / "run" / "save" / "train.csv")) == 16
+
+
 @pytest.mark.slow
 def test_a_training_on_packed_folders_has_the_bits_of_one_on_files(folders, tmp_path):
     train = recipe("train")

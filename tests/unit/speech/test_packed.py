@@ -234,6 +234,16 @@ def test_folders_may_have_such_names_and_hold_packed_ones(
     assert [str(path) for path in relative] == [str(p) for p in audio_files(inner)]
 
 
+def test_noise_of_a_relative_packed_folder_has_its_own_ratios(tmp_path, monkeypatch):
+    pack(write_noise(tmp_path / "files" / "music"), tmp_path / "music.packed")
+    monkeypatch.chdir(tmp_path)
+    augment = SpeakerAugment(
+        out_n_neurons=3, chunk_samples=2000, augment_prob=1.0,
+        noise_folder="music.packed",
+    )  # fmt: skip
+    assert augment(torch.randn(3, 2200), torch.ones(3))[0].shape == (3, 2000)
+
+
 def test_a_folder_packed_anew_is_read_anew(corpus, tmp_path):
     made = pack(corpus, tmp_path / "made.packed")
     path = audio_files(made)[0]
