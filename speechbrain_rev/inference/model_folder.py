@@ -96,7 +96,7 @@ def read_model(source: str | PathLike[str]) -> Model:
     check_size(weights, expected)
     content, sha256 = read_summed(folder, name, weights.stat().st_size)
     read = read_safetensors if name == SAFETENSORS else read_checkpoint
-    state_dict = read(content, weights)
+    state_dict = read(content, weights, expected)
     check_tensors(state_dict, expected, weights)
     encoder = encoder_of(settings)
     encoder.load_state_dict(state_dict, strict=True)

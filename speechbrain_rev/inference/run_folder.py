@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -30,10 +31,11 @@ _RUN = (
     f"the output_folder of a training run of recipes/VoxCeleb/train.py, which holds "
     f"{HYPERPARAMS} and {WEIGHTS}"
 )
-# What torch.load raises of a file that is none of its own, or damaged.
-_REFUSED = (
-    pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError,
-    AttributeError, AssertionError,
+#: What readers raise of a file that is none of their own, or damaged.
+REFUSED = (
+    pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, TypeError,
+    LookupError, AttributeError, AssertionError, ArithmeticError, MemoryError,
+    struct.error,
 )  # fmt: skip
 # A complete training YAML has some 10 kB; the rest is not ours.
 _MAX_YAML_BYTES = 1_000_000
@@ -205,7 +207,7 @@ def load_tensors(content: bytes, path: Path, remedy: str) -> dict[str, torch.Ten
             io.BytesIO(content), map_location="cpu", weights_only=True
         )
     # torch's own message for a refused pickle advises to load it all the same.
-    except _REFUSED as error:
+    except REFUSED as error:
         raise ValueError(
             f"{path} is cut short or holds more than plain tensors, and is not loaded. "
             f"{remedy}"

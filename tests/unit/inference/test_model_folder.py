@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from speechbrain_rev.inference import SpeakerEmbedder, export_run, read_cohort
 from speechbrain_rev.inference.cohort import Cohort
+from speechbrain_rev.inference.state_dicts import read_checkpoint, read_safetensors
 from tests.run_folders import speech_like, write_finished_run
 
 YAML, CKPT, TENSORS = (
@@ -253,21 +254,209 @@ def test_a_pickle_of_anything_but_tensors_is_refused_by_name(checkpoint, attack,
 @pytest.mark.parametrize(
     ("data", "name"),
     [
-        (pickle.dumps(Attack(os.mkdir, "executed"), protocol=4), "STACK_GLOBAL"),
+        (pickle.dumps(Attack(os.mkdir, "executed"), protocol=4), "FRAME"),
+        (b"\x80\x02X\x05\0\0\0posixX\x05\0\0\0mkdir\x93.", "STACK_GLOBAL"),
         (pickle.dumps(Attack(os.mkdir, "executed"), protocol=0), "posix.mkdir"),
-        (b"(S'executed'\nios\nmkdir\n.", "INST"),
+        (b"(ios\nmkdir\n.", "INST"),
         (b"(cos\nmkdir\nS'executed'\no.", "os.mkdir"),
         (b"\x82\x01.", "EXT1"),
         (b"no pickle", "opcode"),
         (b"", "not loaded"),
         (b"(" * 1000, "not loaded"),
         (b"]." , "not loaded"),
+        (b"\x80\x02h\x05.", "it is damaged"),
+        (b"\x80\x02R.", "it is damaged"),
+        (b"\x80\x02}b.", "it is damaged"),
+        (b"\x80\x02}u.", "it is damaged"),
+        (b"\x80\x02}\x86.", "it is damaged"),
+        (b"\x80\x02}))s.", "a name in it is no text"),
+        (b"\x80\x02)))s.", "a name in it is no text"),
+        (b"\x80\x02}}b0.", "instruction POP"),
+        (b"\x80\x02))b.", "its pickle builds something"),
+        (b"\x80\x02)Q.", "names a storage in another way"),
+        (b"\x80\x02ccollections\nOrderedDict\n}\x85R.", "another way than torch"),
+        (b"\x80\x02).", "something else than names and tensors"),
     ],
 )  # fmt: skip
 def test_a_pickle_of_any_protocol_runs_nothing(checkpoint, data, name):
     size = (checkpoint / CKPT).stat().st_size
     write(checkpoint, CKPT, zipped(data, {"data/0": b"\0" * (size - 1000)}))
     refused(checkpoint, CKPT, name)
+
+
+def sealed(pickled, *, prefix="a", others=()):
+    """A checkpoint's members, with the pickle as given."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as members:
+        members.writestr(f"{prefix}/data.pkl", pickled)
+        for name, record in others:
+            members.writestr(name, record)
+    return file.getvalue()
+
+
+def parts(content):
+    """The pickle of a checkpoint and its other members."""
+    with zipfile.ZipFile(io.BytesIO(content)) as members:
+        records = [(name, members.read(name)) for name in members.namelist()]
+    (pickled,) = (r for name, r in records if name.endswith("/data.pkl"))
+    records = [(n.partition("/")[2], r) for n, r in records]
+    return pickled, [(f"a/{n}", r) for n, r in records if n != "data.pkl"]
+
+
+def test_a_checkpoint_behind_an_old_pickle_is_refused(checkpoint):
+    genuine = (checkpoint / CKPT).read_bytes()
+    for prefix in (pickle.dumps(Attack(bytearray, 10**11), protocol=2), b"\0", b"PK"):
+        write(checkpoint, CKPT, prefix + genuine)
+        with zipfile.ZipFile(checkpoint / CKPT) as members:
+            assert members.testzip() is None
+        refused(checkpoint, "it does not begin as a zip file")
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([("a/DATA.PKL", b"]")], "two of its members have one name"),
+        ([("b/data.pkl", b"]")], "'b/data.pkl' is in no folder of the first's"),
+        ([("b/DATA.PKL", b"]")], "'b/DATA.PKL' is in no folder of the first's"),
+        ([("version", b"3")], "'version' is in no folder of the first's"),
+        ([("aa/version", b"3")], "'aa/version' is in no folder of the first's"),
+        ([("a/byteorder", b"big")], "are not little-endian"),
+    ],
+)
+def test_members_that_readers_take_for_others_are_refused(checkpoint, others, words):
+    pickled, records = parts((checkpoint / CKPT).read_bytes())
+    records = [(name, r) for name, r in records if name != "a/byteorder"]
+    write(checkpoint, CKPT, sealed(pickled, others=[*records, *others]))
+    refused(checkpoint, words)
+
+
+def test_the_first_member_s_folder_is_the_pickle_s(checkpoint):
+    pickled, records = parts((checkpoint / CKPT).read_bytes())
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as members:
+        # To torch's reader this is one of b, whose pickle is the second.
+        for name, record in [("b/version", b"3"), ("b/DATA.PKL", b"]")]:
+            members.writestr(name, record)
+        for name, record in [("a/data.pkl", pickled), *records]:
+            members.writestr(name, record)
+    write(checkpoint, CKPT, file.getvalue())
+    refused(checkpoint, "'a/data.pkl' is in no folder of the first's")
+    write(checkpoint, CKPT, sealed(pickled, prefix="a/b", others=records))
+    refused(checkpoint, "it has no a/data.pkl")
+
+
+def test_a_pickle_longer_than_its_tensors_take_is_refused(checkpoint):
+    pickled, records = parts((checkpoint / CKPT).read_bytes())
+    write(checkpoint, CKPT, sealed(b"}" * 10**6 + pickled, others=records[:1]))
+    refused(checkpoint, CKPT, "bytes")
+    many = b"}" * 60_000
+    write(checkpoint, CKPT, sealed(many + pickled, others=records))
+    refused(checkpoint, "its pickle has more than", "instructions")
+
+
+def test_a_checkpoint_of_a_great_many_members_is_not_opened(checkpoint, monkeypatch):
+    monkeypatch.setattr("speechbrain_rev.inference.state_dicts._FILE_BYTES", 10**7)
+    pickled, records = parts((checkpoint / CKPT).read_bytes())
+    more = [(f"a/data/x{i}", b"") for i in range(3000)]
+    write(checkpoint, CKPT, sealed(pickled, others=records + more))
+    refused(checkpoint, "it has more members than tensors")
+
+
+@pytest.mark.parametrize("change", ["shorter", "missing"])
+def test_a_storage_of_another_size_than_its_record_is_refused(checkpoint, change):
+    pickled, records = parts((checkpoint / CKPT).read_bytes())
+    name, record = records.pop(
+        next(i for i, (name, _) in enumerate(records) if name == "a/data/0")
+    )
+    if change == "shorter":
+        records += [(name, record[:-4]), ("a/padding", b"1234")]
+    write(checkpoint, CKPT, sealed(pickled, others=[*records, ("a/more", record)]))
+    shorter = ("its storage '0' of", f"numbers has {len(record) - 4:,} bytes")
+    refused(checkpoint, *(shorter if change == "shorter" else ["it is damaged"]))
+
+
+def reread(state):
+    """What is read of what torch.save writes, whatever its folder."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return read_checkpoint(file.getvalue(), Path("a.ckpt"), state)
+
+
+def test_what_is_read_of_a_checkpoint_is_what_torch_reads():
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3))
+    base = torch.randn(4, 6)
+    images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    views = {"all": base, "part": base[1:3, 2:], "turned": base.T, "images": images}
+    odd = {"scalar": torch.tensor(7), "none": torch.zeros(0), "flat": torch.zeros(3, 0)}
+    wide = {"wide": torch.ones(1).expand(5), "needs": torch.ones(2).requires_grad_()}
+    many = {f"layer.{i}": torch.full((2,), float(i)) for i in range(1500)}
+    for state in (plain.state_dict(), dict(plain.state_dict()), views, odd, wide, many):
+        found = reread(state)
+        assert found.keys() == state.keys()
+        for name, value in state.items():
+            assert torch.equal(found[name], value)
+            assert (found[name].dtype, found[name].stride()) == (
+                value.dtype,
+                value.stride(),
+            )
+
+
+def viewed(offset, size, stride):
+    """A checkpoint of three numbers, and one tensor that is so much of them."""
+
+    def number(value):
+        return b"\x8a\x09" + value.to_bytes(9, "little", signed=True)
+
+    def numbers(values):
+        return b"(" + b"".join(map(number, values)) + b"t"
+
+    text = b"X\x01\0\0\0x"
+    pickled = (
+        b"\x80\x02}" + text + b"ctorch._utils\n_rebuild_tensor_v2\n(("
+        b"X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\0" + b"0"
+        b"X\x03\0\0\0cpuK\x03tQ"
+        + number(offset) + numbers(size) + numbers(stride)
+        + b"\x89ccollections\nOrderedDict\n)RtRs."
+    )  # fmt: skip
+    return sealed(pickled, others=[("a/data/0", struct.pack("<3f", 1, 2, 3))])
+
+
+def read_viewed(*view):
+    return read_checkpoint(viewed(*view), Path("a.ckpt"), {"x": torch.ones(3)})["x"]
+
+
+def test_a_tensor_that_leads_out_of_its_storage_is_refused():
+    assert read_viewed(0, [3], [1]).tolist() == [1, 2, 3]
+    assert read_viewed(1, [2], [1]).tolist() == [2, 3]
+    assert read_viewed(2, [1, 1], [9, 9]).tolist() == [[3]]
+    for view in [
+        (1, [3], [1]),
+        (0, [4], [1]),
+        (0, [2], [3]),
+        (3, [], []),
+        (0, [2**32, 2**32], [2**32, 2**32]),
+        (2**62, [2], [2**62]),
+    ]:
+        with pytest.raises(ValueError, match="a tensor leads out of its storage '0'"):
+            read_viewed(*view)
+    for view in [(-1, [3], [1]), (0, [-1], [1]), (2, [3], [-1]), (0, [1], [])]:
+        with pytest.raises(ValueError, match="tensors in another way than torch"):
+            read_viewed(*view)
+    for view in [(2**70, [0], [1]), (0, [0, 2**70], [1, 1])]:
+        with pytest.raises(ValueError, match=r"a\.ckpt is not loaded"):
+            read_viewed(*view)
+
+
+def test_too_little_memory_for_a_file_is_an_error_of_that_file(folder, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("safetensors.torch.load", fail)
+    refused(folder, TENSORS, "is not loaded")
+    monkeypatch.setattr("torch.frombuffer", fail)
+    (folder / TENSORS).unlink()
+    refused(folder, CKPT, "is not loaded")
 
 
 def test_a_raw_pickle_and_torch_s_old_format_are_refused(checkpoint):
@@ -388,6 +577,27 @@ def test_a_header_that_lies_is_refused(folder, lie):
     refused(folder, TENSORS)
 
 
+def test_a_header_longer_than_its_tensors_take_is_not_parsed():
+    entries = {
+        f"{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+        for i in range(2000)
+    }
+    text = json.dumps(entries).encode()
+    content = struct.pack("<Q", len(text)) + text
+    path, state = Path("a.safetensors"), {"x": torch.ones(1)}
+    assert len(read_safetensors(content, path, dict.fromkeys(entries))) == 2000
+    with pytest.raises(ValueError, match=r"header has .* bytes, of at most 66,048"):
+        read_safetensors(content, path, state)
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64 - 1])
+def test_a_header_s_shape_beyond_torch_s_numbers_is_refused(size):
+    text = b'{"x":{"dtype":"F32","shape":[0,%d],"data_offsets":[0,0]}}' % size
+    content = struct.pack("<Q", len(text)) + text
+    with pytest.raises(ValueError, match=r"a\.safetensors is no whole"):
+        read_safetensors(content, Path("a.safetensors"), {"x": torch.ones(1)})
+
+
 @pytest.mark.parametrize("length", [2**64 - 1, 2**63, 10**9, 10**5, 0])
 def test_a_header_s_length_that_lies_is_refused(folder, length):
     content = struct.pack("<Q", length) + (folder / TENSORS).read_bytes()[8:]
@@ -414,8 +624,9 @@ def test_a_zip_bomb_in_a_checkpoint_is_refused(checkpoint):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as members:
         members.writestr("archive/data.pkl", b"\0" * 10**8)
-    size = (checkpoint / CKPT).stat().st_size
-    write(checkpoint, CKPT, b"\0" * (size - len(file.getvalue())) + file.getvalue())
+        size = (checkpoint / CKPT).stat().st_size
+        members.writestr("archive/padding", bytes(size), zipfile.ZIP_STORED)
+    write(checkpoint, CKPT, file.getvalue())
     refused(checkpoint, "archive/data.pkl is compressed")
 
 
@@ -428,12 +639,15 @@ def test_a_pickle_that_lies_about_its_storages_is_refused(checkpoint, count):
         )
         records = {n.split("/", 1)[1]: members.read(n) for n in members.namelist()}
     records = {n: r for n, r in records.items() if n.startswith("data/")}
+    # As it is, it loads.
+    write(checkpoint, CKPT, zipped(pickled, records))
+    SpeakerEmbedder.from_hparams(checkpoint, device="cpu")
     numel = next(iter(state.values())).numel()
     small = b"K" + bytes([numel]) if numel < 256 else b"M" + struct.pack("<H", numel)
     assert small in pickled
     large = b"\x8a\x08" + struct.pack("<q", count)
     write(checkpoint, CKPT, zipped(pickled.replace(small, large), records))
-    refused(checkpoint, CKPT)
+    refused(checkpoint, "its storage '", f" of {count:,} numbers has ")
 
 
 @pytest.mark.parametrize(
@@ -504,16 +718,20 @@ def test_other_numbers_than_float32_are_refused(folder, dtype):
 
 def test_a_checkpoint_of_no_names_is_refused(checkpoint):
     state = torch.load(checkpoint / CKPT, weights_only=True)
-    for content in (
-        list(state.values()),
-        {**state, 5: torch.ones(1)},
-        state["fc.bias"],
+    size = (checkpoint / CKPT).stat().st_size
+    for content, words in (
+        (tuple(state.values()), "it holds something else than names and tensors"),
+        ({**state, "more": 5}, "it holds something else than names and tensors"),
+        ({**state, "more": state}, "it holds something else than names and tensors"),
+        ({**state, 5: torch.ones(1)}, "a name in it is no text"),
+        (state["fc.bias"], "it holds something else than names and tensors"),
     ):
         file = io.BytesIO()
         torch.save(content, file)
-        padding = max(0, (checkpoint / CKPT).stat().st_size - len(file.getvalue()))
-        write(checkpoint, CKPT, b"\0" * padding + file.getvalue())
-        refused(checkpoint, CKPT)
+        with zipfile.ZipFile(file, "a") as members:
+            members.writestr("archive/padding", bytes(max(0, size - file.tell())))
+        write(checkpoint, CKPT, file.getvalue())
+        refused(checkpoint, words)
 
 
 # ------------------------------------------------------------ recursion and aliases
@@ -604,6 +822,23 @@ def test_no_attack_takes_more_than_the_stated_memory(folder, exported, tmp_path)
         state = torch.load(folders[-1] / CKPT, weights_only=True)
         torch.save({**state, "x": Attack(harm, 10**11)}, folders[-1] / CKPT)
         write(folders[-1], CKPT, (folders[-1] / CKPT).read_bytes())
+    genuine, padding = exported[CKPT], bytes(20_000)
+    prefix = pickle.dumps(Attack(bytearray, 10**11), protocol=2)
+    pickled, records = parts(genuine)
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    entries = {f"{i}": entry for i in range(1500)}
+    for name, content in (
+        ("behind a pickle", prefix + genuine),
+        ("dicts", sealed(b"}" * 150_000 + pickled, others=records)),
+        ("members", sealed(pickled, others=[*records, ("b/data.pkl", padding)])),
+    ):
+        folders.append(attack(name))
+        (folders[-1] / TENSORS).unlink()
+        write(folders[-1], CKPT, content)
+    folders.append(attack("entries"))
+    text = json.dumps(entries).encode()
+    content = struct.pack("<Q", len(text)) + text
+    write(folders[-1], TENSORS, content + exported[TENSORS][len(content) :])
     done = subprocess.run(
         [sys.executable, "-c", WITHIN_MEMORY, *map(str, folders)],
         capture_output=True,
