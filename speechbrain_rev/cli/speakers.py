@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from speechbrain_rev.cli.files import check_writable
+
+if TYPE_CHECKING:
+    from speechbrain_rev.inference import SpeakerEmbedder
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -17,7 +21,10 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     add : callable
         Takes a name, what runs it, a summary and details; gives the parser.
     """
-    run_help = "output_folder of a training run (recipes/VoxCeleb/train.py), or what convert wrote"
+    run_help = (
+        "output_folder of a training run (recipes/VoxCeleb/train.py), or what export or "
+        "convert wrote"
+    )
     device_help = "cpu, cuda or cuda:N (default: the GPU if there is one)"
     less_memory = "Give shorter files, or --device=cpu."
     command = add(
@@ -58,10 +65,9 @@ def _embed(parsed: argparse.Namespace) -> None:
         check_writable("--out", parsed.out)
     import numpy as np
 
-    from speechbrain_rev.inference import SpeakerEmbedder
     from speechbrain_rev.inference.archive import write_arrays
 
-    embedder = SpeakerEmbedder.from_run(parsed.run_folder, device=parsed.device)
+    embedder = _embedder(parsed)
     embeddings = embedder.embed_files(parsed.audio)
     if parsed.out is not None:
         files = np.array(parsed.audio)
@@ -76,12 +82,19 @@ def _embed(parsed: argparse.Namespace) -> None:
 
 
 def _verify(parsed: argparse.Namespace) -> None:
-    from speechbrain_rev.inference import SpeakerEmbedder
-
-    embedder = SpeakerEmbedder.from_run(parsed.run_folder, device=parsed.device)
-    score = embedder.verify(parsed.first, parsed.second)
+    score = _embedder(parsed).verify(parsed.first, parsed.second)
     print(f"{score:.4f}  cosine, from -1 to 1; higher means more alike")
     print(
         "The score above which two voices count as one speaker's has to be chosen on "
         "trials of your own kind of speech."
     )
+
+
+def _embedder(parsed: argparse.Namespace) -> SpeakerEmbedder:
+    """Load a run, or an exported model as strictly as it says of itself."""
+    from speechbrain_rev.inference import SpeakerEmbedder
+    from speechbrain_rev.inference.model_folder import SUMS
+
+    if Path(parsed.run_folder, SUMS).exists():
+        return SpeakerEmbedder.from_hparams(parsed.run_folder, device=parsed.device)
+    return SpeakerEmbedder.from_run(parsed.run_folder, device=parsed.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -82,7 +83,7 @@ def check_settings(settings: Mapping[str, Any], folder: str | PathLike[str]) -> 
         knob = _KNOBS[name]
         # build_encoder names the nearest of the architectures.
         if not knob.has_kind(value) or (name != "arch" and not knob.allows(value)):
-            wrong.append(f"{name}: {value!r} (it takes {knob.takes()})")
+            wrong.append(f"{name}: {reprlib.repr(value)} (it takes {knob.takes()})")
     if wrong:
         raise ValueError(
             f"{Path(folder, 'hyperparams.yaml')} has {', '.join(wrong)}. Give the "

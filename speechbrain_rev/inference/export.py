@@ -27,12 +27,12 @@ from speechbrain_rev.inference.encoder_settings import (
 from speechbrain_rev.inference.model_card import DESCRIBED, CardFacts, model_card
 from speechbrain_rev.inference.model_folder import SAFETENSORS, SUMS, read_model
 from speechbrain_rev.inference.model_yaml import model_yaml
+from speechbrain_rev.inference.own_files import own_file
 from speechbrain_rev.inference.run_folder import (
     CLASSIFIER,
     HYPERPARAMS,
     WEIGHTS,
     Weights,
-    own_file,
     read_classifier,
     read_settings,
     read_weights,

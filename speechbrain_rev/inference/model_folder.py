@@ -2,13 +2,15 @@
 
 What ``speechbrain-rev export`` writes is known to the last name, so that a folder is
 taken if it is exactly that: one text of settings, weights of the names, shapes and
-types that they mean, checksums of both. Files are read once, after their size was
-looked at, and only from within the folder.
+types that they mean, checksums of both. Files are opened and read once, after their
+size was looked at, and only from within the folder. What else lies there is not read;
+Python files alone are refused.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -19,7 +21,8 @@ from torch import Tensor
 
 from speechbrain_rev.inference.encoder_settings import check_settings, encoder_of
 from speechbrain_rev.inference.model_yaml import ANYWAY, read_model_yaml
-from speechbrain_rev.inference.run_folder import HYPERPARAMS, WEIGHTS, own_file
+from speechbrain_rev.inference.own_files import open_own
+from speechbrain_rev.inference.run_folder import HYPERPARAMS, WEIGHTS
 from speechbrain_rev.inference.state_dicts import (
     check_size,
     check_tensors,
@@ -91,10 +94,13 @@ def read_model(source: str | PathLike[str]) -> Model:
         raise ValueError(f"{path} is no text: {error}") from error
     check_settings(settings, folder)
     name = SAFETENSORS if (folder / SAFETENSORS).exists() else WEIGHTS
-    weights = own_file(folder, name, given=_GIVEN)
-    expected = _expected(settings, path, weights)
-    check_size(weights, expected)
-    content, sha256 = read_summed(folder, name, weights.stat().st_size)
+    weights = folder / name
+    with open_own(folder, name, given=_GIVEN) as file:
+        size = os.fstat(file.fileno()).st_size
+        expected = _expected(settings, path, weights, size)
+        check_size(size, weights, expected)
+        content = file.read(size)
+    sha256 = _summed(folder, name, content)
     read = read_safetensors if name == SAFETENSORS else read_checkpoint
     state_dict = read(content, weights, expected)
     check_tensors(state_dict, expected, weights)
@@ -130,6 +136,11 @@ def read_summed(folder: Path, name: str, most: int) -> tuple[bytes, str]:
         If it leads out of the folder, is larger, or differs from what was written.
     """
     content = _read(folder, name, most)
+    return content, _summed(folder, name, content)
+
+
+def _summed(folder: Path, name: str, content: bytes) -> str:
+    """Give the hash of a file's content, which must be the one in SHA256SUMS."""
     sums = _read(folder, SUMS, _MAX_TEXT_BYTES).decode(errors="replace")
     lines = (line.partition("  ") for line in sums.splitlines())
     written = {name: digest for digest, _, name in lines}
@@ -141,7 +152,7 @@ def read_summed(folder: Path, name: str, most: int) -> tuple[bytes, str]:
             f"folder again; if you changed {name} yourself, write its checksum there "
             f"(sha256sum {name})."
         )
-    return content, sha256
+    return sha256
 
 
 def refuse_code(folder: Path) -> None:
@@ -167,20 +178,21 @@ def refuse_code(folder: Path) -> None:
 
 
 def _read(folder: Path, name: str, most: int) -> bytes:
-    path = own_file(folder, name, given=_GIVEN)
-    with path.open("rb") as file:
+    with open_own(folder, name, given=_GIVEN) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise ValueError(
-            f"{path} has more than {most:,} bytes, which is more than an exported "
+            f"{folder / name} has more than {most:,} bytes, which is more than an exported "
             "model's. Is it another file?"
         )
     return content
 
 
-def _expected(settings: dict[str, Any], path: Path, weights: Path) -> dict[str, Tensor]:
+def _expected(
+    settings: dict[str, Any], path: Path, weights: Path, size: int
+) -> dict[str, Tensor]:
     """Give the names, shapes and types of the encoder's weights, without their memory."""
-    blocks, size = sum(settings["blocks"] or ()), weights.stat().st_size
+    blocks = sum(settings["blocks"] or ())
     if blocks > _MAX_BLOCKS:
         raise ValueError(
             f"{path} describes {blocks:,} blocks, of which no more than {_MAX_BLOCKS:,} "

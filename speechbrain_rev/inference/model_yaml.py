@@ -24,6 +24,8 @@ PLAIN = (*ENCODER_SETTINGS, "out_n_neurons")
 _MAX_BYTES = 20_000
 # Ours are three levels deep: the paths of the pretrainer.
 _MAX_DEPTH = 4
+# Ours is a path of 53; numbers of more digits take time, or have no end.
+_MAX_SCALAR = 100
 _REFERENCE = re.compile(r"<(\w+)>")
 
 #: How to load what is refused here.
@@ -200,6 +202,9 @@ def _look_through(text: str, path: str | Path) -> None:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > _MAX_SCALAR:
+            what = f"{event.value[:40]!r}... is longer than {_MAX_SCALAR} characters"
+            raise _refusal(path, line, what)
         if depth > _MAX_DEPTH:
             raise _refusal(path, line, f"the file is nested deeper than {_MAX_DEPTH}")
 
@@ -222,7 +227,7 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, path: str | Path) -> Any:
     else:
         try:
             value = loader.construct_object(node)
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             raise _refusal(path, line, f"{node.value[:40]!r} is no value") from error
     return _Tagged(node.tag, value) if node.tag in _KNOWN else value
 

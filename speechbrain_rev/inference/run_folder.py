@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import pickle
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -20,25 +18,14 @@ from typing import Any
 import torch
 import yaml
 
+from speechbrain_rev.inference.own_files import REFUSED, own_file
+from speechbrain_rev.inference.plain_yaml import plain_values
 from speechbrain_rev.whole_files import write_whole
 
 HYPERPARAMS = "hyperparams.yaml"
 WEIGHTS = "embedding_model.ckpt"
 
 CLASSIFIER = "classifier.ckpt"
-
-_RUN = (
-    f"the output_folder of a training run of recipes/VoxCeleb/train.py, which holds "
-    f"{HYPERPARAMS} and {WEIGHTS}"
-)
-#: What readers raise of a file that is none of their own, or damaged.
-REFUSED = (
-    pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, TypeError,
-    LookupError, AttributeError, AssertionError, ArithmeticError, MemoryError,
-    struct.error,
-)  # fmt: skip
-# A complete training YAML has some 10 kB; the rest is not ours.
-_MAX_YAML_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -96,12 +83,11 @@ def read_settings(
     ...     read_settings(folder, ["arch"])
     {'arch': 'revnet57'}
     """
-    path = own_file(Path(folder), HYPERPARAMS)
-    found = plain_values(path, [*names, *optional])
+    found = plain_values(Path(folder), HYPERPARAMS, [*names, *optional])
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(
-            f"{path} lacks {', '.join(missing)}. Give the output_folder of a run of "
+            f"{Path(folder, HYPERPARAMS)} lacks {', '.join(missing)}. Give the output_folder of a run of "
             "recipes/VoxCeleb/train.py; a folder of another recipe does not say which "
             "encoder it trained."
         )
@@ -213,7 +199,8 @@ def load_tensors(content: bytes, path: Path, remedy: str) -> dict[str, torch.Ten
             f"{remedy}"
         ) from error
     if not isinstance(state_dict, dict) or not all(
-        isinstance(name, str) and isinstance(value, torch.Tensor)
+        # One of the device "meta" has a shape and no numbers.
+        isinstance(name, str) and isinstance(value, torch.Tensor) and not value.is_meta
         for name, value in state_dict.items()
     ):
         raise ValueError(f"{path} is no state dict (names and their tensors). {remedy}")
@@ -276,75 +263,16 @@ def _newest_checkpoint(folder: Path, name: str) -> Path:
             "(ckpt_interval_steps, or the end of an epoch)."
         )
     # SpeechBrain reads CKPT.yaml with a loader that builds objects.
-    metas = {place: own_file(folder, place / "CKPT.yaml") for place in names}
-    times = {
-        place: float(plain_values(meta, ["unixtime"]).get("unixtime", 0.0))
-        for place, meta in metas.items()
-    }
+    times = {place: _unixtime(folder, place / "CKPT.yaml") for place in names}
     newest = max(names, key=lambda place: (times[place], place))
     return own_file(folder, newest / name)
 
 
-def plain_values(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Read those of the top-level names that a YAML file has, following no tag."""
-    if path.stat().st_size > _MAX_YAML_BYTES:
+def _unixtime(folder: Path, name: Path) -> float:
+    time = plain_values(folder, name, ["unixtime"]).get("unixtime", 0.0)
+    if not isinstance(time, int | float):
         raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes; what a training run writes has "
-            f"less than {_MAX_YAML_BYTES:,}. Is it another file?"
+            f"{folder / name} has a unixtime that is no number, so that the newest "
+            "checkpoint is not known. Remove that checkpoint to use another."
         )
-    try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        document = loader.get_single_node()
-        if isinstance(document, yaml.MappingNode):
-            # Only the wanted nodes are constructed, by the loader that knows no tag.
-            return {
-                key.value: loader.construct_object(value, deep=True)
-                for key, value in document.value
-                if key.value in names
-            }
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} cannot be read as plain values: {error}. The values of "
-            f"{', '.join(names)} must stand there without tags and references, as "
-            "train.py writes them."
-        ) from error
-    raise ValueError(f"{path} is no YAML mapping of names to values.")
-
-
-def own_file(folder: Path, name: str | Path, *, given: str = _RUN) -> Path:
-    """Find a regular file that really lies in the folder, links followed.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        The folder.
-    name : str or pathlib.Path
-        The file, relative to it.
-    given : str
-        What has to be given, for the error message.
-
-    Returns
-    -------
-    pathlib.Path
-        The file.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the folder or file is missing.
-    ValueError
-        If it leads out of the folder or is no regular file.
-    """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"There is no folder {folder}. Give {given}.")
-    path = folder / name
-    if not path.exists():
-        raise FileNotFoundError(f"{folder} has no {name}. Give {given}.")
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(
-            f"{path} is a link out of its folder, to {path.resolve()}. It is not "
-            "followed: copy the file there if you trust it."
-        )
-    if not path.is_file():
-        raise ValueError(f"{path} is no regular file.")
-    return path
+    return float(time)

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from speechbrain_rev.inference.run_folder import REFUSED
+from speechbrain_rev.inference.own_files import REFUSED
 
 # Beside its numbers, a tensor has a name, a shape and, in a .ckpt, two zip headers and
 # room to begin at a multiple of 64 bytes.
@@ -69,13 +69,15 @@ _PLAIN = {
 }  # fmt: skip
 
 
-def check_size(path: Path, expected: Mapping[str, Tensor]) -> None:
+def check_size(size: int, path: Path, expected: Mapping[str, Tensor]) -> None:
     """Refuse a file that is shorter or clearly longer than the tensors it must hold.
 
     Parameters
     ----------
+    size : int
+        Bytes of the file.
     path : pathlib.Path
-        The file, which is not opened.
+        Its name, for the error message.
     expected : mapping of str to torch.Tensor
         What it must hold, on whatever device.
 
@@ -84,7 +86,6 @@ def check_size(path: Path, expected: Mapping[str, Tensor]) -> None:
     ValueError
         If it has another size.
     """
-    size = path.stat().st_size
     least = sum(t.numel() * t.element_size() for t in expected.values())
     most = least + _TENSOR_BYTES * len(expected) + _FILE_BYTES
     if not least <= size <= most:

@@ -6,6 +6,7 @@ the run that is written says of itself.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from speechbrain_rev.inference.encoder_settings import run_settings
+from speechbrain_rev.inference.plain_yaml import plain_values
 from speechbrain_rev.inference.run_folder import (
     load_tensors,
-    plain_values,
     read_weights,
     saved_bytes,
     write_run,
@@ -168,7 +169,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _check_config(path: Path, settings: Mapping[str, Any]) -> None:
     """Refuse a network or a front-end that is not what its weights are taken for."""
-    config = plain_values(path, ["model_args", "dataset_args"])
+    config = plain_values(path.parent, path.name, ["model_args", "dataset_args"])
     expected = _CONFIG | {key: settings[name] for key, name in _CONFIG_SIZES.items()}
     for keys, value in expected.items():
         found: Any = config
@@ -176,6 +177,6 @@ def _check_config(path: Path, settings: Mapping[str, Any]) -> None:
             found = found.get(key) if isinstance(found, dict) else None
         if found is not None and found != value:
             raise ValueError(
-                f"{path} says {'.'.join(keys)}: {found}, but the weights are taken for "
+                f"{path} says {'.'.join(keys)}: {reprlib.repr(found)}, but the weights are taken for "
                 f"{value}. {_TAKEN}"
             )

@@ -13,7 +13,7 @@ import torch
 from speechbrain_rev import __version__, cli, environment, whole_files
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.hparams import resolve
-from speechbrain_rev.inference import SpeakerEmbedder
+from speechbrain_rev.inference import SpeakerEmbedder, export_run
 from speechbrain_rev.models import (
     Training,
     as_text,
@@ -33,7 +33,12 @@ from speechbrain_rev.models.planning import plan_encoders
 from speechbrain_rev.models.sweeping import sweep_encoder
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.planner.timing import ASSUMED, Speed
-from tests.run_folders import speech_like, write_audio, write_run
+from tests.run_folders import (
+    speech_like,
+    write_audio,
+    write_finished_run,
+    write_run,
+)
 from tests.wespeaker import ResNet
 
 COMMANDS = ("env", "resolve", "models", "memory", "plan", "sweep", "calibrate",
@@ -709,6 +714,20 @@ class TestEmbed:
         with np.load(out) as written:
             assert written["files"].tolist() == audio
             np.testing.assert_array_equal(written["embeddings"], expected)
+
+    @pytest.mark.parametrize("command", ["embed", "verify"])
+    def test_an_exported_model_is_read_as_strictly_as_by_from_hparams(
+        self, command, audio, tmp_path, capsys
+    ):
+        write_finished_run(tmp_path / "run")
+        export_run(tmp_path / "run", tmp_path / "model")
+        arguments = [command, str(tmp_path / "model"), *audio[:2], "--device=cpu"]
+        assert cli.main(arguments) == 0
+        # A run's hyperparams.yaml may say anything more; a model's may not.
+        with (tmp_path / "model/hyperparams.yaml").open("a") as settings:
+            settings.write("more: 1\n")
+        capsys.readouterr()
+        assert "hyperparams.yaml is not as it was written" in refuse(arguments, capsys)
 
     def test_without_a_file_it_prints_a_line_for_each_utterance(
         self, run_folder, audio, capsys

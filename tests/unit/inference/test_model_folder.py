@@ -22,7 +22,12 @@ import torch
 from hyperpyyaml import load_hyperpyyaml
 from safetensors.torch import load_file, save_file
 
-from speechbrain_rev.inference import SpeakerEmbedder, export_run, read_cohort
+from speechbrain_rev.inference import (
+    SpeakerEmbedder,
+    export_run,
+    model_folder,
+    read_cohort,
+)
 from speechbrain_rev.inference.cohort import Cohort
 from speechbrain_rev.inference.state_dicts import read_checkpoint, read_safetensors
 from tests.run_folders import speech_like, write_finished_run
@@ -174,7 +179,10 @@ def test_a_text_that_hyperpyyaml_would_run_as_a_tuple_is_a_text(folder):
         ("modules:", "parts:", "lacks modules"),
         ("n_mels: 80\n", "n_mels: !ref <embedding_dim>\n", "n_mels: _Tagged"),
         ("n_mels: 80\n", "n_mels: 2024-13-45\n", "'2024-13-45' is no value"),
-        ("n_mels: 80\n", f"n_mels: {'9' * 5000}\n", "is no value"),
+        ("n_mels: 80\n", f"n_mels: {'9' * 5000}\n", "is longer than 100"),
+        ("n_mels: 80\n", f"n_mels: 0x{'f' * 5000}\n", "is longer than 100"),
+        ("n_mels: 80\n", f"n_mels: {'1:' * 1000}1.5\n", "is longer than 100"),
+        ("n_mels: 80\n", f"n_mels: {'1:' * 48}1.5\n", "n_mels: 2.2832804448157176e+85"),
         ("n_mels: 80\n", "n_mels: 1.5\n", "n_mels: 1.5 (it takes an integer"),
         ("arch: revnet57\n", "arch: [\n", "cannot be read as YAML"),
         ("arch: revnet57\n", "arch: \x00\n", "cannot be read as YAML"),
@@ -531,6 +539,50 @@ def test_a_changed_file_is_refused_by_its_checksum(folder, name):
     kept = [line for line in sums if not line.endswith(f"  {name}\n")]
     (folder / "SHA256SUMS").write_text("".join(kept))
     refused(folder, f"{name} is not listed")
+
+
+@pytest.mark.parametrize("name", [YAML, TENSORS, CKPT, "SHA256SUMS"])
+@pytest.mark.parametrize("other", ["pipe", "link", "file"])
+def test_a_file_that_is_replaced_while_it_is_opened_is_refused(
+    folder, name, other, monkeypatch
+):
+    if name == CKPT:
+        (folder / TENSORS).unlink()
+    path, genuine = folder / name, Path.open
+
+    def replaced(self, *arguments, **options):
+        if self == path.resolve():
+            file = genuine(self.parent / "classifier.ckpt", "rb")
+            if other != "file":
+                path.unlink()
+                path.symlink_to("classifier.ckpt") if other == "link" else os.mkfifo(
+                    path
+                )
+            return file
+        return genuine(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", replaced)
+    refused(folder, f"{name} was replaced while it was opened")
+
+
+def test_weights_that_grow_after_their_size_was_looked_at_are_not_read_on(
+    folder, monkeypatch
+):
+    size, read = (folder / TENSORS).stat().st_size, []
+    checked, summed = model_folder.check_size, model_folder._summed
+
+    def grown(*arguments):
+        checked(*arguments)
+        os.truncate(folder / TENSORS, 10**12)
+
+    def noted(folder, name, content):
+        read.append(len(content))
+        return summed(folder, name, content)
+
+    monkeypatch.setattr(model_folder, "check_size", grown)
+    monkeypatch.setattr(model_folder, "_summed", noted)
+    SpeakerEmbedder.from_hparams(folder, device="cpu")
+    assert max(read) == size
 
 
 # ------------------------------------------------------------ sizes and headers

@@ -33,6 +33,67 @@ def test_a_tag_where_a_plain_value_is_needed_is_refused(tmp_path, value):
 
 
 @pytest.mark.parametrize(
+    "value",
+    [
+        "&a [*a]",
+        "&a x",
+        "*x",
+        "[1, *x]",
+        "{a: *x}",
+        "{<<: *y}",
+        "{<<: {a: 1}}",
+        "{a: {<<: [{a: 1}]}}",
+        "[&b [1, 1], [*b, *b]]",
+    ],
+)
+def test_a_value_that_repeats_a_part_of_the_file_is_refused(tmp_path, value):
+    text = f"x: &x [1]\ny: &y {{a: 1}}\narch: {value}\n"
+    (tmp_path / "hyperparams.yaml").write_text(text)
+    with pytest.raises(ValueError, match="repeats a part of the file"):
+        read_settings(tmp_path, ["arch"])
+
+
+def test_anchors_of_other_values_are_passed_over(tmp_path):
+    text = "x: &x [1]\ny: [*x, *x]\nz: &z {a: 1}\nw: {<<: *z}\narch: [1]\n"
+    (tmp_path / "hyperparams.yaml").write_text(text)
+    assert read_settings(tmp_path, ["arch"]) == {"arch": [1]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [f"{'1:' * 1000}1.5", f"0x{'f' * 5000}", "9" * 5000, f"[1, {'9' * 101}]"],
+)
+def test_numbers_without_end_are_refused(tmp_path, value):
+    (tmp_path / "hyperparams.yaml").write_text(f"arch: {value}\n")
+    with pytest.raises(ValueError, match=r"line 1 has '.*'\.\.\., which has no end"):
+        read_settings(tmp_path, ["arch"])
+
+
+def test_an_error_does_not_repeat_a_long_value(tmp_path):
+    write_run(tmp_path, widths=list(range(100_000)))
+    with pytest.raises(ValueError, match=r"widths: \[0, 1, 2, ") as error:
+        SpeakerEmbedder.from_run(tmp_path)
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("time", ["null", "[]", "yesterday"])
+def test_a_checkpoint_of_no_time_is_named(tmp_path, time):
+    weights = write_run(tmp_path).state_dict()
+    (tmp_path / "embedding_model.ckpt").unlink()
+    checkpoint(tmp_path, "CKPT+a", time, weights)
+    with pytest.raises(ValueError, match=r"CKPT\+a/CKPT\.yaml has a unixtime that is"):
+        read_weights(tmp_path)
+
+
+def test_tensors_without_numbers_are_refused(tmp_path):
+    write_run(tmp_path)
+    empty = {"fc.bias": torch.ones(16, device="meta")}
+    torch.save(empty, tmp_path / "embedding_model.ckpt")
+    with pytest.raises(ValueError, match="is no state dict"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("- arch\n", "no YAML mapping"),

@@ -330,6 +330,47 @@ CONFIG = {
 }
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_configuration_that_is_no_file_of_its_own_is_not_opened(
+    basic, tmp_path, kind
+):
+    torch.save(basic.state_dict(), tmp_path / "avg_model.pt")
+    path = tmp_path / "config.yaml"
+    if kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        (os.mkfifo if kind == "pipe" else os.mkdir)(path)
+    words = "link out of its folder" if kind == "link" else "no regular file"
+    with pytest.raises(ValueError, match=f"config.yaml is .*{words}|{words}"):
+        wespeaker.convert_from_wespeaker(tmp_path / "avg_model.pt", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model_args: &a {pooling_func: [*a]}\n",
+        "x: &a [1]\nmodel_args: {pooling_func: *a}\n",
+        "x: &a {pooling_func: TSTP}\nmodel_args: *a\n",
+        "x: &a {pooling_func: TSTP}\nmodel_args: {<<: *a}\n",
+        "model_args: {<<: {pooling_func: TSTP}}\n",
+    ],
+)
+def test_a_configuration_that_repeats_itself_is_refused(basic, tmp_path, text):
+    torch.save(basic.state_dict(), tmp_path / "avg_model.pt")
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match="repeats a part of the file"):
+        wespeaker.convert_from_wespeaker(tmp_path / "avg_model.pt", tmp_path / "run")
+
+
+def test_what_a_configuration_says_at_length_is_not_repeated(basic, tmp_path):
+    torch.save(basic.state_dict(), tmp_path / "avg_model.pt")
+    long = f"model_args: {{pooling_func: [{'x, ' * 100_000}x]}}\n"
+    (tmp_path / "config.yaml").write_text(long)
+    with pytest.raises(ValueError, match=r"pooling_func: \['x', 'x', ") as error:
+        wespeaker.convert_from_wespeaker(tmp_path / "avg_model.pt", tmp_path / "run")
+    assert len(str(error.value)) < 1000
+
+
 @pytest.mark.parametrize(
     ("section", "key", "value"),
     [
@@ -356,7 +397,9 @@ def test_a_configuration_beside_the_weights_says_the_same(
         inner = inner[name]
     inner[key] = value
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    message = f"config.yaml says {'.'.join((*section, key))}: {value}, but the weights"
+    message = (
+        f"config.yaml says {'.'.join((*section, key))}: {value!r}, but the weights"
+    )
     with pytest.raises(ValueError, match=message):
         wespeaker.convert_from_wespeaker(path, tmp_path / "other")
     assert not (tmp_path / "other").exists()

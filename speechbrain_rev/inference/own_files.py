@@ -1,0 +1,88 @@
+"""Files of a folder that somebody else made: found in it and nowhere else, opened once."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+import struct
+from pathlib import Path
+from typing import BinaryIO
+
+_RUN = (
+    "the output_folder of a training run of recipes/VoxCeleb/train.py, which holds "
+    "hyperparams.yaml and embedding_model.ckpt"
+)
+#: What readers raise of a file that is none of their own, or damaged.
+REFUSED = (
+    pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, TypeError,
+    LookupError, AttributeError, AssertionError, ArithmeticError, MemoryError,
+    struct.error,
+)  # fmt: skip
+
+
+def own_file(folder: Path, name: str | Path, *, given: str = _RUN) -> Path:
+    """Find a regular file that really lies in the folder, links followed.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The folder.
+    name : str or pathlib.Path
+        The file, relative to it.
+    given : str
+        What has to be given, for the error message.
+
+    Returns
+    -------
+    pathlib.Path
+        The file.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the folder or file is missing.
+    ValueError
+        If it leads out of the folder or is no regular file.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {folder}. Give {given}.")
+    path = folder / name
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} has no {name}. Give {given}.")
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{path} is a link out of its folder, to {path.resolve()}. It is not "
+            "followed: copy the file there if you trust it."
+        )
+    if not path.is_file():
+        raise ValueError(f"{path} is no regular file.")
+    return path
+
+
+def open_own(folder: Path, name: str | Path, *, given: str = _RUN) -> BinaryIO:
+    """Open a file that ``own_file`` finds, and make sure that it is that one.
+
+    Parameters
+    ----------
+    folder, name, given
+        As of ``own_file``.
+
+    Returns
+    -------
+    binary file
+        To read; its size is that of ``os.fstat``.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As of ``own_file``; ValueError too if another was put in its place meanwhile.
+    """
+    found = own_file(folder, name, given=given)
+    real = found.resolve()
+    file = real.open("rb")
+    opened = os.fstat(file.fileno())
+    if not stat.S_ISREG(opened.st_mode) or not os.path.samestat(opened, real.lstat()):
+        file.close()
+        raise ValueError(f"{found} was replaced while it was opened. Try again.")
+    return file
