@@ -70,9 +70,11 @@ class ResNet(nn.Module):
 def with_statistics(model, seed=0):
     """Give normalisations statistics and scales that a training could leave."""
     draw = torch.Generator().manual_seed(seed)
+    norms = [n for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)]
+    shifts = {f"{name}.{what}" for name in norms for what in ("running_mean", "bias")}
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
-            if name.endswith("running_mean") or (".bn" in name and "bias" in name):
+            if name in shifts:
                 tensor.uniform_(-0.2, 0.2, generator=draw)
             elif name.endswith("running_var"):
                 tensor.uniform_(0.5, 1.5, generator=draw)

@@ -17,7 +17,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 from torch import Tensor
 
 from speechbrain_rev.inference.archive import EmbeddingArchive
-from speechbrain_rev.inference.cohort import COHORT, Cohort
+from speechbrain_rev.inference.cohort import COHORT, Cohort, read_cohort
 from speechbrain_rev.inference.encoder_settings import (
     ASSUMED,
     ENCODER_SETTINGS,
@@ -79,7 +79,8 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
         If ``out`` is there and not empty, a file of the run is not what training
         writes, or embeddings or scores are of other weights than the run has now.
     """
-    run, out = Path(run), Path(out)
+    # "." and ".." have no name that one beside them could begin with.
+    run, out = Path(run), Path(out).resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ValueError(
             f"{out} is there already and not empty: nothing is overwritten. Give "
@@ -149,6 +150,8 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
         _write_sums(part)
         # What cannot be loaded is not handed out.
         read_model(part)
+        if cohort is not None:
+            read_cohort(part)
         # It was made for its owner alone.
         part.chmod(0o111 | permissions(part / "new"))
         part.replace(out)
@@ -175,6 +178,12 @@ def _narrowed(run: Path, speakers: int, settings: dict[str, Any]) -> dict[str, T
             f"has {', '.join(found.state_dict) or 'none'}."
         )
     weight, speeds = found.state_dict["weight"], len(settings["speeds"])
+    if weight.shape[1] != settings["embedding_dim"]:
+        raise ValueError(
+            f"{found.path}: the classifier takes embeddings of {weight.shape[1]} numbers, "
+            f"but embedding_dim is {settings['embedding_dim']} in {run / HYPERPARAMS}. "
+            "Are both of one training?"
+        )
     if len(weight) != speakers * speeds:
         raise ValueError(
             f"{found.path}: the classifier has {len(weight)} classes, which is not "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -183,7 +184,7 @@ def model_card(facts: CardFacts) -> str:
         missing="".join(f"\nIt lacks {words}.\n" for words in facts.missing),
         speakers=facts.speakers,
         cohort=_cohort(facts),
-        measured=_measured(facts.results),
+        measured=_measured(facts),
         data=_data(facts),
         settings="\n".join(rows),
         sha256=facts.sha256,
@@ -203,11 +204,13 @@ def _cohort(facts: CardFacts) -> str:
     )
 
 
-def _measured(results: Mapping[str, Any] | None) -> str:
+def _measured(facts: CardFacts) -> str:
     """Lay out equal error rates and detection costs."""
+    results = facts.results
     if results is None:
         return "Error rates were not measured."
     rows = results["results"]
+    names = _list_names([row["trials"] for row in rows], facts)
     priors = list(rows[0]["min_dcf"]) if rows else []
     lines = [
         "| trials | score | EER % | 95 % of speakers' draws | "
@@ -224,7 +227,7 @@ def _measured(results: Mapping[str, Any] | None) -> str:
         )
         costs = "".join(f"{row['min_dcf'][p]:.3f} | " for p in priors)
         lines.append(
-            f"| {row['trials']} | {row['method']} | {100 * row['eer']:.2f} | {known} | "
+            f"| {names[row['trials']]} | {row['method']} | {100 * row['eer']:.2f} | {known} | "
             f"{costs}{row['targets']:,} | {row['impostors']:,} |"
         )
     cohort = results["cohort"]
@@ -236,6 +239,25 @@ def _measured(results: Mapping[str, Any] | None) -> str:
            if results["subtract_mean"] else "."),
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _list_names(names: Sequence[str], facts: CardFacts) -> dict[str, str]:
+    """Name trial lists by their files; folders are the training machine's.
+
+    The recipe names lists of one file name by their whole paths, joined with "_".
+    """
+    paths = facts.prepared["settings"]["trial_lists"] if facts.prepared else ()
+    lists = [PurePath(path) for path in paths]
+    known = {"_".join(path.parts).strip("/_"): path.stem for path in lists}
+    known |= {path.stem: path.stem for path in lists}
+    # Of a list unknown here, only a whole path has the ending of a file.
+    short = {n: known.get(n, "trials" if PurePath(n).suffix else n) for n in names}
+    alike = Counter(short.values())
+    count = dict.fromkeys(alike, 0)
+    for name, stem in short.items():
+        count[stem] += 1
+        short[name] = stem if alike[stem] == 1 else f"{stem} ({count[stem]})"
+    return short
 
 
 def _data(facts: CardFacts) -> str:

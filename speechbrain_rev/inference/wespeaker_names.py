@@ -151,7 +151,10 @@ def _size(state_dict: Mapping[str, Tensor], name: str, axis: int) -> int:
             f"it has no weights {name}, which a WeSpeaker ResNet has; it holds "
             f"{_some(state_dict)}."
         )
-    return state_dict[name].shape[axis]
+    size = state_dict[name].shape[axis]
+    if size == 0:
+        raise ValueError(f"{name} is empty, {list(state_dict[name].shape)}.")
+    return size
 
 
 def _names(settings: Mapping[str, Any]) -> dict[str, tuple[str, torch.Size]]:

@@ -21,6 +21,8 @@ from speechbrain_rev.inference import (
     export_run,
     read_cohort,
 )
+from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
+from speechbrain_rev.lobes.classifier import CosineClassifier
 from speechbrain_rev.speech import Utterance, write_manifest
 from tests.run_folders import (
     SPEAKERS,
@@ -324,6 +326,69 @@ def test_a_run_that_does_not_fit_together_is_refused(tmp_path, changed, message)
     with pytest.raises(ValueError, match=message):
         export_run(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_classifier_of_other_embeddings_is_refused(tmp_path):
+    write_finished_run(tmp_path / "run")
+    save = tmp_path / "run/save"
+    (old,) = save.glob("CKPT*")
+    old.rename(tmp_path / "old")
+    WholeCheckpointer(save, {"classifier": CosineClassifier(8, 9)}).save_checkpoint()
+    with pytest.raises(
+        ValueError, match="embeddings of 8 numbers, but embedding_dim is 16"
+    ):
+        export_run(tmp_path / "run", tmp_path / "out")
+
+
+def test_a_cohort_that_cannot_be_read_is_not_handed_out(tmp_path):
+    write_finished_run(tmp_path / "run")
+    scored(tmp_path / "run")
+    path = tmp_path / "run/scores/results.json"
+    report = json.loads(path.read_text())
+    report["cohort"]["top_n"] = 1
+    path.write_text(json.dumps(report))
+    with pytest.raises(ValueError, match="top_n is 1 of 3 speakers"):
+        export_run(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_card_names_trial_lists_without_their_folders(tmp_path):
+    write_finished_run(tmp_path / "run")
+    scored(tmp_path / "run")
+    save = tmp_path / "run/save/prepared.json"
+    record = json.loads(save.read_text())
+    record["settings"]["trial_lists"] = dict.fromkeys(
+        ["/secret/place/a/one.txt", "/secret/place/b/one.txt", "/secret/vox1_o.txt"],
+        "f0",
+    )
+    save.write_text(json.dumps(record))
+    path = tmp_path / "run/scores/results.json"
+    report = json.loads(path.read_text())
+    (row,) = report["results"]
+    names = ["secret_place_a_one.txt", "secret_place_b_one.txt", "vox1_o", "my_list"]
+    names += ["secret_place_unknown_c.txt"]
+    report["results"] = [
+        {**row, "trials": name, "method": method}
+        for name in names
+        for method in ("cosine", "as_norm")
+    ]
+    path.write_text(json.dumps(report))
+    export_run(tmp_path / "run", tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "secret" not in card
+    for name in ("one (1)", "one (2)", "vox1_o", "my_list", "trials"):
+        assert f"| {name} | cosine |" in card
+        assert f"| {name} | as_norm |" in card
+
+
+@pytest.mark.parametrize("out", [".", "../empty", "./."])
+def test_the_working_directory_may_be_written_where_it_is_empty(
+    run, tmp_path, monkeypatch, out
+):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    export_run(run[0], out)
+    assert {path.name for path in (tmp_path / "empty").iterdir()} == FILES
 
 
 def test_a_damaged_classifier_is_refused(tmp_path):

@@ -216,7 +216,7 @@ REFUSED = [
         r"\[5, 1, 3, 3\], but \[4, 1, 3, 3",
     ),
     (changed(seg_1__weight=torch.ones(16, 636)), "636 statistics.*other one than TSTP"),
-    (changed(seg_1__weight=torch.ones(16, 0)), "0 statistics"),
+    (changed(seg_1__weight=torch.ones(16, 0)), "seg_1.weight is empty"),
     (changed(seg_2__weight=torch.ones(16, 16)), "seg_2.weight.*two_emb_layer: true"),
     (changed(seg_bn_1__running_mean=torch.ones(16)), "seg_bn_1.*two_emb_layer: true"),
     (changed(pool__linear1__weight=torch.ones(1)), "pooling with weights of its own"),
@@ -328,6 +328,24 @@ CONFIG = {
         "fbank_args": {"num_mel_bins": 80, "frame_shift": 10, "dither": 1.0},
     },
 }
+
+
+def test_no_normalisation_of_the_comparison_is_as_it_was_made(basic):
+    norms = [m for m in basic.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert len(norms) > 9
+    for norm in norms:
+        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            assert not torch.any((tensor == 0) | (tensor == 1))
+
+
+@pytest.mark.parametrize(
+    "name", ["conv1.weight", "layer4.0.conv1.weight", "seg_1.weight"]
+)
+def test_weights_of_no_size_are_refused_by_name(basic, name):
+    state = dict(basic.state_dict())
+    state[name] = state[name][:0]
+    with pytest.raises(ValueError, match=name):
+        from_wespeaker(state)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
