@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from layout import speech_root
-from processes import Place, joined, own_device
+from processes import ALONE, Place, joined, own_device
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.inference import SpeakerEmbedder, embed_into, embed_share
@@ -74,11 +74,12 @@ def cohort_files(
 
 
 def extract(
-    place: Place,
     embedder: SpeakerEmbedder,
     folder: str | Path,
     trials: Mapping[str, str | Path],
     cohort: Mapping[str, str | Path],
+    *,
+    place: Place = ALONE,
 ) -> None:
     """Embed both sets into a folder, and say what is there."""
     for name, files in ((TRIALS, trials), (COHORT, cohort)):
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = own_device(options.device)
     embedder = SpeakerEmbedder.from_run(options.run_folder, device=device)
     with joined() as place:
-        extract(place, embedder, options.run_folder, trials, cohort)
+        extract(embedder, options.run_folder, trials, cohort, place=place)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ MASKING_CODE = "speechbrain_rev/lobes/masking.py"
 ENCODER_CODE = "speechbrain_rev/lobes/encoder.py"
 POOLING_CODE = "speechbrain_rev/lobes/pooling.py"
 NORM_CODE = "speechbrain_rev/reversible/norm.py"
-WAVEFORM_CODE = "speechbrain_rev/inference/waveform.py"
+FRONT_END_CODE = "speechbrain_rev/inference/front_ends.py"
 
 LENGTHS = [
     Mutant(
@@ -78,7 +78,7 @@ LENGTHS = [
     ),
     Mutant(
         "lengths: a padded waveform has the frames of its samples alone",
-        WAVEFORM_CODE,
+        FRONT_END_CODE,
         "return 1 + samples //",
         "return samples //",
         SPEAKER_TESTS,

@@ -40,7 +40,7 @@ def logged(folder):
 def kept_rule(folder):
     """What the newest checkpoint holds of the convolutions' rule."""
     newest = max((folder / "save").glob("CKPT*/compression.ckpt"))
-    return torch.load(newest, weights_only=True)["convolution"]
+    return torch.load(newest, weights_only=True)["processes"][0]["convolution"]
 
 
 def test_bounds_and_ratios_are_logged_and_bounds_go_on_after_a_stop(

@@ -13,10 +13,11 @@ from tests.benchmarks import (
     compressed,
     compressed_bounds,
     compressed_checks,
+    compressed_tables,
     compressed_targets,
     compressed_training,
     compressed_ways,
-    readme,
+    tables,
 )
 from tests.benchmarks.compressed_training import COMPRESSED, NUDGED, PLAIN, Run
 from tests.benchmarks.harness import NotEqual, Result
@@ -242,8 +243,8 @@ def test_the_readme_shows_a_row_for_each_seed(tmp_path, monkeypatch):
     runs = [run_of(PLAIN, 1, [2.0]), run_of(COMPRESSED, 1, [2.01])]
     rows = compressed_training.rows_of(runs, setting)
     Result("compressed_training", "", "setting", rows, "ok").save(tmp_path, CPU)
-    monkeypatch.setattr(readme, "RESULTS", tmp_path)
-    heads, _, line = readme.compressed_training().splitlines()[:3]
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    heads, _, line = compressed_tables.compressed_training().splitlines()[:3]
     assert heads.split() == [
         "|",
         "seed",

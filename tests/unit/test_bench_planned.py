@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import planned, planned_ways, readme
+from tests.benchmarks import planned, planned_ways, readme, tables
 from tests.benchmarks.harness import NotEqual, Result
 from tests.benchmarks.planned_ways import RECONSTRUCT, STORE
 from tests.benchmarks.user_ways import encoder_by, train_step
@@ -100,7 +100,7 @@ def test_the_readme_shows_a_column_for_each_batch(tmp_path, monkeypatch):
         row(4, 0.9),
     ]
     Result("planned", "", "setting", rows, "verdict").save(tmp_path, CPU)
-    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
     heads, _, *lines = (
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in readme.planned().splitlines()

@@ -10,7 +10,7 @@ from speechbrain_rev.models import Training, parse_card
 from speechbrain_rev.models.counting import training_step_peak
 from speechbrain_rev.models.counts import counted_peaks
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import readme, user_ways, users
+from tests.benchmarks import readme, tables, user_ways, users
 from tests.benchmarks.harness import NotEqual, Result
 from tests.benchmarks.user_ways import PLAIN, REVERSIBLE, STORE, step_bytes
 
@@ -150,7 +150,7 @@ def test_rows_compare_with_the_same_encoder_and_with_its_counterpart(result):
 
 def test_the_readme_shows_both_lengths_in_a_row(result, tmp_path, monkeypatch):
     result.save(tmp_path, CPU)
-    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
     lines = readme.users().splitlines()
     heads, _, *rows = (
         [c.strip() for c in s.split("|")[1:-1]] for s in lines if "|" in s
