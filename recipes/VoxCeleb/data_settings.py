@@ -115,7 +115,7 @@ def paths_given(path: str | None) -> list[str]:
 
 
 def existing(path: str | Path) -> Path:
-    """Give the path of a list, which must exist."""
+    """Give the path of a list; ValueError if there is none."""
     if not Path(path).is_file():
         raise ValueError(f"The list {path} does not exist.")
     return Path(path)

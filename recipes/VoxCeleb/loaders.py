@@ -23,7 +23,23 @@ VALID_SECONDS = 10
 
 
 def train_loader(hparams):
-    """Build the loader of training chunks."""
+    """Build the loader of training chunks: batches of this process's share of each step.
+
+    Parameters
+    ----------
+    hparams : dict
+        Of the run, whose lists are prepared; ``sentence_len`` is in seconds.
+
+    Returns
+    -------
+    DataLoader
+        Of ``ChunkBatch``.
+
+    Raises
+    ------
+    ValueError
+        If the processes cannot share a step, or there is not one batch.
+    """
     distributed = torch.distributed.is_initialized()
     world_size = torch.distributed.get_world_size() if distributed else 1
     utterances = read_manifest(Path(hparams["save_folder"], "train.csv"))
@@ -55,7 +71,20 @@ def train_loader(hparams):
 
 
 def valid_loader(hparams, trials):
-    """Build the loader of whole utterances, one by one since lengths differ."""
+    """Build the loader of whole utterances, one by one since lengths differ.
+
+    Parameters
+    ----------
+    hparams : dict
+        Of the run.
+    trials : Trials
+        Those of the validation.
+
+    Returns
+    -------
+    DataLoader
+        Of each utterance's name and a ``ChunkBatch``, or why it cannot be read.
+    """
     folder = hparams["trials_folder" if hparams["valid_trials"] else "data_folder"]
     dataset = WholeUtterances(
         speech_root(folder),

@@ -84,6 +84,11 @@ class CheckedSteps(sb.Brain):
         ----------
         unread : sequence of tuple of str and str
             Files that this process could not read, and why.
+
+        Raises
+        ------
+        ValueError
+            If more of the epoch's files are unread than ``max_unread``.
         """
         loss, correct = self.measured.tolist()
         loss, correct, files, processes = self.sum_over_processes(

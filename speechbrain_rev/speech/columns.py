@@ -71,7 +71,17 @@ class TextColumn(Sequence[str]):
         return os.fsdecode(self._encoded(range(len(self))[index]))
 
     def first_from(self, text: str) -> int:
-        """Find the first of sorted texts that is this one or behind it."""
+        """Find the first text that is this one or behind it, of texts sorted as bytes.
+
+        Parameters
+        ----------
+        text : str
+
+        Returns
+        -------
+        int
+            Its place; the number of texts where none is behind.
+        """
         return bisect_left(range(len(self)), os.fsencode(text), key=self._encoded)
 
     def _encoded(self, index: int) -> bytes:
@@ -169,7 +179,7 @@ def map_columns(
         # "pt" alone maps the file; "numpy" would read it.
         with safetensors.safe_open(path, framework="pt") as stored:
             about = stored.metadata() or {}
-            arrays = {name: stored.get_tensor(name).numpy() for name in stored.keys()}  # noqa: SIM118
+            arrays = {name: stored.get_tensor(name).numpy() for name in stored.keys()}  # noqa: SIM118 -- it is no mapping
         columns: dict[str, TextColumn | NDArray[np.generic]] = {}
         for name, array in arrays.items():
             text, _, part = name.rpartition(".")

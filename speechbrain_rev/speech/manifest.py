@@ -122,13 +122,44 @@ class Manifest(Sequence[Utterance]):
         )
 
     def save(self, path: str | Path, about: dict[str, str]) -> None:
-        """Write the columns into a file that can be mapped."""
+        """Write the columns into a file that can be mapped.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+        about : dict of str to str
+            What else is to be said of them.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
         columns = {name: getattr(self, name) for name in _COLUMNS}
         save_columns(path, columns, about)
 
     @classmethod
     def mapped(cls, path: str | Path) -> tuple[Manifest, dict[str, str]]:
-        """Map what ``save`` wrote into memory, and give what was said of it."""
+        """Map what ``save`` wrote into memory.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Returns
+        -------
+        manifest : Manifest
+            Whose rows are read where they are touched.
+        about : dict of str to str
+            What else was said of them.
+
+        Raises
+        ------
+        ValueError
+            If the file is damaged or has other columns.
+        """
         columns, about = map_columns(path)
         if set(columns) != set(_COLUMNS):
             raise ValueError(
