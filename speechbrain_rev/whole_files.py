@@ -1,11 +1,14 @@
-"""Files that are written whole or not at all. Standard library only."""
+"""Files written whole or not at all, and their digests. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
 from pathlib import Path
+
+_BLOCK_BYTES = 2**20
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
@@ -53,6 +56,40 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(part.name)
             raise
+
+
+def digest_of(path: str | Path, algorithm: str) -> str:
+    """Compute a file's digest, of which a part at a time is in memory.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    algorithm : str
+        A name that ``hashlib.new`` knows.
+
+    Returns
+    -------
+    str
+        In hexadecimal digits.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+
+    Examples
+    --------
+    >>> file = Path(tempfile.mkdtemp(), "empty")
+    >>> file.touch()
+    >>> digest_of(file, "sha256")[:8]
+    'e3b0c442'
+    """
+    digest = hashlib.new(algorithm)
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def check_writable(name: str, folder: str | Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from speechbrain_rev.whole_files import digest_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class Settings:
             del given[name]
         for name in ("train_list", "valid_trials", "trial_lists"):
             lists = given[name] if name == "trial_lists" else paths_given(given[name])
-            given[name] = {str(path): _digest(path) for path in lists}
+            given[name] = {
+                str(path): digest_of(existing(path), "blake2b") for path in lists
+            }
         return given
 
 
@@ -103,10 +106,6 @@ class Prepared:
             f"Dropped because they cannot be used: {self.dropped}. Speakers with one "
             f"utterance only: {self.single}."
         )
-
-
-def _digest(path: str) -> str:
-    return hashlib.blake2b(existing(path).read_bytes()).hexdigest()
 
 
 def paths_given(path: str | None) -> list[str]:

@@ -89,38 +89,15 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
     if not out.parent.is_dir():
         raise ValueError(f"There is no folder {out.parent} to write {out.name} into.")
     settings = read_settings(run, ENCODER_SETTINGS, optional=DESCRIBED)
-    encoder = run_settings(run)
-    others = [
-        f"{n}: {encoder[n]}" for n, usual in ASSUMED.items() if encoder[n] != usual
-    ]
-    if others:
-        raise ValueError(
-            f"{run} has {', '.join(others)}, which SpeechBrain's layout of models does "
-            "not. SpeakerEmbedder.from_run loads the folder as it is."
-        )
+    encoder = _usual_encoder(run)
     weights = read_weights(run)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in encoder_of(encoder).parameters())
     labels = CategoricalEncoder()
     labels.load(own_file(run, f"save/{LABELS}"))
     classifier = _narrowed(run, len(labels), settings)
-    cohort = _cohort(run, weights)
-    missing = []
-    if not (run / WEIGHTS).exists():
-        missing.append(
-            "the end of its training: the weights are of a checkpoint before"
-        )
-    if cohort is None:
-        missing.append(
-            f"{COHORT}, for AS-Norm: the run has no {_EMBEDDINGS}, which "
-            "recipes/VoxCeleb/extract.py makes"
-        )
-    results = _results(run, weights)
-    if not results:
-        missing.append(
-            f"measured error rates: the run has no {_RESULTS}, which "
-            "recipes/VoxCeleb/score.py makes"
-        )
+    cohort, results = _cohort(run, weights), _results(run, weights)
+    missing = _missing(run, cohort, results)
     card = model_card(
         CardFacts(
             settings=settings,
@@ -139,14 +116,9 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
     try:
         text = model_yaml({**encoder, "out_n_neurons": len(labels)})
         (part / HYPERPARAMS).write_text(text, encoding="utf-8")
-        tensors = {n: t.contiguous().clone() for n, t in weights.state_dict.items()}
-        torch.save(tensors, part / WEIGHTS)
-        (part / SAFETENSORS).write_bytes(safetensors.torch.save(tensors))
-        torch.save(classifier, part / CLASSIFIER)
-        labels.save(part / LABELS)
-        if cohort is not None:
-            cohort.write(part / COHORT)
         (part / CARD).write_text(card, encoding="utf-8")
+        labels.save(part / LABELS)
+        _write_tensors(part, weights, classifier, cohort)
         _write_sums(part)
         # What cannot be loaded is not handed out.
         read_model(part)
@@ -159,6 +131,56 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
         shutil.rmtree(part, ignore_errors=True)
         raise
     return missing
+
+
+def _usual_encoder(run: Path) -> dict[str, Any]:
+    """Read the encoder's settings; refuse what the layout of models cannot say."""
+    encoder = run_settings(run)
+    others = [
+        f"{n}: {encoder[n]}" for n, usual in ASSUMED.items() if encoder[n] != usual
+    ]
+    if others:
+        raise ValueError(
+            f"{run} has {', '.join(others)}, which SpeechBrain's layout of models does "
+            "not. SpeakerEmbedder.from_run loads the folder as it is."
+        )
+    return encoder
+
+
+def _missing(
+    run: Path, cohort: Cohort | None, results: dict[str, Any] | None
+) -> list[str]:
+    """Say in words what a model of this run will lack."""
+    missing = []
+    if not (run / WEIGHTS).exists():
+        missing.append(
+            "the end of its training: the weights are of a checkpoint before"
+        )
+    if cohort is None:
+        missing.append(
+            f"{COHORT}, for AS-Norm: the run has no {_EMBEDDINGS}, which "
+            "recipes/VoxCeleb/extract.py makes"
+        )
+    if not results:
+        missing.append(
+            f"measured error rates: the run has no {_RESULTS}, which "
+            "recipes/VoxCeleb/score.py makes"
+        )
+    return missing
+
+
+def _write_tensors(
+    folder: Path,
+    weights: Weights,
+    classifier: dict[str, Tensor],
+    cohort: Cohort | None,
+) -> None:
+    tensors = {n: t.contiguous().clone() for n, t in weights.state_dict.items()}
+    torch.save(tensors, folder / WEIGHTS)
+    (folder / SAFETENSORS).write_bytes(safetensors.torch.save(tensors))
+    torch.save(classifier, folder / CLASSIFIER)
+    if cohort is not None:
+        cohort.write(folder / COHORT)
 
 
 def _narrowed(run: Path, speakers: int, settings: dict[str, Any]) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -23,6 +22,7 @@ from speechbrain.utils.checkpoints import (
 from speechbrain.utils.distributed import ddp_barrier, if_main_process
 
 from speechbrain_rev.processes import gathered, process_rank
+from speechbrain_rev.whole_files import digest_of
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +245,7 @@ def verify_checkpoint(checkpoint: Checkpoint) -> None:
     }
     for name in sorted(expected | written.keys()):
         path = folder / name
-        if not path.is_file() or _sha256(path) != written.get(name):
+        if not path.is_file() or digest_of(path, "sha256") != written.get(name):
             what = "is damaged" if path.is_file() else "is missing"
             raise ValueError(_untrusted(folder, f"{name} {what}"))
 
@@ -283,7 +283,7 @@ def _finish(folder: Path) -> None:
     names[_unfinished(meta)] = METAFNAME
     for path in names:
         _to_disk(path)
-    lines = [f"{_sha256(path)}  {name}\n" for path, name in names.items()]
+    lines = [f"{digest_of(path, 'sha256')}  {name}\n" for path, name in names.items()]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
     _to_disk(folder / CHECKSUMS)
     os.replace(_unfinished(meta), meta)
@@ -298,14 +298,6 @@ def _to_disk(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _unfinished(path: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import logging
 import os
 from array import array
@@ -15,13 +14,14 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from speechbrain_rev.whole_files import digest_of
+
 from .columns import GrowingTexts, TextColumn, map_columns, save_columns
 
 logger = logging.getLogger(__name__)
 
 #: What is behind the name of a manifest in that of its mapped form.
 MAPPED = ".columns"
-_BLOCK_BYTES = 2**20
 
 
 # A million of them are in memory while data are prepared: no dictionary each.
@@ -236,7 +236,7 @@ def read_manifest(path: str | Path) -> Manifest:
     """
     if not Path(path).is_file():
         raise ValueError(f"There is no manifest {path}. Prepare the data first.")
-    mapped, digest = Path(f"{path}{MAPPED}"), _digest(path)
+    mapped, digest = Path(f"{path}{MAPPED}"), digest_of(path, "blake2b")
     if mapped.is_file():
         try:
             manifest, about = Manifest.mapped(mapped)
@@ -280,11 +280,3 @@ def _rows(path: str | Path) -> Iterator[Utterance]:
             yield Utterance(row["ID"], row["wav"], samples, row["spk_id"])
         if row is None:
             raise ValueError(f"{path} lists no utterance.")
-
-
-def _digest(path: str | Path) -> str:
-    digest = hashlib.blake2b()
-    with Path(path).open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
