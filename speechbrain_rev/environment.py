@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 from speechbrain_rev import __version__
 from speechbrain_rev.sizes import GIB
@@ -32,6 +33,7 @@ def environment() -> Iterator[tuple[str, str]]:
     yield "system", platform.platform()
     for package in _PACKAGES:
         yield package, _version(package)
+    yield "processor", _processor()
     yield "cpus", _cpus()
     yield "ram", _ram()
     yield from _cuda()
@@ -49,6 +51,15 @@ def _version(package: str) -> str:
         except (ImportError, OSError, RuntimeError) as error:
             return f"{version}, cannot be imported: {' '.join(str(error).split())}"
     return version
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    return (names or [platform.processor()])[0] or "unknown on this system"
 
 
 def _cpus() -> str:

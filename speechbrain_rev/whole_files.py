@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 _BLOCK_BYTES = 2**20
 
@@ -36,19 +38,53 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     >>> file.read_text(), len(list(file.parent.iterdir()))
     ('{}', 1)
     """
+    with opened_whole(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def opened_whole(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open a file to write, which takes its place when the block ends without an error.
+
+    Parameters
+    ----------
+    path : str or Path
+        As of ``write_whole``.
+
+    Yields
+    ------
+    binary file
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+
+    Examples
+    --------
+    >>> file = Path(tempfile.mkdtemp(), "rows")
+    >>> with opened_whole(file) as opened:
+    ...     _ = opened.write(b"rows")
+    ...     file.exists()
+    False
+    >>> file.read_bytes()
+    b'rows'
+    """
     # A link stays a link to what is written.
     path = Path(path).resolve()
-    data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         # A pipe or a device stays what it is.
         with open(path, "wb") as file:
-            file.write(data)
+            yield file
         return
     with tempfile.NamedTemporaryFile(
         dir=path.parent, suffix=".part", delete=False
     ) as part:
         try:
-            part.write(data)
+            yield part.file
+            part.flush()
+            # Else a loss of power may leave the name without the content.
+            os.fsync(part.fileno())
             part.close()
             os.chmod(part.name, permissions(path))
             os.replace(part.name, path)
@@ -120,6 +156,37 @@ def check_writable(name: str, folder: str | Path) -> None:
             f"{name}: {folder} cannot be written to ({error.strerror}). Give another one, "
             "or make it writable."
         ) from error
+
+
+def check_file(name: str, file: str | Path) -> None:
+    """Refuse a place where no file can be written, before the work and not after it.
+
+    Parameters
+    ----------
+    name : str
+        What the file is called, for the error.
+    file : str or Path
+        Its path.
+
+    Raises
+    ------
+    ValueError
+        If there is no such folder, it may not be written to, or the path is a folder.
+
+    Examples
+    --------
+    >>> check_file("--out", Path(tempfile.mkdtemp(), "rows.npz"))
+    """
+    path = Path(file)
+    reason = ""
+    if not path.parent.is_dir():
+        reason = f"there is no folder {path.parent}. Make it first"
+    elif path.is_dir():
+        reason = "it is a folder. Give the name of a file"
+    elif not os.access(path.parent, os.W_OK):
+        reason = f"you may not write into the folder {path.parent}. Give another one"
+    if reason:
+        raise ValueError(f"{name} {path} cannot be written: {reason}.")
 
 
 def permissions(path: Path) -> int:

@@ -81,14 +81,17 @@ def extract(
     *,
     place: Place = ALONE,
 ) -> None:
-    """Embed both sets into a folder, and say what is there."""
+    """Embed both sets into a folder, and say what is there.
+
+    Channels of files that have several are averaged.
+    """
     for name, files in ((TRIALS, trials), (COHORT, cohort)):
         path = Path(folder) / name
         if place.processes > 1:
-            embed_share(path, embedder, files, **place._asdict())
+            embed_share(path, embedder, files, channels="mean", **place._asdict())
             place.wait()
         if place.is_main:
-            archive = embed_into(path, embedder, files)
+            archive = embed_into(path, embedder, files, channels="mean")
             utterances, dim = archive.embeddings.shape
             print(f"{path}: {utterances} embeddings of {dim} dimensions")
 

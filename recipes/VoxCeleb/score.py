@@ -3,7 +3,8 @@
 ``python recipes/VoxCeleb/score.py RUN_FOLDER`` prints a table and writes into the run's
 folder
 
-- scores/results.json: equal error rates and detection costs, and how they were made
+- scores/results.json: equal error rates and detection costs, the thresholds that have
+  them, and how they were made
 - scores/<trial list>.<cosine|as_norm>.txt: "enrol test label score"
 - scores/det.png: false alarms against misses
 
@@ -111,7 +112,7 @@ def score(
 
 
 def draw(curves: Mapping[str, scoring.DetCurve], path: Path) -> None:
-    """Draw the DET curves, or say why not: matplotlib is no requirement."""
+    """Draw the DET curves, or say why not: no figure is lost for a picture."""
     try:
         plots.det_plot(curves, path)
     except ImportError as error:
@@ -119,13 +120,22 @@ def draw(curves: Mapping[str, scoring.DetCurve], path: Path) -> None:
 
 
 def error_rates(curve: scoring.DetCurve, trials: scoring.Trials) -> dict[str, Any]:
-    """Sum up one list's scores: counts, and rates as fractions."""
+    """Sum up one list's scores: counts, rates as fractions, and thresholds."""
     return {
         "targets": int(np.sum(trials.labels)),
         "impostors": int(np.sum(1 - trials.labels)),
         "eer": curve.eer(),
         "min_dcf": {str(p): curve.min_dcf(p_target=p) for p in P_TARGETS},
+        "thresholds": thresholds(curve),
     }
+
+
+def thresholds(curve: scoring.DetCurve) -> dict[str, float | None]:
+    """Find the scores from which on to accept; None where refusing all is cheapest."""
+    found = {"EER": curve.eer_threshold()}
+    for p in P_TARGETS:
+        found[f"minDCF({p})"] = curve.min_dcf_threshold(p_target=p)
+    return {name: None if np.isinf(x) else x for name, x in found.items()}
 
 
 def intervals(
@@ -214,7 +224,7 @@ def _with_interval(
 
 def check_fresh(folder: Path) -> None:
     """Refuse embeddings of other weights than the run's."""
-    current = read_weights(folder).sha256
+    current = read_weights(folder).fingerprint
     for name in (TRIALS, COHORT):
         if EmbeddingArchive.load(folder / name).fingerprint != current:
             raise ValueError(

@@ -125,7 +125,11 @@ def _parser() -> argparse.ArgumentParser:
         "The result is plain HyperPyYAML, which SpeechBrain's own "
         "train_speaker_embeddings.py takes as well. Nothing is built or run.",
     )
-    command.add_argument("file", metavar="FILE", help="e.g. hparams/df_revnet281.yaml")
+    command.add_argument(
+        "file",
+        metavar="FILE",
+        help="a path, or the name of one that comes with the package, e.g. df_revnet281",
+    )
     command.add_argument(
         "overrides",
         metavar="--key=value",

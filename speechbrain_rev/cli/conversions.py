@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from speechbrain_rev.cli.files import check_writable
+from speechbrain_rev.whole_files import check_file
 
 
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -39,7 +39,7 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _convert(parsed: argparse.Namespace) -> None:
     if parsed.back:
-        check_writable("TO", parsed.target)
+        check_file("TO", parsed.target)
     from speechbrain_rev.inference import wespeaker
 
     if parsed.back:

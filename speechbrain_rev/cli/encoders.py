@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from speechbrain_rev.cli.files import check_writable
 from speechbrain_rev.cli.options import (
     CARD_HELP,
     add_names,
@@ -17,6 +16,7 @@ from speechbrain_rev.cli.options import (
     speed_of,
     workers_for,
 )
+from speechbrain_rev.whole_files import check_file
 
 if TYPE_CHECKING:
     from speechbrain_rev.models.breakdown_render import Cases
@@ -189,7 +189,7 @@ def _memory(parsed: argparse.Namespace) -> None:
 
     if parsed.plot is not None:
         check_png(parsed.plot)
-        check_writable("--plot", parsed.plot)
+        check_file("--plot", parsed.plot)
     if parsed.published:
         _published(parsed)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -17,21 +18,51 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "export",
         _export,
-        "write a trained model as a folder for others",
-        "SpeechBrain's EncoderClassifier and SpeakerRecognition load it, and "
-        "SpeakerEmbedder.from_hparams without running anything of it. Score the run "
-        "first (recipes/VoxCeleb: extract.py, score.py): error rates and AS-Norm's "
-        "cohort go with it.",
+        "write a trained model as a folder or a graph for others",
+        "What OUT is called says as what. A folder: SpeechBrain's EncoderClassifier and "
+        "SpeakerRecognition load it, and SpeakerEmbedder.from_hparams without running "
+        "anything of it. Score the run first (recipes/VoxCeleb: extract.py, score.py): "
+        "error rates and AS-Norm's cohort go with it. A file that ends in .onnx or .pt2: "
+        "one graph from waveforms to embeddings, for onnxruntime or torch.export.load, "
+        "which is compared with PyTorch before it is written.",
     )
-    run_help = "output_folder of a training run (recipes/VoxCeleb/train.py)"
+    run_help = (
+        "output_folder of a training run (recipes/VoxCeleb/train.py); for a graph also "
+        "what export or convert wrote"
+    )
     command.add_argument("run_folder", metavar="RUN", help=run_help)
-    command.add_argument("out", metavar="OUT", help="folder to write; new or empty")
+    out_help = "folder to write, new or empty; or a file, MODEL.onnx or MODEL.pt2"
+    command.add_argument("out", metavar="OUT", help=out_help)
 
 
 def _export(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.inference import export_run
+    from speechbrain_rev.inference.graph_files import ENDINGS
 
+    if Path(parsed.out).suffix.lower() in ENDINGS:
+        _export_graph(parsed)
+        return
     missing = export_run(parsed.run_folder, parsed.out)
     print(f"{parsed.out}: README.md says what is in it and how it is loaded.")
     for words in missing:
         print(f"It lacks {words}.")
+
+
+def _export_graph(parsed: argparse.Namespace) -> None:
+    from speechbrain_rev.inference import export_graph
+
+    written = export_graph(parsed.run_folder, parsed.out)
+    print(
+        f"{written.path}: {written.size_bytes:,} bytes; inputs waveforms [batch, samples] "
+        "and samples [batch], output embeddings [batch, dim]."
+    )
+    if written.deviation is None:
+        print(
+            "It was not compared with PyTorch, for which onnxruntime is needed: pip "
+            "install 'speechbrain_rev[onnx]', and export again."
+        )
+    else:
+        print(
+            f"Of a generated signal its embeddings are off by {written.deviation:.1e} of "
+            "those of PyTorch."
+        )

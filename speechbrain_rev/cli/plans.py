@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from speechbrain_rev.cli.files import check_writable
 from speechbrain_rev.cli.options import (
     CARD_HELP,
     add_names,
@@ -18,6 +17,7 @@ from speechbrain_rev.cli.options import (
     speed_of,
     workers_for,
 )
+from speechbrain_rev.whole_files import check_file
 
 _DEFAULTS: dict[str, Any] = {
     "names": [],
@@ -96,7 +96,7 @@ def _plan(parsed: argparse.Namespace) -> None:
         check_png(parsed.plot)
     for option in ("save", "plot"):
         if getattr(parsed, option) is not None:
-            check_writable(f"--{option}", getattr(parsed, option))
+            check_file(f"--{option}", getattr(parsed, option))
     at_hand = None
     if parsed.device is not None:
         from speechbrain_rev.models.card_at_hand import card_at_hand

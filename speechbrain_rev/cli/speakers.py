@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from speechbrain_rev.cli.files import check_writable
+from speechbrain_rev.whole_files import check_file
 
 if TYPE_CHECKING:
     from speechbrain_rev.inference import SpeakerEmbedder
+    from speechbrain_rev.inference.folders import Listing
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -26,75 +27,205 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "convert wrote"
     )
     device_help = "cpu, cuda or cuda:N (default: the GPU if there is one)"
-    less_memory = "Give shorter files, or --device=cpu."
     command = add(
         "embed",
         _embed,
-        "compute speaker embeddings of audio files",
-        "Files may have any sample rate; several channels are averaged.",
+        "compute speaker embeddings of audio files and folders",
+        "Files may have any sample rate, and any length with --window. What --out has "
+        "already from the same model and audio is kept, so that an interrupted command "
+        "goes on where it was.",
     )
     command.add_argument("run_folder", metavar="RUN", help=run_help)
-    command.add_argument("audio", metavar="FILE", nargs="+", help="audio files")
+    command.add_argument(
+        "audio",
+        metavar="AUDIO",
+        nargs="+",
+        help="audio files, and folders with such at any depth",
+    )
     command.add_argument(
         "--out",
         metavar="EMBEDDINGS.npz",
-        help="write arrays `embeddings` [files, dim] and `files`; without it, a "
+        help="write names, embeddings, sources and the model's fingerprint, as .npz or "
+        ".parquet; names are relative to the folder if one is given; without it, a "
         "summary is printed",
     )
-    command.add_argument("--device", help=device_help)
-    command.set_defaults(less_memory=less_memory)
+    command.add_argument(
+        "--bad-files",
+        choices=("refuse", "skip"),
+        default="refuse",
+        help="with --out: whether files that cannot be embedded make the command fail "
+        "once all others are written (the default), or are only told of",
+    )
+    command.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="read headers only, and say how much there is and what is bad",
+    )
+    _add_common(command, device_help)
+    command.set_defaults(less_memory="Give --window, --device=cpu or shorter files.")
 
     command = add(
         "verify",
         _verify,
         "score whether two audio files have the same speaker",
-        "The score is the cosine of the two embeddings, from -1 to 1.",
+        "The score is the cosine of the two embeddings, from -1 to 1, or AS-Norm's.",
     )
     command.add_argument("run_folder", metavar="RUN", help=run_help)
     command.add_argument("first", metavar="A", help="audio file")
     command.add_argument("second", metavar="B", help="audio file")
+    command.add_argument(
+        "--threshold",
+        metavar="SCORE|NAME",
+        help="the score from which on they are one speaker's, or the name of one that "
+        "the model has (default: the model's own, if it has one list of trials)",
+    )
+    command.add_argument(
+        "--as-norm",
+        action="store_true",
+        help="normalise the score with the model's cohort",
+    )
+    _add_common(command, device_help)
+    command.set_defaults(less_memory="Give --window, --device=cpu or shorter files.")
+
+
+def _add_common(command: argparse.ArgumentParser, device_help: str) -> None:
+    """Let a subcommand say how audio is embedded."""
+    command.add_argument(
+        "--channels",
+        metavar="mean|N",
+        type=_channels,
+        help="of files that have several: their mean, or the one of this number, counted "
+        "from 0 (default: such files are refused)",
+    )
+    command.add_argument(
+        "--window",
+        metavar="SECONDS",
+        type=float,
+        help="average the embeddings of windows of this length where a file is longer",
+    )
+    command.add_argument(
+        "--precision",
+        default="fp32",
+        help="fp32 (the default), bf16, or fp16 on a GPU",
+    )
     command.add_argument("--device", help=device_help)
-    command.set_defaults(less_memory=less_memory)
+
+
+def _channels(text: str) -> Literal["mean"] | int:
+    if text == "mean":
+        return "mean"
+    # What is neither is told of by argparse, which names the option.
+    return int(text)
 
 
 def _embed(parsed: argparse.Namespace) -> None:
-    if parsed.out is not None and not parsed.out.endswith(".npz"):
-        # numpy would write to another name than the one asked for.
-        raise ValueError(f"--out takes a name that ends in .npz, not {parsed.out}.")
     if parsed.out is not None:
-        check_writable("--out", parsed.out)
+        from speechbrain_rev.inference.archive import check_format
+
+        check_file("--out", parsed.out)
+        check_format(Path(parsed.out))
+    elif parsed.bad_files != "refuse":
+        raise ValueError("--bad-files goes with --out, which says where the others go.")
+    from speechbrain_rev.inference.folders import list_audio
+
+    listing = list_audio(parsed.audio[0] if len(parsed.audio) == 1 else parsed.audio)
+    if parsed.dry_run:
+        _look(listing, parsed)
+        return
+    embedder = _embedder(parsed)
+    if parsed.out is None:
+        _print_rows(embedder, listing, parsed)
+        return
+    from speechbrain_rev.inference.folders import embed_folder, told
+
+    result = embed_folder(
+        listing,
+        parsed.out,
+        embedder,
+        channels=parsed.channels,
+        window=parsed.window,
+        bad_files=parsed.bad_files,
+    )
+    if result.bad:
+        print(told(result.bad))
+    if result.others:
+        print(listing.passed_over())
+    shape = list(result.archive.embeddings.shape)
+    print(f"{parsed.out}: embeddings {shape}, names, sources")
+
+
+def _look(listing: Listing, parsed: argparse.Namespace) -> None:
+    from speechbrain_rev.inference.folders import look_through, told
+
+    seconds, bad = look_through(listing, channels=parsed.channels, window=parsed.window)
+    good = len(listing.files) - len(bad)
+    print(
+        f"{good} files can be embedded as far as headers tell, {seconds / 3600:.2f} h."
+    )
+    if bad:
+        print(told(bad))
+    if listing.others:
+        print(listing.passed_over())
+
+
+def _print_rows(
+    embedder: SpeakerEmbedder, listing: Listing, parsed: argparse.Namespace
+) -> None:
     import numpy as np
 
-    from speechbrain_rev.inference.archive import write_arrays
+    from speechbrain_rev.inference.folders import printable
 
-    embedder = _embedder(parsed)
-    embeddings = embedder.embed_files(parsed.audio)
-    if parsed.out is not None:
-        files = np.array(parsed.audio)
-        write_arrays(Path(parsed.out), {"embeddings": embeddings, "files": files})
-        print(f"{parsed.out}: embeddings {list(embeddings.shape)}, files")
-        return
-    for file, embedding in zip(parsed.audio, embeddings, strict=True):
+    paths = list(listing.files.values())
+    rows = embedder.embed(paths, channels=parsed.channels, window=parsed.window)
+    for name, embedding in zip(listing.files, rows, strict=True):
         start = " ".join(f"{value:.3f}" for value in embedding[:4])
         norm = np.linalg.norm(embedding)
-        print(f"{file}: {len(embedding)} values, norm {norm:.3f}: {start} ...")
+        shown = printable(name)
+        print(f"{shown}: {len(embedding)} values, norm {norm:.3f}: {start} ...")
+    if listing.others:
+        print(listing.passed_over())
     print("--out=embeddings.npz writes them to a file.")
 
 
 def _verify(parsed: argparse.Namespace) -> None:
-    score = _embedder(parsed).verify(parsed.first, parsed.second)
-    print(f"{score:.4f}  cosine, from -1 to 1; higher means more alike")
-    print(
-        "The score above which two voices count as one speaker's has to be chosen on "
-        "trials of your own kind of speech."
+    cohort = None
+    if parsed.as_norm:
+        from speechbrain_rev.inference import read_cohort
+
+        cohort = read_cohort(parsed.run_folder)
+    embedder = _embedder(parsed)
+    found = embedder.verify(
+        parsed.first,
+        parsed.second,
+        channels=parsed.channels,
+        window=parsed.window,
+        threshold=_threshold(parsed.threshold, embedder),
+        cohort=cohort,
     )
+    unit = {"cosine": "cosine, from -1 to 1", "as_norm": "AS-Norm, in deviations"}
+    print(f"{found.score:.4f}  {unit[found.normalisation]}; higher means more alike")
+    if found.threshold is None:
+        print(found.origin)
+        return
+    said = "the same speaker" if found.same_speaker else "different speakers"
+    print(f"{said}, by the threshold {found.threshold:.4f}: {found.origin}")
+
+
+def _threshold(text: str | None, embedder: SpeakerEmbedder) -> float | str | None:
+    """Take what is no name that the model knows as a score, if it is a number."""
+    if text is None or text in {one.name for one in embedder.thresholds.known}:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _embedder(parsed: argparse.Namespace) -> SpeakerEmbedder:
     """Load a run, or an exported model as strictly as it says of itself."""
     from speechbrain_rev.inference import SpeakerEmbedder
-    from speechbrain_rev.inference.model_folder import SUMS
+    from speechbrain_rev.inference.model_folder import is_exported
 
-    if Path(parsed.run_folder, SUMS).exists():
-        return SpeakerEmbedder.from_hparams(parsed.run_folder, device=parsed.device)
-    return SpeakerEmbedder.from_run(parsed.run_folder, device=parsed.device)
+    exported = is_exported(parsed.run_folder)
+    load = SpeakerEmbedder.from_hparams if exported else SpeakerEmbedder.from_run
+    return load(parsed.run_folder, device=parsed.device, precision=parsed.precision)

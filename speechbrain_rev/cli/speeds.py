@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from speechbrain_rev.cli.files import check_writable
+from speechbrain_rev.whole_files import check_file
 
 
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -34,7 +34,7 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _calibrate(parsed: argparse.Namespace) -> None:
-    check_writable("SPEED.json", parsed.file)
+    check_file("SPEED.json", parsed.file)
 
     from speechbrain_rev.devices import timed_device
     from speechbrain_rev.models import calibration

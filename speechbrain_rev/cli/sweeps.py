@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from speechbrain_rev.cli.files import check_writable
 from speechbrain_rev.cli.options import (
     CARD_HELP,
     add_output,
@@ -14,6 +13,7 @@ from speechbrain_rev.cli.options import (
     add_training,
     speed_of,
 )
+from speechbrain_rev.whole_files import check_file
 
 
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -64,7 +64,7 @@ def _sweep(parsed: argparse.Namespace) -> None:
         from speechbrain_rev.models.picture import check_png
 
         check_png(parsed.plot)
-        check_writable("--plot", parsed.plot)
+        check_file("--plot", parsed.plot)
     row = architecture(parsed.name)
     card_bytes = parse_card(parsed.card)
 

@@ -1,18 +1,12 @@
-"""Audio files in batches of similar length, read while the model is at work."""
+"""Utterances in batches of similar length, read while the model is at work."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from os import PathLike
 
 import torch
 from torch import Tensor
-
-from speechbrain_rev.inference.audio import read_waveform
-
-logger = logging.getLogger(__name__)
 
 # Samples of a batch with its padding. A CPU gains next to nothing from batches, and takes
 # up to 2.6 times as long where a tensor in the encoder is over 32 MB, which the C library
@@ -25,77 +19,78 @@ _ALIKE = 0.75
 _WAITING_SAMPLES = 20_000_000
 
 
+def batch_size(samples: int, device: torch.device) -> int:
+    """Tell how many utterances of so many samples make a batch.
+
+    Example
+    -------
+    >>> batch_size(16000, torch.device("cpu"))
+    5
+    """
+    return max(1, min(_BATCH, _BATCH_SAMPLES[device.type] // samples))
+
+
 def read_batches(
-    paths: Sequence[str | PathLike[str]], sample_rate: int, device: torch.device
+    indices: Iterable[int],
+    read: Callable[[int], Tensor | None],
+    device: torch.device,
 ) -> Iterator[list[tuple[int, Tensor]]]:
-    """Read files, in a thread of its own, and group those of similar length.
+    """Read utterances, in a thread of its own, and group those of similar length.
 
     Parameters
     ----------
-    paths : sequence of str or path-like
-        Audio files of any sample rate.
-    sample_rate : int
-        Hertz of what is given.
+    indices : iterable of int
+        Which utterances.
+    read : callable
+        Gives the waveform [samples] of an index, or None to leave it out.
     device : torch.device
         Where the batches go; it decides how large they are.
 
     Yields
     ------
     list of tuple of int and torch.Tensor, [samples]
-        Positions in ``paths`` and waveforms, the longest first.
+        Indices and waveforms, the longest first.
 
     Raises
     ------
-    ValueError
-        If a file cannot be read, once all before it have been given; see
-        ``read_waveform``.
+    ValueError, OSError
+        What ``read`` raises, once all before it have been given.
 
     Example
     -------
-    >>> import soundfile
-    >>> paths = [getfixture("tmp_path") / f"{n}.wav" for n in (8000, 9000)]
-    >>> for samples, path in zip((8000, 9000), paths):
-    ...     soundfile.write(path, torch.randn(samples).numpy() / 10, 16000)
-    >>> [batch] = read_batches(paths, 16000, torch.device("cpu"))
+    >>> waves = [torch.zeros(8000), torch.zeros(9000)]
+    >>> [batch] = read_batches(range(2), waves.__getitem__, torch.device("cpu"))
     >>> [(index, len(waveform)) for index, waveform in batch]
     [(1, 9000), (0, 8000)]
     """
     most = _BATCH_SAMPLES[device.type]
-    windows = _windows(paths, sample_rate)
+    waiting = _waiting(indices, read)
     with ThreadPoolExecutor(1, "reading") as thread:
-        ahead = thread.submit(next, windows, None)
-        while (window := ahead.result()) is not None:
-            ahead = thread.submit(next, windows, None)
-            yield from _grouped(window, most)
+        ahead = thread.submit(next, waiting, None)
+        while (some := ahead.result()) is not None:
+            ahead = thread.submit(next, waiting, None)
+            yield from _grouped(some, most)
 
 
-def _windows(
-    paths: Sequence[str | PathLike[str]], sample_rate: int
+def _waiting(
+    indices: Iterable[int], read: Callable[[int], Tensor | None]
 ) -> Iterator[list[tuple[int, Tensor]]]:
-    """Read files until there is enough to be sorted by length."""
+    """Read utterances until there is enough to be sorted by length."""
     waiting: list[tuple[int, Tensor]] = []
     samples_waiting = 0
-    mixed: list[str] = []
-    for index, path in enumerate(paths):
+    for index in indices:
         try:
-            samples, channels = read_waveform(path, sample_rate)
+            samples = read(index)
         except (ValueError, OSError):
             yield waiting
             raise
-        if channels > 1:
-            mixed.append(f"{path} ({channels})")
+        if samples is None:
+            continue
         waiting.append((index, samples))
         samples_waiting += len(samples)
         if samples_waiting > _WAITING_SAMPLES:
             yield waiting
             waiting, samples_waiting = [], 0
-    if mixed:
-        logger.warning(
-            "%d of %d files have several channels, which were averaged: %s",
-            len(mixed),
-            len(paths),
-            ", ".join(mixed[:5]) + (", ..." if len(mixed) > 5 else ""),
-        )
     yield waiting
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -13,9 +14,21 @@ from numpy.typing import NDArray
 
 from speechbrain_rev import scoring
 from speechbrain_rev.inference.archive import EmbeddingArchive
-from speechbrain_rev.inference.model_folder import read_summed
+from speechbrain_rev.inference.fingerprint import check_fingerprint, check_same
+from speechbrain_rev.inference.model_folder import is_exported, read_summed
+from speechbrain_rev.inference.own_files import own_file
+from speechbrain_rev.inference.results import RESULTS, read_results
+from speechbrain_rev.inference.run_folder import (
+    HYPERPARAMS,
+    read_settings,
+    read_weights,
+)
+from speechbrain_rev.speech import read_manifest
+from speechbrain_rev.whole_files import write_whole
 
 COHORT = "cohort.safetensors"
+#: Of training speech, in a run's folder.
+EMBEDDINGS = "embeddings/cohort.npz"
 
 # 100,000 speakers of 1,024 dimensions.
 _MAX_BYTES = 10**9
@@ -31,6 +44,8 @@ class Cohort:
         See ``scoring.speaker_means``.
     top_n : int
         How many of the nearest AS-Norm looks at.
+    fingerprint : str
+        Of the model that made the embeddings, see ``SpeakerEmbedder``.
     centre : numpy.ndarray, [dim], float32, or None
         What is subtracted from embeddings before all else; None for nothing.
 
@@ -44,7 +59,11 @@ class Cohort:
 
     means: NDArray[np.float64]
     top_n: int
+    fingerprint: str
     centre: NDArray[np.float32] | None = None
+
+    def __post_init__(self) -> None:
+        check_fingerprint(self.fingerprint)
 
     @classmethod
     def of(
@@ -94,49 +113,80 @@ class Cohort:
             centre = embeddings.mean(axis=0)
             embeddings = scoring.subtract_mean(embeddings, centre)
         names, means = scoring.speaker_means(embeddings, found)
-        return cls(means, min(top_n, len(names)), centre)
+        return cls(means, min(top_n, len(names)), archive.fingerprint, centre)
+
+    def check_model(self, fingerprint: str) -> None:
+        """Refuse to normalise scores of another model than the one that made it.
+
+        Parameters
+        ----------
+        fingerprint : str
+            Of the model that scores.
+
+        Raises
+        ------
+        ValueError
+            If it is another one, the same in another precision, or either has no
+            fingerprint.
+        """
+        remedy = "Give read_cohort(...) of the model that embeds, and precision fp32."
+        check_same("the cohort", self.fingerprint, fingerprint, remedy)
 
     def write(self, path: Path) -> None:
-        """Write a .safetensors file.
+        """Write a .safetensors file; one of that name is replaced in one step.
 
         Parameters
         ----------
         path : pathlib.Path
             Its name.
         """
-        arrays = {"means": self.means, "top_n": np.array([self.top_n])}
+        arrays: dict[str, NDArray[Any]] = {
+            "means": self.means,
+            "top_n": np.array([self.top_n]),
+            "fingerprint": np.frombuffer(self.fingerprint.encode(), dtype=np.uint8),
+        }
         if self.centre is not None:
             arrays["centre"] = self.centre
-        path.write_bytes(safetensors.numpy.save(arrays))
+        write_whole(path, safetensors.numpy.save(arrays))
 
 
 def read_cohort(source: str | PathLike[str]) -> Cohort:
-    """Read the cohort that travels with an exported model.
+    """Read the cohort of a model.
 
     Parameters
     ----------
     source : str or path-like
-        The model's folder.
+        The folder of an exported model, or of a run that extract.py has been through.
 
     Returns
     -------
     Cohort
-        For ``scoring.cohort_statistics(embeddings, cohort.means, top_n=cohort.top_n)``.
+        For ``SpeakerEmbedder.verify(a, b, cohort=cohort)``, or
+        ``scoring.cohort_statistics(embeddings, cohort.means, top_n=cohort.top_n)``.
 
     Raises
     ------
     FileNotFoundError
-        If the folder has none: embeddings of training speech were not at hand when the
-        model was exported.
+        If there is none: embeddings of training speech are not at hand, or were not when
+        the model was exported.
     ValueError
-        If the file is damaged or leads out of the folder.
+        If a file is damaged, leads out of the folder or is of other weights.
     """
-    path = Path(source, COHORT)
-    content, _ = read_summed(Path(source), COHORT, _MAX_BYTES)
+    folder = Path(source)
+    if not is_exported(folder) and (folder / HYPERPARAMS).exists():
+        found = run_cohort(folder, read_weights(folder).fingerprint)
+        if found is None:
+            raise FileNotFoundError(
+                f"{folder} has no {EMBEDDINGS}. Run recipes/VoxCeleb/extract.py on this "
+                "run first."
+            )
+        return found
+    path = folder / COHORT
+    content, _ = read_summed(folder, COHORT, _MAX_BYTES)
     try:
         arrays = safetensors.numpy.load(content)
         means, (top_n,) = arrays.pop("means"), arrays.pop("top_n").tolist()
-        centre = arrays.pop("centre", None)
+        named, centre = arrays.pop("fingerprint"), arrays.pop("centre", None)
         shapes = [means.shape[1:]] + ([] if centre is None else [centre.shape])
         if arrays or means.ndim != 2 or len(set(shapes)) > 1:
             raise ValueError("it holds something else")
@@ -144,8 +194,68 @@ def read_cohort(source: str | PathLike[str]) -> Cohort:
             raise ValueError("its means are not finite float64 numbers")
         if type(top_n) is not int or not 2 <= top_n <= len(means):
             raise ValueError(f"top_n is {top_n} of {len(means)} speakers")
+        if named.dtype != np.uint8:
+            raise ValueError("its fingerprint is no text")
+        return Cohort(means, top_n, named.tobytes().decode(), centre)
     except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ValueError(
             f"{path} is no cohort ({error}). Download the folder again."
         ) from error
-    return Cohort(means, top_n, centre)
+
+
+def run_cohort(run: Path, fingerprint: str) -> Cohort | None:
+    """Average a run's embeddings of training speech, if there are any.
+
+    Parameters
+    ----------
+    run : pathlib.Path
+        Its folder.
+    fingerprint : str
+        Of its weights.
+
+    Returns
+    -------
+    Cohort or None
+        Centred and as large as score.py had it, where that was run; None without
+        embeddings.
+
+    Raises
+    ------
+    ValueError
+        If they or the results of score.py are of other weights or lead out of the
+        folder, or the embeddings are of another training set.
+    """
+    path = run / EMBEDDINGS
+    if not path.exists():
+        return None
+    archive = EmbeddingArchive.load(own_file(run, EMBEDDINGS))
+    check_fresh(path, archive.fingerprint, fingerprint)
+    manifest = read_manifest(own_file(run, "save/train.csv"))
+    report = read_results(run)
+    if report is not None:
+        check_fresh(run / RESULTS, report["model"], fingerprint)
+    if report is not None and "cohort" in report:
+        top_n = report["cohort"]["top_n"]
+    else:
+        top_n = read_settings(run, ("cohort_top_n",))["cohort_top_n"]
+    return Cohort.of(
+        archive,
+        {utterance.ID: utterance.spk_id for utterance in manifest},
+        top_n=top_n,
+        subtract_mean=report is not None and report["subtract_mean"],
+    )
+
+
+def check_fresh(path: Path, found: str, fingerprint: str) -> None:
+    """Refuse what recipes/VoxCeleb made with other weights than the run's.
+
+    Raises
+    ------
+    ValueError
+        If the fingerprint found there is not that of the weights.
+    """
+    if found != fingerprint:
+        raise ValueError(
+            f"{path} is of other weights than the run has now. Run "
+            "recipes/VoxCeleb/extract.py and score.py again, or remove it."
+        )

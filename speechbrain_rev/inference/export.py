@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,30 @@ from speechbrain.dataio.encoder import CategoricalEncoder
 from speechbrain.utils.checkpoints import Checkpoint
 from torch import Tensor
 
-from speechbrain_rev.inference.archive import EmbeddingArchive
-from speechbrain_rev.inference.cohort import COHORT, Cohort, read_cohort
+from speechbrain_rev.inference.cohort import (
+    COHORT,
+    EMBEDDINGS,
+    Cohort,
+    check_fresh,
+    read_cohort,
+    run_cohort,
+)
 from speechbrain_rev.inference.encoder_settings import (
     ASSUMED,
     ENCODER_SETTINGS,
     encoder_of,
     run_settings,
 )
-from speechbrain_rev.inference.model_card import DESCRIBED, CardFacts, model_card
+from speechbrain_rev.inference.model_card import (
+    DESCRIBED,
+    CardFacts,
+    list_names,
+    model_card,
+)
 from speechbrain_rev.inference.model_folder import SAFETENSORS, SUMS, read_model
 from speechbrain_rev.inference.model_yaml import model_yaml
 from speechbrain_rev.inference.own_files import own_file
+from speechbrain_rev.inference.results import RESULTS, read_results
 from speechbrain_rev.inference.run_folder import (
     CLASSIFIER,
     HYPERPARAMS,
@@ -37,9 +50,15 @@ from speechbrain_rev.inference.run_folder import (
     read_settings,
     read_weights,
 )
+from speechbrain_rev.inference.thresholds import (
+    THRESHOLDS,
+    Threshold,
+    as_json,
+    read_thresholds,
+    thresholds_of,
+)
 from speechbrain_rev.lobes.checkpointer import verify_checkpoint
 from speechbrain_rev.lobes.classifier import true_speakers
-from speechbrain_rev.speech import read_manifest
 from speechbrain_rev.whole_files import permissions
 
 LABELS = "label_encoder.txt"
@@ -47,8 +66,6 @@ CARD = "README.md"
 
 # What recipes/VoxCeleb leaves in a run's folder.
 _PREPARED = "save/prepared.json"
-_EMBEDDINGS = "embeddings/cohort.npz"
-_RESULTS = "scores/results.json"
 
 
 def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
@@ -56,8 +73,8 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
 
     The folder can be moved. It holds hyperparams.yaml, embedding_model.ckpt,
     embedding_model.safetensors, classifier.ckpt of the true speakers,
-    label_encoder.txt, cohort.safetensors for AS-Norm, README.md and SHA256SUMS. It
-    appears when it is complete.
+    label_encoder.txt, cohort.safetensors for AS-Norm, thresholds.json of scores,
+    README.md and SHA256SUMS. It appears when it is complete.
 
     Parameters
     ----------
@@ -96,18 +113,22 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
     labels = CategoricalEncoder()
     labels.load(own_file(run, f"save/{LABELS}"))
     classifier = _narrowed(run, len(labels), settings)
-    cohort, results = _cohort(run, weights), _results(run, weights)
-    missing = _missing(run, cohort, results)
+    cohort, results = run_cohort(run, weights.fingerprint), _results(run, weights)
+    prepared = _json(run, _PREPARED)
+    names = list_names(results, prepared)
+    thresholds = thresholds_of(results, names).known if results else ()
+    missing = _missing(run, cohort, results, thresholds)
     card = model_card(
         CardFacts(
             settings=settings,
             parameters=parameters,
             speakers=len(labels),
-            prepared=_json(run, _PREPARED),
+            prepared=prepared,
             results=results,
             cohort=None if cohort is None else (len(cohort.means), cohort.top_n),
+            thresholds=thresholds,
             missing=missing,
-            sha256=weights.sha256,
+            fingerprint=weights.fingerprint,
         )
     )
     part = Path(
@@ -119,9 +140,12 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
         (part / CARD).write_text(card, encoding="utf-8")
         labels.save(part / LABELS)
         _write_tensors(part, weights, classifier, cohort)
+        if thresholds:
+            (part / THRESHOLDS).write_text(as_json(thresholds), encoding="utf-8")
         _write_sums(part)
         # What cannot be loaded is not handed out.
         read_model(part)
+        read_thresholds(part)
         if cohort is not None:
             read_cohort(part)
         # It was made for its owner alone.
@@ -148,7 +172,10 @@ def _usual_encoder(run: Path) -> dict[str, Any]:
 
 
 def _missing(
-    run: Path, cohort: Cohort | None, results: dict[str, Any] | None
+    run: Path,
+    cohort: Cohort | None,
+    results: dict[str, Any] | None,
+    thresholds: Sequence[Threshold],
 ) -> list[str]:
     """Say in words what a model of this run will lack."""
     missing = []
@@ -158,13 +185,18 @@ def _missing(
         )
     if cohort is None:
         missing.append(
-            f"{COHORT}, for AS-Norm: the run has no {_EMBEDDINGS}, which "
+            f"{COHORT}, for AS-Norm: the run has no {EMBEDDINGS}, which "
             "recipes/VoxCeleb/extract.py makes"
         )
     if not results:
         missing.append(
-            f"measured error rates: the run has no {_RESULTS}, which "
+            f"measured error rates: the run has no {RESULTS}, which "
             "recipes/VoxCeleb/score.py makes"
+        )
+    if results and not thresholds:
+        missing.append(
+            f"{THRESHOLDS}, for decisions: {RESULTS} has none, which "
+            "recipes/VoxCeleb/score.py of today writes"
         )
     return missing
 
@@ -214,40 +246,11 @@ def _narrowed(run: Path, speakers: int, settings: dict[str, Any]) -> dict[str, T
     return {"weight": true_speakers(weight, speeds=speeds).clone()}
 
 
-def _cohort(run: Path, weights: Weights) -> Cohort | None:
-    """Average the run's embeddings of training speech, if there are any."""
-    path = run / _EMBEDDINGS
-    if not path.exists():
-        return None
-    archive = EmbeddingArchive.load(path)
-    _check_fresh(path, archive.fingerprint, weights)
-    manifest = read_manifest(run / "save" / "train.csv")
-    report = _json(run, _RESULTS) or {"subtract_mean": False}
-    if "cohort" in report:
-        top_n = report["cohort"]["top_n"]
-    else:
-        top_n = read_settings(run, ("cohort_top_n",))["cohort_top_n"]
-    return Cohort.of(
-        archive,
-        {utterance.ID: utterance.spk_id for utterance in manifest},
-        top_n=top_n,
-        subtract_mean=report["subtract_mean"],
-    )
-
-
 def _results(run: Path, weights: Weights) -> dict[str, Any] | None:
-    report = _json(run, _RESULTS)
+    report = read_results(run)
     if report is not None:
-        _check_fresh(run / _RESULTS, report["model"], weights)
+        check_fresh(run / RESULTS, report["model"], weights.fingerprint)
     return report
-
-
-def _check_fresh(path: Path, fingerprint: str, weights: Weights) -> None:
-    if fingerprint != weights.sha256:
-        raise ValueError(
-            f"{path} is of other weights than the run has now ({weights.path}). Run "
-            "recipes/VoxCeleb/extract.py and score.py again, or remove it."
-        )
 
 
 def _json(run: Path, name: str) -> dict[str, Any] | None:

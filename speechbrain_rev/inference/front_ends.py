@@ -1,23 +1,26 @@
 """From waveforms to the filterbanks an encoder was trained on, each sentence's mean removed.
 
 A front-end takes utterances padded to one length, and gives relative lengths with their
-features, so that none depends on what it is batched with.
+features, so that none depends on what it is batched with. It computes in float32, under
+autocast too.
 """
 
 from __future__ import annotations
 
 import torch
 from speechbrain.lobes.features import Fbank
-from speechbrain.processing.features import InputNormalization
+from speechbrain.processing.features import InputNormalization, spectral_magnitude
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.compliance import kaldi
 
+from speechbrain_rev.reversible.autocast import autocast_off
+
 # Of Fbank, which centres its frames: an utterance has one more than whole hops.
 _HOPS_PER_SECOND = 100
-_KALDI_WINDOW_MS, _KALDI_HOP_MS = 25, 10
+KALDI_WINDOW_MS, KALDI_HOP_MS = 25, 10
 # Kaldi reads samples of 16 bits as they are, and its floor of energies is of their size.
-_FULL_SCALE = 1 << 15
+FULL_SCALE = 1 << 15
 
 
 class SpeechBrainFbank(nn.Module):
@@ -62,13 +65,16 @@ class SpeechBrainFbank(nn.Module):
         lengths : torch.Tensor, [batch], or None
             Relative, 1.0 for an utterance of all frames; None if none is padded.
         """
-        features = self.compute_features(waveforms)
-        lengths = None
-        if samples is not None:
-            lengths = fbank_frames(samples, self.sample_rate) / features.shape[1]
-        whole = torch.ones(len(features), device=features.device)
-        normalised = self.mean_var_norm(features, whole if lengths is None else lengths)
-        return normalised, lengths
+        with autocast_off(waveforms.device):
+            if samples is None:
+                features = self.compute_features(waveforms)
+                whole = torch.ones(len(features), device=features.device)
+                return self.mean_var_norm(features, whole), None
+            frames = fbank_frames(samples, self.sample_rate)
+            features = padded_fbank(self.compute_features, waveforms, frames)
+            counted = within(frames, features.shape[1])
+            normalised = self.mean_var_norm(features, counted)
+        return normalised, frames / features.shape[1]
 
 
 class KaldiFbank(nn.Module):
@@ -122,11 +128,11 @@ class KaldiFbank(nn.Module):
         counts = [waveforms.shape[1]] * len(waveforms)
         if samples is not None:
             counts = samples.tolist()
-        window = self.sample_rate * _KALDI_WINDOW_MS // 1000
+        window = self.sample_rate * KALDI_WINDOW_MS // 1000
         if min(counts) < window:
             raise ValueError(
                 f"an utterance has {min(counts)} samples, but a window of Kaldi's "
-                f"filterbanks has {window} ({_KALDI_WINDOW_MS} ms). Leave it out."
+                f"filterbanks has {window} ({KALDI_WINDOW_MS} ms). Leave it out."
             )
         features = [
             self._features(waveform[:count])
@@ -139,16 +145,17 @@ class KaldiFbank(nn.Module):
         return padded, frames / padded.shape[1]
 
     def _features(self, waveform: Tensor) -> Tensor:
-        features: Tensor = kaldi.fbank(
-            waveform.unsqueeze(0) * _FULL_SCALE,
-            num_mel_bins=self.n_mels,
-            frame_length=_KALDI_WINDOW_MS,
-            frame_shift=_KALDI_HOP_MS,
-            sample_frequency=self.sample_rate,
-            window_type="hamming",
-            dither=0.0,
-            use_energy=False,
-        )
+        with autocast_off(waveform.device):
+            features: Tensor = kaldi.fbank(
+                waveform.unsqueeze(0) * FULL_SCALE,
+                num_mel_bins=self.n_mels,
+                frame_length=KALDI_WINDOW_MS,
+                frame_shift=KALDI_HOP_MS,
+                sample_frequency=self.sample_rate,
+                window_type="hamming",
+                dither=0.0,
+                use_energy=False,
+            )
         return features - features.mean(dim=0)
 
 
@@ -159,6 +166,105 @@ FRONT_ENDS: dict[str, type[SpeechBrainFbank] | type[KaldiFbank]] = {
 }
 
 
+def padded_fbank(fbank: Fbank, waveforms: Tensor, frames: Tensor) -> Tensor:
+    """Compute SpeechBrain's filterbanks of utterances that are padded, each as if alone.
+
+    Parameters
+    ----------
+    fbank : speechbrain.lobes.features.Fbank
+        Without deltas and without context.
+    waveforms : torch.Tensor, [batch, samples]
+        Padded with zeros to the longest.
+    frames : torch.Tensor, [batch]
+        How many frames of each are its own.
+
+    Returns
+    -------
+    torch.Tensor, [batch, time, n_mels]
+        Filterbanks, in decibels; those of padding mean nothing.
+
+    Example
+    -------
+    >>> padded_fbank(Fbank(), torch.randn(2, 16000), torch.tensor([101, 51])).shape
+    torch.Size([2, 101, 40])
+    """
+    power = spectral_magnitude(fbank.compute_STFT(waveforms))
+    features: Tensor = fbank.compute_fbanks(without_padding(power, frames))
+    return features
+
+
+def without_padding(power: Tensor, frames: Tensor) -> Tensor:
+    """Set the power of padding's frames to zero.
+
+    SpeechBrain's floor lies 80 dB below the loudest of all frames it is given, and the
+    first frames of padding still hold an utterance's last samples.
+
+    Parameters
+    ----------
+    power : torch.Tensor, [batch, time, bins]
+        Power spectra.
+    frames : torch.Tensor, [batch]
+        How many frames of each utterance are its own.
+
+    Returns
+    -------
+    torch.Tensor, [batch, time, bins]
+        Power spectra.
+
+    Example
+    -------
+    >>> without_padding(torch.ones(2, 3, 1), torch.tensor([3, 1])).squeeze(2).tolist()
+    [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
+    """
+    positions = torch.arange(power.shape[1], device=power.device)
+    own = positions < frames.to(power.device).unsqueeze(1)
+    return power.where(own.unsqueeze(2), 0)
+
+
+def within(frames: Tensor, longest: int) -> Tensor:
+    """Give relative lengths that end in the middle of the last frame.
+
+    SpeechBrain's mask is of the product of length and longest, which rounding may put on
+    either side of a whole number: some pairs of lengths lose a frame or gain one.
+
+    Parameters
+    ----------
+    frames : torch.Tensor, [batch]
+        How many frames of each utterance are its own.
+    longest : int
+        How many frames there are with padding.
+
+    Returns
+    -------
+    torch.Tensor, [batch]
+        Relative lengths, below 1.
+
+    Example
+    -------
+    >>> within(torch.tensor([4, 2]), 4).tolist()
+    [0.875, 0.375]
+    """
+    return (frames - 0.5) / longest
+
+
 def fbank_frames(samples: Tensor, sample_rate: int) -> Tensor:
-    """Count the frames that SpeechBrain's Fbank makes of so many samples."""
+    """Count the frames that SpeechBrain's Fbank makes of so many samples.
+
+    Parameters
+    ----------
+    samples : torch.Tensor, [batch]
+        Samples of each utterance.
+    sample_rate : int
+        Hertz.
+
+    Returns
+    -------
+    torch.Tensor, [batch]
+        Frames, each centred on a multiple of 10 ms.
+
+    Example
+    -------
+    >>> fbank_frames(torch.tensor([16000, 15999]), 16000).tolist()
+    [101, 100]
+    """
     return 1 + samples // (sample_rate // _HOPS_PER_SECOND)

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from speechbrain_rev.architectures import architecture
+from speechbrain_rev.inference.thresholds import Threshold, is_name
 
 #: Settings of the run that a card tells, where the run says them. None is a path.
 DESCRIBED = (
@@ -60,9 +61,12 @@ checksums, names and shapes compared:
 from speechbrain_rev.inference import SpeakerEmbedder
 
 embedder = SpeakerEmbedder.from_hparams("FOLDER")  # where this file is
-embeddings = embedder.embed_files(["a.wav", "b.wav"])  # [2, {embedding_dim}]
-score = embedder.verify("a.wav", "b.wav")
+embeddings = embedder.embed(["a.wav", "b.wav"])  # [2, {embedding_dim}]
+verified = embedder.verify("a.wav", "b.wav")
+verified.score, verified.same_speaker, verified.origin
 ```
+
+{thresholds}
 
 With SpeechBrain, which runs what hyperparams.yaml names:
 
@@ -95,12 +99,12 @@ Settings that are null are the defaults of the encoder's family.
 
 ## Papers
 
-- "Memory-Efficient Training for Deep Speaker Embedding Learning in Speaker
-  Verification": the encoders and their reversible training
+- Liu and Qian: "Memory-Efficient Training for Deep Speaker Embedding Learning in Speaker
+  Verification", arXiv 2412.01195: the encoders and their reversible training
 - Ravanelli et al.: "SpeechBrain: A General-Purpose Speech Toolkit", arXiv 2106.04624
 - Deng et al.: "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", 2019
 
-SHA-256 of the run's weights: `{sha256}`
+Fingerprint of its embeddings: `{fingerprint}`
 """
 
 _COHORT = """
@@ -111,6 +115,8 @@ from speechbrain_rev.inference import read_cohort
 from speechbrain_rev.scoring import cohort_statistics
 
 cohort = read_cohort("FOLDER")
+verified = embedder.verify("a.wav", "b.wav", cohort=cohort)  # one trial
+# Many:
 {centred}mean, std = cohort_statistics(embeddings, cohort.means, top_n=cohort.top_n)
 ```
 """
@@ -134,10 +140,12 @@ class CardFacts:
         What the recipe's scores/results.json holds.
     cohort : tuple of int, or None
         Speakers in AS-Norm's cohort, and how many of them it looks at.
+    thresholds : sequence of Threshold
+        What thresholds.json holds.
     missing : sequence of str
         What the folder lacks, in words.
-    sha256 : str
-        Of the run's weights.
+    fingerprint : str
+        Of the weights, see ``fingerprint_of``.
     """
 
     settings: Mapping[str, Any]
@@ -146,8 +154,9 @@ class CardFacts:
     prepared: Mapping[str, Any] | None
     results: Mapping[str, Any] | None
     cohort: tuple[int, int] | None
+    thresholds: Sequence[Threshold]
     missing: Sequence[str]
-    sha256: str
+    fingerprint: str
 
 
 def model_card(facts: CardFacts) -> str:
@@ -166,7 +175,7 @@ def model_card(facts: CardFacts) -> str:
     Example
     -------
     >>> settings = dict(arch="revnet57", embedding_dim=256, sample_rate=16000)
-    >>> card = model_card(CardFacts(settings, 10, 2, None, None, None, [], "f00d"))
+    >>> card = model_card(CardFacts(settings, 10, 2, None, None, None, [], [], "f00d"))
     >>> "# revnet57: speaker embeddings" in card, "not measured" in card
     (True, True)
     """
@@ -183,11 +192,33 @@ def model_card(facts: CardFacts) -> str:
         embedding_dim=settings["embedding_dim"],
         missing="".join(f"\nIt lacks {words}.\n" for words in facts.missing),
         speakers=facts.speakers,
+        thresholds=_thresholds(facts),
         cohort=_cohort(facts),
         measured=_measured(facts),
         data=_data(facts),
         settings="\n".join(rows),
-        sha256=facts.sha256,
+        fingerprint=facts.fingerprint,
+    )
+
+
+def _thresholds(facts: CardFacts) -> str:
+    if not facts.thresholds:
+        return (
+            "Its scores come without a decision: no threshold was measured. Give\n"
+            "`threshold=SCORE`, chosen on trials of your own speech."
+        )
+    rows = [
+        f"| {one.name} | {one.normalisation} | {one.value:.4f} |"
+        for one in facts.thresholds
+    ]
+    return "\n".join(
+        [
+            "`threshold=NAME` takes one of these; they are of that list's kind of speech.",
+            "",
+            "| name | score | threshold |",
+            "|---|---|---|",
+            *rows,
+        ]
     )
 
 
@@ -210,7 +241,7 @@ def _measured(facts: CardFacts) -> str:
     if results is None:
         return "Error rates were not measured."
     rows = results["results"]
-    names = _list_names([row["trials"] for row in rows], facts)
+    names = list_names(results, facts.prepared)
     priors = list(rows[0]["min_dcf"]) if rows else []
     lines = [
         "| trials | score | EER % | 95 % of speakers' draws | "
@@ -241,17 +272,31 @@ def _measured(facts: CardFacts) -> str:
     return "\n".join(lines)
 
 
-def _list_names(names: Sequence[str], facts: CardFacts) -> dict[str, str]:
+def list_names(
+    results: Mapping[str, Any] | None, prepared: Mapping[str, Any] | None
+) -> dict[str, str]:
     """Name trial lists by their files; folders are the training machine's.
 
     The recipe names lists of one file name by their whole paths, joined with "_".
+
+    Parameters
+    ----------
+    results, prepared : mapping or None
+        As of ``CardFacts``.
+
+    Returns
+    -------
+    dict of str to str
+        The name of each list of the results.
     """
-    paths = facts.prepared["settings"]["trial_lists"] if facts.prepared else ()
+    names = [row["trials"] for row in results["results"]] if results else []
+    paths = prepared["settings"]["trial_lists"] if prepared else ()
     lists = [PurePath(path) for path in paths]
     known = {"_".join(path.parts).strip("/_"): path.stem for path in lists}
     known |= {path.stem: path.stem for path in lists}
     # Of a list unknown here, only a whole path has the ending of a file.
     short = {n: known.get(n, "trials" if PurePath(n).suffix else n) for n in names}
+    short = {n: name if is_name(name) else "trials" for n, name in short.items()}
     alike = Counter(short.values())
     count = dict.fromkeys(alike, 0)
     for name, stem in short.items():

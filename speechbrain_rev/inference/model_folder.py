@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from speechbrain_rev.inference.encoder_settings import check_settings, encoder_of
+from speechbrain_rev.inference.fingerprint import fingerprint_of
 from speechbrain_rev.inference.model_yaml import ANYWAY, read_model_yaml
 from speechbrain_rev.inference.own_files import open_own
 from speechbrain_rev.inference.run_folder import HYPERPARAMS, WEIGHTS
@@ -44,6 +45,11 @@ _GIVEN = (
 )
 
 
+def is_exported(folder: str | PathLike[str]) -> bool:
+    """Tell whether a folder says of itself that export wrote it: it has checksums."""
+    return Path(folder, SUMS).exists()
+
+
 @dataclass(frozen=True)
 class Model:
     """An encoder and what belongs to it.
@@ -54,13 +60,13 @@ class Model:
         With its weights, on the CPU.
     settings : dict
         The plain values of hyperparams.yaml.
-    sha256 : str
-        The hash of the weights' file.
+    fingerprint : str
+        Of the weights, see ``fingerprint_of``.
     """
 
     encoder: SpeakerEncoder
     settings: dict[str, Any]
-    sha256: str
+    fingerprint: str
 
 
 def read_model(source: str | PathLike[str]) -> Model:
@@ -100,13 +106,13 @@ def read_model(source: str | PathLike[str]) -> Model:
         expected = _expected(settings, path, weights, size)
         check_size(size, weights, expected)
         content = file.read(size)
-    sha256 = _summed(folder, name, content)
+    _summed(folder, name, content)
     read = read_safetensors if name == SAFETENSORS else read_checkpoint
     state_dict = read(content, weights, expected)
     check_tensors(state_dict, expected, weights)
     encoder = encoder_of(settings)
     encoder.load_state_dict(state_dict, strict=True)
-    return Model(encoder, settings, sha256)
+    return Model(encoder, settings, fingerprint_of(state_dict))
 
 
 def read_summed(folder: Path, name: str, most: int) -> tuple[bytes, str]:

@@ -7,7 +7,6 @@ the one and only tensors from the other, and only from regular files of that fol
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 import yaml
 
+from speechbrain_rev.inference.fingerprint import fingerprint_of
 from speechbrain_rev.inference.own_files import REFUSED, own_file
 from speechbrain_rev.inference.plain_yaml import plain_values
 from speechbrain_rev.whole_files import write_whole
@@ -36,14 +36,14 @@ class Weights:
     ----------
     path : pathlib.Path
         The file they are from.
-    sha256 : str
-        Its hash: what tells one state of training from another.
+    fingerprint : str
+        What tells one state of training from another, see ``fingerprint_of``.
     state_dict : dict of str to torch.Tensor
         On the CPU.
     """
 
     path: Path
-    sha256: str
+    fingerprint: str
     state_dict: dict[str, torch.Tensor]
 
 
@@ -87,9 +87,9 @@ def read_settings(
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(
-            f"{Path(folder, HYPERPARAMS)} lacks {', '.join(missing)}. Give the output_folder of a run of "
-            "recipes/VoxCeleb/train.py; a folder of another recipe does not say which "
-            "encoder it trained."
+            f"{Path(folder, HYPERPARAMS)} lacks {', '.join(missing)}. Give the "
+            "output_folder of a run of recipes/VoxCeleb/train.py. Where another recipe "
+            "trained an encoder of this package, add these to the file as plain values."
         )
     return found
 
@@ -163,7 +163,7 @@ def _read_tensors(path: Path) -> Weights:
             f"{path} holds NaN or infinity in {broken[0]}: this training has diverged. "
             "Train with a lower lr, or remove the checkpoint to use one before it."
         )
-    return Weights(path, hashlib.sha256(content).hexdigest(), state_dict)
+    return Weights(path, fingerprint_of(state_dict), state_dict)
 
 
 def load_tensors(content: bytes, path: Path, remedy: str) -> dict[str, torch.Tensor]:

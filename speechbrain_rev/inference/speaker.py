@@ -1,4 +1,4 @@
-"""Speaker embeddings of audio, from the folder of a training run.
+"""Speaker embeddings of audio, from the folder of a training run or an exported model.
 
 The path from waveform to embedding is that of training: the run's filterbanks, the mean
 of each sentence subtracted, the encoder.
@@ -6,36 +6,32 @@ of each sentence subtracted, the encoder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from os import PathLike
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from speechbrain.utils.distributed import if_main_process
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
+from numpy.typing import NDArray
+from torch import nn
 
-from speechbrain_rev.inference.audio import prepare_waveform
-from speechbrain_rev.inference.batches import read_batches
+from speechbrain_rev.inference.audio import Channels
+from speechbrain_rev.inference.cohort import Cohort
 from speechbrain_rev.inference.device import usable_device
-from speechbrain_rev.inference.encoder_settings import encoder_of, run_settings
-from speechbrain_rev.inference.model_folder import read_model
-from speechbrain_rev.inference.run_folder import read_weights
-from speechbrain_rev.inference.waveform import WaveformEncoder
-from speechbrain_rev.lobes import SpeakerEncoder
-from speechbrain_rev.scoring import cosine
-
-_MANY_FILES = 20
+from speechbrain_rev.inference.enrolment import EnrolledSpeaker
+from speechbrain_rev.inference.precisions import usable_precision
+from speechbrain_rev.inference.recordings import Audio, Recording, recordings
+from speechbrain_rev.inference.running import OnBad, RunningModel
+from speechbrain_rev.inference.thresholds import Thresholds
+from speechbrain_rev.inference.trained import Trained, read_exported, read_run
+from speechbrain_rev.inference.verification import Verification, compare, sides
+from speechbrain_rev.inference.windows import Windows
 
 
 class SpeakerEmbedder:
     """Embed utterances and compare speakers.
 
-    Utterances of similar length are embedded together. The padding of the shorter ones
-    does not count, so that but for float32 rounding an embedding does not depend on
-    what else is embedded.
+    Utterances of similar length are embedded together. Padding does not count: but for
+    rounding an embedding does not depend on what else is embedded.
 
     Parameters
     ----------
@@ -46,9 +42,14 @@ class SpeakerEmbedder:
         Hertz of the waveforms the model takes; all audio is resampled to it.
     device : str, torch.device or None
         Where to run: cpu, cuda or cuda:N; None takes the GPU if there is one.
+    precision : {"fp32", "bf16", "fp16"}
+        What the encoder computes in, under autocast; features and embeddings are
+        float32 in all. bf16 for CPUs and GPUs, fp16 for GPUs.
     fingerprint : str
         Tells embeddings of one state of one model from all others; the hash of its
-        weights.
+        weights. Without it, nothing can be enrolled or kept in archives. Of half precision it is completed by that, for its embeddings are others.
+    thresholds : Thresholds
+        Of scores, for ``verify``.
 
     Example
     -------
@@ -64,16 +65,31 @@ class SpeakerEmbedder:
         *,
         sample_rate: int = 16000,
         device: str | torch.device | None = None,
+        precision: str = "fp32",
         fingerprint: str = "",
+        thresholds: Thresholds | None = None,
     ):
         self.device = usable_device(device)
+        self.precision = usable_precision(precision, self.device)
         self.model = model.to(self.device).eval()
         self.sample_rate = sample_rate
-        self.fingerprint = fingerprint
+        half = "" if self.precision == "fp32" or not fingerprint else f", {precision}"
+        self.fingerprint = f"{fingerprint}{half}"
+        self.thresholds = Thresholds() if thresholds is None else thresholds
+        self._running = RunningModel(
+            self.model,
+            sample_rate=sample_rate,
+            device=self.device,
+            precision=self.precision,
+        )
 
     @classmethod
     def from_run(
-        cls, folder: str | PathLike[str], *, device: str | torch.device | None = None
+        cls,
+        folder: str | PathLike[str],
+        *,
+        device: str | torch.device | None = None,
+        precision: str = "fp32",
     ) -> SpeakerEmbedder:
         """Load the encoder that a training run made.
 
@@ -85,8 +101,8 @@ class SpeakerEmbedder:
         folder : str or path-like
             The run's ``output_folder``. Its ``embedding_model.ckpt`` is taken, or the
             newest checkpoint while the run has not ended.
-        device : str, torch.device or None
-            Where to run: cpu, cuda or cuda:N; None takes the GPU if there is one.
+        device, precision
+            As of the class.
 
         Returns
         -------
@@ -100,30 +116,19 @@ class SpeakerEmbedder:
         ValueError
             If a file is not what training writes, leads out of the folder, or the
             weights are not those of the encoder that hyperparams.yaml names; or if the
-            device cannot be used.
+            device or the precision cannot be used.
         """
         device = usable_device(device)
-        settings = run_settings(folder)
-        encoder = encoder_of(settings)
-        weights = read_weights(folder)
-        try:
-            encoder.load_state_dict(weights.state_dict, strict=True)
-        except RuntimeError as error:
-            raise ValueError(
-                f"{weights.path} does not fit the encoder that hyperparams.yaml beside "
-                f"it describes. Are both from the same run? {error}"
-            ) from error
-        return cls._of(
-            encoder,
-            settings["sample_rate"],
-            weights.sha256,
-            device,
-            front_end=settings["front_end"],
-        )
+        usable_precision(precision, device)
+        return cls._of(read_run(folder), device, precision)
 
     @classmethod
     def from_hparams(
-        cls, source: str | PathLike[str], *, device: str | torch.device | None = None
+        cls,
+        source: str | PathLike[str],
+        *,
+        device: str | torch.device | None = None,
+        precision: str = "fp32",
     ) -> SpeakerEmbedder:
         """Load a model that ``speechbrain-rev export`` wrote, from whomever it came.
 
@@ -137,8 +142,8 @@ class SpeakerEmbedder:
         ----------
         source : str or path-like
             A local folder; of a model elsewhere, download the folder first.
-        device : str, torch.device or None
-            Where to run: cpu, cuda or cuda:N; None takes the GPU if there is one.
+        device, precision
+            As of the class.
 
         Returns
         -------
@@ -155,167 +160,239 @@ class SpeakerEmbedder:
             the same if you trust it.
         """
         device = usable_device(device)
-        model = read_model(source)
-        rate = model.settings["sample_rate"]
-        return cls._of(model.encoder, rate, model.sha256, device)
+        usable_precision(precision, device)
+        return cls._of(read_exported(source), device, precision)
 
     @classmethod
     def _of(
-        cls,
-        encoder: SpeakerEncoder,
-        sample_rate: int,
-        fingerprint: str,
-        device: torch.device,
-        *,
-        front_end: str = "speechbrain",
+        cls, trained: Trained, device: torch.device, precision: str
     ) -> SpeakerEmbedder:
         return cls(
-            WaveformEncoder(
-                encoder,
-                n_mels=encoder.n_mels,
-                sample_rate=sample_rate,
-                front_end=front_end,
-            ),
-            sample_rate=sample_rate,
+            trained.model_for(device, precision),
+            sample_rate=trained.settings["sample_rate"],
             device=device,
-            fingerprint=fingerprint,
+            precision=precision,
+            fingerprint=trained.fingerprint,
+            thresholds=trained.thresholds,
         )
 
     def embed(
-        self, waveform: Tensor | ArrayLike, sample_rate: int
+        self,
+        audio: Audio | Iterable[Audio],
+        sample_rate: int | None = None,
+        *,
+        channels: Channels = None,
+        window: float | None = None,
     ) -> NDArray[np.float32]:
-        """Embed one waveform, or a batch of equally long ones.
+        """Embed one utterance, or a list of them.
 
         Parameters
         ----------
-        waveform : torch.Tensor or array-like, [samples] or [batch, samples]
-            One channel of floats from -1 to 1.
-        sample_rate : int
-            Hertz, a whole number; anything else than the encoder's is resampled.
+        audio : path, array or tensor [samples] or [channels, samples], or a list of them
+            Files of any sample rate that libsndfile reads; floats from -1 to 1. An array
+            is one utterance always; ``list(batch)`` makes a list of rows.
+        sample_rate : int, optional
+            Hertz of arrays and tensors, which do not say it; files say their own.
+            Anything else than the encoder's is resampled.
+        channels : "mean" or int, optional
+            What to do with several channels: average them, or take the one of this
+            number, counted from 0. Without it, they are refused.
+        window : float, optional
+            Seconds. Utterances that are longer are cut into windows of this length, and
+            the mean of their embeddings is given, in which each window has an equal say;
+            see ``Windows.mean``. Without it, no more than 600 s are embedded.
 
         Returns
         -------
-        numpy.ndarray, [embedding_dim] or [batch, embedding_dim], float32
+        numpy.ndarray, [embedding_dim], or [n, embedding_dim] of a list; float32
             The embeddings, not normalised in length.
 
         Raises
         ------
         ValueError
-            If the waveform has another shape, is shorter than a quarter of a second,
-            silent, NaN, absurdly loud, or no floating-point audio.
+            If an utterance cannot be read, has several channels without ``channels``, is
+            shorter than a quarter of a second or too long, silent, NaN, absurdly loud or
+            no floats. The message names it: its path, or its place in the list.
         """
-        if not isinstance(waveform, Tensor):
-            waveform = torch.from_numpy(np.ascontiguousarray(waveform))
-        samples = waveform.detach()
-        if samples.dim() not in (1, 2) or not samples.numel():
-            raise ValueError(
-                f"a waveform has the shape [samples] or [batch, samples], but got "
-                f"{list(samples.shape)}. Average the channels of multi-channel audio "
-                "first, or use embed_files."
-            )
-        samples = prepare_waveform(
-            samples, sample_rate, self.sample_rate, "the waveform"
-        )
-        embeddings = self._run(samples.reshape(-1, samples.shape[-1]).unbind())
-        return embeddings if samples.dim() == 2 else embeddings[0]
-
-    def embed_files(self, paths: Iterable[str | PathLike[str]]) -> NDArray[np.float32]:
-        """Embed audio files of any sample rate, each as one utterance.
-
-        Files of several channels are averaged to one, which is logged. More than a
-        few files get a progress bar.
-
-        Parameters
-        ----------
-        paths : iterable of str or path-like
-            The files.
-
-        Returns
-        -------
-        numpy.ndarray, [n, embedding_dim], float32
-            One row per path, in their order.
-
-        Raises
-        ------
-        ValueError
-            If a file is missing, no audio or cannot be embedded; the message names it.
-        """
-        rows = dict(self.embed_each(paths))
-        return np.stack([rows[index] for index in range(len(rows))])
+        found, alone = recordings(audio, sample_rate)
+        rows = self._rows(found, channels, window)
+        return np.asarray(rows[0]) if alone else rows
 
     def embed_each(
-        self, paths: Iterable[str | PathLike[str]]
+        self,
+        audio: Iterable[Audio],
+        sample_rate: int | None = None,
+        *,
+        channels: Channels = None,
+        window: float | None = None,
+        on_bad: OnBad | None = None,
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Embed audio files as ``embed_files`` does, giving each row once it is ready.
+        """Embed a list as ``embed`` does, giving each row once it is ready.
 
-        Of several processes the first shows its progress.
+        More than a few get a progress bar; of several processes the first shows its own.
 
         Parameters
         ----------
-        paths : iterable of str or path-like
-            The files.
+        audio : iterable of path, array or tensor
+            The utterances. Arrays are all in memory before the first is embedded: give
+            paths where they are many.
+        sample_rate, channels, window
+            As of ``embed``.
+        on_bad : callable, optional
+            Takes the position of an utterance that cannot be embedded and the error; the
+            utterance is left out. It may be called in another thread. Without it the
+            error is raised, once all before it were given.
 
         Yields
         ------
         index : int
-            Position in ``paths``; they come in an order of their own.
+            Position in the list; they come in an order of their own.
         embedding : numpy.ndarray, [embedding_dim], float32
-            The embedding of that file.
+            The embedding of that utterance.
 
         Raises
         ------
         ValueError
-            As ``embed_files``.
+            As ``embed``.
         """
-        if isinstance(paths, (str, PathLike)):
-            raise ValueError(f"give a list of paths: [{str(paths)!r}].")
-        paths = list(paths)
-        if not paths:
-            raise ValueError("there is no path to embed; give at least one.")
-        with tqdm(
-            total=len(paths),
-            desc="embedding",
-            unit="utt",
-            disable=len(paths) < _MANY_FILES or not if_main_process(),
-        ) as progress:
-            for group in read_batches(paths, self.sample_rate, self.device):
-                indices, waveforms = zip(*group, strict=True)
-                yield from zip(indices, self._run(waveforms), strict=True)
-                progress.update(len(group))
+        found, alone = recordings(audio, sample_rate)
+        if alone:
+            raise ValueError("embed_each takes a list; embed takes one utterance.")
+        return self._running.each(found, channels, window, on_bad)
 
-    def verify(self, a: str | PathLike[str], b: str | PathLike[str]) -> float:
-        """Score how alike the speakers of two audio files are.
+    def windows(
+        self,
+        audio: Audio,
+        sample_rate: int | None = None,
+        *,
+        channels: Channels = None,
+        seconds: float = 3.0,
+        hop: float = 1.5,
+    ) -> Windows:
+        """Embed a recording of any length window by window.
+
+        A part of the recording is in memory at a time. Windows that are silent are left
+        out and named in the result; see ``Windows`` for the last one.
 
         Parameters
         ----------
-        a, b : str or path-like
-            Audio files.
+        audio : path, array or tensor, [samples] or [channels, samples]
+            One recording.
+        sample_rate, channels
+            As of ``embed``.
+        seconds : float
+            Length of a window.
+        hop : float
+            Seconds from the start of one to that of the next; at most ``seconds``.
 
         Returns
         -------
-        float
-            The cosine of their embeddings, from -1 to 1; higher is more alike. Which
-            score means "the same speaker" is a threshold to be chosen on trials.
+        Windows
+            Start, end and embedding of each, and what was silent.
 
         Raises
         ------
         ValueError
-            As ``embed_files``.
+            As ``embed``; if all of it is silent; if a length is out of range.
         """
-        return float(cosine(*np.split(self.embed_files([a, b]), 2))[0])
+        found, alone = recordings(audio, sample_rate)
+        if not alone:
+            raise ValueError("windows takes one recording, and no list.")
+        return self._running.windows(found[0], channels, seconds, hop)
 
-    @torch.no_grad()
-    def _run(self, waveforms: Sequence[Tensor]) -> NDArray[np.float32]:
-        """Embed waveforms [samples] at the model's sample rate."""
-        padded = pad_sequence(list(waveforms), batch_first=True).to(self.device)
-        counts = [len(w) for w in waveforms]
-        samples = None
-        if min(counts) < max(counts):
-            samples = torch.tensor(counts, device=self.device)
-        embeddings = self.model(padded, samples).squeeze(1).float().cpu()
-        if not embeddings.isfinite().all():
+    def enrol(
+        self,
+        audio: Iterable[Audio],
+        sample_rate: int | None = None,
+        *,
+        channels: Channels = None,
+        window: float | None = None,
+    ) -> EnrolledSpeaker:
+        """Learn a speaker by one or more utterances.
+
+        Parameters
+        ----------
+        audio : iterable of path, array or tensor
+            Utterances of one speaker.
+        sample_rate, channels, window
+            As of ``embed``.
+
+        Returns
+        -------
+        EnrolledSpeaker
+            For either side of ``verify``; it can be saved.
+
+        Raises
+        ------
+        ValueError
+            As ``embed``; if the embedder has no fingerprint.
+        """
+        if not self.fingerprint:
             raise ValueError(
-                "the encoder gave NaN or infinity for audio that is finite. Its "
-                "weights are from a training that has diverged: use an earlier one."
+                "an embedder without a fingerprint cannot enrol: its speakers could not be "
+                "told from another's. Give SpeakerEmbedder one."
             )
-        return np.asarray(embeddings.numpy())
+        found, alone = recordings(audio, sample_rate)
+        if alone:
+            raise ValueError("enrol takes a list of utterances: [utterance].")
+        return EnrolledSpeaker(self._rows(found, channels, window), self.fingerprint)
+
+    def verify(
+        self,
+        a: Audio | EnrolledSpeaker,
+        b: Audio | EnrolledSpeaker,
+        sample_rate: int | None = None,
+        *,
+        channels: Channels = None,
+        window: float | None = None,
+        threshold: float | str | None = None,
+        cohort: Cohort | None = None,
+    ) -> Verification:
+        """Score how alike two speakers are, and decide where a threshold is known.
+
+        Parameters
+        ----------
+        a, b : path, array, tensor or EnrolledSpeaker
+            One utterance each, or a speaker that was enrolled.
+        sample_rate, channels, window
+            As of ``embed``.
+        threshold : float or str, optional
+            The score from which on two voices count as one speaker's, or the name of one
+            that the model has, see ``thresholds.known``. Without it the model's own is
+            taken: at the equal error rate of its list of trials, if it has one list.
+        cohort : Cohort, optional
+            Normalise the score with it by AS-Norm; ``read_cohort`` reads a model's.
+            Without it the score is the cosine of the embeddings.
+
+        Returns
+        -------
+        Verification
+            Score, decision, and where the threshold is from. Without any threshold the
+            decision is None.
+
+        Raises
+        ------
+        ValueError
+            As ``embed``; if a speaker was enrolled by another model, or the cohort made
+            by one; if there is no such threshold.
+        """
+        if cohort is not None:
+            cohort.check_model(self.fingerprint)
+        speakers, heard = sides({"a": a, "b": b}, sample_rate, self.fingerprint)
+        if heard:
+            rows = self._rows(list(heard.values()), channels, window)
+            for name, row in zip(heard, rows, strict=True):
+                speakers[name] = EnrolledSpeaker(row[None], self.fingerprint)
+        return compare(
+            speakers["a"],
+            speakers["b"],
+            cohort=cohort,
+            thresholds=self.thresholds,
+            threshold=threshold,
+        )
+
+    def _rows(
+        self, found: list[Recording], channels: Channels, window: float | None
+    ) -> NDArray[np.float32]:
+        rows = dict(self._running.each(found, channels, window))
+        return np.stack([rows[index] for index in range(len(found))])

@@ -1,9 +1,9 @@
 """Weights from files that somebody else made: tensors as expected, or an error.
 
 Neither code nor memory is given to a file. What it must hold is known before it is
-opened, so that a file of another size is not read at all. What torch.save wrote is read
-here and by nobody else: torch.load takes files that are a zip to one reader and
-something else to another.
+opened, so that a file of another size is not read at all. Of an exported model, what
+torch.save wrote is read here and not by torch.load, which takes files that are a zip to
+one reader and something else to another.
 """
 
 from __future__ import annotations

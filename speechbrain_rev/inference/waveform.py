@@ -9,7 +9,8 @@ import torch
 from speechbrain.lobes.features import Fbank
 from torch import Tensor, nn
 
-from speechbrain_rev.inference.front_ends import FRONT_ENDS, fbank_frames
+from speechbrain_rev.inference.front_ends import FRONT_ENDS, fbank_frames, padded_fbank
+from speechbrain_rev.reversible.autocast import autocast_off
 
 
 class WaveformEncoder(nn.Module):
@@ -96,13 +97,14 @@ class FbankStatistics(nn.Module):
 
     def forward(self, waveforms: Tensor, samples: Tensor | None = None) -> Tensor:
         """Map [batch, samples], of which ``samples`` count, to [batch, 1, 2 * n_mels]."""
-        features = self.compute_features(waveforms)
-        frames = [features.shape[1]] * len(features)
-        if samples is not None:
-            frames = fbank_frames(samples, self.sample_rate).tolist()
+        if samples is None:
+            samples = torch.full((len(waveforms),), waveforms.shape[1])
+        frames = fbank_frames(samples, self.sample_rate)
+        with autocast_off(waveforms.device):
+            features = padded_fbank(self.compute_features, waveforms, frames)
         return torch.stack(
             [
                 torch.cat([f[:n].mean(dim=0), f[:n].std(dim=0)])
-                for f, n in zip(features, frames, strict=True)
+                for f, n in zip(features, frames.tolist(), strict=True)
             ]
         ).unsqueeze(1)

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from speechbrain_rev.inference import SpeakerEmbedder, WaveformEncoder, embed_into
-from speechbrain_rev.inference.audio import read_waveform
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.scoring import cosine
+from speechbrain_rev.speech import read_audio
 from tests.corpus import RATE, speak
 
 from .harness import NotEqual, Result, interleaved_seconds
@@ -91,7 +91,7 @@ class Case:
     def one_by_one(self) -> NDArray[np.float32]:
         """Embed each utterance by itself, without padding."""
         paths = self.files.values()
-        return np.concatenate([self.embedder.embed_files([path]) for path in paths])
+        return np.concatenate([self.embedder.embed([path]) for path in paths])
 
     def by_script(self) -> NDArray[np.float32]:
         """Embed the enrolment side, which has them all, as the script does."""
@@ -138,7 +138,7 @@ def _encoder(setting: Setting, paths: list[Path]) -> nn.Module:
     shape = {"widths": setting.widths, "blocks": setting.blocks}
     given = {name: value for name, value in shape.items() if value}
     encoder = build_encoder(setting.encoder, **given)
-    waves = [read_waveform(path, RATE)[0] for path in paths[:8]]
+    waves = [read_audio(path, sample_rate=RATE) for path in paths[:8]]
     shortest = min(len(wave) for wave in waves)
     for module in encoder.modules():
         if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d):

@@ -3,12 +3,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from speechbrain_rev.inference import EmbeddingArchive, SpeakerEmbedder
+from speechbrain_rev.inference import EmbeddingArchive, FbankStatistics, SpeakerEmbedder
 from speechbrain_rev.scoring import read_trials
 from speechbrain_rev.speech import read_manifest
 from tests.corpus import write_corpus
 from tests.recipes.runs import recipe
-from tests.run_folders import write_run, write_scorable_run
+from tests.run_folders import (
+    speech_like,
+    write_audio,
+    write_run,
+    write_scorable_run,
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +32,9 @@ def embedded(monkeypatch):
     files = []
     original = SpeakerEmbedder.embed_each
 
-    def counting(self, paths):
+    def counting(self, paths, **given):
         files.extend(paths)
-        return original(self, paths)
+        return original(self, paths, **given)
 
     monkeypatch.setattr(SpeakerEmbedder, "embed_each", counting)
     return files
@@ -65,7 +70,7 @@ def test_rows_are_the_embeddings_of_the_files_they_name(run, data):
     embedder = SpeakerEmbedder.from_run(run, device="cpu")
     for archive in archives:
         for name in archive.names[::3]:
-            expected = embedder.embed_files([data / "wav" / name])[0]
+            expected = embedder.embed([data / "wav" / name])[0]
             row = archive.embeddings[archive.names.index(name)]
             assert np.allclose(
                 row, expected, rtol=0, atol=1e-5 * np.abs(expected).max()
@@ -123,3 +128,17 @@ def test_a_missing_utterance_is_named(run):
         file.write("0 id00004/s00/00000.wav id00005/s00/99999.wav\n")
     with pytest.raises(ValueError, match=r"id00005/s00/99999\.wav"):
         extract(run)
+
+
+def test_channels_of_files_are_averaged_and_said(tmp_path, caplog):
+    sides = np.stack([speech_like(seed=1), speech_like(seed=2)])
+    stereo = {"s.wav": write_audio(tmp_path / "s.wav", sides.T)}
+    mono = {"m.wav": write_audio(tmp_path / "m.wav", sides.mean(axis=0))}
+    embedder = SpeakerEmbedder(FbankStatistics(), device="cpu", fingerprint="x")
+    recipe("extract").extract(embedder, tmp_path, stereo, mono)
+    found = [
+        EmbeddingArchive.load(tmp_path / f"embeddings/{name}.npz").embeddings
+        for name in ("trials", "cohort")
+    ]
+    assert np.allclose(*found, rtol=1e-5)
+    assert "1 of 1 utterances have several channels, which were averaged" in caplog.text

@@ -80,6 +80,27 @@ def test_figures_are_those_of_the_scoring_functions(folder):
         assert np.allclose(written[:, 1], scores, atol=1e-6)
 
 
+def test_thresholds_have_the_rates_that_they_are_named_after(folder):
+    path, trials, speakers = folder
+    report = recipe("score").score(path, [trials], speakers, cohort_top_n=4)
+    for row in report["results"]:
+        labels, scores = np.loadtxt(
+            path / "scores" / f"trials.{row['method']}.txt", usecols=(2, 3)
+        ).T
+        threshold = row["thresholds"]["EER"]
+        rates = [(scores[labels == 0] >= threshold).mean()]
+        rates.append((scores[labels == 1] < threshold).mean())
+        # No threshold has two rates that are nearer than a trial of either kind.
+        step = 1 / row["targets"] + 1 / row["impostors"]
+        assert np.abs(np.array(rates) - row["eer"]).max() <= step
+        for p in (0.01, 0.05):
+            threshold = row["thresholds"][f"minDCF({p})"]
+            accepted = scores >= (np.inf if threshold is None else threshold)
+            cost = p * (~accepted[labels == 1]).mean()
+            cost += (1 - p) * accepted[labels == 0].mean()
+            assert cost / min(p, 1 - p) == pytest.approx(row["min_dcf"][str(p)])
+
+
 def test_results_and_pictures_are_written(folder):
     path, trials, speakers = folder
     report = recipe("score").score(path, [trials], speakers, cohort_top_n=4)

@@ -13,7 +13,8 @@ import torch
 from speechbrain_rev import __version__, cli, environment, whole_files
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.hparams import resolve
-from speechbrain_rev.inference import SpeakerEmbedder, export_run
+from speechbrain_rev.inference import EmbeddingArchive, SpeakerEmbedder, export_run
+from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.models import (
     Training,
     as_text,
@@ -33,6 +34,7 @@ from speechbrain_rev.models.planning import plan_encoders
 from speechbrain_rev.models.sweeping import sweep_encoder
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.planner.timing import ASSUMED, Speed
+from speechbrain_rev.speech.packing import Packing
 from tests.run_folders import (
     speech_like,
     write_audio,
@@ -188,6 +190,7 @@ class TestEnv:
             "torchaudio",
             "speechbrain",
             "bitsandbytes",
+            "processor",
             "cpus",
             "ram",
             "cuda",
@@ -710,10 +713,70 @@ class TestEmbed:
         arguments = ["embed", run_folder, *audio, "--out", out, "--device=cpu"]
         assert cli.main(arguments) == 0
         assert out in capsys.readouterr().out
-        expected = SpeakerEmbedder.from_run(run_folder, device="cpu").embed_files(audio)
+        expected = SpeakerEmbedder.from_run(run_folder, device="cpu").embed(audio)
         with np.load(out) as written:
-            assert written["files"].tolist() == audio
+            assert written["names"].tolist() == audio
             np.testing.assert_array_equal(written["embeddings"], expected)
+        assert cli.main(arguments) == 0
+        assert cli.main([*arguments, "--precision=bf16"]) == 2
+        assert "of another model, or of another precision" in capsys.readouterr().err
+
+    def test_a_folder_is_looked_through_and_embedded(
+        self, run_folder, tmp_path, capsys
+    ):
+        folder, out = tmp_path / "speech", tmp_path / "rows.parquet"
+        for name in ("a.wav", "b/c.wav"):
+            write_audio(folder / name, speech_like(0.5))
+        write_audio(folder / "two.wav", np.stack([speech_like(0.5)] * 2, axis=1))
+        (folder / "notes.txt").touch()
+        arguments = ["embed", run_folder, str(folder), "--device=cpu"]
+        assert cli.main([*arguments, "--dry-run"]) == 0
+        said = capsys.readouterr().out
+        assert "2 files can be embedded as far as headers tell, 0.00 h" in said
+        assert "1 files cannot be embedded:\n- two.wav: " in said
+        assert (
+            "1 files that are no audio by their names were passed over: 1 .txt" in said
+        )
+        arguments.append(f"--out={out}")
+        assert cli.main(arguments) == 2
+        assert "The other 2 are in" in capsys.readouterr().err
+        assert cli.main([*arguments, "--bad-files=skip"]) == 0
+        assert "two.wav has 2 channels" in capsys.readouterr().out
+        assert cli.main([*arguments, "--channels=mean"]) == 0
+        assert "embeddings [3, 16]" in capsys.readouterr().out
+
+    def test_a_folder_in_a_packed_one_is_embedded_as_a_folder(
+        self, run_folder, tmp_path, monkeypatch, capsys
+    ):
+        with Packing(tmp_path / "c.packed", source="c", sample_rate=16000) as packing:
+            packing.add("id1/a.wav", torch.from_numpy(speech_like(0.5)))
+            packing.finish()
+        monkeypatch.chdir(tmp_path)
+        arguments = ["embed", run_folder, "c.packed/id1", "--out=o.npz", "--device=cpu"]
+        assert cli.main(arguments) == 0
+        assert EmbeddingArchive.load("o.npz").names == ("a.wav",)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--bad-files=skip"], "--bad-files goes with --out"),
+            (["--window=0.1"], "a window of 0.1 s is no utterance"),
+            (["--precision=fp16"], "fp16 is for GPUs"),
+            (["--channels=-1"], "channels takes"),
+        ],
+    )
+    def test_options_that_do_not_go_are_one_line(
+        self, run_folder, audio, options, message, capsys
+    ):
+        arguments = ["embed", run_folder, *audio, "--device=cpu", *options]
+        assert message in refuse(arguments, capsys)
+
+    def test_channels_that_are_none_are_named_with_their_option(
+        self, run_folder, audio, capsys
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["embed", run_folder, *audio, "--channels=left"])
+        assert "argument --channels: invalid" in capsys.readouterr().err
 
     @pytest.mark.parametrize("command", ["embed", "verify"])
     def test_an_exported_model_is_read_as_strictly_as_by_from_hparams(
@@ -739,7 +802,9 @@ class TestEmbed:
 
     def test_a_name_that_numpy_would_change_is_refused(self, run_folder, audio, capsys):
         arguments = ["embed", run_folder, *audio, "--out=embeddings.txt"]
-        assert "ends in .npz, not embeddings.txt" in refuse(arguments, capsys)
+        assert "ends in .npz or .parquet, not embeddings.txt" in refuse(
+            arguments, capsys
+        )
 
     @pytest.mark.parametrize(
         ("out", "message"),
@@ -771,7 +836,10 @@ class TestEmbed:
         self, run_folder, audio, tmp_path, monkeypatch, capsys
     ):
         out = tmp_path / "embeddings.npz"
-        out.write_bytes(b"old")
+        arguments = ["embed", run_folder, *audio[:1], f"--out={out}", "--device=cpu"]
+        assert cli.main(arguments) == 0
+        capsys.readouterr()
+        old = out.read_bytes()
 
         def fail(file, **_):
             file.write(b"half")
@@ -780,7 +848,7 @@ class TestEmbed:
         monkeypatch.setattr(np, "savez", fail)
         arguments = ["embed", run_folder, *audio, f"--out={out}", "--device=cpu"]
         assert "disk full" in refuse(arguments, capsys)
-        assert out.read_bytes() == b"old"
+        assert out.read_bytes() == old
         assert list(tmp_path.iterdir()) == [out]
 
     def test_audio_without_a_header_is_one_line(self, run_folder, tmp_path, capsys):
@@ -799,9 +867,44 @@ class TestEmbed:
 class TestVerify:
     def test_it_prints_the_score_first(self, run_folder, audio, capsys):
         assert cli.main(["verify", run_folder, *audio, "--device=cpu"]) == 0
-        printed = float(capsys.readouterr().out.split()[0])
-        score = SpeakerEmbedder.from_run(run_folder, device="cpu").verify(*audio)
-        assert printed == round(score, 4)
+        said = capsys.readouterr().out
+        found = SpeakerEmbedder.from_run(run_folder, device="cpu").verify(*audio)
+        assert float(said.split()[0]) == round(found.score, 4)
+        assert found.origin in said
+
+    def test_a_threshold_decides(self, run_folder, audio, capsys):
+        arguments = ["verify", run_folder, *audio, "--device=cpu"]
+        assert cli.main([*arguments, "--threshold=-1"]) == 0
+        assert "the same speaker, by the threshold -1.0000: given by the caller" in (
+            capsys.readouterr().out
+        )
+        assert cli.main([*arguments, "--threshold=1.0"]) == 0
+        assert "different speakers" in capsys.readouterr().out
+        assert "there is no threshold 'vox1_o'" in refuse(
+            [*arguments, "--threshold=vox1_o"], capsys
+        )
+
+    def test_a_list_that_is_called_by_a_number_is_found_by_its_name(
+        self, audio, tmp_path, capsys
+    ):
+        write_run(tmp_path / "run")
+        row = {
+            "trials": "2019", "method": "cosine", "targets": 3, "impostors": 4,
+            "eer": 0.25, "thresholds": {"EER": 0.4},
+        }  # fmt: skip
+        made = read_weights(tmp_path / "run").fingerprint
+        report = {"model": made, "subtract_mean": False, "results": [row]}
+        (tmp_path / "run/scores").mkdir()
+        (tmp_path / "run/scores/results.json").write_text(json.dumps(report))
+        arguments = ["verify", str(tmp_path / "run"), *audio, "--device=cpu"]
+        assert cli.main([*arguments, "--threshold=2019"]) == 0
+        assert "threshold 0.4000: EER of the list 2019" in capsys.readouterr().out
+        assert cli.main([*arguments, "--threshold=2020"]) == 0
+        assert "threshold 2020.0000: given by the caller" in capsys.readouterr().out
+
+    def test_as_norm_without_a_cohort_is_one_line(self, run_folder, audio, capsys):
+        arguments = ["verify", run_folder, *audio, "--device=cpu", "--as-norm"]
+        assert "has no embeddings/cohort.npz" in refuse(arguments, capsys)
 
     @pytest.mark.parametrize(
         ("device", "message"),

@@ -1,6 +1,5 @@
 """A run becomes a folder that SpeechBrain loads, from wherever it is moved."""
 
-import hashlib
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from speechbrain_rev.inference import (
     export_run,
     read_cohort,
 )
+from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.classifier import CosineClassifier
 from speechbrain_rev.speech import Utterance, write_manifest
@@ -68,9 +68,7 @@ def wave():
 
 def scored(folder, seed=0, subtract_mean=False):
     """Add what extract.py and score.py leave in a run's folder."""
-    fingerprint = hashlib.sha256(
-        (folder / "embedding_model.ckpt").read_bytes()
-    ).hexdigest()
+    fingerprint = read_weights(folder).fingerprint
     names = tuple(f"{s}/a/{i}.wav" for s in SPEAKERS for i in range(2))
     rows = np.random.default_rng(seed).standard_normal((6, 16)).astype(np.float32)
     EmbeddingArchive(names, rows, fingerprint).save(folder / "embeddings/cohort.npz")
@@ -85,6 +83,7 @@ def scored(folder, seed=0, subtract_mean=False):
         "eer": 0.01234,
         "min_dcf": {"0.01": 0.111, "0.05": 0.222},
         "eer_95": [0.0101, 0.0151],
+        "thresholds": {"EER": 4.5, "minDCF(0.01)": 6.25, "minDCF(0.05)": None},
     }
     report = {
         "model": fingerprint,
@@ -106,6 +105,16 @@ def test_a_moved_folder_embeds_exactly_as_the_run(run, out, wave):
     (out / "embedding_model.safetensors").unlink()
     embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
     assert np.array_equal(embedder.embed(wave, 16000), expected)
+
+
+def test_what_the_run_made_is_used_with_the_exported_copy(run, out, wave):
+    ran = SpeakerEmbedder.from_run(run[0], device="cpu")
+    speaker = ran.enrol([wave], 16000)
+    for weights in ("embedding_model.safetensors", "embedding_model.ckpt"):
+        embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
+        assert embedder.fingerprint == ran.fingerprint, weights
+        assert embedder.verify(speaker, wave, 16000).score == pytest.approx(1.0)
+        (out / weights).unlink()
 
 
 @pytest.mark.parametrize("saved", [None, LocalStrategy.SYMLINK, LocalStrategy.COPY])
@@ -261,10 +270,18 @@ def test_what_the_card_shows_runs(tmp_path, monkeypatch):
         exec(compile(block, "README.md", "exec"), names)
     assert len(blocks) == 3
     assert names["mean"].shape == names["std"].shape == (2,)
-    ours = scoring.cosine(
-        *np.split(names["embedder"].embed_files(["a.wav", "b.wav"]), 2)
-    )
+    ours = scoring.cosine(*np.split(names["embedder"].embed(["a.wav", "b.wav"]), 2))
     assert float(names["score"]) == pytest.approx(float(ours[0]), abs=1e-5)
+    expected = names["embedder"].verify("a.wav", "b.wav", cohort=names["cohort"])
+    assert names["verified"] == expected
+    assert (expected.normalisation, expected.threshold) == ("as_norm", 4.5)
+    # The card's second way, of many, is that of one.
+    cosine = scoring.cosine(*np.split(names["embeddings"], 2))
+    sides = [
+        values[i : i + 1] for i in range(2) for values in (names["mean"], names["std"])
+    ]
+    normed = scoring.as_norm(cosine, *sides)
+    assert float(normed[0]) == pytest.approx(expected.score, rel=1e-4)
 
 
 @pytest.mark.parametrize("what", ["embeddings", "scores"])
@@ -281,6 +298,83 @@ def test_figures_of_other_weights_are_refused(tmp_path, what):
     with pytest.raises(ValueError, match=f"{path.name} is of other weights"):
         export_run(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_results_of_other_weights_do_not_decide_on_a_run_s_cohort(tmp_path):
+    write_finished_run(tmp_path / "run")
+    scored(tmp_path / "run")
+    path = tmp_path / "run/scores/results.json"
+    report = json.loads(path.read_text())
+    path.write_text(json.dumps({**report, "model": "older"}))
+    with pytest.raises(ValueError, match=r"results\.json is of other weights"):
+        read_cohort(tmp_path / "run")
+    path.write_text(json.dumps({**report, "cohort": {"speakers": 3, "top_n": -1}}))
+    with pytest.raises(ValueError, match=r"results\.json is not what .*score\.py"):
+        read_cohort(tmp_path / "run")
+
+
+def test_a_run_s_cohort_is_not_read_through_links_out_of_it(tmp_path):
+    write_finished_run(tmp_path / "run")
+    scored(tmp_path / "run")
+    for name in ("scores/results.json", "embeddings/cohort.npz"):
+        path = tmp_path / "run" / name
+        content = path.read_bytes()
+        (tmp_path / "elsewhere").write_bytes(content)
+        path.unlink()
+        path.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(ValueError, match="is a link out of its folder"):
+            read_cohort(tmp_path / "run")
+        path.unlink()
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["x" * 201, "a\x1b[2J"])
+def test_a_list_that_cannot_be_named_is_exported_by_another_name(tmp_path, name):
+    write_finished_run(tmp_path / "run")
+    scored(tmp_path / "run")
+    path = tmp_path / "run/scores/results.json"
+    report = json.loads(path.read_text())
+    report["results"][0]["trials"] = name
+    path.write_text(json.dumps(report))
+    assert export_run(tmp_path / "run", tmp_path / "out") == []
+    embedder = SpeakerEmbedder.from_hparams(tmp_path / "out", device="cpu")
+    names = [one.name for one in embedder.thresholds.known]
+    assert names == ["trials", "trials minDCF(0.01)"]
+    assert "\x1b" not in (tmp_path / "out/README.md").read_text()
+
+
+def test_thresholds_travel_with_the_model_and_decide(tmp_path, wave):
+    write_finished_run(tmp_path / "run")
+    scored(tmp_path / "run")
+    assert export_run(tmp_path / "run", tmp_path / "out") == []
+    ran = SpeakerEmbedder.from_run(tmp_path / "run", device="cpu")
+    embedder = SpeakerEmbedder.from_hparams(tmp_path / "out", device="cpu")
+    assert embedder.thresholds == ran.thresholds
+    names = [one.name for one in embedder.thresholds.known]
+    assert names == ["vox1_o", "vox1_o minDCF(0.01)"]
+    cohort, own = (read_cohort(tmp_path / name) for name in ("out", "run"))
+    assert np.array_equal(cohort.means, own.means)
+    assert (cohort.top_n, own.top_n) == (2, 2)
+    other = torch.from_numpy(speech_like(seed=1))
+    found = embedder.verify(wave, other, 16000, cohort=cohort)
+    assert found.threshold == 4.5
+    assert found.same_speaker == (found.score >= 4.5)
+    assert "vox1_o: 18,802 target" in found.origin
+    assert found == ran.verify(wave, other, 16000, cohort=own)
+    card = (tmp_path / "out/README.md").read_text()
+    assert "| vox1_o | as_norm | 4.5000 |" in card
+
+
+def test_results_of_before_thresholds_are_said_to_have_none(tmp_path):
+    write_finished_run(tmp_path / "run")
+    scored(tmp_path / "run")
+    path = tmp_path / "run/scores/results.json"
+    report = json.loads(path.read_text())
+    del report["results"][0]["thresholds"]
+    path.write_text(json.dumps(report))
+    (missing,) = export_run(tmp_path / "run", tmp_path / "out")
+    assert missing.startswith("thresholds.json")
+    assert not (tmp_path / "out/thresholds.json").exists()
 
 
 def test_a_run_that_has_not_ended_says_so(tmp_path):
@@ -368,7 +462,7 @@ def test_the_card_names_trial_lists_without_their_folders(tmp_path):
     names = ["secret_place_a_one.txt", "secret_place_b_one.txt", "vox1_o", "my_list"]
     names += ["secret_place_unknown_c.txt"]
     report["results"] = [
-        {**row, "trials": name, "method": method}
+        {**row, "trials": name, "method": method, "thresholds": {"EER": 0.5}}
         for name in names
         for method in ("cosine", "as_norm")
     ]
@@ -379,6 +473,20 @@ def test_the_card_names_trial_lists_without_their_folders(tmp_path):
     for name in ("one (1)", "one (2)", "vox1_o", "my_list", "trials"):
         assert f"| {name} | cosine |" in card
         assert f"| {name} | as_norm |" in card
+    found = SpeakerEmbedder.from_hparams(tmp_path / "out", device="cpu").thresholds
+    assert "secret" not in str(found)
+    assert len(found.known) == 10
+
+
+def test_results_with_thresholds_that_are_none_are_named(tmp_path):
+    write_finished_run(tmp_path / "run")
+    scored(tmp_path / "run")
+    path = tmp_path / "run/scores/results.json"
+    report = json.loads(path.read_text())
+    report["results"][0]["thresholds"] = {"EER": "high"}
+    path.write_text(json.dumps(report))
+    with pytest.raises(ValueError, match=r"results\.json is not what .*score\.py"):
+        export_run(tmp_path / "run", tmp_path / "out")
 
 
 @pytest.mark.parametrize("out", [".", "../empty", "./."])

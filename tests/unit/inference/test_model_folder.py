@@ -930,18 +930,35 @@ def test_damage_is_refused_or_harmless_whatever_it_hits(folder, exported, name):
 
 def test_a_cohort_is_read_as_it_was_written(folder):
     means = np.random.default_rng(0).standard_normal((4, 16))
-    Cohort(means, 3, means[0].astype(np.float32)).write(folder / "cohort.safetensors")
+    Cohort(means, 3, "f00d, bf16", means[0].astype(np.float32)).write(
+        folder / "cohort.safetensors"
+    )
     write(folder, "cohort.safetensors", (folder / "cohort.safetensors").read_bytes())
     found = read_cohort(folder)
     assert np.array_equal(found.means, means)
     assert np.array_equal(found.centre, means[0].astype(np.float32))
-    assert found.top_n == 3
+    assert (found.top_n, found.fingerprint) == (3, "f00d, bf16")
 
 
 @pytest.mark.parametrize(
     "arrays",
     [
         {"means": torch.zeros(4, 16, dtype=torch.float64)},
+        {
+            "means": torch.zeros(4, 16).double(),
+            "top_n": torch.tensor([2]),
+            "fingerprint": None,
+        },
+        {
+            "means": torch.zeros(4, 16).double(),
+            "top_n": torch.tensor([2]),
+            "fingerprint": torch.tensor([27], dtype=torch.uint8),
+        },
+        {
+            "means": torch.zeros(4, 16).double(),
+            "top_n": torch.tensor([2]),
+            "fingerprint": torch.tensor([7.0]),
+        },
         {"means": torch.zeros(4, 16), "top_n": torch.tensor([2])},
         {"means": torch.zeros(4).double(), "top_n": torch.tensor([2])},
         {"means": torch.zeros(4, 16).double(), "top_n": torch.tensor([2, 3])},
@@ -968,7 +985,8 @@ def test_a_cohort_of_anything_else_is_refused(folder, arrays):
     if isinstance(arrays, bytes):
         path.write_bytes(arrays)
     else:
-        save_file(arrays, path)
+        named = {"fingerprint": torch.tensor([102], dtype=torch.uint8)} | arrays
+        save_file({n: t for n, t in named.items() if t is not None}, path)
     write(folder, path.name, path.read_bytes())
     with pytest.raises(ValueError, match=r"cohort\.safetensors is no cohort"):
         read_cohort(folder)
@@ -977,3 +995,102 @@ def test_a_cohort_of_anything_else_is_refused(folder, arrays):
 def test_a_model_without_a_cohort_says_so(folder):
     with pytest.raises(FileNotFoundError, match=r"has no cohort\.safetensors"):
         read_cohort(folder)
+
+
+# ------------------------------------------------------------ thresholds
+
+THRESHOLD = {
+    "trials": "vox1_o", "point": "EER", "normalisation": "cosine", "value": 0.31,
+    "targets": 18802, "impostors": 18818, "eer": 0.0123,
+}  # fmt: skip
+
+
+def listed(*changed):
+    return json.dumps({"thresholds": [{**THRESHOLD, **one} for one in changed]})
+
+
+def test_thresholds_are_read_as_they_were_written(folder):
+    write(folder, "thresholds.json", listed({}, {"point": "minDCF(0.01)", "value": 1}))
+    embedder = SpeakerEmbedder.from_hparams(folder, device="cpu")
+    assert [one.value for one in embedder.thresholds.known] == [0.31, 1]
+    assert embedder.thresholds.known[0].trials == "vox1_o"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "no json",
+        "[]",
+        "7",
+        '{"thresholds": {}}',
+        '{"thresholds": [7]}',
+        '{"thresholds": [{}]}',
+        '{"thresholds": [], "more": 1}',
+        '{"thresholds": [], "thresholds": []}',
+        listed({"more": 1}),
+        json.dumps(
+            {"thresholds": [{k: v for k, v in THRESHOLD.items() if k != "eer"}]}
+        ),
+        listed({}, {}),
+        listed(*({"trials": f"t{i}"} for i in range(1001))),
+        listed({"value": float("nan")}),
+        listed({"value": float("inf")}),
+        listed({"value": 1.5}),
+        listed({"value": "0.3"}),
+        listed({"value": True}),
+        listed({"value": None}),
+        listed({"value": [0.3]}),
+        listed({"normalisation": "as_norm", "value": 1e300}),
+        listed({"normalisation": "s_norm"}),
+        listed({"normalisation": ["cosine"]}),
+        listed({"trials": ""}),
+        listed({"trials": "x" * 201}),
+        listed({"trials": "\x1b[2J"}),
+        listed({"trials": "a\nb"}),
+        listed({"trials": "\ud800"}),
+        listed({"point": "\u202e"}),
+        listed({"trials": 7}),
+        listed({"targets": -1}),
+        listed({"targets": 0}),
+        listed({"impostors": 1.0}),
+        listed({"impostors": 10**13}),
+        listed({"eer": 1.1}),
+        listed({"eer": -0.1}),
+        listed({}).replace("0.31", "1e999"),
+        listed({}).replace("0.31", "9" * 5000),
+        listed({}).replace("18802", "9" * 900_000),
+        listed({}).replace("18802", "0x10"),
+        "[" * 200_000,
+        '{"thresholds":' * 50_000,
+        " " * 1_000_001,
+        "\ufeff" + listed({}),
+        b"\xff\xfe{}",
+    ],
+)
+def test_thresholds_that_are_none_are_refused(folder, content):
+    write(folder, "thresholds.json", content)
+    refused(folder, "thresholds.json")
+
+
+def test_thresholds_are_not_read_from_elsewhere(folder, tmp_path):
+    (tmp_path / "theirs.json").write_text(listed({}))
+    write(folder, "thresholds.json", listed({}))
+    (folder / "thresholds.json").unlink()
+    (folder / "thresholds.json").symlink_to(tmp_path / "theirs.json")
+    refused(folder, "is a link out of its folder")
+
+
+def test_thresholds_without_their_checksum_are_refused(folder):
+    (folder / "thresholds.json").write_text(listed({}))
+    refused(folder, "thresholds.json is not listed")
+    write(folder, "thresholds.json", listed({}))
+    (folder / "thresholds.json").write_text(listed({"value": 0.0}))
+    refused(folder, "thresholds.json is not as it was written")
+
+
+def test_a_model_without_thresholds_decides_nothing(folder):
+    embedder = SpeakerEmbedder.from_hparams(folder, device="cpu")
+    found = embedder.verify(speech_like(), speech_like(seed=1), 16000)
+    assert found.same_speaker is None
+    assert "has no thresholds.json" in found.origin

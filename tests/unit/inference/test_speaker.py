@@ -8,8 +8,15 @@ import torch
 from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
 
-from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder
-from speechbrain_rev.scoring import cosine, cosine_trials, eer, read_trials
+from speechbrain_rev.inference import (
+    FbankStatistics,
+    SpeakerEmbedder,
+    WaveformEncoder,
+    batches,
+)
+from speechbrain_rev.inference.front_ends import SpeechBrainFbank
+from speechbrain_rev.lobes import build_encoder, inference_form
+from speechbrain_rev.scoring import cosine_trials, eer, read_trials
 from tests.run_folders import TINY, speech_like, write_audio, write_run
 
 # Sums of other grouping; one part in 100,000 of the embedding's length.
@@ -39,38 +46,58 @@ def test_an_embedding_is_the_encoder_s_on_training_s_features(run, embedder):
     )
     with torch.no_grad():
         expected = run[1].eval()(normalised)[0, 0].numpy()
-    assert np.array_equal(embedder.embed(wave, 16000), expected)
+    assert close(embedder.embed(wave, 16000), expected)
 
 
 def test_loudness_does_not_change_an_embedding(embedder):
     wave = speech_like()
-    assert close(embedder.embed(wave / 4, 16000), embedder.embed(wave, 16000), 1e-3)
+    assert close(embedder.embed(wave / 4, 16000), embedder.embed(wave, 16000))
 
 
-def test_a_batch_gives_a_row_for_each_utterance(embedder):
+def test_a_list_gives_a_row_for_each_utterance(embedder):
     waves = np.stack([speech_like(seed=s) for s in range(3)])
-    batch = embedder.embed(waves, 16000)
+    batch = embedder.embed(list(waves), 16000)
     assert batch.shape == (3, TINY["embedding_dim"])
     assert batch.dtype == np.float32
     for wave, row in zip(waves, batch, strict=True):
         assert close(row, embedder.embed(wave, 16000))
 
 
-@pytest.mark.parametrize("kind", ["encoder", "statistics"])
-def test_an_embedding_does_not_depend_on_its_companions(
-    run, tmp_path, kind, monkeypatch
+#: 160 samples are a hop: also one sample more or less than whole hops; mixed strongly.
+LENGTHS = [16000, 15999, 12800, 15841, 15840, 48000, 16000, 20001, 19999, 4000]
+FAMILIES = ["resnet34", "revnet57", "df_resnet56", "df_revnet89"]
+
+
+@pytest.mark.parametrize("form", ["as trained", "for inference"])
+@pytest.mark.parametrize("front_end", ["speechbrain", "kaldi"])
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_a_batch_of_unequal_lengths_equals_single_calls(
+    arch, front_end, form, tmp_path, monkeypatch
 ):
-    # 160 samples are a hop: also one sample more or less than whole hops.
-    lengths = [16000, 15999, 12800, 15841, 15840, 24000, 16000, 20001, 19999, 5000]
-    paths = [
-        write_audio(tmp_path / f"{i}.flac", speech_like(3.0, seed=i)[:n])
-        for i, n in enumerate(lengths)
-    ]
-    embedder = (
-        SpeakerEmbedder.from_run(run[0], device="cpu")
-        if kind == "encoder"
-        else SpeakerEmbedder(FbankStatistics(), device="cpu")
-    )
+    # Large batches, of which one holds the longest and the shortest.
+    monkeypatch.setattr(batches, "_BATCH_SAMPLES", {"cpu": 10**9})
+    monkeypatch.setattr(batches, "_ALIKE", 0.0)
+    torch.manual_seed(0)
+    shape = {"widths": (8, 16, 16, 16), "blocks": (1, 1, 1, 1), "embedding_dim": 16}
+    encoder = build_encoder(arch, **shape)
+    if form == "for inference":
+        # What users of CPUs get.
+        encoder = inference_form(encoder.eval())
+    model = WaveformEncoder(encoder, front_end=front_end)
+    embedder = SpeakerEmbedder(model, device="cpu")
+    # Of 8001 samples are 51 of 101 frames, a part that float32 rounds up.
+    lengths = [4000, 16000, 15999, 8001]
+    waves = [speech_like(seed=i)[:n] for i, n in enumerate(lengths)]
+    paths = [write_audio(tmp_path / f"{i}.wav", w) for i, w in enumerate(waves)]
+    sizes = count_batches(embedder, monkeypatch)
+    # Arrays and files in turns.
+    rows = embedder.embed([waves[0], paths[1], waves[2], paths[3]], 16000)
+    assert sizes == [len(lengths)]
+    for row, wave in zip(rows, waves, strict=True):
+        assert close(row, embedder.embed(wave, 16000))
+
+
+def count_batches(embedder, monkeypatch):
     sizes, together = [], embedder.model.forward
 
     def counting(waves, samples):
@@ -78,21 +105,49 @@ def test_an_embedding_does_not_depend_on_its_companions(
         return together(waves, samples)
 
     monkeypatch.setattr(embedder.model, "forward", counting)
-    rows = embedder.embed_files(paths)
+    return sizes
+
+
+def test_no_frame_of_padding_gets_into_the_mean_at_any_length():
+    wave = torch.from_numpy(speech_like())
+    lengths = torch.arange(4000, 16001, 160)
+    padded = torch.stack([wave * (torch.arange(16000) < n) for n in lengths])
+    features, _ = SpeechBrainFbank()(padded, lengths)
+    for n, row in zip(lengths, features, strict=True):
+        alone = SpeechBrainFbank()(wave[:n].unsqueeze(0))[0][0]
+        # Log energies are around 10, of which float32 resolves a millionth.
+        assert (row[: len(alone)] - alone).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("kind", ["encoder", "statistics"])
+def test_an_embedding_does_not_depend_on_its_companions(
+    run, tmp_path, kind, monkeypatch
+):
+    paths = [
+        write_audio(tmp_path / f"{i}.flac", speech_like(3.0, seed=i)[:n])
+        for i, n in enumerate(LENGTHS)
+    ]
+    embedder = (
+        SpeakerEmbedder.from_run(run[0], device="cpu")
+        if kind == "encoder"
+        else SpeakerEmbedder(FbankStatistics(), device="cpu")
+    )
+    sizes = count_batches(embedder, monkeypatch)
+    rows = embedder.embed(paths)
     assert max(sizes) > 1
     assert sum(sizes) == len(paths)
     for path, row in zip(paths, rows, strict=True):
-        assert close(row, embedder.embed_files([path])[0])
+        assert close(row, embedder.embed(path))
 
 
 def test_many_files_of_one_length_keep_their_order(embedder, tmp_path, capsys):
     paths = [
         write_audio(tmp_path / f"{i}.flac", speech_like(0.5, seed=i)) for i in range(35)
     ]
-    rows = embedder.embed_files(paths)
+    rows = embedder.embed(paths)
     assert "embedding: 100%" in capsys.readouterr().err
     for index in (0, 15, 16, 31, 34):
-        assert close(rows[index], embedder.embed_files([paths[index]])[0])
+        assert close(rows[index], embedder.embed([paths[index]])[0])
     assert capsys.readouterr().err == ""
 
 
@@ -112,23 +167,125 @@ def test_audio_of_any_sample_rate_reaches_the_encoder_at_its_own(rate):
     assert np.argmax(np.abs(np.fft.rfft(listener.heard[0].numpy()))) == 440
 
 
-def test_channels_are_averaged_and_said(embedder, tmp_path, caplog):
-    one, other = speech_like(seed=1), speech_like(seed=2)
-    stereo = write_audio(tmp_path / "s.wav", np.stack([one, other], axis=1))
-    mono = write_audio(tmp_path / "m.wav", (one + other) / 2)
+@pytest.fixture
+def stereo(tmp_path):
+    """A file, the same as an array [channels, samples], and both channels."""
+    sides = np.stack([speech_like(seed=1), speech_like(seed=2)])
+    return write_audio(tmp_path / "s.wav", sides.T), sides
+
+
+@pytest.mark.parametrize("kind", ["file", "array", "tensor"])
+def test_several_channels_are_refused_until_it_is_said_what_to_do(
+    embedder, stereo, kind, caplog
+):
+    path, sides = stereo
+    rate = None if kind == "file" else 16000
+    audio = {"file": path, "array": sides, "tensor": torch.from_numpy(sides)}[kind]
+    with pytest.raises(
+        ValueError, match=r'2 channels.*channels="mean".*=0.*list\(batch\)'
+    ):
+        embedder.embed(audio, rate)
+    for number, side in enumerate(sides):
+        chosen = embedder.embed(audio, rate, channels=number)
+        assert close(chosen, embedder.embed(side, 16000))
+    assert "give channel 1" in caplog.text
     with caplog.at_level(logging.WARNING):
-        rows = embedder.embed_files([stereo, mono])
-    assert close(rows[0], rows[1])
-    assert "1 of 2 files have several channels" in caplog.text
-    assert "s.wav (2)" in caplog.text
+        mean = embedder.embed([audio, sides[0]], 16000, channels="mean")
+    assert close(mean[0], embedder.embed(sides.mean(axis=0), 16000))
+    assert close(mean[1], embedder.embed(sides[0], 16000))
+    assert "1 of 2 utterances have several channels, which were averaged" in caplog.text
+    with pytest.raises(ValueError, match="has no channel 2: it has 2"):
+        embedder.embed(audio, rate, channels=2)
 
 
-def test_files_compare_by_the_cosine_of_their_embeddings(embedder, tmp_path):
-    paths = [write_audio(tmp_path / f"{i}.wav", speech_like(seed=i)) for i in (1, 2)]
-    rows = embedder.embed_files(paths)
-    assert embedder.verify(*paths) == pytest.approx(cosine(rows[:1], rows[1:])[0])
-    assert embedder.verify(paths[0], paths[0]) == pytest.approx(1.0)
-    assert embedder.verify(*paths) < 0.99999
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor])
+def test_a_channel_is_a_whole_number_of_any_type(embedder, stereo, kind):
+    path, sides = stereo
+    expected = embedder.embed(path, channels=1)
+    assert np.array_equal(embedder.embed(path, channels=kind(1)), expected)
+    assert np.array_equal(
+        embedder.windows(path, channels=kind(1)).embeddings[0], expected
+    )
+    with pytest.raises(ValueError, match="has no channel 2: it has 2"):
+        embedder.embed(sides, 16000, channels=kind(2))
+
+
+@pytest.mark.parametrize("channels", ["first", -1, True, 1.0, np.ones(2, int)])
+def test_a_choice_of_channels_that_is_none_is_refused(embedder, channels):
+    with pytest.raises(ValueError, match=r"channels takes .*but is ") as error:
+        embedder.embed(speech_like(), 16000, channels=channels)
+    assert f"but is {channels!r}." in str(error.value)
+
+
+def test_one_channel_is_taken_as_it_is(embedder):
+    wave = speech_like()
+    expected = embedder.embed(wave, 16000)
+    for channels in (None, "mean", 0):
+        assert np.array_equal(
+            embedder.embed(wave[None], 16000, channels=channels), expected
+        )
+
+
+def test_a_sample_rate_is_never_guessed_nor_passed_over(embedder, tmp_path):
+    path, wave = write_audio(tmp_path / "a.wav", speech_like()), speech_like(seed=1)
+    with pytest.raises(ValueError, match="not guessed: give sample_rate"):
+        embedder.embed(wave)
+    with pytest.raises(ValueError, match=r"utterance 1 of the list is an array"):
+        embedder.embed([path, wave])
+    for audio in (path, [path, path]):
+        with pytest.raises(
+            ValueError, match="sample_rate is 8000, but files say their"
+        ):
+            embedder.embed(audio, 8000)
+    rows = embedder.embed([path, wave], 16000)
+    assert close(rows[0], embedder.embed(path))
+    assert close(rows[1], embedder.embed(wave, 16000))
+
+
+@pytest.mark.parametrize(
+    ("audio", "message"),
+    [
+        (7, "7 is no audio"),
+        ([7], "utterance 0 of the list is of type int"),
+        ([0.1, 0.2], "utterance 0 of the list is of type float"),
+        ([b"a.wav"], "of type bytes"),
+        (np.zeros((0, 16000)), r"shape \[0, 16000\]"),
+        (
+            [np.ones(16000, np.float32), [1.0]],
+            "utterance 1 of the list is of type list",
+        ),
+        (np.ones(4, dtype="datetime64[s]"), "array of datetime64"),
+        (np.float32(1.0), "is no audio"),
+        (np.array(1.0), r"the waveform has the shape \[\]"),
+        ([np.ones(9, ">f4")], "utterance 0 of the list is an array of >f4, the byte"),
+        (np.ma.ones(16000), "the waveform is a masked array"),
+    ],
+)
+def test_what_is_no_audio_is_refused_by_its_place(embedder, audio, message):
+    with pytest.raises(ValueError, match=message):
+        embedder.embed(audio, 16000)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.zeros(16000, np.float32), "is silent"),
+        (np.full(16000, np.nan), r"holds NaN or infinity, first at 0\.000 s"),
+        (np.ones(1000, np.float32), "has 1000 samples, 0.062 s"),
+    ],
+)
+def test_bad_audio_is_named_by_its_place_or_path(embedder, bad, message, tmp_path):
+    good = speech_like()
+    with pytest.raises(ValueError, match=f"utterance 1 of the list {message}"):
+        embedder.embed([good, bad], 16000)
+    with pytest.raises(ValueError, match=f"the waveform {message}"):
+        embedder.embed(bad, 16000)
+    path = write_audio(tmp_path / "bad.wav", bad)
+    for call in (embedder.embed, embedder.windows, lambda p: embedder.enrol([p])):
+        with pytest.raises(ValueError, match=f"bad.wav {message}"):
+            call(path)
+    with pytest.raises(ValueError, match=f"b {message}"):
+        embedder.verify(good, bad, 16000)
 
 
 @pytest.mark.parametrize(
@@ -140,17 +297,18 @@ def test_files_compare_by_the_cosine_of_their_embeddings(embedder, tmp_path):
         (np.array([0.1] * 8000 + [np.nan] * 8000), 16000, r"NaN .* 0\.500 s"),
         (np.array([0.1] * 8000 + [np.inf] * 8000), 16000, r"infinity.* 0\.500 s"),
         (np.ones(1000, np.float32), 16000, "1000 samples, 0.062 s"),
-        (np.ones((16000, 2), np.float32), 16000, "last axis must be time"),
-        (np.ones((1, 1, 16000), np.float32), 16000, r"\[batch, samples\]"),
+        (np.ones((16000, 2), np.float32), 16000, "16000 channels"),
+        (np.ones((16000, 1), np.float32), 16000, "16000 channels"),
+        (np.ones((1, 1, 16000), np.float32), 16000, r"\[channels, samples\]"),
         (np.zeros(0, np.float32), 16000, r"\[0\]"),
         (np.ones(16000, np.int16), 16000, "divided by 32768"),
         (np.ones(16000, np.float32), 16, "sample rate of 16 Hz"),
-        (np.zeros(16000 * 601, np.float32), 16000, "cut it up"),
+        (np.zeros(16000 * 601, np.float32), 16000, "window=SECONDS"),
         (speech_like() * np.float32(1e30), 16000, r"e\+29, but full scale is 1"),
         (np.array([0.1, 1e300] * 8000), 16000, r"1e\+300, but full scale is 1"),
         (speech_like(), 16000.5, "rate of 16000.5; give"),
         (speech_like(), "16000", "rate of '16000'; give"),
-        (speech_like(), None, "rate of None; give"),
+        (speech_like(), None, "give sample_rate"),
         (speech_like(), True, "rate of True; give"),
         (speech_like(), float("nan"), "rate of nan; give"),
         (speech_like(), float("inf"), "rate of inf; give"),
@@ -164,7 +322,7 @@ def test_waveforms_that_say_nothing_are_refused(embedder, samples, rate, message
 def test_the_loudest_audio_that_passes_is_embedded_as_it_is_at_full_scale(embedder):
     wave = speech_like() / np.abs(speech_like()).max()
     loud = embedder.embed(wave * np.float32(2.0**31), 16000)
-    assert close(loud, embedder.embed(wave, 16000), 1e-3)
+    assert close(loud, embedder.embed(wave, 16000))
 
 
 @pytest.mark.parametrize("rate", [8000.0, np.float32(8000), np.int64(8000)])
@@ -173,31 +331,41 @@ def test_a_whole_sample_rate_of_any_type_is_taken(embedder, rate):
     assert np.array_equal(embedder.embed(wave, rate), embedder.embed(wave, 8000))
 
 
-def test_one_bad_row_of_a_batch_is_refused(embedder):
-    with pytest.raises(ValueError, match="silent"):
-        embedder.embed(np.stack([speech_like(), np.zeros(16000, np.float32)]), 16000)
-
-
 def test_an_unreadable_file_is_named(embedder, tmp_path):
     text = tmp_path / "notes.wav"
     text.write_text("no audio")
     for path in (text, tmp_path / "missing.wav"):
         with pytest.raises(ValueError, match=path.name):
-            embedder.embed_files([path])
+            embedder.embed([path])
     silent = write_audio(tmp_path / "silent.wav", np.zeros(16000, np.float32))
     with pytest.raises(ValueError, match=r"silent\.wav is silent"):
-        embedder.embed_files([silent])
+        embedder.embed([silent])
     opposite = np.stack([speech_like(), -speech_like()], axis=1)
     cancelled = write_audio(tmp_path / "cancelled.wav", opposite)
     with pytest.raises(ValueError, match="after averaging its channels"):
-        embedder.embed_files([cancelled])
+        embedder.embed([cancelled], channels="mean")
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_a_generator_may_fill_one_buffer_again_and_again(embedder, kind):
+    waves = [speech_like(seed=seed) for seed in range(3)]
+    buffer = np.empty_like(waves[0])
+
+    def filled():
+        for wave in waves:
+            buffer[:] = wave
+            yield kind(buffer)
+
+    rows = embedder.embed(filled(), 16000)
+    for row, wave in zip(rows, waves, strict=True):
+        assert close(row, embedder.embed(wave, 16000))
 
 
 def test_paths_come_in_any_iterable(embedder, tmp_path):
     paths = [write_audio(tmp_path / f"{i}.wav", speech_like(seed=i)) for i in (1, 2)]
-    expected = embedder.embed_files(paths)
+    expected = embedder.embed(paths)
     for some in (iter(paths), np.array([str(path) for path in paths])):
-        assert np.array_equal(embedder.embed_files(some), expected)
+        assert np.array_equal(embedder.embed(some), expected)
 
 
 @pytest.mark.parametrize("device", ["meta", "mps", "gpu", torch.device("meta"), 7.5])
@@ -213,11 +381,9 @@ def test_a_gpu_that_is_not_there_is_refused(run, monkeypatch):
     assert SpeakerEmbedder.from_run(run[0]).device.type == "cpu"
 
 
-def test_a_single_path_or_none_is_refused(embedder):
-    with pytest.raises(ValueError, match=r"\['a\.wav'\]"):
-        embedder.embed_files("a.wav")
+def test_an_empty_list_is_refused(embedder):
     with pytest.raises(ValueError, match="at least one"):
-        embedder.embed_files([])
+        embedder.embed([])
 
 
 def test_an_encoder_that_gives_nan_is_reported(run):
@@ -260,7 +426,7 @@ def test_the_baseline_tells_real_speakers_apart_as_well_as_it_is_known_to():
     trials = read_trials(minivox / "veri_test.txt")
     paths = [minivox / "wav" / name for name in trials.utterances]
     rows = trials.rows(trials.utterances)
-    scores = cosine_trials(embedder.embed_files(paths), *rows)
+    scores = cosine_trials(embedder.embed(paths), *rows)
     # 16.3 % with another filterbank.
     assert 0.13 < eer(scores, trials.labels) < 0.18
 

@@ -83,7 +83,7 @@ def test_audio_of_16_bits_comes_back_as_the_integers_that_kaldi_reads(
     embedder = SpeakerEmbedder.from_run(converted, device="cpu")
     rounded = np.round(speech_like().astype(np.float64) * 32768) / 32768
     expected = embed(basic, torch.from_numpy(rounded.astype(np.float32)))
-    assert close(embedder.embed_files([path])[0], expected)
+    assert close(embedder.embed([path])[0], expected)
 
 
 def test_an_embedding_does_not_depend_on_its_companions(converted, tmp_path):
@@ -94,9 +94,9 @@ def test_an_embedding_does_not_depend_on_its_companions(converted, tmp_path):
         for i, n in enumerate(lengths)
     ]
     embedder = SpeakerEmbedder.from_run(converted, device="cpu")
-    rows = embedder.embed_files(paths)
+    rows = embedder.embed(paths)
     for path, row in zip(paths, rows, strict=True):
-        assert close(row, embedder.embed_files([path])[0])
+        assert close(row, embedder.embed([path])[0])
 
 
 def test_frames_lie_within_the_utterance_and_have_no_mean():

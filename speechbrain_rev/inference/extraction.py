@@ -1,0 +1,316 @@
+"""Files into an archive: each embedded once, and never twice with one model."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speechbrain_rev.inference.archive import (
+    EmbeddingArchive,
+    check_format,
+    check_names,
+    opened,
+)
+from speechbrain_rev.inference.audio import Channels
+from speechbrain_rev.inference.speaker import SpeakerEmbedder
+from speechbrain_rev.locks import writing_alone
+from speechbrain_rev.speech.packed import find_packed
+
+logger = logging.getLogger(__name__)
+
+# Work that is lost if a long extraction is interrupted.
+_SAVE_SECONDS = 600.0
+
+# Embedding and source by name.
+_Rows: TypeAlias = dict[str, tuple[NDArray[np.float32], str]]
+
+
+class NothingEmbeddedError(ValueError):
+    """Not one of the files could be embedded."""
+
+
+def embed_into(
+    path: str | Path,
+    embedder: SpeakerEmbedder,
+    files: Mapping[str, str | Path],
+    *,
+    channels: Channels = None,
+    window: float | None = None,
+    on_bad: Callable[[str, Exception], None] | None = None,
+) -> EmbeddingArchive:
+    """Embed files into an archive, except those it has from the same model and audio.
+
+    A long extraction is saved from time to time and when it fails, so that it goes on
+    where it was interrupted. What ``embed_share`` left beside the archive is taken into
+    it, and deleted there. Another process that writes the archive is an error.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        The .npz or .parquet file. One of another model is replaced.
+    embedder : SpeakerEmbedder
+        With a fingerprint.
+    files : mapping of str to path
+        Audio files by name.
+    channels, window
+        As of ``SpeakerEmbedder.embed``.
+    on_bad : callable, optional
+        Takes the name of a file that cannot be embedded and the error, which is raised
+        without it. The file is left out.
+
+    Returns
+    -------
+    EmbeddingArchive
+        The files asked for, in their order; the file may hold more.
+
+    Raises
+    ------
+    ValueError
+        If the embedder has no fingerprint, there is no file, a name is no text, a file
+        cannot be embedded, or none of them can; if another process writes the archive.
+    """
+    path = Path(path)
+    _check_work(path, embedder, files)
+    with writing_alone(path):
+        return _embed_into(path, embedder, files, channels, window, on_bad)
+
+
+def embed_share(
+    path: str | Path,
+    embedder: SpeakerEmbedder,
+    files: Mapping[str, str | Path],
+    *,
+    rank: int,
+    processes: int,
+    channels: Channels = None,
+    window: float | None = None,
+) -> None:
+    """Embed the files that are this process's beside an archive, one part for each.
+
+    When all processes are done, one of them makes the archive with ``embed_into``. Each
+    takes every so many-th file: neighbours in a list, a speaker's utterances, are alike in
+    length. What the archive or a part has already, left by any number of processes, is not
+    embedded again.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        The file of the archive, which is not written.
+    embedder : SpeakerEmbedder
+        With a fingerprint.
+    files : mapping of str to path
+        Audio files by name: those of all processes, in the same order.
+    rank, processes : int
+        This process, counted from 0, and how many there are.
+    channels, window
+        As of ``embed_into``.
+
+    Raises
+    ------
+    ValueError
+        As ``embed_into``.
+    """
+    path = Path(path)
+    _check_work(path, embedder, files)
+    own = path.with_suffix(f".part-{rank}{path.suffix}")
+    if own.exists() and not _is_whole(own):
+        own.unlink()
+    parts = [part for part in _parts(path) if part != own]
+    others = [path, *(p for p in parts if _is_own(p, embedder.fingerprint))]
+    known = {
+        item
+        for other in others
+        for item in _stored_sources(other, embedder.fingerprint)
+    }
+    share = islice(files.items(), rank, None, processes)
+    missing = {
+        n: file
+        for n, file in share
+        if (n, _source(file, channels, window)) not in known
+    }
+    if missing:
+        embed_into(own, embedder, missing, channels=channels, window=window)
+
+
+def _embed_into(
+    path: Path,
+    embedder: SpeakerEmbedder,
+    files: Mapping[str, str | Path],
+    channels: Channels,
+    window: float | None,
+    on_bad: Callable[[str, Exception], None] | None,
+) -> EmbeddingArchive:
+    """Do what ``embed_into`` says, while nobody else writes the archive."""
+    parts = [part for part in _parts(path) if _is_own(part, embedder.fingerprint)]
+    wanted = {n: _source(file, channels, window) for n, file in files.items()}
+    rows: _Rows = {}
+    for stored in (path, *parts):
+        for name, row, source in _stored_rows(stored, embedder.fingerprint):
+            if name not in rows or source == wanted.get(name):
+                rows[name] = row, source
+    missing = {
+        name: file
+        for name, file in files.items()
+        if name not in rows or rows[name][1] != wanted[name]
+    }
+    # What was there of their names is of other audio.
+    for name in missing:
+        rows.pop(name, None)
+    if missing or parts:
+        found = _embedded(embedder, missing, channels, window, on_bad)
+        _fill(path, embedder, files, rows, ((n, row, wanted[n]) for n, row in found))
+    for part in parts:
+        part.unlink(missing_ok=True)
+    some = [name for name in files if name in rows]
+    if not some:
+        raise NothingEmbeddedError(f"none of the {len(files)} files could be embedded.")
+    return _archive(some, rows, embedder)
+
+
+def _embedded(
+    embedder: SpeakerEmbedder,
+    files: Mapping[str, str | Path],
+    channels: Channels,
+    window: float | None,
+    on_bad: Callable[[str, Exception], None] | None,
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Embed files by name; those that are bad are told of and left out."""
+    names = list(files)
+    if not names:
+        return
+    refused = None
+    if on_bad is not None:
+
+        def refused(index: int, error: Exception) -> None:
+            on_bad(names[index], error)
+
+    rows = embedder.embed_each(
+        list(files.values()), channels=channels, window=window, on_bad=refused
+    )
+    for index, row in rows:
+        yield names[index], row
+
+
+def _fill(
+    path: Path,
+    embedder: SpeakerEmbedder,
+    files: Mapping[str, str | Path],
+    rows: _Rows,
+    found: Iterable[tuple[str, NDArray[np.float32], str]],
+) -> None:
+    """Add to the rows, and save them: from time to time, at the end, when it fails."""
+    saved = time.monotonic()
+    try:
+        for name, row, source in found:
+            rows[name] = row, source
+            if time.monotonic() - saved > _SAVE_SECONDS:
+                _archive(_ordered(rows, files), rows, embedder).save(path)
+                saved = time.monotonic()
+    finally:
+        if rows:
+            _archive(_ordered(rows, files), rows, embedder).save(path)
+
+
+def _parts(path: Path) -> Sequence[Path]:
+    """Find what processes have left beside an archive; none where there is no folder."""
+    wanted = re.compile(rf"{re.escape(path.stem)}\.part-\d+{re.escape(path.suffix)}")
+    return sorted(p for p in path.parent.glob("*") if wanted.fullmatch(p.name))
+
+
+def _is_own(part: Path, fingerprint: str) -> bool:
+    """Tell whether a part can be read and is of this model; others stay where they are."""
+    if not _is_whole(part):
+        return False
+    with opened(part) as stored:
+        if str(stored["fingerprint"]) == fingerprint:
+            return True
+    logger.warning(f"{part} is of another model, and not used. Remove it.")
+    return False
+
+
+def _is_whole(part: Path) -> bool:
+    """Tell whether a part can be read; one that a loss of power damaged is no loss."""
+    try:
+        EmbeddingArchive.load(part)
+    except FileNotFoundError:
+        # The process whose it is has just joined it.
+        return False
+    except ValueError as error:
+        logger.warning(f"{error} What it would have held is embedded anew.")
+        return False
+    return True
+
+
+def _stored_rows(
+    path: Path, fingerprint: str
+) -> Iterator[tuple[str, NDArray[np.float32], str]]:
+    """Names, embeddings and sources of an archive, if it is there and of this model."""
+    if path.exists():
+        stored = EmbeddingArchive.load(path)
+        if stored.fingerprint == fingerprint:
+            # Audio of unknown source is embedded again.
+            sources = stored.sources or ("",) * len(stored.names)
+            yield from zip(stored.names, stored.embeddings, sources, strict=True)
+
+
+def _stored_sources(path: Path, fingerprint: str) -> Iterator[tuple[str, str]]:
+    """Names and sources of an archive, as ``_stored_rows``, without the embeddings."""
+    if path.exists():
+        with opened(path) as stored:
+            if str(stored["fingerprint"]) == fingerprint:
+                names, sources = stored["names"].tolist(), stored["sources"].tolist()
+                yield from zip(names, sources, strict=bool(sources))
+
+
+def _check_work(
+    path: Path, embedder: SpeakerEmbedder, files: Mapping[str, str | Path]
+) -> None:
+    """Refuse what cannot be embedded or written before the work begins."""
+    check_format(path)
+    if not embedder.fingerprint:
+        raise ValueError(
+            "an embedder without a fingerprint cannot be told from others; give "
+            "SpeakerEmbedder one."
+        )
+    if not files:
+        raise ValueError("there is no file to embed; give at least one.")
+    check_names(files)
+
+
+def _ordered(names: Iterable[str], files: Iterable[str]) -> list[str]:
+    """Put the files asked for first, in their order; they were embedded by length."""
+    places = {name: place for place, name in enumerate(files)}
+    return sorted(names, key=lambda name: places.get(name, len(places)))
+
+
+def _source(file: str | Path, channels: Channels, window: float | None) -> str:
+    """Tell audio, and what is made of it, from all others."""
+    treated = "" if channels is None else f"|channel {channels}"
+    treated += "" if window is None else f"|mean of windows of {float(window)} s"
+    if found := find_packed(file):
+        packed, name = found
+        return f"{packed.folder}/{name}|{packed.stamp}{treated}"
+    path = Path(file).resolve()
+    # A missing file is named with its remedy where it is read.
+    status = path.stat() if path.exists() else None
+    stamp = f"|{status.st_size}|{status.st_mtime_ns}" if status else ""
+    return f"{path}{stamp}{treated}"
+
+
+def _archive(
+    names: Iterable[str],
+    rows: _Rows,
+    embedder: SpeakerEmbedder,
+) -> EmbeddingArchive:
+    names = tuple(names)
+    embeddings = np.stack([rows[name][0] for name in names])
+    sources = tuple(rows[name][1] for name in names)
+    return EmbeddingArchive(names, embeddings, embedder.fingerprint, sources)

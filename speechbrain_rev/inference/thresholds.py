@@ -1,0 +1,377 @@
+"""Thresholds of scores that were found on trials, and travel with a model.
+
+A run has them in scores/results.json, an exported model in thresholds.json. Both may
+come from somebody else: they are data of known names, types and ranges, or refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from speechbrain_rev.inference.model_folder import read_summed
+from speechbrain_rev.inference.results import RESULTS, read_results
+from speechbrain_rev.inference.strict_json import short, strict_json
+
+#: How a score is made: the cosine of two embeddings, or that normalised by a cohort.
+Normalisation: TypeAlias = Literal["cosine", "as_norm"]
+
+THRESHOLDS = "thresholds.json"
+
+_MAX_BYTES = 1_000_000
+_MAX_THRESHOLDS, _MAX_NAME, _MAX_TRIALS = 1_000, 200, 10**12
+# AS-Norm counts deviations.
+_LARGEST = {"cosine": 1.0, "as_norm": 1e6}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "trials": (str,),
+    "point": (str,),
+    "normalisation": (str,),
+    "value": (float, int),
+    "targets": (int,),
+    "impostors": (int,),
+    "eer": (float, int),
+}
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A score from which on two voices count as one speaker's.
+
+    Attributes
+    ----------
+    trials : str
+        The list of trials it was found on.
+    point : str
+        Which point of the list's error curve it is: "EER", or "minDCF(P)", P the prior
+        probability of a target trial.
+    normalisation : {"cosine", "as_norm"}
+        Of the scores.
+    value : float
+        The least score that is accepted.
+    targets, impostors : int
+        Trials of one speaker and of two.
+    eer : float
+        The list's equal error rate, as a fraction.
+
+    Example
+    -------
+    >>> found = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123)
+    >>> found.name
+    'vox1_o'
+    """
+
+    trials: str
+    point: str
+    normalisation: Normalisation
+    value: float
+    targets: int
+    impostors: int
+    eer: float
+
+    def __post_init__(self) -> None:
+        for name, types in _TYPES.items():
+            value = getattr(self, name)
+            if type(value) not in types:
+                raise ValueError(f"{name} is {short(value)}")
+        for name in ("trials", "point"):
+            text = getattr(self, name)
+            if not is_name(text):
+                raise ValueError(f"{name} is {short(text)}")
+        if self.normalisation not in get_args(Normalisation):
+            raise ValueError(f"normalisation is {short(self.normalisation)}")
+        for name in ("targets", "impostors"):
+            if not 0 < getattr(self, name) <= _MAX_TRIALS:
+                raise ValueError(f"{name} is {short(getattr(self, name))}")
+        # An integer of any length has no float.
+        if not 0 <= self.eer <= 1:
+            raise ValueError(f"eer is {short(self.eer)}, and no fraction")
+        largest = _LARGEST[self.normalisation]
+        if not -largest <= self.value <= largest:
+            raise ValueError(
+                f"value is {short(self.value)}, and no {self.normalisation}"
+            )
+
+    @property
+    def name(self) -> str:
+        """The list, and the point where it is not the equal error rate."""
+        return self.trials if self.point == "EER" else f"{self.trials} {self.point}"
+
+    @property
+    def origin(self) -> str:
+        """Where it is from, in words."""
+        return (
+            f"{self.point} of the list {self.trials}: {self.targets:,} target and "
+            f"{self.impostors:,} impostor trials, EER {100 * self.eer:.2f} %"
+        )
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What a model knows about thresholds.
+
+    Attributes
+    ----------
+    known : tuple of Threshold
+        Each name once for each normalisation.
+    missing : str
+        Why there are none, or not all, in sentences; empty if nothing is missing.
+    """
+
+    known: tuple[Threshold, ...] = ()
+    missing: str = "This embedder was made without thresholds."
+
+    def __post_init__(self) -> None:
+        names = [(one.name, one.normalisation) for one in self.known]
+        if len(names) > _MAX_THRESHOLDS or len(set(names)) < len(names):
+            raise ValueError("a threshold stands there twice, or there are too many")
+
+    def choose(
+        self, wanted: float | str | None, normalisation: Normalisation
+    ) -> tuple[float | None, str]:
+        """Find a threshold; none is invented.
+
+        Parameters
+        ----------
+        wanted : float, str or None
+            The threshold itself, or the name of one; None for the only list's at its
+            equal error rate.
+        normalisation : {"cosine", "as_norm"}
+            Of the score that is to be judged.
+
+        Returns
+        -------
+        value : float or None
+            None if nothing says which.
+        origin : str
+            Where it is from, or how to get one.
+
+        Raises
+        ------
+        ValueError
+            If there is none of that name, or it is no number.
+        """
+        if isinstance(wanted, str):
+            return self._named(wanted, normalisation)
+        if wanted is not None:
+            number = isinstance(wanted, int | float | np.integer | np.floating)
+            if not number or isinstance(wanted, bool) or not math.isfinite(wanted):
+                raise ValueError(
+                    f"threshold takes a finite score or a name, not {wanted!r}."
+                )
+            return float(wanted), "given by the caller"
+        fitting = [one for one in self.known if one.normalisation == normalisation]
+        lists = [one for one in fitting if one.point == "EER"]
+        if len(lists) == 1:
+            return lists[0].value, lists[0].origin
+        if fitting:
+            return None, f"No threshold is chosen: {_choice(fitting)}"
+        why = (
+            self.missing or f"The model's thresholds are not of {normalisation} scores."
+        )
+        return None, (
+            f"No threshold is known. {why} Give threshold=SCORE, chosen on trials of "
+            "your own kind of speech (scoring.det_curve finds it)."
+        )
+
+    def _named(self, name: str, normalisation: Normalisation) -> tuple[float, str]:
+        fitting = [one for one in self.known if one.normalisation == normalisation]
+        for one in fitting:
+            if one.name == name:
+                return one.value, one.origin
+        raise ValueError(
+            f"there is no threshold {name!r} of {normalisation} scores. "
+            + " ".join(filter(None, [_choice(fitting), self.missing]))
+        )
+
+
+def thresholds_of(
+    report: Mapping[str, Any], names: Mapping[str, str] | None = None
+) -> Thresholds:
+    """Take the thresholds from the recipe's results.
+
+    Parameters
+    ----------
+    report : mapping
+        What scores/results.json holds.
+    names : mapping of str to str, optional
+        Other names for the lists.
+
+    Returns
+    -------
+    Thresholds
+        Cosines of centred embeddings are left out: the cosine that is compared with
+        them is of embeddings as they are. So are lists whose names cannot be shown,
+        which is said in ``missing``.
+
+    Raises
+    ------
+    ValueError
+        If it holds something else.
+    """
+    try:
+        named = [
+            {**row, "trials": row["trials"] if names is None else names[row["trials"]]}
+            for row in report["results"]
+        ]
+        usable = [row for row in named if is_name(row["trials"])]
+        found = tuple(_thresholds_in(usable, centred=report["subtract_mean"]))
+        missing = []
+        if not found:
+            missing.append(f"{RESULTS} has none: run recipes/VoxCeleb/score.py again.")
+        if len(usable) < len(named):
+            nameless = next(row["trials"] for row in named if row not in usable)
+            missing.append(
+                f"A list of trials is left out for its name, {short(nameless)}: names are "
+                f"of at most {_MAX_NAME} characters that can be printed. Rename it and "
+                "run recipes/VoxCeleb/score.py again."
+            )
+        return Thresholds(found, " ".join(missing))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{RESULTS} is not what recipes/VoxCeleb/score.py writes "
+            f"({type(error).__name__}: {error}). Run it again, or remove the file."
+        ) from error
+
+
+def is_name(text: object) -> bool:
+    r"""Tell whether a text can name a list or a point, and be shown.
+
+    Example
+    -------
+    >>> is_name("vox1_o"), is_name("a\x1b[2J"), is_name("")
+    (True, False, False)
+    """
+    # Control characters would be obeyed by the terminal that shows them.
+    return isinstance(text, str) and 0 < len(text) <= _MAX_NAME and text.isprintable()
+
+
+def _thresholds_in(
+    rows: Sequence[Mapping[str, Any]], *, centred: bool
+) -> Iterator[Threshold]:
+    for row in rows:
+        if centred and row["method"] == "cosine":
+            continue
+        for point, value in row.get("thresholds", {}).items():
+            # Where refusing all is cheapest there is none.
+            if value is not None:
+                yield Threshold(
+                    row["trials"],
+                    point,
+                    row["method"],
+                    value,
+                    row["targets"],
+                    row["impostors"],
+                    row["eer"],
+                )
+
+
+def as_json(thresholds: Sequence[Threshold]) -> str:
+    """Write what ``read_thresholds`` reads.
+
+    Parameters
+    ----------
+    thresholds : sequence of Threshold
+        In the order of the file.
+
+    Returns
+    -------
+    str
+        JSON.
+
+    Example
+    -------
+    >>> print(as_json([]), end="")
+    {
+      "thresholds": []
+    }
+    """
+    listed = [asdict(one) for one in thresholds]
+    return json.dumps({"thresholds": listed}, indent=2, allow_nan=False) + "\n"
+
+
+def read_thresholds(folder: Path) -> Thresholds:
+    """Read the thresholds that travel with an exported model.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The model's.
+
+    Returns
+    -------
+    Thresholds
+        None, and why, if it has no such file.
+
+    Raises
+    ------
+    ValueError
+        If the file is anything else than export writes.
+    """
+    if not (folder / THRESHOLDS).exists():
+        return Thresholds(
+            missing=f"The model has no {THRESHOLDS}: its run was not scored before it was "
+            "exported."
+        )
+    content, _ = read_summed(folder, THRESHOLDS, _MAX_BYTES)
+    try:
+        found = strict_json(content)
+        if not isinstance(found, dict) or list(found) != ["thresholds"]:
+            raise ValueError("it is not of one key, thresholds")
+        listed = found["thresholds"]
+        if not isinstance(listed, list) or len(listed) > _MAX_THRESHOLDS:
+            raise ValueError("it has no list of them, or one too long")
+        keys = {field.name for field in fields(Threshold)}
+        for one in listed:
+            if not isinstance(one, dict) or set(one) != keys:
+                raise ValueError(f"a threshold is {short(one)}")
+        return Thresholds(tuple(Threshold(**one) for one in listed), "")
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / THRESHOLDS} holds no thresholds ({error}). Download the folder "
+            "again, or remove the file to use the model without them."
+        ) from error
+
+
+def run_thresholds(folder: Path, fingerprint: str) -> Thresholds:
+    """Read the thresholds that score.py found for a run.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The run's.
+    fingerprint : str
+        Of its weights.
+
+    Returns
+    -------
+    Thresholds
+        None, and why, if it was not scored with these weights.
+
+    Raises
+    ------
+    ValueError
+        If the file is not what score.py writes.
+    """
+    report = read_results(folder)
+    if report is None:
+        return Thresholds(
+            missing=f"The run has no {RESULTS}: recipes/VoxCeleb/extract.py and score.py "
+            "make it."
+        )
+    if report["model"] != fingerprint:
+        return Thresholds(
+            missing=f"{RESULTS} is of other weights than the run has now: run "
+            "recipes/VoxCeleb/extract.py and score.py again."
+        )
+    return thresholds_of(report)
+
+
+def _choice(fitting: Sequence[Threshold]) -> str:
+    names = ", ".join(repr(one.name) for one in fitting)
+    return names and f"Give threshold=NAME, one of {names}."
