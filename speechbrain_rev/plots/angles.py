@@ -6,9 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from speechbrain_rev.plots.style import COLOURS, caption, finish, new_figure, save
-
-_MARKERS = "osD^vP"
+from speechbrain_rev.plots.style import (
+    COLOURS,
+    MARKERS,
+    caption,
+    finish,
+    new_figure,
+    save,
+)
 
 
 def gradient_angles(
@@ -63,7 +68,7 @@ def gradient_angles(
             [step for step, _ in points],
             [angle for _, angle in points],
             color=COLOURS[number % len(COLOURS)],
-            marker=_MARKERS[number % len(_MARKERS)],
+            marker=MARKERS[number % len(MARKERS)],
             # Where curves lie on each other, as at zero, all can be seen.
             markersize=8.0 - 2.0 * (number % 3),
             markerfacecolor="none",

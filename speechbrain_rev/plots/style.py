@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which the colour-blind can tell apart; yellow is left out as
 # it vanishes on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = "osD^vP"
 DASHES = ("-", "--", ":", "-.")
 MODE_COLOURS = {
     "store": "#8C8C8C",
@@ -92,7 +93,7 @@ def encoder_mark(family: str, kind: str) -> dict[str, Any]:
 
 
 def log_ticks(axes: Axes) -> None:
-    """Put ticks at 1, 2, 5, 10 and so on, as far as the vertical axis goes.
+    """Put ticks at 1, 2, 5, 10 and so on, at powers of 10 where there would be too many.
 
     Parameters
     ----------
@@ -100,7 +101,8 @@ def log_ticks(axes: Axes) -> None:
         With a logarithmic vertical axis.
     """
     low, high = axes.get_ylim()
-    ticks = [d * 10.0**e for e in range(-6, 7) for d in (1, 2, 5)]
+    digits = (1, 2, 5) if high < 1e4 * low else (1,)
+    ticks = [d * 10.0**e for e in range(-6, 7) for d in digits]
     ticks = [tick for tick in ticks if low <= tick <= high]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_yticks([], minor=True)

@@ -24,6 +24,15 @@ from speechbrain_rev.scoring.as_norm import (
 from speechbrain_rev.scoring.bootstrap import BootstrapRates, bootstrap, interval
 from speechbrain_rev.scoring.cosine import cosine, cosine_trials, subtract_mean
 from speechbrain_rev.scoring.metrics import DetCurve, det_curve, eer, min_dcf
+from speechbrain_rev.scoring.paired import (
+    RateDifference,
+    RateOverSeeds,
+    SeedRates,
+    detectable_margin,
+    holm,
+    rate_difference,
+    rate_over_seeds,
+)
 from speechbrain_rev.scoring.trials import (
     Trials,
     read_scores,
@@ -34,6 +43,9 @@ from speechbrain_rev.scoring.trials import (
 __all__ = [
     "BootstrapRates",
     "DetCurve",
+    "RateDifference",
+    "RateOverSeeds",
+    "SeedRates",
     "Trials",
     "as_norm",
     "bootstrap",
@@ -41,9 +53,13 @@ __all__ = [
     "cosine",
     "cosine_trials",
     "det_curve",
+    "detectable_margin",
     "eer",
+    "holm",
     "interval",
     "min_dcf",
+    "rate_difference",
+    "rate_over_seeds",
     "read_scores",
     "read_trials",
     "speaker_means",

@@ -47,6 +47,20 @@ class DetCurve:
         share = -excess[before] / (excess[after] - excess[before])
         return float(self.miss[before] + share * (self.miss[after] - self.miss[before]))
 
+    def eer_threshold(self) -> float:
+        """Give the threshold whose two error rates are nearest to each other.
+
+        Scores of trials lie on either side of it, not on it, so that rounding moves none
+        across; all thresholds between the same two scores decide alike.
+
+        Example
+        -------
+        >>> det_curve([0.9, 0.4, 0.6, 0.1], [1, 1, 0, 0]).eer_threshold()
+        0.5
+        """
+        # Of equals the first, which is finite: one of the two ends is never nearer.
+        return self._threshold(int(np.abs(self.miss - self.false_alarm).argmin()))
+
     def min_dcf(
         self,
         *,
@@ -55,6 +69,42 @@ class DetCurve:
         c_false_alarm: float = 1.0,
     ) -> float:
         """Compute the lowest detection cost, as :func:`min_dcf`."""
+        return float(self._costs(p_target, c_miss, c_false_alarm).min())
+
+    def min_dcf_threshold(
+        self,
+        *,
+        p_target: float = 0.01,
+        c_miss: float = 1.0,
+        c_false_alarm: float = 1.0,
+    ) -> float:
+        """Give the threshold of the lowest detection cost.
+
+        It lies between scores, as that of ``eer_threshold``; it is infinite where
+        refusing all trials is cheapest.
+
+        Example
+        -------
+        >>> curve = det_curve([0.9, 0.8, 0.6, 0.1], [1, 1, 0, 0])
+        >>> round(curve.min_dcf_threshold(), 6)
+        0.7
+        """
+        costs = self._costs(p_target, c_miss, c_false_alarm)
+        return self._threshold(int(costs.argmin()))
+
+    def _threshold(self, point: int) -> float:
+        high = self.thresholds[point]
+        if point == 0 or np.isinf(high):
+            return float(high)
+        low = self.thresholds[point - 1]
+        between = low / 2 + high / 2
+        # Between neighbours among floats there is none.
+        return float(between if low < between else high)
+
+    def _costs(
+        self, p_target: float, c_miss: float, c_false_alarm: float
+    ) -> NDArray[np.float64]:
+        """Compute the normalised detection cost of every point."""
         if not 0.0 < p_target < 1.0:
             raise ValueError(
                 f"p_target is {p_target}; it is a probability and must lie between 0 "
@@ -68,7 +118,8 @@ class DetCurve:
         miss_weight = c_miss * p_target
         false_alarm_weight = c_false_alarm * (1.0 - p_target)
         cost = miss_weight * self.miss + false_alarm_weight * self.false_alarm
-        return float(cost.min() / min(miss_weight, false_alarm_weight))
+        normalised: NDArray[np.float64] = cost / min(miss_weight, false_alarm_weight)
+        return normalised
 
 
 def det_curve(scores: ArrayLike, labels: ArrayLike) -> DetCurve:

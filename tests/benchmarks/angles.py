@@ -6,7 +6,6 @@ reconstructed activations; what is told is the angle between the two.
 
 from __future__ import annotations
 
-import math
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from speechbrain_rev.angles import angle_degrees
 from speechbrain_rev.plots import gradient_angles
 
 from .harness import NotEqual, Result
@@ -26,23 +26,6 @@ STEPS, INTERVAL = 300, 10
 #: fp16 has no instructions on most CPUs.
 ON_CPU = ("float32", "bf16")
 FORMATS = ("float", "exact")
-
-
-def angle(a: Tensor, b: Tensor) -> float:
-    """Angle of two vectors in degrees, accurate where it is small, too."""
-    a, b = a / a.norm(), b / b.norm()
-    return math.degrees(2 * math.atan2(float((a - b).norm()), float((a + b).norm())))
-
-
-def check_angle() -> None:
-    """Measure angles that are known."""
-    x = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    for degrees in (0.0, 1e-9, 14.0, 90.0, 180.0):
-        turn = math.radians(degrees)
-        y = torch.tensor([math.cos(turn), math.sin(turn)], dtype=torch.float64)
-        found = angle(x, 3 * y)
-        if abs(found - degrees) > 1e-12 * max(1.0, degrees):
-            raise NotEqual(f"An angle of {degrees} degrees is measured as {found}.")
 
 
 def gradients(training: Training, probe: Any, batch: Any, mode: str) -> Tensor:
@@ -81,7 +64,7 @@ def train(precision: str, speech: Speech, device: torch.device) -> list[dict[str
                 )
                 if format == "exact" and not torch.equal(stored, again):
                     raise NotEqual(f"Exact gradients differ in {precision}, step {i}.")
-                points[format].append((i, angle(stored, again)))
+                points[format].append((i, angle_degrees(stored, again)))
             print(precision, i, {f: p[-1][1] for f, p in points.items()}, flush=True)
         losses.append(training.step(batch))
     first, last = (sum(part) / len(part) for part in (losses[:20], losses[-20:]))
@@ -104,7 +87,6 @@ def train(precision: str, speech: Speech, device: torch.device) -> list[dict[str
 
 def run(device: torch.device) -> Result:
     """Train once in each precision; the baseline is float streams."""
-    check_angle()
     speech = Speech(N_MELS, FRAMES)
     rows = []
     for precision in PRECISIONS if device.type == "cuda" else ON_CPU:

@@ -228,3 +228,37 @@ def test_tensors_and_booleans_are_taken():
     scores = torch.tensor([0.9, 0.4, 0.6, 0.1], requires_grad=True)
     labels = torch.tensor([True, True, False, False])
     assert eer(scores, labels) == eer(scores.tolist(), [1, 1, 0, 0]) == 0.5
+
+
+def rates_at(threshold, scores, labels):
+    accepted = np.asarray(scores) >= threshold
+    labels = np.asarray(labels, dtype=bool)
+    return float(accepted[~labels].mean()), float((~accepted[labels]).mean())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_thresholds_are_those_of_the_points_they_are_named_after(seed):
+    draw = np.random.default_rng(seed)
+    labels = np.array([1, 0, *draw.integers(0, 2, 40)])
+    # Rounded, so that some are equal.
+    scores = (draw.standard_normal(42) + 1.5 * labels).round(1)
+    curve = det_curve(scores, labels)
+    false_alarm, miss = rates_at(curve.eer_threshold(), scores, labels)
+    assert abs(false_alarm - miss) == np.abs(curve.false_alarm - curve.miss).min()
+    for p in (0.01, 0.05, 0.5, 0.99):
+        threshold = curve.min_dcf_threshold(p_target=p)
+        false_alarm, miss = rates_at(threshold, scores, labels)
+        cost = (p * miss + (1 - p) * false_alarm) / min(p, 1 - p)
+        assert cost == pytest.approx(curve.min_dcf(p_target=p))
+    assert curve.eer_threshold() not in scores[1:] or len(set(scores)) == 1
+
+
+def test_a_threshold_between_neighbours_among_floats_decides_as_its_point():
+    low, high = 0.5, np.nextafter(0.5, 1)
+    threshold = det_curve([low, high], [0, 1]).eer_threshold()
+    assert rates_at(threshold, [low, high], [0, 1]) == (0.0, 0.0)
+
+
+def test_where_refusing_all_is_cheapest_no_threshold_is_finite():
+    assert det_curve([0.9, 0.1], [0, 1]).min_dcf_threshold() == np.inf
+    assert np.isfinite(det_curve([0.5, 0.5], [0, 1]).eer_threshold())

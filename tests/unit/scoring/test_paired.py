@@ -1,0 +1,320 @@
+"""Comparisons of systems trained with several seeds, on made-up worlds with known truth."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from speechbrain_rev.scoring import (
+    SeedRates,
+    bootstrap,
+    detectable_margin,
+    eer,
+    holm,
+    rate_difference,
+    rate_over_seeds,
+)
+
+SPEAKERS, REPLICATES, WORLDS = 60, 400, 400
+#: Where a share near one in 20 is told from one in 12.
+MANY_WORLDS = 2000
+#: Wider than any difference, where only the interval is looked at.
+ANY = 1e9
+# Standard error of a share of WORLDS, of one world in 20 and of four in five.
+OF_20TH, OF_80TH = (np.sqrt(p * (1 - p) / WORLDS) for p in (0.05, 0.80))
+
+
+class World:
+    """Rates that are means over speakers of normal parts whose deviations are given.
+
+    Each speaker is as difficult for all systems; a system has speakers of its own, each
+    of its seeds a rate of its own, and each seed speakers of its own.
+    """
+
+    def __init__(self, seed, *, seeds=5, by_system=0.0, by_seed=0.0, by_both=0.0):
+        self.draws = np.random.default_rng(seed)
+        self.parts = seeds, by_system, by_seed, by_both
+        self.difficulty = 10 * self.draws.standard_normal(SPEAKERS)
+        even = np.full(SPEAKERS, 1 / SPEAKERS)
+        self.drawn = self.draws.multinomial(SPEAKERS, even, size=REPLICATES) / SPEAKERS
+
+    def system(self):
+        """Train another system that is as good."""
+        seeds, by_system, by_seed, by_both = self.parts
+        normal = self.draws.standard_normal
+        rates = self.difficulty + by_system * normal(SPEAKERS)
+        rates = (
+            rates + by_seed * normal((seeds, 1)) + by_both * normal((seeds, SPEAKERS))
+        )
+        return SeedRates(rates.mean(axis=1), rates @ self.drawn.T)
+
+
+def worlds(**parts):
+    return [World(seed, **parts) for seed in range(WORLDS)]
+
+
+class ScoredWorld:
+    """Speakers with utterances, and trials that systems score by cosines of embeddings.
+
+    Systems err on the same speakers and utterances, by chance on others of each seed.
+    """
+
+    utterances, dimensions, replicates = 4, 20, 100
+
+    def __init__(self, seed, *, seeds):
+        self.draws, self.seeds = np.random.default_rng(seed), seeds
+        speaker = np.repeat(np.arange(SPEAKERS), self.utterances)
+        one, other = np.triu_indices(len(speaker), 1)
+        equal = speaker[one] == speaker[other]
+        impostors = self.draws.choice(np.flatnonzero(~equal), 1080, replace=False)
+        kept = np.append(np.flatnonzero(equal), impostors)
+        self.trials = one[kept], other[kept]
+        self.labels = equal[kept].astype(int)
+        names = np.array([f"s{s}" for s in speaker])
+        self.speakers = names[one[kept]], names[other[kept]]
+        spread = self.draws.uniform(0.6, 1.8, SPEAKERS)[speaker, None]
+        voices = self.draws.standard_normal((SPEAKERS, self.dimensions))[speaker]
+        self.shape = len(speaker), self.dimensions
+        self.truth = voices + spread * self.draws.standard_normal(self.shape)
+
+    def system(self):
+        """Train another system that is as good."""
+        runs = [self._run() for _ in range(self.seeds)]
+        return SeedRates([rate for rate, _ in runs], [draws for _, draws in runs])
+
+    def _run(self):
+        embeddings = self.truth + 0.4 * self.draws.standard_normal(self.shape)
+        embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+        one, other = (embeddings[side] for side in self.trials)
+        scores = (one * other).sum(axis=1)
+        drawn = bootstrap(
+            scores,
+            self.labels,
+            *self.speakers,
+            p_targets=(),
+            replicates=self.replicates,
+        )
+        return eer(scores, self.labels), drawn.eer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"by_seed": 1.0},
+        {"by_seed": 1.0, "seeds": 3},
+        {"by_system": 8.0},
+        {"by_system": 4.0, "by_seed": 0.5},
+    ],
+)
+def test_of_equal_systems_one_in_20_passes_and_intervals_hold_the_truth(parts):
+    passed, held = [], []
+    for seed in range(MANY_WORLDS):
+        world = World(seed, **parts)
+        found = rate_difference(world.system(), world.system(), margin=ANY, seed=seed)
+        # A difference of exactly the margin is the limit: both are moved to zero.
+        passed.append(found.upper < 0)
+        held.append(found.low <= 0 <= found.high)
+    # Percentiles of 60 speakers and 400 replicates are a percent too near; chance is half
+    # a percent.
+    assert 0.035 < np.mean(passed) < 0.075
+    assert 0.925 < np.mean(held) < 0.965
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_of_systems_with_equal_error_rates_few_pass_and_most_are_within_the_margin(
+    seeds,
+):
+    passed, held, within = [], [], []
+    for seed in range(200):
+        world = ScoredWorld(seed, seeds=seeds)
+        candidate, reference, other = (world.system() for _ in range(3))
+        margin = detectable_margin(other)
+        found = rate_difference(candidate, reference, margin=margin, seed=seed)
+        passed.append(found.upper < 0)
+        held.append(found.low <= 0 <= found.high)
+        within.append(found.non_inferior)
+    # What a seed does to some speakers counts twice: fewer than one in 20.
+    assert 0 < np.mean(passed) < 0.05
+    assert np.mean(held) > 0.95
+    # Of 80 %; the margin is known from few seeds.
+    assert 0.55 < np.mean(within) < 0.85
+
+
+def test_intervals_are_about_the_rates_wherever_replicates_have_their_mean():
+    world = World(0, by_seed=1.0)
+    one, other = world.system(), world.system()
+    moved = SeedRates(one.rates, one.draws + 7)
+    assert rate_over_seeds(moved).low < one.rates.mean() < rate_over_seeds(moved).high
+    expected = rate_difference(one, other, margin=ANY)
+    found = rate_difference(moved, other, margin=ANY)
+    assert found.low < found.mean < found.high
+    for key in ("mean", "low", "high", "upper"):
+        assert getattr(found, key) == pytest.approx(getattr(expected, key))
+
+
+def test_holm_multiplies_by_the_tests_that_are_left_and_keeps_the_order():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1, 1]
+    assert holm([]) == []
+    with pytest.raises(ValueError, match=r"1\.5.*between 0 and 1"):
+        holm([0.1, 1.5])
+
+
+def test_what_seeds_do_to_some_speakers_makes_intervals_wider_never_narrower():
+    found = [
+        rate_difference(world.system(), world.system(), margin=ANY)
+        for world in worlds(by_both=8.0)
+    ]
+    assert np.mean([one.upper < 0 for one in found]) < 0.05
+    true = np.std([one.mean for one in found])
+    told = np.mean([one.upper - one.mean for one in found]) / 1.645
+    # It counts twice in the variance; Student's t of five seeds adds to that.
+    assert 1 < told / true < 2
+
+
+@pytest.mark.parametrize("parts", [{"by_seed": 1.0}, {"by_seed": 0.5, "by_both": 4.0}])
+def test_equal_systems_are_within_the_margin_with_the_power_it_was_made_for(parts):
+    many = {**parts, "seeds": 20}
+    found = []
+    for world in worlds(**many):
+        reference, candidate, other = (world.system() for _ in range(3))
+        margin = detectable_margin(other)
+        found.append(rate_difference(candidate, reference, margin=margin).non_inferior)
+    # The margin is itself of 20 seeds, which takes some of the power.
+    assert -0.05 - 3 * OF_80TH < np.mean(found) - 0.80 < 3 * OF_80TH
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"by_seed": 1.0}, (1.6449 + 0.8416) * np.sqrt(2 / 50)),
+        # The bound counts it twice in the variance.
+        (
+            {"by_both": 8.0},
+            (1.6449 * np.sqrt(2) + 0.8416) * np.sqrt(2 / 50) * 8 / np.sqrt(SPEAKERS),
+        ),
+    ],
+)
+def test_the_margin_of_many_seeds_is_that_of_the_formula(parts, expected):
+    found = worlds(seeds=50, **parts)[:100]
+    margins = [detectable_margin(w.system(), seed=i) for i, w in enumerate(found)]
+    # Student's t of 49 degrees of freedom is 2 % wider.
+    assert np.mean(margins) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 20])
+def test_seeds_alone_have_student_s_interval(seeds):
+    rates = stats.norm.ppf((np.arange(seeds) + 0.5) / seeds)
+    found = rate_over_seeds(SeedRates(rates, np.zeros((seeds, 100_000))))
+    error = rates.std(ddof=1) / np.sqrt(seeds)
+    expected = stats.t.ppf(0.975, seeds - 1) * error
+    # Means of three seeds have few values, not the normal distribution's.
+    assert found.high == pytest.approx(expected, rel=0.04)
+    assert found.low == pytest.approx(-expected, rel=0.04)
+
+
+def test_the_margin_does_not_know_how_difficult_speakers_are_for_all():
+    assert detectable_margin(World(0).system()) == pytest.approx(0, abs=1e-12)
+
+
+def test_pairing_replicates_and_seeds_narrows_the_interval():
+    reference = World(0, by_seed=1.0).system()
+    draws = np.random.default_rng(1)
+    near = 0.1 * draws.standard_normal(5)
+    candidate = SeedRates(reference.rates + near, reference.draws + near[:, None])
+    paired = rate_difference(candidate, reference, margin=ANY)
+    columns, rows = draws.permutation(REPLICATES), [1, 2, 3, 4, 0]
+    others = (
+        SeedRates(candidate.rates, candidate.draws[:, columns]),
+        SeedRates(candidate.rates[rows], candidate.draws[rows]),
+    )
+    for other in others:
+        unpaired = rate_difference(other, reference, margin=ANY)
+        assert unpaired.mean == pytest.approx(paired.mean)
+        assert paired.high - paired.low < 0.5 * (unpaired.high - unpaired.low)
+
+
+def test_a_mean_has_the_interval_of_speakers_and_seeds_together():
+    means, lows, highs = [], [], []
+    for seed, world in enumerate(worlds(by_seed=1.0)):
+        found = rate_over_seeds(world.system(), seed=seed)
+        means.append(found.mean)
+        lows.append(found.low)
+        highs.append(found.high)
+    held = np.mean((np.array(lows) <= 0) & (np.array(highs) >= 0))
+    assert abs(held - 0.95) < 3 * OF_20TH
+    only_speakers = np.sqrt(100 / SPEAKERS)
+    assert np.std(means) == pytest.approx(np.hypot(only_speakers, 0.2**0.5), rel=0.15)
+
+
+def test_the_deviation_is_that_of_the_seeds():
+    system = SeedRates([0.1, 0.2, 0.3], np.zeros((3, 5)))
+    found = rate_over_seeds(system)
+    assert (found.mean, found.deviation) == pytest.approx((0.2, 0.1))
+
+
+def test_bound_margin_and_p_value_agree():
+    world = World(2, by_seed=1.0, by_system=3.0)
+    candidate, reference = world.system(), world.system()
+    found = rate_difference(candidate, reference, margin=ANY)
+    assert found.non_inferior
+    assert found.p_value == 1 / (1 + REPLICATES)
+    for margin in np.linspace(0.5, 1.5, 9) * found.upper:
+        at = rate_difference(candidate, reference, margin=margin)
+        # A replicate more on either side: the two may disagree in its share.
+        assert at.non_inferior == (at.p_value < 0.05) or margin == found.upper
+    with_more = SeedRates(candidate.rates + 9, candidate.draws + 9)
+    at = rate_difference(with_more, reference, margin=0.1)
+    assert (at.non_inferior, at.higher, at.p_value) == (False, True, 1.0)
+
+
+def test_a_system_is_as_good_as_itself():
+    system = World(0, by_seed=1.0).system()
+    found = rate_difference(system, system, margin=1e-6)
+    assert (found.mean, found.low, found.high, found.upper) == (0, 0, 0, 0)
+    assert found.non_inferior
+    assert not found.higher
+
+
+def test_equal_seeds_of_the_draws_give_equal_figures():
+    world = World(0, by_seed=1.0)
+    one, other = world.system(), world.system()
+    for compute in (
+        lambda seed: rate_difference(one, other, margin=0.1, seed=seed),
+        lambda seed: rate_over_seeds(one, seed=seed),
+        lambda seed: detectable_margin(one, seed=seed),
+    ):
+        assert compute(0) == compute(0)
+        assert compute(0) != compute(1)
+
+
+@pytest.mark.parametrize(
+    ("rates", "draws", "message"),
+    [
+        ([0.1], [[0.1, 0.2]], "one seed"),
+        ([0.1, 0.2], [[0.1, 0.2]], "rates 2, draws 1"),
+        ([0.1, 0.2], [0.1, 0.2], r"shape \[2\].*\[seeds, replicates\]"),
+        ([0.1, 0.2], [[0.1], [0.2]], "1 replicates"),
+        ([0.1, np.nan], [[0.1, 0.2]] * 2, "NaN"),
+        ([0.1, 0.2], [[0.1, 0.2], [0.1, np.inf]], r"draws\[1, 1\] is inf"),
+    ],
+)
+def test_rates_that_cannot_be_compared_are_refused(rates, draws, message):
+    with pytest.raises(ValueError, match=message):
+        SeedRates(rates, draws)
+
+
+def test_systems_of_other_seeds_or_replicates_are_refused():
+    one = SeedRates([0.1, 0.2], np.ones((2, 5)))
+    for shape in ((3, 5), (2, 4)):
+        other = SeedRates(np.ones(shape[0]), np.ones(shape))
+        with pytest.raises(ValueError, match=r"\[2, 5\], the reference \[\d, \d\]"):
+            rate_difference(one, other, margin=0.1)
+
+
+@pytest.mark.parametrize("margin", [-0.1, np.nan, np.inf])
+def test_a_margin_that_is_none_is_refused(margin):
+    one = SeedRates([0.1, 0.2], np.ones((2, 5)))
+    with pytest.raises(ValueError, match="margin is"):
+        rate_difference(one, one, margin=margin)

@@ -1,0 +1,55 @@
+import pytest
+
+from speechbrain_rev.plots import state_errors
+
+WORDS = {"title": "T", "source": "S"}
+
+
+@pytest.fixture
+def drawn(figures, tmp_path):
+    """Draw curves; return the axes after checking that a PNG came out."""
+
+    def draw(curves):
+        path = tmp_path / "errors.png"
+        state_errors(curves, path, **WORDS)
+        assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        return figures[-1].axes[0]
+
+    return draw
+
+
+def test_errors_are_drawn_in_percent_and_named(drawn):
+    axes = drawn({"first": [(1, 0.01), (3, 0.5)], "second": [(2, 2.0)]})
+    points = [line.get_xydata().tolist() for line in axes.get_lines()]
+    assert points == [[[1, 1.0], [3, 50.0]], [[2, 200.0]]]
+    texts = [text.get_text() for text in axes.get_legend().texts]
+    assert texts == ["first", "second"]
+
+
+@pytest.mark.parametrize("errors", [[0.011], [0.01, 0.0101], [1e-5, 100.0]])
+def test_the_axis_has_ticks_above_and_below_all_errors(drawn, errors):
+    axes = drawn({"state": list(enumerate(errors, 1))})
+    ticks, (low, high) = axes.get_yticks(), axes.get_ylim()
+    assert low <= min(ticks) <= 100 * min(errors)
+    assert 100 * max(errors) <= max(ticks) <= high
+
+
+@pytest.mark.parametrize(("most", "ticks"), [(0.1, 7), (100.0, 7)])
+def test_ticks_are_few_whatever_lies_between_the_errors(drawn, most, ticks):
+    axes = drawn({"state": [(1, 1e-3), (2, most)]})
+    assert len(axes.get_yticks()) <= ticks + 3
+
+
+@pytest.mark.parametrize(
+    ("curves", "what"),
+    [
+        ({}, "no curve"),
+        ({"first": []}, "'first' of 'errors' has no points"),
+        ({"first": [(0, 0.1)]}, "0 epochs and 0.1 error"),
+        ({"first": [(1, 0.0)]}, "1 epochs and 0.0 error"),
+        ({"first": [(1, float("nan"))]}, "1 epochs and nan error"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(tmp_path, curves, what):
+    with pytest.raises(ValueError, match=what):
+        state_errors(curves, tmp_path / "errors.png", **WORDS)
