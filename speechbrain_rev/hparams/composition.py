@@ -27,6 +27,7 @@ from speechbrain_rev.hparams.families import (
 from speechbrain_rev.hparams.features import refuse_other_features
 from speechbrain_rev.hparams.readers import refuse_disagreement
 from speechbrain_rev.hparams.settings import Settings
+from speechbrain_rev.hparams.shipped import file_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def compose(arguments: Sequence[str], run_options: Collection[str] = ()) -> Comp
     Parameters
     ----------
     arguments : sequence of str
-        ``FILE [--key=value | --key value | --run_option ...]``. A key of the file that
+        ``FILE [--key=value | --key value | --run_option ...]``, FILE as for
+        ``resolve``. A key of the file that
         is also a run option (``precision``) goes into the text, where SpeechBrain's
         ``Brain`` finds it and where it is recorded with the run.
     run_options : collection of str
@@ -97,7 +99,7 @@ def compose(arguments: Sequence[str], run_options: Collection[str] = ()) -> Comp
             f"The hyperparameter file comes first ({came}): FILE [--key=value ...]."
         )
     file, *options = arguments
-    chain = _chain(Path(file))
+    chain = _chain(file)
     overrides, run_arguments = parse_arguments(
         options, keys=tuple(items(chain[0].root)), run_options=run_options
     )
@@ -118,7 +120,8 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
     Parameters
     ----------
     file : str or Path
-        A complete file, or an override file whose chain of bases ends in one.
+        A complete file, or an override file whose chain of bases ends in one; or the
+        name of one that comes with the package, such as ``revnet57``.
     overrides : mapping, optional
         Values by key that go before all files. A string is read as on the command
         line; any other value is taken as it is.
@@ -153,12 +156,12 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
     arch: df_revnet281
     lr: 0.000125  # peak
     """
-    return _composed(_chain(Path(file)), overrides or {})
+    return _composed(_chain(file), overrides or {})
 
 
 def top_level_keys(file: str | Path) -> tuple[str, ...]:
     """Return the keys of the complete file that ``file`` builds on, in their order."""
-    return tuple(items(_chain(Path(file))[0].root))
+    return tuple(items(_chain(file)[0].root))
 
 
 def placeholders(text: str) -> tuple[str, ...]:
@@ -197,8 +200,9 @@ def _composed(chain: Sequence[Document], overrides: Mapping[str, object]) -> str
     return settings.text()
 
 
-def _chain(file: Path) -> list[Document]:
-    """Return the complete file and its descendants down to ``file``."""
+def _chain(wanted: str | Path) -> list[Document]:
+    """Return the complete file and its descendants down to the one that is wanted."""
+    file = file_of(wanted)
     chain: list[Document] = []
     seen: list[Path] = []
     while True:

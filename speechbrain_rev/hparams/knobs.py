@@ -202,6 +202,7 @@ KNOBS = {
     "chunk": Knob("int", null=True, or_word="auto", at_least=1),
     "verify": Knob("str", null=True, one_of=("warn", "raise")),
     "sync_batchnorm": Knob("bool"),
+    "zero_init_residual": Knob("bool"),
     # data
     "data_folder": Knob("str"),
     "sample_rate": Knob(

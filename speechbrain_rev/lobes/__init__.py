@@ -2,5 +2,6 @@
 
 from speechbrain_rev.lobes.build import build_encoder
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
+from speechbrain_rev.lobes.inference_form import InferenceEncoder, inference_form
 
-__all__ = ["SpeakerEncoder", "build_encoder"]
+__all__ = ["InferenceEncoder", "SpeakerEncoder", "build_encoder", "inference_form"]

@@ -54,6 +54,8 @@ class BasicResidual(nn.Module):
     torch.Size([2, 8, 16, 10])
     """
 
+    #: The layer that a block which begins as the identity has at zero.
+    ends_with = "conv2"
     #: Under autocast nothing reads the input but a convolution, which casts it.
     casts_its_input = True
 
@@ -91,6 +93,9 @@ class BottleneckResidual(nn.Module):
         Whether batch statistics are shared between processes.
     """
 
+    #: The layer that a block which begins as the identity has at zero.
+    ends_with = "conv3"
+
     def __init__(self, channels: int, *, sync: bool = False) -> None:
         super().__init__()
         middle = channels // 4
@@ -127,6 +132,8 @@ class DFBottleneckResidual(nn.Module):
         Whether batch statistics are shared between processes.
     """
 
+    #: The layer that a block which begins as the identity has at zero.
+    ends_with = "conv3"
     #: Under autocast nothing reads the input but a convolution, which casts it.
     casts_its_input = True
 
@@ -187,6 +194,8 @@ class _OrdinaryBlock(Unit):
     """
 
     expansion = 1
+    #: The layer that a block which begins as the identity has at zero.
+    ends_with: str
     conv1: nn.Conv2d
 
     def __init__(self, channels: int, width: int, stride: int, *, sync: bool) -> None:
@@ -259,6 +268,8 @@ class _Closing(nn.Module):
 class BasicBlock(_OrdinaryBlock):
     """Two 3x3 convolutions; the first has the stride."""
 
+    ends_with = "norm2"
+
     def __init__(self, channels: int, width: int, stride: int, *, sync: bool) -> None:
         super().__init__(channels, width, stride, sync=sync)
         self.conv1 = conv3x3(channels, width, stride=stride)
@@ -285,6 +296,7 @@ class BasicBlock(_OrdinaryBlock):
 class BottleneckBlock(_OrdinaryBlock):
     """1x1, 3x3 and 1x1 convolutions, expanding four times; the 3x3 has the stride."""
 
+    ends_with = "norm3"
     expansion = 4
 
     def __init__(self, channels: int, width: int, stride: int, *, sync: bool) -> None:
@@ -323,6 +335,8 @@ class BottleneckBlock(_OrdinaryBlock):
 
 class DFBottleneckBlock(_OrdinaryBlock):
     """1x1 to four times the width, depthwise 3x3, 1x1 back."""
+
+    ends_with = "norm3"
 
     def __init__(self, channels: int, width: int, stride: int, *, sync: bool) -> None:
         super().__init__(channels, width, stride, sync=sync)

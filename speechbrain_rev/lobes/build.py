@@ -13,6 +13,7 @@ from speechbrain_rev.compression import ActivationCompression
 from speechbrain_rev.lobes.blocks import ORDINARY_BLOCKS, RESIDUALS
 from speechbrain_rev.lobes.chunks import channels_by_level
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
+from speechbrain_rev.lobes.initialisation import zero_residuals
 from speechbrain_rev.lobes.pooling import CORRECTIONS
 from speechbrain_rev.lobes.stage import Stage
 from speechbrain_rev.lobes.transitions import (
@@ -39,6 +40,7 @@ def build_encoder(
     chunk: int | str | None = "auto",
     sync_batchnorm: bool = False,
     pooling_variance: str = "population",
+    zero_init_residual: bool = False,
     compression: ActivationCompression | None = None,
     widths: Sequence[int] | None = None,
     blocks: Sequence[int] | None = None,
@@ -75,6 +77,10 @@ def build_encoder(
         Whether batch statistics are shared between processes.
     pooling_variance : {"population", "unbiased"}
         Which variance statistics pooling takes; WeSpeaker has the unbiased one.
+    zero_init_residual : bool
+        Whether blocks begin as the identity, see
+        :func:`~speechbrain_rev.lobes.initialisation.zero_residuals`. They do so in the
+        recipe.
     compression : ActivationCompression or None
         How blocks in mode "compress" do it; None for its defaults.
     widths, blocks : sequence of int, or None
@@ -130,6 +136,8 @@ def build_encoder(
         channels=channels,
         correction=CORRECTIONS[pooling_variance],
     )
+    if zero_init_residual:
+        zero_residuals(encoder)
     if compression is not None:
         if not isinstance(compression, ActivationCompression):
             raise ValueError(

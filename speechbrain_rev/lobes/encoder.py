@@ -20,7 +20,7 @@ from speechbrain_rev.architectures import Architecture, counterparts
 from speechbrain_rev.compression.activations import ActivationCompression, registering
 from speechbrain_rev.lobes.inputs import check_input
 from speechbrain_rev.lobes.layers import Masks
-from speechbrain_rev.lobes.masking import level_masks
+from speechbrain_rev.lobes.masking import level_masks, missing_frames
 from speechbrain_rev.lobes.pooling import statistics_pooling
 from speechbrain_rev.lobes.stage import Stage
 from speechbrain_rev.lobes.units import run_unit
@@ -295,7 +295,7 @@ class SpeakerEncoder(nn.Module):
         check_input(self.architecture.name, self.n_mels, feats, lengths)
         x = feats.transpose(1, 2).unsqueeze(1)
         frames = feats.shape[1]
-        padding = -frames % 8 if self.architecture.type == "II" else 0
+        padding = missing_frames(frames, 8) if self.architecture.type == "II" else 0
         x = F.pad(x, (0, padding))
         masks = level_masks(x, frames, lengths, padding)
         if masks[0] is not None:
@@ -362,5 +362,5 @@ def _run_chain(
     """
     halves = list(held.pop().chunk(2, dim=1))
     if trains(chain):
-        return chain.train_step(halves.pop(0), halves.pop(0), mask)
+        return chain.train_step(halves, mask)
     return torch.cat(chain(*halves, mask), dim=1)

@@ -12,6 +12,11 @@ def plausible(lengths: Tensor) -> Tensor:
     return (lengths > 0) & (lengths.float() < 1 + 1e-4)
 
 
+def missing_frames(frames: int, multiple: int) -> int:
+    """Tell how many frames are missing to a whole multiple."""
+    return multiple * ((frames - 1) // multiple + 1) - frames
+
+
 def level_masks(
     x: Tensor, frames: int, lengths: Tensor | None, padding: int
 ) -> list[Tensor | None]:
@@ -30,5 +35,5 @@ def level_masks(
     for _ in range(4):
         positions = torch.arange(time, device=x.device)
         masks.append((positions < valid).float()[:, None, None, :])
-        valid, time = (valid / 2).ceil(), -(-time // 2)
+        valid, time = (valid / 2).ceil(), (time - 1) // 2 + 1
     return masks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
 
 import torch
@@ -48,7 +49,8 @@ class SpeakerSchedule:
     batch_size : int
         Utterances per step, over all devices.
     loss : AAMSoftmax, optional
-        The loss whose margin is scheduled; without it only the rate is.
+        The loss whose margin is scheduled; without it only the rate is. SpeechBrain's
+        own compute with the margin that they were built with, and are refused.
     margin : float
         The margin in the end.
     margin_start_epoch, margin_end_epoch : int
@@ -82,6 +84,12 @@ class SpeakerSchedule:
         margin_start_epoch: int = 0,
         margin_end_epoch: int = 0,
     ) -> None:
+        if loss is not None and not isinstance(loss, AAMSoftmax):
+            raise ValueError(
+                f"The margin of {type(loss).__name__} cannot be scheduled. Give the "
+                "speechbrain_rev.lobes.classifier.AAMSoftmax that computes the loss, or "
+                "no loss, which leaves margins alone."
+            )
         if lr <= 0 or final_lr <= 0:
             raise ValueError(
                 f"lr ({lr}) and final_lr ({final_lr}) must be above 0: the rate falls "
@@ -110,6 +118,7 @@ class SpeakerSchedule:
         self.margin_start_epoch = margin_start_epoch
         self.margin_end_epoch = margin_end_epoch
         self.step = 0
+        self._is_told = False
         self._apply_margin()
 
     def learning_rate(self, step: int) -> float:
@@ -162,14 +171,32 @@ class SpeakerSchedule:
         Parameters
         ----------
         epoch : int
-            Unused: the position is counted in steps.
+            The epoch that ends, from 1. The position is counted in steps all the same.
 
         Returns
         -------
         tuple of float
             The rate of the last step and of the next.
+
+        Warns
+        -----
+        UserWarning
+            Once, if so many epochs are not as many steps as were taken.
         """
+        if self.steps_per_epoch and not self._is_told:
+            self._compare_with(epoch * self.steps_per_epoch)
         return self.current_lr, self.learning_rate(self.step)
+
+    def _compare_with(self, expected: int) -> None:
+        if self.step != expected:
+            self._is_told = True
+            warnings.warn(
+                f"The schedule has taken {self.step} steps, but with steps_per_epoch: "
+                f"{self.steps_per_epoch} an epoch ends at step {expected}. Give the number "
+                "of batches of an epoch; if this run was resumed, put lr_annealing among "
+                "the checkpointer's recoverables, which keep its position.",
+                stacklevel=3,
+            )
 
     def _epochs(self, step: int) -> float:
         if not self.steps_per_epoch:
@@ -191,5 +218,12 @@ class SpeakerSchedule:
     @mark_as_loader
     def _load(self, path: str | Path, end_of_epoch: bool) -> None:
         del end_of_epoch
-        self.step = int(json.loads(Path(path).read_text(encoding="utf-8"))["step"])
+        try:
+            saved = json.loads(Path(path).read_text(encoding="utf-8"))
+            self.step = int(saved["step"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path} does not hold the position of a SpeakerSchedule. Resume with the "
+                "lr_annealing that wrote it, or give another output_folder."
+            ) from error
         self._apply_margin()

@@ -144,7 +144,7 @@ def plan_training(
     """
     on_card = step.device.type == "cuda"
     budget = _Budget(
-        budget_bytes, _staying_bytes(step), reserve_of(budget_bytes) if on_card else 0
+        budget_bytes, staying_bytes(step), reserve_of(budget_bytes) if on_card else 0
     )
     refused = _refused(step)
 
@@ -368,8 +368,19 @@ def _timed(step: TrainingStep, channels: Channels) -> Profile:
     return saved_profile(_key(step, channels) | hardware(step.device), make)
 
 
-def _staying_bytes(step: TrainingStep) -> int:
-    """Count what there is from one step to the next."""
+def staying_bytes(step: TrainingStep) -> int:
+    """Count what there is from one step to the next, which modes do not change.
+
+    Parameters
+    ----------
+    step : TrainingStep
+        A step of the training.
+
+    Returns
+    -------
+    int
+        Bytes of weights, gradients, optimizer states and classifier, and a batch's speech.
+    """
     trained = nn.ModuleList([step.encoder, step.classifier])
     held = copy.deepcopy(trained).to("meta")
     report = breakdown(

@@ -116,7 +116,7 @@ class TestOtherOptimizer:
 
     def test_the_file_that_chose_it_is_named(self):
         (said,) = caught(FOLDER / "minivox.yaml")
-        assert "minivox.yaml, line 4)" in said
+        assert "minivox.yaml, line 5)" in said
 
     def test_it_is_said_of_what_was_resolved_already(self, tmp_path):
         file = tmp_path / "resolved.yaml"

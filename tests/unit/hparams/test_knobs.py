@@ -58,6 +58,7 @@ EDGES = {
     "chunk": ([1, 800_000, "auto", None], [0, -1]),
     "verify": (["warn", "raise", None], ["off", ""]),
     "sync_batchnorm": ([True, False], []),
+    "zero_init_residual": ([True, False], []),
     "data_folder": (["x"], [""]),
     "sample_rate": ([4000, 8000, 16000], [16, 3999, 16001, 44100]),
     "train_list": (["x", None], [""]),

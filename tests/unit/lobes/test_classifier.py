@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from speechbrain.nnet.losses import AdditiveAngularMargin, LogSoftmaxWrapper
 
 from speechbrain_rev.lobes.classifier import (
     AAMSoftmax,
@@ -55,6 +56,77 @@ def test_loss_and_gradient_are_finite_at_the_ends_of_the_cosine(cosine):
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(cosines.grad).all()
+
+
+@pytest.mark.parametrize(("margin", "scale"), [(0.2, 30), (0.5, 32)])
+def test_the_loss_is_that_of_speechbrains_two_classes(margin, scale):
+    torch.manual_seed(1)
+    cosines = torch.rand(64, 1, 7) * 2 - 1
+    targets = torch.randint(7, (64, 1))
+    theirs = LogSoftmaxWrapper(AdditiveAngularMargin(margin=margin, scale=scale))
+    ours = AAMSoftmax(margin=margin, scale=scale)(cosines, targets, torch.ones(64))
+    torch.testing.assert_close(ours, theirs(cosines, targets, torch.ones(64)))
+
+
+@pytest.mark.parametrize("speakers", [6, 360, 17982])
+def test_directions_begin_as_long_for_few_speakers_as_for_those_of_voxceleb2(speakers):
+    torch.manual_seed(0)
+    found = CosineClassifier(input_size=256, out_neurons=speakers).weight
+    usual = torch.empty(17982, 256)
+    torch.nn.init.xavier_uniform_(usual)
+    torch.testing.assert_close(found.std(), usual.std(), rtol=0.05, atol=0)
+    assert found.abs().max() <= usual.abs().max() * 1.001
+
+
+@pytest.mark.parametrize("score", [-3.0, 1.02, 30.0])
+def test_scores_that_are_no_cosines_are_refused_with_a_classifier_to_take(score):
+    scores, targets = torch.tensor([[[score, 0.3]]]), torch.tensor([[0]])
+    with pytest.raises(ValueError, match=r"takes cosines.*CosineClassifier"):
+        AAMSoftmax()(scores, targets)
+
+
+def test_what_is_not_finite_is_left_to_whoever_skips_steps():
+    scores, targets = torch.full((1, 1, 2), math.nan), torch.tensor([[0]])
+    assert AAMSoftmax()(scores, targets).isnan()
+
+
+SCORES = torch.tensor([[[30.0, 0.3]]]), torch.tensor([[0]])
+COSINES = torch.tensor([[[0.9, 0.3]]]), torch.tensor([[0]])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_batch_that_is_not_finite_leaves_the_next_one_to_be_looked_at(value):
+    loss = AAMSoftmax()
+    loss(torch.full((1, 1, 2), value), torch.tensor([[0]]))
+    with pytest.raises(ValueError, match="takes cosines"):
+        loss(*SCORES)
+
+
+@pytest.mark.parametrize("batch", [10, 100, 1000])
+def test_scores_that_grow_in_training_are_refused_later(batch):
+    loss = AAMSoftmax()
+    for _ in range(batch - 1):
+        loss(*COSINES)
+    with pytest.raises(ValueError, match="takes cosines"):
+        loss(*SCORES)
+
+
+def test_the_scores_of_four_batches_only_are_waited_for(monkeypatch):
+    waits, item = [], torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "item", lambda x: waits.append(x) or item(x))
+    loss, looks = AAMSoftmax(), []
+    for batch in range(1, 1101):
+        waits.clear()
+        loss(*COSINES)
+        if waits:
+            looks.append(batch)
+    assert looks == [1, 10, 100, 1000]
+
+
+def test_cosines_of_a_classifier_in_bfloat16_are_taken():
+    # The first of bfloat16 above 1.
+    scores = torch.tensor([[[1.0078125, 0.3]]], dtype=torch.bfloat16)
+    assert AAMSoftmax()(scores, torch.tensor([[0]])).isfinite()
 
 
 def test_a_margin_set_later_is_the_one_used():

@@ -1,7 +1,9 @@
 import itertools
+import warnings
 
 import pytest
 import torch
+from speechbrain.nnet.losses import AdditiveAngularMargin, LogSoftmaxWrapper
 
 from speechbrain_rev.lobes.classifier import AAMSoftmax
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
@@ -89,11 +91,11 @@ def test_each_step_gets_its_rate_before_it_is_taken_and_its_margin_before_its_lo
     scheduled = schedule(
         loss=loss, warmup_epochs=1, margin_start_epoch=1, margin_end_epoch=2
     )
-    for step in range(150):
+    for step in range(100):
         assert loss.margin == scheduled.margin_at(step)
         scheduled.on_batch_end(optimizer)
         assert optimizer.param_groups[0]["lr"] == scheduled.learning_rate(step)
-    assert scheduled(1) == (scheduled.learning_rate(149), scheduled.learning_rate(150))
+    assert scheduled(1) == (scheduled.learning_rate(99), scheduled.learning_rate(100))
 
 
 def test_a_loaded_schedule_continues_where_the_saved_one_was(tmp_path):
@@ -111,6 +113,28 @@ def test_a_loaded_schedule_continues_where_the_saved_one_was(tmp_path):
 def test_a_missing_length_of_the_epoch_is_refused_with_the_way_to_compute_it():
     with pytest.raises(ValueError, match=r"utterances / batch_size"):
         schedule(steps_per_epoch=None).on_batch_end(any_optimizer())
+
+
+def test_an_epoch_of_another_length_is_told_of_once():
+    scheduled, optimizer = schedule(steps_per_epoch=3), any_optimizer()
+    for _ in range(3):
+        scheduled.on_batch_end(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduled(1)
+    for _ in range(4):
+        scheduled.on_batch_end(optimizer)
+    with pytest.warns(UserWarning, match=r"taken 7 steps, .*ends at step 6"):
+        scheduled(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduled(3)
+
+
+def test_a_loss_whose_margin_stays_is_refused_with_the_one_to_give():
+    theirs = LogSoftmaxWrapper(AdditiveAngularMargin(margin=0.2, scale=30))
+    with pytest.raises(ValueError, match=r"LogSoftmaxWrapper cannot.*AAMSoftmax"):
+        schedule(loss=theirs)
 
 
 @pytest.mark.parametrize(

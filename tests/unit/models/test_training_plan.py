@@ -128,8 +128,9 @@ KNOBS = {
     "widths": (8, 8, 8, 16),
     "blocks": (2, 0, 0, 1),
 }
-#: What no profile and no budget depends on: modes are planned, and none compresses.
-OTHER_KNOBS = {"name", "mode", "compression"}
+#: What no profile and no budget depends on: modes are planned, none compresses, and bytes
+#: and times are those of any weights.
+OTHER_KNOBS = {"name", "mode", "compression", "zero_init_residual"}
 
 
 def test_every_setting_of_an_encoder_is_known_to_matter_or_not():

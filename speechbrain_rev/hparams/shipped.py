@@ -1,0 +1,78 @@
+"""The YAML files that come with the package, by their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from speechbrain_rev.hparams.document import nearest
+
+# In a wheel they lie beside this module, in a checkout at its top.
+_FOLDERS = (Path(__file__).parent / "files", Path(__file__).parents[2] / "hparams")
+
+
+def shipped() -> dict[str, Path]:
+    """Return the files that come with the package by their names without ``.yaml``.
+
+    Returns
+    -------
+    dict of str to pathlib.Path
+        One for each encoder, those of regimes (``large_margin``, ``minivox``, ...), and
+        the complete file on which all others build, ``train``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If they are in neither place where they can be.
+
+    Examples
+    --------
+    >>> {"train", "revnet57", "fine_tune"} <= shipped().keys()
+    True
+    """
+    for folder in _FOLDERS:
+        files = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+        if "train" in files:
+            return files
+    raise FileNotFoundError(
+        "The package's own YAML files are missing: train.yaml is in neither "
+        f"{' nor '.join(map(str, _FOLDERS))}. Install the package again."
+    )
+
+
+def file_of(file: str | Path) -> Path:
+    """Return the file that is meant by a path, or by the name of one of the package's.
+
+    Parameters
+    ----------
+    file : str or Path
+        A path; or, if nothing of that name is in the current folder, a name without
+        folder and ending, such as ``revnet57``.
+
+    Returns
+    -------
+    pathlib.Path
+        Where the file is; whether a path leads to one is seen by whoever reads it.
+
+    Raises
+    ------
+    ValueError
+        If it is a name, and neither a file here nor one of the package's has it.
+
+    Examples
+    --------
+    >>> file_of("revnet57").name
+    'revnet57.yaml'
+    >>> file_of("mine/revnet57.yaml").as_posix()
+    'mine/revnet57.yaml'
+    """
+    path = Path(file)
+    is_name = str(file) == path.name and not path.suffix
+    if not is_name or path.exists():
+        return path
+    files = shipped()
+    if path.name not in files:
+        raise ValueError(
+            f"The hyperparameter file {path} cannot be read: there is none here, and none "
+            f"of that name comes with the package.{nearest(path.name, files)}"
+        )
+    return files[path.name]
