@@ -1,0 +1,44 @@
+"""Figures that are computed once of what they are made of, and again if that changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from speechbrain_rev.whole_files import write_whole
+
+#: What each file of figures beside it was made of.
+MADE_OF = "made_of.json"
+
+
+def computed_once(
+    path: Path, made_of: Mapping[str, Any], compute: Callable[[], Any]
+) -> Any:
+    """Read figures, or compute them where there are none or they are of something else.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Their file, in the study's folder.
+    made_of : mapping
+        What they depend on, as plain values: fingerprints of weights, digests of files.
+    compute : callable
+        Gives them as plain values.
+
+    Returns
+    -------
+    object
+        The figures, as JSON holds them.
+    """
+    record = path.with_name(MADE_OF)
+    known = json.loads(record.read_text()) if record.is_file() else {}
+    wanted = json.loads(json.dumps(made_of))
+    if not path.is_file() or known.get(path.name) != wanted:
+        # Should what follows be interrupted, nothing vouches for the file.
+        known.pop(path.name, None)
+        write_whole(record, json.dumps(known, indent=1) + "\n")
+        write_whole(path, json.dumps(compute(), indent=1) + "\n")
+        write_whole(record, json.dumps({**known, path.name: wanted}, indent=1) + "\n")
+    return json.loads(path.read_text())

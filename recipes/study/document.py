@@ -1,0 +1,136 @@
+"""The report of a study: its sentences, tables and pictures in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from figures import METHOD
+from probe_tables import parts_of
+from runs import EER, METHODS, RATES
+from sentences import (
+    claims_that_do_not_hold,
+    notes,
+    tests,
+    what_cannot_be_told,
+)
+from setting_tables import plan_parts, setting_table
+from tables import (
+    METHOD_NAMES,
+    answers_table,
+    conditions_table,
+    differences_table,
+    identical_table,
+    margins_table,
+    taken_table,
+)
+
+
+def report_of(results: Mapping[str, Any], pictures: Sequence[str]) -> str:
+    """Write the report.
+
+    Parameters
+    ----------
+    results : mapping
+        What results.json holds.
+    pictures : sequence of str
+        Names of files beside the report.
+
+    Returns
+    -------
+    str
+        Markdown.
+    """
+    parts = [
+        *what_cannot_be_told(results),
+        "# Study: error rates of reversible encoders, 8-bit optimizers and memory modes",
+        _method(results),
+        "## Answers: EER",
+        answers_table(results),
+        "## Claims that do not hold",
+        _claims(results),
+    ]
+    if results["failed"]:
+        parts += ["## What failed", _points(results["failed"])]
+    parts += [
+        "## To be known beside them",
+        _points(notes(results)),
+        "## Comparisons: EER, in percentage points",
+        differences_table(results, [EER]),
+    ]
+    if any(c["must_be_identical"] for c in results["figures"]["comparisons"]):
+        parts += ["Weights that must be equal:", identical_table(results)]
+    parts += [
+        "## Comparisons: detection costs",
+        differences_table(results, [rate for rate in RATES if rate != EER]),
+        *_conditions(results),
+        *plan_parts(results),
+        *parts_of(results["figures"]),
+        "## Margins",
+        _margins(results),
+        margins_table(results),
+        "## Setting",
+        setting_table(results),
+    ]
+    if pictures:
+        parts += ["## Pictures", "\n".join(f"![]({name})" for name in pictures)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _points(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _method(results: Mapping[str, Any]) -> str:
+    seeds = ", ".join(map(str, results["figures"]["margins"]["made_of"]["seeds"]))
+    return (
+        f"Seeds {seeds}. Each number is the mean over them, with the 95 % interval that "
+        "other speakers and other seeds would make. A candidate is within the margin if "
+        "the upper 95 % bound of its difference to the reference is below the margin, "
+        "which was stated before anything was compared. It cannot be told where the "
+        "reference, made worse by the margin, would be no better than what needs no "
+        "training, or than chance: no candidate could fail there. The primary measure is "
+        f"the EER with {METHOD_NAMES[METHOD]}; number of its tests: {tests(results)}. "
+        "Verdicts are of each by itself; p is shown as it is and corrected for their "
+        "number by Holm's method, for each rate by itself."
+    )
+
+
+def _claims(results: Mapping[str, Any]) -> str:
+    if failed := claims_that_do_not_hold(results):
+        return _points(failed)
+    untold = what_cannot_be_told(results)
+    if untold and not tests(results):
+        return "None in EER, the primary measure, of which the study can tell nothing."
+    return (
+        "None in EER, the primary measure: "
+        + ("where the study can tell, every" if untold else "every")
+        + " candidate is within the margin on every list, and all weights that had to be "
+        "equal are."
+    )
+
+
+def _conditions(results: Mapping[str, Any]) -> list[str]:
+    if not results["figures"]["conditions"]:
+        return []
+    parts = []
+    for method in METHODS:
+        parts += [
+            f"## Conditions: {METHOD_NAMES[method]}",
+            conditions_table(results, method),
+        ]
+    return [*parts, "## Conditions: what they are and take", taken_table(results)]
+
+
+def _margins(results: Mapping[str, Any]) -> str:
+    references = ", ".join(results["figures"]["margins"]["margins"])
+    return (
+        f"Made of {references}, of each alone, at "
+        f"{results['setting']['margins_stated_at']}. What is compared to a candidate of a "
+        "reference has the margin of that reference. Of two systems equal to the "
+        "reference, trained with seeds of their own, one is found within the margin with "
+        "a power of about 75 % if there are five seeds, 65 % if three, at a one-sided "
+        "level of 5 %. The power is lower where a candidate errs on other "
+        "speakers than the reference, which the reference cannot tell. Margins say what "
+        "this study can show, not which difference would matter to a user."
+    )

@@ -1,0 +1,379 @@
+"""What a run's checkpoints tell: angles of gradients, errors of stored states, drift.
+
+Each function takes folders of finished runs, leaves them as they were, and returns rows
+that JSON can hold. Epoch 0 is before the first step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rebuilt import Batch, NotEqual, Rebuilt, read_state
+from speechbrain.utils.checkpoints import Checkpoint
+from torch import Tensor, nn
+
+from speechbrain_rev.angles import angle_degrees
+from speechbrain_rev.optim import convert_checkpoint
+from speechbrain_rev.optim.checkpoint import STATES_OF_TORCH
+from speechbrain_rev.optim.strict import MIN_8BIT_ELEMENTS, read_moments
+
+Row = dict[str, Any]
+FORMATS = ("exact", "float")
+PRECISIONS = ("fp32", "bf16")
+#: What the states of an optimizer are, in the order in which it has them.
+MOMENTS = {"sgd": ("momentum",), "adam": ("first moment", "second moment")}
+MOMENTS["adamw"] = MOMENTS["adam"]
+#: What makes a second run another training, whatever the states of its optimizer.
+_SAME_TRAINING = ("seed", "arch", "widths", "blocks", "n_mels", "embedding_dim")
+
+
+def gradient_angles(
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    batches: int = 3,
+    every: int = 1,
+) -> list[Row]:
+    """Measure how far reconstructed activations turn the encoder's gradient.
+
+    At the weights of each epoch the gradient of some batches of training speech, always
+    the same, is computed with stored and with reconstructed activations, with streams in
+    both formats and in both precisions, of the loss with the margin of that time. Beside
+    it is told by how much bf16 autocast turns the gradient of stored activations, which
+    is a rounding that is commonly accepted.
+
+    Parameters
+    ----------
+    folder : str or Path
+        A run of a reversible encoder.
+    device : torch.device or str
+        Where it is computed.
+    batches : int
+        How many; the angle of each is told.
+    every : int
+        Every how many of the kept epochs; the last one is always among them.
+
+    Returns
+    -------
+    list of dict
+        ``epoch``, ``step``, ``compared`` ("reconstructed with stored" or "bf16 with
+        fp32"), ``streams``, ``precision``, ``degrees`` of each batch, their
+        ``mean_degrees`` and ``largest_degrees``.
+
+    Raises
+    ------
+    NotEqual
+        If exact streams do not give the same gradient to the bit.
+    ValueError
+        If the encoder has nothing to reconstruct, or the folder holds no run.
+    """
+    runs = {
+        streams: Rebuilt.of(folder, device, streams=streams, verify=None, mode="store")
+        for streams in FORMATS
+    }
+    exact = runs["exact"]
+    if not exact.encoder.reversible_blocks():
+        raise ValueError(
+            f"{folder} is a run of {exact.hparams['arch']}, which has no reversible "
+            "blocks: nothing of it is reconstructed. Give a run of a reversible encoder."
+        )
+    # Of the run's own settings: both formats get the same features.
+    probed = exact.batches(batches)
+    rows = []
+    for place in _places(exact, every):
+        for run in runs.values():
+            if run is not exact:
+                run.modules.load_state_dict(exact.modules.state_dict())
+                run.hparams["compute_cost"].margin = exact.hparams[
+                    "compute_cost"
+                ].margin
+        rows += [place | row for row in _angles_at(runs, probed, place)]
+    return rows
+
+
+def _places(run: Rebuilt, every: int) -> Iterator[Row]:
+    """Give a run the weights of one epoch after the other, from before the first."""
+    if run.hparams["pretrained_run"] is None:
+        yield {"epoch": 0, "step": 0}
+    epochs = run.epochs()
+    for checkpoint in [*epochs[every - 1 : -1 : every], *epochs[-1:]]:
+        run.restore(checkpoint)
+        yield _place(checkpoint)
+
+
+def _place(checkpoint: Checkpoint) -> Row:
+    return {"epoch": checkpoint.meta["epoch"], "step": checkpoint.meta["steps"]}
+
+
+def _angles_at(
+    runs: dict[str, Rebuilt], probed: list[Batch], place: Row
+) -> Iterator[Row]:
+    """Compare the gradients of the batches at the weights that the runs have."""
+    for streams, run in runs.items():
+        angles: dict[str, list[float]] = defaultdict(list)
+        for batch in probed:
+            stored = {}
+            for precision in PRECISIONS:
+                pair = {}
+                for mode in ("store", "reconstruct"):
+                    run.encoder.set_mode(mode)
+                    pair[mode] = run.gradient(batch, precision=precision)
+                if streams == "exact" and not torch.equal(*pair.values()):
+                    raise NotEqual(
+                        f"Gradients of exact streams in {precision} differ between "
+                        f"stored and reconstructed activations at {place}, by "
+                        f"{angle_degrees(*pair.values())} degrees, in {run.folder}."
+                    )
+                angles[precision].append(angle_degrees(*pair.values()))
+                stored[precision] = pair["store"]
+            angles["rounding"].append(angle_degrees(stored["bf16"], stored["fp32"]))
+        for precision in PRECISIONS:
+            compared = "reconstructed with stored"
+            yield _angle_row(compared, streams, precision, angles[precision])
+        yield _angle_row("bf16 with fp32", streams, "bf16", angles["rounding"])
+
+
+def _angle_row(
+    compared: str, streams: str, precision: str, degrees: list[float]
+) -> Row:
+    return {
+        "compared": compared,
+        "streams": streams,
+        "precision": precision,
+        "degrees": degrees,
+        "mean_degrees": sum(degrees) / len(degrees),
+        "largest_degrees": max(degrees),
+    }
+
+
+def quantisation_errors(
+    folder: str | Path, *, device: torch.device | str = "cpu"
+) -> list[Row]:
+    """Measure the error that optimizer states of 8 bits would make at each epoch.
+
+    States of 32 bit are stored in 8 bits and read back, as one step of an 8-bit
+    optimizer does; an error is the norm of the difference over the norm of what was
+    stored, over all tensors that are stored so. Beside each state are told
+
+    - of Adam and AdamW "update": the update that the moments stand for, m / (sqrt(v) +
+      eps) with both corrected for their bias, as it is without another gradient;
+    - "next step": what the next step adds to the weights, with 8-bit states against
+      32-bit ones, the gradient of one batch being the same. This is what an error costs.
+
+    Parameters
+    ----------
+    folder : str or Path
+        A run with states of 32 bit.
+    device : torch.device or str
+        Where it is computed.
+
+    Returns
+    -------
+    list of dict
+        ``epoch``, ``step``, ``state``, ``layers`` ("all", "convolutions", "linear" or
+        "classifier"), ``relative_error``, ``largest_relative_error`` of a tensor and
+        that ``tensor``, ``values`` that are stored in 8 bits, ``share_of_values`` of the
+        layers' values, and ``share_read_as_zero`` of those that were not.
+
+    Raises
+    ------
+    ValueError
+        If the run's states have 8 bits, or none of its tensors would be stored so.
+    """
+    run = Rebuilt.of(folder, device)
+    if run.hparams["optimizer_bits"] != 32:
+        raise ValueError(
+            f"{folder} was trained with states of {run.hparams['optimizer_bits']} bit, "
+            "whose error is in them already. Give a run with optimizer_bits: 32."
+        )
+    names = {p: name for name, p in run.modules.named_parameters()}
+    if not _stored_in_8_bits(names):
+        raise ValueError(
+            f"No tensor of {folder} has {MIN_8BIT_ELEMENTS} values, from which on states "
+            "are stored in 8 bits. Give a run of a larger encoder."
+        )
+    kinds = _by_layers(names)
+    (batch,) = run.batches(1)
+    rows = []
+    for checkpoint in run.epochs():
+        run.restore(checkpoint)
+        stored, read = _states(run, checkpoint, batch)
+        for state, layers in itertools.product(stored, kinds):
+            if not stored[state].keys() & set(kinds[layers]):
+                continue
+            told = _error_row(stored[state], read[state], names, kinds[layers])
+            rows.append(_place(checkpoint) | {"state": state, "layers": layers} | told)
+    return rows
+
+
+_States = dict[str, dict[nn.Parameter, Tensor]]
+
+
+def _states(
+    run: Rebuilt, checkpoint: Checkpoint, batch: Batch
+) -> tuple[_States, _States]:
+    """Give the states of a checkpoint and what is read back of them, by what they are."""
+    optimizers = [
+        run.hparams["opt_class"](run.modules.parameters(), bits=bits)
+        for bits in (32, 8)
+    ]
+    kept = read_state(checkpoint, "optimizer")
+    for optimizer in optimizers:
+        optimizer.load_state_dict(convert_checkpoint(kept, optimizer))
+    stored, read = (_read(optimizer, run) for optimizer in optimizers)
+    run.modules.zero_grad(set_to_none=True)
+    run.loss(batch, precision=run.hparams["precision"]).backward()
+    parameters = list(run.modules.parameters())
+    nn.utils.clip_grad_norm_(parameters, run.hparams["max_grad_norm"])
+    before = [p.detach().clone() for p in parameters]
+    for optimizer, states in zip(optimizers, (stored, read), strict=True):
+        # The step is in proportion to the rate; a small one drowns in the weights' digits.
+        optimizer.param_groups[0]["lr"] = 1.0
+        optimizer.step()
+        with torch.no_grad():
+            moved = {p: p - old for p, old in zip(parameters, before, strict=True)}
+            for p, old in zip(parameters, before, strict=True):
+                p.copy_(old)
+        states["next step"] = {p: moved[p] for p in _stored_in_8_bits(parameters)}
+    return stored, read
+
+
+def _stored_in_8_bits(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    return [p for p in parameters if p.numel() >= MIN_8BIT_ELEMENTS]
+
+
+def _read(optimizer: torch.optim.Optimizer, run: Rebuilt) -> _States:
+    """Read the moments of an optimizer, and the update that Adam makes of them."""
+    name, states = run.hparams["optimizer_name"], defaultdict(dict)
+    (group,) = optimizer.param_groups
+    for p in _stored_in_8_bits(run.modules.parameters()):
+        state = optimizer.state[p]
+        keys = STATES_OF_TORCH[name]
+        of_torch = keys[0] in state
+        moments = [state[key] for key in keys] if of_torch else read_moments(state)
+        # The next step writes to torch's own.
+        for moment, values in zip(MOMENTS[name], moments, strict=True):
+            states[moment][p] = values.clone()
+        if len(moments) == 2:
+            states["update"][p] = _adam_update(*moments, float(state["step"]), group)
+    return states
+
+
+def _adam_update(
+    first: Tensor, second: Tensor, step: float, group: dict[str, Any]
+) -> Tensor:
+    """Divide m by sqrt(v) + eps, both corrected for their bias (Kingma and Ba, algorithm 1)."""
+    beta1, beta2 = group["betas"]
+    mean, square = first / (1 - beta1**step), second / (1 - beta2**step)
+    return mean / (square.sqrt() + group["eps"])
+
+
+def _by_layers(names: dict[nn.Parameter, str]) -> dict[str, list[nn.Parameter]]:
+    """Sort parameters by the kind of layer: of an encoder only these have many values."""
+    kinds: dict[str, list[nn.Parameter]] = {"all": list(names)}
+    for p, name in names.items():
+        by_dimensions = {4: "convolutions", 2: "linear"}
+        kind = (
+            "classifier"
+            if name.startswith("classifier.")
+            else by_dimensions.get(p.dim())
+        )
+        if kind is not None:
+            kinds.setdefault(kind, []).append(p)
+    return kinds
+
+
+def _error_row(
+    stored: dict[nn.Parameter, Tensor],
+    read: dict[nn.Parameter, Tensor],
+    names: dict[nn.Parameter, str],
+    chosen: list[nn.Parameter],
+) -> Row:
+    """Compare what was stored of some parameters with what is read back."""
+    inside = [p for p in chosen if p in stored]
+    off = {p: float((read[p] - stored[p]).double().norm()) for p in inside}
+    size = {p: float(stored[p].double().norm()) for p in inside}
+    relative = {p: off[p] / size[p] if off[p] else 0.0 for p in inside}
+    worst = max(inside, key=relative.__getitem__)
+    values = sum(p.numel() for p in inside)
+    lost = sum(int(((read[p] == 0) & (stored[p] != 0)).sum()) for p in inside)
+    return {
+        "relative_error": math.hypot(*off.values()) / math.hypot(*size.values()),
+        "largest_relative_error": relative[worst],
+        "tensor": names[worst],
+        "values": values,
+        "share_of_values": values / sum(p.numel() for p in chosen),
+        "share_read_as_zero": lost / values,
+    }
+
+
+def drift(
+    folder: str | Path, other: str | Path, *, device: torch.device | str = "cpu"
+) -> list[Row]:
+    """Measure how far the weights of two runs of one seed are apart after each epoch.
+
+    Both begin with the same weights and see the same speech. What sets them apart may be
+    the bits of the optimizer's states, or the format of streams; two runs that differ in
+    the order of a sum tell how much of it is chaos.
+
+    Parameters
+    ----------
+    folder, other : str or Path
+        The runs; the first is the one that the other is compared with.
+    device : torch.device or str
+        Where it is computed.
+
+    Returns
+    -------
+    list of dict
+        ``epoch``, ``step``, ``relative_distance`` (norm of the difference of all
+        parameters over that of the first run's) and ``distance_over_way`` (over how far
+        the first run has come from where it began).
+
+    Raises
+    ------
+    ValueError
+        If the runs have no epoch in common, began with other weights, or took other
+        steps to an epoch.
+    """
+    runs = [Rebuilt.of(path, device) for path in (folder, other)]
+    for name in (*_SAME_TRAINING, "pretrained_run", "number_of_epochs", "batch_size"):
+        values = [run.hparams[name] for run in runs]
+        if values[0] != values[1]:
+            raise ValueError(
+                f"{folder} was trained with {name}: {values[0]} and {other} with "
+                f"{values[1]}. Give two runs that began alike and saw the same speech."
+            )
+    begin = _parameters(runs[0])
+    epochs = [{c.meta["epoch"]: c for c in run.epochs()} for run in runs]
+    rows = []
+    for epoch in sorted(epochs[0].keys() & epochs[1].keys()):
+        pair = [found[epoch] for found in epochs]
+        if _place(pair[0]) != _place(pair[1]):
+            raise ValueError(
+                f"Epoch {epoch} ended after {pair[0].meta['steps']} steps in {folder} and "
+                f"after {pair[1].meta['steps']} in {other}. Give runs of equal batches."
+            )
+        for run, checkpoint in zip(runs, pair, strict=True):
+            run.restore(checkpoint)
+        here, there = map(_parameters, runs)
+        distance = float((there - here).norm())
+        row = {
+            "relative_distance": distance / float(here.norm()),
+            "distance_over_way": distance / float((here - begin).norm()),
+        }
+        rows.append(_place(pair[0]) | row)
+    if not rows:
+        raise ValueError(f"{folder} and {other} have kept no epoch in common.")
+    return rows
+
+
+def _parameters(run: Rebuilt) -> Tensor:
+    """All parameters of encoder and classifier: [values], float64."""
+    return torch.cat([p.detach().double().flatten() for p in run.modules.parameters()])

@@ -1,0 +1,126 @@
+"""What the study computes of finished runs beside their scores, each thing once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from baseline import score_baseline
+from computed import computed_once
+from conditions import IN_ALL_MODES
+from measures import half_of_the_memory, measure
+from one_run import COHORT_UTTERANCES
+from probes import drift, gradient_angles, quantisation_errors
+from rebuilt import Rebuilt
+from report import BUDGET, MEASURES, MORE_FIGURES
+from runs import Study
+from sizes import Size
+
+from speechbrain_rev.devices import device_name
+from speechbrain_rev.inference.run_folder import read_weights
+from speechbrain_rev.whole_files import digest_of
+
+#: Conditions whose weights are compared with those of the encoder in all modes.
+DRIFTING = tuple(
+    f"{IN_ALL_MODES}, {words}"
+    for words in ("8 bit", "float streams", "bf16", "compressed")
+)
+
+
+def is_probed(study: Study, name: str, seed: int) -> bool:
+    """Whether the checkpoints of all epochs of a run are looked at."""
+    return seed == study.seeds[0] and name in (IN_ALL_MODES, *DRIFTING)
+
+
+def memory_budget(study: Study, device: str) -> str:
+    """Give the budget of half the memory that storing takes, as the recipe takes it.
+
+    It is that of the first run of the encoder that is trained in all modes.
+
+    Raises
+    ------
+    Infeasible
+        If blocks cannot take half of it.
+    """
+    folder = study.run_folder(IN_ALL_MODES, study.seeds[0])
+    made_of = {
+        "settings": digest_of(folder / "hyperparams.yaml", "sha256"),
+        "device": device_name(torch.device(device)),
+    }
+    half = computed_once(
+        study.folder / BUDGET,
+        made_of,
+        lambda: vars(half_of_the_memory(Rebuilt.of(folder, device).step)),
+    )
+    budget: str = half["memory_budget"]
+    return budget
+
+
+def score_without_training(
+    study: Study, settings: Mapping[str, Any], size: Size
+) -> None:
+    """Score what needs no training, with the cohort that the runs have."""
+    manifest = study.run_folder(study.conditions[0].name, study.seeds[0])
+    manifest = manifest / "save" / "train.csv"
+    cohort = {
+        "utterances_per_speaker": COHORT_UTTERANCES,
+        "cohort_top_n": size.settings["cohort_top_n"],
+    }
+    lists = settings["trial_lists"]
+    made_of = {
+        path.name: digest_of(path, "sha256") for path in (*lists, manifest)
+    } | cohort
+    computed_once(
+        study.folder / MORE_FIGURES["baseline"],
+        made_of,
+        lambda: score_baseline(
+            study.folder, settings["data_folder"], lists, manifest, **cohort
+        ),
+    )
+
+
+def measure_steps(study: Study, device: str) -> None:
+    """Measure memory and time of a step of each condition, of its first seed."""
+    first = study.seeds[0]
+    folders = {c.name: study.run_folder(c.name, first) for c in study.conditions}
+    made_of = {
+        "device": device_name(torch.device(device)),
+        "threads": torch.get_num_threads(),
+    }
+    computed_once(
+        study.folder / MEASURES,
+        made_of | _weights(study, folders),
+        lambda: measure(folders, device),
+    )
+
+
+def probe(study: Study, device: str) -> None:
+    """Look at what trainings do to gradients, states of 8 bits and weights.
+
+    Of conditions that the study lacks nothing is told.
+    """
+    first = study.seeds[0]
+    there = [c.name for c in study.conditions]
+    run = study.run_folder(IN_ALL_MODES, first)
+    others = {n: study.run_folder(n, first) for n in DRIFTING if n in there}
+    computed_once(
+        study.folder / MORE_FIGURES["probes"],
+        {"device": device_name(torch.device(device))}
+        | _weights(study, [IN_ALL_MODES, *others]),
+        lambda: {
+            "run": f"{IN_ALL_MODES}, seed {first}",
+            "angles": gradient_angles(run, device=device),
+            "errors": quantisation_errors(run, device=device),
+            "drift": {
+                name: drift(run, folder, device=device)
+                for name, folder in others.items()
+            },
+        },
+    )
+
+
+def _weights(study: Study, names: Iterable[str]) -> dict[str, str]:
+    """Give the fingerprints of the weights that first runs ended with."""
+    first = study.seeds[0]
+    return {n: read_weights(study.run_folder(n, first)).fingerprint for n in names}

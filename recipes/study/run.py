@@ -1,0 +1,226 @@
+"""Test whether reversible encoders are as accurate, at 8 bit and in memory modes.
+
+python recipes/study/run.py DATA --noise NOISE [--size small] [--output FOLDER]
+
+DATA is a corpus in VoxCeleb's layout that holds train_list.txt and trial lists
+veri_test.txt and veri_test_*.txt. Each condition is trained with each seed on the same data in the same
+order, scored, and compared with its reference. The margins of the comparisons are made of
+the vanilla encoders alone, and written before anything else is trained. What is done is
+not done again: after a crash the same command goes on. What fails is told, and left out of
+the report; then the status is 1. --dry_run lists what would be trained; --compare FOLDER
+says whether another run of the study has the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Read by OpenMP when torch is loaded: a thread that waits takes no core.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
+
+import torch
+from conditions import comparisons, conditions
+from orphans import end_in_order
+from probing import measure_steps, probe, score_without_training
+from repeatable import compute_repeatably
+from report import REPORT, RESULTS, compare, write_report
+from runs import Study
+from schedule import attempt, finished, runs_of, train
+from setting import keep_setting, setting_of
+from sizes import SIZES, Size
+
+from speechbrain_rev.cli import run_script
+from speechbrain_rev.devices import named_device
+from speechbrain_rev.locks import writing_alone
+
+REPOSITORY = Path(__file__).parents[2]
+HPARAMS = REPOSITORY / "hparams" / "minivox.yaml"
+TRAIN_LIST, TRIAL_LISTS = "train_list.txt", ("veri_test.txt", "veri_test_*.txt")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    output = options.output or REPOSITORY / "results" / f"study_{options.size}"
+    if options.compare:
+        tell_differences(output, options.compare)
+        return
+    if options.data is None:
+        parser.error("DATA is needed: a corpus with its lists")
+    size = SIZES[options.size]
+    lists = trial_lists(options.data)
+    names = [path.stem for path in lists]
+    study = Study(output, conditions(), comparisons(), size.seeds, names)
+    device = options.device or size.device
+    jobs = options.jobs or (1 if device.startswith("cuda") else _usable_cpus())
+    runs = runs_of(study)
+    done = sum(run.is_done for run in runs)
+    print(
+        f"{len(study.conditions)} conditions, seeds {', '.join(map(str, study.seeds))}: "
+        f"{len(runs)} trainings, {done} of them done, {jobs} at a time, in {output}"
+    )
+    if options.dry_run:
+        print("\n".join(condition.name for condition in study.conditions))
+        return
+    advice = f"The size {options.size} is for {size.device}; --device takes another."
+    named_device(device, cpu=True, advice=advice)
+    if device == "cpu":
+        # Figures of gradients are sums, whose order depends on threads.
+        torch.set_num_threads(1)
+    settings = {
+        "data_folder": options.data.resolve(),
+        "train_list": (options.data / TRAIN_LIST).resolve(),
+        "trial_lists": [path.resolve() for path in lists],
+        "noise_folder": options.noise and options.noise.resolve(),
+        "device": device,
+    }
+    with writing_alone(output):
+        described = setting_of(study, options.size, size, HPARAMS, settings)
+        setting = keep_setting(output, described)
+        failed = train(study, runs, settings, size, HPARAMS, jobs=jobs)
+        failed += evaluate(study, setting, settings, size, failed)
+    print((output / REPORT).read_text(encoding="utf-8"))
+    if failed:
+        sys.exit("\n".join(["What failed:", *failed]))
+
+
+def trial_lists(data: Path) -> list[Path]:
+    """Find the trial lists of a corpus.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none, or no list of training utterances.
+    """
+    lists = sorted(path for pattern in TRIAL_LISTS for path in data.glob(pattern))
+    if not lists or not (data / TRAIN_LIST).is_file():
+        raise FileNotFoundError(
+            f"{data} lacks {TRAIN_LIST} or trial lists {' or '.join(TRIAL_LISTS)}. Give a "
+            "corpus in VoxCeleb's layout that holds both: "
+            "wav/<speaker>/<session>/<utterance>.wav or .flac, lines 'speaker path' and "
+            "lines 'label path path'."
+        )
+    return lists
+
+
+def evaluate(
+    study: Study,
+    setting: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    size: Size,
+    failed: Sequence[str],
+) -> list[str]:
+    """Write the report, measure and probe, and write it again with that.
+
+    Returns
+    -------
+    list of str
+        What failed besides what had failed already.
+    """
+    left, device = finished(study), settings["device"]
+    lost = attempt("The baseline", lambda: score_without_training(left, settings, size))
+    write_report(study, setting, failed=[*failed, *lost])
+    lost += attempt("Measures of a step", lambda: measure_steps(left, device))
+    lost += attempt("Probes", lambda: probe(left, device))
+    return lost + attempt(
+        "The report of measures and probes",
+        lambda: write_report(study, setting, failed=[*failed, *lost]),
+    )
+
+
+def tell_differences(output: Path, other: Path) -> None:
+    """Say whether two studies have the same numbers; if not, end with status 1.
+
+    Raises
+    ------
+    ValueError
+        If one of them has none.
+    """
+    for folder in (output, other):
+        path = folder / RESULTS
+        if not path.is_file() or "figures" not in json.loads(path.read_text()):
+            raise ValueError(
+                f"{folder} has no {RESULTS} with the figures of a study. Give the "
+                "--output of one whose report is written, and --compare of another."
+            )
+    differing = compare(output, other)
+    if differing:
+        print("\n".join(differing))
+        sys.exit(f"{len(differing)} figures differ.")
+    print(f"{output} and {other} have the same figures, to the last bit.")
+
+
+def _usable_cpus() -> int:
+    # Not every system limits a process to some of its CPUs.
+    total = os.cpu_count() or 1
+    return len(getattr(os, "sched_getaffinity", lambda _: range(total))(0))
+
+
+def existing_folder(text: str) -> Path:
+    """Read the path of a folder that is there."""
+    if not text or not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text!r}")
+    return Path(text)
+
+
+def positive(text: str) -> int:
+    """Read a number of processes."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it takes 1 or more, not {text!r}")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "data",
+        type=existing_folder,
+        nargs="?",
+        help="corpus with its lists; not for --compare",
+    )
+    parser.add_argument(
+        "--noise",
+        type=existing_folder,
+        help="folder of noise for augmentation; default: none",
+    )
+    parser.add_argument(
+        "--size",
+        choices=list(SIZES),
+        default="small",
+        help="small: reduced widths, for CPUs; full: as published, for a GPU",
+    )
+    parser.add_argument("--output", type=Path, help="default: results/study_SIZE")
+    parser.add_argument(
+        "--device", help="default: the GPU for the full size, the CPU for the small one"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=positive,
+        help="trainings at a time, a core each; default: all cores, 1 on a GPU",
+    )
+    parser.add_argument(
+        "--dry_run", action="store_true", help="list what would be trained"
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="FOLDER",
+        type=Path,
+        help="compare the figures of --output with those of this study",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    end_in_order()
+    compute_repeatably()
+    run_script(main)

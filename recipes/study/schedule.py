@@ -1,0 +1,117 @@
+"""In which order a study is trained, and what is left of it where something fails."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from conditions import IN_ALL_MODES, PAIRS
+from figures import MARGINS, state_margins
+from probing import is_probed, memory_budget
+from runs import Study
+from sizes import Size
+from trainings import Run, TrainingsFailed, train_all
+
+
+def runs_of(study: Study) -> list[Run]:
+    """List the trainings of a study, all conditions of a seed before the next seed."""
+    return [
+        Run(
+            condition,
+            seed,
+            study.run_folder(condition.name, seed),
+            keep_all=is_probed(study, condition.name, seed),
+        )
+        for seed in study.seeds
+        for condition in study.conditions
+    ]
+
+
+def train(
+    study: Study,
+    runs: Sequence[Run],
+    settings: Mapping[str, Any],
+    size: Size,
+    hparams: Path,
+    *,
+    jobs: int,
+) -> list[str]:
+    """Train the references, state the margins, then train the others.
+
+    Parameters
+    ----------
+    study : Study
+        What is compared.
+    runs : sequence of Run
+        Its trainings, in the order that is wished.
+    settings : mapping
+        Of data and device, for all.
+    size : Size
+        Settings and widths.
+    hparams : pathlib.Path
+        The file of settings that all begin with.
+    jobs : int
+        Trainings at a time.
+
+    Returns
+    -------
+    list of str
+        What became of those that failed.
+
+    Raises
+    ------
+    TrainingsFailed
+        If a reference failed: there is nothing to compare with.
+    """
+    failed: dict[Run, str] = {}
+
+    def train_some(wanted: Sequence[Run], **more: Any) -> None:
+        left = [run for run in wanted if run not in failed]
+        try:
+            train_all(left, {**settings, **more}, size, hparams, jobs=jobs)
+        except TrainingsFailed as error:
+            failed.update(error.failed)
+
+    def train_planned(planned: Sequence[Run]) -> None:
+        budget = memory_budget(study, settings["device"])
+        train_some(planned, memory_budget=budget)
+
+    vanilla = [c.name for c in study.conditions if c.name in PAIRS]
+    references = [run for run in runs if run.condition.name in vanilla]
+    train_all(references, settings, size, hparams, jobs=jobs)
+    state_margins(study, vanilla)
+    print(f"The margins are stated: {study.folder / MARGINS}")
+    lost: list[str] = []
+    if planned := [run for run in runs if run.condition.half_memory]:
+        # Half of what this one takes.
+        train_some([run for run in runs if run.condition.name == IN_ALL_MODES][:1])
+        lost = attempt("Half the memory", lambda: train_planned(planned))
+    train_some([run for run in runs if run not in planned])
+    return [*failed.values(), *lost]
+
+
+def finished(study: Study) -> Study:
+    """Leave out the conditions that lack a training, and what is compared with them."""
+    lacking = {run.condition.name for run in runs_of(study) if not run.is_done}
+    return replace(
+        study,
+        conditions=[c for c in study.conditions if c.name not in lacking],
+        comparisons=[
+            c for c in study.comparisons if not {c.candidate, c.reference} & lacking
+        ],
+    )
+
+
+def attempt(what: str, work: Callable[[], object]) -> list[str]:
+    """Do what must not cost the rest if it fails; say in a sentence if it did."""
+    try:
+        work()
+    except Exception as error:
+        traceback.print_exc()
+        return [
+            f"{what} failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        ]
+    return []

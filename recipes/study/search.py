@@ -1,0 +1,160 @@
+"""Find one setting for all encoders of the study, on its training speakers alone.
+
+python recipes/study/search.py DATA --noise NOISE [--size small] [--output FOLDER]
+
+Each candidate setting trains each encoder once, without some training speakers, between
+whose utterances validation trials are made. The setting with the lowest mean of the
+encoders' validation EERs is the one to take. Trial lists of other speakers are not read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+# Read by OpenMP when torch is loaded: a thread that waits takes no core.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
+
+from baseline import score_baseline
+from conditions import PAIRS, Condition
+from one_run import COHORT_UTTERANCES
+from orphans import end_in_order
+from prepare import VALID_TRIALS
+from run import HPARAMS, REPOSITORY, TRAIN_LIST, existing_folder, positive
+from sizes import SIZES, Size
+from tables import markdown
+from trainings import TRAIN, Run, train_all
+
+from speechbrain_rev.cli import run_script
+from speechbrain_rev.locks import writing_alone
+from speechbrain_rev.whole_files import write_whole
+
+RESULTS = "search.json"
+SEED = 1986
+#: Of minivox's 120 training speakers.
+VALID_SPEAKERS = 30
+#: What each candidate changes of minivox.yaml.
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "minivox.yaml": {},
+    "half the rate": {"lr": 4.0e-3, "final_lr": 4.0e-4},
+    "twice the rate": {"lr": 1.6e-2, "final_lr": 1.6e-3},
+    "scale 10": {"scale": 10.0},
+    "scale 16": {"scale": 16.0},
+    "scale 64": {"scale": 64.0},
+    "layers begin as torch has them": {"zero_init_residual": False},
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    options = _parser().parse_args(argv)
+    size = SIZES[options.size]
+    output = options.output or REPOSITORY / "results" / f"search_{options.size}"
+    settings = {
+        "data_folder": options.data.resolve(),
+        "train_list": (options.data / TRAIN_LIST).resolve(),
+        "noise_folder": options.noise and options.noise.resolve(),
+        "device": options.device or size.device,
+    }
+    held_out = {**size.settings, "valid_speakers": options.valid_speakers}
+    runs = runs_of(output)
+    print(f"{len(runs)} trainings, {options.jobs} at a time, in {output}")
+    with writing_alone(output):
+        size = replace(size, settings=held_out)
+        train_all(runs, settings, size, HPARAMS, jobs=options.jobs)
+        rates = valid_eers(runs)
+        write_whole(output / RESULTS, json.dumps(rates, indent=1) + "\n")
+        told = without_training(output, options.data, runs[0], size)
+    print(table(rates))
+    print(f"Filterbank statistics, cosine: {told:.1f} %")
+
+
+def without_training(output: Path, data: Path, run: Run, size: Size) -> float:
+    """Give the EER of filterbank statistics on the validation trials, in percent."""
+    saved = run.folder / "save"
+    rates = score_baseline(
+        output,
+        data,
+        [saved / VALID_TRIALS],
+        saved / "train.csv",
+        utterances_per_speaker=COHORT_UTTERANCES,
+        cohort_top_n=size.settings["cohort_top_n"],
+    )
+    (methods,) = rates.values()
+    return 100 * float(methods["cosine"]["eer"])
+
+
+def runs_of(output: Path) -> list[Run]:
+    """List the trainings, all encoders of a candidate before the next one."""
+    encoders = [name for pair in PAIRS.items() for name in (pair[0], *pair[1])]
+    return [
+        Run(
+            Condition(f"{candidate}: {name}", name, {"mode": "store", **changed}),
+            SEED,
+            output / candidate.replace(" ", "_") / name,
+            work=TRAIN,
+        )
+        for candidate, changed in CANDIDATES.items()
+        for name in encoders
+    ]
+
+
+def valid_eers(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+    """Read the validation EER that each training ended with, in percent."""
+    rates: dict[str, dict[str, float]] = {}
+    for run in runs:
+        candidate = run.condition.name.partition(":")[0]
+        log = run.folder / "train_log.jsonl"
+        last = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+        of = rates.setdefault(candidate, {})
+        of[run.condition.arch] = last["valid_eer_percent"]
+    return rates
+
+
+def table(rates: Mapping[str, Mapping[str, float]]) -> str:
+    """Lay the rates out, the best mean first."""
+    means = {name: statistics.mean(of.values()) for name, of in rates.items()}
+    return markdown(
+        [
+            {
+                "setting": name,
+                **{arch: f"{rate:.1f}" for arch, rate in rates[name].items()},
+                "mean": f"{means[name]:.1f}",
+            }
+            for name in sorted(means, key=means.__getitem__)
+        ]
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("data", type=existing_folder, help=f"corpus with {TRAIN_LIST}")
+    parser.add_argument(
+        "--noise", type=existing_folder, help="folder of noise; default: none"
+    )
+    parser.add_argument("--size", choices=list(SIZES), default="small")
+    parser.add_argument("--output", type=Path, help="default: results/search_SIZE")
+    parser.add_argument("--device", help="default: that of the size")
+    parser.add_argument("--jobs", type=positive, default=2, help="trainings at a time")
+    parser.add_argument(
+        "--valid_speakers",
+        type=int,
+        default=VALID_SPEAKERS,
+        help="training speakers that are held out for validation",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    end_in_order()
+    run_script(main)

@@ -1,0 +1,158 @@
+"""What a study is: written down once, and the same whenever it goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from runs import Study
+from sizes import Size
+from trainings import THREADS
+
+import speechbrain_rev
+from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
+from speechbrain_rev.speech.reading import audio_files
+from speechbrain_rev.whole_files import digest_of, write_whole
+
+SETTING = "setting.json"
+#: What may be another when a study goes on: all of them are listed.
+CODE = "code"
+#: What data are, which is written down by its digests, and each run's own.
+_OF_A_RUN = (
+    *("seed", "arch", "widths", "data_folder", "trials_folder", "noise_folder"),
+    *("train_list", "trial_lists", "output_folder", "save_folder", "train_log"),
+    *("train_annotation", "valid_annotation", "out_n_neurons", "steps_per_epoch"),
+)
+
+
+def setting_of(
+    study: Study,
+    name: str,
+    size: Size,
+    hparams: Path,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Describe a study, so that two of the same description have the same figures.
+
+    Parameters
+    ----------
+    study : Study
+        What is trained, and what is compared.
+    name : str
+        Of the size.
+    size : Size
+        Settings and widths.
+    hparams : pathlib.Path
+        The file of settings that all begin with.
+    settings : mapping
+        What all trainings are given of data and device.
+
+    Returns
+    -------
+    dict
+        Plain values. "common" are the settings that all conditions share.
+    """
+    with warnings.catch_warnings():
+        # Each training says it of its own encoder.
+        warnings.simplefilter("ignore", OptimizerWarning)
+        plain = plain_settings(
+            resolve(hparams, {"data_folder": "data", **size.settings})
+        )
+    changed = {key for condition in study.conditions for key in condition.settings}
+    lists = [settings["train_list"], *settings["trial_lists"]]
+    noise = settings["noise_folder"]
+    described = {
+        "size": name,
+        "seeds": list(study.seeds),
+        "hparams": hparams.name,
+        "common": {
+            key: value
+            for key, value in plain.items()
+            if key not in changed and key not in _OF_A_RUN
+        },
+        "widths": {arch: list(widths) for arch, widths in size.widths.items()},
+        "conditions": [asdict(condition) for condition in study.conditions],
+        "comparisons": [asdict(comparison) for comparison in study.comparisons],
+        "data": str(settings["data_folder"]),
+        "lists": {path.name: digest_of(path, "sha256") for path in lists},
+        "noise": noise and {"folder": str(noise), **_files_below(noise)},
+        "device": settings["device"],
+        "threads_of_a_training": THREADS,
+    }
+    plain_values: dict[str, Any] = json.loads(json.dumps(described))
+    return plain_values
+
+
+def keep_setting(output: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Write down what a study is; a folder holds one.
+
+    Parameters
+    ----------
+    output : pathlib.Path
+        The study's folder.
+    setting : mapping
+        As ``setting_of`` gives it.
+
+    Returns
+    -------
+    dict
+        The setting, and under "code" what the study has been run by.
+
+    Raises
+    ------
+    ValueError
+        If the folder holds a study of another setting.
+    """
+    path = output / SETTING
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    code = kept.pop(CODE, [])
+    differing = [key for key in kept | setting if kept.get(key) != setting.get(key)]
+    if kept and differing:
+        raise ValueError(
+            f"{output} holds a study of other settings: {', '.join(differing)} (see "
+            f"{SETTING} there). Give another --output, or remove that folder."
+        )
+    here = _code()
+    if all({**entry, "since": None} != {**here, "since": None} for entry in code):
+        code = [*code, here]
+    output.mkdir(parents=True, exist_ok=True)
+    whole = {**setting, CODE: code}
+    write_whole(path, json.dumps(whole, indent=1) + "\n")
+    return whole
+
+
+def _files_below(folder: Path) -> dict[str, Any]:
+    """Count audio files, and hash their names."""
+    names = "\n".join(map(str, sorted(audio_files(folder))))
+    digest = hashlib.sha256(names.replace(str(folder), "").encode()).hexdigest()
+    return {"files": names.count("\n") + 1, "names": digest}
+
+
+def _code() -> dict[str, Any]:
+    """Say which code runs: the package's version and, where there is git, the commit."""
+    package = Path(speechbrain_rev.__file__).parent
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "since": date.today().isoformat(),
+        "speechbrain_rev": speechbrain_rev.__version__,
+        "package": str(package),
+        "commit": _git("rev-parse", "HEAD"),
+        "changed": None if changes is None else bool(changes),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """Ask git about this repository; None where there is none."""
+    argv: Sequence[str] = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        asked = subprocess.run(argv, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return asked.stdout.strip() if asked.returncode == 0 else None

@@ -1,0 +1,70 @@
+"""The search of one setting for all encoders."""
+
+import json
+
+import pytest
+
+from tests.recipes.study import study
+from tests.recipes.tiny_study import tiny_size, write_data
+
+search = study("search")
+
+
+def test_every_candidate_trains_every_encoder_of_the_study(tmp_path):
+    runs = search.runs_of(tmp_path)
+    encoders = {"resnet34", "revnet46", "revnet57"}
+    encoders |= {"df_resnet56", "df_revnet66", "df_revnet89"}
+    for candidate, changed in search.CANDIDATES.items():
+        own = [r for r in runs if r.condition.name.startswith(f"{candidate}: ")]
+        assert {run.condition.arch for run in own} == encoders
+        assert all(changed.items() <= run.condition.settings.items() for run in own)
+    assert len({run.folder for run in runs}) == len(runs)
+
+
+def test_the_best_mean_of_the_last_epochs_is_first(tmp_path):
+    runs = search.runs_of(tmp_path)
+    for run in runs:
+        run.folder.mkdir(parents=True)
+        last = 10.0 if run.condition.name.startswith("scale 64: ") else 20.0
+        lines = [json.dumps({"valid_eer_percent": rate}) for rate in (1.0, last)]
+        (run.folder / "train_log.jsonl").write_text("\n".join(lines) + "\n")
+    rows = search.table(search.valid_eers(runs)).splitlines()[2:]
+    assert len(rows) == len(search.CANDIDATES)
+    assert rows[0].startswith("| scale 64 ")
+    assert rows[0].split("|")[-2].strip() == "10.0"
+
+
+def test_held_out_speakers_are_asked_for_whatever_the_size_says(tmp_path, monkeypatch):
+    asked = {}
+
+    def remember(runs, settings, size, hparams, *, jobs):
+        asked.update(settings | size.settings_of("resnet34"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, "train_all", remember)
+    argv = [str(tmp_path), f"--output={tmp_path / 'out'}", "--valid_speakers=7"]
+    with pytest.raises(KeyboardInterrupt):
+        search.main(argv)
+    assert asked["valid_speakers"] == 7
+    assert "trial_lists" not in asked
+
+
+@pytest.mark.slow
+def test_a_search_trains_alone_and_tells_what_needs_no_training(
+    tmp_path, monkeypatch, capsys
+):
+    data, noise = write_data(tmp_path)
+    monkeypatch.setattr(search, "PAIRS", {"resnet34": ("revnet46",)})
+    monkeypatch.setattr(search, "CANDIDATES", {"minivox.yaml": {}})
+    monkeypatch.setitem(search.SIZES, "small", tiny_size())
+    output = tmp_path / "out"
+    argv = [str(data), f"--noise={noise}", f"--output={output}", "--valid_speakers=2"]
+    search.main(argv)
+    shown = capsys.readouterr().out
+    assert "| minivox.yaml |" in shown
+    assert "Filterbank statistics, cosine: " in shown
+    found = json.loads((output / search.RESULTS).read_text())
+    assert found["minivox.yaml"].keys() == {"resnet34", "revnet46"}
+    for run in search.runs_of(output):
+        assert (run.folder / "embedding_model.ckpt").is_file()
+        assert not (run.folder / "embeddings").exists()

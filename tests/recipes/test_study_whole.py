@@ -1,0 +1,111 @@
+"""A whole study of three conditions and two seeds, in processes of its own."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from speechbrain_rev.locks import writing_alone
+from tests.recipes.study import study
+from tests.recipes.tiny_study import recipe_settings, tiny_size, write_data
+
+conditions, trainings, run = study("conditions"), study("trainings"), study("run")
+CONDITIONS = [
+    conditions.Condition("resnet34", "resnet34"),
+    conditions.Condition("revnet46", "revnet46", {"mode": "store"}),
+    # Two in one: its states, and a plan.
+    conditions.Condition(
+        "revnet46, 8 bit", "revnet46", {"optimizer_bits": 8}, half_memory=True
+    ),
+]
+COMPARISONS = [
+    conditions.Comparison("Is revnet46 as accurate?", "revnet46", "resnet34"),
+    conditions.Comparison("Is it at 8 bit?", "revnet46, 8 bit", "revnet46"),
+]
+
+
+@pytest.fixture(scope="module")
+def argv(tmp_path_factory):
+    data, noise = write_data(tmp_path_factory.mktemp("corpus"))
+    return [str(data), f"--noise={noise}", "--jobs=2"]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(run, "conditions", lambda: CONDITIONS)
+    monkeypatch.setattr(run, "comparisons", lambda: COMPARISONS)
+    monkeypatch.setitem(run.SIZES, "small", tiny_size())
+
+
+def begin(argv, folder, condition=CONDITIONS[1], seed=1):
+    """Begin a training as the study does, and give its run and its process."""
+    data, noise = Path(argv[0]), Path(argv[1].removeprefix("--noise="))
+    path = folder / "runs" / condition.folder / str(seed)
+    # What is probed keeps all its epochs.
+    one = trainings.Run(condition, seed, path, keep_all=seed == 1)
+    settings = recipe_settings(data.resolve(), noise.resolve())
+    command = trainings.command(one, settings, tiny_size(), run.HPARAMS)
+    path.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    return one, process
+
+
+@pytest.mark.slow
+def test_a_study_gives_a_report_and_another_one_its_figures(
+    argv, tiny, tmp_path, capsys
+):
+    one, other = tmp_path / "one", tmp_path / "other"
+    run.main([*argv, f"--output={one}"])
+    results = json.loads((one / "results.json").read_text())
+    compared = results["figures"]["comparisons"]
+    assert [c["question"] for c in compared] == [c.question for c in COMPARISONS]
+    for found in results["figures"]["conditions"].values():
+        assert set(found["rates"]) == {"veri_test", "veri_test_hard"}
+        # A seed is another training.
+        assert len(set(found["weights"].values())) == 2
+    assert set(results["figures"]["baseline"]) == {"veri_test", "veri_test_hard"}
+    assert results["figures"]["probes"]["angles"]
+    assert set(results["figures"]["probes"]["drift"]) == {"revnet46, 8 bit"}
+    assert {epoch["epoch"] for epoch in results["figures"]["probes"]["errors"]} == {
+        1,
+        2,
+    }
+    assert all(found["step"]["peak_bytes"] for found in results["measured"].values())
+    assert "revnet46" in (one / "report.md").read_text()
+
+    # Given again, it trains nothing and probes nothing.
+    logs = {path: path.stat().st_mtime_ns for path in one.glob("runs/*/*.log")}
+    made = {n: (one / n).stat().st_mtime_ns for n in ("probes.json", "measures.json")}
+    assert len(logs) == 6
+    capsys.readouterr()
+    run.main([*argv, f"--output={one}"])
+    assert "6 trainings, 6 of them done" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in one.glob("runs/*/*.log")} == logs
+    assert {name: (one / name).stat().st_mtime_ns for name in made} == made
+
+    # A training that was killed goes on where it was.
+    begun, process = begin(argv, other)
+    while not any(begun.folder.glob("save/CKPT*/CKPT.yaml")):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not begun.is_done
+    run.main([*argv, f"--output={other}"])
+    run.main([f"--output={one}", f"--compare={other}"])
+    assert "same figures, to the last bit" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_second_training_does_not_write_to_the_folder_of_the_first(argv, tmp_path):
+    with writing_alone(tmp_path / "runs" / "revnet46" / "1"):
+        begun, process = begin(argv, tmp_path)
+        said = process.communicate()[0].strip().splitlines()[-1]
+    assert process.returncode == 1
+    assert said.startswith("one_run.py: Another process is writing")
+    assert not list(begun.folder.iterdir())
