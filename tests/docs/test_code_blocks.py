@@ -1,0 +1,143 @@
+"""Code that documents show runs."""
+
+import ast
+import importlib
+
+import hyperpyyaml
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from speechbrain_rev import hparams
+
+from .documents import DOCUMENTS, README, ROOT, fences, name_of
+
+
+def chain_trains(names):
+    assert names["chain"].blocks[0].f[0].weight.grad is not None
+
+
+def plan_keeps_to_its_budget(names):
+    assert names["chosen"].measured_bytes <= names["chosen"].budget_bytes
+    assert "Recompute" in repr(names["network"])
+
+
+def plan_keeps_to_its_error(names):
+    assert "compress" in names["lossy"].modes.values()
+    assert 0 < names["lossy"].measured_gradient_error <= 0.03
+
+
+def report_tells_activations(names):
+    assert names["report"].activations_bytes > 0
+
+
+def bounds_follow_the_optimizer(names):
+    for _ in range(2):
+        y = names["resnet"](torch.randn(4, 100, 80))
+        (y * torch.randn_like(y)).sum().backward()
+        names["optimizer"].step()
+    assert "conv1" in names["compression"].rules["convolution"].bounds
+
+
+def inputs_become_smaller(names):
+    assert names["compression"].records["conv1"].ratio > 2
+
+
+def other_networks_recompute(names):
+    blocks = [*names["ecapa"].blocks, *names["resnet"].layer1]
+    assert all("Recompute" in repr(block) for block in blocks)
+
+
+#: What has to hold after a page's block that makes a name: the first that it makes.
+HOLDS = {
+    ("docs/reversible_training.md", "chain"): chain_trains,
+    ("docs/memory_plans.md", "chosen"): plan_keeps_to_its_budget,
+    ("docs/memory_plans.md", "lossy"): plan_keeps_to_its_error,
+    ("docs/other_networks.md", "report"): report_tells_activations,
+    ("docs/compression.md", "optimizer"): bounds_follow_the_optimizer,
+    ("docs/compression.md", "compression"): inputs_become_smaller,
+    ("docs/other_networks.md", "ecapa"): other_networks_recompute,
+}
+
+
+#: Pages whose code plans or trains.
+LONG = ("docs/memory_plans.md", "docs/migrating.md")
+
+
+def blocks(info, *, long=()):
+    """Give the blocks of each document that has some, those of long ones as slow."""
+    found = {d: [f for f in fences(d) if f.info == info] for d in DOCUMENTS}
+    marks = {d: [pytest.mark.slow] if name_of(d) in long else [] for d in DOCUMENTS}
+    return [
+        pytest.param(d, f, id=name_of(d), marks=marks[d]) for d, f in found.items() if f
+    ]
+
+
+@pytest.mark.parametrize(("document", "code"), blocks("python", long=LONG))
+def test_python_blocks_run_one_after_the_other(document, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in code:
+        before = dict(names)
+        # Lines of errors are those of the document.
+        text = "\n" * block.line + block.code
+        exec(compile(text, name_of(document), "exec"), names)
+        made = {n for n, value in names.items() if before.get(n) is not value}
+        page = name_of(document)
+        checks = [c for (p, n), c in HOLDS.items() if p == page and n in made]
+        for holds in checks[:1]:
+            holds(names)
+
+
+def test_every_check_of_a_block_is_made():
+    for page, name in HOLDS:
+        made = [f.code for f in fences(ROOT / page) if f.info == "python"]
+        assert f"{name} = " in " ".join(made), page
+
+
+@pytest.mark.parametrize(("document", "code"), blocks("python notest"))
+def test_python_blocks_that_need_a_model_name_what_there_is(document, code):
+    for block in code:
+        tree = ast.parse(block.code, name_of(document))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                if node.module.split(".")[0] == "speechbrain_rev":
+                    module = importlib.import_module(node.module)
+                    for alias in node.names:
+                        assert hasattr(module, alias.name), alias.name
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.name.split(".")[0] == "speechbrain_rev":
+                        importlib.import_module(alias.name)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_blocks_are_of_known_kinds(document):
+    kinds = {"", "python", "python notest", "yaml", "yaml notest", "console", "text"}
+    kinds |= {"bash", "sh", "json"}
+    for fence in fences(document):
+        assert fence.info in kinds, f"line {fence.line}: {fence.info!r}"
+
+
+@pytest.mark.parametrize(("document", "code"), blocks("yaml") + blocks("yaml notest"))
+def test_yaml_blocks_parse(document, code):
+    for block in code:
+        assert YAML().compose(block.code) is not None
+
+
+@pytest.mark.parametrize(("document", "code"), blocks("yaml"))
+@pytest.mark.filterwarnings("ignore::speechbrain_rev.hparams.OptimizerWarning")
+def test_yaml_blocks_build_what_they_name(document, code, tmp_path):
+    for block in code:
+        if "base:" in block.code.split():
+            file = tmp_path / "override.yaml"
+            folder = f"base: {ROOT / 'hparams'}/"
+            file.write_text(block.code.replace("base: ", folder, 1))
+            assert hparams.plain_settings(hparams.resolve(file))["arch"]
+            continue
+        built = hyperpyyaml.load_hyperpyyaml(block.code)
+        encoder = built.get("embedding_model")
+        if "opt_class" in built and encoder is not None:
+            assert built["opt_class"](encoder.parameters()).param_groups
+        if document == README:
+            assert encoder.architecture.name == "df_revnet281"

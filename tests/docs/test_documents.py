@@ -1,0 +1,153 @@
+"""What documents name, link to and show exists, and was measured."""
+
+import re
+
+import pytest
+
+from speechbrain_rev import hparams
+from speechbrain_rev.cli import main
+from speechbrain_rev.cli.command import _parser
+from speechbrain_rev.hparams.arguments import RUN_OPTIONS
+from speechbrain_rev.models import Training, parse_card, select
+from tests.benchmarks.readme import PUBLISHED, TABLES, rendered
+
+from .documents import DOCUMENTS, PAGES, README, ROOT, anchors, commands, links, name_of
+
+TEXT = README.read_text()
+#: Those of SpeechBrain's recipe, which pages speak of too.
+FOREIGN = ("recipes/VoxCeleb/SpeakerRec/", "hparams/train_")
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+
+
+@pytest.mark.parametrize("document", TABLES, ids=name_of)
+def test_tables_are_those_of_the_committed_results(document):
+    text = document.read_text()
+    assert rendered(document) == text
+    places = re.findall(r"<!-- table: (\w+) -->\n\|", text)
+    assert sorted(places) == sorted(TABLES[document])
+
+
+def test_every_table_has_one_place():
+    names = [name for tables in TABLES.values() for name in tables]
+    assert len(names) == len(set(names))
+    marked = {d for d in DOCUMENTS if "\n<!-- table: " in d.read_text()}
+    assert marked == set(TABLES)
+
+
+def test_readme_is_read_in_five_minutes():
+    assert len(TEXT.splitlines()) <= 250
+    picture = TEXT.index("](docs/models.png)")
+    table = TEXT.index("<!-- table: telling_models -->")
+    assert picture < table < TEXT.index("\n## ")
+    assert (ROOT / "docs/models.png").stat().st_size < 300_000
+    assert TEXT.index("\nmake demo") < TEXT.index("\nmake test")
+
+
+@each_document
+def test_links_lead_to_files_and_headings(document):
+    for link in links(document):
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.is_file(), link
+        assert target.is_relative_to(ROOT), link
+        if anchor:
+            assert anchors(target).count(anchor) == 1, link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_readme_or_a_page_links_to_every_page(page):
+    found = {
+        (document.parent / link.partition("#")[0]).resolve()
+        for document in DOCUMENTS
+        if document != page
+        for link in links(document)
+    }
+    assert page in found
+
+
+@each_document
+def test_files_that_documents_name_exist(document):
+    text = document.read_text()
+    tops = r"\b(?:hparams|recipes|tests|docs|speechbrain_rev)"
+    files = set(re.findall(rf"(?<![\w/.-]){tops}/[\w/.-]*\.\w+\b", text))
+    modules = re.findall(r"python3? -m (tests(?:\.\w+)*)", text)
+    # CONTRIBUTING names modules by their place in the package.
+    folders = [ROOT, ROOT / "speechbrain_rev"]
+    for name in files:
+        there = any((folder / name).exists() for folder in folders)
+        assert there or name.startswith(FOREIGN), name
+    for name in modules:
+        path = ROOT / name.replace(".", "/")
+        assert (path / "__main__.py").exists() or path.with_suffix(".py").exists(), name
+
+
+@each_document
+def test_make_targets_that_documents_name_exist(document):
+    rules = (ROOT / "Makefile").read_text()
+    code = r"(?:^|`)(?:\.\./)?make ([a-z]+)\b"
+    for target in re.findall(code, document.read_text(), re.MULTILINE):
+        assert f"\n{target}:" in rules, target
+
+
+@each_document
+def test_console_commands_are_what_the_parser_takes(document):
+    for words in commands(document):
+        if words[0] == "speechbrain-rev":
+            _parser().parse_args(words[1:])
+
+
+@each_document
+def test_recipes_are_given_settings_that_there_are(document):
+    for words in commands(document):
+        scripts = [
+            i for i, w in enumerate(words) if re.search(r"(train|prepare)\.py$", w)
+        ]
+        if not scripts or "--pack" in words:
+            continue
+        file, *options = words[scripts[0] + 1 :]
+        if not file.startswith("hparams/"):
+            continue  # another recipe's
+        options = [o for o in options if o != "--dry_run" and not o.startswith("$")]
+        keys = hparams.top_level_keys(ROOT / file)
+        overrides, _ = hparams.parse_arguments(
+            options, keys=keys, run_options=RUN_OPTIONS
+        )
+        assert overrides.keys() <= set(keys)
+
+
+@each_document
+def test_subcommands_that_documents_name_exist(document):
+    found = set(re.findall(r"speechbrain-rev ([a-z]+)", document.read_text()))
+    choices = _parser()._subparsers._group_actions[0].choices
+    assert found <= set(choices)
+
+
+#: Those that take a moment.
+QUICK = sorted(
+    {
+        tuple(words[1:])
+        for document in DOCUMENTS
+        for words in commands(document)
+        if words[:2] == ["speechbrain-rev", "models"]
+        or (document == PUBLISHED and words[0] == "speechbrain-rev")
+    }
+)
+
+
+@pytest.mark.parametrize("command", QUICK, ids=" ".join)
+def test_commands_of_the_table_run(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 0
+    assert capsys.readouterr().out
+
+
+def test_the_page_that_chooses_goes_on_with_what_its_first_command_chooses():
+    choose, plan, train = commands(ROOT / "docs/choosing_an_encoder.md")[:3]
+    card, batch = (choose[choose.index(o) + 1] for o in ("--card", "--batch"))
+    training = Training(parse_card(card), batch=int(batch), frames=200)
+    assert "--fits" in choose
+    first = select(training, fitting=True, sort=choose[choose.index("--sort") + 1])[0]
+    assert plan[2] == first.row.name
+    assert plan[3:] == ["--card", card, "--batch", batch]
+    assert f"hparams/{first.row.name}.yaml" in train

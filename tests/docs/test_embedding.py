@@ -1,0 +1,48 @@
+"""What docs/embedding.md shows runs."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speechbrain_rev import cli
+from speechbrain_rev.inference import Cohort, export_run
+from speechbrain_rev.inference.run_folder import read_weights
+from tests.run_folders import speech_like, write_audio, write_finished_run
+
+PAGE = Path(__file__).parents[2] / "docs/embedding.md"
+
+
+@pytest.fixture
+def there(tmp_path, monkeypatch):
+    """The files that the page names."""
+    write_finished_run(tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "my_model")
+    for seed, name in enumerate(["a.wav", "b.flac", "c.wav", "speech/d.wav"]):
+        write_audio(tmp_path / name, speech_like(0.5, seed=seed))
+    write_audio(tmp_path / "stereo.wav", np.stack([speech_like(0.5)] * 2, axis=1))
+    write_audio(tmp_path / "meeting.wav", speech_like(21.0))
+    means = np.random.default_rng(0).standard_normal((4, 16))
+    fingerprint = read_weights(tmp_path / "run").fingerprint
+    monkeypatch.setattr(
+        "speechbrain_rev.inference.read_cohort",
+        lambda _: Cohort(means, 3, fingerprint),
+    )
+    monkeypatch.chdir(tmp_path)
+
+
+def test_python_blocks_run_one_after_the_other(there):
+    names = {}
+    for code in re.findall(r"```python notest\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(compile(code, PAGE.name, "exec"), names)
+    assert names["many"].shape == (2, 16)
+    assert names["result"].archive.names == ("d.wav",)
+    assert names["found"].score
+
+
+def test_commands_run(there):
+    commands = re.findall(r"^speechbrain-rev (.*)$", PAGE.read_text(), re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        assert cli.main([*command.split(), "--device=cpu"]) == 0

@@ -1,0 +1,48 @@
+"""The reference of settings is whole, and of today."""
+
+import re
+
+from speechbrain_rev.hparams import top_level_keys
+from speechbrain_rev.hparams.knobs import KNOBS
+
+from .knob_sources import KNOB_SOURCES, SOURCES
+from .yaml_reference import FOLDER, PAGE, TRAIN, page, sections
+
+
+def test_the_committed_page_is_what_the_command_writes():
+    assert PAGE.read_text() == page(), "run python -m tests.docs.yaml_reference"
+
+
+def test_every_key_of_every_file_has_an_entry():
+    entries = re.findall(r"^### `(\S+)`$", page(), re.MULTILINE)
+    assert len(set(entries)) == len(entries)
+    for file in FOLDER.glob("*.yaml"):
+        assert set(top_level_keys(file)) - {"base"} <= set(entries), file.name
+
+
+def test_every_key_says_what_it_means():
+    for keys in sections(TRAIN.read_text()).values():
+        for key in keys:
+            assert " ".join(key.words).strip(), key.name
+
+
+def test_every_setting_has_a_source_that_is_named():
+    assert list(KNOB_SOURCES) == list(KNOBS)
+    for name, (_, source) in KNOB_SOURCES.items():
+        assert any(word in source for word in (*SOURCES, "Jiang et al.")), name
+
+
+def test_settings_with_a_range_of_numbers_have_a_unit():
+    # Numbers that have none: a seed, factors, rates and decays.
+    without = {
+        "seed",
+        "scale",
+        "lr",
+        "final_lr",
+        "weight_decay",
+        "momentum",
+        "max_grad_norm",
+    }
+    for name, knob in KNOBS.items():
+        if "int" in knob.kind or "float" in knob.kind:
+            assert bool(KNOB_SOURCES[name][0]) != (name in without), name

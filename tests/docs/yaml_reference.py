@@ -1,0 +1,179 @@
+"""Write docs/yaml_reference.md: python -m tests.docs.yaml_reference.
+
+What a key means is its comment in ``hparams/train.yaml``, what it takes its row of
+``KNOBS``, unit and source its row of ``knob_sources``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from speechbrain_rev.architectures import ARCHITECTURES, TRAINING_DEFAULTS
+from speechbrain_rev.hparams.knobs import KNOBS, RULES
+from speechbrain_rev.whole_files import write_whole
+
+from .knob_sources import KNOB_SOURCES, SOURCES
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "hparams"
+TRAIN = FOLDER / "train.yaml"
+PAGE = ROOT / "docs" / "yaml_reference.md"
+
+_RULE = re.compile(r"# -+ (.+)")
+_KEY = re.compile(r"(\w+):(?: (.*?))?(?:  # (.*))?")
+
+_HEAD = """\
+# Every setting of a training
+
+Written by `python -m tests.docs.yaml_reference` from
+[hparams/train.yaml](../hparams/train.yaml) and from the ranges that are checked before a
+training begins. A setting is given in a file, which names its parent
+(`base: train.yaml`), or as `--key=value` on the command line, which goes before all files;
+[the recipe](../recipes/VoxCeleb/README.md) has the commands. `speechbrain-rev resolve FILE`
+prints the sum. A key that does not exist, or a value outside its range, ends the command
+with the line of the file that has it.
+
+These are null in train.yaml, and the encoder's family decides what they are:
+"""
+
+_BUILT = (
+    "Built from the settings above, whose values, ranges and sources are theirs: to change "
+    "one, change what it refers to."
+)
+#: What is said of sections that are no settings.
+_SECTIONS = {
+    "folders and files": _BUILT,
+    "modules": _BUILT,
+    "training": _BUILT,
+    "SpeechBrain's script": "Only SpeechBrain's own `train_speaker_embeddings.py` asks for "
+    "these. Names and values are those of its recipe, but for `prepare_noise_data` and "
+    "`prepare_rir_data`, which download nothing here.",
+}
+
+
+@dataclass
+class Key:
+    """A top-level key of a file: its value as written, and what is said of it."""
+
+    name: str
+    value: str
+    words: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+
+def sections(text: str) -> dict[str, list[Key]]:
+    """Read the keys of ``train.yaml`` with their comments, by section.
+
+    Examples
+    --------
+    >>> found = sections("# ---- run\\nseed: 1986  # of all\\nmodules:\\n    a: b\\n")
+    >>> [(key.name, key.value, key.words, key.lines) for key in found["run"]]
+    [('seed', '1986', ['of all'], []), ('modules', '', [], ['    a: b'])]
+    """
+    found: dict[str, list[Key]] = {}
+    keys: list[Key] = []
+    said: list[str] = []
+    for line in text.splitlines():
+        if rule := _RULE.fullmatch(line):
+            keys, said = found.setdefault(rule[1], []), []
+        elif line.startswith("# "):
+            said.append(line.removeprefix("# "))
+        elif line.startswith(" "):
+            keys[-1].lines.append(line)
+        elif match := _KEY.fullmatch(line):
+            words = [" ".join(part) for part in (said, [match[3] or ""]) if any(part)]
+            keys.append(Key(match[1], match[2] or "", words))
+            said = []
+        elif not line:
+            # What stands above an empty line is said of a section, not of a key.
+            said = []
+    return {name: keys for name, keys in found.items() if keys}
+
+
+def entry(key: Key) -> str:
+    """Write what is known of one key."""
+    knob = KNOBS.get(key.name)
+    values = knob.one_of if knob else ()
+    words = " ".join(_sentence(said, values) for said in key.words)
+    parts = [f"### `{key.name}`", words]
+    if knob is None:
+        value = "\n".join([f"{key.name}: {key.value}".rstrip(), *key.lines])
+        parts.append(f"```\n{value}\n```")
+    else:
+        unit, source = KNOB_SOURCES[key.name]
+        default = "to be given" if key.value == "!PLACEHOLDER" else f"`{key.value}`"
+        takes = knob.takes()
+        if key.name == "arch":
+            takes = f"a name of the [table](choosing_an_encoder.md#the-table): {takes}"
+        facts = {"Default": default, "Unit": unit, "Takes": takes, "Source": source}
+        facts["Note"] = knob.why
+        told = ((head, it.rstrip(".")) for head, it in facts.items() if it)
+        parts.append("\n".join(f"- {head}: {it}." for head, it in told))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _sentence(words: str, values: Sequence[str | int]) -> str:
+    """Make a comment a sentence; names and values that begin it keep their case."""
+    first = words.partition(" ")[0].rstrip(",;:.")
+    kept = ("null", "true", "false", *values)
+    if re.fullmatch("[a-z]+", first) and first not in kept:
+        words = words[0].upper() + words[1:]
+    words = words.replace("<", "&lt;")
+    return words if not words or words[-1] in ".:" else f"{words}."
+
+
+def family_defaults() -> str:
+    """Write what null stands for, by family."""
+    families = [f.replace("_", "-") for f in TRAINING_DEFAULTS]
+    rows = [["key", *families], ["---"] * (1 + len(families))]
+    for knob in dataclasses.fields(next(iter(TRAINING_DEFAULTS.values()))):
+        values = [getattr(d, knob.name) for d in TRAINING_DEFAULTS.values()]
+        rows.append([f"`{knob.name}`", *map(str, values)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def override_files() -> str:
+    """Write what the other files change, each encoder's own in one line."""
+    lines = [
+        "## The files beside train.yaml",
+        "Each encoder has a file of two lines that names it (`base`, `arch`): "
+        f"{', '.join(f'`{name}.yaml`' for name in sorted(ARCHITECTURES))}. "
+        "The others are [regimes](reversible_training.md#words):",
+    ]
+    for file in sorted(FOLDER.glob("*.yaml")):
+        if file != TRAIN and file.stem not in ARCHITECTURES:
+            lines += [f"### `{file.name}`", f"```\n{file.read_text().strip()}\n```"]
+    return "\n\n".join(lines)
+
+
+def rules() -> str:
+    """Write what has to hold between several keys."""
+    rows = [
+        f"- {', '.join(f'`{knob}`' for knob in rule.knobs)}: {rule.words}"
+        for rule in RULES
+    ]
+    head = (
+        "## What has to hold between settings\n\nValues that are allowed alone may be "
+        "refused together. The error then says:"
+    )
+    return "\n\n".join([head, "\n".join(rows)])
+
+
+def page() -> str:
+    """Write the page."""
+    parts = [_HEAD.strip(), family_defaults()]
+    words = "\n".join(f"- **{name}**: {what}" for name, what in SOURCES.items())
+    parts.append(f"Sources are named by a word:\n\n{words}")
+    for name, keys in sections(TRAIN.read_text()).items():
+        parts += [f"## {name[0].upper()}{name[1:]}", _SECTIONS.get(name, "")]
+        parts += map(entry, keys)
+    parts += [rules(), override_files()]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+if __name__ == "__main__":
+    write_whole(PAGE, page().encode())
