@@ -6,7 +6,7 @@ RUN = $(VENV)/bin/python
 export OMP_WAIT_POLICY ?= passive
 INSTALLED = $(VENV)/installed
 
-.PHONY: demo test check slow mutants bench gpu clean
+.PHONY: demo test check slow mutants bench gpu study docs dist release oldest newest clean
 
 $(INSTALLED): setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -57,5 +57,44 @@ gpu:
 	$(RUN) -m pytest -q -m gpu
 	$(RUN) -m tests.benchmarks --device cuda --results $(RESULTS)
 
+## study: test the claim of equal accuracy on a corpus of yours, some hours on 2 cores:
+## make study DATA=/where/corpus NOISE=/where/noise [OUTPUT= JOBS= DEVICE=]; with SIZE=full
+## as published, on a GPU, with the Python that has torch: RUN=python3
+SIZE ?= small
+STUDY = recipes/study/run.py "$(DATA)" --size $(SIZE) $(if $(NOISE),--noise "$(NOISE)") \
+  $(if $(OUTPUT),--output "$(OUTPUT)") $(if $(JOBS),--jobs $(JOBS)) \
+  $(if $(DEVICE),--device $(DEVICE))
+study: $(if $(filter $(VENV)/bin/python,$(RUN)),$(INSTALLED))
+	@test -n "$(DATA)" || \
+	  { echo "Name a corpus: make study DATA=/where/corpus NOISE=/where/noise"; exit 1; }
+	$(RUN) $(STUDY)
+
+## docs: the pages of docs/, the README and the reference of public names, into site/
+docs: $(INSTALLED)
+	$(RUN) -m tests.docs.yaml_reference
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+## dist: the wheel and the source distribution, into dist/, checked
+dist: $(INSTALLED)
+	rm -rf dist
+	$(RUN) -m build
+	$(RUN) -m twine check --strict dist/*
+	$(PYTEST) -m slow tests/release
+
+## release: dist, and the wheel used where there is nothing but it and what it asks for
+release: dist
+	$(RUN) -m tests.release.wheel dist/*.whl
+
+## oldest, newest: the tests with the oldest and the newest Python and packages allowed
+OLDEST ?= python3.10
+NEWEST ?= python3.13
+oldest:
+	PIP_CONSTRAINT=$(CURDIR)/tests/release/oldest.txt \
+	  $(MAKE) test PYTHON=$(OLDEST) VENV=.venv-oldest
+newest:
+	PIP_CONSTRAINT=$(CURDIR)/tests/release/newest.txt \
+	  $(MAKE) test PYTHON=$(NEWEST) VENV=.venv-newest
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-newest site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -24,10 +24,13 @@ PUBLIC = {
         "resolve", "top_level_keys",
     },
     "inference": {
-        "Cohort", "EmbeddingArchive", "FbankStatistics", "SpeakerEmbedder",
-        "WaveformEncoder", "embed_into", "embed_share", "export_run", "read_cohort",
+        "Cohort", "EmbeddingArchive", "EmbeddingGraph", "EnrolledSpeaker",
+        "FbankStatistics", "FolderResult", "GraphFile", "SpeakerEmbedder", "Threshold",
+        "Thresholds", "Verification", "WaveformEncoder", "Windows", "embed_folder",
+        "embed_into", "embed_share", "export_graph",
+        "export_run", "read_cohort",
     },
-    "lobes": {"SpeakerEncoder", "build_encoder"},
+    "lobes": {"InferenceEncoder", "SpeakerEncoder", "build_encoder", "inference_form"},
     "memory": {"LiveBytes", "MemoryReport", "breakdown", "live_bytes_peak"},
     "kernels": set(),
     "models": {
@@ -36,9 +39,9 @@ PUBLIC = {
     },
     "planner": {"Infeasible", "Plan", "Profile", "Sweep", "plan", "sweep"},
     "plots": {
-        "EncoderPoint", "ErrorRates", "PartsBar", "SizedEncoder", "by_parameters",
-        "det_plot", "encoder_map", "gradient_angles", "loss_curves", "memory_bars",
-        "memory_parts", "plan_map", "time_against_memory", "time_by_batch",
+        "Difference", "EncoderPoint", "ErrorRates", "PartsBar", "SizedEncoder", "by_parameters",
+        "curves_over_seeds", "det_plot", "encoder_map", "forest_plot", "gradient_angles", "loss_curves", "memory_bars",
+        "memory_parts", "plan_map", "reversible_step", "state_errors", "time_against_memory", "time_by_batch",
         "training_curves",
     },
     "optim": {"build_optimizer", "convert_checkpoint", "state_bytes"},
@@ -47,16 +50,17 @@ PUBLIC = {
         "StreamWarning", "compile_pieces", "recompute_blocks",
     },
     "scoring": {
-        "BootstrapRates", "DetCurve", "Trials", "as_norm", "bootstrap",
-        "cohort_statistics", "cosine", "cosine_trials", "det_curve", "eer", "interval",
-        "min_dcf", "read_scores", "read_trials", "speaker_means", "subtract_mean", "write_scores",
+        "BootstrapRates", "DetCurve", "RateDifference", "RateOverSeeds", "SeedRates", "Trials",
+        "as_norm", "bootstrap", "cohort_statistics", "cosine", "cosine_trials", "det_curve",
+        "detectable_margin", "eer", "holm", "interval", "min_dcf", "rate_difference",
+        "rate_over_seeds", "read_scores", "read_trials", "speaker_means", "subtract_mean", "write_scores",
     },
     "speech": {
         "AudioInfo", "ChunkBatch", "ChunkDataset", "EpochBatchSampler",
         "GlobalRandomState", "Manifest", "SpeakerAugment", "Utterance", "WholeUtterances",
         "add_noise", "audio_exists", "audio_files", "audio_info", "collate_chunks", "collate_whole",
-        "generator", "read_audio", "read_first_channel", "read_manifest", "repeat_to",
-        "reverberate", "write_manifest",
+        "generator", "read_audio", "read_blocks", "read_first_channel", "read_manifest",
+        "repeat_to", "reverberate", "write_manifest",
     },
 }  # fmt: skip
 #: Modules that are public by themselves.
@@ -116,13 +120,29 @@ def test_importing_everything_brings_no_optional_package_and_no_cuda():
     )
     loaded = run(program)
     assert "torch" in loaded
-    assert not {"bitsandbytes", "triton", "matplotlib"} & set(loaded)
+    optional = {
+        "bitsandbytes",
+        "triton",
+        "matplotlib",
+        "onnx",
+        "onnxscript",
+        "onnxruntime",
+        "pyarrow",
+    }
+    assert not optional & set(loaded)
 
 
 @pytest.mark.parametrize("name", ["", ".architectures", ".hparams", ".cli", ".scoring"])
 def test_what_needs_no_torch_does_not_import_it(name):
     loaded = run(f"import sys, speechbrain_rev{name}; print(*sys.modules)")
     assert not {"torch", "speechbrain"} & set(loaded)
+
+
+def test_what_a_plain_loop_takes_does_not_import_speechbrain():
+    names = ("lobes", "lobes.classifier", "memory", "optim", "planner", "reversible")
+    imports = "; ".join(f"import speechbrain_rev.{name}" for name in names)
+    loaded = run(f"import sys; sys.modules['speechbrain'] = None; {imports}; print(1)")
+    assert loaded == ["1"]
 
 
 def test_no_module_is_longer_than_one_sitting():
