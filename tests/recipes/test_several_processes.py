@@ -226,10 +226,10 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {recipe!r})
 import {script} as script
-from speechbrain_rev.inference import SpeakerEmbedder, archive
+from speechbrain_rev.inference import SpeakerEmbedder, extraction
 
-def embed_each(self, paths, _embed=SpeakerEmbedder.embed_each):
-    for count, (index, row) in enumerate(_embed(self, paths), 1):
+def embed_each(self, paths, _embed=SpeakerEmbedder.embed_each, **given):
+    for count, (index, row) in enumerate(_embed(self, paths, **given), 1):
         with Path({folder!r}, f"embedded{{os.environ['RANK']}}").open("a") as file:
             print(paths[index], file=file)
         if {killed} and os.environ["RANK"] == "1" and count == 20:
@@ -237,7 +237,7 @@ def embed_each(self, paths, _embed=SpeakerEmbedder.embed_each):
         yield index, row
 
 SpeakerEmbedder.embed_each = embed_each
-archive._SAVE_SECONDS = 0.0
+extraction._SAVE_SECONDS = 0.0
 script.run_script(script.main)
 """
 

@@ -11,15 +11,14 @@ import speechbrain
 import torch
 from hyperpyyaml import load_hyperpyyaml
 from speechbrain.dataio.batch import PaddedBatch
-from speechbrain.nnet.schedulers import update_learning_rate
 from speechbrain.utils.distributed import run_on_main
 
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import SpeakerEmbedder
+from tests.recipes.stock import SPEAKERS, Script, fit, utterances
 from tests.run_folders import speech_like, write_audio
 
 HPARAMS = Path(__file__).parents[2] / "hparams"
-SPEAKERS = 4
 TINY = {
     "widths": [8, 8, 8, 8],
     "blocks": [1, 1, 1, 1],
@@ -38,60 +37,6 @@ TINY = {
 ENCODERS = ["df_revnet89", "revnet57"]
 
 
-class Script(speechbrain.Brain):
-    """Asks a file for what the script asks for, and in the same way."""
-
-    def compute_forward(self, batch, stage):
-        wavs, lens = batch.to(self.device).sig
-        if stage == speechbrain.Stage.TRAIN:
-            wavs, lens = self.hparams.wav_augment(wavs, lens)
-        feats = self.modules.mean_var_norm(self.modules.compute_features(wavs), lens)
-        return self.modules.classifier(self.modules.embedding_model(feats)), lens
-
-    def compute_objectives(self, predictions, batch, stage):
-        outputs, lens = predictions
-        speakers, _ = batch.spk_id_encoded
-        if stage == speechbrain.Stage.TRAIN:
-            speakers = self.hparams.wav_augment.replicate_labels(speakers)
-        loss = self.hparams.compute_cost(outputs, speakers, lens)
-        if stage == speechbrain.Stage.TRAIN:
-            self.hparams.lr_annealing.on_batch_end(self.optimizer)
-            rate = self.optimizer.param_groups[0]["lr"]
-            self.steps.append((rate, self.hparams.compute_cost.margin))
-        else:
-            self.errors.append(batch.id, outputs, speakers, lens)
-        return loss
-
-    def on_stage_start(self, stage, epoch=None):
-        if stage != speechbrain.Stage.TRAIN:
-            self.errors = self.hparams.error_stats()
-
-    def on_stage_end(self, stage, stage_loss, epoch=None):
-        if stage == speechbrain.Stage.TRAIN:
-            self.train_loss = stage_loss
-            return
-        error_rate = self.errors.summarize("average")
-        old_rate, new_rate = self.hparams.lr_annealing(epoch)
-        update_learning_rate(self.optimizer, new_rate)
-        self.hparams.train_logger.log_stats(
-            stats_meta={"epoch": epoch, "lr": old_rate},
-            train_stats={"loss": self.train_loss},
-            valid_stats={"loss": stage_loss, "ErrorRate": error_rate},
-        )
-        self.checkpointer.save_and_keep_only(
-            meta={"ErrorRate": error_rate}, min_keys=["ErrorRate"]
-        )
-
-
-def utterances(hparams, count):
-    samples = int(hparams["sample_rate"] * hparams["sentence_len"])
-    wavs = torch.randn(count, samples, generator=torch.Generator().manual_seed(0))
-    return [
-        {"id": f"utt{n}", "sig": wav, "spk_id_encoded": torch.tensor([n % SPEAKERS])}
-        for n, wav in enumerate(wavs)
-    ]
-
-
 @pytest.fixture
 def load(tmp_path, monkeypatch):
     # What seed_everything leaves in the environment goes again.
@@ -108,27 +53,6 @@ def load(tmp_path, monkeypatch):
 
 def largest(module):
     return max(module.parameters(), key=torch.numel)
-
-
-def fit(hparams):
-    brain = Script(
-        modules=hparams["modules"],
-        opt_class=hparams["opt_class"],
-        hparams=hparams,
-        run_opts={"device": "cpu", "noprogressbar": True},
-        checkpointer=hparams["checkpointer"],
-    )
-    brain.steps = []
-    options = {**hparams["dataloader_options"], "collate_fn": PaddedBatch}
-    train, valid = utterances(hparams, 8), utterances(hparams, 5)
-    brain.fit(
-        hparams["epoch_counter"],
-        train,
-        valid,
-        train_loader_kwargs=options,
-        valid_loader_kwargs=options,
-    )
-    return brain
 
 
 class TestContract:
@@ -165,7 +89,7 @@ class TestContract:
     @pytest.mark.parametrize("encoder", ENCODERS)
     def test_rate_and_margin_follow_the_schedule_at_every_step(self, load, encoder):
         hparams = load(encoder)
-        rates, margins = zip(*fit(hparams).steps, strict=True)
+        _, rates, margins = zip(*fit(hparams).steps, strict=True)
         schedule = hparams["lr_annealing"]
         assert rates == tuple(schedule.learning_rate(step) for step in range(4))
         assert len(set(rates)) > 2
@@ -252,5 +176,5 @@ class TestScript:
         log = (tmp_path / "run" / "train_log.txt").read_text().splitlines()
         assert [line.split(",")[0] for line in log] == ["epoch: 1", "epoch: 2"]
         embedder = SpeakerEmbedder.from_run(tmp_path / "run", device="cpu")
-        embeddings = embedder.embed_files([data / "wav/id00000/a/00001.wav"])
+        embeddings = embedder.embed([data / "wav/id00000/a/00001.wav"])
         assert embeddings.shape == (1, TINY["embedding_dim"])
