@@ -186,8 +186,8 @@ def compare(run: Path, data: Path, device: str) -> None:
     for label, words in ((1, "one voice, two sessions"), (0, "two voices")):
         row = int(np.flatnonzero(listed.labels == label)[0])
         names = listed.enrol[row], listed.test[row]
-        cosine = embedder.verify(*(data / "wav" / name for name in names))
-        print(f"{cosine:6.3f}  {words}: {names[0]} and {names[1]}")
+        found = embedder.verify(*(data / "wav" / name for name in names))
+        print(f"{found.score:6.3f}  {words}: {names[0]} and {names[1]}")
     print(f"The same on files of your own: speechbrain-rev verify {run} A.wav B.wav")
 
 

@@ -330,7 +330,7 @@ def compress_activations(
     compression = ActivationCompression(
         convolutions=convolutions, normalisations=normalisations
     )
-    network.forward = Compressing(network, compression)  # type: ignore[assignment]
+    network.forward = Compressing(network, compression)
     return compression
 
 

@@ -370,7 +370,7 @@ def _is_zero(grad: Tensor | None) -> bool:
 
 def _key(weight: Tensor) -> int:
     """Tell a weight by its storage, in which slices of it lie as well."""
-    return weight.untyped_storage()._cdata
+    return int(weight.untyped_storage()._cdata)
 
 
 def _share(

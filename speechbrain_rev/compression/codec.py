@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from speechbrain_rev.compression import reference
+from speechbrain_rev.compression.blocks import LANES
 from speechbrain_rev.compression.bounds import check_positive
 from speechbrain_rev.compression.compressed import Compressed, Form, Reason
 from speechbrain_rev.kernels import compression as kernels
@@ -261,4 +262,4 @@ def _distinct(x: Tensor) -> Tensor:
 
 
 def _blocks(values: int) -> int:
-    return -(-values // reference.LANES)
+    return -(-values // LANES)

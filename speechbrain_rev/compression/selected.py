@@ -50,11 +50,11 @@ def compress_blocks(
     refuse_what_is_compressed(network)
     for block in blocks:
         if not compresses(block):
-            block.forward = _Registering(block)  # type: ignore[assignment]
+            block.forward = _Registering(block)
     if compression_in(network) is not compression:
         _undo(network, Compressing)
         own = Compressing(network, compression, everywhere=False)
-        network.forward = own  # type: ignore[assignment]
+        network.forward = own
 
 
 def store_whole(network: nn.Module, blocks: Iterable[nn.Module]) -> None:

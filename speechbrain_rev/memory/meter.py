@@ -91,7 +91,8 @@ def live_bytes_peak(step: Callable[[], Any]) -> int:
     8000
     """
     gc.collect()
-    with LiveBytes() as meter:
+    meter = LiveBytes()
+    with meter:
         step()
     return meter.peak
 
@@ -101,4 +102,4 @@ def _counts(x: Any) -> bool:
 
 
 def _storage_key(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
+    return int(x.untyped_storage()._cdata)

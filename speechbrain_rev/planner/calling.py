@@ -116,7 +116,7 @@ def step_of(
                 "backward pass to plan. Let a parameter of the network, or the batch, "
                 "require a gradient."
             )
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
 
     return step
 

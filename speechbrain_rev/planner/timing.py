@@ -311,15 +311,47 @@ def seconds_of(
     >>> 0 < seconds_of(lambda: x @ x, x.device) < 1
     True
     """
-    taken = []
+    return statistics.median(
+        interleaved_seconds({"": run}, device, repeats=repeats)[""]
+    )
+
+
+def interleaved_seconds(
+    runs: Mapping[str, Callable[[], Any]], device: torch.device, *, repeats: int
+) -> dict[str, list[float]]:
+    """Take times by the clock in turn, so that a machine's mood meets all alike.
+
+    Parameters
+    ----------
+    runs : mapping of str to callable
+        What is timed, by name.
+    device : torch.device
+        Where they run.
+    repeats : int
+        How often, after a call of each that is not counted.
+
+    Returns
+    -------
+    dict of str to list of float
+        Seconds of each repeat, until the device is done.
+
+    Examples
+    --------
+    >>> x = torch.ones(64, 64)
+    >>> taken = interleaved_seconds({"product": lambda: x @ x}, x.device, repeats=3)
+    >>> [len(seconds) for seconds in taken.values()]
+    [3]
+    """
+    taken: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(-1, repeats):
-        _wait_for(device)
-        start = time.perf_counter()
-        run()
-        _wait_for(device)
-        if repeat >= 0:
-            taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+        for name, run in runs.items():
+            _wait_for(device)
+            start = time.perf_counter()
+            run()
+            _wait_for(device)
+            if repeat >= 0:
+                taken[name].append(time.perf_counter() - start)
+    return taken
 
 
 def _wait_for(device: torch.device) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
+from torch.amp.autocast_mode import is_autocast_available
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Autocast:
         """Read the state that is in force for an accelerator, else for the CPU."""
         kinds = {device.type for device in devices} - {"cpu"} or {"cpu"}
         kind = min(kinds)
-        if not torch.amp.is_autocast_available(kind):
+        if not is_autocast_available(kind):
             return cls("cpu", False, torch.bfloat16)
         return cls(
             kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
@@ -62,6 +63,6 @@ def autocast_off(device: torch.device) -> contextlib.AbstractContextManager[obje
     ...     (x @ x).dtype
     torch.float32
     """
-    if not torch.amp.is_autocast_available(device.type):
+    if not is_autocast_available(device.type):
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)

@@ -218,20 +218,15 @@ class ReversibleChain(nn.Module):
             for block in self.blocks:
                 x1, x2 = block(x1, x2, mask)
             return x1, x2
-        return leave(self.train_step(x1, x2, mask))
+        return leave(self.train_step([x1, x2], mask))
 
-    def train_step(
-        self,
-        x1: Tensor,
-        x2: Tensor,
-        mask: Tensor | None,
-    ) -> Streams:
+    def train_step(self, halves: list[Tensor], mask: Tensor | None) -> Streams:
         """Run the chain in eager mode, for networks that read its streams themselves.
 
         Parameters
         ----------
-        x1, x2 : torch.Tensor
-            The streams.
+        halves : list of torch.Tensor
+            Both streams; it is emptied, so that no caller keeps them.
         mask : torch.Tensor or None
             Handed on to the residual functions.
 
@@ -244,7 +239,8 @@ class ReversibleChain(nn.Module):
             # The compiler takes values for constants of the graph: wrong gradients.
             # ``compile_pieces`` compiles what can be.
             eager = torch.compiler.disable(self.train_step)
-            return cast(Streams, eager(x1, x2, mask))
+            return cast(Streams, eager(halves, mask))
+        x2, x1 = halves.pop(), halves.pop()
         self._check_run(x1, mask)
         format = as_format(self.format_name, self.compiled_with)
         notes = self.monitor.begin(1 + 2 * len(self.blocks), format.limit, x1.device)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.amp.autocast_mode import is_autocast_available
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from speechbrain_rev.kernels.layout import is_dense
@@ -241,7 +242,7 @@ def _one_autocast_state(device: torch.device) -> torch.autocast:
 
     It differs between the two runs of F and the arithmetic around them.
     """
-    kind = device.type if torch.amp.is_autocast_available(device.type) else "cpu"
+    kind = device.type if is_autocast_available(device.type) else "cpu"
     return torch.autocast(kind, enabled=False, cache_enabled=False)
 
 

@@ -91,10 +91,10 @@ class Geometry(NamedTuple):
 
     def shape(self, x: Sequence[int], weight: Tensor) -> list[int]:
         """Tell the shape of the output."""
-        sides = zip(x[2:], weight.shape[2:], *self[:3], strict=True)
+        stride, padding, dilation = self.stride, self.padding, self.dilation
         sizes = [
-            (n + 2 * padding - dilation * (k - 1) - 1) // stride + 1
-            for n, k, stride, padding, dilation in sides
+            (n + 2 * padding[i] - dilation[i] * (k - 1) - 1) // stride[i] + 1
+            for i, (n, k) in enumerate(zip(x[2:], weight.shape[2:], strict=True))
         ]
         return [x[0], weight.shape[0], *sizes]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from speechbrain_rev.reversible.replay import Place, places_of
 
@@ -61,7 +61,7 @@ class Gradients:
             return [None] * len(inputs)
         leaves = [*inputs, *(self._leaves[i] for i in used)]
         _refuse_other_leaves(self._parameters.modules[run], given, leaves)
-        found = torch.autograd.grad(
+        found: Sequence[Tensor | None] = torch.autograd.grad(
             [root.edge for root in given],  # type: ignore[arg-type]
             leaves,
             [root.grad for root in given],
@@ -91,6 +91,7 @@ class Root:
 
     def __init__(self, y: Tensor, grad: Tensor | None = None) -> None:
         self.edge = get_gradient_edge(y) if y.requires_grad else None
+        self._owner = _owner_of_graph(y) if y.requires_grad else None
         self._dtype = y.dtype
         if grad is not None:
             self.receive(grad)
@@ -98,6 +99,18 @@ class Root:
     def receive(self, grad: Tensor) -> None:
         """Take the gradient."""
         self.grad = grad.to(self._dtype)
+
+
+def _owner_of_graph(y: Tensor) -> Node | None:
+    """Keep a graph alive that ends in an autograd.Function, as edges do of themselves.
+
+    Those of torch 2.7 do not: the node in an edge is then a Python object that the
+    graph owns, not the other way round.
+    """
+    if "ownership_token" in GradientEdge._fields:
+        return None
+    with torch.enable_grad():
+        return y.view_as(y).grad_fn
 
 
 def _refuse_other_leaves(

@@ -106,8 +106,12 @@ def pieces_of(f: nn.Module, chunk: int | None) -> Sequence[nn.Module]:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module's call has hooks that look at what goes in or comes out."""
+    everywhere = torch.nn.modules.module
     return bool(
-        torch.nn.modules.module._has_any_global_hook()
+        everywhere._global_forward_hooks
+        or everywhere._global_forward_pre_hooks
+        or everywhere._global_backward_hooks
+        or everywhere._global_backward_pre_hooks
         or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks

@@ -17,6 +17,7 @@ from .reading import (
     audio_files,
     audio_info,
     read_audio,
+    read_blocks,
     read_first_channel,
 )
 from .sampling import EpochBatchSampler
@@ -40,6 +41,7 @@ __all__ = [
     "collate_whole",
     "generator",
     "read_audio",
+    "read_blocks",
     "read_first_channel",
     "read_manifest",
     "repeat_to",

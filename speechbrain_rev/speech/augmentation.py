@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,7 +68,9 @@ class SpeakerAugment:
     snr_low, snr_high : float
         Range of signal-to-noise ratios, dB.
     noise_folder, rir_folder : str or Path, optional
-        WAV and FLAC files at any depth. With neither, only the speed changes.
+        WAV and FLAC files at any depth. With neither, only the speed changes. They are
+        listed by the first batch, for SpeechBrain's script downloads them when this is
+        built already.
     max_unread : int
         Files of both folders that may turn out not to be readable; the next one takes the
         place of such a file. One more is an error.
@@ -78,7 +80,7 @@ class SpeakerAugment:
     Raises
     ------
     ValueError
-        If settings contradict each other or a folder holds no audio.
+        If settings contradict each other; at the first use, if a folder holds no audio.
 
     Example
     -------
@@ -122,9 +124,7 @@ class SpeakerAugment:
         self.sample_rate = sample_rate
         self.augment_prob = augment_prob
         self.snr_range = (float(snr_low), float(snr_high))
-        self.noise_files = [] if noise_folder is None else audio_files(noise_folder)
         self.noise_root = noise_folder
-        self.rir_files = [] if rir_folder is None else audio_files(rir_folder)
         self.rir_root = rir_folder
         self.max_unread = max_unread
         #: Files that turned out not to be readable.
@@ -132,6 +132,16 @@ class SpeakerAugment:
         self.seed = seed
         self.step = 0
         self._speed_index = torch.zeros(0, dtype=torch.long)
+
+    @cached_property
+    def noise_files(self) -> list[Path]:
+        """The files of ``noise_folder``."""
+        return [] if self.noise_root is None else audio_files(self.noise_root)
+
+    @cached_property
+    def rir_files(self) -> list[Path]:
+        """The files of ``rir_folder``."""
+        return [] if self.rir_root is None else audio_files(self.rir_root)
 
     @property
     def samples_needed(self) -> int:
@@ -173,6 +183,15 @@ class SpeakerAugment:
 
     def in_words(self) -> str:
         """Say which augmentation is on, and which is not.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        ValueError
+            If a folder does not exist or holds no audio.
 
         Example
         -------
@@ -232,11 +251,14 @@ class SpeakerAugment:
         """Put noise or a room into some of the utterances, in their place."""
         noises: list[_Drawn] = []
         rooms: list[_Drawn] = []
+        # Both are listed by the first batch: a path that is wrong ends the training there
+        # and not where the first of its files is drawn.
+        disturbs = any([self.noise_files, self.rir_files])
         # Drawn even where unused: an utterance's draws must not depend on the folders'
         # contents, nor on what its neighbours in the batch drew.
         numbers = torch.rand(len(wavs), 5, generator=draws).tolist()
         for row, (lot, kind, choice, place, level) in enumerate(numbers):
-            if lot >= self.augment_prob or not (self.noise_files or self.rir_files):
+            if lot >= self.augment_prob or not disturbs:
                 continue
             noisy = not self.rir_files or (self.noise_files and kind < 0.5)
             if noisy:
@@ -321,7 +343,14 @@ class SpeakerAugment:
     @mark_as_loader
     def _load(self, path: str | Path, end_of_epoch: bool) -> None:
         del end_of_epoch
-        self.step = int(json.loads(Path(path).read_text(encoding="utf-8"))["step"])
+        try:
+            saved = json.loads(Path(path).read_text(encoding="utf-8"))
+            self.step = int(saved["step"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path} does not hold the step of a SpeakerAugment. Resume with the "
+                "wav_augment that wrote it, or give another output_folder."
+            ) from error
 
 
 class _Drawn(NamedTuple):
@@ -346,7 +375,8 @@ def _play(wavs: torch.Tensor, speed: float) -> torch.Tensor:
         return wavs
     # Small integers keep the resampling kernel small: 1.1 is 11 to 10.
     ratio = _as_small_ratio(speed)
-    return resample(wavs, *ratio)
+    played: torch.Tensor = resample(wavs, *ratio)
+    return played
 
 
 def _as_small_ratio(speed: float) -> tuple[int, int]:

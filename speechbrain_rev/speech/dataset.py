@@ -75,7 +75,7 @@ class Chunk(NamedTuple):
     unread: tuple[tuple[str, str], ...] = ()
 
 
-class ChunkDataset(Dataset):
+class ChunkDataset(Dataset[Chunk]):
     """Random chunks of utterances, each drawn from (seed, epoch, utterance).
 
     So the chunk does not depend on the worker that reads it, nor on what was read
@@ -252,7 +252,7 @@ def repeat_to(wav: torch.Tensor, samples: int) -> torch.Tensor:
     return wav[:samples]
 
 
-class WholeUtterances(Dataset):
+class WholeUtterances(Dataset[tuple[str, torch.Tensor | str]]):
     """Utterances from their beginning, each with its name.
 
     Parameters

@@ -133,7 +133,10 @@ class PackedAudio:
             raise ValueError(f"{self.folder}/{name}: {SAMPLES} ends before it does")
         into = None if out is None else out[:count]
         values = np.frombuffer(data, "<i2")
-        return np.multiply(values, self._scales[place], out=into, dtype=np.float32)
+        scaled: NDArray[np.float32] = np.multiply(
+            values, self._scales[place], out=into, dtype=np.float32
+        )
+        return scaled
 
     def below(self, folder: str) -> Iterator[str]:
         """Give the names below a folder, in sorted order.
@@ -183,7 +186,8 @@ def key_of(name: str) -> np.int64:
         Nearly always another one for another name.
     """
     digest = hashlib.blake2b(os.fsencode(name), digest_size=8).digest()
-    return np.frombuffer(digest, "<i8")[0]
+    key: np.int64 = np.frombuffer(digest, "<i8")[0]
+    return key
 
 
 _PACKED = re.compile(rf"{re.escape(SUFFIX)}(?=/|$)")

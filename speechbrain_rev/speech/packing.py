@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from speechbrain_rev.locks import lock
 
 from .columns import TextColumn, save_columns
 from .packed import (
@@ -27,8 +27,6 @@ from .packed import (
     forget,
     key_of,
 )
-
-logger = logging.getLogger(__name__)
 
 #: Samples that are lost, at most, when packing is interrupted: 64 MiB of them.
 _KEPT_EVERY = 2**25
@@ -87,7 +85,7 @@ class Packing:
         self._unkept = 0
         self._journal = path.open("a+b")
         try:
-            _lock(self._journal, self.folder)
+            lock(self._journal, str(self.folder), "packing")
             self._samples = (self.folder / SAMPLES).open("ab")
             self._go_on()
         except BaseException:
@@ -232,21 +230,6 @@ class Packing:
                 f"{self.folder} cannot be written to ({error.strerror}). Make room, or "
                 "mend what is wrong; the same command goes on where it was."
             ) from error
-
-
-def _lock(journal: IO[bytes], folder: Path) -> None:
-    """Keep other processes from packing the same; where there are no locks, do not."""
-    try:
-        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ValueError(
-            f"Another process is packing {folder}. Wait for it, or give another folder."
-        ) from error
-    except OSError as error:
-        logger.warning(
-            f"{folder} cannot be locked ({error.strerror}): see that no other process "
-            "packs it."
-        )
 
 
 def _as_integers(

@@ -7,20 +7,17 @@ its file: only the samples asked for are decoded.
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import soundfile
 import torch
 
+from .cut_short import refuse_cut_wav, tell_of_cut
 from .packed import find_packed
 
 AUDIO_SUFFIXES = (".wav", ".flac")
-# Writers of streams, whose end is not known, put no size, or this or more
-# (0x7FFFF000 sox, 0x80000000 arecord, 0xFFFFFFFF ffmpeg).
-_STREAM_BYTES = 0x7FFF_F000
 # A FLAC frame of silence has up to 65,535 samples in 10 bytes or more.
 _SAMPLES_PER_BYTE = 8192
 # What is read at a time where a file is read to its end: a header may lie about that.
@@ -73,7 +70,7 @@ def audio_info(path: str | Path) -> AudioInfo:
         info = soundfile.info(str(path))
     except _REFUSALS as error:
         raise _unreadable(path, error) from error
-    _refuse_truncated_wav(path)
+    refuse_cut_wav(path)
     file_bytes = Path(path).stat().st_size
     if info.frames > _SAMPLES_PER_BYTE * file_bytes:
         raise ValueError(
@@ -89,10 +86,9 @@ def read_audio(
     sample_rate: int,
     start: int = 0,
     samples: int | None = None,
-    mix_channels: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Read audio as one channel, or a part of it.
+    """Read audio of one channel, or a part of it.
 
     Parameters
     ----------
@@ -105,8 +101,6 @@ def read_audio(
     samples : int, optional
         How many samples to read; all that follow by default. Fewer come back where
         the file ends before.
-    mix_channels : bool
-        Whether several channels are averaged (otherwise they are refused).
     out : torch.Tensor, [at least as many samples], optional
         Where they are put, float32 on the CPU; what comes back is a part of it.
 
@@ -136,14 +130,66 @@ def read_audio(
     values, file_rate = _decode(path, start, samples)
     if file_rate != sample_rate:
         raise ValueError(_other_rate(path, file_rate, sample_rate))
-    if values.shape[1] != 1 and not mix_channels:
+    if values.shape[1] != 1:
         raise ValueError(
             f"{path} has {values.shape[1]} channels, but one is expected. Convert the "
             "files (for example: sox IN OUT remix -)."
         )
-    # The mean of one channel would be a copy of it.
-    wav = values[:, 0] if values.shape[1] == 1 else values.mean(dim=1)
+    wav = values[:, 0]
     return wav if out is None else out[: len(wav)].copy_(wav)
+
+
+def read_blocks(
+    path: str | Path, *, block_samples: int = _BLOCK_SAMPLES
+) -> Iterator[torch.Tensor]:
+    """Read all channels of a file to its end, a block at a time.
+
+    Of MP3 files headers may estimate, and OGG files of a recording that was stopped may
+    not mark their end: where those seem to be cut short, a warning says so.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    block_samples : int
+        Samples of each channel in a block; the last one may have fewer.
+
+    Yields
+    ------
+    torch.Tensor, [channels, samples]
+        Float32 between -1 and 1.
+
+    Raises
+    ------
+    ValueError
+        If the file cannot be read, is cut short, or holds no samples.
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "stereo.wav"
+    >>> soundfile.write(path, [[0.0, 0.5]] * 12000, 16000)
+    >>> [tuple(block.shape) for block in read_blocks(path, block_samples=8000)]
+    [(2, 8000), (2, 4000)]
+    """
+    if found := find_packed(path):
+        packed, name = found
+        for start in range(0, packed.length(name), block_samples):
+            one = torch.from_numpy(packed.read(name, start, block_samples))
+            yield one.unsqueeze(0)
+        return
+    try:
+        with soundfile.SoundFile(str(path)) as audio:
+            count = 0
+            while len(
+                values := audio.read(block_samples, dtype="float32", always_2d=True)
+            ):
+                count += len(values)
+                yield torch.from_numpy(values).T
+            tell_of_cut(path, audio, count)
+            if not count:
+                raise ValueError(f"{path} holds no samples. Leave it out.")
+    except _REFUSALS as error:
+        raise _unreadable(path, error) from error
 
 
 def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
@@ -214,21 +260,39 @@ def audio_files(
         If the folder does not exist or holds no such file.
     """
     folder = Path(folder)
-    if found := find_packed(folder):
-        packed, name = found
-        paths = [Path(packed.folder, inside) for inside in packed.below(name)]
-    elif folder.is_dir():
-        paths = [p for p in _below(folder) if p.suffix.lower() in suffixes]
-    else:
+    below = files_below(folder)
+    if below is None:
         raise ValueError(
             f"There is no folder {folder}. Give one with WAV or FLAC files."
         )
+    paths = [path for path in below if path.suffix.lower() in suffixes]
     if not paths:
         raise ValueError(
             f"There is no {' or '.join(AUDIO_SUFFIXES)} file below {folder}. "
             "Other formats must be converted first."
         )
     return sorted(paths)
+
+
+def files_below(folder: str | Path) -> Iterable[Path] | None:
+    """Find all files of a folder or a packed folder, or tell that it is none.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Searched at any depth, links followed.
+
+    Returns
+    -------
+    iterable of Path, or None
+        In any order; None if there is no such folder.
+    """
+    if found := find_packed(folder):
+        packed, name = found
+        if name in packed:
+            return None
+        return [Path(packed.folder, inside) for inside in packed.below(name)]
+    return _below(Path(folder)) if Path(folder).is_dir() else None
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -269,27 +333,6 @@ def _other_rate(path: str | Path, found: int, expected: int) -> str:
         f"the files (for example: sox IN -r {expected} OUT), or set sample_rate to "
         "what the files have."
     )
-
-
-def _refuse_truncated_wav(path: str | Path) -> None:
-    """Refuse a WAV file that ends before its data do, at which libsndfile is silent."""
-    with open(path, "rb") as file:
-        position, is_riff = 12, file.read(4) == b"RIFF"
-        file_bytes = file.seek(0, 2)
-        while is_riff and position + 8 <= file_bytes:
-            file.seek(position)
-            name, chunk_bytes = struct.unpack("<4sI", file.read(8))
-            missing_bytes = position + 8 + chunk_bytes - file_bytes
-            if name == b"data":
-                if chunk_bytes < _STREAM_BYTES and missing_bytes > 0:
-                    raise ValueError(
-                        f"{path} cannot be read as audio: it is cut short, "
-                        f"{missing_bytes} of {chunk_bytes} bytes of data are missing. "
-                        "Copy or convert it again."
-                    )
-                return
-            # Chunks begin at even bytes.
-            position += 8 + chunk_bytes + chunk_bytes % 2
 
 
 def _unreadable(path: str | Path, error: Exception) -> ValueError:

@@ -8,6 +8,12 @@ from .tables import committed, told
 _BOTH = "both kinds' gradient error"
 
 
+def _percent(share: float) -> str:
+    """Give two digits of what is below a hundred percent, and whole percent above."""
+    percent = 100 * share
+    return f"{percent:.0f}" if percent >= 100 else f"{percent:.2g}"
+
+
 def compressed() -> str:
     """Show what each way of holding less takes, a row for each."""
     result = committed("compressed")
@@ -20,7 +26,7 @@ def compressed() -> str:
             "peak GB": f"{row['live peak GB']:.4f}",
             "lower": f"{row['peak lower']:.1f}",
             "times the time": f"{row['times the baseline']:.2f}",
-            "gradient error, %": f"{100 * row['gradient error']:.2g}",
+            "gradient error, %": _percent(row["gradient error"]),
         }
         for row in result.rows
     ]
@@ -36,7 +42,7 @@ def compressed_bounds() -> str:
             "inputs smaller": f"{row['inputs smaller']:.1f}",
             "deviation / sigma": f"{row['deviation / sigma']:.3g}",
             "from, to": f"{row['least']:.2g}, {row['largest']:.3g}",
-            "gradient error, %": f"{100 * row['gradient error']:.2g}",
+            "gradient error, %": _percent(row["gradient error"]),
         }
         for row in result.rows
         if row["inputs of"] == "convolutions"
@@ -45,10 +51,10 @@ def compressed_bounds() -> str:
         {
             "bound": row["rule"],
             "inputs smaller": f"{row['inputs smaller']:.1f}",
-            "handed down, %": f"{100 * row['handed down']:.2g}",
-            "at the features, %": f"{100 * row['at the features']:.2g}",
+            "handed down, %": _percent(row["handed down"]),
+            "at the features, %": _percent(row["at the features"]),
             "both kinds smaller": f"{row['both kinds smaller']:.1f}",
-            "their gradient error, %": f"{100 * row[_BOTH]:.2g}",
+            "their gradient error, %": _percent(row[_BOTH]),
         }
         for row in result.rows
         if row["inputs of"] == "normalisations"
@@ -82,5 +88,5 @@ def compressed_targets() -> str:
     ]
     return (
         f"{told(rows, result)}\n\n![Loss over training steps, with gradients off by a "
-        "part of their momentum](docs/compressed_targets.png)"
+        "part of their momentum](compressed_targets.png)"
     )

@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from speechbrain_rev.planner import timing
 
 
 class NotEqual(AssertionError):
@@ -103,26 +104,13 @@ def interleaved_seconds(
     dict of str to dict
         Median and the 20 to 80 percent range of the repeats, after one warm-up.
     """
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for i in range(repeats + 1):
-        for name, step in steps.items():
-            _synchronize(device)
-            start = time.perf_counter()
-            step()
-            _synchronize(device)
-            if i:
-                times[name].append(time.perf_counter() - start)
+    times = timing.interleaved_seconds(steps, device, repeats=repeats)
     return {name: _spread(values) for name, values in times.items()}
 
 
 def _spread(values: list[float]) -> dict[str, float]:
     fifths = statistics.quantiles(values, n=5, method="inclusive")
     return {"median": statistics.median(values), "p20": fifths[0], "p80": fifths[3]}
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _text(value: Any) -> str:

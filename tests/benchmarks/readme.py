@@ -1,7 +1,6 @@
 """Paste the committed figures into documents: python -m tests.benchmarks.readme.
 
-The README has what this package measures, that of the recipe how fast it reads, embeds and
-scores, ``docs/PUBLISHED.md`` the paper's tables.
+``TABLES`` says which document has which; a table is moved by moving its line there.
 The commands that draw pictures are in ``CONTRIBUTING.md``.
 """
 
@@ -25,28 +24,43 @@ from speechbrain_rev.models.render import sources
 from speechbrain_rev.models.table import MODES
 from speechbrain_rev.models.table_one import reproduced
 
-from . import compressed_tables, recipe_tables
+from . import compressed_tables, deploying_tables, recipe_tables
 from .harness import markdown
 from .tables import RESULTS, committed, where
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 RECIPE = ROOT / "recipes" / "VoxCeleb" / "README.md"
-PUBLISHED = ROOT / "docs" / "PUBLISHED.md"
+DOCS = ROOT / "docs"
+PUBLISHED = DOCS / "PUBLISHED.md"
 
 CARD = "11GB"
 BATCH = 128
+#: A shallow and the deepest encoder of either kind, each with its reversible counterpart.
+TELLING = (
+    "resnet34",
+    "revnet57",
+    "resnet152",
+    "revnet197",
+    "df_resnet233",
+    "df_revnet377",
+)
 
 
-def models() -> str:
+def models(names: Sequence[str] = ()) -> str:
     """Show what each encoder needs, by mode, and what fits a card."""
     training = Training(parse_card(CARD), batch=BATCH, frames=200)
-    rows = [_model(model) for model in select(training)]
+    rows = [_model(model) for model in select(training, names=names)]
     heads = (
         f"EER is that on Vox1-H, GB the memory per utterance of 2 s, batch the largest on "
         f"an {CARD} card, bold where {BATCH} fit."
     )
     return "\n\n".join([markdown(rows), heads, *sources(training).values()])
+
+
+def telling_models() -> str:
+    """Show the same of a few encoders."""
+    return models(TELLING)
 
 
 def _model(model: Model) -> dict[str, str]:
@@ -175,6 +189,17 @@ def _mistakes(words: str) -> dict[str, str]:
     return {mistake.partition(":")[0]: mistake for mistake in words.split("; ")}
 
 
+#: What cells of ``users`` mean, beside what the result says of its figures.
+_USERS_CELLS = (
+    "fits: at how many frames an utterance the training fits such a card, with classifier, "
+    "optimizer states of 8 bit and input and with the reserve of speechbrain-rev models; "
+    "empty: at neither length",
+    "times storing: seconds of a step over those of the same encoder stored",
+    "times counterpart: over those of the vanilla counterpart stored (resnet152 of "
+    "revnet197, df_resnet233 of df_revnet377)",
+)
+
+
 def users() -> str:
     """Show what each way of training a deep encoder takes, a row for both lengths."""
     result = committed("users")
@@ -182,9 +207,16 @@ def users() -> str:
     for row in result.rows:
         cases.setdefault((row["encoder"], row["way"]), []).append(row)
     twice = {row["way"] for row in result.rows if _updated_in_vain(row)}
+    # Of figures that have no column here nothing is said.
+    apart = ("training GiB", "fits", "statistics updated")
+    setting = [
+        part.replace("peak GiB:", "GiB:")
+        for part in result.setting.split("; ")
+        if part.partition(":")[0] not in apart
+    ]
     return (
-        f"{markdown([_users_row(rows) for rows in cases.values()])}\n\n{result.setting}. "
-        f"Running statistics updated more than once by a batch: "
+        f"{markdown([_users_row(rows) for rows in cases.values()])}\n\n"
+        f"{'; '.join([*setting, *_USERS_CELLS])}. Running statistics updated more than once by a batch: "
         f"{', '.join(sorted(twice)) or 'in no way'}. {where(result)}"
     )
 
@@ -226,7 +258,7 @@ def planned() -> str:
         f"{markdown(rows)}\n\nTimes reconstructing all at the same batch, within so many MB. "
         f"{planned_verdict(result.rows)}\n\n{result.setting}. {result.correctness}. {where(result)}\n\n"
         "![Seconds for each utterance against the batch, within one budget]"
-        "(docs/planned.png)"
+        "(planned.png)"
     )
 
 
@@ -255,32 +287,32 @@ def planned_verdict(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-_MEASURED = {
-    "paper": paper,
-    "engine": engine,
-    "users": users,
-    "planned": planned,
-    "compressed": compressed_tables.compressed,
-    "compressed_bounds": compressed_tables.compressed_bounds,
-    "compressed_training": compressed_tables.compressed_training,
-    "compressed_targets": compressed_tables.compressed_targets,
-}
-_MEASURED_OF_RECIPE = {
-    "reading": recipe_tables.reading,
-    "manifests": recipe_tables.manifests,
-    "embedding": recipe_tables.embedding,
-    "scoring_at_scale": recipe_tables.scoring_at_scale,
-}
-
-
-def _there(tables: dict[str, Callable[[], str]]) -> dict[str, Callable[[], str]]:
+def _there(**tables: Callable[[], str]) -> dict[str, Callable[[], str]]:
+    """Leave out tables whose results are not committed."""
     return {n: t for n, t in tables.items() if (RESULTS / f"{n}_cpu.json").exists()}
 
 
 #: Tables of committed results; each has a place in one of the documents.
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
-    README: {"models": models} | _there(_MEASURED),
-    RECIPE: _there(_MEASURED_OF_RECIPE),
+    README: {"telling_models": telling_models},
+    DOCS / "choosing_an_encoder.md": {"models": models},
+    DOCS / "memory_plans.md": _there(planned=planned),
+    DOCS / "comparisons.md": _there(paper=paper, users=users, engine=engine),
+    DOCS / "compression.md": _there(
+        compressed=compressed_tables.compressed,
+        compressed_bounds=compressed_tables.compressed_bounds,
+        compressed_training=compressed_tables.compressed_training,
+        compressed_targets=compressed_tables.compressed_targets,
+    ),
+    RECIPE: _there(
+        reading=recipe_tables.reading,
+        manifests=recipe_tables.manifests,
+        embedding=recipe_tables.embedding,
+        scoring_at_scale=recipe_tables.scoring_at_scale,
+    ),
+    DOCS / "deploying.md": _there(
+        inference=deploying_tables.inference, graphs=deploying_tables.graphs
+    ),
     PUBLISHED: {
         "table_one": table_one,
         "tables_five_and_six": tables_five_and_six,

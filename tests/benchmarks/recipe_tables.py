@@ -48,7 +48,10 @@ def embedding() -> str:
             "job": row["job"],
             "way": row["way"],
             "utterances per second": f"{row['utterances per s']:,.2f}",
-            "times the script": f"{row['times the baseline']:,.2f}",
+            # Run again, there is nothing to compute: an archive is read.
+            "times the script": "read back, not computed"
+            if (row["job"], row["way"]) == ("both sides, run again", "embed_into")
+            else f"{row['times the baseline']:.2f}",
         }
         for row in result.rows
     ]

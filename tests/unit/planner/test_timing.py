@@ -7,7 +7,7 @@ import torch
 
 from speechbrain_rev.planner import plan
 from speechbrain_rev.planner import timing as planner_timing
-from speechbrain_rev.planner.timing import beyond_noise
+from speechbrain_rev.planner.timing import beyond_noise, interleaved_seconds
 from speechbrain_rev.reversible import Mode
 from tests.unit.planner.networks import plain
 
@@ -70,3 +70,12 @@ def test_one_repeat_has_no_spread_and_proves_nothing():
         ("b", "store"): 2.0,
         ("b", "recompute"): 0.5,
     }
+
+
+def test_what_is_timed_takes_turns_and_a_first_call_is_not_counted():
+    called = []
+    runs = {name: lambda name=name: called.append(name) for name in "ab"}
+    taken = interleaved_seconds(runs, torch.device("cpu"), repeats=2)
+    assert called == list("ababab")
+    assert {name: len(seconds) for name, seconds in taken.items()} == {"a": 2, "b": 2}
+    assert all(second >= 0 for seconds in taken.values() for second in seconds)

@@ -26,7 +26,8 @@ def user_sets(benchmark, deterministic, precision):
 
 def in_force():
     cudnn = torch.backends.cudnn
-    return cudnn.benchmark, cudnn.deterministic, cudnn.conv.fp32_precision
+    _, (conv, precision) = flags._precision_flags()
+    return cudnn.benchmark, cudnn.deterministic, getattr(conv, precision)
 
 
 class Watched(nn.Module):

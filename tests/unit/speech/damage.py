@@ -16,7 +16,7 @@ import numpy as np
 import soundfile
 import torch
 
-from speechbrain_rev.inference.audio import read_waveform
+from speechbrain_rev.inference.recordings import Recording
 from speechbrain_rev.speech import (
     ChunkDataset,
     SpeakerAugment,
@@ -24,6 +24,7 @@ from speechbrain_rev.speech import (
     audio_info,
     dataset,
     read_audio,
+    read_blocks,
     read_first_channel,
     read_manifest,
     write_manifest,
@@ -172,7 +173,8 @@ def _whole(path: Path) -> None:
 
 
 def _mixed(path: Path) -> None:
-    _check(read_audio(path, sample_rate=RATE, mix_channels=True), path)
+    wav = torch.cat(list(read_blocks(path)), dim=1).mean(dim=0)
+    _check(wav, path)
 
 
 def _part(path: Path) -> None:
@@ -185,7 +187,7 @@ def _first_channel(path: Path) -> None:
 
 
 def _waveform(path: Path) -> None:
-    wav, channels = read_waveform(path, RATE)
+    wav, channels = Recording.of(path, None, str(path)).waveform(RATE, "mean")
     assert wav.dtype == torch.float32
     assert channels > 0
     assert RATE / 4 - 1 <= len(wav) <= 600 * RATE + 1
@@ -208,10 +210,10 @@ def _augmented(path: Path, kind: str) -> None:
 READERS: dict[str, Callable[[Path], None]] = {
     "audio_info": _info,
     "read_audio": _whole,
-    "read_audio, channels mixed": _mixed,
+    "read_blocks, channels mixed": _mixed,
     "read_audio, a part": _part,
     "read_first_channel": _first_channel,
-    "read_waveform": _waveform,
+    "Recording.waveform": _waveform,
     "noise": lambda path: _augmented(path, "noise_folder"),
     "rooms": lambda path: _augmented(path, "rir_folder"),
 }

@@ -248,12 +248,47 @@ def test_silent_noise_changes_nothing():
         ({"speeds": [1.0, 1.0, 1.1]}, "different"),
         ({"augment_prob": 1.5}, "augment_prob"),
         ({"snr_low": 20.0}, "snr_low"),
-        ({"noise_folder": "nowhere"}, "no folder nowhere"),
     ],
 )
 def test_settings_without_meaning_are_refused_by_name(changed, named):
     with pytest.raises(ValueError, match=named):
         augmenter(**changed)
+
+
+@pytest.mark.parametrize("folder", ["noise_folder", "rir_folder"])
+@pytest.mark.parametrize(
+    "use", [SpeakerAugment.in_words, lambda augment: apply(augment, speech())]
+)
+def test_a_folder_may_come_after_and_is_refused_where_it_is_used(folder, use, tmp_path):
+    # SpeechBrain's script downloads noise and rooms when its YAML is loaded already.
+    augment = augmenter(augment_prob=1.0, **{folder: tmp_path / "later"})
+    with pytest.raises(ValueError, match=r"no folder .*later"):
+        use(augment)
+    write_noise(tmp_path / "later")
+    use(augment)
+
+
+@pytest.mark.parametrize("folder", ["noise_folder", "rir_folder"])
+def test_a_wrong_folder_ends_the_first_batch_whatever_is_drawn_in_it(folder, tmp_path):
+    augment = augmenter(augment_prob=0.0, **{folder: tmp_path / "later"})
+    with pytest.raises(ValueError, match=r"no folder .*later"):
+        apply(augment, speech())
+
+
+def test_a_wrong_folder_of_rooms_is_told_of_beside_a_right_one_of_noise(
+    noise, tmp_path
+):
+    augment = noisy_augmenter(noise, augment_prob=0.0, rir_folder=tmp_path / "later")
+    with pytest.raises(ValueError, match=r"no folder .*later"):
+        apply(augment, speech())
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"step": null}'])
+def test_what_is_no_step_of_an_augmenter_is_refused_with_what_to_do(text, tmp_path):
+    path = tmp_path / "augment.ckpt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"augment\.ckpt does not hold the step of a"):
+        augmenter()._load(path, end_of_epoch=False)
 
 
 def test_too_short_a_batch_is_refused_with_the_seconds_to_read():

@@ -11,7 +11,7 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.inference.archive import _source
+from speechbrain_rev.inference.extraction import _source
 from speechbrain_rev.speech import (
     ChunkDataset,
     SpeakerAugment,
@@ -247,13 +247,13 @@ def test_noise_of_a_relative_packed_folder_has_its_own_ratios(tmp_path, monkeypa
 def test_a_folder_packed_anew_is_read_anew(corpus, tmp_path):
     made = pack(corpus, tmp_path / "made.packed")
     path = audio_files(made)[0]
-    before = _source(path)
+    before = _source(path, None, None)
     shutil.rmtree(made)
     with Packing(made, source="a", sample_rate=RATE) as packing:
         packing.add(path.relative_to(made).as_posix(), torch.ones(7) / 2)
         packing.finish()
     assert read_audio(path, sample_rate=RATE).tolist() == [0.5] * 7
-    assert _source(path) != before
+    assert _source(path, None, None) != before
 
 
 def test_links_are_followed_and_do_not_lead_round(corpus, tmp_path):

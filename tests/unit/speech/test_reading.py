@@ -10,6 +10,7 @@ from speechbrain_rev.speech import (
     audio_files,
     audio_info,
     read_audio,
+    read_blocks,
     read_first_channel,
 )
 
@@ -49,7 +50,7 @@ def test_several_channels_are_refused_unless_their_treatment_is_said(tmp_path):
     soundfile.write(path, np.stack([RAMP, -RAMP // 2], axis=1), 16000)
     with pytest.raises(ValueError, match=r"2 channels.*remix"):
         read_audio(path, sample_rate=16000)
-    mean = read_audio(path, sample_rate=16000, mix_channels=True)
+    mean = torch.cat(list(read_blocks(path, block_samples=999)), dim=1).mean(dim=0)
     both = np.stack([RAMP, -RAMP // 2]).mean(axis=0) / 2**15
     assert torch.equal(mean, torch.tensor(both).float())
     first = read_first_channel(path, sample_rate=16000)
@@ -119,3 +120,70 @@ def test_a_missing_and_an_empty_folder_are_refused_by_name(tmp_path):
         audio_files(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"no \.wav or \.flac file below"):
         audio_files(tmp_path)
+
+
+def cut(path, part):
+    """Keep the first part of a file's bytes."""
+    path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
+
+
+@pytest.fixture
+def noise():
+    return np.random.default_rng(0).standard_normal(48000) / 10
+
+
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.9])
+def test_a_flac_file_that_is_cut_short_is_refused(tmp_path, noise, part):
+    path = tmp_path / "cut.flac"
+    soundfile.write(path, noise, 16000)
+    cut(path, part)
+    with pytest.raises(ValueError, match=r"cut\.flac"):
+        list(read_blocks(path, block_samples=1000))
+
+
+def test_a_file_that_has_fewer_samples_than_its_header_says_is_refused(
+    ramp, monkeypatch
+):
+    monkeypatch.setattr(soundfile.SoundFile, "frames", 1001)
+    with pytest.raises(
+        ValueError, match="header says 1001 samples, and there are 1000"
+    ):
+        list(read_blocks(ramp))
+
+
+@pytest.mark.parametrize(
+    ("format", "subtype", "said"),
+    [
+        ("MP3", None, "its header says 48000 samples, and there are"),
+        ("OGG", "VORBIS", "its last page is not marked as the end"),
+        ("OGG", "OPUS", "its last page is not marked as the end"),
+    ],
+)
+def test_of_an_estimated_length_a_warning_says_what_seems_to_be_missing(
+    tmp_path, noise, format, subtype, said, caplog
+):
+    path = tmp_path / "some.audio"
+    soundfile.write(path, noise, 16000, format=format, subtype=subtype)
+    assert sum(block.shape[1] for block in read_blocks(path)) == 48000
+    assert not caplog.text
+    cut(path, 0.6)
+    assert 10000 < sum(block.shape[1] for block in read_blocks(path)) < 40000
+    assert f"{path} seems to be cut short" in caplog.text
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("size", [0x7FFF_F000, 0xFFFF_FFFF])
+def test_a_stream_is_read_in_blocks_to_its_end(tmp_path, size):
+    path = tmp_path / "stream.wav"
+    soundfile.write(path, RAMP, 16000)
+    content = bytearray(path.read_bytes())
+    content[4:8] = content[40:44] = struct.pack("<I", size)
+    path.write_bytes(content)
+    assert sum(block.shape[1] for block in read_blocks(path)) == 1000
+
+
+def test_a_file_without_samples_has_no_blocks_but_an_error(tmp_path):
+    path = tmp_path / "empty.wav"
+    soundfile.write(path, np.zeros(0), 16000)
+    with pytest.raises(ValueError, match=r"empty\.wav holds no samples"):
+        list(read_blocks(path))
