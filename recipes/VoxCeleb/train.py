@@ -10,7 +10,9 @@ where its last checkpoint is when the same command is given again.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import sys
 import time
 import warnings
@@ -318,8 +320,20 @@ def main(argv=None):
     prepared, hparams = prepare_run(text, settings)
     train(prepared, hparams, run_opts, dry)
     if torch.distributed.is_initialized():
-        # A thread of the group that still holds tensors aborts an interpreter that ends.
-        torch.distributed.destroy_process_group()
+        leave_group()
+
+
+def leave_group():
+    """End one of several processes, without taking the interpreter apart.
+
+    torch never frees the reducer of DistributedDataParallel, and so the group's threads
+    outlive the group: one that lets go of a tensor while the interpreter ends aborts it.
+    """
+    torch.distributed.destroy_process_group()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def train(prepared, hparams, run_opts, dry):

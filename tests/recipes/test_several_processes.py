@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 #: In the first process of two, or in the second, something goes wrong.
 SCRIPT = """
-import os, signal, sys
+import atexit, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {recipe!r})
 import loaders, torch, train
@@ -63,6 +63,13 @@ def read_or_not(self, epoch, index, out, _read=loaders.ChunkDataset._read):
         return f"{{self.path_of(index)}} is gone"
     return _read(self, epoch, index, out)
 
+class OfTheInterpreter:
+    # Little is left of other modules by then.
+    def __del__(self, open=os.open, path=f"{{FOLDER}}/taken_apart{{RANK}}", to=os.O_CREAT):
+        open(path, to)
+
+held = OfTheInterpreter()
+atexit.register((FOLDER / f"left{{RANK}}").touch)
 loaders.ChunkDataset._read = read_or_not
 train.SpeakerBrain = Watched
 train.run_script(train.main)
@@ -140,6 +147,13 @@ def test_a_bad_gradient_of_one_process_skips_the_step_on_both(uninterrupted):
     shares = [set(line["utterances"]) for line in lines]
     assert [len(share) for share in shares] == [2, 2]
     assert not shares[0] & shares[1]
+
+
+def test_processes_leave_without_taking_the_interpreter_apart(uninterrupted):
+    """A thread of the group that then lets go of a tensor would abort the process."""
+    for rank in (0, 1):
+        assert (uninterrupted / f"left{rank}").exists()
+        assert not (uninterrupted / f"taken_apart{rank}").exists()
 
 
 def test_processes_draw_each_their_own(uninterrupted):
