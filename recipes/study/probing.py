@@ -18,7 +18,6 @@ from runs import Study
 from sizes import Size
 
 from speechbrain_rev.devices import device_name
-from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.whole_files import digest_of
 
 #: Conditions whose weights are compared with those of the encoder in all modes.
@@ -121,6 +120,5 @@ def probe(study: Study, device: str) -> None:
 
 
 def _weights(study: Study, names: Iterable[str]) -> dict[str, str]:
-    """Give the fingerprints of the weights that first runs ended with."""
-    first = study.seeds[0]
-    return {n: read_weights(study.run_folder(n, first)).fingerprint for n in names}
+    """Give the digests of the weights that first runs ended with."""
+    return {name: study.digest(name, study.seeds[0]) for name in names}

@@ -18,6 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from probing import measure_steps, probe, score_without_training
 from repeatable import compute_repeatably
 from report import REPORT, RESULTS, compare, write_report
 from runs import Study
-from schedule import attempt, finished, runs_of, train
+from schedule import attempt, finished, first_of, runs_of, train
 from setting import keep_setting, setting_of
 from sizes import SIZES, Size
 
@@ -87,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with writing_alone(output):
         described = setting_of(study, options.size, size, HPARAMS, settings)
         setting = keep_setting(output, described)
+        train(study, first_of(study, runs), settings, size, HPARAMS, jobs=jobs)
+        look_at_first(study, device)
         failed = train(study, runs, settings, size, HPARAMS, jobs=jobs)
         failed += evaluate(study, setting, settings, size, failed)
     print((output / REPORT).read_text(encoding="utf-8"))
@@ -127,15 +130,21 @@ def evaluate(
     list of str
         What failed besides what had failed already.
     """
-    left, device = finished(study), settings["device"]
+    left = finished(study)
     lost = attempt("The baseline", lambda: score_without_training(left, settings, size))
     write_report(study, setting, failed=[*failed, *lost])
-    lost += attempt("Measures of a step", lambda: measure_steps(left, device))
-    lost += attempt("Probes", lambda: probe(left, device))
+    lost += look_at_first(study, settings["device"])
     return lost + attempt(
         "The report of measures and probes",
         lambda: write_report(study, setting, failed=[*failed, *lost]),
     )
+
+
+def look_at_first(study: Study, device: str) -> list[str]:
+    """Measure and probe the trainings of the first seed; say what failed."""
+    left = finished(replace(study, seeds=study.seeds[:1]))
+    lost = attempt("Measures of a step", lambda: measure_steps(left, device))
+    return lost + attempt("Probes", lambda: probe(left, device))
 
 
 def tell_differences(output: Path, other: Path) -> None:

@@ -68,9 +68,6 @@ class Study:
     _listed: dict[str, scoring.Trials] = field(
         default_factory=dict, repr=False, compare=False
     )
-    _digests: dict[tuple[str, int], str] = field(
-        default_factory=dict, repr=False, compare=False
-    )
 
     def condition(self, name: str) -> Condition:
         """Find a condition.
@@ -161,14 +158,17 @@ class Study:
             )
 
     def digests(self, name: str) -> dict[str, str]:
-        """Hash the weights that each training of a condition ended with, by its seed."""
-        return {str(seed): self._digest(name, seed) for seed in self.seeds}
+        """Read the digests of the weights that a condition was scored with, by seed."""
+        return {str(seed): self.digest(name, seed) for seed in self.seeds}
 
-    def _digest(self, name: str, seed: int) -> str:
-        if (name, seed) not in self._digests:
-            weights = read_weights(self.run_folder(name, seed))
-            self._digests[name, seed] = weights.fingerprint
-        return self._digests[name, seed]
+    def digest(self, name: str, seed: int) -> str:
+        """Read the digest of the weights that a training was scored with.
+
+        Scoring has compared it with that of the weights.
+        """
+        scored = (self.run_folder(name, seed) / SCORED).read_text(encoding="utf-8")
+        digest: str = json.loads(scored)["model"]
+        return digest
 
     def epochs(self, name: str, seed: int) -> list[dict[str, Any]]:
         """Read what a training wrote down about its epochs; empty if it never did."""
@@ -189,13 +189,15 @@ class Study:
                     f"it diverged: its loss is {epoch['train_loss']} in epoch "
                     f"{epoch['epoch']}"
                 )
+        if (folder / SCORED).is_file():
+            return None
         if not (folder / WEIGHTS).is_file():
             return f"its training has not ended, after {len(epochs)} epochs"
         try:
-            self._digest(name, seed)
+            read_weights(folder)
         except ValueError as error:
             return str(error)
-        return None if (folder / SCORED).is_file() else "it was not scored"
+        return "it was not scored"
 
     def encoder(self, name: str) -> dict[str, Any]:
         """Count a condition's encoder: its parameters, and the share of 8-bit states.

@@ -30,6 +30,12 @@ def runs_of(study: Study) -> list[Run]:
     ]
 
 
+def first_of(study: Study, runs: Sequence[Run]) -> list[Run]:
+    """List the references, of which margins are made, and all else of the first seed."""
+    first = study.seeds[0]
+    return [r for r in runs if r.condition.name in PAIRS or r.seed == first]
+
+
 def train(
     study: Study,
     runs: Sequence[Run],

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from speechbrain_rev import scoring
+from speechbrain_rev.inference.fingerprint import fingerprint_of
 from tests.recipes.study import study as study_module
 
 LISTS = ("veri_test", "veri_test_hard")
@@ -93,6 +94,7 @@ def write_study_run(folder, condition, better, seed, trials):
             scores = scores + 0.5 * own.standard_normal(len(trials))
     weights = {"w": torch.full((2,), float(seed) + better)}
     torch.save(weights, folder / "embedding_model.ckpt")
+    scored = {"model": fingerprint_of(weights)}
     settings = SETTINGS.format(
         arch=condition.arch,
         first=8 if condition.arch == "resnet34" else 4,
@@ -100,7 +102,7 @@ def write_study_run(folder, condition, better, seed, trials):
         seed=seed,
     )
     (folder / "hyperparams.yaml").write_text(settings)
-    (folder / "scores" / "results.json").write_text("{}")
+    (folder / "scores" / "results.json").write_text(json.dumps(scored))
     epochs = [
         {
             "epoch": i,
@@ -538,10 +540,20 @@ def test_plans_and_their_budget_are_shown(made, tmp_path):
 def break_loss(folder):
     log = folder / "train_log.jsonl"
     log.write_text(log.read_text().replace("2.5", "NaN"))
+    remove_weights(folder)
+
+
+def remove_weights(folder):
+    remove_scores(folder)
     (folder / "embedding_model.ckpt").unlink()
 
 
+def remove_scores(folder):
+    (folder / "scores" / "results.json").unlink()
+
+
 def break_weights(folder):
+    remove_scores(folder)
     torch.save({"w": torch.full((2,), np.nan)}, folder / "embedding_model.ckpt")
 
 
@@ -550,14 +562,8 @@ def break_weights(folder):
     [
         (break_loss, "seed 12: it diverged: its loss is nan in epoch 2"),
         (break_weights, "seed 12: .*this training has diverged"),
-        (
-            lambda folder: (folder / "embedding_model.ckpt").unlink(),
-            "seed 12: its training has not ended, after 2 epochs",
-        ),
-        (
-            lambda folder: (folder / "scores" / "results.json").unlink(),
-            "seed 12: it was not scored",
-        ),
+        (remove_weights, "seed 12: its training has not ended, after 2 epochs"),
+        (remove_scores, "seed 12: it was not scored"),
         (shutil.rmtree, "seed 12: its training has not ended, after 0 epochs"),
     ],
 )
@@ -660,8 +666,8 @@ def test_a_second_study_repeats_all_figures_whatever_it_took(made, tmp_path):
 def test_what_differs_between_two_studies_is_named(made, tmp_path):
     study, results = made
     other = copied(study, tmp_path)
-    weights = other.run_folder("revnet46, reconstructed", 12) / "embedding_model.ckpt"
-    torch.save({"w": torch.zeros(2)}, weights)
+    scored = other.run_folder("revnet46, reconstructed", 12) / "scores" / "results.json"
+    scored.write_text(json.dumps({"model": fingerprint_of({"w": torch.zeros(2)})}))
     written(other)
     # It has p-values now, and with them all others another correction.
     first, second = (

@@ -149,6 +149,16 @@ def test_nothing_is_trained_after_a_reference_that_failed(whole, monkeypatch):
     assert not [name for name in trained.done if name.startswith("revnet")]
 
 
+def test_references_and_the_first_seed_are_trained_before_the_others(whole):
+    first = schedule.first_of(whole, schedule.runs_of(whole))
+    references = {"resnet34", "df_resnet56"}
+    seeds = {
+        c.name: [r.seed for r in first if r.condition == c] for c in whole.conditions
+    }
+    assert {n for n, of in seeds.items() if of == list(whole.seeds)} == references
+    assert all(of == [whole.seeds[0]] for n, of in seeds.items() if n not in references)
+
+
 def test_a_condition_that_lacks_a_seed_is_left_out_with_what_is_compared_with_it(whole):
     for one in schedule.runs_of(whole):
         if one.name != "revnet57, seed 2":

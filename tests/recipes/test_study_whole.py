@@ -1,6 +1,7 @@
 """A whole study of three conditions and two seeds, in processes of its own."""
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ from tests.recipes.study import study
 from tests.recipes.tiny_study import recipe_settings, tiny_size, write_data
 
 conditions, trainings, run = study("conditions"), study("trainings"), study("run")
+archive = study("archive")
 CONDITIONS = [
     conditions.Condition("resnet34", "resnet34"),
     conditions.Condition("revnet46", "revnet46", {"mode": "store"}),
@@ -87,6 +89,21 @@ def test_a_study_gives_a_report_and_another_one_its_figures(
     assert "6 trainings, 6 of them done" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in one.glob("runs/*/*.log")} == logs
     assert {name: (one / name).stat().st_mtime_ns for name in made} == made
+
+    # A part of it, moved, is another study after the rest of it was trained.
+    shutil.rmtree(one / "runs" / "revnet46" / "2" / "scores")
+    archive.main(["pack", str(one), str(tmp_path / "study.tar.xz")])
+    moved = tmp_path / "moved"
+    data, noise = argv[0], argv[1]
+    archive.main(
+        ["unpack", str(tmp_path / "study.tar.xz"), str(moved), f"--data={data}", noise]
+    )
+    assert not list(moved.rglob("*.ckpt"))
+    capsys.readouterr()
+    run.main([*argv, f"--output={moved}"])
+    assert "6 trainings, 5 of them done" in capsys.readouterr().out
+    run.main([f"--output={one}", f"--compare={moved}"])
+    assert "same figures, to the last bit" in capsys.readouterr().out
 
     # A training that was killed goes on where it was.
     begun, process = begin(argv, other)
