@@ -46,8 +46,8 @@ VALID_SPEAKERS = 30
 #: What each candidate changes of minivox.yaml.
 CANDIDATES: dict[str, dict[str, Any]] = {
     "minivox.yaml": {},
-    "half the rate": {"lr": 4.0e-3, "final_lr": 4.0e-4},
-    "twice the rate": {"lr": 1.6e-2, "final_lr": 1.6e-3},
+    "half the rate": {"lr": 6.0e-3, "final_lr": 3.0e-4},
+    "twice the rate": {"lr": 2.4e-2, "final_lr": 1.2e-3},
     "scale 10": {"scale": 10.0},
     "scale 16": {"scale": 16.0},
     "scale 64": {"scale": 64.0},

@@ -36,6 +36,7 @@ def tiny_size(device: str = "cpu", seeds: tuple[int, ...] = (1, 2)):
         "batch_size": 4,
         "steps_per_epoch": 3,
         "number_of_epochs": 2,
+        "warmup_epochs": 0.5,
         "average_checkpoints": 1,
         "keep_checkpoints": 1,
         "max_unread": 0,
