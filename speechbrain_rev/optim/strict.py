@@ -71,7 +71,7 @@ def read_moments(state: Mapping[str, Any]) -> list[torch.Tensor]:
 
 
 def write_moments(moments: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Quantise moments as the library stores them.
+    """Quantise moments as the library stores them, but no second one as zero.
 
     Parameters
     ----------
@@ -93,7 +93,18 @@ def write_moments(moments: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
     for number, moment in enumerate(moments, 1):
         codes, absmax = quantise(moment, block_size=BLOCK_SIZE, signed=number == 1)
         state |= {f"state{number}": codes, f"absmax{number}": absmax}
+    _raise_second(state)
     return state
+
+
+def _raise_second(state: Mapping[str, Any]) -> None:
+    """Give second moments that were stored as zero the least value above it.
+
+    Adam divides by their root: where one of them is lost, what is left of the first
+    moment is divided by eps alone, and the next step is many times too long.
+    """
+    if "state2" in state:
+        state["state2"].clamp_(min=1)
 
 
 class _Strict(_Optimizer8bit):
@@ -188,6 +199,7 @@ class _Strict(_Optimizer8bit):
             state = self.state[p]
             stains = _stains(ordered, state)
             super().update_step(group, p, gindex, pindex)
+            _raise_second(state)
             for name, stain in stains.items():
                 state[name].add_(stain)
         if not weight.is_contiguous():

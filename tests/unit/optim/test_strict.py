@@ -95,6 +95,31 @@ def test_adam_without_decay_is_adamw_without_decay_at_8_bit():
     assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_a_second_moment_too_small_for_its_block_makes_no_step_longer(name):
+    """Read back as zero it would leave eps alone below the first moment."""
+    weights = [parameter(64, 64) for _ in range(2)]
+    pair = [
+        build_optimizer([weight], name=name, bits=bits, lr=0.1)
+        for weight, bits in zip(weights, (8, 32), strict=True)
+    ]
+    small = torch.full((64, 64), 1e-4)
+    # Squares of the others are 1e-8 of the largest one's in its block.
+    small[0, 0] = 1.0
+    for gradient in (small, small, 0 * small):
+        before = [weight.detach().clone() for weight in weights]
+        for weight, optimizer in zip(weights, pair, strict=True):
+            weight.grad = gradient.clone()
+            optimizer.step()
+        ours, theirs = (
+            (weight.detach() - old).abs()
+            for weight, old in zip(weights, before, strict=True)
+        )
+        assert (ours <= 1.02 * theirs).all()
+        # Nothing stands still either: the least code is 3.25e-7 of the largest.
+        assert (ours[0, 1:4] > 0.1 * theirs[0, 1:4]).all()
+
+
 def test_the_librarys_table_for_the_process_has_no_say():
     import bitsandbytes
 
