@@ -128,6 +128,9 @@ def build_optimizer(
     one to the other, and :func:`~speechbrain_rev.optim.convert_checkpoint` takes them
     from one precision to the other.
 
+    A second moment that 8 bits would hold as zero takes the least value above it, so that
+    Adam never divides by ``eps`` alone where it should not; bitsandbytes does.
+
     A gradient that is not finite is not hidden: as at 32 bit, moments become NaN and
     stay it, here those of the whole block of 256, and weights follow, in AdamW on CUDA
     one step later. A loss scaler that skips the step leaves all as it was.
