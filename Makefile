@@ -32,7 +32,7 @@ check: $(INSTALLED)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	$(VENV)/bin/lint-imports
+	PYTHONPATH=recipes/study $(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell
 	$(RUN) -m yamllint -d '{extends: relaxed, rules: {line-length: {max: 100}}}' hparams
 

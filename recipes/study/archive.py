@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
 from memory_plan import PLAN
-from runs import EPOCHS, SCORED
-from setting import SETTING
+from results.files import SETTING
+from results.runs import EPOCHS, SCORED
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.inference.run_folder import HYPERPARAMS

@@ -16,14 +16,13 @@ import extract
 import score
 import torch
 import train
-from orphans import end_with_parent
-from repeatable import compute_repeatably
+from design.sizes import COHORT_UTTERANCES
+from running.determinism import compute_repeatably
+from running.orphans import end_with_parent
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.locks import writing_alone
 
-#: Of each training speaker, for its mean in the cohort of AS-Norm: half the time of all.
-COHORT_UTTERANCES = 3
 TRAIN_ONLY = "--train_only"
 
 

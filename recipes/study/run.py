@@ -3,12 +3,13 @@
 python recipes/study/run.py DATA --noise NOISE [--size small] [--output FOLDER]
 
 DATA is a corpus in VoxCeleb's layout that holds train_list.txt and trial lists
-veri_test.txt and veri_test_*.txt. Each condition is trained with each seed on the same data in the same
-order, scored, and compared with its reference. The margins of the comparisons are made of
-the vanilla encoders alone, and written before anything else is trained. What is done is
-not done again: after a crash the same command goes on. What fails is told, and left out of
-the report; then the status is 1. --dry_run lists what would be trained; --compare FOLDER
-says whether another run of the study has the same numbers.
+veri_test.txt and veri_test_*.txt. Each condition is trained with each seed on the same
+data in the same order, scored, and compared with its reference. The margins of the
+comparisons are made of the vanilla encoders alone, and written before anything else is
+trained; then the first seed is trained, measured and probed, then the others. What is
+done is not done again: after a crash the same command goes on. What fails is told, and
+left out of the report; then the status is 1. --dry_run lists what would be trained;
+--compare FOLDER says whether another run of the study has the same numbers.
 """
 
 from __future__ import annotations
@@ -29,23 +30,28 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
 import torch
-from conditions import comparisons, conditions
-from orphans import end_in_order
-from probing import measure_steps, probe, score_without_training
-from repeatable import compute_repeatably
-from report import REPORT, RESULTS, compare, write_report
-from runs import Study
-from schedule import attempt, finished, first_of, runs_of, train
-from setting import keep_setting, setting_of
-from sizes import SIZES, Size
+from design.conditions import comparisons, conditions
+from design.sizes import SIZES, Size
+from measurements.of_study import measure_steps, probe, score_without_training
+from report.writing import compare, write_report
+from results.files import REPORT, RESULTS
+from results.runs import Study
+from running.command_line import (
+    HPARAMS,
+    REPOSITORY,
+    TRAIN_LIST,
+    existing_folder,
+    positive,
+    trial_lists,
+)
+from running.determinism import compute_repeatably
+from running.orphans import end_in_order
+from running.schedule import attempt, finished, first_of, runs_of, train
+from running.setting import keep_setting, setting_of
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.devices import named_device
 from speechbrain_rev.locks import writing_alone
-
-REPOSITORY = Path(__file__).parents[2]
-HPARAMS = REPOSITORY / "hparams" / "minivox.yaml"
-TRAIN_LIST, TRIAL_LISTS = "train_list.txt", ("veri_test.txt", "veri_test_*.txt")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,25 +101,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     print((output / REPORT).read_text(encoding="utf-8"))
     if failed:
         sys.exit("\n".join(["What failed:", *failed]))
-
-
-def trial_lists(data: Path) -> list[Path]:
-    """Find the trial lists of a corpus.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none, or no list of training utterances.
-    """
-    lists = sorted(path for pattern in TRIAL_LISTS for path in data.glob(pattern))
-    if not lists or not (data / TRAIN_LIST).is_file():
-        raise FileNotFoundError(
-            f"{data} lacks {TRAIN_LIST} or trial lists {' or '.join(TRIAL_LISTS)}. Give a "
-            "corpus in VoxCeleb's layout that holds both: "
-            "wav/<speaker>/<session>/<utterance>.wav or .flac, lines 'speaker path' and "
-            "lines 'label path path'."
-        )
-    return lists
 
 
 def evaluate(
@@ -173,20 +160,6 @@ def _usable_cpus() -> int:
     # Not every system limits a process to some of its CPUs.
     total = os.cpu_count() or 1
     return len(getattr(os, "sched_getaffinity", lambda _: range(total))(0))
-
-
-def existing_folder(text: str) -> Path:
-    """Read the path of a folder that is there."""
-    if not text or not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {text!r}")
-    return Path(text)
-
-
-def positive(text: str) -> int:
-    """Read a number of processes."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it takes 1 or more, not {text!r}")
-    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,15 +25,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
-from baseline import score_baseline
-from conditions import PAIRS, Condition
-from one_run import COHORT_UTTERANCES
-from orphans import end_in_order
+from design.conditions import PAIRS, Condition
+from design.sizes import COHORT_UTTERANCES, SIZES, Size
+from measurements.baseline import score_baseline
 from prepare import VALID_TRIALS
-from run import HPARAMS, REPOSITORY, TRAIN_LIST, existing_folder, positive
-from sizes import SIZES, Size
-from tables import markdown
-from trainings import TRAIN, Run, train_all
+from report.tables import markdown
+from running.command_line import (
+    HPARAMS,
+    REPOSITORY,
+    TRAIN_LIST,
+    existing_folder,
+    positive,
+)
+from running.orphans import end_in_order
+from running.trainings import TRAIN, Run, train_all
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.locks import writing_alone

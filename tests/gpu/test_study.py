@@ -15,7 +15,7 @@ MODES = ("store", "reconstruct")
 
 def weights_in_two_modes(folder: Path, device: str) -> set[str]:
     """Train and score in two modes, and hash the weights at the end."""
-    trainings, conditions = study("trainings"), study("conditions")
+    trainings, conditions = study("running.trainings"), study("design.conditions")
     settings = recipe_settings(*write_data(folder), device)
     runs = [
         trainings.Run(

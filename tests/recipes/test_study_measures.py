@@ -10,7 +10,7 @@ from speechbrain_rev.models.training_plan import plan_training
 from speechbrain_rev.planner import Infeasible, Plan
 from tests.recipes.study import contents, copy_with, study, trained_run
 
-measures, rebuilt = study("measures"), study("rebuilt")
+measures, rebuilt = study("measurements.steps"), study("measurements.rebuilt")
 
 # Each file trains its runs first.
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from speechbrain_rev.optim.reference import dequantise, quantise
 from speechbrain_rev.whole_files import digest_of
 from tests.recipes.study import contents, copy_with, study, trained_run
 
-probes, rebuilt = study("probes"), study("rebuilt")
+probes, rebuilt = study("measurements.probes"), study("measurements.rebuilt")
 
 # Each file trains its runs first.
 pytestmark = pytest.mark.slow

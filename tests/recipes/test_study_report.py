@@ -18,15 +18,15 @@ LISTS = ("veri_test", "veri_test_hard")
 SEEDS = (11, 12, 13)
 SPEAKERS, UTTERANCES = 12, 4
 
-report = study_module("report")
-conditions = study_module("conditions")
-document = study_module("document")
-figures = study_module("figures")
-pictures = study_module("pictures")
-sentences = study_module("sentences")
-tables = study_module("tables")
-runs = study_module("runs")
-verdicts = study_module("verdicts")
+report = study_module("report.writing")
+conditions = study_module("design.conditions")
+document = study_module("report.document")
+figures = study_module("results.figures")
+pictures = study_module("report.pictures")
+sentences = study_module("report.sentences")
+tables = study_module("report.tables")
+runs = study_module("results.runs")
+verdicts = study_module("results.verdicts")
 Condition, Comparison = conditions.Condition, conditions.Comparison
 
 STORED = {"mode": "store"}

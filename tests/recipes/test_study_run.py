@@ -11,9 +11,13 @@ from speechbrain_rev.hparams import OptimizerWarning, resolve
 from tests.recipes.study import study
 from tests.recipes.tiny_study import recipe_settings, tiny_size, write_data
 
-conditions, trainings = study("conditions"), study("trainings")
-schedule, setting, computed = study("schedule"), study("setting"), study("computed")
-run, runs, sizes = study("run"), study("runs"), study("sizes")
+conditions, trainings = study("design.conditions"), study("running.trainings")
+schedule, setting, computed = (
+    study("running.schedule"),
+    study("running.setting"),
+    study("measurements.cached"),
+)
+run, runs, sizes = study("run"), study("results.runs"), study("design.sizes")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +64,7 @@ def test_each_condition_of_each_size_has_a_setting_that_may_be_trained(name):
 
 def test_all_epochs_are_kept_of_what_is_probed_and_of_nothing_else(whole):
     kept = [one.name for one in schedule.runs_of(whole) if one.keep_all]
-    probed = ("revnet46", *study("probing").DRIFTING)
+    probed = ("revnet46", *study("measurements.of_study").DRIFTING)
     assert sorted(kept) == sorted(f"{name}, seed 1" for name in probed)
     assert all(whole.condition(name) for name in probed)
 
@@ -178,7 +182,7 @@ def test_what_fails_late_does_not_cost_the_report(whole, monkeypatch, capsys):
     reports = []
 
     def fail(*_):
-        raise study("rebuilt").NotEqual("1 degree off")
+        raise study("measurements.rebuilt").NotEqual("1 degree off")
 
     monkeypatch.setattr(run, "finished", lambda study: study)
     monkeypatch.setattr(run, "score_without_training", lambda *_: None)

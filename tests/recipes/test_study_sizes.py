@@ -5,7 +5,7 @@ import pytest
 from speechbrain_rev.lobes import build_encoder
 from tests.recipes.study import study
 
-conditions, sizes = study("conditions"), study("sizes")
+conditions, sizes = study("design.conditions"), study("design.sizes")
 SMALL = sizes.SIZES["small"]
 
 
@@ -20,7 +20,7 @@ def parameters(arch):
     [(one, other) for one, others in conditions.PAIRS.items() for other in others],
 )
 def test_encoders_of_the_small_study_have_as_many_parameters(vanilla, reversible):
-    limit = study("sentences").MOST_PARAMETERS
+    limit = study("report.sentences").MOST_PARAMETERS
     assert limit == 0.02
     ratio = parameters(reversible) / parameters(vanilla)
     assert abs(ratio - 1) <= limit, f"{reversible} has {ratio:.3f} times as many"

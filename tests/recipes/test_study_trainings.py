@@ -15,7 +15,7 @@ from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from tests.recipes.study import STUDY, study
 from tests.recipes.tiny_study import tiny_size
 
-trainings, conditions = study("trainings"), study("conditions")
+trainings, conditions = study("running.trainings"), study("design.conditions")
 HPARAMS = Path(__file__).parents[2] / "hparams" / "minivox.yaml"
 SETTINGS = {"data_folder": "data", "device": "cpu"}
 #: Writes its settings, and then does what the environment says of its seed.
@@ -211,8 +211,8 @@ sys.path.insert(0, {study!r})
 sys.path.insert(0, {root!r})
 from tests.recipes.study import study
 from tests.recipes.tiny_study import tiny_size
-trainings, conditions = study("trainings"), study("conditions")
-study("orphans").end_in_order()
+trainings, conditions = study("running.trainings"), study("design.conditions")
+study("running.orphans").end_in_order()
 run = trainings.Run(
     conditions.Condition("revnet46", "revnet46"), 1, Path({folder!r}),
     trainings.Work(Path({script!r}), Path("done")),
@@ -267,7 +267,7 @@ def _lives(pid):
 
 
 def test_a_training_that_is_done_alone_goes_on(monkeypatch):
-    orphans = study("orphans")
+    orphans = study("running.orphans")
     monkeypatch.delenv(orphans.PARENT, raising=False)
     orphans.end_with_parent()
     monkeypatch.setenv(orphans.PARENT, "1")

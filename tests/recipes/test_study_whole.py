@@ -13,7 +13,11 @@ from speechbrain_rev.locks import writing_alone
 from tests.recipes.study import study
 from tests.recipes.tiny_study import recipe_settings, tiny_size, write_data
 
-conditions, trainings, run = study("conditions"), study("trainings"), study("run")
+conditions, trainings, run = (
+    study("design.conditions"),
+    study("running.trainings"),
+    study("run"),
+)
 archive = study("archive")
 CONDITIONS = [
     conditions.Condition("resnet34", "resnet34"),

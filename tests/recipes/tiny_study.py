@@ -29,7 +29,7 @@ def write_data(folder: Path) -> tuple[Path, Path]:
 def tiny_size(device: str = "cpu", seeds: tuple[int, ...] = (1, 2)):
     """Two epochs of three steps of encoders of few channels and blocks."""
     settings = {
-        **study("sizes").SIZES["small"].settings,
+        **study("design.sizes").SIZES["small"].settings,
         "blocks": [1, 1, 1, 1],
         "embedding_dim": 32,
         "chunk_samples": 4640,
@@ -43,7 +43,9 @@ def tiny_size(device: str = "cpu", seeds: tuple[int, ...] = (1, 2)):
         "cohort_top_n": 3,
     }
     archs = ("resnet34", "revnet46")
-    return study("sizes").Size(device, seeds, settings, dict.fromkeys(archs, WIDTHS))
+    return study("design.sizes").Size(
+        device, seeds, settings, dict.fromkeys(archs, WIDTHS)
+    )
 
 
 def recipe_settings(data: Path, noise: Path | None, device: str = "cpu"):

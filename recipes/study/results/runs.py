@@ -23,7 +23,7 @@ from speechbrain_rev.inference.run_folder import WEIGHTS, read_settings, read_we
 from speechbrain_rev.optim.strict import MIN_8BIT_ELEMENTS
 
 if TYPE_CHECKING:
-    from conditions import Comparison, Condition
+    from design.conditions import Comparison, Condition
 
 METHODS = ("as_norm", "cosine")
 #: Written last by a training that is scored.

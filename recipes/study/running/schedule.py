@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conditions import IN_ALL_MODES, PAIRS
-from figures import MARGINS, state_margins
-from probing import is_probed, memory_budget
-from runs import Study
-from sizes import Size
-from trainings import Run, TrainingsFailed, train_all
+from design.conditions import IN_ALL_MODES, PAIRS
+from design.sizes import Size
+from measurements.of_study import is_probed, memory_budget
+from results.figures import state_margins
+from results.files import MARGINS
+from results.runs import Study
+
+from running.trainings import Run, TrainingsFailed, train_all
 
 
 def runs_of(study: Study) -> list[Run]:

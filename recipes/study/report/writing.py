@@ -9,23 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from document import report_of
-from figures import STATED_AT, compute_figures, read_margins, what_differs
-from pictures import draw
-from runs import Study
-from setting_tables import settings_in_common
+from memory_plan import PLAN
+from results.figures import STATED_AT, compute_figures, read_margins, what_differs
+from results.files import BUDGET, MEASURES, MORE_FIGURES, REPORT, RESULTS
+from results.runs import Study
 
+from report.document import report_of
+from report.pictures import draw
+from report.setting_tables import settings_in_common
 from speechbrain_rev.environment import environment
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from conditions import Condition
-
-RESULTS, REPORT, MEASURES = "results.json", "report.md", "measures.json"
-BUDGET, PLAN = "budget.json", "plan.json"
-#: Figures that are there if they were computed, by their name among the figures.
-MORE_FIGURES = {"baseline": "baseline.json", "probes": "probes.json"}
+    from design.conditions import Condition
 
 
 def write_report(

@@ -6,17 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from baseline import score_baseline
-from computed import computed_once
-from conditions import IN_ALL_MODES
-from measures import half_of_the_memory, measure
-from one_run import COHORT_UTTERANCES
-from probes import drift, gradient_angles, quantisation_errors
-from rebuilt import Rebuilt
-from report import BUDGET, MEASURES, MORE_FIGURES
-from runs import Study
-from sizes import Size
+from design.conditions import IN_ALL_MODES
+from design.sizes import COHORT_UTTERANCES, Size
+from results.files import BUDGET, MEASURES, MORE_FIGURES
+from results.runs import Study
 
+from measurements.baseline import score_baseline
+from measurements.cached import computed_once
+from measurements.probes import drift, gradient_angles, quantisation_errors
+from measurements.rebuilt import Rebuilt
+from measurements.steps import half_of_the_memory, measure
 from speechbrain_rev.devices import device_name
 from speechbrain_rev.whole_files import digest_of
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from figures import METHOD
-from probe_tables import parts_of
-from runs import EER, METHODS, RATES
-from sentences import (
+from results.figures import METHOD
+from results.runs import EER, METHODS, RATES
+
+from report.probe_tables import parts_of
+from report.sentences import (
     claims_that_do_not_hold,
     notes,
     tests,
     what_cannot_be_told,
 )
-from setting_tables import plan_parts, setting_table
-from tables import (
+from report.setting_tables import plan_parts, setting_table
+from report.tables import (
     METHOD_NAMES,
     answers_table,
     conditions_table,

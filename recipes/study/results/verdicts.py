@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from runs import EER
-
+from results.runs import EER
 from speechbrain_rev import scoring
 
 YES, NO, CANNOT_TELL = "yes", "no", "cannot tell"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tables import METHOD_NAMES, markdown
+from report.tables import METHOD_NAMES, markdown
 
 Row = Mapping[str, Any]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from figures import METHOD
-from runs import EER, RATES
-from verdicts import YES
+from results.figures import METHOD
+from results.runs import EER, RATES
+from results.verdicts import YES
 
 from speechbrain_rev.sizes import MB
 

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from figures import METHOD
-from runs import EER, Study
-from tables import METHOD_NAMES, SHOWN
-from verdicts import YES
+from results.figures import METHOD
+from results.runs import EER, Study
+from results.verdicts import YES
 
+from report.tables import METHOD_NAMES, SHOWN
 from speechbrain_rev import plots
 
 ANGLES, ERRORS = "angles.png", "state_errors.png"

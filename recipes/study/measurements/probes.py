@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rebuilt import Batch, NotEqual, Rebuilt, read_state
 from speechbrain.utils.checkpoints import Checkpoint
 from torch import Tensor, nn
 
+from measurements.rebuilt import Batch, NotEqual, Rebuilt, read_state
 from speechbrain_rev.angles import angle_degrees
 from speechbrain_rev.optim import convert_checkpoint
 from speechbrain_rev.optim.checkpoint import STATES_OF_TORCH

@@ -12,16 +12,16 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from runs import Study
-from sizes import Size
-from trainings import THREADS
+from design.sizes import Size
+from results.files import SETTING
+from results.runs import Study
 
 import speechbrain_rev
+from running.trainings import THREADS
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.speech.reading import audio_files
 from speechbrain_rev.whole_files import digest_of, write_whole
 
-SETTING = "setting.json"
 #: What may be another when a study goes on: all of them are listed.
 CODE = "code"
 #: What data are, which is written down by its digests, and each run's own.

@@ -35,6 +35,8 @@ class Size:
         return {**self.settings, "widths": list(self.widths[arch])}
 
 
+#: Of each training speaker, for its mean in the cohort of AS-Norm: half the time of all.
+COHORT_UTTERANCES = 3
 _COMMON = {
     "optimizer_bits": 32,
     "valid_speakers": 0,

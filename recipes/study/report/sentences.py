@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from figures import METHOD
-from runs import EER, RATES
-from tables import SHOWN, number, parameters_ratio
-from verdicts import BASELINE, CANNOT_TELL, NO, WIDE, YES
+from results.figures import METHOD
+from results.runs import EER, RATES
+from results.verdicts import BASELINE, CANNOT_TELL, NO, WIDE, YES
+
+from report.tables import SHOWN, number, parameters_ratio
 
 #: Beyond this, encoders that are compared do not have as many parameters.
 MOST_PARAMETERS = 0.02

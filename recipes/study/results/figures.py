@@ -13,16 +13,15 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from runs import METHODS, RATES, SCORED, Study
-from verdicts import baseline_rate, correct_for_number, judged
-
+from results.files import MARGINS
+from results.runs import METHODS, RATES, SCORED, Study
+from results.verdicts import baseline_rate, correct_for_number, judged
 from speechbrain_rev import scoring
 from speechbrain_rev.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from conditions import Comparison, Condition
+    from design.conditions import Comparison, Condition
 
-MARGINS = "margins.json"
 #: When margins were stated; another study states the same ones at another time.
 STATED_AT = "stated_at"
 #: What conditions are compared by.

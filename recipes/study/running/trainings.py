@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conditions import Condition
-from orphans import parent_told
-from runs import SCORED
-from sizes import Size
+from design.conditions import Condition
+from design.sizes import Size
+from results.runs import SCORED
 from tqdm import tqdm
 
+from running.orphans import parent_told
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.inference.run_folder import WEIGHTS
 
@@ -50,7 +50,7 @@ class Work:
     options: tuple[str, ...] = ()
 
 
-_ONE_RUN = Path(__file__).with_name("one_run.py")
+_ONE_RUN = Path(__file__).parents[1] / "one_run.py"
 TRAIN = Work(_ONE_RUN, Path(WEIGHTS), ("--train_only",))
 TRAIN_AND_SCORE = Work(_ONE_RUN, SCORED)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rebuilt import Batch, NotEqual, Rebuilt, read_state
 from torch import nn
 
+from measurements.rebuilt import Batch, NotEqual, Rebuilt, read_state
 from speechbrain_rev.angles import angle_degrees
 from speechbrain_rev.memory import breakdown, live_bytes_peak
 from speechbrain_rev.memory.report import storage_bytes

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from runs import Study
-from tables import markdown
+from results.runs import Study
 
+from report.tables import markdown
 from speechbrain_rev.hparams import plain_settings, resolve
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
 from speechbrain_rev.sizes import MB
 
-DEFAULTS = Path(__file__).parents[2] / "hparams" / "train.yaml"
+DEFAULTS = Path(__file__).parents[3] / "hparams" / "train.yaml"
 
 
 def settings_in_common(study: Study) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What a study is asked to compare, and how large it is."""

@@ -1,0 +1,1 @@
+"""What is computed of finished trainings besides their scores."""

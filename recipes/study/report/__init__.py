@@ -1,0 +1,1 @@
+"""What a study shows, as text, tables and pictures."""

@@ -1,0 +1,1 @@
+"""What finished trainings left, and what it shows."""

@@ -1,0 +1,6 @@
+"""Files in the folder of a study."""
+
+RESULTS, REPORT, MEASURES = "results.json", "report.md", "measures.json"
+BUDGET, MARGINS, SETTING = "budget.json", "margins.json", "setting.json"
+#: Figures that are there if they were computed, by their name among the figures.
+MORE_FIGURES = {"baseline": "baseline.json", "probes": "probes.json"}
