@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from measurements.probes import drift, gradient_angles, quantisation_errors
 from measurements.rebuilt import Rebuilt
 from measurements.steps import half_of_the_memory, measure
 from speechbrain_rev.devices import device_name
+from speechbrain_rev.hparams import plain_settings
+from speechbrain_rev.inference.run_folder import HYPERPARAMS
 from speechbrain_rev.whole_files import digest_of
 
 #: Conditions whose weights are compared with those of the encoder in all modes.
@@ -43,7 +46,7 @@ def memory_budget(study: Study, device: str) -> str:
     """
     folder = study.run_folder(IN_ALL_MODES, study.seeds[0])
     made_of = {
-        "settings": digest_of(folder / "hyperparams.yaml", "sha256"),
+        "settings": _without_places(folder / HYPERPARAMS),
         "device": device_name(torch.device(device)),
     }
     half = computed_once(
@@ -53,6 +56,19 @@ def memory_budget(study: Study, device: str) -> str:
     )
     budget: str = half["memory_budget"]
     return budget
+
+
+def _without_places(file: Path) -> dict[str, Any]:
+    """Read settings but for paths: a study may have been moved."""
+    plain = plain_settings(file.read_text(encoding="utf-8"))
+    return {
+        key: value
+        for key, value in plain.items()
+        if not any(
+            isinstance(one, str) and Path(one).is_absolute()
+            for one in (value if isinstance(value, list) else [value])
+        )
+    }
 
 
 def score_without_training(
