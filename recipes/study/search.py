@@ -56,6 +56,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "scale 10": {"scale": 10.0},
     "scale 16": {"scale": 16.0},
     "scale 64": {"scale": 64.0},
+    "warm-up of half an epoch": {"warmup_epochs": 0.5},
     "layers begin as torch has them": {"zero_init_residual": False},
 }
 

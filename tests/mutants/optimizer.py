@@ -23,6 +23,14 @@ OPTIMIZER = [
         "is_not_finite_makes",
     ),
     Mutant(
+        "8 bit: second moments read back as zero",
+        STRICT_CODE,
+        "    _raise_second(state)\n    return state",
+        "    return state",
+        "tests/unit/optim/test_strict.py",
+        "too_small_for_its_block",
+    ),
+    Mutant(
         "8 bit: the library's inexact quantiser runs on the CPU",
         STRICT_CODE,
         'return p.device.type == "cpu"',
