@@ -38,7 +38,7 @@ from speechbrain.utils.checkpoints import (
     mark_as_saver,
     register_checkpoint_hooks,
 )
-from speechbrain.utils.distributed import get_rank, run_on_main
+from speechbrain.utils.distributed import get_local_rank, get_rank, run_on_main
 from speechbrain.utils.run_opts import RunOptions
 from steps import CheckedSteps
 
@@ -320,20 +320,7 @@ def main(argv=None):
     prepared, hparams = prepare_run(text, settings)
     train(prepared, hparams, run_opts, dry)
     if torch.distributed.is_initialized():
-        leave_group()
-
-
-def leave_group():
-    """End one of several processes, without taking the interpreter apart.
-
-    torch never frees the reducer of DistributedDataParallel, and so the group's threads
-    outlive the group: one that lets go of a tensor while the interpreter ends aborts it.
-    """
-    torch.distributed.destroy_process_group()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+        torch.distributed.destroy_process_group()
 
 
 def train(prepared, hparams, run_opts, dry):
@@ -370,5 +357,21 @@ def finish(hparams):
     Path(f"{path}.part").replace(path)
 
 
-if __name__ == "__main__":
+def run():
+    """Train, as the script that this is: it ends the process.
+
+    One of several processes leaves without taking the interpreter apart. torch 2.11 does
+    not free the reducer of DistributedDataParallel, so threads of a group outlive it, and
+    one that lets go of a tensor while the interpreter ends aborts the process.
+    """
     run_script(main)
+    if get_local_rank() is None:
+        return
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    run()

@@ -3,9 +3,10 @@
 python recipes/study/archive.py pack STUDY FILE.tar.xz
 python recipes/study/archive.py unpack FILE.tar.xz STUDY --data DATA [--noise NOISE]
 
-What is unpacked is the study, wherever speech is there: run.py writes its report from it,
-does not train again what was scored, and goes on with the rest. Checkpoints are not in it,
-so trainings that were not scored begin anew.
+What is unpacked is the study, wherever its speech is: run.py does not train again what was
+scored, goes on with the rest, and writes its report. Checkpoints are not in it: trainings
+that were not scored begin anew, and what is measured and probed of the first seed stays as
+it was, which is to be there when the study is packed.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import argparse
 import io
 import json
 import lzma
+import re
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
 from memory_plan import PLAN
-from results.files import SETTING
+from results.files import MEASURES, MORE_FIGURES, SETTING
 from results.runs import EPOCHS, SCORED
 
 from speechbrain_rev.cli import run_script
@@ -31,8 +33,11 @@ from speechbrain_rev.inference.run_folder import HYPERPARAMS
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.whole_files import write_whole
 
-#: Of each training, below its folder.
-OF_A_RUN = (HYPERPARAMS, EPOCHS, PLAN, "save/train.csv", "scores/*.txt", str(SCORED))
+#: Of a study and, below its folder, of each training that was scored.
+FILES = ("*.json",)
+FILES_OF_A_RUN = (
+    *(HYPERPARAMS, EPOCHS, PLAN, "save/train.csv", "scores/*.txt", str(SCORED)),
+)
 #: What stands for the places of the study, its speech and its noise.
 STUDY, DATA, NOISE = "{STUDY}", "{DATA}", "{NOISE}"
 #: Of all files together, unpacked.
@@ -45,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.work == "pack":
         size = pack(options.study, options.file)
         print(f"{options.file}: {size / 1e6:.1f} MB")
+        for name in (MEASURES, MORE_FIGURES["probes"]):
+            if not (options.study / name).is_file():
+                print(f"{name} is not there yet, and cannot be made of what is packed.")
     else:
         count = unpack(options.file, options.study, options.data, options.noise)
         print(f"{options.study}: {count} trainings")
@@ -68,26 +76,27 @@ def pack(study: Path, file: Path) -> int:
     Raises
     ------
     ValueError
-        If there is no study.
+        If there is no study, it is too large, or a path has unusual characters.
     """
     setting = study / SETTING
     if not setting.is_file():
         raise ValueError(f"{study} holds no study: it lacks {SETTING}.")
     known = json.loads(setting.read_text(encoding="utf-8"))
-    places = {STUDY: str(study.resolve()), DATA: known["data"]}
+    places = {_place(study.resolve()): STUDY, _place(known["data"]): DATA}
     if known["noise"]:
-        places[NOISE] = known["noise"]["folder"]
+        places[_place(known["noise"]["folder"])] = NOISE
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in _small_files(study):
-            text = path.read_text(encoding="utf-8")
-            # The longest first: one place may be below another.
-            for name, place in sorted(places.items(), key=lambda x: -len(x[1])):
-                text = text.replace(place, name)
-            content = text.encode()
+            content = _replaced(path.read_bytes().decode(), places).encode()
             info = tarfile.TarInfo(path.relative_to(study).as_posix())
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
+            if raw.tell() > MAX_BYTES:
+                raise ValueError(
+                    f"The files of {study} have more than {MAX_BYTES} bytes, which is "
+                    "the most that is unpacked. Copy the folder as it is."
+                )
     packed = lzma.compress(raw.getvalue(), preset=9)
     write_whole(file, packed)
     return len(packed)
@@ -113,55 +122,93 @@ def unpack(file: Path, study: Path, data: Path, noise: Path | None) -> int:
     Raises
     ------
     ValueError
-        If there is a study already, or the file holds what no study has.
+        If there is a study already, the file is damaged or holds what no study has, a
+        path has unusual characters, or there is noise and there was none, or the other
+        way round.
     """
     if (study / SETTING).exists():
         raise ValueError(f"{study} holds a study already. Name another folder.")
-    places = {STUDY: str(study.resolve()), DATA: str(data.resolve())}
-    if noise:
-        places[NOISE] = str(noise.resolve())
-    texts = dict(_texts(file))
+    try:
+        texts = dict(_texts(file))
+    except (tarfile.TarError, lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is damaged, or no study that was packed.") from error
     if SETTING not in texts:
         raise ValueError(f"{file} holds no study: it lacks {SETTING}.")
-    if NOISE in texts[SETTING] and not noise:
-        raise ValueError(f"The study of {file} had noise. Give --noise.")
+    if (NOISE in texts[SETTING]) != (noise is not None):
+        had = "none: leave out" if noise else "noise: give"
+        raise ValueError(f"The study of {file} had {had} --noise.")
+    places = {STUDY: _place(study.resolve()), DATA: _place(data.resolve())}
+    if noise:
+        places[NOISE] = _place(noise.resolve())
     with writing_alone(study):
         # The setting makes it a study: it comes last.
         for name in sorted(texts, key=lambda name: name == SETTING):
+            text = texts[name]
+            for word, place in places.items():
+                text = text.replace(word, place)
             (study / name).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(study / name, _in_place(texts[name], places))
-    return sum(Path(name).match(f"*/{SCORED}") for name in texts)
+            write_whole(study / name, text.encode())
+    return sum(name.endswith(str(SCORED)) for name in texts)
 
 
 def _small_files(study: Path) -> Iterator[Path]:
     """List what a report reads: of the study, and of the trainings that were scored."""
-    yield from sorted(study.glob("*.json"))
+    for pattern in FILES:
+        yield from sorted(study.glob(pattern))
     for scored in sorted(study.glob(f"runs/*/*/{SCORED}")):
         folder = scored.parents[1]
-        for pattern in OF_A_RUN:
-            yield from sorted(path for path in folder.glob(pattern) if path.is_file())
+        for pattern in FILES_OF_A_RUN:
+            yield from sorted(folder.glob(pattern))
 
 
 def _texts(file: Path) -> Iterator[tuple[str, str]]:
-    """Read the files of an archive, by names that lead nowhere else."""
+    """Read the files of an archive, of names that a study has."""
     left = MAX_BYTES
     with tarfile.open(file, mode="r|xz") as tar:
         for member in tar:
-            path = Path(member.name)
             left -= member.size
-            if path.is_absolute() or ".." in path.parts or left < 0:
+            if left < 0:
                 raise ValueError(
-                    f"{file} is no study: {member.name!r} leads out of it or is too large."
+                    f"{file} holds more than {MAX_BYTES} bytes; studies have less."
                 )
             content = tar.extractfile(member) if member.isreg() else None
-            if content is None:
-                raise ValueError(f"{file} is no study: {member.name!r} is no file.")
+            if content is None or not _is_of_a_study(member.name):
+                raise ValueError(
+                    f"{file} holds {member.name!r}, which no study has. Take one that "
+                    "this script packed."
+                )
             yield member.name, content.read().decode()
 
 
-def _in_place(text: str, places: Mapping[str, str]) -> str:
-    for name, place in places.items():
-        text = text.replace(name, place)
+def _is_of_a_study(name: str) -> bool:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or path.as_posix() != name:
+        return False
+    if len(path.parts) == 1:
+        return any(path.match(pattern) for pattern in FILES)
+    below = PurePosixPath(*path.parts[3:])
+    return path.parts[0] == "runs" and any(
+        len(below.parts) == len(PurePosixPath(pattern).parts) and below.match(pattern)
+        for pattern in FILES_OF_A_RUN
+    )
+
+
+def _place(path: str | Path) -> str:
+    """Give a path as files of all kinds have it, without quotes and escapes."""
+    text = str(path)
+    if not re.fullmatch(r"/[\w./ +@=-]*[\w.]", text, re.ASCII):
+        raise ValueError(
+            f"{text!r} has characters that settings write in another way. Use a folder "
+            "whose path has letters, digits and _ - + . = @ alone."
+        )
+    return text
+
+
+def _replaced(text: str, places: Mapping[str, str]) -> str:
+    """Put words in place of paths, where these begin and end; longer ones first."""
+    for path in sorted(places, key=len, reverse=True):
+        whole = rf"(?<![\w./~-]){re.escape(path)}(?![\w.-])"
+        text = re.sub(whole, places[path], text)
     return text
 
 

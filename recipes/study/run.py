@@ -15,6 +15,7 @@ left out of the report; then the status is 1. --dry_run lists what would be trai
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(argv)
     output = options.output or REPOSITORY / "results" / f"study_{options.size}"
+    output = output.resolve()
     if options.compare:
         tell_differences(output, options.compare)
         return
@@ -94,9 +96,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     with writing_alone(output):
         described = setting_of(study, options.size, size, HPARAMS, settings)
         setting = keep_setting(output, described)
-        train(study, first_of(study, runs), settings, size, HPARAMS, jobs=jobs)
+        first = first_of(study, runs)
+        failed = train(study, first, settings, size, HPARAMS, jobs=jobs)
         look_at_first(study, device)
-        failed = train(study, runs, settings, size, HPARAMS, jobs=jobs)
+        others = [run for run in runs if run not in first]
+        failed += train(study, others, settings, size, HPARAMS, jobs=jobs)
         failed += evaluate(study, setting, settings, size, failed)
     print((output / REPORT).read_text(encoding="utf-8"))
     if failed:
@@ -131,7 +135,12 @@ def look_at_first(study: Study, device: str) -> list[str]:
     """Measure and probe the trainings of the first seed; say what failed."""
     left = finished(replace(study, seeds=study.seeds[:1]))
     lost = attempt("Measures of a step", lambda: measure_steps(left, device))
-    return lost + attempt("Probes", lambda: probe(left, device))
+    lost += attempt("Probes", lambda: probe(left, device))
+    if torch.cuda.is_initialized():
+        # Trainings are other processes.
+        gc.collect()
+        torch.cuda.empty_cache()
+    return lost
 
 
 def tell_differences(output: Path, other: Path) -> None:

@@ -103,8 +103,9 @@ def _raise_second(state: Mapping[str, Any]) -> None:
     Adam divides by their root: where one of them is lost, what is left of the first
     moment is divided by eps alone, and the next step is many times too long.
     """
-    if "state2" in state:
-        state["state2"].clamp_(min=1)
+    second = state.get("state2")
+    if second is not None and second.dtype == torch.uint8:
+        second.clamp_(min=1)
 
 
 class _Strict(_Optimizer8bit):
@@ -215,6 +216,9 @@ class _Strict(_Optimizer8bit):
         )
         refuse_other_checkpoint(self, state_dict, dtypes)
         super().load_state_dict(state_dict, move_to_device)
+        for state in self.state.values():
+            # Of one that the library wrote alone.
+            _raise_second(state)
 
     @property
     def _decoupled(self) -> bool:

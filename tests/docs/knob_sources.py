@@ -89,7 +89,7 @@ KNOB_SOURCES: dict[str, tuple[str, str]] = {
     "margin_end_epoch": ("epochs", "WeSpeaker"),
     # optimizer
     "optimizer_name": ("", "paper (V-C)"),
-    "optimizer_bits": ("bits", "paper (IV); ours, by the study"),
+    "optimizer_bits": ("bits", "paper (IV)"),
     "lr": ("", "WeSpeaker"),
     "final_lr": ("", "WeSpeaker"),
     "weight_decay": ("", "paper (V-C)"),
@@ -97,7 +97,7 @@ KNOB_SOURCES: dict[str, tuple[str, str]] = {
     "max_grad_norm": ("", "SpeechBrain"),
     "batch_size": ("utterances", "paper (VI-C)"),
     "number_of_epochs": ("epochs", "WeSpeaker"),
-    "warmup_epochs": ("epochs", "WeSpeaker; ours, by the study"),
+    "warmup_epochs": ("epochs", "WeSpeaker"),
     "steps_per_epoch": ("steps", "ours"),
     "average_checkpoints": ("checkpoints", "WeSpeaker"),
     # scoring

@@ -72,7 +72,7 @@ held = OfTheInterpreter()
 atexit.register((FOLDER / f"left{{RANK}}").touch)
 loaders.ChunkDataset._read = read_or_not
 train.SpeakerBrain = Watched
-train.run_script(train.main)
+train.run()
 """
 
 
@@ -357,7 +357,7 @@ def test_a_plan_and_joined_statistics_go_with_4_processes_and_on_with_2(data, tm
     settings = {"sync_batchnorm": "true", "memory_budget": "300MB", "batch_size": 8}
     first = arguments(data, tmp_path, **settings, number_of_epochs=2)
     train = (
-        f"import sys; sys.path.insert(0, {str(RECIPE)!r}); import train; train.main()"
+        f"import sys; sys.path.insert(0, {str(RECIPE)!r}); import train; train.run()"
     )
     gloo = "--distributed_backend=gloo"
     output = finished(torchrun(train, [*first, gloo], processes=4))
@@ -386,7 +386,7 @@ def read_or_not(self, index):
     return read(self, index)
 
 WholeUtterances.__getitem__ = read_or_not
-train.main()
+train.run()
 """
     for lost in (1, 99):
         folder = tmp_path / str(lost)

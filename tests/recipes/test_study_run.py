@@ -163,6 +163,35 @@ def test_references_and_the_first_seed_are_trained_before_the_others(whole):
     assert all(of == [whole.seeds[0]] for n, of in seeds.items() if n not in references)
 
 
+def test_the_first_seed_is_looked_at_before_the_others_are_trained(
+    data_and_noise, tmp_path, monkeypatch
+):
+    data, noise = data_and_noise
+    told = []
+
+    def train(study, runs, *_, jobs):
+        told.append([one.name for one in runs])
+        return [f"{runs[0].name} diverged."]
+
+    def evaluate(*arguments):
+        told.append(arguments[-1])
+        (tmp_path / "report.md").write_text("all of it")
+        return []
+
+    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr(run, "look_at_first", lambda *_: told.append("looked"))
+    monkeypatch.setattr(run, "evaluate", evaluate)
+    with pytest.raises(SystemExit, match=r"What failed:\n.*\n.* diverged"):
+        run.main([str(data), f"--noise={noise}", f"--output={tmp_path}"])
+    first, looked, others, failed = told
+    assert looked == "looked"
+    assert len(first) + len(others) == 75
+    assert not set(first) & set(others)
+    assert "bf16, seed 1" in " ".join(first)
+    assert "seed 1" not in " ".join(others)
+    assert failed == [f"{first[0]} diverged.", f"{others[0]} diverged."]
+
+
 def test_a_condition_that_lacks_a_seed_is_left_out_with_what_is_compared_with_it(whole):
     for one in schedule.runs_of(whole):
         if one.name != "revnet57, seed 2":

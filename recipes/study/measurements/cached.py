@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from speechbrain_rev.whole_files import write_whole
+from results.files import MADE_OF
 
-#: What each file of figures beside it was made of.
-MADE_OF = "made_of.json"
+from speechbrain_rev.whole_files import write_whole
 
 
 def computed_once(
@@ -23,7 +22,7 @@ def computed_once(
     path : pathlib.Path
         Their file, in the study's folder.
     made_of : mapping
-        What they depend on, as plain values: fingerprints of weights, digests of files.
+        What they depend on, as plain values: digests of weights and of files.
     compute : callable
         Gives them as plain values.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,15 @@ def memory_budget(study: Study, device: str) -> str:
         "settings": _without_places(folder / HYPERPARAMS),
         "device": device_name(torch.device(device)),
     }
-    half = computed_once(
-        study.folder / BUDGET,
-        made_of,
-        lambda: vars(half_of_the_memory(Rebuilt.of(folder, device).step)),
+    path = study.folder / BUDGET
+    half = (
+        json.loads(path.read_text())
+        if _stays(path, [folder])
+        else computed_once(
+            path,
+            made_of,
+            lambda: vars(half_of_the_memory(Rebuilt.of(folder, device).step)),
+        )
     )
     budget: str = half["memory_budget"]
     return budget
@@ -98,6 +104,8 @@ def measure_steps(study: Study, device: str) -> None:
     """Measure memory and time of a step of each condition, of its first seed."""
     first = study.seeds[0]
     folders = {c.name: study.run_folder(c.name, first) for c in study.conditions}
+    if _stays(study.folder / MEASURES, folders.values()):
+        return
     made_of = {
         "device": device_name(torch.device(device)),
         "threads": torch.get_num_threads(),
@@ -112,14 +120,20 @@ def measure_steps(study: Study, device: str) -> None:
 def probe(study: Study, device: str) -> None:
     """Look at what trainings do to gradients, states of 8 bits and weights.
 
-    Of conditions that the study lacks nothing is told.
+    Of conditions that the study lacks nothing is told, and nothing at all where the one
+    that is trained in all modes is among them.
     """
     first = study.seeds[0]
     there = [c.name for c in study.conditions]
+    if IN_ALL_MODES not in there:
+        return
     run = study.run_folder(IN_ALL_MODES, first)
     others = {n: study.run_folder(n, first) for n in DRIFTING if n in there}
+    path = study.folder / MORE_FIGURES["probes"]
+    if _stays(path, [run, *others.values()]):
+        return
     computed_once(
-        study.folder / MORE_FIGURES["probes"],
+        path,
         {"device": device_name(torch.device(device))}
         | _weights(study, [IN_ALL_MODES, *others]),
         lambda: {
@@ -132,6 +146,12 @@ def probe(study: Study, device: str) -> None:
             },
         },
     )
+
+
+def _stays(path: Path, folders: Iterable[Path]) -> bool:
+    """Whether figures are kept because a study was moved without its checkpoints."""
+    trained_here = all(any(folder.glob("save/CKPT*")) for folder in folders)
+    return path.is_file() and not trained_here
 
 
 def _weights(study: Study, names: Iterable[str]) -> dict[str, str]:

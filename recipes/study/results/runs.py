@@ -63,10 +63,10 @@ class Study:
     lists: Sequence[str] = ("veri_test", "veri_test_hard")
     replicates: int = REPLICATES
     _drawn: dict[tuple[str, str, str], dict[str, scoring.SeedRates]] = field(
-        default_factory=dict, repr=False, compare=False
+        default_factory=dict, init=False, repr=False, compare=False
     )
     _listed: dict[str, scoring.Trials] = field(
-        default_factory=dict, repr=False, compare=False
+        default_factory=dict, init=False, repr=False, compare=False
     )
 
     def condition(self, name: str) -> Condition:

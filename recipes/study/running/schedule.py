@@ -95,7 +95,8 @@ def train(
     lost: list[str] = []
     if planned := [run for run in runs if run.condition.half_memory]:
         # Half of what this one takes.
-        train_some([run for run in runs if run.condition.name == IN_ALL_MODES][:1])
+        halved = IN_ALL_MODES, study.seeds[0]
+        train_some([run for run in runs if (run.condition.name, run.seed) == halved])
         lost = attempt("Half the memory", lambda: train_planned(planned))
     train_some([run for run in runs if run not in planned])
     return [*failed.values(), *lost]

@@ -95,6 +95,29 @@ def test_adam_without_decay_is_adamw_without_decay_at_8_bit():
     assert torch.equal(one, other)
 
 
+def library_too(optimizer, route, monkeypatch):
+    """Let the library step where it is to: on a CPU it has kernels as well."""
+    if route == "library":
+        monkeypatch.setattr(type(optimizer), "_by_reference", lambda *_: False)
+
+
+@pytest.mark.parametrize("route", ["reference", "library"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_second_moment_is_stored_as_zero(device, route, monkeypatch):
+    weight = parameter(70, 70, device=device)
+    optimizer = build_optimizer([weight], name="adamw", bits=8, lr=0.1)
+    library_too(optimizer, route, monkeypatch)
+    weight.grad = torch.full_like(weight, 1e-5)
+    weight.grad[0, 0] = 1.0
+    optimizer.step()
+    state = optimizer.state[weight]
+    assert state["state2"].min() >= 1
+    # Nor is one that was stored by others.
+    state["state2"].zero_()
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert optimizer.state[weight]["state2"].min() == 1
+
+
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_a_second_moment_too_small_for_its_block_makes_no_step_longer(name):
     """Read back as zero it would leave eps alone below the first moment."""
@@ -115,9 +138,10 @@ def test_a_second_moment_too_small_for_its_block_makes_no_step_longer(name):
             (weight.detach() - old).abs()
             for weight, old in zip(weights, before, strict=True)
         )
-        assert (ours <= 1.02 * theirs).all()
-        # Nothing stands still either: the least code is 3.25e-7 of the largest.
-        assert (ours[0, 1:4] > 0.1 * theirs[0, 1:4]).all()
+        # First moments are off by up to an eighth where they are 1e-4 of the largest.
+        assert (ours <= 1.125 * theirs).all()
+        # Second ones are 3.25e-7 of the largest instead of 1e-8; the root is 5.7 times.
+        assert (ours[0, 1:4] > theirs[0, 1:4] / (5.7 * 1.125 * 1.01)).all()
 
 
 def test_the_librarys_table_for_the_process_has_no_say():
@@ -309,9 +333,7 @@ def test_a_gradient_that_is_not_finite_makes_its_block_nan_for_good(
     def outcome(bad, steps):
         weight = parameter(70, 70, device=device)
         optimizer = build_optimizer([weight], name=name, bits=8, lr=0.1)
-        if route == "library":
-            # What runs on CUDA; on a CPU the library has kernels for it too.
-            monkeypatch.setattr(type(optimizer), "_by_reference", lambda *_: False)
+        library_too(optimizer, route, monkeypatch)
         return steps_with_one_bad_gradient(optimizer, bad, position, steps)
 
     block = (torch.arange(4900) // 256 == position // 256).view(70, 70).to(device)
