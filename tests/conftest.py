@@ -14,6 +14,13 @@ def pytest_configure(config):
     if VARIABLE not in os.environ:
         config.profiles = tempfile.TemporaryDirectory()
         os.environ[VARIABLE] = config.profiles.name
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import settings
+
+        # The same code passes or fails, whoever tests it; --hypothesis-profile=default
+        # looks for other examples.
+        settings.register_profile("repeated", derandomize=True)
+        settings.load_profile(config.getoption("--hypothesis-profile") or "repeated")
 
 
 def pytest_unconfigure(config):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from hyperpyyaml import load_hyperpyyaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.hparams import compose, placeholders, plain_settings, resolve
@@ -287,7 +288,17 @@ class TestStability:
 
 
 def write_override(path, base, overrides):
-    YAML(typ="safe", pure=True).dump({"base": str(base), **overrides}, path)
+    """Write a file of settings; ruamel writes a few texts, as ': 0', so that none reads them."""
+    yaml = YAML(typ="safe", pure=True)
+    # A text that is folded at an escape gets a space.
+    yaml.width = 2**20
+    values = {"base": str(base), **overrides}
+    yaml.dump(values, path)
+    try:
+        read = yaml.load(path)
+    except YAMLError:
+        read = None
+    assume(read == values)
 
 
 class TestCompose:
