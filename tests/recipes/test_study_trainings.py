@@ -223,7 +223,7 @@ ORPHAN = f"""
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(STUDY)!r})
-from orphans import end_with_parent
+from running.orphans import end_with_parent
 end_with_parent()
 given = dict(a[2:].split("=", 1) for a in sys.argv[2:] if "=" in a)
 Path(given["output_folder"], "pid").write_text(str(os.getpid()))
