@@ -92,4 +92,6 @@ def writing_alone(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            place.unlink(missing_ok=True)
+            # Not every system deletes a file that is open, and a lock may stay.
+            with contextlib.suppress(PermissionError):
+                place.unlink(missing_ok=True)

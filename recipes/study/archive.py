@@ -25,21 +25,29 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
 from memory_plan import PLAN
-from results.files import MEASURES, MORE_FIGURES, SETTING
-from results.runs import EPOCHS, SCORED
+from results.files import MEASURES, PROBES, SETTING
+from results.runs import BASELINE, EPOCHS, SCORED
 
 from speechbrain_rev.cli import run_script
+from speechbrain_rev.hparams import plain_settings
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
 from speechbrain_rev.locks import writing_alone
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.whole_files import check_file, write_whole
 
-#: Of a study and, below its folder, of each training that was scored.
-FILES = ("*.json",)
+#: Of a study, of what needs no training, and of each training that was scored.
+FILES = ("*.json", f"{BASELINE}/*/scores/*.txt", f"{BASELINE}/*/{SCORED}")
 FILES_OF_A_RUN = (
-    *(HYPERPARAMS, EPOCHS, PLAN, "save/train.csv", "scores/*.txt", str(SCORED)),
+    HYPERPARAMS,
+    EPOCHS,
+    PLAN,
+    "save/train.csv",
+    "scores/*.txt",
+    str(SCORED),
 )
 #: What stands for the places of the study, its speech and its noise.
 STUDY, DATA, NOISE = "{STUDY}", "{DATA}", "{NOISE}"
+#: What paths are made of: settings write others in another way.
+_IN_PATHS = r"[\w./+@=-]"
 #: Of all files together, unpacked.
 MAX_BYTES = 2**30
 
@@ -50,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.work == "pack":
         size = pack(options.study, options.file)
         print(f"{options.file}: {size / 1e6:.1f} MB")
-        for name in (MEASURES, MORE_FIGURES["probes"]):
+        for name in (MEASURES, PROBES):
             if not (options.study / name).is_file():
                 print(f"{name} is not there yet, and cannot be made of what is packed.")
     else:
@@ -76,8 +84,10 @@ def pack(study: Path, file: Path) -> int:
     Raises
     ------
     ValueError
-        If there is no study, it is too large, or a path has unusual characters.
+        If there is no study, it is too large, was moved by hand, or a path has unusual
+        characters; if the file cannot be written.
     """
+    check_file("FILE", file)
     setting = study / SETTING
     if not setting.is_file():
         raise ValueError(f"{study} holds no study: it lacks {SETTING}.")
@@ -88,6 +98,8 @@ def pack(study: Path, file: Path) -> int:
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in _small_files(study):
+            if path.name == HYPERPARAMS:
+                _check_place(path)
             content = _replaced(path.read_bytes().decode(), places).encode()
             info = tarfile.TarInfo(path.relative_to(study).as_posix())
             info.size = len(content)
@@ -122,12 +134,14 @@ def unpack(file: Path, study: Path, data: Path, noise: Path | None) -> int:
     Raises
     ------
     ValueError
-        If there is a study already, the file is damaged or holds what no study has, a
+        If there is a study already, the file is missing, damaged or holds what no study has, a
         path has unusual characters, or there is noise and there was none, or the other
         way round.
     """
     if (study / SETTING).exists():
         raise ValueError(f"{study} holds a study already. Name another folder.")
+    if not file.is_file():
+        raise ValueError(f"There is no file {file}. Name one that pack wrote.")
     try:
         texts = dict(_texts(file))
     except (tarfile.TarError, lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
@@ -149,6 +163,17 @@ def unpack(file: Path, study: Path, data: Path, noise: Path | None) -> int:
             (study / name).parent.mkdir(parents=True, exist_ok=True)
             write_whole(study / name, text.encode())
     return sum(name.endswith(str(SCORED)) for name in texts)
+
+
+def _check_place(hyperparams: Path) -> None:
+    """Refuse a training that is not where it was trained: paths would not be found."""
+    folder = hyperparams.parent.resolve()
+    trained = plain_settings(hyperparams.read_text(encoding="utf-8"))["output_folder"]
+    if Path(trained).resolve() != folder:
+        raise ValueError(
+            f"{folder} was trained as {trained}, and moved by hand. Move the study back "
+            "there, and pack it there."
+        )
 
 
 def _small_files(study: Path) -> Iterator[Path]:
@@ -184,19 +209,17 @@ def _is_of_a_study(name: str) -> bool:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or path.as_posix() != name:
         return False
-    if len(path.parts) == 1:
-        return any(path.match(pattern) for pattern in FILES)
-    below = PurePosixPath(*path.parts[3:])
-    return path.parts[0] == "runs" and any(
-        len(below.parts) == len(PurePosixPath(pattern).parts) and below.match(pattern)
-        for pattern in FILES_OF_A_RUN
+    known = [*FILES, *(f"runs/*/*/{pattern}" for pattern in FILES_OF_A_RUN)]
+    return any(
+        len(path.parts) == len(PurePosixPath(pattern).parts) and path.match(pattern)
+        for pattern in known
     )
 
 
 def _place(path: str | Path) -> str:
     """Give a path as files of all kinds have it, without quotes and escapes."""
     text = str(path)
-    if not re.fullmatch(r"/[\w./ +@=-]*[\w.]", text, re.ASCII):
+    if not re.fullmatch(rf"/{_IN_PATHS}*", text, re.ASCII):
         raise ValueError(
             f"{text!r} has characters that settings write in another way. Use a folder "
             "whose path has letters, digits and _ - + . = @ alone."
@@ -207,7 +230,7 @@ def _place(path: str | Path) -> str:
 def _replaced(text: str, places: Mapping[str, str]) -> str:
     """Put words in place of paths, where these begin and end; longer ones first."""
     for path in sorted(places, key=len, reverse=True):
-        whole = rf"(?<![\w./~-]){re.escape(path)}(?![\w.-])"
+        whole = rf"(?<!{_IN_PATHS})(?<!~){re.escape(path)}(?=/|(?!{_IN_PATHS}))"
         text = re.sub(whole, places[path], text)
     return text
 

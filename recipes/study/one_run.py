@@ -19,6 +19,7 @@ import train
 from design.sizes import COHORT_UTTERANCES
 from running.determinism import compute_repeatably
 from running.orphans import end_with_parent
+from running.trainings import THREADS
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.locks import writing_alone
@@ -30,7 +31,7 @@ def main() -> None:
     """Train, embed and score."""
     end_with_parent()
     compute_repeatably()
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     argv = [a for a in sys.argv[1:] if a != TRAIN_ONLY]
     given = dict(a.removeprefix("--").split("=", 1) for a in argv if "=" in a)
     folder, device = given["output_folder"], given["device"]

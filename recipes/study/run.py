@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
 import torch
 from design.conditions import comparisons, conditions
-from design.sizes import SIZES, Size
-from measurements.of_study import measure_steps, probe, score_without_training
+from design.sizes import SIZES
+from measurements.of_study import measure_steps, probe
 from report.writing import compare, write_report
 from results.files import REPORT, RESULTS
 from results.runs import Study
@@ -49,6 +49,7 @@ from running.determinism import compute_repeatably
 from running.orphans import end_in_order
 from running.schedule import attempt, finished, first_of, runs_of, train
 from running.setting import keep_setting, setting_of
+from running.trainings import THREADS
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.devices import named_device
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     named_device(device, cpu=True, advice=advice)
     if device == "cpu":
         # Figures of gradients are sums, whose order depends on threads.
-        torch.set_num_threads(1)
+        torch.set_num_threads(THREADS)
     settings = {
         "data_folder": options.data.resolve(),
         "train_list": (options.data / TRAIN_LIST).resolve(),
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         look_at_first(study, device)
         others = [run for run in runs if run not in first]
         failed += train(study, others, settings, size, HPARAMS, jobs=jobs)
-        failed += evaluate(study, setting, settings, size, failed)
+        failed += evaluate(study, setting, device, failed)
     print((output / REPORT).read_text(encoding="utf-8"))
     if failed:
         sys.exit("\n".join(["What failed:", *failed]))
@@ -110,8 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def evaluate(
     study: Study,
     setting: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    size: Size,
+    device: str,
     failed: Sequence[str],
 ) -> list[str]:
     """Write the report, measure and probe, and write it again with that.
@@ -121,10 +121,8 @@ def evaluate(
     list of str
         What failed besides what had failed already.
     """
-    left = finished(study)
-    lost = attempt("The baseline", lambda: score_without_training(left, settings, size))
-    write_report(study, setting, failed=[*failed, *lost])
-    lost += look_at_first(study, settings["device"])
+    write_report(study, setting, failed=failed)
+    lost = look_at_first(study, device)
     return lost + attempt(
         "The report of measures and probes",
         lambda: write_report(study, setting, failed=[*failed, *lost]),

@@ -23,6 +23,7 @@ from speechbrain_rev.inference.audio import Channels
 from speechbrain_rev.inference.speaker import SpeakerEmbedder
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.speech.packed import find_packed
+from speechbrain_rev.whole_files import check_file
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ def embed_into(
     ------
     ValueError
         If the embedder has no fingerprint, there is no file, a name is no text, a file
-        cannot be embedded, or none of them can; if another process writes the archive.
+        cannot be embedded, or none of them can; if another process writes the archive, or
+        something is missing there and it cannot be written.
     """
     path = Path(path)
     _check_work(path, embedder, files)
@@ -161,6 +163,8 @@ def _embed_into(
         for name, file in files.items()
         if name not in rows or rows[name][1] != wanted[name]
     }
+    if missing or parts:
+        check_file("The archive", path)
     # What was there of their names is of other audio.
     for name in missing:
         rows.pop(name, None)

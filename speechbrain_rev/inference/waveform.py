@@ -74,8 +74,7 @@ class WaveformEncoder(nn.Module):
 class FbankStatistics(nn.Module):
     """Describe an utterance without a model: mean and deviation of its filterbanks.
 
-    The baseline that a trained network must be clearly better than. Nothing is
-    normalised, since the mean over a sentence is half of what it describes.
+    The baseline that a trained network must be clearly better than.
 
     Parameters
     ----------
@@ -83,20 +82,29 @@ class FbankStatistics(nn.Module):
         Mel bands.
     sample_rate : int
         Hertz.
+    mean : bool
+        Whether the mean over a sentence is half of the description. It tells of the
+        microphone and the room, too, and encoders are given filterbanks without it:
+        False describes no more than they see.
 
     Example
     -------
     >>> FbankStatistics()(torch.randn(2, 16000)).shape
     torch.Size([2, 1, 160])
+    >>> FbankStatistics(mean=False)(torch.randn(2, 16000)).shape
+    torch.Size([2, 1, 80])
     """
 
-    def __init__(self, *, n_mels: int = 80, sample_rate: int = 16000):
+    def __init__(
+        self, *, n_mels: int = 80, sample_rate: int = 16000, mean: bool = True
+    ):
         super().__init__()
         self.sample_rate = sample_rate
+        self.mean = mean
         self.compute_features = Fbank(n_mels=n_mels, sample_rate=sample_rate)
 
     def forward(self, waveforms: Tensor, samples: Tensor | None = None) -> Tensor:
-        """Map [batch, samples], of which ``samples`` count, to [batch, 1, 2 * n_mels]."""
+        """Map [batch, samples], of which ``samples`` count, to [batch, 1, statistics]."""
         if samples is None:
             samples = torch.full((len(waveforms),), waveforms.shape[1])
         frames = fbank_frames(samples, self.sample_rate)
@@ -105,6 +113,8 @@ class FbankStatistics(nn.Module):
         return torch.stack(
             [
                 torch.cat([f[:n].mean(dim=0), f[:n].std(dim=0)])
+                if self.mean
+                else f[:n].std(dim=0)
                 for f, n in zip(features, frames.tolist(), strict=True)
             ]
         ).unsqueeze(1)

@@ -126,11 +126,11 @@ def sources(training: Training) -> dict[str, str]:
             f"{training.frames} frames: the encoder's counted step, weights, gradients "
             f"and {training.optimizer_bits}-bit optimizer of the encoder and of a classifier "
             f"of {CLASSES} (VoxCeleb2 at three speeds), the classifier's step and the input, "
-            f"as if all peaked at once; {training.reserve_bytes / GIB:.1f} GiB must stay "
-            "free. Those are assumed for CUDA, workspaces and fragmentation: "
-            f"{RESERVE_BYTES / GIB:g} GiB and {RESERVE_SHARE:g} of the card, which brings "
-            "the batches published for stored vanilla encoders on 11 GiB within a tenth. "
-            "No card was tried."
+            f"as if all peaked at once; {training.reserve_bytes / GIB:.1f} GiB stay free "
+            "for CUDA, workspaces and fragmentation, by assumption: "
+            f"{RESERVE_BYTES / GIB:g} GiB and {100 * RESERVE_SHARE:g} % of the card. With "
+            "it, batches of stored vanilla encoders on 11 GiB are within a tenth of those "
+            "published. No card was tried."
         )
     return kinds
 

@@ -24,6 +24,7 @@ from speechbrain_rev.processes import process_rank
 
 from .dataset import repeat_to
 from .disturbances import add_noise, reverberate
+from .labels import check_speakers, check_utterances
 from .reading import audio_files, audio_info, read_audio, read_first_channel
 from .seeding import generator
 
@@ -221,12 +222,14 @@ class SpeakerAugment:
         -------
         torch.Tensor, [batch, 1]
             label + k * number of speakers, k the place of the speed drawn.
+
+        Raises
+        ------
+        ValueError
+            If labels are of another batch, or of a speaker beyond their number.
         """
-        if len(labels) != len(self._speed_index):
-            raise ValueError(
-                f"There are {len(labels)} labels, but the batch augmented last had "
-                f"{len(self._speed_index)} utterances. Pass the labels of that batch."
-            )
+        check_utterances(labels, len(self._speed_index))
+        check_speakers(labels, self.n_speakers, len(self.speeds), batch=self.step)
         offset = self._speed_index.to(labels.device) * self.n_speakers
         return labels + offset.reshape(-1, *[1] * (labels.dim() - 1))
 

@@ -17,6 +17,7 @@ trial_lists: [{data}/veri_test.txt, {data}/veri_test_hard.txt]
 noise_folder: {noise}
 verification_file: https://somewhere{data}/voxceleb/veri_test.txt
 rir_folder: {data}2/rooms
+others: {data}+rooms
 """
 
 
@@ -47,6 +48,9 @@ def written(places):
         "runs/resnet34/1/scores/veri_test.cosine.txt": "0.5 a b\n",
         "runs/resnet34/1/scores/det.png": "not kept",
         "runs/resnet34/2/hyperparams.yaml": "not kept",
+        "baseline/deviation/scores/results.json": "{}",
+        "baseline/deviation/scores/veri_test.cosine.txt": "0.5 a b\n",
+        "baseline/deviation/embeddings.npz": "not kept",
     }
     for name, text in files.items():
         path = places["study"] / name
@@ -73,8 +77,8 @@ def test_what_reports_read_is_put_where_speech_is(written, places, tmp_path, cap
     run = "runs/resnet34/1/"
     expected = SETTINGS.format(study=moved, data="/d", noise="/n")
     # What only begins or ends like a place is none.
-    for kept in (f"somewhere{places['data']}/", f"{places['data']}2/"):
-        expected = expected.replace(kept.replace(str(places["data"]), "/d"), kept)
+    for kept in ("somewhere{}/", "{}2/", "{}+rooms"):
+        expected = expected.replace(kept.format("/d"), kept.format(places["data"]))
     assert found.pop(f"{run}hyperparams.yaml") == expected
     setting = {"data": "/d", "noise": {"folder": "/n"}}
     assert json.loads(found.pop("setting.json")) == setting
@@ -82,7 +86,11 @@ def test_what_reports_read_is_put_where_speech_is(written, places, tmp_path, cap
     before = files_below(written)
     assert found == {name: before[name] for name in found}
     scores = (f"{run}scores/results.json", f"{run}scores/veri_test.cosine.txt")
-    assert set(found) == {*scores, "margins.json", f"{run}train_log.jsonl"}
+    of_baseline = {name for name in before if name.startswith("baseline/deviation/s")}
+    assert len(of_baseline) == 2
+    assert set(found) == {
+        *(*scores, "margins.json", f"{run}train_log.jsonl", *of_baseline)
+    }
     with pytest.raises(ValueError, match="holds a study already"):
         archive.main(argv)
 
@@ -97,7 +105,7 @@ def test_a_study_makes_the_same_file_wherever_it_is(written, tmp_path):
 
 def test_paths_that_settings_would_quote_are_refused(written, tmp_path):
     archive.pack(written, tmp_path / "file")
-    for name in ("a, b", "a]", 'a"', "a#b", "\u00fc"):
+    for name in ("a, b", "a b", "a]", 'a"', "a#b", "\u00fc"):
         with pytest.raises(ValueError, match="has characters"):
             archive.unpack(tmp_path / "file", tmp_path / name, tmp_path, tmp_path)
 
@@ -121,6 +129,25 @@ def test_a_damaged_file_is_told(written, tmp_path):
         (tmp_path / "file").write_bytes(damaged)
         with pytest.raises(ValueError, match="is damaged, or no study"):
             archive.unpack(tmp_path / "file", tmp_path / "moved", tmp_path, tmp_path)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"There is no file .*missing"):
+        archive.unpack(tmp_path / "missing", tmp_path / "moved", tmp_path, None)
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(written, tmp_path):
+    with pytest.raises(ValueError, match=r"cannot be written: there is no folder"):
+        archive.pack(written, tmp_path / "nowhere" / "file")
+
+
+def test_a_study_that_was_moved_by_hand_is_not_packed(written, tmp_path):
+    moved = written.rename(tmp_path / "moved")
+    with pytest.raises(
+        ValueError, match=r"was trained as .*study/runs/resnet34/1, and"
+    ):
+        archive.pack(moved, tmp_path / "file")
+    assert not (tmp_path / "file").exists()
 
 
 def test_what_is_no_study_is_not_packed(tmp_path):

@@ -10,7 +10,8 @@ from speechbrain_rev.models.training_plan import plan_training
 from speechbrain_rev.planner import Infeasible, Plan
 from tests.recipes.study import contents, copy_with, study, trained_run
 
-measures, rebuilt = study("measurements.steps"), study("measurements.rebuilt")
+budget, measures = study("measurements.budget"), study("measurements.steps")
+rebuilt = study("measurements.rebuilt")
 
 # Each file trains its runs first.
 pytestmark = pytest.mark.slow
@@ -136,7 +137,7 @@ def test_a_run_in_fp16_is_refused(run, tmp_path):
 
 def test_half_of_the_memory_is_a_budget_for_which_there_is_a_plan(run):
     step = rebuilt.Rebuilt.of(run, "cpu", batch_size=32, blocks=[4, 0, 0, 0]).step
-    half = measures.half_of_the_memory(step)
+    half = budget.half_of_the_memory(step)
     assert half.halved == "memory"
     assert half.counted_bytes == half.stored_bytes // 2
     assert half.memory_budget == f"{half.counted_bytes / 1e6:.6f}MB"
@@ -150,7 +151,7 @@ def test_half_of_the_memory_is_a_budget_for_which_there_is_a_plan(run):
 
 def test_activations_are_halved_where_no_plan_takes_half_of_the_memory(run):
     step = rebuilt.Rebuilt.of(run, "cpu", batch_size=64).step
-    half = measures.half_of_the_memory(step)
+    half = budget.half_of_the_memory(step)
     assert half.halved == "activations"
     with pytest.raises(Infeasible):
         plan_training(step, half.stored_bytes // 2)

@@ -17,7 +17,11 @@ from speechbrain_rev.optim.strict import read_moments, write_moments
 from speechbrain_rev.whole_files import digest_of
 from tests.recipes.study import contents, copy_with, study, trained_run
 
-probes, rebuilt = study("measurements.probes"), study("measurements.rebuilt")
+angles, drift = study("measurements.angles"), study("measurements.drift")
+rebuilt, state_errors = (
+    study("measurements.rebuilt"),
+    study("measurements.state_errors"),
+)
 
 # Each file trains its runs first.
 pytestmark = pytest.mark.slow
@@ -55,7 +59,7 @@ def checkpoints(run):
 
 
 def test_exact_streams_turn_no_gradient_and_float_ones_and_bf16_do(run):
-    rows = json.loads(json.dumps(probes.gradient_angles(run, batches=2)))
+    rows = json.loads(json.dumps(angles.gradient_angles(run, batches=2)))
     assert [(row["epoch"], row["step"]) for row in rows[::6]] == [
         (0, 0),
         (1, 3),
@@ -86,7 +90,7 @@ def test_a_planted_turn_of_the_gradient_is_found(run, turned):
         return math.cos(turn) * gradient + math.sin(turn) * across
 
     turned("float", by_14_degrees)
-    rows = probes.gradient_angles(run, batches=1, every=2)
+    rows = angles.gradient_angles(run, batches=1, every=2)
     for row in rows:
         if row["compared"] == "bf16 with fp32":
             continue
@@ -105,7 +109,7 @@ def test_both_formats_are_probed_at_the_weights_of_each_epoch(run, monkeypatch):
         return found
 
     monkeypatch.setattr(rebuilt.Rebuilt, "gradient", remembered)
-    probes.gradient_angles(run, batches=1)
+    angles.gradient_angles(run, batches=1)
     assert [len(gradients) for gradients in seen.values()] == [3, 3]
     for exact, rounded in zip(*seen.values(), strict=True):
         # Exact streams are rounded to fixed-point numbers: a training's weights differ more.
@@ -121,16 +125,16 @@ def test_a_bit_that_exact_streams_turn_is_an_error(run, turned):
 
     turned("exact", by_a_bit)
     with pytest.raises(rebuilt.NotEqual, match="exact streams in fp32 differ"):
-        probes.gradient_angles(run, batches=1)
+        angles.gradient_angles(run, batches=1)
 
 
 def test_a_probe_leaves_the_run_and_random_numbers_as_they_were(run):
     before = contents(run)
     states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     torch_state = torch.get_rng_state()
-    probes.gradient_angles(run, batches=1, every=2)
-    probes.quantisation_errors(run)
-    probes.drift(run, run)
+    angles.gradient_angles(run, batches=1, every=2)
+    state_errors.quantisation_errors(run)
+    drift.drift(run, run)
     assert contents(run) == before
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), torch_state)
@@ -172,7 +176,7 @@ def test_batches_are_always_the_same_and_no_two_alike(run):
 
 
 def test_the_error_of_momentum_is_that_of_quantising_it(run):
-    rows = json.loads(json.dumps(probes.quantisation_errors(run)))
+    rows = json.loads(json.dumps(state_errors.quantisation_errors(run)))
     assert {row["state"] for row in rows} == {"momentum", "next step"}
     assert {row["layers"] for row in rows} == {"all", "linear"}
     for checkpoint, epoch in zip(checkpoints(run), (1, 2), strict=True):
@@ -201,7 +205,7 @@ def test_the_error_of_momentum_is_that_of_quantising_it(run):
 def test_the_error_of_the_next_step_of_sgd_is_that_of_its_momentum(run):
     again = rebuilt.Rebuilt.of(run, "cpu")
     (batch,) = again.batches(1)
-    rows = probes.quantisation_errors(run)
+    rows = state_errors.quantisation_errors(run)
     for checkpoint in again.epochs():
         again.restore(checkpoint)
         again.modules.zero_grad()
@@ -231,12 +235,12 @@ def test_a_run_of_8_bit_states_is_refused(run, tmp_path):
         run, tmp_path / "run", "optimizer_bits: 32", "optimizer_bits: 8"
     )
     with pytest.raises(ValueError, match="states of 8 bit"):
-        probes.quantisation_errors(changed)
+        state_errors.quantisation_errors(changed)
 
 
 def test_a_folder_without_a_run_is_refused_and_left_empty(tmp_path):
     with pytest.raises(ValueError, match="is no run that was trained"):
-        probes.gradient_angles(tmp_path)
+        angles.gradient_angles(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -252,7 +256,7 @@ def test_drift_is_the_distance_of_weights(run, tmp_path):
     old = [line for line in sums.read_text().splitlines() if "classifier" not in line]
     new = f"{digest_of(path, 'sha256')}  {path.name}"
     sums.write_text("\n".join([*old, new]) + "\n")
-    first, second = json.loads(json.dumps(probes.drift(run, other)))
+    first, second = json.loads(json.dumps(drift.drift(run, other)))
     assert first == {
         "epoch": 1, "step": 3, "relative_distance": 0.0, "distance_over_way": 0.0
     }  # fmt: skip
@@ -271,18 +275,26 @@ def test_drift_is_the_distance_of_weights(run, tmp_path):
 def test_runs_that_began_otherwise_have_no_drift(run, tmp_path):
     other = copy_with(run, tmp_path / "run", "seed: 1986", "seed: 1987")
     with pytest.raises(ValueError, match=r"with seed: 1986 and .* with 1987"):
-        probes.drift(run, other)
+        drift.drift(run, other)
+
+
+def test_a_run_that_began_with_another_one_s_weights_has_no_drift(run, tmp_path):
+    began = copy_with(
+        run, tmp_path / "run", "pretrained_run: null", "pretrained_run: /some/run"
+    )
+    with pytest.raises(ValueError, match=r"began with the weights of /some/run"):
+        drift.drift(began, began)
 
 
 def test_a_run_of_a_vanilla_encoder_has_nothing_to_reconstruct(tmp_path):
     run, _ = trained_run(tmp_path, arch="resnet34", blocks="[1, 1, 1, 1]")
     with pytest.raises(ValueError, match="run of resnet34, which has no reversible"):
-        probes.gradient_angles(run)
+        angles.gradient_angles(run)
 
 
 def test_the_update_of_adamw_is_that_of_what_is_read_back(tmp_path):
     run, _ = trained_run(tmp_path, optimizer_name="adamw", lr=1e-3, final_lr=1e-5)
-    rows = probes.quantisation_errors(run)
+    rows = state_errors.quantisation_errors(run)
     assert {row["state"] for row in rows} == {
         "first moment", "second moment", "update", "next step"
     }  # fmt: skip

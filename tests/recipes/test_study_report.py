@@ -52,14 +52,6 @@ SETTING = {
     "conditions": [{"name": "revnet46", "settings": {"mode": "store"}}],
     "data": "/some/where/corpus",
 }
-#: Rates of what needs no training that no system here reaches.
-BASELINE = {
-    trials: {
-        method: {"eer": 0.4, "min_dcf": {"0.01": 0.999, "0.05": 0.999}}
-        for method in runs.METHODS
-    }
-    for trials in LISTS
-}
 SETTINGS = """arch: {arch}
 widths: [{first}, 8, 8, 32]
 blocks: null
@@ -124,6 +116,10 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     study = runs.Study(folder, CONDITIONS, COMPARISONS, SEEDS, LISTS, replicates=100)
     trials = made_up_trials()
+    for name in runs.BASELINES:
+        # No system here errs as often.
+        path = runs.baseline_folder(folder, name)
+        write_study_run(path, CONDITIONS[0], -2.5, 300, trials)
     for condition in CONDITIONS:
         better, first = SYSTEMS[condition.name]
         for seed in SEEDS:
@@ -140,7 +136,6 @@ def made(tmp_path_factory):
         }
     }
     (folder / "measures.json").write_text(json.dumps(measures))
-    (folder / "baseline.json").write_text(json.dumps(BASELINE))
     return study, report.write_report(study, SETTING)
 
 
@@ -236,7 +231,7 @@ def test_worse_equal_and_identical_conditions_are_told_apart(made):
     for trials in LISTS:
         assert not as_good["differences"][trials]["eer"]["higher"]
         found = worse["differences"][trials]["eer"]
-        assert (found["within"], found["higher"]) == ("no", True)
+        assert (found["within"], found["higher"]) == ("not shown", True)
         found = same["differences"][trials]["eer"]
         assert (found["within"], found["higher"], found["high"]) == ("yes", False, 0)
         assert found["p_value"] is found["p_holm"] is None
@@ -250,7 +245,7 @@ def test_worse_equal_and_identical_conditions_are_told_apart(made):
 RATES = [0.10, 0.11, 0.12]
 
 
-def judged(higher_by=0.0, *, spread=0.001, **changed):
+def judged(higher_by=0.0, *, spread=0.001, baselines=(0.2,), **changed):
     """A verdict on a candidate whose seeds differ from the reference's by much the same."""
     draws = np.random.default_rng(0).standard_normal((3, 200))
     reference = scoring.SeedRates(RATES, np.array(RATES)[:, None] + 0 * draws)
@@ -260,16 +255,20 @@ def judged(higher_by=0.0, *, spread=0.001, **changed):
     given = {
         "rate": "eer",
         "margin": 0.02,
-        "baseline": 0.2,
         "identical": False,
         "must_be_identical": False,
     }
-    return verdicts.judged(candidate, reference, **given | changed)
+    # Speakers that err more or less do so with what needs no training, too.
+    baselines = [
+        scoring.SeedRates([rate] * 3, rate + reference.draws - reference.rates[:, None])
+        for rate in baselines
+    ]
+    return verdicts.judged(candidate, reference, baselines=baselines, **given | changed)
 
 
 @pytest.mark.parametrize(
     ("higher_by", "within", "higher"),
-    [(0.0, "yes", False), (0.01, "yes", True), (0.03, "no", True)],
+    [(0.0, "yes", False), (0.01, "yes", True), (0.03, "not shown", True)],
 )
 def test_a_rate_may_be_higher_and_yet_within_the_margin(higher_by, within, higher):
     found = judged(higher_by)
@@ -280,13 +279,15 @@ def test_a_rate_may_be_higher_and_yet_within_the_margin(higher_by, within, highe
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"baseline": 0.1299}, verdicts.BASELINE),
-        ({"baseline": 0.1301}, None),
-        ({"baseline": None}, verdicts.NO_BASELINE),
-        ({"margin": 0.4, "baseline": 0.9}, verdicts.CEILING),
-        ({"margin": 0.4, "baseline": 0.9, "rate": "min_dcf_0.01"}, None),
+        # Seeds are 0.01 apart: a mean of 0.11 and the margin are not shown to be below.
+        ({"baselines": [0.1301]}, verdicts.BASELINE),
+        ({"baselines": [0.16]}, None),
+        ({"baselines": [0.16, 0.1301]}, verdicts.BASELINE),
+        ({"baselines": []}, verdicts.NO_BASELINE),
+        ({"margin": 0.4, "baselines": [0.9]}, verdicts.CEILING),
+        ({"margin": 0.4, "baselines": [0.9], "rate": "min_dcf_0.01"}, None),
         (
-            {"margin": 0.9, "baseline": 2.0, "rate": "min_dcf_0.01"},
+            {"margin": 0.9, "baselines": [2.0], "rate": "min_dcf_0.01"},
             verdicts.CEILING,
         ),
         ({"identical": True}, verdicts.SAME_WEIGHTS),
@@ -301,7 +302,7 @@ def test_nothing_can_be_told_where_no_candidate_could_fail(changed, reason):
 
 def test_weights_that_had_to_be_equal_and_are_hold_whatever_the_margin():
     same = {"identical": True, "must_be_identical": True}
-    found = judged(spread=0.0, margin=0.0, baseline=None, **same)
+    found = judged(spread=0.0, margin=0.0, baselines=[], **same)
     assert (found["within"], found["reason"]) == ("yes", None)
 
 
@@ -332,17 +333,17 @@ def test_barely_trained_references_show_nothing_and_the_first_line_says_so(
 ):
     study, _ = made
     again = copied(study, tmp_path)
-    rates = copy.deepcopy(BASELINE)
-    mean = study.rates("resnet34", "veri_test_hard", "as_norm")["eer"].rates.mean()
-    rates["veri_test_hard"]["as_norm"]["eer"] = mean
-    (tmp_path / "baseline.json").write_text(json.dumps(rates))
+    statistics = runs.baseline_folder(tmp_path, "mean and deviation")
+    scores = "scores/veri_test_hard.as_norm.txt"
+    shutil.copy(study.run_folder("resnet34", SEEDS[0]) / scores, statistics / scores)
     results = written(again)
+    system = study.rates("resnet34", "veri_test_hard", "as_norm")["eer"]
+    mean, one = (f"{100 * rate:.2f}" for rate in (system.rates.mean(), system.rates[0]))
     first = (tmp_path / "report.md").read_text().splitlines()[0]
-    shown = f"{100 * mean:.2f} %"
     assert first == (
         "On veri_test_hard this study shows nothing of revnet46 compared to resnet34: "
-        "the reference is not better than what needs no training by more than the margin "
-        f"(EER {shown} and {shown})."
+        "the reference is not shown to be better than what needs no training by more "
+        f"than the margin (EER {mean} % and {one} %)."
     )
     answer = row_of(tables.answers_table(results), COMPARISONS[0].question)
     assert answer["veri_test_hard"] == "cannot tell"
@@ -352,7 +353,7 @@ def test_barely_trained_references_show_nothing_and_the_first_line_says_so(
 def test_without_a_baseline_only_equal_weights_can_be_told(made, tmp_path):
     study, _ = made
     again = copied(study, tmp_path)
-    (tmp_path / "baseline.json").unlink()
+    shutil.rmtree(tmp_path / "baseline")
     results = written(again)
     found = [
         [c["differences"][trials]["eer"]["within"] for trials in LISTS]
@@ -367,26 +368,68 @@ def test_without_a_baseline_only_equal_weights_can_be_told(made, tmp_path):
     assert "every candidate is within" not in text
 
 
-def test_claims_that_do_not_hold_are_sentences(made):
+def test_a_control_is_to_be_worse_and_tests_nothing_else(made):
+    _, results = made
+    seen, unseen = copy.deepcopy(results), copy.deepcopy(results)
+    seen["figures"]["comparisons"][1]["control"] = True
+    unseen["figures"]["comparisons"][0]["control"] = True
+    answers = row_of(tables.answers_table(seen), COMPARISONS[1].question)
+    assert {answers[trials] for trials in LISTS} == {"yes"}
+    assert "8 bit" not in " ".join(sentences.claims_not_shown(seen))
+    assert sentences.what_cannot_be_told(seen) == []
+    answers = row_of(tables.answers_table(unseen), COMPARISONS[0].question)
+    assert {answers[trials] for trials in LISTS} == {"no"}
+    told = sentences.what_cannot_be_told(unseen)
+    assert [
+        f"On {trials} this study does not see" in " ".join(told) for trials in LISTS
+    ]
+    assert len(told) == len(LISTS)
+    for with_control in (seen, unseen):
+        assert sentences.tests(with_control) == sentences.tests(results) - len(LISTS)
+
+
+@pytest.mark.parametrize(
+    ("found", "answer"),
+    [
+        ({}, "yes"),
+        ({"higher": True}, "yes (worse within the margin)"),
+        (
+            {"higher": True, "wide": True},
+            "yes (worse within the margin, within a wide margin)",
+        ),
+        ({"within": "not shown"}, "not shown"),
+        ({"within": "not shown", "higher": True}, "no, it is worse"),
+        ({"within": "cannot tell", "higher": True}, "cannot tell"),
+    ],
+)
+def test_an_answer_says_no_more_than_was_shown(made, found, answer):
+    results = copy.deepcopy(made[1])
+    for differences in results["figures"]["comparisons"][0]["differences"].values():
+        differences["eer"] |= {"within": "yes", "higher": False, "wide": False} | found
+    row = row_of(tables.answers_table(results), COMPARISONS[0].question)
+    assert {row[trials] for trials in LISTS} == {answer}
+
+
+def test_claims_that_are_not_shown_are_sentences(made):
     _, results = made
     held = copy.deepcopy(results)
     for comparison in held["figures"]["comparisons"]:
         for found in comparison["differences"].values():
             found["eer"] |= {"within": "yes", "higher": False, "wide": False}
             found["eer"] |= {"upper": 0.0, "margin": 0.02}
-    assert sentences.claims_that_do_not_hold(held) == []
+    assert sentences.claims_not_shown(held) == []
     text = document.report_of(held, [])
     assert "None in EER, the primary measure: every candidate is within" in text
     assert re.search(r"secondary, of 8 comparisons \d are within", text)
     (first, second, same) = held["figures"]["comparisons"]
     first["differences"]["veri_test"]["eer"] |= {
-        "within": "no",
+        "within": "not shown",
         "mean": 0.001,
         "upper": 0.03,
         "wide": True,
     }
     first["differences"]["veri_test_hard"]["eer"] |= {
-        "within": "no",
+        "within": "not shown",
         "higher": True,
         "mean": 0.02,
         "low": 0.005,
@@ -398,7 +441,7 @@ def test_claims_that_do_not_hold_are_sentences(made):
         "low": 0.005,
     }
     same["identical"] = False
-    assert sentences.claims_that_do_not_hold(held) == [
+    assert sentences.claims_not_shown(held) == [
         "revnet46, reconstructed does not end with the weights of revnet46, to whose last "
         "bit it should be equal.",
         "That revnet46 is as accurate as resnet34 is not shown on veri_test: its EER "

@@ -62,6 +62,20 @@ def test_each_condition_of_each_size_has_a_setting_that_may_be_trained(name):
         assert int(given["keep_checkpoints"]) >= int(given["average_checkpoints"])
 
 
+def test_the_control_has_half_of_the_epochs_and_nothing_else_is_its_own():
+    (comparison,) = [c for c in conditions.comparisons() if c.control]
+    found = {c.name: c for c in conditions.conditions()}
+    control, reference = (
+        trainings.settings_of(
+            trainings.Run(found[name], 1, Path("out")), {}, sizes.SIZES["small"]
+        )
+        for name in (comparison.candidate, comparison.reference)
+    )
+    assert int(control.pop("number_of_epochs")) == 15
+    assert int(reference.pop("number_of_epochs")) == 30
+    assert control == reference
+
+
 def test_all_epochs_are_kept_of_what_is_probed_and_of_nothing_else(whole):
     kept = [one.name for one in schedule.runs_of(whole) if one.keep_all]
     probed = ("revnet46", *study("measurements.of_study").DRIFTING)
@@ -74,25 +88,34 @@ class _Trained:
 
     def __init__(self, monkeypatch, failing=()):
         self.done, self.budgets, self.failing = [], {}, failing
-        self.stated_after = None
+        self.stated_after, self.scored_after, self.proven = None, None, []
         monkeypatch.setattr(schedule, "train_all", self.train_all)
+        monkeypatch.setattr(schedule, "score_without_training", self.score_baselines)
         monkeypatch.setattr(schedule, "state_margins", self.state_margins)
         monkeypatch.setattr(schedule, "memory_budget", self.memory_budget)
 
-    def train_all(self, wanted, settings, size, hparams, *, jobs):
+    def train_all(self, wanted, settings, size, hparams, *, jobs, proven=False):
+        self.proven.append(proven)
         failed = {}
         for one in wanted:
             if one.name in self.failing:
                 failed[one] = f"{one.name} diverged."
             elif one.name not in self.done:
                 self.done.append(one.name)
-                self.budgets[one.name] = settings.get("memory_budget")
+                self.budgets[one.name] = {**settings, **one.settings}.get(
+                    "memory_budget"
+                )
         if failed:
             raise trainings.TrainingsFailed(failed)
 
     def state_margins(self, study, references):
         assert references == list(conditions.PAIRS)
+        # Verdicts depend on both.
+        assert self.scored_after is not None
         self.stated_after = list(self.done)
+
+    def score_baselines(self, study, settings, size):
+        self.scored_after = list(self.done)
 
     def memory_budget(self, study, device):
         assert "revnet46, seed 1" in self.done
@@ -128,6 +151,13 @@ def test_half_the_memory_is_of_the_device_and_given_to_that_condition_alone(
     assert given == {f"{planned}, seed 1", f"{planned}, seed 2"}
     # The first that is trained after the references.
     assert trained.done[len(trained.stated_after)] == "revnet46, seed 1"
+
+
+def test_all_of_a_seed_is_trained_before_the_next_seed(whole, monkeypatch):
+    trained = _Trained(monkeypatch)
+    train(whole)
+    seeds = [name[-1] for name in trained.done if name.startswith("revnet")]
+    assert seeds == sorted(seeds)
 
 
 def test_a_candidate_that_fails_is_told_once_and_the_others_are_trained(
@@ -185,7 +215,7 @@ def test_the_first_seed_is_looked_at_before_the_others_are_trained(
         run.main([str(data), f"--noise={noise}", f"--output={tmp_path}"])
     first, looked, others, failed = told
     assert looked == "looked"
-    assert len(first) + len(others) == 75
+    assert len(first) + len(others) == 80
     assert not set(first) & set(others)
     assert "bf16, seed 1" in " ".join(first)
     assert "seed 1" not in " ".join(others)
@@ -214,15 +244,12 @@ def test_what_fails_late_does_not_cost_the_report(whole, monkeypatch, capsys):
         raise study("measurements.rebuilt").NotEqual("1 degree off")
 
     monkeypatch.setattr(run, "finished", lambda study: study)
-    monkeypatch.setattr(run, "score_without_training", lambda *_: None)
     monkeypatch.setattr(run, "measure_steps", fail)
     monkeypatch.setattr(run, "probe", lambda *_: None)
     monkeypatch.setattr(
         run, "write_report", lambda *_, failed: reports.append(list(failed))
     )
-    lost = run.evaluate(
-        whole, {"size": "small"}, {"device": "cpu"}, None, ["bf16 died."]
-    )
+    lost = run.evaluate(whole, {"size": "small"}, "cpu", ["bf16 died."])
     assert lost == ["Measures of a step failed: NotEqual: 1 degree off"]
     assert reports == [["bf16 died."], ["bf16 died.", *lost]]
     assert "Traceback" in capsys.readouterr().err
@@ -294,6 +321,15 @@ def test_each_commit_that_a_study_was_run_by_is_listed_once(
         kept = setting.keep_setting(tmp_path, wanted)
     assert [entry["commit"] for entry in kept["code"]] == ["a1", "b2", None]
     assert [entry["changed"] for entry in kept["code"]] == [True, True, None]
+
+
+def test_another_machine_is_listed_too(data_and_noise, tmp_path, monkeypatch):
+    for processor in ("one", "other", "one"):
+        monkeypatch.setattr(
+            setting, "environment", lambda p=processor: [("processor", p)]
+        )
+        kept = setting.keep_setting(tmp_path, described(*data_and_noise))
+    assert [entry["processor"] for entry in kept["code"]] == ["one", "other"]
 
 
 def test_figures_are_computed_once_of_one_thing(tmp_path):
@@ -393,6 +429,6 @@ def test_a_dry_run_lists_and_writes_nothing(data_and_noise, tmp_path, capsys):
     output = tmp_path / "study"
     run.main([str(data_and_noise[0]), f"--output={output}", "--dry_run", "--size=full"])
     told = capsys.readouterr().out
-    assert "15 conditions, seeds 1, 2, 3: 45 trainings, 0 of them done" in told
+    assert "16 conditions, seeds 1, 2, 3: 48 trainings, 0 of them done" in told
     assert "revnet46, plan at half the memory" in told
     assert not output.exists()

@@ -62,7 +62,8 @@ def test_a_search_trains_alone_and_tells_what_needs_no_training(
     search.main(argv)
     shown = capsys.readouterr().out
     assert "| minivox.yaml |" in shown
-    assert "Filterbank statistics, cosine: " in shown
+    for name in ("deviation", "mean and deviation"):
+        assert f"Without training, {name} of filterbanks, cosine: " in shown
     found = json.loads((output / search.RESULTS).read_text())
     assert found["minivox.yaml"].keys() == {"resnet34", "revnet46"}
     for run in search.runs_of(output):

@@ -56,8 +56,9 @@ def runs(tmp_path):
     }
 
 
-def train_all(runs, *, jobs=1):
-    trainings.train_all(list(runs.values()), SETTINGS, tiny_size(), HPARAMS, jobs=jobs)
+def train_all(runs, *, jobs=1, **given):
+    wanted = list(runs.values())
+    trainings.train_all(wanted, SETTINGS, tiny_size(), HPARAMS, jobs=jobs, **given)
 
 
 def starts(run):
@@ -105,10 +106,18 @@ def test_one_that_fails_does_not_stop_the_others_and_is_named(runs, monkeypatch)
 
 
 def test_where_none_ever_worked_the_others_are_not_begun(runs, monkeypatch):
+    for run in runs.values():
+        write_settings(run)
     monkeypatch.setenv("SEED_1", "fails")
-    with pytest.raises(trainings.TrainingsFailed):
+    with pytest.raises(trainings.TrainingsFailed, match=r"\d were not begun for that"):
         train_all(runs)
     assert starts(runs[3]) == 0
+    # Where others of the study were done, it is this one that fails.
+    with pytest.raises(trainings.TrainingsFailed) as caught:
+        train_all(runs, proven=True)
+    assert list(caught.value.failed) == [runs[1]]
+    assert "not begun" not in str(caught.value)
+    assert [run.is_done for run in runs.values()] == [False, True, True]
 
 
 def test_a_killed_training_is_told_with_what_may_have_killed_it(runs, monkeypatch):
@@ -139,6 +148,7 @@ def test_a_failure_is_noticed_while_an_earlier_training_still_runs(runs, monkeyp
     # The one that hung was ended.
     with pytest.raises(ProcessLookupError):
         os.kill(int((runs[1].folder / "pid").read_text()), 0)
+    assert not runs[1].is_done
 
 
 @pytest.mark.parametrize("begun", ["done", "save/CKPT+1/CKPT.yaml"])
@@ -149,6 +159,13 @@ def test_a_run_of_other_settings_is_refused(runs, begun):
     with pytest.raises(ValueError, match=r"weight_decay is 0.5 there and 0\.\d+ now"):
         train_all(runs)
     assert [starts(run) for run in runs.values()] == [0, 0, 0]
+
+
+def test_a_study_that_was_moved_by_hand_is_told_how_to_move(runs):
+    write_settings(runs[1], output_folder="/elsewhere/1")
+    (runs[1].folder / "done").touch()
+    with pytest.raises(ValueError, match=r"/elsewhere/1 there.*archive\.py moves"):
+        train_all(runs)
 
 
 def test_a_result_without_its_settings_is_refused(runs):
@@ -228,6 +245,7 @@ end_with_parent()
 given = dict(a[2:].split("=", 1) for a in sys.argv[2:] if "=" in a)
 Path(given["output_folder"], "pid").write_text(str(os.getpid()))
 time.sleep(600)
+Path(given["output_folder"], "outlived").touch()
 """
 
 
@@ -256,6 +274,7 @@ def test_no_training_outlives_the_study(tmp_path, number):
     assert status == (143 if number == signal.SIGTERM else -signal.SIGKILL)
     while _lives(child):
         time.sleep(0.05)
+    assert not (folder / "outlived").exists()
 
 
 def _lives(pid):

@@ -74,7 +74,10 @@ def test_a_study_gives_a_report_and_another_one_its_figures(
         assert set(found["rates"]) == {"veri_test", "veri_test_hard"}
         # A seed is another training.
         assert len(set(found["weights"].values())) == 2
-    assert set(results["figures"]["baseline"]) == {"veri_test", "veri_test_hard"}
+    baseline = results["figures"]["baseline"]
+    assert set(baseline) == {"deviation", "mean and deviation"}
+    for lists in baseline.values():
+        assert set(lists) == {"veri_test", "veri_test_hard"}
     assert results["figures"]["probes"]["angles"]
     assert set(results["figures"]["probes"]["drift"]) == {"revnet46, 8 bit"}
     assert {epoch["epoch"] for epoch in results["figures"]["probes"]["errors"]} == {

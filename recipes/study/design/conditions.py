@@ -29,12 +29,15 @@ class Condition:
         Of the recipe, on top of those that all conditions share.
     half_memory : bool
         Whether blocks are planned to take half the memory that storing takes.
+    part_of_epochs : float
+        Of those that all others are trained for.
     """
 
     name: str
     arch: str
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     half_memory: bool = False
+    part_of_epochs: float = 1.0
 
     @property
     def folder(self) -> str:
@@ -54,12 +57,16 @@ class Comparison:
         Names of conditions.
     identical : bool
         Whether both must end with the same weights, to the bit.
+    control : bool
+        Whether the candidate is known to be worse: a study that does not see it could not
+        see as much of another one either.
     """
 
     question: str
     candidate: str
     reference: str
     identical: bool = False
+    control: bool = False
 
 
 def _reversible() -> list[str]:
@@ -94,6 +101,9 @@ def conditions() -> list[Condition]:
         Condition(
             f"{IN_ALL_MODES}, plan at half the memory", IN_ALL_MODES, half_memory=True
         ),
+        Condition(
+            f"{IN_ALL_MODES}, half the epochs", IN_ALL_MODES, stored, part_of_epochs=0.5
+        ),
     ]
 
 
@@ -108,6 +118,16 @@ def comparisons() -> list[Comparison]:
         Comparison(f"Is {name} as accurate at 8 bit as at 32?", f"{name}, 8 bit", name)
         for name in _reversible()
     ]
+    # What two comparisons allow may add up.
+    found += [
+        Comparison(
+            f"Is {name} at 8 bit as accurate as {vanilla} at 32?",
+            f"{name}, 8 bit",
+            vanilla,
+        )
+        for vanilla, names in PAIRS.items()
+        for name in names
+    ]
     lossless = ("reconstructed", "plan at half the memory")
     lossy = ("float streams", "bf16", "compressed")
     found += [
@@ -119,9 +139,18 @@ def comparisons() -> list[Comparison]:
         )
         for words in lossless
     ]
-    return found + [
+    found += [
         Comparison(
             f"Is it as accurate with {words}?", f"{IN_ALL_MODES}, {words}", IN_ALL_MODES
         )
         for words in lossy
+    ]
+    return [
+        *found,
+        Comparison(
+            "Is it seen what half of the epochs cost?",
+            f"{IN_ALL_MODES}, half the epochs",
+            IN_ALL_MODES,
+            control=True,
+        ),
     ]

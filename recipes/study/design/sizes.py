@@ -56,9 +56,8 @@ SIZES = {
             "n_mels": 24,
             "embedding_dim": 128,
             **_COMMON,
-            "number_of_epochs": 16,
-            # revnet57 learnt sooner with 4 than with half a one.
-            "warmup_epochs": 4.0,
+            "number_of_epochs": 30,
+            "warmup_epochs": 0.5,
             "average_checkpoints": 3,
             # Of runs that are probed, all.
             "keep_checkpoints": 3,
@@ -79,10 +78,10 @@ SIZES = {
             **_COMMON,
             "num_workers": 4,
             "batch_size": 64,
-            # A fourth of 1.5e-3 for a batch of 8, as widths are four times as large,
-            # times the root of 8, as batches are; nobody has searched.
-            "lr": 1.0e-3,
-            "final_lr": 1.0e-4,
+            # A fourth of 1e-3 for a batch of 8, as widths are four times as large, times
+            # the root of 8, as batches are; nobody has searched.
+            "lr": 7.0e-4,
+            "final_lr": 7.0e-5,
             "number_of_epochs": 60,
             "warmup_epochs": 2.0,
             "average_checkpoints": 5,

@@ -10,18 +10,20 @@ from typing import Any
 import torch
 from design.conditions import IN_ALL_MODES
 from design.sizes import COHORT_UTTERANCES, Size
-from results.files import BUDGET, MEASURES, MORE_FIGURES
+from results.files import BUDGET, MEASURES, PROBES
 from results.runs import Study
 
-from measurements.baseline import score_baseline
+from measurements.angles import gradient_angles
+from measurements.baseline import score_baselines
+from measurements.budget import half_of_the_memory
 from measurements.cached import computed_once
-from measurements.probes import drift, gradient_angles, quantisation_errors
+from measurements.drift import drift
 from measurements.rebuilt import Rebuilt
-from measurements.steps import half_of_the_memory, measure
+from measurements.state_errors import quantisation_errors
+from measurements.steps import measure
 from speechbrain_rev.devices import device_name
 from speechbrain_rev.hparams import plain_settings
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
-from speechbrain_rev.whole_files import digest_of
 
 #: Conditions whose weights are compared with those of the encoder in all modes.
 DRIFTING = tuple(
@@ -52,7 +54,7 @@ def memory_budget(study: Study, device: str) -> str:
     }
     path = study.folder / BUDGET
     half = (
-        json.loads(path.read_text())
+        _read(path)
         if _stays(path, [folder])
         else computed_once(
             path,
@@ -81,22 +83,13 @@ def score_without_training(
     study: Study, settings: Mapping[str, Any], size: Size
 ) -> None:
     """Score what needs no training, with the cohort that the runs have."""
-    manifest = study.run_folder(study.conditions[0].name, study.seeds[0])
-    manifest = manifest / "save" / "train.csv"
-    cohort = {
-        "utterances_per_speaker": COHORT_UTTERANCES,
-        "cohort_top_n": size.settings["cohort_top_n"],
-    }
-    lists = settings["trial_lists"]
-    made_of = {
-        path.name: digest_of(path, "sha256") for path in (*lists, manifest)
-    } | cohort
-    computed_once(
-        study.folder / MORE_FIGURES["baseline"],
-        made_of,
-        lambda: score_baseline(
-            study.folder, settings["data_folder"], lists, manifest, **cohort
-        ),
+    score_baselines(
+        study.folder,
+        settings["data_folder"],
+        settings["trial_lists"],
+        study.run_folder(study.conditions[0].name, study.seeds[0]),
+        utterances_per_speaker=COHORT_UTTERANCES,
+        cohort_top_n=size.settings["cohort_top_n"],
     )
 
 
@@ -104,14 +97,15 @@ def measure_steps(study: Study, device: str) -> None:
     """Measure memory and time of a step of each condition, of its first seed."""
     first = study.seeds[0]
     folders = {c.name: study.run_folder(c.name, first) for c in study.conditions}
-    if _stays(study.folder / MEASURES, folders.values()):
+    path = study.folder / MEASURES
+    if _stays(path, folders.values()) and folders.keys() <= _read(path).keys():
         return
     made_of = {
         "device": device_name(torch.device(device)),
         "threads": torch.get_num_threads(),
     }
     computed_once(
-        study.folder / MEASURES,
+        path,
         made_of | _weights(study, folders),
         lambda: measure(folders, device),
     )
@@ -129,8 +123,11 @@ def probe(study: Study, device: str) -> None:
         return
     run = study.run_folder(IN_ALL_MODES, first)
     others = {n: study.run_folder(n, first) for n in DRIFTING if n in there}
-    path = study.folder / MORE_FIGURES["probes"]
-    if _stays(path, [run, *others.values()]):
+    path = study.folder / PROBES
+    if (
+        _stays(path, [run, *others.values()])
+        and others.keys() <= _read(path)["drift"].keys()
+    ):
         return
     computed_once(
         path,
@@ -146,6 +143,10 @@ def probe(study: Study, device: str) -> None:
             },
         },
     )
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _stays(path: Path, folders: Iterable[Path]) -> bool:

@@ -217,3 +217,8 @@ def _kept_random_state() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(legacy)  # noqa: NPY002
+
+
+def place_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Say after which epoch and step a checkpoint was saved."""
+    return {"epoch": checkpoint.meta["epoch"], "step": checkpoint.meta["steps"]}

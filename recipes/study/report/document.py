@@ -10,7 +10,7 @@ from results.runs import EER, METHODS, RATES
 
 from report.probe_tables import parts_of
 from report.sentences import (
-    claims_that_do_not_hold,
+    claims_not_shown,
     notes,
     tests,
     what_cannot_be_told,
@@ -48,7 +48,7 @@ def report_of(results: Mapping[str, Any], pictures: Sequence[str]) -> str:
         _method(results),
         "## Answers: EER",
         answers_table(results),
-        "## Claims that do not hold",
+        "## Claims that are not shown",
         _claims(results),
     ]
     if results["failed"]:
@@ -88,17 +88,21 @@ def _method(results: Mapping[str, Any]) -> str:
         f"Seeds {seeds}. Each number is the mean over them, with the 95 % interval that "
         "other speakers and other seeds would make. A candidate is within the margin if "
         "the upper 95 % bound of its difference to the reference is below the margin, "
-        "which was stated before anything was compared. It cannot be told where the "
-        "reference, made worse by the margin, would be no better than what needs no "
-        "training, or than chance: no candidate could fail there. The primary measure is "
-        f"the EER with {METHOD_NAMES[METHOD]}; number of its tests: {tests(results)}. "
-        "Verdicts are of each by itself; p is shown as it is and corrected for their "
-        "number by Holm's method, for each rate by itself."
+        "which was stated before anything was compared; else it is not shown to be, which "
+        "does not show that it is worse. It cannot be told where the reference, made "
+        "worse by the margin, is not shown to be better than what needs no training, or "
+        "would be no better than chance: no candidate could fail there. The primary "
+        f"measure is the EER with {METHOD_NAMES[METHOD]}; number of its tests: "
+        f"{tests(results)}. Verdicts are of each by itself, so that one in 20 of such as "
+        "are worse by the margin passes; p is shown as it is and corrected for their "
+        "number by Holm's method, for each rate by itself. Lists may have trials in "
+        "common: that both show something is not two findings. All is said of trainings "
+        "of this length and rate; encoders that learn at other speeds may end elsewhere."
     )
 
 
 def _claims(results: Mapping[str, Any]) -> str:
-    if failed := claims_that_do_not_hold(results):
+    if failed := claims_not_shown(results):
         return _points(failed)
     untold = what_cannot_be_told(results)
     if untold and not tests(results):

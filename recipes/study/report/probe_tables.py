@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from report.tables import METHOD_NAMES, markdown
+from report.tables import METHOD_NAMES, SHOWN, markdown, number
 
 Row = Mapping[str, Any]
 
 
-def baseline_table(rates: Mapping[str, Mapping[str, Any]]) -> str:
+def baseline_table(rates: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """Show the rates of what needs no training."""
     return markdown(
         [
             {
+                "statistics": name,
                 "list": trials,
                 "score": METHOD_NAMES[method],
-                "EER, %": f"{100 * found['eer']:.2f}",
-                **{
-                    f"minDCF({p})": f"{cost:.3f}"
-                    for p, cost in found["min_dcf"].items()
-                },
+                **{SHOWN[rate][0]: number(found[rate], rate) for rate in SHOWN},
             }
-            for trials, methods in rates.items()
+            for name, lists in rates.items()
+            for trials, methods in lists.items()
             for method, found in methods.items()
         ]
     )
@@ -98,11 +96,13 @@ def _percent(row: Row) -> str:
 def parts_of(figures: Mapping[str, Any]) -> list[str]:
     """Give the parts of a report that show what was found, of what was."""
     parts = []
-    if "baseline" in figures:
+    if figures["baseline"]:
         parts += [
             "## Without training",
-            "Mean and deviation of each utterance's filterbanks, scored as embeddings "
-            "are. A trained network is worth something below this.",
+            "Statistics of each utterance's filterbanks, of as many bands as encoders are "
+            "given, scored as embeddings are: a trained network is worth something below "
+            "that. The mean over a sentence tells of the microphone and the room, too, "
+            "and is not given to encoders.",
             baseline_table(figures["baseline"]),
         ]
     if "probes" in figures:

@@ -8,7 +8,7 @@ from typing import Any
 
 from results.figures import METHOD
 from results.runs import EER, RATES
-from results.verdicts import BASELINE, CANNOT_TELL, NO, WIDE, YES
+from results.verdicts import BASELINE, CANNOT_TELL, NOT_SHOWN, WIDE, YES
 
 from report.tables import SHOWN, number, parameters_ratio
 
@@ -30,11 +30,17 @@ def what_cannot_be_told(results: Mapping[str, Any]) -> list[str]:
         A sentence for each list, reference and reason; empty if all can be told.
     """
     untold: dict[tuple[str, str, str], list[str]] = {}
-    for comparison, trials, found in _primary(results):
+    for comparison, trials, found in _tested(results):
         if found["within"] == CANNOT_TELL:
             key = trials, comparison["reference"], found["reason"]
             untold.setdefault(key, []).append(comparison["candidate"])
-    return [
+    unseen = [
+        f"On {trials} this study does not see what is known to make {c['candidate']} worse "
+        f"than {c['reference']}: it may see as little of what makes others worse."
+        for c, trials, found in _primary(results)
+        if c["control"] and not found["higher"]
+    ]
+    return unseen + [
         f"On {trials} this study shows nothing of {_listed(candidates)} compared to "
         f"{reference}: {reason}{_rates(results, trials, reference, reason)}."
         for (trials, reference, reason), candidates in untold.items()
@@ -47,11 +53,11 @@ def _rates(results: Mapping[str, Any], trials: str, reference: str, reason: str)
         return ""
     figures = results["figures"]
     mean = figures["conditions"][reference]["rates"][trials][METHOD][EER]["mean"]
-    baseline = figures["baseline"][trials][METHOD][EER]
+    baseline = min(lists[trials][METHOD][EER] for lists in figures["baseline"].values())
     return f" (EER {number(mean, EER)} % and {number(baseline, EER)} %)"
 
 
-def claims_that_do_not_hold(results: Mapping[str, Any]) -> list[str]:
+def claims_not_shown(results: Mapping[str, Any]) -> list[str]:
     """Say what the study does not show, or shows to be otherwise.
 
     Parameters
@@ -82,8 +88,8 @@ def claims_that_do_not_hold(results: Mapping[str, Any]) -> list[str]:
             )
     sentences += [
         _not_within(comparison, trials, found)
-        for comparison, trials, found in _primary(results)
-        if found["within"] == NO
+        for comparison, trials, found in _tested(results)
+        if found["within"] == NOT_SHOWN
     ]
     return sentences
 
@@ -174,6 +180,7 @@ def _costs(results: Mapping[str, Any]) -> str:
         differences[rate]["within"]
         for comparison in results["figures"]["comparisons"]
         if not (comparison["must_be_identical"] and comparison["identical"])
+        and not comparison["control"]
         for differences in comparison["differences"].values()
         for rate in RATES
         if rate != EER
@@ -181,14 +188,14 @@ def _costs(results: Mapping[str, Any]) -> str:
     costs = " and ".join(SHOWN[rate][0] for rate in RATES if rate != EER)
     return (
         f"By {costs}, which are secondary, of {counts.total()} comparisons "
-        f"{counts[YES]} are within the margin, {counts[NO]} are not shown to be, and "
+        f"{counts[YES]} are within the margin, {counts[NOT_SHOWN]} are not shown to be, and "
         f"{counts[CANNOT_TELL]} cannot be told."
     )
 
 
 def _higher(results: Mapping[str, Any]) -> Iterator[str]:
-    for comparison, trials, found in _primary(results):
-        if found["higher"] and found["within"] != NO:
+    for comparison, trials, found in _tested(results):
+        if found["higher"] and found["within"] != NOT_SHOWN:
             mean, low = (number(found[key], EER) for key in ("mean", "low"))
             yield (
                 f"The EER of {comparison['candidate']} on {trials} is higher than that "
@@ -228,7 +235,7 @@ def _unequal(results: Mapping[str, Any]) -> Iterator[str]:
 
 def tests(results: Mapping[str, Any]) -> int:
     """Count the tests by the primary measure."""
-    return sum(found["p_value"] is not None for _, _, found in _primary(results))
+    return sum(found["p_value"] is not None for _, _, found in _tested(results))
 
 
 def _primary(
@@ -238,6 +245,13 @@ def _primary(
     for comparison in results["figures"]["comparisons"]:
         for trials, differences in comparison["differences"].items():
             yield comparison, trials, differences[EER]
+
+
+def _tested(
+    results: Mapping[str, Any],
+) -> Iterator[tuple[Mapping[str, Any], str, Mapping[str, Any]]]:
+    """Leave out what is known to be worse."""
+    return (one for one in _primary(results) if not one[0]["control"])
 
 
 def _listed(words: list[str]) -> str:

@@ -27,12 +27,14 @@ def settings_in_common(study: Study) -> dict[str, Any]:
     Returns
     -------
     dict
-        Plain values by name, read from the files of settings that runs keep. Of a path
-        only the name is told.
+        Plain values by name, read from the files of settings that runs keep; those of
+        conditions that have a part of the epochs do not count. Of a path only the name is
+        told.
     """
     files = [
         study.run_folder(condition.name, seed) / HYPERPARAMS
         for condition in study.conditions
+        if condition.part_of_epochs == 1
         for seed in study.seeds
     ]
     found = [plain_settings(file.read_text()) for file in files if file.exists()]

@@ -8,7 +8,7 @@ from typing import Any
 
 from results.figures import METHOD
 from results.runs import EER, RATES
-from results.verdicts import YES
+from results.verdicts import CANNOT_TELL, YES
 
 from speechbrain_rev.sizes import MB
 
@@ -122,8 +122,15 @@ def _answer(comparison: Mapping[str, Any], trials: str) -> str:
     if comparison["must_be_identical"]:
         return "yes" if comparison["identical"] else "no"
     found = comparison["differences"][trials][EER]
-    wide = found["wide"] and found["within"] == YES
-    return f"{found['within']}{' (within a wide margin)' if wide else ''}"
+    if comparison["control"]:
+        return "yes" if found["higher"] else "no"
+    if found["within"] == CANNOT_TELL:
+        return CANNOT_TELL
+    if found["within"] != YES:
+        return "no, it is worse" if found["higher"] else str(found["within"])
+    but = ["worse within the margin"] * found["higher"]
+    but += ["within a wide margin"] * found["wide"]
+    return f"yes{' (' * bool(but)}{', '.join(but)}{')' * bool(but)}"
 
 
 def differences_table(results: Mapping[str, Any], rates: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from memory_plan import PLAN
 from results.figures import STATED_AT, compute_figures, read_margins, what_differs
-from results.files import BUDGET, MEASURES, MORE_FIGURES, REPORT, RESULTS
+from results.files import BUDGET, MEASURES, PROBES, REPORT, RESULTS
 from results.runs import Study
 
 from report.document import report_of
@@ -59,10 +59,9 @@ def write_report(
     ValueError
         If runs were scored on different trials, or measures are of other conditions.
     """
-    more = {name: _read(study.folder / file) for name, file in MORE_FIGURES.items()}
+    probes = _read(study.folder / PROBES)
     results = {
-        "figures": compute_figures(study, more["baseline"])
-        | {name: found for name, found in more.items() if found is not None},
+        "figures": compute_figures(study) | ({"probes": probes} if probes else {}),
         "measured": measured(study),
         "budget": _read(study.folder / BUDGET),
         "failed": list(failed),

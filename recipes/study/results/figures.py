@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from results.files import MARGINS
 from results.runs import METHODS, RATES, SCORED, Study
-from results.verdicts import baseline_rate, correct_for_number, judged
+from results.verdicts import WIDE, correct_for_number, judged
 from speechbrain_rev import scoring
 from speechbrain_rev.whole_files import write_whole
 
@@ -45,7 +45,7 @@ def state_margins(study: Study, references: Sequence[str]) -> dict[str, Any]:
     -------
     dict
         What margins.json holds: "margins" by reference, list and rate, as fractions,
-        "made_of" and "stated_at".
+        "made_of", what else verdicts depend on ("baseline", "wide"), and "stated_at".
 
     Raises
     ------
@@ -76,6 +76,8 @@ def state_margins(study: Study, references: Sequence[str]) -> dict[str, Any]:
             "replicates": study.replicates,
             "weights": {name: study.digests(name) for name in references},
         },
+        "baseline": baseline_figures(study),
+        "wide": WIDE,
     }
     if path.exists():
         kept = read_margins(study)
@@ -163,25 +165,34 @@ def margin_of(study: Study, comparison: Comparison, stated: Mapping[str, Any]) -
     return name
 
 
-def compute_figures(
-    study: Study, baseline: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def baseline_figures(study: Study) -> dict[str, Any]:
+    """Give the rates of what needs no training, by statistics, list and method."""
+    found: dict[str, Any] = {}
+    for trials in study.lists:
+        for method in METHODS:
+            for name, rates in study.baseline_rates(trials, method).items():
+                found.setdefault(name, {}).setdefault(trials, {})[method] = {
+                    rate: float(system.rates[0]) for rate, system in rates.items()
+                }
+    return found
+
+
+def compute_figures(study: Study) -> dict[str, Any]:
     """Compute all rates, differences and digests.
 
     Parameters
     ----------
     study : Study
         Whose margins are stated. Conditions of which a run is not finished have no
-        figures, nor have their comparisons.
-    baseline : mapping, optional
-        Rates of what needs no training, by list and method. Without it the study cannot
-        tell whether its references do their task.
+        figures, nor have their comparisons. Where what needs no training was not scored,
+        the study cannot tell whether its references do their task.
 
     Returns
     -------
     dict
-        "margins", "conditions" by name, "unfinished" conditions with what is missing by
-        seed, and "comparisons" in their order; plain numbers, rates as fractions.
+        "margins", "baseline", "conditions" by name, "unfinished" conditions with what is
+        missing by seed, and "comparisons" in their order; plain numbers, rates as
+        fractions.
     """
     margins = _without_time(read_margins(study))
     unfinished = {
@@ -190,7 +201,7 @@ def compute_figures(
         if (missing := study.unfinished(condition.name))
     }
     comparisons = [
-        _compared(study, comparison, margins["margins"], baseline)
+        _compared(study, comparison, margins["margins"])
         if not {comparison.candidate, comparison.reference} & unfinished.keys()
         else _described(comparison) | {"identical": None, "differences": {}}
         for comparison in study.comparisons
@@ -199,10 +210,12 @@ def compute_figures(
         correct_for_number(
             rates[rate]
             for comparison in comparisons
+            if not comparison["control"]
             for rates in comparison["differences"].values()
         )
     return {
         "margins": margins,
+        "baseline": baseline_figures(study),
         "conditions": {
             condition.name: _condition(study, condition)
             for condition in study.conditions
@@ -248,6 +261,7 @@ def _described(comparison: Comparison) -> dict[str, Any]:
         "candidate": comparison.candidate,
         "reference": comparison.reference,
         "must_be_identical": comparison.identical,
+        "control": comparison.control,
     }
 
 
@@ -255,7 +269,6 @@ def _compared(
     study: Study,
     comparison: Comparison,
     stated: Mapping[str, Any],
-    baseline: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Compare two conditions on each list by each rate."""
     names = comparison.candidate, comparison.reference
@@ -264,13 +277,14 @@ def _compared(
     differences: dict[str, Any] = {}
     for trials in study.lists:
         candidate, reference = (study.rates(name, trials, METHOD) for name in names)
+        baselines = study.baseline_rates(trials, METHOD).values()
         differences[trials] = {
             rate: judged(
                 candidate[rate],
                 reference[rate],
                 rate=rate,
                 margin=stated[margin_of_reference][trials][rate],
-                baseline=baseline_rate(baseline, trials, METHOD, rate),
+                baselines=[one[rate] for one in baselines],
                 identical=ours == theirs,
                 must_be_identical=comparison.identical,
             )

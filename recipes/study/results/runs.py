@@ -25,6 +25,11 @@ from speechbrain_rev.optim.strict import MIN_8BIT_ELEMENTS
 if TYPE_CHECKING:
     from design.conditions import Comparison, Condition
 
+#: Statistics of filterbanks, which need no training, by their names: whether the mean over
+#: a sentence, which encoders are not given, is among them.
+BASELINES = {"deviation": False, "mean and deviation": True}
+#: Below a study's folder.
+BASELINE = "baseline"
 METHODS = ("as_norm", "cosine")
 #: Written last by a training that is scored.
 SCORED = Path("scores", "results.json")
@@ -34,6 +39,11 @@ DRAWS_SEED = 0
 EER = "eer"
 #: Each rate's name in results.json.
 RATES = (EER, *(f"min_dcf_{p}" for p in P_TARGETS))
+
+
+def baseline_folder(study: Path, name: str) -> Path:
+    """Say where the scores of what needs no training are."""
+    return study / BASELINE / name.replace(" ", "_")
 
 
 @dataclass(frozen=True)
@@ -111,9 +121,40 @@ class Study:
         ValueError
             If it was scored on another list than the other runs.
         """
+        folders = [self.run_folder(name, seed) for seed in self.seeds]
+        return self._rates_of(name, folders, trials, method)
+
+    def baseline_rates(
+        self, trials: str, method: str
+    ) -> dict[str, dict[str, scoring.SeedRates]]:
+        """Compute the rates of what needs no training: the same for all seeds.
+
+        Parameters
+        ----------
+        trials, method : str
+            The list and "as_norm" or "cosine".
+
+        Returns
+        -------
+        dict of str to dict
+            By the names of BASELINES, those that were scored; as ``rates`` gives them.
+        """
+        folders = {name: baseline_folder(self.folder, name) for name in BASELINES}
+        return {
+            name: self._rates_of(name, [folder] * len(self.seeds), trials, method)
+            for name, folder in folders.items()
+            if (folder / SCORED).is_file()
+        }
+
+    def _rates_of(
+        self, name: str, folders: Sequence[Path], trials: str, method: str
+    ) -> dict[str, scoring.SeedRates]:
         key = name, trials, method
         if key not in self._drawn:
-            runs = [self._bootstrap(name, seed, trials, method) for seed in self.seeds]
+            once = {
+                f: self._bootstrap(f, trials, method) for f in dict.fromkeys(folders)
+            }
+            runs = [once[folder] for folder in folders]
             self._drawn[key] = {
                 rate: scoring.SeedRates(
                     np.array([points[rate] for points, _ in runs]),
@@ -124,10 +165,10 @@ class Study:
         return self._drawn[key]
 
     def _bootstrap(
-        self, name: str, seed: int, trials: str, method: str
+        self, folder: Path, trials: str, method: str
     ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         """Compute one run's rates, and the same of drawn speakers."""
-        path = self.run_folder(name, seed) / "scores" / f"{trials}.{method}.txt"
+        path = folder / "scores" / f"{trials}.{method}.txt"
         listed, scores = scoring.read_scores(path)
         self._check_same(listed, trials, path)
         curve = scoring.det_curve(scores, listed.labels)

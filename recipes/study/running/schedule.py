@@ -10,7 +10,11 @@ from typing import Any
 
 from design.conditions import IN_ALL_MODES, PAIRS
 from design.sizes import Size
-from measurements.of_study import is_probed, memory_budget
+from measurements.of_study import (
+    is_probed,
+    memory_budget,
+    score_without_training,
+)
 from results.figures import state_margins
 from results.files import MARGINS
 from results.runs import Study
@@ -76,29 +80,32 @@ def train(
     """
     failed: dict[Run, str] = {}
 
-    def train_some(wanted: Sequence[Run], **more: Any) -> None:
+    def train_some(wanted: Sequence[Run]) -> None:
         left = [run for run in wanted if run not in failed]
         try:
-            train_all(left, {**settings, **more}, size, hparams, jobs=jobs)
+            train_all(left, settings, size, hparams, jobs=jobs, proven=True)
         except TrainingsFailed as error:
             failed.update(error.failed)
 
-    def train_planned(planned: Sequence[Run]) -> None:
-        budget = memory_budget(study, settings["device"])
-        train_some(planned, memory_budget=budget)
+    def plan_them() -> None:
+        budget = {"memory_budget": memory_budget(study, settings["device"])}
+        planned.update({run: replace(run, settings=budget) for run in planned})
 
     vanilla = [c.name for c in study.conditions if c.name in PAIRS]
     references = [run for run in runs if run.condition.name in vanilla]
     train_all(references, settings, size, hparams, jobs=jobs)
+    score_without_training(study, settings, size)
     state_margins(study, vanilla)
     print(f"The margins are stated: {study.folder / MARGINS}")
     lost: list[str] = []
-    if planned := [run for run in runs if run.condition.half_memory]:
+    planned = {run: run for run in runs if run.condition.half_memory}
+    if planned:
         # Half of what this one takes.
         halved = IN_ALL_MODES, study.seeds[0]
         train_some([run for run in runs if (run.condition.name, run.seed) == halved])
-        lost = attempt("Half the memory", lambda: train_planned(planned))
-    train_some([run for run in runs if run not in planned])
+        lost = attempt("Half the memory", plan_them)
+    left = [planned.get(run, run) for run in runs if not (lost and run in planned)]
+    train_some(left)
     return [*failed.values(), *lost]
 
 

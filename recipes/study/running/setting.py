@@ -12,12 +12,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import torch
 from design.sizes import Size
 from results.files import SETTING
 from results.runs import Study
 
 import speechbrain_rev
 from running.trainings import THREADS
+from speechbrain_rev.environment import environment
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.speech.reading import audio_files
 from speechbrain_rev.whole_files import digest_of, write_whole
@@ -103,7 +105,7 @@ def keep_setting(output: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        The setting, and under "code" what the study has been run by.
+        The setting, and under "code" by what code, and on what, the study was run.
 
     Raises
     ------
@@ -136,7 +138,7 @@ def _files_below(folder: Path) -> dict[str, Any]:
 
 
 def _code() -> dict[str, Any]:
-    """Say which code runs: the package's version and, where there is git, the commit."""
+    """Say which code runs, and where; where there is git, from which commit."""
     package = Path(speechbrain_rev.__file__).parent
     changes = _git("status", "--porcelain", "--untracked-files=no")
     return {
@@ -145,6 +147,8 @@ def _code() -> dict[str, Any]:
         "package": str(package),
         "commit": _git("rev-parse", "HEAD"),
         "changed": None if changes is None else bool(changes),
+        "processor": dict(environment())["processor"],
+        "torch": torch.__version__,
     }
 
 

@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,8 @@ class Run:
         What is done for it.
     keep_all : bool
         Whether the checkpoints of all epochs are kept.
+    settings : mapping
+        Of the recipe, that became known while the study ran.
     """
 
     condition: Condition
@@ -78,6 +80,7 @@ class Run:
     folder: Path
     work: Work = TRAIN_AND_SCORE
     keep_all: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def is_done(self) -> bool:
@@ -109,10 +112,11 @@ class TrainingsFailed(ChildProcessError):
         What became of each, in a sentence.
     """
 
-    def __init__(self, failed: Mapping[Run, str]) -> None:
+    def __init__(self, failed: Mapping[Run, str], *, not_begun: int = 0) -> None:
+        others = f"{not_begun} were not begun for that. " if not_begun else ""
         super().__init__(
-            f"{len(failed)} training(s) failed. {' '.join(failed.values())} Given again, "
-            "the command goes on where they were."
+            f"{len(failed)} training(s) failed. {' '.join(failed.values())} {others}Given "
+            "again, the command goes on where they were."
         )
         self.failed = dict(failed)
 
@@ -124,6 +128,7 @@ def train_all(
     hparams: Path,
     *,
     jobs: int,
+    proven: bool = False,
 ) -> None:
     """Do the work of runs that is not done yet, some at a time, each in its own process.
 
@@ -142,6 +147,8 @@ def train_all(
         The file of settings that all begin with.
     jobs : int
         Processes at a time.
+    proven : bool
+        Whether others of the study were done, with this machine and setting.
 
     Raises
     ------
@@ -155,7 +162,7 @@ def train_all(
         if run.has_begun:
             check_settings(run, settings_of(run, settings, size), hparams)
     left = [run for run in runs if not run.is_done]
-    children, failed = _Children(), {}
+    children, failed, not_begun = _Children(), {}, 0
     bar = tqdm(total=len(runs), initial=len(runs) - len(left), unit="training")
     with bar, ThreadPoolExecutor(jobs) as pool:
         try:
@@ -165,19 +172,21 @@ def train_all(
             for ended in as_completed(statuses):
                 run, status = statuses[ended], ended.result()
                 if status is None:
+                    not_begun += 1
                     continue
                 if status == 0 and run.is_done:
                     bar.update()
                     continue
                 failed[run] = _what_became_of(run, status)
                 bar.write(failed[run], file=sys.stderr)
-                if len(failed) >= jobs and not any(run.is_done for run in runs):
+                proven = proven or any(run.is_done for run in runs)
+                if len(failed) >= jobs and not proven:
                     children.stop_beginning()
         except BaseException:
             children.end()
             raise
     if failed:
-        raise TrainingsFailed(failed)
+        raise TrainingsFailed(failed, not_begun=not_begun)
 
 
 class _Children:
@@ -238,9 +247,13 @@ def settings_of(run: Run, settings: Mapping[str, Any], size: Size) -> dict[str, 
         **size.settings_of(run.condition.arch),
         "arch": run.condition.arch,
         **run.condition.settings,
+        **run.settings,
         "seed": run.seed,
         "output_folder": run.folder,
     }
+    if run.condition.part_of_epochs != 1:
+        epochs = run.condition.part_of_epochs * given["number_of_epochs"]
+        given["number_of_epochs"] = max(1, round(epochs))
     if run.keep_all:
         given["keep_checkpoints"] = given["number_of_epochs"]
     return {key: _as_text(value) for key, value in given.items()}
@@ -308,9 +321,12 @@ def check_settings(run: Run, given: Mapping[str, str], hparams: Path) -> None:
         if key not in _COUNTED and kept.get(key) != wanted.get(key)
     ]
     if differing:
+        advice = "Give another --output, or remove that folder to train it again."
+        if kept.get("output_folder") != wanted.get("output_folder"):
+            advice = "If the study was moved, move it back; archive.py moves studies."
         raise ValueError(
-            f"{run.folder} is a training of other settings: {'; '.join(differing)}. Give "
-            "another --output, or remove that folder to train it again."
+            f"{run.folder} is a training of other settings: {'; '.join(differing)}. "
+            f"{advice}"
         )
 
 

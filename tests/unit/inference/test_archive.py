@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -164,6 +166,20 @@ def test_no_files_or_names_that_are_none_are_refused_before_the_work(tmp_path, f
         embed_into(path, idle, {**files, 7: files["0.wav"]})
     assert idle.model.seen == 0
     assert not path.exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path, files, monkeypatch
+):
+    one, path = embedder(), tmp_path / "archive" / "rows.npz"
+    embed_into(path, one, dict(list(files.items())[:2]))
+    # Whoever runs tests as root may write anywhere.
+    monkeypatch.setattr(os, "access", lambda place, how: place != path.parent)
+    with pytest.raises(ValueError, match=r"rows\.npz cannot be written: you may not"):
+        embed_into(path, one, files)
+    assert one.model.seen == 2
+    # What is there is read all the same.
+    assert len(embed_into(path, one, dict(list(files.items())[:2])).names) == 2
 
 
 def test_a_file_that_is_no_archive_is_refused(tmp_path):

@@ -416,6 +416,8 @@ def test_the_baseline_is_mean_and_deviation_of_the_features():
     described = FbankStatistics()(wave)[0, 0]
     assert torch.allclose(described[:80], features.mean(0))
     assert torch.allclose(described[80:], features.std(0))
+    without_mean = FbankStatistics(mean=False)(wave)[0, 0]
+    assert torch.equal(without_mean, described[80:])
 
 
 def test_the_baseline_tells_real_speakers_apart_as_well_as_it_is_known_to():

@@ -129,7 +129,7 @@ def test_the_text_says_where_its_figures_are_from_and_what_is_assumed(training):
         "were not reproduced here",
         "on meta tensors",
         "No card was tried",
-        f"{training.reserve_bytes / GIB:.1f} GiB must stay free",
+        f"{training.reserve_bytes / GIB:.1f} GiB stay free",
         f"fits {card_text(training.card_bytes)} with {training.frames} frames",
         "classifier of 17982",
     ):

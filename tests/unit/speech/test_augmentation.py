@@ -303,6 +303,17 @@ def test_labels_of_another_batch_are_refused():
         augment.replicate_labels(torch.zeros(5, 1))
 
 
+@pytest.mark.parametrize("speaker", [SPEAKERS, -1])
+def test_a_speaker_that_would_be_another_one_at_another_speed_is_refused(speaker):
+    augment = augmenter()
+    apply(augment, speech())
+    labels = torch.arange(6).reshape(6, 1) % SPEAKERS
+    assert augment.replicate_labels(labels).shape == (6, 1)
+    labels[2] = speaker
+    with pytest.raises(ValueError, match=f"A label is {speaker}, .*--out_n_neurons"):
+        augment.replicate_labels(labels)
+
+
 def test_the_next_file_takes_the_place_of_one_that_cannot_be_read(noise, caplog):
     soundfile.write(noise / "noise" / "hiss.wav", np.ones(100), 8000)
     soundfile.write(noise / "noise" / "nan.wav", [np.nan] * 100, RATE, subtype="FLOAT")
