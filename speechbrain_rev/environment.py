@@ -62,11 +62,16 @@ def _processor() -> str:
     return (names or [platform.processor()])[0] or "unknown on this system"
 
 
+def usable_cpus() -> int:
+    """Count the processors that this process may use."""
+    # Not every system limits a process to some of them.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _cpus() -> str:
-    total = os.cpu_count()
-    # Not every system limits a process to some of its CPUs.
-    usable = getattr(os, "sched_getaffinity", lambda _: range(total or 0))(0)
-    return f"{total}, {len(usable)} of them for this process"
+    return f"{os.cpu_count()}, {usable_cpus()} of them for this process"
 
 
 def _ram() -> str:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
 from memory_plan import PLAN
 from results.files import MEASURES, PROBES, SETTING
-from results.runs import BASELINE, EPOCHS, SCORED
+from results.runs import BASELINE, EPOCHS, SCORED, SCORES
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.hparams import plain_settings
@@ -35,13 +35,13 @@ from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.whole_files import check_file, write_whole
 
 #: Of a study, of what needs no training, and of each training that was scored.
-FILES = ("*.json", f"{BASELINE}/*/scores/*.txt", f"{BASELINE}/*/{SCORED}")
+FILES = ("*.json", f"{BASELINE}/*/{SCORES}", f"{BASELINE}/*/{SCORED}")
 FILES_OF_A_RUN = (
     HYPERPARAMS,
     EPOCHS,
     PLAN,
     "save/train.csv",
-    "scores/*.txt",
+    SCORES,
     str(SCORED),
 )
 #: What stands for the places of the study, its speech and its noise.

@@ -40,9 +40,9 @@ from results.runs import Study
 from running.command_line import (
     HPARAMS,
     REPOSITORY,
-    TRAIN_LIST,
     existing_folder,
     positive,
+    settings_of_all,
     trial_lists,
 )
 from running.determinism import compute_repeatably
@@ -53,6 +53,7 @@ from running.trainings import THREADS
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.devices import named_device
+from speechbrain_rev.environment import usable_cpus
 from speechbrain_rev.locks import writing_alone
 
 
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = [path.stem for path in lists]
     study = Study(output, conditions(), comparisons(), size.seeds, names)
     device = options.device or size.device
-    jobs = options.jobs or (1 if device.startswith("cuda") else _usable_cpus())
+    jobs = options.jobs or (1 if device.startswith("cuda") else usable_cpus())
     runs = runs_of(study)
     done = sum(run.is_done for run in runs)
     print(
@@ -87,13 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if device == "cpu":
         # Figures of gradients are sums, whose order depends on threads.
         torch.set_num_threads(THREADS)
-    settings = {
-        "data_folder": options.data.resolve(),
-        "train_list": (options.data / TRAIN_LIST).resolve(),
-        "trial_lists": [path.resolve() for path in lists],
-        "noise_folder": options.noise and options.noise.resolve(),
-        "device": device,
-    }
+    settings = settings_of_all(options.data, lists, options.noise, device)
     with writing_alone(output):
         described = setting_of(study, options.size, size, HPARAMS, settings)
         setting = keep_setting(output, described)
@@ -161,12 +156,6 @@ def tell_differences(output: Path, other: Path) -> None:
         print("\n".join(differing))
         sys.exit(f"{len(differing)} figures differ.")
     print(f"{output} and {other} have the same figures, to the last bit.")
-
-
-def _usable_cpus() -> int:
-    # Not every system limits a process to some of its CPUs.
-    total = os.cpu_count() or 1
-    return len(getattr(os, "sched_getaffinity", lambda _: range(total))(0))
 
 
 def _parser() -> argparse.ArgumentParser:

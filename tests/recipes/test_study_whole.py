@@ -18,7 +18,7 @@ conditions, trainings, run = (
     study("running.trainings"),
     study("run"),
 )
-archive = study("archive")
+archive, repeat = study("archive"), study("repeat")
 CONDITIONS = [
     conditions.Condition("resnet34", "resnet34"),
     conditions.Condition("revnet46", "revnet46", {"mode": "store"}),
@@ -41,8 +41,9 @@ def argv(tmp_path_factory):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setattr(run, "conditions", lambda: CONDITIONS)
-    monkeypatch.setattr(run, "comparisons", lambda: COMPARISONS)
+    for script in (run, repeat):
+        monkeypatch.setattr(script, "conditions", lambda: CONDITIONS)
+        monkeypatch.setattr(script, "comparisons", lambda: COMPARISONS)
     monkeypatch.setitem(run.SIZES, "small", tiny_size())
 
 
@@ -109,6 +110,16 @@ def test_a_study_gives_a_report_and_another_one_its_figures(
     capsys.readouterr()
     run.main([*argv, f"--output={moved}"])
     assert "6 trainings, 5 of them done" in capsys.readouterr().out
+    run.main([f"--output={one}", f"--compare={moved}"])
+    assert "same figures, to the last bit" in capsys.readouterr().out
+
+    # Without weights, what was trained elsewhere can be repeated.
+    names = [condition.name for condition in CONDITIONS]
+    repeat.main([str(moved), *argv, "--seeds", "2", "--conditions", *names[1:]])
+    shown = capsys.readouterr().out
+    assert shown.count("the same weights and scores") == 2
+    run.main([*argv, f"--output={moved}"])
+    assert "2 of 2 trainings gave the same weights" in capsys.readouterr().out
     run.main([f"--output={one}", f"--compare={moved}"])
     assert "same figures, to the last bit" in capsys.readouterr().out
 

@@ -12,6 +12,7 @@ from report.probe_tables import parts_of
 from report.sentences import (
     claims_not_shown,
     notes,
+    repetitions,
     tests,
     what_cannot_be_told,
 )
@@ -67,6 +68,8 @@ def report_of(results: Mapping[str, Any], pictures: Sequence[str]) -> str:
         *_conditions(results),
         *plan_parts(results),
         *parts_of(results["figures"]),
+        "## Trained again",
+        _points(repetitions(results)),
         "## Margins",
         _margins(results),
         margins_table(results),

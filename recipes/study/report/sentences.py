@@ -233,6 +233,42 @@ def _unequal(results: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
+def repetitions(results: Mapping[str, Any]) -> list[str]:
+    """Say which trainings were done again, and whether the same came out.
+
+    Parameters
+    ----------
+    results : mapping
+        What results.json holds.
+
+    Returns
+    -------
+    list of str
+        A sentence for each machine and version of torch, and for each training that came
+        out otherwise; one if nothing was repeated.
+    """
+    repeated = results["repeated"]
+    if not repeated:
+        return ["None was: recipes/study/repeat.py does that."]
+    places: dict[tuple[str, str], list[str]] = {}
+    for name, found in repeated.items():
+        places.setdefault((found["processor"], found["torch"]), []).append(name)
+    sentences = []
+    for (processor, torch), names in places.items():
+        same = [name for name in names if not repeated[name]["differing"]]
+        sentences.append(
+            f"On {processor} with torch {torch}, {len(same)} of {len(names)} trainings "
+            "gave the same weights and the same scores of all trials, to the last bit"
+            + (f": {'; '.join(same)}." if same else ".")
+        )
+        sentences += [
+            f"{name} did not: other are its {_listed(repeated[name]['differing'])}."
+            for name in names
+            if name not in same
+        ]
+    return sentences
+
+
 def tests(results: Mapping[str, Any]) -> int:
     """Count the tests by the primary measure."""
     return sum(found["p_value"] is not None for _, _, found in _tested(results))

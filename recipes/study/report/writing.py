@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from memory_plan import PLAN
 from results.figures import STATED_AT, compute_figures, read_margins, what_differs
-from results.files import BUDGET, MEASURES, PROBES, REPORT, RESULTS
+from results.files import BUDGET, MEASURES, PROBES, REPEATED, REPORT, RESULTS
 from results.runs import Study
 
 from report.document import report_of
@@ -37,8 +37,8 @@ def write_report(
     study : Study
         Whose margins are stated. What is not finished of its runs is told. Where its
         folder has measures.json, that is reported, too: for a condition's name
-        "peak_bytes" and "seconds_per_step" of a step. So are baseline.json, probes.json,
-        budget.json and the plans of runs.
+        "peak_bytes" and "seconds_per_step" of a step. So are probes.json, budget.json,
+        repeated.json and the plans of runs.
     setting : mapping
         What the study was asked for, as plain values: its size, seeds, settings that all
         conditions have in common, widths. What its runs have "common", when margins were
@@ -50,7 +50,8 @@ def write_report(
     -------
     dict
         What results.json holds: "figures", which a second study must repeat to the bit,
-        "measured", which it never does, "budget", "setting", and what "failed".
+        "measured", which it never does, "budget", what was "repeated", "setting", and what
+        "failed".
 
     Raises
     ------
@@ -64,6 +65,7 @@ def write_report(
         "figures": compute_figures(study) | ({"probes": probes} if probes else {}),
         "measured": measured(study),
         "budget": _read(study.folder / BUDGET),
+        "repeated": _read(study.folder / REPEATED) or {},
         "failed": list(failed),
         "setting": {
             **setting,

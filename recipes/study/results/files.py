@@ -6,3 +6,5 @@ BUDGET, MARGINS, SETTING = "budget.json", "margins.json", "setting.json"
 MADE_OF = "made_of.json"
 #: What probes found, if they were computed.
 PROBES = "probes.json"
+#: What came out of trainings that were done again.
+REPEATED = "repeated.json"

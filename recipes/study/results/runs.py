@@ -33,6 +33,8 @@ BASELINE = "baseline"
 METHODS = ("as_norm", "cosine")
 #: Written last by a training that is scored.
 SCORED = Path("scores", "results.json")
+#: What it gives each trial, a file for each list and method.
+SCORES = "scores/*.txt"
 EPOCHS = "train_log.jsonl"
 #: Of the draws of speakers: one for all runs, so that replicates are paired.
 DRAWS_SEED = 0
@@ -210,6 +212,24 @@ class Study:
         scored = (self.run_folder(name, seed) / SCORED).read_text(encoding="utf-8")
         digest: str = json.loads(scored)["model"]
         return digest
+
+    def differing(self, other: Study, name: str, seed: int) -> list[str]:
+        """Say what of a training is not, to the bit, what another study has of it.
+
+        Returns
+        -------
+        list of str
+            Of "weights" and the names of files of scores; empty if all is equal.
+        """
+        here, there = (
+            {path.name: path.read_bytes() for path in folder.glob(SCORES)}
+            for folder in (self.run_folder(name, seed), other.run_folder(name, seed))
+        )
+        weights = (
+            [] if self.digest(name, seed) == other.digest(name, seed) else ["weights"]
+        )
+        files = sorted(here.keys() | there.keys())
+        return weights + [name for name in files if here.get(name) != there.get(name)]
 
     def epochs(self, name: str, seed: int) -> list[dict[str, Any]]:
         """Read what a training wrote down about its epochs; empty if it never did."""

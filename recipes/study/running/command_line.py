@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).parents[3]
 HPARAMS = REPOSITORY / "hparams" / "minivox.yaml"
@@ -41,3 +43,16 @@ def trial_lists(data: Path) -> list[Path]:
             "lines 'label path path'."
         )
     return lists
+
+
+def settings_of_all(
+    data: Path, lists: Sequence[Path], noise: Path | None, device: str
+) -> dict[str, Any]:
+    """Give what all trainings of a study are given of data and device."""
+    return {
+        "data_folder": data.resolve(),
+        "train_list": (data / TRAIN_LIST).resolve(),
+        "trial_lists": [path.resolve() for path in lists],
+        "noise_folder": noise and noise.resolve(),
+        "device": device,
+    }

@@ -21,6 +21,9 @@ from results.runs import Study
 
 from running.trainings import Run, TrainingsFailed, train_all
 
+#: Below a study, what was trained once more.
+AGAIN = "repeated"
+
 
 def runs_of(study: Study) -> list[Run]:
     """List the trainings of a study, all conditions of a seed before the next seed."""
@@ -107,6 +110,50 @@ def train(
     left = [planned.get(run, run) for run in runs if not (lost and run in planned)]
     train_some(left)
     return [*failed.values(), *lost]
+
+
+def repeat(
+    study: Study,
+    runs: Sequence[Run],
+    settings: Mapping[str, Any],
+    size: Size,
+    hparams: Path,
+    *,
+    jobs: int,
+) -> dict[str, list[str]]:
+    """Do trainings of a study again, in a folder of their own, and compare them.
+
+    Parameters
+    ----------
+    study : Study
+        In which they were scored.
+    runs : sequence of Run
+        Of the study.
+    settings, size, hparams, jobs
+        As for ``train``.
+
+    Returns
+    -------
+    dict
+        By the names of the runs, what differs; empty lists where nothing does.
+
+    Raises
+    ------
+    TrainingsFailed
+        If one ended with an error.
+    """
+    again = replace(study, folder=study.folder / AGAIN)
+    copies = {}
+    for run in runs:
+        folder = again.run_folder(run.condition.name, run.seed)
+        copies[run] = replace(run, folder=folder, keep_all=False)
+        if run.condition.half_memory:
+            budget = memory_budget(study, settings["device"])
+            copies[run] = replace(copies[run], settings={"memory_budget": budget})
+    train_all(list(copies.values()), settings, size, hparams, jobs=jobs)
+    return {
+        run.name: study.differing(again, run.condition.name, run.seed) for run in runs
+    }
 
 
 def finished(study: Study) -> Study:

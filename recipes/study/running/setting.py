@@ -112,22 +112,34 @@ def keep_setting(output: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
     ValueError
         If the folder holds a study of another setting.
     """
+    code = check_setting(output, setting).get(CODE, [])
+    here = code_and_machine()
+    if all({**entry, "since": None} != {**here, "since": None} for entry in code):
+        code = [*code, here]
+    output.mkdir(parents=True, exist_ok=True)
+    whole = {**setting, CODE: code}
+    write_whole(output / SETTING, json.dumps(whole, indent=1) + "\n")
+    return whole
+
+
+def check_setting(output: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the setting of the study in a folder; empty if there is none.
+
+    Raises
+    ------
+    ValueError
+        If it is another one.
+    """
     path = output / SETTING
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    code = kept.pop(CODE, [])
-    differing = [key for key in kept | setting if kept.get(key) != setting.get(key)]
+    known = {key: value for key, value in kept.items() if key != CODE}
+    differing = [key for key in known | setting if known.get(key) != setting.get(key)]
     if kept and differing:
         raise ValueError(
             f"{output} holds a study of other settings: {', '.join(differing)} (see "
             f"{SETTING} there). Give another --output, or remove that folder."
         )
-    here = _code()
-    if all({**entry, "since": None} != {**here, "since": None} for entry in code):
-        code = [*code, here]
-    output.mkdir(parents=True, exist_ok=True)
-    whole = {**setting, CODE: code}
-    write_whole(path, json.dumps(whole, indent=1) + "\n")
-    return whole
+    return dict(kept)
 
 
 def _files_below(folder: Path) -> dict[str, Any]:
@@ -137,7 +149,7 @@ def _files_below(folder: Path) -> dict[str, Any]:
     return {"files": names.count("\n") + 1, "names": digest}
 
 
-def _code() -> dict[str, Any]:
+def code_and_machine() -> dict[str, Any]:
     """Say which code runs, and where; where there is git, from which commit."""
     package = Path(speechbrain_rev.__file__).parent
     changes = _git("status", "--porcelain", "--untracked-files=no")

@@ -1,0 +1,133 @@
+"""Train some of a study again, and say whether the same weights and scores come out.
+
+python recipes/study/repeat.py STUDY DATA [--noise NOISE] [--seeds 1] [--conditions NAME]
+
+STUDY is the --output of run.py, here or unpacked from an archive. What is chosen is trained
+from its beginning below STUDY/repeated, and its weights and scores are compared with those
+of the study, to the bit. What was found is added to repeated.json there, and with it to
+the report when run.py writes that again. The same machine and versions of packages give the
+same; others need not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Read by OpenMP when torch is loaded: a thread that waits takes no core.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
+
+from design.conditions import comparisons, conditions
+from design.sizes import SIZES
+from results.files import REPEATED, SETTING
+from results.runs import Study
+from running.command_line import (
+    HPARAMS,
+    existing_folder,
+    positive,
+    settings_of_all,
+    trial_lists,
+)
+from running.orphans import end_in_order
+from running.schedule import repeat, runs_of
+from running.setting import check_setting, code_and_machine, setting_of
+
+from speechbrain_rev.cli import run_script
+from speechbrain_rev.locks import writing_alone
+from speechbrain_rev.whole_files import write_whole
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    options = _parser().parse_args(argv)
+    output = options.study.resolve()
+    kept = json.loads(_setting_file(output).read_text(encoding="utf-8"))
+    size = SIZES[kept["size"]]
+    lists = trial_lists(options.data)
+    names = [path.stem for path in lists]
+    study = Study(output, conditions(), comparisons(), size.seeds, names)
+    settings = settings_of_all(options.data, lists, options.noise, kept["device"])
+    check_setting(output, setting_of(study, kept["size"], size, HPARAMS, settings))
+    chosen = chosen_runs(study, options.seeds, options.conditions)
+    print(f"{len(chosen)} trainings again, {options.jobs} at a time, of {output}")
+    with writing_alone(output):
+        found = repeat(study, chosen, settings, size, HPARAMS, jobs=options.jobs)
+        keep(output, found)
+    for name, differing in found.items():
+        print(f"{name}: {', '.join(differing) or 'the same weights and scores'}")
+    if differ := sum(map(bool, found.values())):
+        sys.exit(f"{differ} of {len(found)} trainings came out otherwise.")
+
+
+def chosen_runs(
+    study: Study, seeds: Sequence[int], names: Sequence[str] | None
+) -> list[Any]:
+    """List the trainings of some seeds and conditions; of all conditions by default.
+
+    Raises
+    ------
+    ValueError
+        If the study has no such seed or condition, or has not scored one of them.
+    """
+    if unknown := set(seeds) - set(study.seeds):
+        raise ValueError(
+            f"The study has no seed {', '.join(map(str, sorted(unknown)))}; it has "
+            f"{', '.join(map(str, study.seeds))}."
+        )
+    wanted = [study.condition(name) for name in names or ()] or study.conditions
+    runs = [r for r in runs_of(study) if r.seed in seeds and r.condition in wanted]
+    if missing := [run.name for run in runs if not run.is_done]:
+        raise ValueError(
+            f"The study has not scored {'; '.join(missing)}: there is nothing to compare "
+            "with. Choose others by --seeds and --conditions, or let run.py go on."
+        )
+    return runs
+
+
+def keep(output: Path, found: Mapping[str, Sequence[str]]) -> None:
+    """Write down what came out, in the place of what was known of these trainings."""
+    path = output / REPEATED
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    here = code_and_machine()
+    new = {name: {"differing": list(words), **here} for name, words in found.items()}
+    write_whole(path, json.dumps({**kept, **new}, indent=1) + "\n")
+
+
+def _setting_file(output: Path) -> Path:
+    path = output / SETTING
+    if not path.is_file():
+        raise ValueError(
+            f"{output} holds no study: it lacks {SETTING}. Give the --output of run.py, or "
+            "where archive.py unpacked one."
+        )
+    return path
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("study", type=existing_folder, help="--output of run.py")
+    parser.add_argument("data", type=existing_folder, help="the corpus it was run on")
+    parser.add_argument(
+        "--noise", type=existing_folder, help="the noise it was run with; default: none"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1], help="default: the first"
+    )
+    parser.add_argument(
+        "--conditions", nargs="+", metavar="NAME", help="default: all of the study"
+    )
+    parser.add_argument("--jobs", type=positive, default=2, help="trainings at a time")
+    return parser
+
+
+if __name__ == "__main__":
+    end_in_order()
+    run_script(main)

@@ -1,0 +1,123 @@
+"""Trainings of a study that are done again."""
+
+import json
+
+import pytest
+
+from tests.recipes.study import study
+
+conditions, runs, schedule = (
+    study("design.conditions"),
+    study("results.runs"),
+    study("running.schedule"),
+)
+repeat, sentences = study("repeat"), study("report.sentences")
+CONDITIONS = [
+    conditions.Condition("resnet34", "resnet34"),
+    conditions.Condition("revnet46", "revnet46"),
+    conditions.Condition("revnet46, planned", "revnet46", half_memory=True),
+]
+
+
+@pytest.fixture
+def whole(tmp_path):
+    return runs.Study(tmp_path, CONDITIONS, [], (1, 2))
+
+
+def score(folder, weights, scores):
+    (folder / "scores").mkdir(parents=True)
+    (folder / runs.SCORED).write_text(json.dumps({"model": weights}))
+    for name, text in scores.items():
+        (folder / "scores" / f"{name}.txt").write_text(text)
+
+
+def write(whole, seed):
+    for condition in whole.conditions:
+        score(
+            whole.run_folder(condition.name, seed), "f00d", {"easy": "1", "hard": "2"}
+        )
+
+
+def test_all_conditions_of_the_seeds_are_repeated_or_those_that_are_named(whole):
+    write(whole, 2)
+    chosen = repeat.chosen_runs(whole, [2], None)
+    assert [run.name for run in chosen] == [f"{c.name}, seed 2" for c in CONDITIONS]
+    (one,) = repeat.chosen_runs(whole, [2], ["revnet46"])
+    assert one.name == "revnet46, seed 2"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "names", "words"),
+    [
+        ([3], None, "no seed 3; it has 1, 2"),
+        ([2], ["revnet57"], "no condition 'revnet57'; there are 'resnet34'"),
+        ([1], ["revnet46"], "has not scored revnet46, seed 1: .*--seeds"),
+    ],
+)
+def test_what_the_study_does_not_have_is_refused(whole, seeds, names, words):
+    write(whole, 2)
+    with pytest.raises(ValueError, match=words):
+        repeat.chosen_runs(whole, seeds, names)
+
+
+def test_what_comes_out_otherwise_is_named_and_the_study_stays(whole, monkeypatch):
+    write(whole, 1)
+    before = {path: path.read_bytes() for path in whole.folder.rglob("*.txt")}
+    budgets = {}
+
+    def train_all(wanted, settings, size, hparams, *, jobs):
+        for run in wanted:
+            budgets[run.name] = run.settings.get("memory_budget")
+            planned = run.condition.half_memory
+            score(
+                run.folder,
+                "f00d" if run.condition.name == "resnet34" else "beef",
+                {"easy": "1", "hard": "3" if planned else "2"},
+            )
+
+    monkeypatch.setattr(schedule, "train_all", train_all)
+    monkeypatch.setattr(schedule, "memory_budget", lambda *_: "1MB")
+    chosen = repeat.chosen_runs(whole, [1], None)
+    found = schedule.repeat(whole, chosen, {"device": "cpu"}, None, None, jobs=1)
+    assert found == {
+        "resnet34, seed 1": [],
+        "revnet46, seed 1": ["weights"],
+        "revnet46, planned, seed 1": ["weights", "hard.txt"],
+    }
+    assert budgets.pop("revnet46, planned, seed 1") == "1MB"
+    assert set(budgets.values()) == {None}
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_score_that_is_missing_differs(whole):
+    write(whole, 1)
+    again = runs.Study(whole.folder / "again", CONDITIONS, [], (1, 2))
+    score(again.run_folder("revnet46", 1), "f00d", {"easy": "1"})
+    assert whole.differing(again, "revnet46", 1) == ["hard.txt"]
+    assert again.differing(whole, "revnet46", 1) == ["hard.txt"]
+
+
+def test_what_was_known_of_other_trainings_is_kept(whole):
+    repeat.keep(whole.folder, {"one": [], "two": ["weights"]})
+    repeat.keep(whole.folder, {"two": []})
+    found = json.loads((whole.folder / "repeated.json").read_text())
+    assert {name: of["differing"] for name, of in found.items()} == {
+        "one": [],
+        "two": [],
+    }
+    assert {"processor", "torch", "commit"} <= found["one"].keys()
+
+
+def test_the_report_says_what_came_out_on_which_machine():
+    def of(processor, *differing):
+        return {"differing": list(differing), "processor": processor, "torch": "2.9"}
+
+    repeated = {"a": of("one"), "b": of("one", "weights", "hard.txt"), "c": of("two")}
+    assert sentences.repetitions({"repeated": repeated}) == [
+        "On one with torch 2.9, 1 of 2 trainings gave the same weights and the same "
+        "scores of all trials, to the last bit: a.",
+        "b did not: other are its weights and hard.txt.",
+        "On two with torch 2.9, 1 of 1 trainings gave the same weights and the same "
+        "scores of all trials, to the last bit: c.",
+    ]
+    assert sentences.repetitions({"repeated": {}})[0].startswith("None was")
