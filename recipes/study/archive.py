@@ -6,7 +6,8 @@ python recipes/study/archive.py unpack FILE.tar.xz STUDY --data DATA [--noise NO
 What is unpacked is the study, wherever its speech is: run.py does not train again what was
 scored, goes on with the rest, and writes its report. Checkpoints are not in it: trainings
 that were not scored begin anew, and what is measured and probed of the first seed stays as
-it was, which is to be there when the study is packed.
+it was, which is to be there when the study is packed. Trainings of a seed that must end with
+equal weights go together or not at all: another processor may round otherwise.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from pathlib import Path, PurePosixPath
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
+from design.conditions import Comparison, Condition
 from memory_plan import PLAN
 from results.files import MEASURES, PROBES, SETTING
-from results.runs import BASELINE, EPOCHS, SCORED, SCORES
+from results.runs import BASELINE, EPOCHS, SCORED, SCORES, Study
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.hparams import plain_settings
@@ -57,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     if options.work == "pack":
         size = pack(options.study, options.file)
+        for folder in without_equals(options.study):
+            print(f"Left out, as what must be equal is not there yet: {folder}")
         print(f"{options.file}: {size / 1e6:.1f} MB")
         for name in (MEASURES, PROBES):
             if not (options.study / name).is_file():
@@ -112,6 +116,28 @@ def pack(study: Path, file: Path) -> int:
     packed = lzma.compress(raw.getvalue(), preset=9)
     write_whole(file, packed)
     return len(packed)
+
+
+def without_equals(study: Path) -> list[Path]:
+    """List the trainings that were scored before all that must end with equal weights."""
+    setting = json.loads((study / SETTING).read_text(encoding="utf-8"))
+    known = Study(
+        study,
+        [Condition(**plain) for plain in setting["conditions"]],
+        [Comparison(**plain) for plain in setting["comparisons"]],
+        setting["seeds"],
+    )
+    groups: dict[str, set[str]] = {}
+    for one in known.comparisons:
+        if one.identical:
+            groups.setdefault(one.reference, {one.reference}).add(one.candidate)
+    found = []
+    for names in groups.values():
+        for seed in known.seeds:
+            folders = [known.run_folder(name, seed) for name in sorted(names)]
+            scored = [folder for folder in folders if (folder / SCORED).is_file()]
+            found += scored if len(scored) < len(folders) else []
+    return found
 
 
 def unpack(file: Path, study: Path, data: Path, noise: Path | None) -> int:
@@ -180,8 +206,8 @@ def _small_files(study: Path) -> Iterator[Path]:
     """List what a report reads: of the study, and of the trainings that were scored."""
     for pattern in FILES:
         yield from sorted(study.glob(pattern))
-    for scored in sorted(study.glob(f"runs/*/*/{SCORED}")):
-        folder = scored.parents[1]
+    scored = {path.parents[1] for path in study.glob(f"runs/*/*/{SCORED}")}
+    for folder in sorted(scored.difference(without_equals(study))):
         for pattern in FILES_OF_A_RUN:
             yield from sorted(folder.glob(pattern))
 

@@ -4,13 +4,14 @@ import io
 import json
 import lzma
 import tarfile
+from dataclasses import asdict
 
 import pytest
 
 from tests.recipes.study import study
 
-archive = study("archive")
-
+archive, conditions = study("archive"), study("design.conditions")
+SCORES = "scores/results.json"
 
 SETTINGS = """output_folder: {study}/runs/resnet34/1
 trial_lists: [{data}/veri_test.txt, {data}/veri_test_hard.txt]
@@ -34,7 +35,13 @@ def places(tmp_path):
 @pytest.fixture
 def written(places):
     """A study of a training that was scored, and of one that was not."""
-    setting = {"data": str(places["data"]), "noise": {"folder": str(places["noise"])}}
+    setting = {
+        "data": str(places["data"]),
+        "noise": {"folder": str(places["noise"])},
+        "conditions": [asdict(one) for one in conditions.conditions()],
+        "comparisons": [asdict(one) for one in conditions.comparisons()],
+        "seeds": [1, 2],
+    }
     files = {
         "setting.json": json.dumps(setting),
         "margins.json": "{}",
@@ -80,7 +87,8 @@ def test_what_reports_read_is_put_where_speech_is(written, places, tmp_path, cap
     for kept in ("somewhere{}/", "{}2/", "{}+rooms"):
         expected = expected.replace(kept.format("/d"), kept.format(places["data"]))
     assert found.pop(f"{run}hyperparams.yaml") == expected
-    setting = {"data": "/d", "noise": {"folder": "/n"}}
+    setting = json.loads((written / "setting.json").read_text())
+    setting |= {"data": "/d", "noise": {"folder": "/n"}}
     assert json.loads(found.pop("setting.json")) == setting
     assert found.pop(f"{run}save/train.csv") == "ID,wav\r\na,/d/a.wav\r\n"
     before = files_below(written)
@@ -93,6 +101,32 @@ def test_what_reports_read_is_put_where_speech_is(written, places, tmp_path, cap
     }
     with pytest.raises(ValueError, match="holds a study already"):
         archive.main(argv)
+
+
+def test_what_must_be_equal_goes_together_or_not_at_all(written, tmp_path, capsys):
+    reference, *modes = (
+        "revnet46",
+        "revnet46_reconstructed",
+        "revnet46_plan_at_half_the_memory",
+    )
+    names = [reference, *modes, "revnet57", "revnet46_bf16"]
+    scored = {f"runs/{name}/{seed}/{SCORES}" for name in names for seed in (1, 2)}
+    lacking = f"runs/{modes[1]}/2/{SCORES}"
+    for name in scored - {lacking}:
+        path = written / name
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    file = tmp_path / "study.tar.xz"
+    archive.main(["pack", str(written), str(file)])
+    shown = capsys.readouterr().out
+    left_out = {f"runs/{name}/2/{SCORES}" for name in (reference, modes[0])}
+    for name in left_out:
+        assert f"Left out, as what must be equal is not there yet: {written}" in shown
+        assert (written / name).parents[1].as_posix() in shown
+    with tarfile.open(file) as tar:
+        packed = {name for name in tar.getnames() if name.endswith(SCORES)}
+    others = {f"runs/resnet34/1/{SCORES}", f"baseline/deviation/{SCORES}"}
+    assert packed == (scored | others) - left_out - {lacking}
 
 
 def test_a_study_makes_the_same_file_wherever_it_is(written, tmp_path):
