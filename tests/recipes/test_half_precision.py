@@ -138,7 +138,7 @@ def newest(folder, name):
 
 
 # After a checkpoint whose optimizer has no states yet, and in the second epoch.
-@pytest.mark.parametrize("killed_at_step", [3, 9])
+@pytest.mark.parametrize("killed_at_step", [3, pytest.param(9, marks=pytest.mark.slow)])
 def test_a_run_in_fp16_that_was_killed_resumes_to_the_same_weights(
     train, fp16, data, tmp_path, killed_at_step
 ):

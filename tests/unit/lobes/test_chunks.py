@@ -188,15 +188,24 @@ FIGURES = {
     "revnet46": (0.020, 0.022), "df_revnet66": (0.020, 0.022),
     "revnet155": (0.032, 0.036), "revnet140": (0.050, 0.055),
 }  # fmt: skip
+LARGE = ("revnet155", "revnet140")
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else [])
+        for name in FIGURES
+    ],
+)
 def test_an_utterance_takes_no_more_than_promised(name):
     for streams, most in zip(("float", "exact"), FIGURES[name], strict=True):
         assert grown(name, streams=streams, blocks=(1, 1, 1, 1)) <= most * 1e9
 
 
-@pytest.mark.parametrize("mode", ["store", "recompute"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("store", marks=pytest.mark.slow), "recompute"]
+)
 def test_small_pieces_hand_down_their_gradients_one_by_one(mode):
     sizes = (100_000, 400_000, "auto")
     grows = [grown("revnet57", mode=mode, chunk=n, blocks=(1, 1, 1, 1)) for n in sizes]
