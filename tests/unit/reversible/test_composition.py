@@ -469,7 +469,7 @@ def train_process(rank, folder, modes, static_graph, micro_batches, precision, f
     [
         # torch's reducer itself fails where a static graph meets no_sync.
         (False, 2, FLOAT64),
-        (True, 1, FLOAT64),
+        pytest.param(True, 1, FLOAT64, marks=pytest.mark.slow),
         pytest.param(False, 2, BF16, marks=pytest.mark.slow),
         pytest.param(False, 2, FP16, marks=pytest.mark.slow),
     ],
