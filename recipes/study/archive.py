@@ -188,7 +188,7 @@ def unpack(file: Path, study: Path, data: Path, noise: Path | None) -> int:
                 text = text.replace(word, place)
             (study / name).parent.mkdir(parents=True, exist_ok=True)
             write_whole(study / name, text.encode())
-    return sum(name.endswith(str(SCORED)) for name in texts)
+    return sum(PurePosixPath(name).match(f"runs/*/*/{SCORED}") for name in texts)
 
 
 def _check_place(hyperparams: Path) -> None:

@@ -80,6 +80,8 @@ def test_what_reports_read_is_put_where_speech_is(written, places, tmp_path, cap
     assert "measures.json is not there yet" in capsys.readouterr().out
     argv = ["unpack", str(file), str(moved), "--data=/d", "--noise=/n"]
     archive.main(argv)
+    # What needs no training is none.
+    assert capsys.readouterr().out.endswith(": 1 trainings\n")
     found = files_below(moved)
     run = "runs/resnet34/1/"
     expected = SETTINGS.format(study=moved, data="/d", noise="/n")
