@@ -1,10 +1,13 @@
 """Find one setting for all encoders of the study, on its training speakers alone.
 
 python recipes/study/search.py DATA --noise NOISE [--size small] [--output FOLDER]
+    [--candidates NAME ...] [--encoders NAME ...]
 
 Each candidate setting trains each encoder once, without some training speakers, between
 whose utterances validation trials are made. The setting with the lowest mean of the
 encoders' validation EERs is the one to take. Trial lists of other speakers are not read.
+Given again, with others chosen or not, it trains what is not there yet; search.json has all
+that was trained.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ RESULTS = "search.json"
 SEED = 1986
 #: Of minivox's 120 training speakers.
 VALID_SPEAKERS = 30
+ENCODERS = [name for pair in PAIRS.items() for name in (pair[0], *pair[1])]
 #: What each candidate changes of minivox.yaml.
 CANDIDATES: dict[str, dict[str, Any]] = {
     "minivox.yaml": {},
@@ -57,6 +61,10 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "scale 16": {"scale": 16.0},
     "scale 64": {"scale": 64.0},
     "warm-up of 4 epochs": {"warmup_epochs": 4.0},
+    "no clipping": {"max_grad_norm": 1.0e9},
+    "gradients clipped at 1": {"max_grad_norm": 1.0},
+    "no weight decay": {"weight_decay": 0.0},
+    "weight decay of 0.2": {"weight_decay": 0.2},
     "layers begin as torch has them": {"zero_init_residual": False},
 }
 
@@ -73,15 +81,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         "device": options.device or size.device,
     }
     held_out = {**size.settings, "valid_speakers": options.valid_speakers}
-    runs = runs_of(output)
+    known = runs_of(output)
+    runs = runs_of(output, options.candidates, options.encoders)
     print(f"{len(runs)} trainings, {options.jobs} at a time, in {output}")
     with writing_alone(output):
         size = replace(size, settings=held_out)
         train_all(runs, settings, size, HPARAMS, jobs=options.jobs)
-        rates = valid_eers(runs)
-        write_whole(output / RESULTS, json.dumps(rates, indent=1) + "\n")
+        trained = valid_eers([run for run in known if run.is_done])
+        write_whole(output / RESULTS, json.dumps(trained, indent=1) + "\n")
         told = without_training(output, options.data, runs[0], size)
-    print(table(rates))
+    print(table(valid_eers(runs)))
     for name, rate in told.items():
         print(f"Without training, {name} of filterbanks, cosine: {rate:.1f} %")
 
@@ -106,17 +115,24 @@ def without_training(
     }
 
 
-def runs_of(output: Path) -> list[Run]:
+def runs_of(
+    output: Path,
+    candidates: Sequence[str] = tuple(CANDIDATES),
+    encoders: Sequence[str] = tuple(ENCODERS),
+) -> list[Run]:
     """List the trainings, all encoders of a candidate before the next one."""
-    encoders = [name for pair in PAIRS.items() for name in (pair[0], *pair[1])]
     return [
         Run(
-            Condition(f"{candidate}: {name}", name, {"mode": "store", **changed}),
+            Condition(
+                f"{candidate}: {name}",
+                name,
+                {"mode": "store", **CANDIDATES[candidate]},
+            ),
             SEED,
             output / candidate.replace(" ", "_") / name,
             work=TRAIN,
         )
-        for candidate, changed in CANDIDATES.items()
+        for candidate in candidates
         for name in encoders
     ]
 
@@ -153,6 +169,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("data", type=existing_folder, help=f"corpus with {TRAIN_LIST}")
     parser.add_argument(
         "--noise", type=existing_folder, help="folder of noise; default: none"
+    )
+    parser.add_argument(
+        "--candidates",
+        nargs="+",
+        choices=list(CANDIDATES),
+        default=list(CANDIDATES),
+        metavar="NAME",
+        help=f"of {', '.join(CANDIDATES)}; default: all",
+    )
+    parser.add_argument(
+        "--encoders",
+        nargs="+",
+        choices=ENCODERS,
+        default=ENCODERS,
+        metavar="NAME",
+        help=f"of {', '.join(ENCODERS)}; default: all",
     )
     parser.add_argument("--size", choices=list(SIZES), default="small")
     parser.add_argument("--output", type=Path, help="default: results/search_SIZE")

@@ -49,16 +49,40 @@ def test_held_out_speakers_are_asked_for_whatever_the_size_says(tmp_path, monkey
     assert "trial_lists" not in asked
 
 
+def test_what_was_searched_before_is_kept_beside_what_is_chosen(
+    tmp_path, monkeypatch, capsys
+):
+    data, output = tmp_path, tmp_path / "out"
+
+    def pretend(runs, settings, size, hparams, *, jobs):
+        for run in runs:
+            rate = 20.0 if run.condition.arch == "resnet34" else 10.0
+            run.folder.mkdir(parents=True, exist_ok=True)
+            line = json.dumps({"valid_eer_percent": rate})
+            (run.folder / "train_log.jsonl").write_text(f"{line}\n")
+            (run.folder / run.work.result).touch()
+
+    monkeypatch.setattr(search, "train_all", pretend)
+    monkeypatch.setattr(search, "without_training", lambda *arguments: {})
+    argv = [str(data), f"--output={output}", "--candidates", "scale 10", "--encoders"]
+    search.main([*argv, "resnet34"])
+    search.main([*argv, "revnet46"])
+    found = json.loads((output / search.RESULTS).read_text())
+    assert found == {"scale 10": {"resnet34": 20.0, "revnet46": 10.0}}
+    second = capsys.readouterr().out.split("trainings")[-1]
+    assert "revnet46" in second
+    assert "resnet34" not in second
+
+
 @pytest.mark.slow
 def test_a_search_trains_alone_and_tells_what_needs_no_training(
     tmp_path, monkeypatch, capsys
 ):
     data, noise = write_data(tmp_path)
-    monkeypatch.setattr(search, "PAIRS", {"resnet34": ("revnet46",)})
-    monkeypatch.setattr(search, "CANDIDATES", {"minivox.yaml": {}})
     monkeypatch.setitem(search.SIZES, "small", tiny_size())
     output = tmp_path / "out"
     argv = [str(data), f"--noise={noise}", f"--output={output}", "--valid_speakers=2"]
+    argv += ["--candidates", "minivox.yaml", "--encoders", "resnet34", "revnet46"]
     search.main(argv)
     shown = capsys.readouterr().out
     assert "| minivox.yaml |" in shown
@@ -66,6 +90,6 @@ def test_a_search_trains_alone_and_tells_what_needs_no_training(
         assert f"Without training, {name} of filterbanks, cosine: " in shown
     found = json.loads((output / search.RESULTS).read_text())
     assert found["minivox.yaml"].keys() == {"resnet34", "revnet46"}
-    for run in search.runs_of(output):
+    for run in search.runs_of(output, ["minivox.yaml"], found["minivox.yaml"]):
         assert (run.folder / "embedding_model.ckpt").is_file()
         assert not (run.folder / "embeddings").exists()

@@ -151,12 +151,10 @@ def _files_below(folder: Path) -> dict[str, Any]:
 
 def code_and_machine() -> dict[str, Any]:
     """Say which code runs, and where; where there is git, from which commit."""
-    package = Path(speechbrain_rev.__file__).parent
     changes = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "since": date.today().isoformat(),
         "speechbrain_rev": speechbrain_rev.__version__,
-        "package": str(package),
         "commit": _git("rev-parse", "HEAD"),
         "changed": None if changes is None else bool(changes),
         "processor": dict(environment())["processor"],
