@@ -29,6 +29,7 @@ from design.conditions import Comparison, Condition
 from memory_plan import PLAN
 from results.files import MEASURES, PROBES, SETTING
 from results.runs import BASELINE, EPOCHS, SCORED, SCORES, Study
+from running.command_line import existing_folder
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.hparams import plain_settings
@@ -89,7 +90,7 @@ def pack(study: Path, file: Path) -> int:
     ------
     ValueError
         If there is no study, it is too large, was moved by hand, or a path has unusual
-        characters; if the file cannot be written.
+        characters; if the file cannot be written, or the study is written to.
     """
     check_file("FILE", file)
     setting = study / SETTING
@@ -100,7 +101,10 @@ def pack(study: Path, file: Path) -> int:
     if known["noise"]:
         places[_place(known["noise"]["folder"])] = NOISE
     raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+    with (
+        writing_alone(study),
+        tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
         for path in _small_files(study):
             if path.name == HYPERPARAMS:
                 _check_place(path)
@@ -164,8 +168,6 @@ def unpack(file: Path, study: Path, data: Path, noise: Path | None) -> int:
         path has unusual characters, or there is noise and there was none, or the other
         way round.
     """
-    if (study / SETTING).exists():
-        raise ValueError(f"{study} holds a study already. Name another folder.")
     if not file.is_file():
         raise ValueError(f"There is no file {file}. Name one that pack wrote.")
     try:
@@ -181,6 +183,8 @@ def unpack(file: Path, study: Path, data: Path, noise: Path | None) -> int:
     if noise:
         places[NOISE] = _place(noise.resolve())
     with writing_alone(study):
+        if (study / SETTING).exists():
+            raise ValueError(f"{study} holds a study already. Name another folder.")
         # The setting makes it a study: it comes last.
         for name in sorted(texts, key=lambda name: name == SETTING):
             text = texts[name]
@@ -214,18 +218,21 @@ def _small_files(study: Path) -> Iterator[Path]:
 
 def _texts(file: Path) -> Iterator[tuple[str, str]]:
     """Read the files of an archive, of names that a study has."""
-    left = MAX_BYTES
-    with tarfile.open(file, mode="r|xz") as tar:
+    # Of names and sizes, too, no more is read than there may be.
+    unpacking = lzma.LZMADecompressor()
+    raw = unpacking.decompress(file.read_bytes(), MAX_BYTES)
+    if not unpacking.eof and not unpacking.needs_input:
+        raise ValueError(
+            f"{file} holds more than {MAX_BYTES} bytes; studies have less."
+        )
+    if not unpacking.eof:
+        raise EOFError(f"{file} ends too soon.")
+    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as tar:
         for member in tar:
-            left -= member.size
-            if left < 0:
-                raise ValueError(
-                    f"{file} holds more than {MAX_BYTES} bytes; studies have less."
-                )
             content = tar.extractfile(member) if member.isreg() else None
             if content is None or not _is_of_a_study(member.name):
                 raise ValueError(
-                    f"{file} holds {member.name!r}, which no study has. Take one that "
+                    f"{file} holds {member.name[:200]!r}, which no study has. Take one that "
                     "this script packed."
                 )
             yield member.name, content.read().decode()
@@ -270,8 +277,10 @@ def _parser() -> argparse.ArgumentParser:
     unpacking = works.add_parser("unpack", help="write them where speech is")
     unpacking.add_argument("file", type=Path, help="what pack wrote")
     unpacking.add_argument("study", type=Path, help="an --output for run.py")
-    unpacking.add_argument("--data", type=Path, required=True, help="run.py's DATA")
-    unpacking.add_argument("--noise", type=Path, help="run.py's --noise")
+    unpacking.add_argument(
+        "--data", type=existing_folder, required=True, help="run.py's DATA"
+    )
+    unpacking.add_argument("--noise", type=existing_folder, help="run.py's --noise")
     return parser
 
 

@@ -4,9 +4,10 @@ python recipes/study/repeat.py STUDY DATA [--noise NOISE] [--seeds 1] [--conditi
 
 STUDY is the --output of run.py, here or unpacked from an archive. What is chosen is trained
 from its beginning below STUDY/repeated, and its weights and scores are compared with those
-of the study, to the bit. What was found is added to repeated.json there, and with it to
+of the study, to the bit. What was found is added to STUDY/repeated.json, and with it to
 the report when run.py writes that again. The same machine and versions of packages give the
-same; others need not.
+same; others need not. Given again, it goes on with what was begun by the same code on the
+same machine; of another, it asks to remove that first.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from running.command_line import (
 )
 from running.orphans import end_in_order
 from running.schedule import repeat, runs_of
-from running.setting import check_setting, code_and_machine, setting_of
+from running.setting import check_setting, setting_of
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.locks import writing_alone
@@ -59,12 +60,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen = chosen_runs(study, options.seeds, options.conditions)
     print(f"{len(chosen)} trainings again, {options.jobs} at a time, of {output}")
     with writing_alone(output):
-        found = repeat(study, chosen, settings, size, HPARAMS, jobs=options.jobs)
+        found, failed = repeat(
+            study, chosen, settings, size, HPARAMS, jobs=options.jobs
+        )
         keep(output, found)
-    for name, differing in found.items():
-        print(f"{name}: {', '.join(differing) or 'the same weights and scores'}")
-    if differ := sum(map(bool, found.values())):
-        sys.exit(f"{differ} of {len(found)} trainings came out otherwise.")
+    for name, of in found.items():
+        print(f"{name}: {', '.join(of['differing']) or 'the same weights and scores'}")
+    if differ := [name for name, of in found.items() if of["differing"]]:
+        failed.append(f"{len(differ)} of {len(found)} trainings came out otherwise.")
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 def chosen_runs(
@@ -92,13 +97,11 @@ def chosen_runs(
     return runs
 
 
-def keep(output: Path, found: Mapping[str, Sequence[str]]) -> None:
+def keep(output: Path, found: Mapping[str, Any]) -> None:
     """Write down what came out, in the place of what was known of these trainings."""
     path = output / REPEATED
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    here = code_and_machine()
-    new = {name: {"differing": list(words), **here} for name, words in found.items()}
-    write_whole(path, json.dumps({**kept, **new}, indent=1) + "\n")
+    write_whole(path, json.dumps({**kept, **found}, indent=1) + "\n")
 
 
 def _setting_file(output: Path) -> Path:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -41,7 +42,15 @@ from running.command_line import (
     positive,
 )
 from running.orphans import end_in_order
-from running.trainings import TRAIN, Run, train_all
+from running.trainings import (
+    TRAIN,
+    Run,
+    TrainingsFailed,
+    check_settings,
+    resolved,
+    settings_of,
+    train_all,
+)
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.locks import writing_alone
@@ -52,11 +61,12 @@ SEED = 1986
 #: Of minivox's 120 training speakers.
 VALID_SPEAKERS = 30
 ENCODERS = [name for pair in PAIRS.items() for name in (pair[0], *pair[1])]
-#: What each candidate changes of minivox.yaml.
+#: By what a candidate multiplies the rates of the study.
+RATES = {"half the rate": 0.5, "twice the rate": 2.0}
+#: What each candidate changes of the study's settings besides.
 CANDIDATES: dict[str, dict[str, Any]] = {
-    "minivox.yaml": {},
-    "half the rate": {"lr": 4.0e-3, "final_lr": 2.0e-4},
-    "twice the rate": {"lr": 1.6e-2, "final_lr": 8.0e-4},
+    "as it is": {},
+    **{name: {} for name in RATES},
     "scale 10": {"scale": 10.0},
     "scale 16": {"scale": 16.0},
     "scale 64": {"scale": 64.0},
@@ -81,18 +91,28 @@ def main(argv: Sequence[str] | None = None) -> None:
         "device": options.device or size.device,
     }
     held_out = {**size.settings, "valid_speakers": options.valid_speakers}
-    known = runs_of(output)
-    runs = runs_of(output, options.candidates, options.encoders)
+    size = replace(size, settings=held_out)
+    known = runs_of(output, size)
+    runs = runs_of(output, size, options.candidates, options.encoders)
     print(f"{len(runs)} trainings, {options.jobs} at a time, in {output}")
+    failed: list[str] = []
     with writing_alone(output):
-        size = replace(size, settings=held_out)
-        train_all(runs, settings, size, HPARAMS, jobs=options.jobs)
+        for run in known:
+            if run.has_begun:
+                check_settings(run, settings_of(run, settings, size), HPARAMS)
+        try:
+            train_all(runs, settings, size, HPARAMS, jobs=options.jobs)
+        except TrainingsFailed as error:
+            failed = ["What failed:", *error.failed.values()]
         trained = valid_eers([run for run in known if run.is_done])
         write_whole(output / RESULTS, json.dumps(trained, indent=1) + "\n")
-        told = without_training(output, options.data, runs[0], size)
-    print(table(valid_eers(runs)))
-    for name, rate in told.items():
-        print(f"Without training, {name} of filterbanks, cosine: {rate:.1f} %")
+        if done := [run for run in runs if run.is_done]:
+            told = without_training(output, options.data, done[0], size)
+            print(table(valid_eers(done)))
+            for name, rate in told.items():
+                print(f"Without training, {name} of filterbanks, cosine: {rate:.1f} %")
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 def without_training(
@@ -117,16 +137,26 @@ def without_training(
 
 def runs_of(
     output: Path,
+    size: Size,
     candidates: Sequence[str] = tuple(CANDIDATES),
     encoders: Sequence[str] = tuple(ENCODERS),
 ) -> list[Run]:
     """List the trainings, all encoders of a candidate before the next one."""
+    plain = resolved(HPARAMS, {"data_folder": "data", **size.settings})
+    rates = {
+        name: {key: factor * plain[key] for key in ("lr", "final_lr")}
+        for name, factor in RATES.items()
+    }
     return [
         Run(
             Condition(
                 f"{candidate}: {name}",
                 name,
-                {"mode": "store", **CANDIDATES[candidate]},
+                {
+                    "mode": "store",
+                    **CANDIDATES[candidate],
+                    **rates.get(candidate, {}),
+                },
             ),
             SEED,
             output / candidate.replace(" ", "_") / name,
@@ -150,13 +180,18 @@ def valid_eers(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
 
 
 def table(rates: Mapping[str, Mapping[str, float]]) -> str:
-    """Lay the rates out, the best mean first."""
-    means = {name: statistics.mean(of.values()) for name, of in rates.items()}
+    """Lay the rates out, the best mean first, over the encoders that all rows have."""
+    encoders = list(dict.fromkeys(arch for of in rates.values() for arch in of))
+    common = [arch for arch in encoders if all(arch in of for of in rates.values())]
+    means = {
+        name: statistics.mean([of[arch] for arch in common]) if common else math.nan
+        for name, of in rates.items()
+    }
     return markdown(
         [
             {
                 "setting": name,
-                **{arch: f"{rate:.1f}" for arch, rate in rates[name].items()},
+                **{a: f"{rates[name].get(a, math.nan):.1f}" for a in encoders},
                 "mean": f"{means[name]:.1f}",
             }
             for name in sorted(means, key=means.__getitem__)
@@ -192,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=positive, default=2, help="trainings at a time")
     parser.add_argument(
         "--valid_speakers",
-        type=int,
+        type=positive,
         default=VALID_SPEAKERS,
         help="training speakers that are held out for validation",
     )

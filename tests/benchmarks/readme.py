@@ -24,7 +24,7 @@ from speechbrain_rev.models.render import sources
 from speechbrain_rev.models.table import MODES
 from speechbrain_rev.models.table_one import reproduced
 
-from . import compressed_tables, deploying_tables, recipe_tables
+from . import compressed_tables, deploying_tables, recipe_tables, study_tables
 from .harness import markdown
 from .tables import RESULTS, committed, where
 
@@ -310,6 +310,13 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         embedding=recipe_tables.embedding,
         scoring_at_scale=recipe_tables.scoring_at_scale,
     ),
+    DOCS / "study.md": {
+        "study_rates": study_tables.study_rates,
+        "study_angles": study_tables.study_angles,
+        "study_drift": study_tables.study_drift,
+        "study_states": study_tables.study_states,
+        "study_steps": study_tables.study_steps,
+    },
     DOCS / "deploying.md": _there(
         inference=deploying_tables.inference, graphs=deploying_tables.graphs
     ),

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
+from speechbrain_rev import locks
 from tests.recipes.study import study
 
 archive, conditions = study("archive"), study("design.conditions")
@@ -78,21 +79,24 @@ def test_what_reports_read_is_put_where_speech_is(written, places, tmp_path, cap
     file, moved = tmp_path / "study.tar.xz", tmp_path / "moved"
     archive.main(["pack", str(written), str(file)])
     assert "measures.json is not there yet" in capsys.readouterr().out
-    argv = ["unpack", str(file), str(moved), "--data=/d", "--noise=/n"]
+    for name in ("d", "n"):
+        (tmp_path / name).mkdir()
+    data, noise = tmp_path / "d", tmp_path / "n"
+    argv = ["unpack", str(file), str(moved), f"--data={data}", f"--noise={noise}"]
     archive.main(argv)
     # What needs no training is none.
     assert capsys.readouterr().out.endswith(": 1 trainings\n")
     found = files_below(moved)
     run = "runs/resnet34/1/"
-    expected = SETTINGS.format(study=moved, data="/d", noise="/n")
+    expected = SETTINGS.format(study=moved, data=data, noise=noise)
     # What only begins or ends like a place is none.
     for kept in ("somewhere{}/", "{}2/", "{}+rooms"):
-        expected = expected.replace(kept.format("/d"), kept.format(places["data"]))
+        expected = expected.replace(kept.format(data), kept.format(places["data"]))
     assert found.pop(f"{run}hyperparams.yaml") == expected
     setting = json.loads((written / "setting.json").read_text())
-    setting |= {"data": "/d", "noise": {"folder": "/n"}}
+    setting |= {"data": str(data), "noise": {"folder": str(noise)}}
     assert json.loads(found.pop("setting.json")) == setting
-    assert found.pop(f"{run}save/train.csv") == "ID,wav\r\na,/d/a.wav\r\n"
+    assert found.pop(f"{run}save/train.csv") == f"ID,wav\r\na,{data}/a.wav\r\n"
     before = files_below(written)
     assert found == {name: before[name] for name in found}
     scores = (f"{run}scores/results.json", f"{run}scores/veri_test.cosine.txt")
@@ -223,3 +227,24 @@ def test_files_that_would_be_huge_are_refused(written, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="holds more than 100 bytes"):
         archive.unpack(tmp_path / "file", tmp_path / "moved", tmp_path, tmp_path)
     assert not (tmp_path / "moved").exists()
+
+
+def test_names_that_would_be_huge_are_refused_before_they_are_read(
+    tmp_path, monkeypatch
+):
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(tarfile.TarInfo("a" * 100_000))
+    (tmp_path / "file").write_bytes(lzma.compress(raw.getvalue()))
+    with pytest.raises(ValueError, match="which no study has") as told:
+        archive.unpack(tmp_path / "file", tmp_path / "moved", tmp_path, None)
+    assert len(str(told.value)) < 1000
+    monkeypatch.setattr(archive, "MAX_BYTES", 50_000)
+    with pytest.raises(ValueError, match="holds more than 50000 bytes"):
+        archive.unpack(tmp_path / "file", tmp_path / "moved", tmp_path, None)
+
+
+def test_a_study_that_is_written_to_is_not_packed(written, tmp_path):
+    with locks.writing_alone(written), pytest.raises(ValueError, match="Another"):
+        archive.pack(written, tmp_path / "file")
+    assert not (tmp_path / "file").exists()

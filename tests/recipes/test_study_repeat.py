@@ -6,10 +6,11 @@ import pytest
 
 from tests.recipes.study import study
 
-conditions, runs, schedule = (
+conditions, runs, schedule, trainings = (
     study("design.conditions"),
     study("results.runs"),
     study("running.schedule"),
+    study("running.trainings"),
 )
 repeat, sentences = study("repeat"), study("report.sentences")
 CONDITIONS = [
@@ -78,8 +79,12 @@ def test_what_comes_out_otherwise_is_named_and_the_study_stays(whole, monkeypatc
     monkeypatch.setattr(schedule, "train_all", train_all)
     monkeypatch.setattr(schedule, "memory_budget", lambda *_: "1MB")
     chosen = repeat.chosen_runs(whole, [1], None)
-    found = schedule.repeat(whole, chosen, {"device": "cpu"}, None, None, jobs=1)
-    assert found == {
+    found, failed = schedule.repeat(
+        whole, chosen, {"device": "cpu"}, None, None, jobs=1
+    )
+    assert failed == []
+    assert {of["weights"] for of in found.values()} == {"f00d"}
+    assert {name: of["differing"] for name, of in found.items()} == {
         "resnet34, seed 1": [],
         "revnet46, seed 1": ["weights"],
         "revnet46, planned, seed 1": ["weights", "hard.txt"],
@@ -97,15 +102,61 @@ def test_a_score_that_is_missing_differs(whole):
     assert again.differing(whole, "revnet46", 1) == ["hard.txt"]
 
 
+def train_the_same(wanted, settings, size, hparams, *, jobs):
+    for run in wanted:
+        if not run.is_done:
+            score(run.folder, "f00d", {"easy": "1", "hard": "2"})
+
+
+@pytest.mark.parametrize("key", ["torch", "processor", "commit"])
+def test_what_was_trained_again_elsewhere_is_not_taken_for_here(
+    whole, monkeypatch, key
+):
+    write(whole, 1)
+    here = {"since": "today", "torch": "2.9", "processor": "one", "commit": "a"}
+    monkeypatch.setattr(schedule, "train_all", train_the_same)
+    monkeypatch.setattr(schedule, "code_and_machine", lambda: dict(here))
+    (chosen,) = repeat.chosen_runs(whole, [1], ["revnet46"])
+
+    def again():
+        return schedule.repeat(whole, [chosen], {"device": "cpu"}, None, None, jobs=1)
+
+    first = again()
+    here["since"] = "tomorrow"
+    assert again() == first
+    assert first[0]["revnet46, seed 1"]["since"] == "today"
+    here[key] = "another"
+    with pytest.raises(ValueError, match=f"with another {key}. Remove that folder"):
+        again()
+
+
+def test_one_that_fails_does_not_cost_what_was_found_of_others(whole, monkeypatch):
+    write(whole, 1)
+
+    def fail(wanted, *arguments, **options):
+        train_the_same(wanted[:1], *arguments, **options)
+        raise trainings.TrainingsFailed({wanted[1]: "It was ended."})
+
+    monkeypatch.setattr(schedule, "train_all", fail)
+    chosen = repeat.chosen_runs(whole, [1], ["resnet34", "revnet46"])
+    found, failed = schedule.repeat(
+        whole, chosen, {"device": "cpu"}, None, None, jobs=1
+    )
+    assert list(found) == ["resnet34, seed 1"]
+    assert failed == ["It was ended."]
+
+
 def test_what_was_known_of_other_trainings_is_kept(whole):
-    repeat.keep(whole.folder, {"one": [], "two": ["weights"]})
-    repeat.keep(whole.folder, {"two": []})
+    def of(*differing):
+        return {"differing": list(differing)}
+
+    repeat.keep(whole.folder, {"one": of(), "two": of("weights")})
+    repeat.keep(whole.folder, {"two": of()})
     found = json.loads((whole.folder / "repeated.json").read_text())
     assert {name: of["differing"] for name, of in found.items()} == {
         "one": [],
         "two": [],
     }
-    assert {"processor", "torch", "commit"} <= found["one"].keys()
 
 
 def test_the_report_says_what_came_out_on_which_machine():

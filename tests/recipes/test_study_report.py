@@ -24,6 +24,7 @@ document = study_module("report.document")
 figures = study_module("results.figures")
 pictures = study_module("report.pictures")
 sentences = study_module("report.sentences")
+setting_tables = study_module("report.setting_tables")
 tables = study_module("report.tables")
 runs = study_module("results.runs")
 verdicts = study_module("results.verdicts")
@@ -51,6 +52,10 @@ SETTING = {
     "widths": {"revnet46": [8, 16]},
     "conditions": [{"name": "revnet46", "settings": {"mode": "store"}}],
     "data": "/some/where/corpus",
+    "code": [
+        {"processor": processor, "torch": "2.11", "since": f"2026-01-0{day}"}
+        for day, processor in enumerate(("one", "other", "one"), start=1)
+    ],
 }
 SETTINGS = """arch: {arch}
 widths: [{first}, 8, 8, 32]
@@ -380,9 +385,9 @@ def test_a_control_is_to_be_worse_and_tests_nothing_else(made):
     answers = row_of(tables.answers_table(unseen), COMPARISONS[0].question)
     assert {answers[trials] for trials in LISTS} == {"no"}
     told = sentences.what_cannot_be_told(unseen)
-    assert [
+    assert all(
         f"On {trials} this study does not see" in " ".join(told) for trials in LISTS
-    ]
+    )
     assert len(told) == len(LISTS)
     for with_control in (seen, unseen):
         assert sentences.tests(with_control) == sentences.tests(results) - len(LISTS)
@@ -685,11 +690,12 @@ def test_what_never_repeats_is_no_figure(made):
     assert taken == {
         "minutes": 1.0,
         "seconds_per_step": 3.0,
+        "skipped_steps": 0,
         "process_resident_peak_bytes": 10**9 + 2,
     }
     assert results["setting"]["size"] == "small"
     assert {"processor", "torch", "date", "threads"} <= set(
-        results["setting"]["environment"]
+        results["setting"]["report_written_on"]
     )
     words = json.dumps(results["figures"])
     for key in ("minutes", "peak_bytes", "seconds_per_step", "date", "stated_at"):
@@ -806,3 +812,43 @@ def test_a_comparison_of_an_unknown_condition_is_refused(made):
         ValueError, match="no condition 'resnet35'; there are 'resnet34'"
     ):
         wrong.run_folder("resnet35", 11)
+
+
+def test_what_a_study_was_run_on_is_told_and_not_who_writes_its_report(made):
+    _, results = made
+    assert (
+        setting_tables.trained_on(results["setting"])
+        == "one, torch 2.11; other, torch 2.11; since 2026-01-01."
+    )
+
+
+def test_steps_that_were_skipped_are_told(made):
+    _, results = made
+    results = copy.deepcopy(results)
+    assert "skipped" not in " ".join(sentences.notes(results))
+    results["measured"]["revnet46"]["trainings"]["11"]["skipped_steps"] = 3
+    (told,) = [note for note in sentences.notes(results) if "skipped" in note]
+    assert told.startswith("revnet46, seed 11, skipped 3 steps")
+
+
+@pytest.mark.parametrize("halved", ["memory", "activations"])
+def test_a_plan_at_more_than_half_the_memory_is_told(made, halved):
+    _, results = made
+    results = copy.deepcopy(results)
+    results["budget"] = {"halved": halved}
+    results["figures"]["conditions"]["revnet46, reconstructed"]["half_memory"] = True
+    told = [note for note in sentences.notes(results) if "No plan could" in note]
+    assert bool(told) == (halved == "activations")
+    assert all("that of revnet46, reconstructed takes half" in note for note in told)
+
+
+def test_what_was_trained_again_is_told_of_the_weights_that_there_are(made, tmp_path):
+    study, _ = made
+    again = copied(study, tmp_path)
+    entry = {"differing": [], "processor": "one", "torch": "2.11"}
+    known = {
+        "resnet34, seed 11": {"weights": again.digest("resnet34", 11), **entry},
+        "revnet46, seed 11": {"weights": "of another training", **entry},
+    }
+    (tmp_path / "repeated.json").write_text(json.dumps(known))
+    assert list(written(again)["repeated"]) == ["resnet34, seed 11"]

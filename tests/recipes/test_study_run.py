@@ -255,6 +255,30 @@ def test_what_fails_late_does_not_cost_the_report(whole, monkeypatch, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_figures_of_a_study_that_was_moved_are_those_of_its_weights(tmp_path):
+    of_study = study("measurements.of_study")
+    whole = runs.Study(
+        tmp_path, [conditions.Condition("revnet46", "revnet46")], [], (1,)
+    )
+    folder = whole.run_folder("revnet46", 1)
+    (folder / "scores").mkdir(parents=True)
+    (folder / runs.SCORED).write_text(json.dumps({"model": "f00d"}))
+    measures, made_of = tmp_path / "measures.json", tmp_path / "made_of.json"
+    for file, words in (("{}", "f00d"), ("{}", "beef"), (None, "f00d")):
+        measures.unlink(missing_ok=True)
+        if file:
+            measures.write_text(file)
+        made_of.write_text(json.dumps({"measures.json": {"revnet46": words}}))
+        if file and words == "f00d":
+            of_study.measure_steps(whole, "cpu")
+            assert measures.read_text() == file
+            continue
+        with pytest.raises(
+            ValueError, match=r"measures\.json cannot be computed: .*1 has"
+        ):
+            of_study.measure_steps(whole, "cpu")
+
+
 def described(data, noise, size=None, **changed):
     whole = runs.Study(
         Path("out"),

@@ -31,8 +31,7 @@ def computed_once(
     object
         The figures, as JSON holds them.
     """
-    record = path.with_name(MADE_OF)
-    known = json.loads(record.read_text()) if record.is_file() else {}
+    record, known = path.with_name(MADE_OF), _known(path)
     wanted = json.loads(json.dumps(made_of))
     if not path.is_file() or known.get(path.name) != wanted:
         # Should what follows be interrupted, nothing vouches for the file.
@@ -41,3 +40,15 @@ def computed_once(
         write_whole(path, json.dumps(compute(), indent=1) + "\n")
         write_whole(record, json.dumps({**known, path.name: wanted}, indent=1) + "\n")
     return json.loads(path.read_text())
+
+
+def is_made_of(path: Path, parts: Mapping[str, Any]) -> bool:
+    """Whether what figures were computed of holds all of these."""
+    return parts.items() <= _known(path).get(path.name, {}).items()
+
+
+def _known(path: Path) -> dict[str, Any]:
+    """Read what the figures of a study were computed of."""
+    record = path.with_name(MADE_OF)
+    known: dict[str, Any] = json.loads(record.read_text()) if record.is_file() else {}
+    return known

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from results.runs import Study
 from measurements.angles import gradient_angles
 from measurements.baseline import score_baselines
 from measurements.budget import half_of_the_memory
-from measurements.cached import computed_once
+from measurements.cached import computed_once, is_made_of
 from measurements.drift import drift
 from measurements.rebuilt import Rebuilt
 from measurements.state_errors import quantisation_errors
@@ -55,7 +55,7 @@ def memory_budget(study: Study, device: str) -> str:
     path = study.folder / BUDGET
     half = (
         _read(path)
-        if _stays(path, [folder])
+        if path.is_file() and not _has_checkpoints(folder)
         else computed_once(
             path,
             made_of,
@@ -98,7 +98,7 @@ def measure_steps(study: Study, device: str) -> None:
     first = study.seeds[0]
     folders = {c.name: study.run_folder(c.name, first) for c in study.conditions}
     path = study.folder / MEASURES
-    if _stays(path, folders.values()) and folders.keys() <= _read(path).keys():
+    if _stays(study, path, folders):
         return
     made_of = {
         "device": device_name(torch.device(device)),
@@ -124,10 +124,7 @@ def probe(study: Study, device: str) -> None:
     run = study.run_folder(IN_ALL_MODES, first)
     others = {n: study.run_folder(n, first) for n in DRIFTING if n in there}
     path = study.folder / PROBES
-    if (
-        _stays(path, [run, *others.values()])
-        and others.keys() <= _read(path)["drift"].keys()
-    ):
+    if _stays(study, path, [IN_ALL_MODES, *others]):
         return
     computed_once(
         path,
@@ -149,10 +146,29 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _stays(path: Path, folders: Iterable[Path]) -> bool:
-    """Whether figures are kept because a study was moved without its checkpoints."""
-    trained_here = all(any(folder.glob("save/CKPT*")) for folder in folders)
-    return path.is_file() and not trained_here
+def _stays(study: Study, path: Path, names: Collection[str]) -> bool:
+    """Whether figures are kept because a study was moved without its checkpoints.
+
+    Raises
+    ------
+    ValueError
+        If there are no checkpoints, and no figures of these weights.
+    """
+    folders = [study.run_folder(name, study.seeds[0]) for name in names]
+    missing = [folder for folder in folders if not _has_checkpoints(folder)]
+    if not missing:
+        return False
+    if not (path.is_file() and is_made_of(path, _weights(study, names))):
+        raise ValueError(
+            f"{path.name} cannot be computed: {missing[0]} has no checkpoints. An archive "
+            "holds none; it has to be computed where the first seed was trained, before "
+            "the study is packed."
+        )
+    return True
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    return any(folder.glob("save/CKPT*"))
 
 
 def _weights(study: Study, names: Iterable[str]) -> dict[str, str]:

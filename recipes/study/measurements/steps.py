@@ -13,6 +13,7 @@ from torch import nn
 
 from measurements.rebuilt import Batch, NotEqual, Rebuilt, read_state
 from speechbrain_rev.angles import angle_degrees
+from speechbrain_rev.environment import environment
 from speechbrain_rev.memory import breakdown, live_bytes_peak
 from speechbrain_rev.memory.report import storage_bytes
 from speechbrain_rev.optim import state_bytes
@@ -52,7 +53,7 @@ def measure(
         ``gradient_bytes`` need not peak together. Encoder's ``parameters``.
         ``seconds_per_step``, the median, with ``fastest_seconds`` and
         ``slowest_seconds``; ``blocks``, how many have which mode; ``device``,
-        ``threads`` and ``repeats``.
+        ``processor``, ``threads`` and ``repeats``.
 
     Raises
     ------
@@ -76,6 +77,7 @@ def measure(
             "fastest_seconds": min(seconds),
             "slowest_seconds": max(seconds),
             "device": device.type,
+            "processor": dict(environment())["processor"],
             "threads": torch.get_num_threads(),
             "repeats": repeats,
         }

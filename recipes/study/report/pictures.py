@@ -12,6 +12,7 @@ from results.figures import METHOD
 from results.runs import EER, Study
 from results.verdicts import YES
 
+from report.setting_tables import trained_on
 from report.tables import METHOD_NAMES, SHOWN
 from speechbrain_rev import plots
 
@@ -34,9 +35,7 @@ def draw(study: Study, results: Mapping[str, Any]) -> tuple[list[str], list[str]
     names, failed : list of str
         The files that were drawn, and a sentence for each that could not be.
     """
-    environment = results["setting"]["environment"]
-    words = f"{environment['processor']}, torch {environment['torch']}, "
-    source = textwrap.fill(f"{words}{environment['date']}.", 100)
+    source = textwrap.fill(trained_on(results["setting"]), 100)
     failures = {
         name: _failure(draw_into, study.folder / name, source)
         for name, draw_into in _pictures(study, results).items()

@@ -124,6 +124,8 @@ def notes(results: Mapping[str, Any]) -> list[str]:
     """
     return [
         *_scope(results),
+        *_more_than_half(results),
+        *_skipped(results),
         _costs(results),
         *_higher(results),
         *_wide(results),
@@ -154,6 +156,30 @@ def _scope(results: Mapping[str, Any]) -> Iterator[str]:
             f"Memory modes and precisions are tested with {_listed(archs)} only, at "
             f"{_listed(bits)} bit."
         )
+
+
+def _more_than_half(results: Mapping[str, Any]) -> Iterator[str]:
+    budget = results["budget"]
+    if budget and budget["halved"] != "memory":
+        planned = [
+            name
+            for name, found in results["figures"]["conditions"].items()
+            if found["half_memory"]
+        ]
+        yield (
+            f"No plan could take half of the memory: that of {_listed(planned or ['it'])} "
+            f"takes half of the {budget['halved']}."
+        )
+
+
+def _skipped(results: Mapping[str, Any]) -> Iterator[str]:
+    for name, found in results["measured"].items():
+        for seed, taken in found["trainings"].items():
+            if count := taken.get("skipped_steps", 0):
+                yield (
+                    f"{name}, seed {seed}, skipped {count} steps whose loss or gradient "
+                    "was not finite: it is compared with trainings that took them."
+                )
 
 
 def _pair(conditions: Mapping[str, Any], comparison: Mapping[str, Any]) -> list[str]:

@@ -47,6 +47,15 @@ def settings_in_common(study: Study) -> dict[str, Any]:
     }
 
 
+def trained_on(setting: Mapping[str, Any]) -> str:
+    """Say on what a study was run, each machine and version once."""
+    entries = [
+        f"{entry['processor']}, torch {entry['torch']}" for entry in setting["code"]
+    ]
+    since = setting["code"][0]["since"]
+    return f"{'; '.join(dict.fromkeys(entries))}; since {since}."
+
+
 def _named(value: Any) -> Any:
     """Shorten paths to the names of what they lead to."""
     if isinstance(value, list):
@@ -58,7 +67,7 @@ def _named(value: Any) -> Any:
 def setting_table(results: Mapping[str, Any]) -> str:
     """Show the setting, hardware and versions, a row for each value."""
     setting = dict(results["setting"])
-    rows = {**setting.pop("environment"), **setting}
+    rows = {**setting, "report written on": setting.pop("report_written_on")}
     # The report's first table has them.
     rows.pop("comparisons", None)
     return markdown([{"": name, "value": value} for name, value in _flat("", rows)])

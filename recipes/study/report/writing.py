@@ -12,7 +12,7 @@ import torch
 from memory_plan import PLAN
 from results.figures import STATED_AT, compute_figures, read_margins, what_differs
 from results.files import BUDGET, MEASURES, PROBES, REPEATED, REPORT, RESULTS
-from results.runs import Study
+from results.runs import SCORED, Study
 
 from report.document import report_of
 from report.pictures import draw
@@ -65,13 +65,13 @@ def write_report(
         "figures": compute_figures(study) | ({"probes": probes} if probes else {}),
         "measured": measured(study),
         "budget": _read(study.folder / BUDGET),
-        "repeated": _read(study.folder / REPEATED) or {},
+        "repeated": _repeated(study),
         "failed": list(failed),
         "setting": {
             **setting,
             "common": settings_in_common(study),
             "margins_stated_at": read_margins(study)[STATED_AT],
-            "environment": {
+            "report_written_on": {
                 "date": date.today().isoformat(),
                 "threads": torch.get_num_threads(),
                 **dict(environment()),
@@ -88,6 +88,22 @@ def write_report(
 def _write(folder: Path, results: Mapping[str, Any], pictures: Sequence[str]) -> None:
     write_whole(folder / RESULTS, json.dumps(results, indent=1) + "\n")
     write_whole(folder / REPORT, report_of(results, pictures))
+
+
+def _repeated(study: Study) -> dict[str, Any]:
+    """Read what was trained again of the trainings that the study has now."""
+    known = _read(study.folder / REPEATED) or {}
+    digests = {
+        f"{condition.name}, seed {seed}": study.digest(condition.name, seed)
+        for condition in study.conditions
+        for seed in study.seeds
+        if (study.run_folder(condition.name, seed) / SCORED).is_file()
+    }
+    return {
+        name: found
+        for name, found in known.items()
+        if found["weights"] == digests.get(name)
+    }
 
 
 def _read(path: Path) -> Any:
@@ -138,6 +154,7 @@ def _taken(epochs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "minutes": minutes,
         "seconds_per_step": 60 * minutes / epochs[-1]["steps"],
+        "skipped_steps": sum(epoch.get("skipped_steps", 0) for epoch in epochs),
         **({"process_resident_peak_bytes": max(peaks)} if any(peaks) else {}),
     }
 

@@ -20,7 +20,7 @@ def existing_folder(text: str) -> Path:
 
 
 def positive(text: str) -> int:
-    """Read a number of processes."""
+    """Read a number of processes or speakers."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"it takes 1 or more, not {text!r}")
     return int(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,9 @@ from results.figures import state_margins
 from results.files import MARGINS
 from results.runs import Study
 
+from running.setting import code_and_machine
 from running.trainings import Run, TrainingsFailed, train_all
+from speechbrain_rev.whole_files import write_whole
 
 #: Below a study, what was trained once more.
 AGAIN = "repeated"
@@ -120,7 +123,7 @@ def repeat(
     hparams: Path,
     *,
     jobs: int,
-) -> dict[str, list[str]]:
+) -> tuple[dict[str, Any], list[str]]:
     """Do trainings of a study again, in a folder of their own, and compare them.
 
     Parameters
@@ -134,13 +137,17 @@ def repeat(
 
     Returns
     -------
-    dict
-        By the names of the runs, what differs; empty lists where nothing does.
+    found : dict
+        By the names of the runs, "differing", what differs, empty where nothing does, the
+        digest of the "weights" that the study had, and what ``code_and_machine`` said when
+        the training began.
+    failed : list of str
+        What became of those that failed.
 
     Raises
     ------
-    TrainingsFailed
-        If one ended with an error.
+    ValueError
+        If one was begun with other code, or on another machine, and is still there.
     """
     again = replace(study, folder=study.folder / AGAIN)
     copies = {}
@@ -150,10 +157,38 @@ def repeat(
         if run.condition.half_memory:
             budget = memory_budget(study, settings["device"])
             copies[run] = replace(copies[run], settings={"memory_budget": budget})
-    train_all(list(copies.values()), settings, size, hparams, jobs=jobs)
-    return {
-        run.name: study.differing(again, run.condition.name, run.seed) for run in runs
+    begun = {run: _begun(copy) for run, copy in copies.items()}
+    failed: Mapping[Run, str] = {}
+    try:
+        train_all(list(copies.values()), settings, size, hparams, jobs=jobs)
+    except TrainingsFailed as error:
+        failed = error.failed
+    found = {
+        run.name: {
+            "differing": study.differing(again, run.condition.name, run.seed),
+            "weights": study.digest(run.condition.name, run.seed),
+            **begun[run],
+        }
+        for run, copy in copies.items()
+        if copy.is_done
     }
+    return found, list(failed.values())
+
+
+def _begun(copy: Run) -> dict[str, Any]:
+    """Write down by which code, and where, a training is begun again, or read it."""
+    path, here = copy.folder.with_suffix(".json"), code_and_machine()
+    if not copy.has_begun:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(here, indent=1) + "\n")
+    known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    differing = [key for key in here if key != "since" and here[key] != known.get(key)]
+    if differing:
+        raise ValueError(
+            f"{copy.folder} was trained again, or begun to be, with another "
+            f"{', '.join(differing)}. Remove that folder to train it again here."
+        )
+    return known
 
 
 def finished(study: Study) -> Study:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
@@ -13,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from design.sizes import Size
+from design.sizes import COHORT_UTTERANCES, Size
 from results.files import SETTING
 from results.runs import Study
 
 import speechbrain_rev
-from running.trainings import THREADS
+from running.command_line import REPOSITORY
+from running.trainings import THREADS, resolved
 from speechbrain_rev.environment import environment
-from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.speech.reading import audio_files
 from speechbrain_rev.whole_files import digest_of, write_whole
 
@@ -41,7 +40,7 @@ def setting_of(
     hparams: Path,
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Describe a study, so that two of the same description have the same figures.
+    """Describe a study: two of the same description, on the same speech, are the same.
 
     Parameters
     ----------
@@ -61,12 +60,7 @@ def setting_of(
     dict
         Plain values. "common" are the settings that all conditions share.
     """
-    with warnings.catch_warnings():
-        # Each training says it of its own encoder.
-        warnings.simplefilter("ignore", OptimizerWarning)
-        plain = plain_settings(
-            resolve(hparams, {"data_folder": "data", **size.settings})
-        )
+    plain = resolved(hparams, {"data_folder": "data", **size.settings})
     changed = {key for condition in study.conditions for key in condition.settings}
     lists = [settings["train_list"], *settings["trial_lists"]]
     noise = settings["noise_folder"]
@@ -85,6 +79,7 @@ def setting_of(
         "data": str(settings["data_folder"]),
         "lists": {path.name: digest_of(path, "sha256") for path in lists},
         "noise": noise and {"folder": str(noise), **_files_below(noise)},
+        "cohort_utterances_per_speaker": COHORT_UTTERANCES,
         "device": settings["device"],
         "threads_of_a_training": THREADS,
     }
@@ -144,17 +139,23 @@ def check_setting(output: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
 
 def _files_below(folder: Path) -> dict[str, Any]:
     """Count audio files, and hash their names."""
-    names = "\n".join(map(str, sorted(audio_files(folder))))
+    files = sorted(audio_files(folder))
+    names = "\n".join(map(str, files))
     digest = hashlib.sha256(names.replace(str(folder), "").encode()).hexdigest()
-    return {"files": names.count("\n") + 1, "names": digest}
+    return {"files": len(files), "names": digest}
 
 
 def code_and_machine() -> dict[str, Any]:
-    """Say which code runs, and where; where there is git, from which commit."""
+    """Say which code runs, and where; where there is git, from which commit.
+
+    The commit is that of this repository, of which the package may not be a part.
+    """
+    package = Path(speechbrain_rev.__file__)
     changes = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "since": date.today().isoformat(),
         "speechbrain_rev": speechbrain_rev.__version__,
+        "package_of_this_repository": package.is_relative_to(REPOSITORY),
         "commit": _git("rev-parse", "HEAD"),
         "changed": None if changes is None else bool(changes),
         "processor": dict(environment())["processor"],

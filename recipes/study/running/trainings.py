@@ -199,13 +199,16 @@ class _Children:
 
     def work(self, run: Run, argv: Sequence[str]) -> int | None:
         """Do the work of a run, and give the status; None if it was not begun."""
-        run.folder.mkdir(parents=True, exist_ok=True)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
         environment = {**os.environ, **threads, **parent_told()}
-        with self._guard, run.log.open("ab") as log:
+        with self._guard:
             if self._stopped:
                 return None
-            process = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
+            run.folder.mkdir(parents=True, exist_ok=True)
+            with run.log.open("ab") as log:
+                process = subprocess.Popen(
+                    argv, stdout=log, stderr=log, env=environment
+                )
             self._running.add(process)
         status = process.wait()
         with self._guard:
@@ -286,6 +289,13 @@ def command(
     return [sys.executable, str(run.work.script), str(hparams), *options]
 
 
+def resolved(hparams: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Give all settings as plain values; what is unusual, each training says itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OptimizerWarning)
+        return plain_settings(resolve(hparams, given))
+
+
 def check_settings(run: Run, given: Mapping[str, str], hparams: Path) -> None:
     """Refuse a run that was begun with other settings than it is given now.
 
@@ -311,10 +321,7 @@ def check_settings(run: Run, given: Mapping[str, str], hparams: Path) -> None:
         )
     kept = plain_settings(path.read_text(encoding="utf-8"))
     options = {key: value for key, value in given.items() if key in kept}
-    with warnings.catch_warnings():
-        # The training says it.
-        warnings.simplefilter("ignore", OptimizerWarning)
-        wanted = plain_settings(resolve(hparams, options))
+    wanted = resolved(hparams, options)
     differing = [
         f"{key} is {kept.get(key)} there and {wanted.get(key)} now"
         for key in kept | wanted
