@@ -90,9 +90,12 @@ def pack(study: Path, file: Path) -> int:
     ------
     ValueError
         If there is no study, it is too large, was moved by hand, or a path has unusual
-        characters; if the file cannot be written, or the study is written to.
+        characters; if the file is there already or cannot be written, or the study is
+        written to.
     """
     check_file("FILE", file)
+    if file.exists():
+        raise ValueError(f"{file} is there already. Name another file, or remove it.")
     setting = study / SETTING
     if not setting.is_file():
         raise ValueError(f"{study} holds no study: it lacks {SETTING}.")

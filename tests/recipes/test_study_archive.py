@@ -181,6 +181,13 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(written, tmp_pat
         archive.pack(written, tmp_path / "nowhere" / "file")
 
 
+def test_no_file_is_replaced(written, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"is there already\. Name another file"):
+        archive.pack(written, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_study_that_was_moved_by_hand_is_not_packed(written, tmp_path):
     moved = written.rename(tmp_path / "moved")
     with pytest.raises(

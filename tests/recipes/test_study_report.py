@@ -4,7 +4,7 @@ import copy
 import json
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -196,6 +196,23 @@ def test_rates_are_those_of_the_files_of_scores(made):
                         np.std(values, ddof=1)
                     )
                     assert found[rate]["low"] < found[rate]["high"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "beyond", "end"), [(0.05, "low", 0), (0.95, "high", 1)]
+)
+def test_intervals_of_rates_are_of_what_rates_can_be(
+    made, monkeypatch, rate, beyond, end
+):
+    study, _ = made
+    spread = np.linspace(-0.3, 0.3, 200)
+    system = scoring.SeedRates([rate] * 2, [rate + spread] * 2)
+    monkeypatch.setattr(runs.Study, "rates", lambda *_: {"eer": system})
+    condition = figures._condition(replace(study, seeds=SEEDS[:2]), CONDITIONS[0])
+    found = condition["rates"]["veri_test"]["as_norm"]["eer"]
+    whole = asdict(scoring.rate_over_seeds(system))
+    assert not 0 <= whole[beyond] <= 1
+    assert {key: found[key] for key in whole} == whole | {beyond: end}
 
 
 def test_all_runs_are_of_the_same_drawn_speakers(made):
@@ -820,6 +837,15 @@ def test_what_a_study_was_run_on_is_told_and_not_who_writes_its_report(made):
         setting_tables.trained_on(results["setting"])
         == "one, torch 2.11; other, torch 2.11; since 2026-01-01."
     )
+
+
+def test_each_part_of_the_setting_is_told_once(made):
+    _, results = made
+    table = setting_tables.setting_table(results)
+    names = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    assert "report written on > torch" in names
+    assert not [name for name in names if name.startswith("report_written_on")]
+    assert {name for name in names if names.count(name) > 1} <= {"conditions", "code"}
 
 
 def test_steps_that_were_skipped_are_told(made):

@@ -67,7 +67,8 @@ def _named(value: Any) -> Any:
 def setting_table(results: Mapping[str, Any]) -> str:
     """Show the setting, hardware and versions, a row for each value."""
     setting = dict(results["setting"])
-    rows = {**setting, "report written on": setting.pop("report_written_on")}
+    written_on = setting.pop("report_written_on")
+    rows = {**setting, "report written on": written_on}
     # The report's first table has them.
     rows.pop("comparisons", None)
     return markdown([{"": name, "value": value} for name, value in _flat("", rows)])

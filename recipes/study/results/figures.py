@@ -249,8 +249,12 @@ def _condition(study: Study, condition: Condition) -> dict[str, Any]:
 
 def _rates_of(study: Study, system: scoring.SeedRates) -> dict[str, Any]:
     seeds = map(str, study.seeds)
+    found = scoring.rate_over_seeds(system)
     return {
-        **asdict(scoring.rate_over_seeds(system)),
+        **asdict(found),
+        # Of few seeds an interval is wide, and goes beyond what a rate can be.
+        "low": max(found.low, 0.0),
+        "high": min(found.high, 1.0),
         "seeds": dict(zip(seeds, system.rates.tolist(), strict=True)),
     }
 
