@@ -6,10 +6,11 @@ DATA is a corpus in VoxCeleb's layout that holds train_list.txt and trial lists
 veri_test.txt and veri_test_*.txt. Each condition is trained with each seed on the same
 data in the same order, scored, and compared with its reference. The margins of the
 comparisons are made of the vanilla encoders alone, and written before anything else is
-trained; then the first seed is trained, measured and probed, then the others. What is
-done is not done again: after a crash the same command goes on. What fails is told, and
-left out of the report; then the status is 1. --dry_run lists what would be trained;
---compare FOLDER says whether another run of the study has the same numbers.
+trained; then the first seed is trained, measured and probed, then the others. From the
+second on, the report is written with each seed that is done. What is done is not done
+again: after a crash the same command goes on. What fails is told, and left out of the
+report; then the status is 1. --dry_run lists what would be trained; --compare FOLDER says
+whether another run of the study has the same numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from running.command_line import (
 )
 from running.determinism import compute_repeatably
 from running.orphans import end_in_order
-from running.schedule import attempt, finished, first_of, runs_of, train
+from running.schedule import attempt, finished, first_of, runs_of, so_far, train
 from running.setting import keep_setting, setting_of
 from running.trainings import THREADS
 
@@ -96,11 +97,28 @@ def main(argv: Sequence[str] | None = None) -> None:
         failed = train(study, first, settings, size, HPARAMS, jobs=jobs)
         look_at_first(study, device)
         others = [run for run in runs if run not in first]
-        failed += train(study, others, settings, size, HPARAMS, jobs=jobs)
+
+        def after() -> None:
+            attempt("The report so far", lambda: report_so_far(study, setting))
+
+        after()
+        failed += train(study, others, settings, size, HPARAMS, jobs=jobs, after=after)
         failed += evaluate(study, setting, device, failed)
     print((output / REPORT).read_text(encoding="utf-8"))
     if failed:
         sys.exit("\n".join(["What failed:", *failed]))
+
+
+def report_so_far(study: Study, setting: Mapping[str, Any]) -> None:
+    """Write the report of the seeds that are there, while others are trained."""
+    part = so_far(study)
+    # One seed tells no spread; all are reported when nothing is trained any more.
+    if len(part.seeds) < 2 or len(part.seeds) == len(study.seeds):
+        return
+    path = study.folder / RESULTS
+    known = json.loads(path.read_text())["figures"] if path.is_file() else {}
+    if known.get("seeds") != list(part.seeds):
+        write_report(part, setting)
 
 
 def evaluate(

@@ -372,6 +372,24 @@ def test_barely_trained_references_show_nothing_and_the_first_line_says_so(
     assert answer["veri_test"] != "cannot tell"
 
 
+def test_a_report_of_some_of_the_seeds_says_so_first(made, tmp_path):
+    study, results = made
+    again = replace(copied(study, tmp_path), seeds=SEEDS[1:])
+    found = written(again)
+    text = (tmp_path / "report.md").read_text()
+    assert text.splitlines()[0] == (
+        "Seeds 12 and 13 of 11, 12 and 13 are there. Of so few, intervals are wide, and "
+        "what is not shown yet may be with all."
+    )
+    assert "Seeds 12, 13. Each number is the mean" in text
+    rate = found["figures"]["conditions"]["revnet46"]["rates"]["veri_test"]["as_norm"]
+    seeds = results["figures"]["conditions"]["revnet46"]["rates"]["veri_test"]
+    wanted = {s: v for s, v in seeds["as_norm"]["eer"]["seeds"].items() if s != "11"}
+    assert rate["eer"]["seeds"] == wanted
+    assert found["figures"]["margins"] == results["figures"]["margins"]
+    assert sentences.seeds_so_far(results) == []
+
+
 def test_without_a_baseline_only_equal_weights_can_be_told(made, tmp_path):
     study, _ = made
     again = copied(study, tmp_path)

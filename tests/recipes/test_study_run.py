@@ -94,7 +94,9 @@ class _Trained:
         monkeypatch.setattr(schedule, "state_margins", self.state_margins)
         monkeypatch.setattr(schedule, "memory_budget", self.memory_budget)
 
-    def train_all(self, wanted, settings, size, hparams, *, jobs, proven=False):
+    def train_all(
+        self, wanted, settings, *_, proven=False, after=lambda: None, **given
+    ):
         self.proven.append(proven)
         failed = {}
         for one in wanted:
@@ -105,6 +107,7 @@ class _Trained:
                 self.budgets[one.name] = {**settings, **one.settings}.get(
                     "memory_budget"
                 )
+                after()
         if failed:
             raise trainings.TrainingsFailed(failed)
 
@@ -123,10 +126,10 @@ class _Trained:
         return "1MB"
 
 
-def train(whole):
+def train(whole, **given):
     wanted = schedule.runs_of(whole)
     settings = {"device": "cuda:1"}
-    return schedule.train(whole, wanted, settings, None, run.HPARAMS, jobs=2)
+    return schedule.train(whole, wanted, settings, None, run.HPARAMS, jobs=2, **given)
 
 
 def test_margins_are_stated_when_the_references_are_there_and_nothing_else(
@@ -151,6 +154,12 @@ def test_half_the_memory_is_of_the_device_and_given_to_that_condition_alone(
     assert given == {f"{planned}, seed 1", f"{planned}, seed 2"}
     # The first that is trained after the references.
     assert trained.done[len(trained.stated_after)] == "revnet46, seed 1"
+
+
+def test_it_is_said_after_each_candidate_that_was_trained(whole, monkeypatch):
+    trained, counts = _Trained(monkeypatch), []
+    train(whole, after=lambda: counts.append(len(trained.done)))
+    assert counts == list(range(len(trained.stated_after) + 1, len(trained.done) + 1))
 
 
 def test_all_of_a_seed_is_trained_before_the_next_seed(whole, monkeypatch):
@@ -199,7 +208,7 @@ def test_the_first_seed_is_looked_at_before_the_others_are_trained(
     data, noise = data_and_noise
     told = []
 
-    def train(study, runs, *_, jobs):
+    def train(study, runs, *_, jobs, after=None):
         told.append([one.name for one in runs])
         return [f"{runs[0].name} diverged."]
 
@@ -235,6 +244,45 @@ def test_a_condition_that_lacks_a_seed_is_left_out_with_what_is_compared_with_it
         ("revnet57", "resnet34"),
         ("revnet57, 8 bit", "revnet57"),
     ]
+
+
+def test_seeds_that_all_trainings_have_are_reported_while_others_go_on(
+    whole, monkeypatch
+):
+    whole = replace(whole, seeds=(1, 2, 3, 4))
+    reports = []
+
+    def write_report(study, setting):
+        reports.append(list(study.seeds))
+        (whole.folder / "results.json").write_text(
+            json.dumps({"figures": {"seeds": list(study.seeds)}})
+        )
+
+    monkeypatch.setattr(run, "write_report", write_report)
+
+    def end(seed, but=()):
+        for one in schedule.runs_of(whole):
+            if one.seed == seed and one.condition.name not in but:
+                (one.folder / one.work.result).parent.mkdir(parents=True)
+                (one.folder / one.work.result).touch()
+        run.report_so_far(whole, {})
+
+    end(1)
+    assert reports == []
+    end(2, but=["revnet46, compressed"])
+    assert reports == []
+    end(4)
+    assert reports == [[1, 4]]
+    run.report_so_far(whole, {})
+    assert reports == [[1, 4]]
+    end(3)
+    assert reports == [[1, 4], [1, 3, 4]]
+    compressed = whole.run_folder("revnet46, compressed", 2) / "scores" / "results.json"
+    compressed.parent.mkdir(parents=True)
+    compressed.touch()
+    # Whoever trains the last one evaluates the study.
+    run.report_so_far(whole, {})
+    assert len(reports) == 2
 
 
 def test_what_fails_late_does_not_cost_the_report(whole, monkeypatch, capsys):

@@ -105,6 +105,17 @@ def test_one_that_fails_does_not_stop_the_others_and_is_named(runs, monkeypatch)
     assert [starts(run) for run in runs.values()] == [1, 2, 1]
 
 
+def test_after_each_that_was_done_now_it_is_said_while_others_go_on(runs, monkeypatch):
+    for run in runs.values():
+        write_settings(run)
+    (runs[1].folder / "done").touch()
+    monkeypatch.setenv("SEED_2", "fails")
+    done = []
+    with pytest.raises(trainings.TrainingsFailed):
+        train_all(runs, after=lambda: done.append([s for s in runs if runs[s].is_done]))
+    assert done == [[1, 3]]
+
+
 def test_where_none_ever_worked_the_others_are_not_begun(runs, monkeypatch):
     for run in runs.values():
         write_settings(run)

@@ -13,6 +13,7 @@ from report.sentences import (
     claims_not_shown,
     notes,
     repetitions,
+    seeds_so_far,
     tests,
     what_cannot_be_told,
 )
@@ -44,6 +45,7 @@ def report_of(results: Mapping[str, Any], pictures: Sequence[str]) -> str:
         Markdown.
     """
     parts = [
+        *seeds_so_far(results),
         *what_cannot_be_told(results),
         "# Study: error rates of reversible encoders, 8-bit optimizers and memory modes",
         _method(results),
@@ -86,7 +88,7 @@ def _points(sentences: Sequence[str]) -> str:
 
 
 def _method(results: Mapping[str, Any]) -> str:
-    seeds = ", ".join(map(str, results["figures"]["margins"]["made_of"]["seeds"]))
+    seeds = ", ".join(map(str, results["figures"]["seeds"]))
     return (
         f"Seeds {seeds}. Each number is the mean over them, with the 95 % interval that "
         "other speakers and other seeds would make. A candidate is within the margin if "

@@ -47,6 +47,17 @@ def what_cannot_be_told(results: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def seeds_so_far(results: Mapping[str, Any]) -> list[str]:
+    """Say it where seeds are still to be trained; empty once all are there."""
+    seeds, all_seeds = results["figures"]["seeds"], results["setting"]["seeds"]
+    if seeds == all_seeds:
+        return []
+    return [
+        f"Seeds {_listed([*map(str, seeds)])} of {_listed([*map(str, all_seeds)])} are "
+        "there. Of so few, intervals are wide, and what is not shown yet may be with all."
+    ]
+
+
 def _rates(results: Mapping[str, Any], trials: str, reference: str, reason: str) -> str:
     """Give the two rates where a reference is no better than what needs no training."""
     if reason != BASELINE:

@@ -190,7 +190,7 @@ def compute_figures(study: Study) -> dict[str, Any]:
     Returns
     -------
     dict
-        "margins", "baseline", "conditions" by name, "unfinished" conditions with what is
+        "seeds", "margins", "baseline", "conditions" by name, "unfinished" conditions with what is
         missing by seed, and "comparisons" in their order; plain numbers, rates as
         fractions.
     """
@@ -214,6 +214,7 @@ def compute_figures(study: Study) -> dict[str, Any]:
             for rates in comparison["differences"].values()
         )
     return {
+        "seeds": list(study.seeds),
         "margins": margins,
         "baseline": baseline_figures(study),
         "conditions": {

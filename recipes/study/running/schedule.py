@@ -56,6 +56,7 @@ def train(
     hparams: Path,
     *,
     jobs: int,
+    after: Callable[[], object] = lambda: None,
 ) -> list[str]:
     """Train the references, state the margins, then train the others.
 
@@ -73,6 +74,8 @@ def train(
         The file of settings that all begin with.
     jobs : int
         Trainings at a time.
+    after : callable
+        Called whenever a candidate was trained, while others are.
 
     Returns
     -------
@@ -89,7 +92,9 @@ def train(
     def train_some(wanted: Sequence[Run]) -> None:
         left = [run for run in wanted if run not in failed]
         try:
-            train_all(left, settings, size, hparams, jobs=jobs, proven=True)
+            train_all(
+                left, settings, size, hparams, jobs=jobs, proven=True, after=after
+            )
         except TrainingsFailed as error:
             failed.update(error.failed)
 
@@ -201,6 +206,12 @@ def finished(study: Study) -> Study:
             c for c in study.comparisons if not {c.candidate, c.reference} & lacking
         ],
     )
+
+
+def so_far(study: Study) -> Study:
+    """Leave out the seeds of which a training is not scored yet."""
+    lacking = {run.seed for run in runs_of(study) if not run.is_done}
+    return replace(study, seeds=[s for s in study.seeds if s not in lacking])
 
 
 def attempt(what: str, work: Callable[[], object]) -> list[str]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,6 +129,7 @@ def train_all(
     *,
     jobs: int,
     proven: bool = False,
+    after: Callable[[], object] = lambda: None,
 ) -> None:
     """Do the work of runs that is not done yet, some at a time, each in its own process.
 
@@ -149,6 +150,8 @@ def train_all(
         Processes at a time.
     proven : bool
         Whether others of the study were done, with this machine and setting.
+    after : callable
+        Called whenever one was done, while others go on.
 
     Raises
     ------
@@ -176,6 +179,7 @@ def train_all(
                     continue
                 if status == 0 and run.is_done:
                     bar.update()
+                    after()
                     continue
                 failed[run] = _what_became_of(run, status)
                 bar.write(failed[run], file=sys.stderr)
