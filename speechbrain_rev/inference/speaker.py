@@ -47,7 +47,8 @@ class SpeakerEmbedder:
         float32 in all. bf16 for CPUs and GPUs, fp16 for GPUs.
     fingerprint : str
         Tells embeddings of one state of one model from all others; the hash of its
-        weights. Without it, nothing can be enrolled or kept in archives. Of half precision it is completed by that, for its embeddings are others.
+        weights. Without it, nothing can be enrolled or kept in archives. Of half precision
+        it is completed by that, for its embeddings are others.
     thresholds : Thresholds
         Of scores, for ``verify``.
 

@@ -378,8 +378,8 @@ def test_a_report_of_some_of_the_seeds_says_so_first(made, tmp_path):
     found = written(again)
     text = (tmp_path / "report.md").read_text()
     assert text.splitlines()[0] == (
-        "Seeds 12 and 13 of 11, 12 and 13 are there. Of so few, intervals are wide, and "
-        "what is not shown yet may be with all."
+        "Seeds 12 and 13 of 11, 12 and 13 are there. Verdicts are those of all seeds; of "
+        "some, intervals are wider, and answers may change with the others."
     )
     assert "Seeds 12, 13. Each number is the mean" in text
     rate = found["figures"]["conditions"]["revnet46"]["rates"]["veri_test"]["as_norm"]

@@ -54,7 +54,8 @@ def seeds_so_far(results: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"Seeds {_listed([*map(str, seeds)])} of {_listed([*map(str, all_seeds)])} are "
-        "there. Of so few, intervals are wide, and what is not shown yet may be with all."
+        "there. Verdicts are those of all seeds; of some, intervals are wider, and answers "
+        "may change with the others."
     ]
 
 
