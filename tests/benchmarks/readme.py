@@ -311,7 +311,10 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         scoring_at_scale=recipe_tables.scoring_at_scale,
     ),
     DOCS / "study.md": {
+        "study_differences": study_tables.study_differences,
         "study_rates": study_tables.study_rates,
+        "study_costs": study_tables.study_costs,
+        "study_repeated": study_tables.study_repeated,
         "study_angles": study_tables.study_angles,
         "study_drift": study_tables.study_drift,
         "study_states": study_tables.study_states,

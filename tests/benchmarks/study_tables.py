@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
@@ -31,61 +31,125 @@ def _read(name: str) -> Any:
     return json.loads(_texts()[name])
 
 
-def _eers(folder: str) -> dict[str, float]:
-    """Give the EERs with AS-Norm in percent, by trial list."""
-    rows = _read(f"{folder}/scores/results.json")["results"]
-    return {r["trials"]: 100 * r["eer"] for r in rows if r["method"] == "as_norm"}
-
-
-def _scored(name: str) -> dict[int, str]:
-    """Give the folders of a condition's scored trainings, by seed."""
-    folders = {
-        seed: f"runs/{name.replace(',', '').replace(' ', '_')}/{seed}"
-        for seed in _read("setting.json")["seeds"]
-    }
-    texts = _texts()
-    return {s: f for s, f in folders.items() if f"{f}/scores/results.json" in texts}
+def _run(name: str, seed: int) -> str:
+    """Name the folder of a training."""
+    return f"runs/{name.replace(',', '').replace(' ', '_')}/{seed}"
 
 
 def study_rates() -> str:
-    """Show the error rates of all trainings that ended, a row for each condition."""
-    setting, margins = _read("setting.json"), _read("margins.json")["margins"]
-    untrained = _eers("baseline/mean_and_deviation")
+    """Show the EERs of all conditions and what they take, and of what needs no training."""
+    setting, results = _read("setting.json"), _read("results.json")["figures"]
+    steps = _read("measures.json")
+    untrained = results["baseline"]["mean and deviation"]
     rows = [
-        {"condition": "mean and deviation of filterbanks, untrained"}
-        | {trials: f"{eer:.1f}" for trials, eer in untrained.items()}
+        {
+            "condition": "mean and deviation of filterbanks, untrained",
+            "told right, %": "",
+        }
+        | {
+            trials: _number(of["as_norm"]["eer"], "eer")
+            for trials, of in untrained.items()
+        }
+        | {"peak, MB": "", "s per step": ""}
     ]
-    count = 0
-    for condition in setting["conditions"]:
-        name = condition["name"]
-        scored = _scored(name)
-        count += len(scored)
-        row = {"condition": name, "seeds": _listed(map(str, scored))}
-        if scored:
-            row["told right, %"] = (
-                f"{fmean(_told_right(f) for f in scored.values()):.0f}"
-            )
-            eers = [_eers(folder) for folder in scored.values()]
-            for trials in untrained:
-                row[trials] = _mean([eer[trials] for eer in eers])
-                if name in margins:
-                    margin = 100 * margins[name][trials]["eer"]
-                    row[f"margin, {trials}"] = f"{margin:.2f}"
-        rows.append(row)
-    heads = ["condition", "seeds", "told right, %", *untrained]
-    heads += [f"margin, {trials}" for trials in untrained]
-    cells = [{head: row.get(head, "") for head in heads} for row in rows]
-    wanted = len(setting["conditions"]) * len(setting["seeds"])
+    for name, found in results["conditions"].items():
+        told_right = fmean(_told_right(_run(name, seed)) for seed in results["seeds"])
+        rows.append(
+            {"condition": name, "told right, %": f"{told_right:.0f}"}
+            | {
+                trials: _interval(of["as_norm"]["eer"], "eer")
+                for trials, of in found["rates"].items()
+            }
+            | {
+                "peak, MB": f"{steps[name]['peak_bytes'] / MB:.1f}",
+                "s per step": f"{steps[name]['seconds_per_step']:.3f}",
+            }
+        )
     machines = dict.fromkeys(
         f"{entry['processor']}, torch {entry['torch']}" for entry in setting["code"]
     )
     return (
-        f"{markdown(cells)}\n\nEER in percent with AS-Norm, mean over seeds with the lowest "
-        "and the highest; chunks of training speech that were told right in the last "
-        "epoch; margins in percentage points, stated before anything was compared. "
-        f"{count} of {wanted} trainings have ended, {setting['threads_of_a_training']} "
-        f"thread each, on {'; '.join(machines)}."
+        f"{markdown(rows)}\n\nEER in percent with AS-Norm, the mean of {_seeds()} "
+        "with its 95 % interval over speakers and seeds; chunks of training speech that "
+        "were told right in the last epoch; what a step takes, measured alone (below). "
+        f"{setting['threads_of_a_training']} thread for a training, on "
+        f"{'; '.join(machines)}."
     )
+
+
+def study_costs() -> str:
+    """Show the detection costs of all conditions."""
+    rows = [
+        {"condition": name}
+        | {
+            f"{trials}, p {rate.rpartition('_')[2]}": _interval(cost, rate)
+            for trials, of in found["rates"].items()
+            for rate, cost in of["as_norm"].items()
+            if rate != "eer"
+        }
+        for name, found in _read("results.json")["figures"]["conditions"].items()
+    ]
+    return (
+        f"{markdown(rows)}\n\nminDCF with AS-Norm for two probabilities of a target: the "
+        "mean of the seeds with its 95 % interval over speakers and seeds."
+    )
+
+
+def study_differences() -> str:
+    """Show what each comparison came to by the EER."""
+    rows = []
+    for one in _read("results.json")["figures"]["comparisons"]:
+        row = {"candidate": one["candidate"], "reference": one["reference"]}
+        for trials, rates in one["differences"].items():
+            found = rates["eer"]
+            bounds = _number(found["upper"], "eer"), _number(found["margin"], "eer")
+            row |= {
+                trials: _interval(found, "eer"),
+                f"{trials}: bound, margin": " and ".join(bounds),
+                f"{trials}: within?": _answer(one, found),
+            }
+        rows.append(row)
+    return (
+        f"{markdown(rows)}\n\nDifference of the EER, candidate less reference, the mean of "
+        f"{_seeds()} in percentage points with its 95 % interval over speakers and seeds; "
+        "the one-sided 95 % bound and the margin that it must be below."
+    )
+
+
+def _seeds() -> str:
+    """Say of which seeds figures are, and of how many there will be."""
+    seeds = _read("results.json")["figures"]["seeds"]
+    wanted = _read("setting.json")["seeds"]
+    of = "" if seeds == wanted else f" of {', '.join(map(str, wanted))}"
+    return f"seeds {', '.join(map(str, seeds))}{of},"
+
+
+def _answer(comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    if comparison["must_be_identical"]:
+        return "equal to the bit" if comparison["identical"] else "NOT EQUAL"
+    if comparison["control"]:
+        return "seen to be worse" if found["higher"] else "not seen to be worse"
+    return f"{found['within']}{', but worse' * found['higher']}"
+
+
+def study_repeated() -> str:
+    """Show what was trained again, and what came out."""
+    places: dict[tuple[str, str], list[str]] = {}
+    repeated = _read("results.json")["repeated"]
+    for name, found in repeated.items():
+        places.setdefault((found["processor"], found["torch"]), []).append(name)
+    rows = []
+    for (processor, torch), names in places.items():
+        same = [name for name in names if not repeated[name]["differing"]]
+        rows.append(
+            {
+                "machine": f"{processor}, torch {torch}",
+                "trained again": str(len(names)),
+                "the same to the bit": "; ".join(same),
+                "otherwise": "; ".join(sorted(set(names).difference(same))),
+            }
+        )
+    return markdown(rows) if rows else "Nothing was trained again yet."
 
 
 def _told_right(folder: str) -> float:
@@ -93,15 +157,15 @@ def _told_right(folder: str) -> float:
     return float(last["train_accuracy_percent"])
 
 
-def _mean(values: list[float]) -> str:
-    mean = f"{fmean(values):.2f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ({min(values):.2f} to {max(values):.2f})"
+def _interval(found: Mapping[str, float], rate: str) -> str:
+    mean, low, high = (_number(found[key], rate) for key in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
 
 
-def _listed(words: Iterable[str]) -> str:
-    return ", ".join(words)
+def _number(value: float, rate: str) -> str:
+    """Write an EER in percent or a cost, never as a negative zero."""
+    scale, digits = (100, 2) if rate == "eer" else (1, 2)
+    return f"{round(scale * value, digits) + 0.0:.{digits}f}"
 
 
 def study_angles() -> str:
