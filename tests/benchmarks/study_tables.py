@@ -149,7 +149,17 @@ def study_repeated() -> str:
                 "otherwise": "; ".join(sorted(set(names).difference(same))),
             }
         )
-    return markdown(rows) if rows else "Nothing was trained again yet."
+    return markdown(
+        rows
+        or [
+            {
+                "machine": "none yet",
+                "trained again": "0",
+                "the same to the bit": "",
+                "otherwise": "",
+            }
+        ]
+    )
 
 
 def _told_right(folder: str) -> float:
