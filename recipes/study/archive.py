@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
 from design.conditions import Comparison, Condition
 from memory_plan import PLAN
-from results.files import MEASURES, PROBES, SETTING
+from results.files import MEASURES, ORIGIN, PROBES, SETTING
 from results.runs import BASELINE, EPOCHS, SCORED, SCORES, Study
 from running.command_line import existing_folder
 
@@ -41,6 +41,7 @@ from speechbrain_rev.whole_files import check_file, write_whole
 FILES = ("*.json", f"{BASELINE}/*/{SCORES}", f"{BASELINE}/*/{SCORED}")
 FILES_OF_A_RUN = (
     HYPERPARAMS,
+    ORIGIN,
     EPOCHS,
     PLAN,
     "save/train.csv",

@@ -18,6 +18,7 @@ import torch
 import train
 from design.sizes import COHORT_UTTERANCES
 from running.determinism import compute_repeatably
+from running.origin import write_origin
 from running.orphans import end_with_parent
 from running.trainings import THREADS
 
@@ -36,6 +37,7 @@ def main() -> None:
     given = dict(a.removeprefix("--").split("=", 1) for a in argv if "=" in a)
     folder, device = given["output_folder"], given["device"]
     with writing_alone(Path(folder)):
+        write_origin(Path(folder))
         train.main(argv)
         if TRAIN_ONLY in sys.argv:
             return

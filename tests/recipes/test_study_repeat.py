@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from tests.recipes.study import study
 
@@ -13,6 +14,7 @@ conditions, runs, schedule, trainings = (
     study("running.trainings"),
 )
 repeat, sentences = study("repeat"), study("report.sentences")
+origin = study("running.origin")
 CONDITIONS = [
     conditions.Condition("resnet34", "resnet34"),
     conditions.Condition("revnet46", "revnet46"),
@@ -114,8 +116,16 @@ def test_what_was_trained_again_elsewhere_is_not_taken_for_here(
 ):
     write(whole, 1)
     here = {"since": "today", "torch": "2.9", "processor": "one", "commit": "a"}
-    monkeypatch.setattr(schedule, "train_all", train_the_same)
     monkeypatch.setattr(schedule, "code_and_machine", lambda: dict(here))
+    monkeypatch.setattr(origin, "code_and_machine", lambda: dict(here))
+
+    def train(wanted, *arguments, **options):
+        for run in wanted:
+            if not run.is_done:
+                train_the_same([run], *arguments, **options)
+                origin.write_origin(run.folder)
+
+    monkeypatch.setattr(schedule, "train_all", train)
     (chosen,) = repeat.chosen_runs(whole, [1], ["revnet46"])
 
     def again():
@@ -124,9 +134,14 @@ def test_what_was_trained_again_elsewhere_is_not_taken_for_here(
     first = again()
     here["since"] = "tomorrow"
     assert again() == first
-    assert first[0]["revnet46, seed 1"]["since"] == "today"
+    (written,) = first[0]["revnet46, seed 1"]["origin_again"]
+    assert written["since"] == "today"
+    assert written["instructions"] == torch.backends.cpu.get_cpu_capability()
     here[key] = "another"
     with pytest.raises(ValueError, match=f"with another {key}. Remove that folder"):
+        again()
+    (whole.folder / "repeated/runs/revnet46/1/origin.json").unlink()
+    with pytest.raises(ValueError, match=f"{key}.*. Remove that folder"):
         again()
 
 
@@ -161,14 +176,15 @@ def test_what_was_known_of_other_trainings_is_kept(whole):
 
 def test_the_report_says_what_came_out_on_which_machine():
     def of(processor, *differing):
-        return {"differing": list(differing), "processor": processor, "torch": "2.9"}
+        here = {"processor": processor, "instructions": "AVX2", "torch": "2.9"}
+        return {"differing": list(differing), "origin_again": [here]}
 
     repeated = {"a": of("one"), "b": of("one", "weights", "hard.txt"), "c": of("two")}
     assert sentences.repetitions({"repeated": repeated}) == [
-        "On one with torch 2.9, 1 of 2 trainings gave the same weights and the same "
+        "On one by AVX2, torch 2.9: 1 of 2 trainings gave the same weights and the same "
         "scores of all trials, to the last bit: a.",
         "b did not: other are its weights and hard.txt.",
-        "On two with torch 2.9, 1 of 1 trainings gave the same weights and the same "
+        "On two by AVX2, torch 2.9: 1 of 1 trainings gave the same weights and the same "
         "scores of all trials, to the last bit: c.",
     ]
     assert sentences.repetitions({"repeated": {}})[0].startswith("None was")

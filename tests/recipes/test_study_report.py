@@ -889,7 +889,7 @@ def test_a_plan_at_more_than_half_the_memory_is_told(made, halved):
 def test_what_was_trained_again_is_told_of_the_weights_that_there_are(made, tmp_path):
     study, _ = made
     again = copied(study, tmp_path)
-    entry = {"differing": [], "processor": "one", "torch": "2.11"}
+    entry = {"differing": [], "origin": [], "origin_again": []}
     known = {
         "resnet34, seed 11": {"weights": again.digest("resnet34", 11), **entry},
         "revnet46, seed 11": {"weights": "of another training", **entry},

@@ -1,6 +1,7 @@
 """Processes of the study's trainings, most of them a script that trains nothing."""
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -16,17 +17,19 @@ from tests.recipes.study import STUDY, study
 from tests.recipes.tiny_study import tiny_size
 
 trainings, conditions = study("running.trainings"), study("design.conditions")
+determinism = study("running.determinism")
 HPARAMS = Path(__file__).parents[2] / "hparams" / "minivox.yaml"
 SETTINGS = {"data_folder": "data", "device": "cpu"}
 #: Writes its settings, and then does what the environment says of its seed.
 SCRIPT = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 given = dict(a[2:].split("=", 1) for a in sys.argv[2:] if "=" in a)
 folder = Path(given["output_folder"])
 with (folder / "starts").open("a") as file:
     file.write("started\\n")
 (folder / "pid").write_text(str(os.getpid()))
+(folder / "environment.json").write_text(json.dumps(dict(os.environ)))
 does = os.environ.get("SEED_" + given["seed"], "works")
 print("seed", given["seed"], does, os.environ["OMP_NUM_THREADS"])
 if does == "fails after the first began":
@@ -89,6 +92,41 @@ def test_a_training_has_one_thread(runs, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     train_all({1: runs[1]})
     assert runs[1].log.read_text() == "seed 1 works 1\n"
+
+
+@pytest.mark.parametrize("widest", ["AVX512", "AVX2", "DEFAULT"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_float32_is_computed_by_instructions_that_processors_have_in_common(
+    runs, monkeypatch, widest, precision
+):
+    monkeypatch.setattr(determinism, "get_cpu_capability", lambda: widest)
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    for key in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"):
+        monkeypatch.delenv(key, raising=False)
+    settings = {"precision": precision}
+    condition = dataclasses.replace(runs[1].condition, settings=settings)
+    train_all({1: dataclasses.replace(runs[1], condition=condition)})
+    given = json.loads((runs[1].folder / "environment.json").read_text())
+    wanted = precision == "fp32" and widest != "DEFAULT"
+    assert given.get("ATEN_CPU_CAPABILITY") == ("avx2" if wanted else None)
+    assert given.get("ONEDNN_MAX_CPU_ISA") == ("AVX2" if wanted else None)
+    # What the user has set stays.
+    assert given["MKL_CBWR"] == "COMPATIBLE"
+
+
+def test_torch_takes_the_instructions_that_it_is_told(monkeypatch):
+    told = determinism.instructions_of("fp32")
+    if not told:
+        pytest.skip("this processor has no AVX2")
+    script = "import torch; print(torch.backends.cpu.get_cpu_capability())"
+    shown = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **told},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == "AVX2\n"
 
 
 def test_one_that_fails_does_not_stop_the_others_and_is_named(runs, monkeypatch):
@@ -240,6 +278,7 @@ sys.path.insert(0, {root!r})
 from tests.recipes.study import study
 from tests.recipes.tiny_study import tiny_size
 trainings, conditions = study("running.trainings"), study("design.conditions")
+determinism = study("running.determinism")
 study("running.orphans").end_in_order()
 run = trainings.Run(
     conditions.Condition("revnet46", "revnet46"), 1, Path({folder!r}),

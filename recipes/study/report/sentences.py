@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from results.figures import METHOD
+from results.origins import machines_of
 from results.runs import EER, RATES
 from results.verdicts import BASELINE, CANNOT_TELL, NOT_SHOWN, WIDE, YES
 
@@ -288,15 +289,15 @@ def repetitions(results: Mapping[str, Any]) -> list[str]:
     repeated = results["repeated"]
     if not repeated:
         return ["None was: recipes/study/repeat.py does that."]
-    places: dict[tuple[str, str], list[str]] = {}
+    places: dict[str, list[str]] = {}
     for name, found in repeated.items():
-        places.setdefault((found["processor"], found["torch"]), []).append(name)
+        places.setdefault(machines_of(found["origin_again"]), []).append(name)
     sentences = []
-    for (processor, torch), names in places.items():
+    for machines, names in places.items():
         same = [name for name in names if not repeated[name]["differing"]]
         sentences.append(
-            f"On {processor} with torch {torch}, {len(same)} of {len(names)} trainings "
-            "gave the same weights and the same scores of all trials, to the last bit"
+            f"On {machines}: {len(same)} of {len(names)} trainings gave the same weights "
+            "and the same scores of all trials, to the last bit"
             + (f": {'; '.join(same)}." if same else ".")
         )
         sentences += [

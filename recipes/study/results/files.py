@@ -8,3 +8,5 @@ MADE_OF = "made_of.json"
 PROBES = "probes.json"
 #: What came out of trainings that were done again.
 REPEATED = "repeated.json"
+#: In the folder of each training, by which code and where it was done.
+ORIGIN = "origin.json"

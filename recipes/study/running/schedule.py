@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,11 +17,11 @@ from measurements.of_study import (
 )
 from results.figures import state_margins
 from results.files import MARGINS
+from results.origins import read_origin
 from results.runs import Study
 
-from running.setting import code_and_machine
+from running.origin import code_and_machine, differing
 from running.trainings import Run, TrainingsFailed, train_all
-from speechbrain_rev.whole_files import write_whole
 
 #: Below a study, what was trained once more.
 AGAIN = "repeated"
@@ -144,8 +143,8 @@ def repeat(
     -------
     found : dict
         By the names of the runs, "differing", what differs, empty where nothing does, the
-        digest of the "weights" that the study had, and what ``code_and_machine`` said when
-        the training began.
+        digest of the "weights" that the study had, and the "origin" of both trainings, as
+        ``read_origin`` gives it.
     failed : list of str
         What became of those that failed.
 
@@ -162,7 +161,8 @@ def repeat(
         if run.condition.half_memory:
             budget = memory_budget(study, settings["device"])
             copies[run] = replace(copies[run], settings={"memory_budget": budget})
-    begun = {run: _begun(copy) for run, copy in copies.items()}
+    for copy in copies.values():
+        _check_origin(copy)
     failed: Mapping[Run, str] = {}
     try:
         train_all(list(copies.values()), settings, size, hparams, jobs=jobs)
@@ -172,7 +172,8 @@ def repeat(
         run.name: {
             "differing": study.differing(again, run.condition.name, run.seed),
             "weights": study.digest(run.condition.name, run.seed),
-            **begun[run],
+            "origin": read_origin(run.folder),
+            "origin_again": read_origin(copy.folder),
         }
         for run, copy in copies.items()
         if copy.is_done
@@ -180,20 +181,16 @@ def repeat(
     return found, list(failed.values())
 
 
-def _begun(copy: Run) -> dict[str, Any]:
-    """Write down by which code, and where, a training is begun again, or read it."""
-    path, here = copy.folder.with_suffix(".json"), code_and_machine()
-    if not copy.has_begun:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(here, indent=1) + "\n")
-    known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    differing = [key for key in here if key != "since" and here[key] != known.get(key)]
-    if differing:
-        raise ValueError(
-            f"{copy.folder} was trained again, or begun to be, with another "
-            f"{', '.join(differing)}. Remove that folder to train it again here."
-        )
-    return known
+def _check_origin(copy: Run) -> None:
+    """Refuse what was begun to be trained again by other code, or on another machine."""
+    here = code_and_machine()
+    for entry in (read_origin(copy.folder) or [{}]) if copy.has_begun else []:
+        known = {key: value for key, value in entry.items() if key in here}
+        if keys := differing(known, here):
+            raise ValueError(
+                f"{copy.folder} was trained again, or begun to be, with another "
+                f"{', '.join(keys)}. Remove that folder to train it again here."
+            )
 
 
 def finished(study: Study) -> Study:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
 from design.sizes import COHORT_UTTERANCES, Size
 from results.files import SETTING
 from results.runs import Study
 
-import speechbrain_rev
-from running.command_line import REPOSITORY
+from running.origin import code_and_machine, with_another
 from running.trainings import THREADS, resolved
-from speechbrain_rev.environment import environment
 from speechbrain_rev.speech.reading import audio_files
 from speechbrain_rev.whole_files import digest_of, write_whole
 
@@ -107,10 +102,9 @@ def keep_setting(output: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
     ValueError
         If the folder holds a study of another setting.
     """
-    code = check_setting(output, setting).get(CODE, [])
-    here = code_and_machine()
-    if all({**entry, "since": None} != {**here, "since": None} for entry in code):
-        code = [*code, here]
+    code = with_another(
+        check_setting(output, setting).get(CODE, []), code_and_machine()
+    )
     output.mkdir(parents=True, exist_ok=True)
     whole = {**setting, CODE: code}
     write_whole(output / SETTING, json.dumps(whole, indent=1) + "\n")
@@ -143,31 +137,3 @@ def _files_below(folder: Path) -> dict[str, Any]:
     names = "\n".join(map(str, files))
     digest = hashlib.sha256(names.replace(str(folder), "").encode()).hexdigest()
     return {"files": len(files), "names": digest}
-
-
-def code_and_machine() -> dict[str, Any]:
-    """Say which code runs, and where; where there is git, from which commit.
-
-    The commit is that of this repository, of which the package may not be a part.
-    """
-    package = Path(speechbrain_rev.__file__)
-    changes = _git("status", "--porcelain", "--untracked-files=no")
-    return {
-        "since": date.today().isoformat(),
-        "speechbrain_rev": speechbrain_rev.__version__,
-        "package_of_this_repository": package.is_relative_to(REPOSITORY),
-        "commit": _git("rev-parse", "HEAD"),
-        "changed": None if changes is None else bool(changes),
-        "processor": dict(environment())["processor"],
-        "torch": torch.__version__,
-    }
-
-
-def _git(*arguments: str) -> str | None:
-    """Ask git about this repository; None where there is none."""
-    argv: Sequence[str] = ["git", "-C", str(Path(__file__).parent), *arguments]
-    try:
-        asked = subprocess.run(argv, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return None
-    return asked.stdout.strip() if asked.returncode == 0 else None

@@ -20,6 +20,7 @@ from design.sizes import Size
 from results.runs import SCORED
 from tqdm import tqdm
 
+from running.determinism import instructions_of
 from running.orphans import parent_told
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.inference.run_folder import WEIGHTS
@@ -204,7 +205,8 @@ class _Children:
     def work(self, run: Run, argv: Sequence[str]) -> int | None:
         """Do the work of a run, and give the status; None if it was not begun."""
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
-        environment = {**os.environ, **threads, **parent_told()}
+        instructions = instructions_of(run.condition.settings.get("precision", "fp32"))
+        environment = {**instructions, **os.environ, **threads, **parent_told()}
         with self._guard:
             if self._stopped:
                 return None
