@@ -314,6 +314,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "study_differences": study_tables.study_differences,
         "study_rates": study_tables.study_rates,
         "study_costs": study_tables.study_costs,
+        "study_machines": study_tables.study_machines,
         "study_repeated": study_tables.study_repeated,
         "study_angles": study_tables.study_angles,
         "study_drift": study_tables.study_drift,

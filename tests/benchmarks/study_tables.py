@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -133,33 +133,57 @@ def _answer(comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 
 def study_repeated() -> str:
-    """Show what was trained again, and what came out."""
+    """Show what was trained again, where, and what came out."""
     places: dict[tuple[str, str], list[str]] = {}
-    repeated = _read("results.json")["repeated"]
+    repeated = _read("repeated.json")
     for name, found in repeated.items():
-        places.setdefault((found["processor"], found["torch"]), []).append(name)
+        key = _machines(found["origin"]), _machines(found["origin_again"])
+        places.setdefault(key, []).append(name)
     rows = []
-    for (processor, torch), names in places.items():
+    for (first, again), names in places.items():
         same = [name for name in names if not repeated[name]["differing"]]
         rows.append(
             {
-                "machine": f"{processor}, torch {torch}",
-                "trained again": str(len(names)),
-                "the same to the bit": "; ".join(same),
-                "otherwise": "; ".join(sorted(set(names).difference(same))),
+                "trained on": first,
+                "trained again on": again,
+                "trainings": str(len(names)),
+                "the same to the bit": _by_seed(same),
+                "otherwise": _by_seed(sorted(set(names).difference(same))) or "none",
             }
         )
+    return markdown(rows)
+
+
+def study_machines() -> str:
+    """Show which machines did how many trainings of which seeds."""
     return markdown(
-        rows
-        or [
+        [
             {
-                "machine": "none yet",
-                "trained again": "0",
-                "the same to the bit": "",
-                "otherwise": "",
+                "machine": machine,
+                "trainings": str(sum(map(len, seeds.values()))),
+                "of seeds": ", ".join(f"{k} ({len(v)})" for k, v in seeds.items()),
             }
+            for machine, seeds in _read("results.json")["machines"].items()
         ]
     )
+
+
+def _machines(origin: Sequence[Mapping[str, str]]) -> str:
+    """Name machines as the study does."""
+    names = [
+        f"{one['processor']} by {one['instructions']}, torch {one['torch']}"
+        for one in origin
+    ]
+    return ", then ".join(dict.fromkeys(names)) or "not written down"
+
+
+def _by_seed(names: Sequence[str]) -> str:
+    """List trainings by seed, which is said once."""
+    seeds: dict[str, list[str]] = {}
+    for name in names:
+        condition, _, seed = name.rpartition(", ")
+        seeds.setdefault(seed, []).append(condition)
+    return "; ".join(f"{seed}: {' / '.join(of)}" for seed, of in seeds.items())
 
 
 def _told_right(folder: str) -> float:

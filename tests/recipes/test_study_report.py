@@ -896,3 +896,21 @@ def test_what_was_trained_again_is_told_of_the_weights_that_there_are(made, tmp_
     }
     (tmp_path / "repeated.json").write_text(json.dumps(known))
     assert list(written(again)["repeated"]) == ["resnet34, seed 11"]
+
+
+def test_it_is_told_which_machines_did_which_trainings(made, tmp_path):
+    study, _ = made
+    again = copied(study, tmp_path)
+    begun = {"processor": "one", "instructions": "AVX2", "torch": "2.11"}
+    folder = again.run_folder("revnet46", 12)
+    (folder / "origin.json").write_text(
+        json.dumps([begun, {**begun, "processor": "other"}])
+    )
+    found = written(again)["machines"]
+    moved = "one by AVX2, torch 2.11, then other by AVX2, torch 2.11"
+    assert found.pop(moved) == {"12": ["revnet46"]}
+    (unknown,) = found
+    assert unknown == "not written down"
+    assert found[unknown]["11"] == NAMES
+    assert found[unknown]["12"] == [name for name in NAMES if name != "revnet46"]
+    assert f"| {moved} | 12 " in (tmp_path / "report.md").read_text()

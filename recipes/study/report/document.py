@@ -17,7 +17,7 @@ from report.sentences import (
     tests,
     what_cannot_be_told,
 )
-from report.setting_tables import plan_parts, setting_table
+from report.setting_tables import machines_table, plan_parts, setting_table
 from report.tables import (
     METHOD_NAMES,
     answers_table,
@@ -77,6 +77,8 @@ def report_of(results: Mapping[str, Any], pictures: Sequence[str]) -> str:
         margins_table(results),
         "## Setting",
         setting_table(results),
+        "## Where it was trained",
+        machines_table(results),
     ]
     if pictures:
         parts += ["## Pictures", "\n".join(f"![]({name})" for name in pictures)]

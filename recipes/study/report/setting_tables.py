@@ -56,6 +56,17 @@ def trained_on(setting: Mapping[str, Any]) -> str:
     return f"{'; '.join(dict.fromkeys(entries))}; since {since}."
 
 
+def machines_table(results: Mapping[str, Any]) -> str:
+    """Show which machine did which trainings, a row for each machine and seed."""
+    return markdown(
+        [
+            {"machine": machine, "seed": seed, "conditions": "; ".join(names)}
+            for machine, seeds in results["machines"].items()
+            for seed, names in seeds.items()
+        ]
+    )
+
+
 def _named(value: Any) -> Any:
     """Shorten paths to the names of what they lead to."""
     if isinstance(value, list):

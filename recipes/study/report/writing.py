@@ -12,6 +12,7 @@ import torch
 from memory_plan import PLAN
 from results.figures import STATED_AT, compute_figures, read_margins, what_differs
 from results.files import BUDGET, MEASURES, PROBES, REPEATED, REPORT, RESULTS
+from results.origins import machines_of, read_origin
 from results.runs import SCORED, Study
 
 from report.document import report_of
@@ -50,8 +51,8 @@ def write_report(
     -------
     dict
         What results.json holds: "figures", which a second study must repeat to the bit,
-        "measured", which it never does, "budget", what was "repeated", "setting", and what
-        "failed".
+        "measured", which it never does, "budget", what was "repeated", which "machines" did
+        which trainings, "setting", and what "failed".
 
     Raises
     ------
@@ -66,6 +67,7 @@ def write_report(
         "measured": measured(study),
         "budget": _read(study.folder / BUDGET),
         "repeated": _repeated(study),
+        "machines": machines(study),
         "failed": list(failed),
         "setting": {
             **setting,
@@ -104,6 +106,18 @@ def _repeated(study: Study) -> dict[str, Any]:
         for name, found in known.items()
         if found["weights"] == digests.get(name)
     }
+
+
+def machines(study: Study) -> dict[str, dict[str, list[str]]]:
+    """Gather where trainings were done: conditions by machine and seed."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for seed in study.seeds:
+        for condition in study.conditions:
+            folder = study.run_folder(condition.name, seed)
+            if (folder / SCORED).is_file():
+                seeds = found.setdefault(machines_of(read_origin(folder)), {})
+                seeds.setdefault(str(seed), []).append(condition.name)
+    return found
 
 
 def _read(path: Path) -> Any:
