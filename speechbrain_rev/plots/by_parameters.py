@@ -20,6 +20,7 @@ from speechbrain_rev.plots.style import (
     log_ticks,
     new_figure,
     save,
+    source_below,
 )
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def by_parameters(
     for axes in (memory, batch):
         log_ticks(axes)
         finish(axes, grid="both")
-    figure.supxlabel(source, fontsize=8, color=FAINT, x=0.01, ha="left")
+    source_below(figure, source)
     _legend(figure, memory, title)
     _names(figure, memory, _MEMORY, encoders)
     _names(figure, batch, _BATCH, encoders)

@@ -14,6 +14,7 @@ from speechbrain_rev.plots.style import (
     finish,
     new_figure,
     save,
+    source_below,
 )
 
 
@@ -124,7 +125,7 @@ def forest_plot(
         [], [], "o-", color=INK, markerfacecolor="white", label="not shown to be"
     )
     figure.suptitle(title, fontsize=11.5, color=INK, x=0.01, ha="left")
-    figure.supxlabel(source, fontsize=8, color=FAINT, x=0.01, ha="left")
+    source_below(figure, source)
     handles, words = grid[0].get_legend_handles_labels()
     figure.legend(
         handles,

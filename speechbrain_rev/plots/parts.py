@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from speechbrain_rev.plots.style import COLOURS, FAINT, INK, finish, new_figure, save
+from speechbrain_rev.plots.style import (
+    COLOURS,
+    INK,
+    finish,
+    new_figure,
+    save,
+    source_below,
+)
 from speechbrain_rev.sizes import GB, GIB, MB, MIB
 
 if TYPE_CHECKING:
@@ -118,7 +125,7 @@ def memory_parts(
     used = [part for part in _PART_COLOURS if any(part in bar.parts for bar in bars)]
     for part in used:
         sizes.barh(0, 0, color=_PART_COLOURS[part], label=part.replace("_", " "))
-    figure.supxlabel(source, fontsize=8, color=FAINT, x=0.01, ha="left")
+    source_below(figure, source)
     legend = figure.legend(
         loc="outside upper left",
         ncols=len(used),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -141,19 +142,39 @@ def caption(
     title, source : str
         The words.
     columns : int
-        Of the legend.
+        Of the legend, at most; fewer where they would not fit the figure.
     """
     figure.suptitle(title, fontsize=11.5, color=INK, x=0.01, ha="left")
-    figure.supxlabel(source, fontsize=8, color=FAINT, x=0.01, ha="left")
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=columns,
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-        borderaxespad=0.3,
-    )
+    source_below(figure, source)
+    for number in range(columns, 0, -1):
+        legend = axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=number,
+            frameon=False,
+            fontsize=9,
+            labelcolor=INK,
+            borderaxespad=0.3,
+        )
+        # What is left of the axes takes less than a sixth.
+        if legend.get_window_extent().width <= figure.bbox.width * 5 / 6:
+            return
+
+
+def source_below(figure: Figure, source: str) -> None:
+    """Put the source below everything, in lines that fit the figure.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        The figure.
+    source : str
+        The words; their lines stay lines.
+    """
+    # A character takes 0.6 of the height of 8 points, on the average.
+    width = int(figure.get_figwidth() * 72 / (8 * 0.6))
+    lines = [textwrap.fill(line, width) for line in source.splitlines()]
+    figure.supxlabel("\n".join(lines), fontsize=8, color=FAINT, x=0.01, ha="left")
 
 
 def save(figure: Figure, path: str | Path) -> None:

@@ -45,6 +45,20 @@ def test_curves_are_named_and_drawn_as_given(drawn, angles):
     assert [text.get_text() for text in axes.get_legend().texts] == ["ours"]
 
 
+@pytest.mark.parametrize("length", [10, 40, 60])
+def test_long_names_and_sources_are_within_the_figure(figures, tmp_path, length):
+    curves = {f"{k}{'e' * length}": [(0, 1.0)] for k in range(4)}
+    words = {"title": "T", "source": "a source of many words " * 12}
+    gradient_angles(curves, tmp_path / "angles.png", **words)
+    figure = figures[-1]
+    figure.draw_without_rendering()
+    legend = figure.axes[0].get_legend()
+    assert len(legend.texts) == 4
+    for shown in (legend, figure._supxlabel):
+        assert shown.get_window_extent().x0 >= 0
+        assert shown.get_window_extent().x1 <= figure.bbox.width
+
+
 @pytest.mark.parametrize(
     ("curves", "what"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,7 @@ def draw(study: Study, results: Mapping[str, Any]) -> tuple[list[str], list[str]
     names, failed : list of str
         The files that were drawn, and a sentence for each that could not be.
     """
-    source = textwrap.fill(trained_on(results["setting"]), 100)
+    source = trained_on(results["setting"])
     failures = {
         name: _failure(draw_into, study.folder / name, source)
         for name, draw_into in _pictures(study, results).items()
@@ -93,11 +92,12 @@ def draw_angles(probes: Mapping[str, Any], path: Path, source: str) -> None:
 
 def draw_errors(probes: Mapping[str, Any], path: Path, source: str) -> None:
     """Draw errors of 8-bit states over a training."""
-    errors: dict[str, list[tuple[int, float]]] = {}
+    errors: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for row in probes["errors"]:
         if row["state"] != "update":
-            name = f"{row['state']}, {row['layers']}"
-            errors.setdefault(name, []).append((row["epoch"], row["relative_error"]))
+            layers = errors.setdefault(row["state"], {})
+            point = row["epoch"], row["relative_error"]
+            layers.setdefault(row["layers"], []).append(point)
     plots.state_errors(
         errors,
         path,
@@ -119,7 +119,7 @@ def draw_differences(
             margin = found["margin"]
             rows.append(
                 plots.Difference(
-                    f"{comparison['candidate']} \N{MINUS SIGN} {comparison['reference']}",
+                    _subtraction(comparison),
                     *(scale * found[key] for key in ("mean", "low", "high")),
                     shown=found["within"] == YES,
                 )
@@ -134,6 +134,13 @@ def draw_differences(
         f"bound is below the margin of {comparisons[0]['margin_of']}, and the study can "
         f"tell.\n{source}",
     )
+
+
+def _subtraction(comparison: Mapping[str, Any]) -> str:
+    """Name a comparison as the difference that it is."""
+    role = "control: " if comparison["control"] else ""
+    names = comparison["candidate"], comparison["reference"]
+    return role + " \N{MINUS SIGN} ".join(names)
 
 
 def draw_curves(
