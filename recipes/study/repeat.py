@@ -17,6 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             study, chosen, settings, size, HPARAMS, jobs=options.jobs
         )
         keep(output, found)
-    for name, of in found.items():
-        print(f"{name}: {', '.join(of['differing']) or 'the same weights and scores'}")
-    if differ := [name for name, of in found.items() if of["differing"]]:
+    for one in found:
+        print(f"{one['name']}: {told(one)}")
+    if differ := [one for one in found if one["differing"]]:
         failed.append(f"{len(differ)} of {len(found)} trainings came out otherwise.")
     if failed:
         sys.exit("\n".join(failed))
@@ -97,11 +98,24 @@ def chosen_runs(
     return runs
 
 
-def keep(output: Path, found: Mapping[str, Any]) -> None:
-    """Write down what came out, in the place of what was known of these trainings."""
+def told(found: Mapping[str, Any]) -> str:
+    """Say what came out of a training that was done again."""
+    if not found["differing"]:
+        return "the same weights and scores"
+    rates = [
+        f"{trials} {100 * first:.2f} and {100 * found['eer_again'][trials]:.2f}"
+        for trials, first in found["eer"].items()
+    ]
+    return f"other {', '.join(found['differing'])}; EER in percent: {', '.join(rates)}"
+
+
+def keep(output: Path, found: Sequence[Mapping[str, Any]]) -> None:
+    """Write down what came out; it replaces what did on the same machines before."""
     path = output / REPEATED
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    write_whole(path, json.dumps({**kept, **found}, indent=1) + "\n")
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    key = itemgetter("name", "origin", "origin_again")
+    kept = [one for one in kept if key(one) not in [key(new) for new in found]]
+    write_whole(path, json.dumps([*kept, *found], indent=1) + "\n")
 
 
 def _setting_file(output: Path) -> Path:

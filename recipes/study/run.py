@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 import torch
 from design.conditions import comparisons, conditions
 from design.sizes import SIZES
-from measurements.of_study import measure_steps, probe
+from measurements.of_study import measure_encoders, measure_steps, probe
 from report.writing import compare, write_report
 from results.files import REPORT, RESULTS
 from results.runs import Study
@@ -146,6 +146,7 @@ def look_at_first(study: Study, device: str) -> list[str]:
     """Measure and probe the trainings of the first seed; say what failed."""
     left = finished(replace(study, seeds=study.seeds[:1]))
     lost = attempt("Measures of a step", lambda: measure_steps(left, device))
+    lost += attempt("Measures of encoders", lambda: measure_encoders(left, device))
     lost += attempt("Probes", lambda: probe(left, device))
     if torch.cuda.is_initialized():
         # Trainings are other processes.

@@ -30,6 +30,8 @@ class Difference:
         The difference; above 0 is worse.
     low, high : float
         Its interval.
+    bound : float
+        What must be below the margin.
     shown : bool
         Whether it is shown to be below the margin.
 
@@ -40,24 +42,27 @@ class Difference:
 
     Example
     -------
-    >>> Difference("revnet46 - resnet34", 0.1, -0.4, 0.6, shown=True).high
-    0.6
+    >>> found = Difference("revnet46 - resnet34", 0.1, -0.4, 0.6, 0.5, shown=True)
+    >>> found.bound
+    0.5
     """
 
     label: str
     mean: float
     low: float
     high: float
+    bound: float
     shown: bool
 
     def __post_init__(self) -> None:
         if not (
-            all(map(math.isfinite, (self.mean, self.low, self.high)))
+            all(map(math.isfinite, (self.mean, self.low, self.high, self.bound)))
             and self.low <= self.high
         ):
             raise ValueError(
-                f"{self.label!r} has the mean {self.mean} and the interval {self.low} to "
-                f"{self.high}; give finite numbers, the lower end first."
+                f"{self.label!r} has the mean {self.mean}, the interval {self.low} to "
+                f"{self.high} and the bound {self.bound}; give finite numbers, the lower "
+                "end first."
             )
 
 
@@ -91,7 +96,7 @@ def forest_plot(
     Example
     -------
     >>> import os, tempfile
-    >>> rows = [Difference("revnet46 - resnet34", 0.1, -0.4, 0.6, shown=True)]
+    >>> rows = [Difference("revnet46 - resnet34", 0.1, -0.4, 0.6, 0.5, shown=True)]
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = os.path.join(folder, "forest.png")
     ...     forest_plot({"a list": (1.0, rows)}, path, unit="%", title="T", source="S")
@@ -104,7 +109,8 @@ def forest_plot(
         axes.axvline(margin, color=COLOURS[1], lw=1.2, ls="--", label="margin")
         for place, row in enumerate(rows):
             colour = COLOURS[0] if row.shown else INK
-            axes.plot([row.low, row.high], [place, place], color=colour, lw=1.4)
+            axes.plot([row.low, row.high], [place, place], color=colour, lw=1.0)
+            axes.plot([row.bound], [place], "|", color=colour, mew=1.6, markersize=9)
             axes.plot(
                 [row.mean],
                 [place],
@@ -120,6 +126,7 @@ def forest_plot(
     grid[0].set_ylim(len(labels) - 0.4, -0.6)
     for axes in grid:
         axes.tick_params(axis="y", length=0)
+    grid[0].plot([], [], "|", color=INK, mew=1.6, markersize=9, label="bound")
     grid[0].plot([], [], "o-", color=COLOURS[0], label="shown to be within")
     grid[0].plot(
         [], [], "o-", color=INK, markerfacecolor="white", label="not shown to be"
@@ -131,7 +138,9 @@ def forest_plot(
         handles,
         words,
         loc="outside upper right",
-        ncols=3,
+        ncols=4,
+        columnspacing=1.2,
+        handletextpad=0.4,
         frameon=False,
         fontsize=9,
         labelcolor=INK,

@@ -17,6 +17,11 @@ rebuilt = study("measurements.rebuilt")
 pytestmark = pytest.mark.slow
 
 
+def measure(runs, repeats=1):
+    ways = {name: measures.Way(folder) for name, folder in runs.items()}
+    return measures.measure(ways, "cpu", repeats=repeats)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return trained_run(tmp_path_factory.mktemp("run"))[0]
@@ -38,7 +43,7 @@ def conditions(run, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(conditions):
-    return json.loads(json.dumps(measures.measure(conditions, "cpu", repeats=3)))
+    return json.loads(json.dumps(measure(conditions, repeats=3)))
 
 
 def test_a_step_is_measured_in_the_modes_of_its_run(measured):
@@ -95,7 +100,7 @@ def test_there_are_no_figures_where_modes_do_not_compute_the_same(run, monkeypat
 
     monkeypatch.setattr(rebuilt.Rebuilt, "gradient", turned)
     with pytest.raises(rebuilt.NotEqual, match="degrees off that of stored"):
-        measures.measure({"reconstruct": run}, "cpu", repeats=1)
+        measure({"reconstruct": run})
 
 
 def test_a_step_is_measured_with_what_the_run_ended_with(run, monkeypatch):
@@ -105,7 +110,7 @@ def test_a_step_is_measured_with_what_the_run_ended_with(run, monkeypatch):
         weights.append({k: v.clone() for k, v in run.encoder.state_dict().items()})
 
     monkeypatch.setattr(measures, "check_equal", remembered)
-    measures.measure({"reconstruct": run}, "cpu", repeats=1)
+    measure({"reconstruct": run})
     last = rebuilt.Rebuilt.of(run, "cpu").epochs()[-1]
     ended = torch.load(last.paramfiles["embedding_model"], weights_only=True)
     assert all(torch.equal(weights[0][name], ended[name]) for name in ended)
@@ -117,7 +122,7 @@ def test_what_compresses_or_rounds_is_measured_without_a_claim_to_be_equal(tmp_p
     for name, changed in settings.items():
         (tmp_path / name).mkdir()
         runs[name], _ = trained_run(tmp_path / name, precision="bf16", **changed)
-    found = measures.measure(runs, "cpu", repeats=1)
+    found = measure(runs)
     assert set(found["compressed"]["blocks"]) == {"compress"}
     assert "reconstruct" in found["float"]["blocks"]
     assert all(row["peak_bytes"] > row["activations_bytes"] for row in found.values())
@@ -125,14 +130,35 @@ def test_what_compresses_or_rounds_is_measured_without_a_claim_to_be_equal(tmp_p
 
 def test_measuring_leaves_a_run_as_it_was(run):
     before = contents(run)
-    measures.measure({"reconstruct": run}, "cpu", repeats=1)
+    measure({"reconstruct": run})
     assert contents(run) == before
+
+
+def test_an_encoder_is_measured_in_all_ways_that_compute_the_same(run):
+    ways = measures.ways_of(run)
+    found = measures.measure(ways, "cpu", repeats=1)
+    modes = ("store", "recompute", "reconstruct")
+    assert list(found) == [f"{mode}, {bits} bit" for bits in (32, 8) for mode in modes]
+    for mode in modes:
+        wide, narrow = found[f"{mode}, 32 bit"], found[f"{mode}, 8 bit"]
+        assert mode in wide["blocks"]
+        assert wide["activations_bytes"] == narrow["activations_bytes"]
+        assert narrow["optimizer_state_bytes"] < wide["optimizer_state_bytes"]
+        assert narrow["peak_bytes"] < wide["peak_bytes"]
+        assert (
+            mode == "store" or wide["peak_bytes"] < found["store, 32 bit"]["peak_bytes"]
+        )
+
+
+def test_vanilla_encoders_have_no_way_that_reconstructs(run, tmp_path):
+    vanilla = copy_with(run, tmp_path / "run", "arch: revnet57", "arch: resnet34")
+    assert not any("reconstruct" in name for name in measures.ways_of(vanilla))
 
 
 def test_a_run_in_fp16_is_refused(run, tmp_path):
     half = copy_with(run, tmp_path / "run", "precision: fp32", "precision: fp16")
     with pytest.raises(ValueError, match="trained in fp16"):
-        measures.measure({"half": half}, "cpu", repeats=1)
+        measure({"half": half})
 
 
 def test_half_of_the_memory_is_a_budget_for_which_there_is_a_plan(run):

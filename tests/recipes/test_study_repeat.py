@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from tests.recipes.study import study
 
@@ -24,14 +23,15 @@ CONDITIONS = [
 
 @pytest.fixture
 def whole(tmp_path):
-    return runs.Study(tmp_path, CONDITIONS, [], (1, 2))
+    return runs.Study(tmp_path, CONDITIONS, [], (1, 2), ("easy", "hard"))
 
 
 def score(folder, weights, scores):
     (folder / "scores").mkdir(parents=True)
     (folder / runs.SCORED).write_text(json.dumps({"model": weights}))
-    for name, text in scores.items():
-        (folder / "scores" / f"{name}.txt").write_text(text)
+    for name, target in scores.items():
+        lines = f"a/1 a/2 1 {target}\na/1 b/1 0 0\na/2 b/1 0 0.5\n"
+        (folder / "scores" / f"{name}.as_norm.txt").write_text(lines)
 
 
 def write(whole, seed):
@@ -75,7 +75,7 @@ def test_what_comes_out_otherwise_is_named_and_the_study_stays(whole, monkeypatc
             score(
                 run.folder,
                 "f00d" if run.condition.name == "resnet34" else "beef",
-                {"easy": "1", "hard": "3" if planned else "2"},
+                {"easy": "1", "hard": "-3" if planned else "2"},
             )
 
     monkeypatch.setattr(schedule, "train_all", train_all)
@@ -85,12 +85,21 @@ def test_what_comes_out_otherwise_is_named_and_the_study_stays(whole, monkeypatc
         whole, chosen, {"device": "cpu"}, None, None, jobs=1
     )
     assert failed == []
-    assert {of["weights"] for of in found.values()} == {"f00d"}
-    assert {name: of["differing"] for name, of in found.items()} == {
+    assert {one["weights"] for one in found} == {"f00d"}
+    assert {one["name"]: one["differing"] for one in found} == {
         "resnet34, seed 1": [],
         "revnet46, seed 1": ["weights"],
-        "revnet46, planned, seed 1": ["weights", "hard.txt"],
+        "revnet46, planned, seed 1": ["weights", "hard.as_norm.txt"],
     }
+    rates = {one["name"]: (one["eer"], one["eer_again"]) for one in found}
+    equal, other = {"easy": 0.0, "hard": 0.0}, {"easy": 0.0, "hard": 1.0}
+    assert rates["revnet46, seed 1"] == (equal, equal)
+    assert rates["revnet46, planned, seed 1"] == (equal, other)
+    (planned,) = (one for one in found if "planned" in one["name"])
+    assert repeat.told(planned) == (
+        "other weights, hard.as_norm.txt; EER in percent: easy 0.00 and 0.00, "
+        "hard 0.00 and 100.00"
+    )
     assert budgets.pop("revnet46, planned, seed 1") == "1MB"
     assert set(budgets.values()) == {None}
     assert {path: path.read_bytes() for path in before} == before
@@ -100,8 +109,8 @@ def test_a_score_that_is_missing_differs(whole):
     write(whole, 1)
     again = runs.Study(whole.folder / "again", CONDITIONS, [], (1, 2))
     score(again.run_folder("revnet46", 1), "f00d", {"easy": "1"})
-    assert whole.differing(again, "revnet46", 1) == ["hard.txt"]
-    assert again.differing(whole, "revnet46", 1) == ["hard.txt"]
+    assert whole.differing(again, "revnet46", 1) == ["hard.as_norm.txt"]
+    assert again.differing(whole, "revnet46", 1) == ["hard.as_norm.txt"]
 
 
 def train_the_same(wanted, settings, size, hparams, *, jobs):
@@ -110,7 +119,7 @@ def train_the_same(wanted, settings, size, hparams, *, jobs):
             score(run.folder, "f00d", {"easy": "1", "hard": "2"})
 
 
-@pytest.mark.parametrize("key", ["torch", "processor", "commit"])
+@pytest.mark.parametrize("key", ["torch", "processor", "commit", "instructions"])
 def test_what_was_trained_again_elsewhere_is_not_taken_for_here(
     whole, monkeypatch, key
 ):
@@ -118,6 +127,9 @@ def test_what_was_trained_again_elsewhere_is_not_taken_for_here(
     here = {"since": "today", "torch": "2.9", "processor": "one", "commit": "a"}
     monkeypatch.setattr(schedule, "code_and_machine", lambda: dict(here))
     monkeypatch.setattr(origin, "code_and_machine", lambda: dict(here))
+    given = {"instructions": "AVX2"}
+    monkeypatch.setattr(schedule, "computed_by", lambda _: given["instructions"])
+    monkeypatch.setattr(origin, "get_cpu_capability", lambda: given["instructions"])
 
     def train(wanted, *arguments, **options):
         for run in wanted:
@@ -134,10 +146,10 @@ def test_what_was_trained_again_elsewhere_is_not_taken_for_here(
     first = again()
     here["since"] = "tomorrow"
     assert again() == first
-    (written,) = first[0]["revnet46, seed 1"]["origin_again"]
+    (written,) = first[0][0]["origin_again"]
     assert written["since"] == "today"
-    assert written["instructions"] == torch.backends.cpu.get_cpu_capability()
-    here[key] = "another"
+    assert written["instructions"] == "AVX2"
+    (given if key in given else here)[key] = "another"
     with pytest.raises(ValueError, match=f"with another {key}. Remove that folder"):
         again()
     (whole.folder / "repeated/runs/revnet46/1/origin.json").unlink()
@@ -157,34 +169,41 @@ def test_one_that_fails_does_not_cost_what_was_found_of_others(whole, monkeypatc
     found, failed = schedule.repeat(
         whole, chosen, {"device": "cpu"}, None, None, jobs=1
     )
-    assert list(found) == ["resnet34, seed 1"]
+    assert [one["name"] for one in found] == ["resnet34, seed 1"]
     assert failed == ["It was ended."]
 
 
-def test_what_was_known_of_other_trainings_is_kept(whole):
-    def of(*differing):
-        return {"differing": list(differing)}
+def test_what_was_known_of_other_trainings_and_machines_is_kept(whole):
+    def of(name, machine, *differing):
+        origin = {"origin": [], "origin_again": [{"processor": machine}]}
+        return {"name": name, "differing": list(differing), **origin}
 
-    repeat.keep(whole.folder, {"one": of(), "two": of("weights")})
-    repeat.keep(whole.folder, {"two": of()})
+    repeat.keep(whole.folder, [of("a", "one"), of("b", "one", "weights")])
+    repeat.keep(whole.folder, [of("b", "one"), of("b", "two", "weights")])
     found = json.loads((whole.folder / "repeated.json").read_text())
-    assert {name: of["differing"] for name, of in found.items()} == {
-        "one": [],
-        "two": [],
-    }
+    assert found == [of("a", "one"), of("b", "one"), of("b", "two", "weights")]
 
 
 def test_the_report_says_what_came_out_on_which_machine():
-    def of(processor, *differing):
+    def of(name, processor, *differing):
         here = {"processor": processor, "instructions": "AVX2", "torch": "2.9"}
-        return {"differing": list(differing), "origin_again": [here]}
+        return {
+            "name": name,
+            "differing": list(differing),
+            "eer": {"easy": 0.1, "hard": 0.2},
+            "eer_again": {"easy": 0.11, "hard": 0.2},
+            "origin": [],
+            "origin_again": [here],
+        }
 
-    repeated = {"a": of("one"), "b": of("one", "weights", "hard.txt"), "c": of("two")}
-    assert sentences.repetitions({"repeated": repeated}) == [
+    again = [of("a", "one"), of("b", "one", "weights", "hard.txt"), of("c", "two")]
+    assert sentences.repetitions({"repeated": again}) == [
         "On one by AVX2, torch 2.9: 1 of 2 trainings gave the same weights and the same "
         "scores of all trials, to the last bit: a.",
-        "b did not: other are its weights and hard.txt.",
+        "b, first trained on not written down, did not: other are its weights and "
+        "hard.txt, and its EERs are 10.00 and 11.00 % on easy and 20.00 and 20.00 % on "
+        "hard.",
         "On two by AVX2, torch 2.9: 1 of 1 trainings gave the same weights and the same "
         "scores of all trials, to the last bit: c.",
     ]
-    assert sentences.repetitions({"repeated": {}})[0].startswith("None was")
+    assert sentences.repetitions({"repeated": []})[0].startswith("None was")

@@ -890,12 +890,13 @@ def test_what_was_trained_again_is_told_of_the_weights_that_there_are(made, tmp_
     study, _ = made
     again = copied(study, tmp_path)
     entry = {"differing": [], "origin": [], "origin_again": []}
-    known = {
-        "resnet34, seed 11": {"weights": again.digest("resnet34", 11), **entry},
-        "revnet46, seed 11": {"weights": "of another training", **entry},
-    }
+    digest = again.digest("resnet34", 11)
+    known = [
+        {"name": "resnet34, seed 11", "weights": digest, **entry},
+        {"name": "revnet46, seed 11", "weights": "of another training", **entry},
+    ]
     (tmp_path / "repeated.json").write_text(json.dumps(known))
-    assert list(written(again)["repeated"]) == ["resnet34, seed 11"]
+    assert [one["name"] for one in written(again)["repeated"]] == ["resnet34, seed 11"]
 
 
 def test_it_is_told_which_machines_did_which_trainings(made, tmp_path):

@@ -1,6 +1,7 @@
 """The study's command: what it trains in which order, what it refuses, what it tells."""
 
 import json
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -293,6 +294,7 @@ def test_what_fails_late_does_not_cost_the_report(whole, monkeypatch, capsys):
 
     monkeypatch.setattr(run, "finished", lambda study: study)
     monkeypatch.setattr(run, "measure_steps", fail)
+    monkeypatch.setattr(run, "measure_encoders", lambda *_: None)
     monkeypatch.setattr(run, "probe", lambda *_: None)
     monkeypatch.setattr(
         run, "write_report", lambda *_, failed: reports.append(list(failed))
@@ -325,6 +327,49 @@ def test_figures_of_a_study_that_was_moved_are_those_of_its_weights(tmp_path):
             ValueError, match=r"measures\.json cannot be computed: .*1 has"
         ):
             of_study.measure_steps(whole, "cpu")
+
+
+def test_encoders_are_measured_where_a_run_or_its_repetition_has_weights(
+    tmp_path, monkeypatch
+):
+    of_study = study("measurements.of_study")
+    names = "resnet34", "revnet46", "revnet46, 8 bit"
+    whole = runs.Study(
+        tmp_path,
+        [conditions.Condition(name, name.partition(",")[0]) for name in names],
+        [],
+        (1, 2),
+    )
+    measured = []
+
+    def measure(ways, device):
+        measured.append(
+            {str(way.folder.relative_to(tmp_path)) for way in ways.values()}
+        )
+        return {"found": len(measured)}
+
+    monkeypatch.setattr(of_study, "measure", measure)
+    monkeypatch.setattr(
+        of_study,
+        "ways_of",
+        lambda folder: {"store": study("measurements.steps").Way(folder)},
+    )
+
+    def begin(folder):
+        (folder / "save" / "CKPT+1").mkdir(parents=True)
+        (folder / "hyperparams.yaml").write_text("seed: 1\n")
+
+    begin(whole.run_folder("revnet46", 2))
+    with pytest.raises(ValueError, match=r"ways\.json cannot .* of resnet34 has"):
+        of_study.measure_encoders(whole, "cpu")
+    begin(tmp_path / "repeated" / "runs" / "resnet34" / "1")
+    of_study.measure_encoders(whole, "cpu")
+    of_study.measure_encoders(whole, "cpu")
+    assert measured == [{"runs/revnet46/2", "repeated/runs/resnet34/1"}]
+    # A study that was moved has them, and no weights.
+    shutil.rmtree(tmp_path / "runs")
+    of_study.measure_encoders(whole, "cpu")
+    assert len(measured) == 1
 
 
 def described(data, noise, size=None, **changed):
@@ -389,7 +434,9 @@ def test_each_commit_that_a_study_was_run_by_is_listed_once(
 ):
     wanted = described(*data_and_noise)
     for commit in ("a1", "a1", "b2", None):
-        monkeypatch.setattr(setting, "_git", lambda *_, commit=commit: commit)
+        monkeypatch.setattr(
+            study("running.origin"), "_git", lambda *_, commit=commit: commit
+        )
         kept = setting.keep_setting(tmp_path, wanted)
     assert [entry["commit"] for entry in kept["code"]] == ["a1", "b2", None]
     assert [entry["changed"] for entry in kept["code"]] == [True, True, None]
@@ -398,7 +445,9 @@ def test_each_commit_that_a_study_was_run_by_is_listed_once(
 def test_another_machine_is_listed_too(data_and_noise, tmp_path, monkeypatch):
     for processor in ("one", "other", "one"):
         monkeypatch.setattr(
-            setting, "environment", lambda p=processor: [("processor", p)]
+            study("running.origin"),
+            "environment",
+            lambda p=processor: [("processor", p)],
         )
         kept = setting.keep_setting(tmp_path, described(*data_and_noise))
     assert [entry["processor"] for entry in kept["code"]] == ["one", "other"]

@@ -110,6 +110,7 @@ def test_float32_is_computed_by_instructions_that_processors_have_in_common(
     wanted = precision == "fp32" and widest != "DEFAULT"
     assert given.get("ATEN_CPU_CAPABILITY") == ("avx2" if wanted else None)
     assert given.get("ONEDNN_MAX_CPU_ISA") == ("AVX2" if wanted else None)
+    assert determinism.computed_by(precision) == ("AVX2" if wanted else widest)
     # What the user has set stays.
     assert given["MKL_CBWR"] == "COMPATIBLE"
 

@@ -4,8 +4,8 @@ from speechbrain_rev.plots import Difference, forest_plot
 
 WORDS = {"unit": "%", "title": "T", "source": "S"}
 ROWS = [
-    Difference("a - b", 0.1, -0.4, 0.6, shown=True),
-    Difference("c - b", 0.9, 0.2, 1.6, shown=False),
+    Difference("a - b", 0.1, -0.4, 0.6, 0.5, shown=True),
+    Difference("c - b", 0.9, 0.2, 1.6, 1.5, shown=False),
 ]
 
 
@@ -33,6 +33,7 @@ def test_means_intervals_and_each_panel_s_own_margin_are_where_they_belong(drawn
         for place, row in enumerate(ROWS):
             assert [[row.low, place], [row.high, place]] in lines(axes)
             assert [[row.mean, place]] in lines(axes)
+            assert [[row.bound, place]] in lines(axes)
     assert [axes.get_title(loc="left") for axes in panels] == ["easy", "hard"]
 
 
@@ -66,4 +67,4 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, panels, what):
 @pytest.mark.parametrize("ends", [(1.0, 0.0), (float("nan"), 1.0)])
 def test_intervals_that_are_none_are_refused(ends):
     with pytest.raises(ValueError, match="'a - b' has the mean"):
-        Difference("a - b", 0.5, *ends, shown=True)
+        Difference("a - b", 0.5, *ends, 0.6, shown=True)

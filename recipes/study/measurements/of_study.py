@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from design.conditions import IN_ALL_MODES
 from design.sizes import COHORT_UTTERANCES, Size
-from results.files import BUDGET, MEASURES, PROBES
+from results.files import AGAIN, BUDGET, MEASURES, PROBES, WAYS
 from results.runs import Study
 
 from measurements.angles import gradient_angles
@@ -20,7 +21,7 @@ from measurements.cached import computed_once, is_made_of
 from measurements.drift import drift
 from measurements.rebuilt import Rebuilt
 from measurements.state_errors import quantisation_errors
-from measurements.steps import measure
+from measurements.steps import Way, measure, ways_of
 from speechbrain_rev.devices import device_name
 from speechbrain_rev.hparams import plain_settings
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
@@ -107,8 +108,55 @@ def measure_steps(study: Study, device: str) -> None:
     computed_once(
         path,
         made_of | _weights(study, folders),
-        lambda: measure(folders, device),
+        lambda: measure({n: Way(folder) for n, folder in folders.items()}, device),
     )
+
+
+def measure_encoders(study: Study, device: str) -> None:
+    """Measure a step of each encoder in all ways that compute the same.
+
+    Of each a run is taken whose checkpoints are there, of whatever seed, or one that was
+    trained again.
+
+    Raises
+    ------
+    ValueError
+        If an encoder has no such run, and nothing was measured before.
+    """
+    path = study.folder / WAYS
+    studies = study, replace(study, folder=study.folder / AGAIN)
+    there = {
+        condition.arch: [
+            folder
+            for one in studies
+            for seed in study.seeds
+            if _has_checkpoints(folder := one.run_folder(condition.name, seed))
+        ]
+        for condition in study.conditions
+        if condition.name == condition.arch
+    }
+    if missing := [arch for arch, folders in there.items() if not folders]:
+        if path.is_file():
+            return
+        raise ValueError(
+            f"{path.name} cannot be computed: no training of {', '.join(missing)} has "
+            "checkpoints. An archive holds none; it has to be computed where a seed was "
+            "trained, before the study is packed."
+        )
+    made_of = {
+        "device": device_name(torch.device(device)),
+        "threads": torch.get_num_threads(),
+        "settings": {
+            arch: _without_places(folders[0] / HYPERPARAMS)
+            for arch, folders in there.items()
+        },
+    }
+    ways = {
+        f"{arch}, {name}": way
+        for arch, folders in there.items()
+        for name, way in ways_of(folders[0]).items()
+    }
+    computed_once(path, made_of, lambda: measure(ways, device))
 
 
 def probe(study: Study, device: str) -> None:

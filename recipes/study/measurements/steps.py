@@ -1,10 +1,10 @@
-"""What a training step of each condition takes: memory and time."""
+"""What a training step takes: memory and time."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from torch import nn
 
 from measurements.rebuilt import Batch, NotEqual, Rebuilt, read_state
 from speechbrain_rev.angles import angle_degrees
+from speechbrain_rev.architectures import architecture
 from speechbrain_rev.environment import environment
+from speechbrain_rev.inference.encoder_settings import run_settings
 from speechbrain_rev.memory import breakdown, live_bytes_peak
 from speechbrain_rev.memory.report import storage_bytes
 from speechbrain_rev.optim import state_bytes
@@ -24,30 +26,68 @@ from speechbrain_rev.reversible import Mode
 _PRECISIONS = ("fp32", "bf16")
 
 
+@dataclass(frozen=True)
+class Way:
+    """A run, or another way to train its encoder.
+
+    Attributes
+    ----------
+    folder : str or Path
+        The run's output_folder, which stays as it was.
+    changed : mapping
+        Settings that differ from the run's; the optimizer then begins without states.
+    """
+
+    folder: str | Path
+    changed: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ways_of(folder: str | Path) -> dict[str, Way]:
+    """List the ways to train a run's encoder that compute the same, at 32 and 8 bit.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The run's output_folder.
+
+    Returns
+    -------
+    dict of str to Way
+        By mode and bits, "store, 32 bit" first.
+    """
+    reversible = architecture(run_settings(Path(folder))["arch"]).reversible
+    modes = ["store", "recompute", *(["reconstruct"] if reversible else [])]
+    return {
+        f"{mode}, {bits} bit": Way(folder, {"mode": mode, "optimizer_bits": bits})
+        for bits in (32, 8)
+        for mode in modes
+    }
+
+
 def measure(
-    runs: Mapping[str, str | Path], device: torch.device | str, *, repeats: int = 5
+    ways: Mapping[str, Way], device: torch.device | str, *, repeats: int = 5
 ) -> dict[str, dict[str, Any]]:
-    """Measure a training step of each condition, as it is at the end of its training.
+    """Measure a training step of runs, as it is at the end of the training.
 
     A step is what the recipe does with features: forward pass, loss, backward pass,
     clipping, the optimizer's step, gradients set to None. They are of a batch of the
     run's speech, on which depends what compression saves. Before any figure each
-    condition that claims to compute what stored activations compute has to, to the bit.
+    way that claims to compute what stored activations compute has to, to the bit.
 
     Parameters
     ----------
-    runs : mapping of str to str or Path
-        Of each condition's name a run's output_folder, which stays as it was. Batch,
-        chunk, precision and modes are the run's.
+    ways : mapping of str to Way
+        By name. Batch, chunk, precision and modes are the run's, where no other are
+        given.
     device : torch.device or str
         Where it is measured; on a CPU with the threads that torch has.
     repeats : int
-        Steps that are timed, the conditions taking turns.
+        Steps that are timed, the ways taking turns.
 
     Returns
     -------
     dict of str to dict
-        For each condition ``peak_bytes`` of the second step, in which the optimizer has
+        For each way ``peak_bytes`` of the second step, in which the optimizer has
         its states: all tensors, counted, or on CUDA what the allocator handed out. Its
         parts ``activations_bytes``, ``optimizer_state_bytes``, ``weight_bytes`` and
         ``gradient_bytes`` need not peak together. Encoder's ``parameters``.
@@ -64,9 +104,9 @@ def measure(
     """
     device = torch.device(device)
     measured, steps = {}, {}
-    for name, folder in runs.items():
+    for name, way in ways.items():
         before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        step = _Step.of(folder, device)
+        step = _Step.of(way, device)
         check_equal(step.run, step.batch)
         measured[name] = step.bytes(before)
         steps[name] = step
@@ -93,13 +133,13 @@ class _Step:
     optimizer: torch.optim.Optimizer
 
     @classmethod
-    def of(cls, folder: str | Path, device: torch.device) -> _Step:
+    def of(cls, way: Way, device: torch.device) -> _Step:
         """Put a run's step together."""
-        run = Rebuilt.of(folder, device)
+        run = Rebuilt.of(way.folder, device, **way.changed)
         precision = run.hparams["precision"]
         if precision not in _PRECISIONS:
             raise ValueError(
-                f"{folder} was trained in {precision}; steps are measured in "
+                f"{way.folder} was trained in {precision}; steps are measured in "
                 f"{' and '.join(_PRECISIONS)}. Leave it out."
             )
         optimizer = run.hparams["opt_class"](run.modules.parameters())
@@ -107,10 +147,11 @@ class _Step:
         compression.follow(optimizer)
         last = run.epochs()[-1]
         run.restore(last)
-        optimizer.load_state_dict(read_state(last, "optimizer"))
-        checkpointer = run.hparams["checkpointer"]
-        checkpointer.add_state("compression", compression)
-        checkpointer.restore_states("compression")
+        if not way.changed:
+            optimizer.load_state_dict(read_state(last, "optimizer"))
+            checkpointer = run.hparams["checkpointer"]
+            checkpointer.add_state("compression", compression)
+            checkpointer.restore_states("compression")
         (batch,) = run.batches(1)
         return cls(run, batch, optimizer)
 

@@ -26,6 +26,7 @@ from report.tables import (
     identical_table,
     margins_table,
     taken_table,
+    ways_table,
 )
 
 
@@ -131,7 +132,13 @@ def _conditions(results: Mapping[str, Any]) -> list[str]:
             f"## Conditions: {METHOD_NAMES[method]}",
             conditions_table(results, method),
         ]
-    return [*parts, "## Conditions: what they are and take", taken_table(results)]
+    parts += ["## Conditions: what they are and take", taken_table(results)]
+    if results["ways"]:
+        parts += [
+            "## Encoders: a step in all ways that compute the same",
+            ways_table(results["ways"]),
+        ]
+    return parts
 
 
 def _margins(results: Mapping[str, Any]) -> str:

@@ -120,7 +120,7 @@ def draw_differences(
             rows.append(
                 plots.Difference(
                     _subtraction(comparison),
-                    *(scale * found[key] for key in ("mean", "low", "high")),
+                    *(scale * found[key] for key in ("mean", "low", "high", "upper")),
                     shown=found["within"] == YES,
                 )
             )
@@ -130,9 +130,9 @@ def draw_differences(
         path,
         unit="percentage points",
         title=f"EER, {METHOD_NAMES[METHOD]}: candidate less reference",
-        source="95 % intervals over speakers and seeds; filled where the one-sided 95 % "
-        f"bound is below the margin of {comparisons[0]['margin_of']}, and the study can "
-        f"tell.\n{source}",
+        source="95 % intervals over speakers and seeds, and the one-sided 95 % bound; "
+        f"filled where that is below the margin of {comparisons[0]['margin_of']}, and the "
+        f"study can tell.\n{source}",
     )
 
 

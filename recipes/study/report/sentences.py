@@ -289,22 +289,29 @@ def repetitions(results: Mapping[str, Any]) -> list[str]:
     repeated = results["repeated"]
     if not repeated:
         return ["None was: recipes/study/repeat.py does that."]
-    places: dict[str, list[str]] = {}
-    for name, found in repeated.items():
-        places.setdefault(machines_of(found["origin_again"]), []).append(name)
+    places: dict[str, list[Mapping[str, Any]]] = {}
+    for one in repeated:
+        places.setdefault(machines_of(one["origin_again"]), []).append(one)
     sentences = []
-    for machines, names in places.items():
-        same = [name for name in names if not repeated[name]["differing"]]
+    for machines, found in places.items():
+        same = [one["name"] for one in found if not one["differing"]]
         sentences.append(
-            f"On {machines}: {len(same)} of {len(names)} trainings gave the same weights "
+            f"On {machines}: {len(same)} of {len(found)} trainings gave the same weights "
             "and the same scores of all trials, to the last bit"
             + (f": {'; '.join(same)}." if same else ".")
         )
-        sentences += [
-            f"{name} did not: other are its {_listed(repeated[name]['differing'])}."
-            for name in names
-            if name not in same
-        ]
+        for one in found:
+            if one["differing"]:
+                rates = [
+                    f"{number(first, EER)} and {number(one['eer_again'][trials], EER)} % "
+                    f"on {trials}"
+                    for trials, first in one["eer"].items()
+                ]
+                sentences.append(
+                    f"{one['name']}, first trained on {machines_of(one['origin'])}, did "
+                    f"not: other are its {_listed(one['differing'])}, and its EERs are "
+                    f"{_listed(rates)}."
+                )
     return sentences
 
 

@@ -79,6 +79,22 @@ def taken_table(results: Mapping[str, Any]) -> str:
     return markdown([{h: row.get(h, "") for h in filled} for row in rows])
 
 
+def ways_table(ways: Mapping[str, Mapping[str, Any]]) -> str:
+    """Show what a step of each encoder takes, by mode and bits of the optimizer."""
+    return markdown(
+        [
+            {
+                "encoder, mode, bits": name,
+                _PEAKS[step["device"]]: _in_mb(step["peak_bytes"]),
+                "activations, MB": _in_mb(step["activations_bytes"]),
+                "optimizer states, MB": _in_mb(step["optimizer_state_bytes"]),
+                "s per step": f"{step['seconds_per_step']:.3g}",
+            }
+            for name, step in ways.items()
+        ]
+    )
+
+
 def _share(condition: Mapping[str, Any]) -> str:
     return f"{100 * condition['encoder']['share_at_8_bit']:.0f}"
 

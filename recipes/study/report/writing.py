@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from memory_plan import PLAN
 from results.figures import STATED_AT, compute_figures, read_margins, what_differs
-from results.files import BUDGET, MEASURES, PROBES, REPEATED, REPORT, RESULTS
+from results.files import (
+    BUDGET,
+    MEASURES,
+    PROBES,
+    REPEATED,
+    REPORT,
+    RESULTS,
+    WAYS,
+)
 from results.origins import machines_of, read_origin
 from results.runs import SCORED, Study
 
@@ -51,7 +59,7 @@ def write_report(
     -------
     dict
         What results.json holds: "figures", which a second study must repeat to the bit,
-        "measured", which it never does, "budget", what was "repeated", which "machines" did
+        "measured", which it never does, "ways" to train its encoders, "budget", what was "repeated", which "machines" did
         which trainings, "setting", and what "failed".
 
     Raises
@@ -66,6 +74,7 @@ def write_report(
         "figures": compute_figures(study) | ({"probes": probes} if probes else {}),
         "measured": measured(study),
         "budget": _read(study.folder / BUDGET),
+        "ways": _read(study.folder / WAYS) or {},
         "repeated": _repeated(study),
         "machines": machines(study),
         "failed": list(failed),
@@ -92,20 +101,16 @@ def _write(folder: Path, results: Mapping[str, Any], pictures: Sequence[str]) ->
     write_whole(folder / REPORT, report_of(results, pictures))
 
 
-def _repeated(study: Study) -> dict[str, Any]:
+def _repeated(study: Study) -> list[dict[str, Any]]:
     """Read what was trained again of the trainings that the study has now."""
-    known = _read(study.folder / REPEATED) or {}
+    known = _read(study.folder / REPEATED) or []
     digests = {
         f"{condition.name}, seed {seed}": study.digest(condition.name, seed)
         for condition in study.conditions
         for seed in study.seeds
         if (study.run_folder(condition.name, seed) / SCORED).is_file()
     }
-    return {
-        name: found
-        for name, found in known.items()
-        if found["weights"] == digests.get(name)
-    }
+    return [one for one in known if one["weights"] == digests.get(one["name"])]
 
 
 def machines(study: Study) -> dict[str, dict[str, list[str]]]:

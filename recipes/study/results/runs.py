@@ -213,6 +213,15 @@ class Study:
         digest: str = json.loads(scored)["model"]
         return digest
 
+    def eers(self, name: str, seed: int) -> dict[str, float]:
+        """Compute the EER with AS-Norm of one training, by list, as a fraction."""
+        found = {}
+        for trials in self.lists:
+            path = self.run_folder(name, seed) / "scores" / f"{trials}.{METHODS[0]}.txt"
+            listed, scores = scoring.read_scores(path)
+            found[trials] = scoring.eer(scores, listed.labels)
+        return found
+
     def differing(self, other: Study, name: str, seed: int) -> list[str]:
         """Say what of a training is not, to the bit, what another study has of it.
 

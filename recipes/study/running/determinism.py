@@ -51,3 +51,9 @@ def instructions_of(precision: str) -> dict[str, str]:
     """
     has_avx2 = get_cpu_capability() in ("AVX2", "AVX512")
     return dict(_AVX2) if has_avx2 and precision == "fp32" else {}
+
+
+def computed_by(precision: str) -> str:
+    """Name the instructions that a training takes, as torch names what it is told."""
+    given = {**instructions_of(precision), **os.environ}
+    return given.get("ATEN_CPU_CAPABILITY", get_cpu_capability()).upper()

@@ -16,15 +16,13 @@ from measurements.of_study import (
     score_without_training,
 )
 from results.figures import state_margins
-from results.files import MARGINS
+from results.files import AGAIN, MARGINS
 from results.origins import read_origin
 from results.runs import Study
 
+from running.determinism import computed_by
 from running.origin import code_and_machine, differing
 from running.trainings import Run, TrainingsFailed, train_all
-
-#: Below a study, what was trained once more.
-AGAIN = "repeated"
 
 
 def runs_of(study: Study) -> list[Run]:
@@ -127,7 +125,7 @@ def repeat(
     hparams: Path,
     *,
     jobs: int,
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Do trainings of a study again, in a folder of their own, and compare them.
 
     Parameters
@@ -141,10 +139,10 @@ def repeat(
 
     Returns
     -------
-    found : dict
-        By the names of the runs, "differing", what differs, empty where nothing does, the
-        digest of the "weights" that the study had, and the "origin" of both trainings, as
-        ``read_origin`` gives it.
+    found : list of dict
+        Of each that was done the "name"; "differing", what differs, empty where nothing
+        does; "eer" and "eer_again" by list; the digest of the "weights" that the study had;
+        the "origin" and "origin_again" of both trainings, as ``read_origin`` gives it.
     failed : list of str
         What became of those that failed.
 
@@ -168,25 +166,27 @@ def repeat(
         train_all(list(copies.values()), settings, size, hparams, jobs=jobs)
     except TrainingsFailed as error:
         failed = error.failed
-    found = {
-        run.name: {
+    found = [
+        {
+            "name": run.name,
             "differing": study.differing(again, run.condition.name, run.seed),
+            "eer": study.eers(run.condition.name, run.seed),
+            "eer_again": again.eers(run.condition.name, run.seed),
             "weights": study.digest(run.condition.name, run.seed),
             "origin": read_origin(run.folder),
             "origin_again": read_origin(copy.folder),
         }
         for run, copy in copies.items()
         if copy.is_done
-    }
+    ]
     return found, list(failed.values())
 
 
 def _check_origin(copy: Run) -> None:
     """Refuse what was begun to be trained again by other code, or on another machine."""
-    here = code_and_machine()
+    here = {**code_and_machine(), "instructions": computed_by(copy.precision)}
     for entry in (read_origin(copy.folder) or [{}]) if copy.has_begun else []:
-        known = {key: value for key, value in entry.items() if key in here}
-        if keys := differing(known, here):
+        if keys := differing(entry, here):
             raise ValueError(
                 f"{copy.folder} was trained again, or begun to be, with another "
                 f"{', '.join(keys)}. Remove that folder to train it again here."

@@ -94,6 +94,12 @@ class Run:
         return self.is_done or any(self.folder.glob("save/CKPT*/CKPT.yaml"))
 
     @property
+    def precision(self) -> str:
+        """What it computes in: "fp32", "bf16" or "fp16"."""
+        precision: str = self.condition.settings.get("precision", "fp32")
+        return precision
+
+    @property
     def log(self) -> Path:
         """What it prints."""
         return self.folder.with_suffix(".log")
@@ -205,7 +211,7 @@ class _Children:
     def work(self, run: Run, argv: Sequence[str]) -> int | None:
         """Do the work of a run, and give the status; None if it was not begun."""
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
-        instructions = instructions_of(run.condition.settings.get("precision", "fp32"))
+        instructions = instructions_of(run.precision)
         environment = {**instructions, **os.environ, **threads, **parent_told()}
         with self._guard:
             if self._stopped:
