@@ -3,11 +3,11 @@
 python recipes/study/repeat.py STUDY DATA [--noise NOISE] [--seeds 1] [--conditions NAME]
 
 STUDY is the --output of run.py, here or unpacked from an archive. What is chosen is trained
-from its beginning below STUDY/repeated, and its weights and scores are compared with those
-of the study, to the bit. What was found is added to STUDY/repeated.json, and with it to
-the report when run.py writes that again. The same machine and versions of packages give the
-same; others need not. Given again, it goes on with what was begun by the same code on the
-same machine; of another, it asks to remove that first.
+from its beginning below STUDY/repeated, and its weights, to the bit, and scores, as they are
+written, are compared with those of the study. What was found is added to STUDY/repeated.json, and with it to
+the report when run.py writes that again. The same processor and versions of packages give
+the same, others need not (running/determinism.py has what was seen). Given again, it goes
+on: with what was begun by other code or elsewhere, and is not done, it asks to remove that.
 """
 
 from __future__ import annotations
@@ -57,14 +57,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = [path.stem for path in lists]
     study = Study(output, conditions(), comparisons(), size.seeds, names)
     settings = settings_of_all(options.data, lists, options.noise, kept["device"])
-    check_setting(output, setting_of(study, kept["size"], size, HPARAMS, settings))
+    described = setting_of(study, kept["size"], size, HPARAMS, settings)
+    noise = kept["noise"] and kept["noise"]["folder"]
+    check_setting(
+        output,
+        described,
+        f"Give what it was run with: {kept['data']}, --noise {noise}; if that is elsewhere "
+        "now, move the study by archive.py. Other settings or sizes are another study.",
+    )
     chosen = chosen_runs(study, options.seeds, options.conditions)
     print(f"{len(chosen)} trainings again, {options.jobs} at a time, of {output}")
     with writing_alone(output):
         found, failed = repeat(
-            study, chosen, settings, size, HPARAMS, jobs=options.jobs
+            study,
+            chosen,
+            settings,
+            size,
+            HPARAMS,
+            jobs=options.jobs,
+            after=lambda one: keep(output, [one]),
         )
-        keep(output, found)
     for one in found:
         print(f"{one['name']}: {told(one)}")
     if differ := [one for one in found if one["differing"]]:

@@ -7,10 +7,11 @@ veri_test.txt and veri_test_*.txt. Each condition is trained with each seed on t
 data in the same order, scored, and compared with its reference. The margins of the
 comparisons are made of the vanilla encoders alone, and written before anything else is
 trained; then the first seed is trained, measured and probed, then the others. From the
-second on, the report is written with each seed that is done. What is done is not done
+third on, the report is written with each seed that is done. What is done is not done
 again: after a crash the same command goes on. What fails is told, and left out of the
-report; then the status is 1. --dry_run lists what would be trained; --compare FOLDER says
-whether another run of the study has the same numbers.
+report; then the status is 1. --dry_run lists what would be trained; --report_only writes
+the report of what is there, without speech; --compare FOLDER says whether another run of
+the study has the same numbers.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ from design.conditions import comparisons, conditions
 from design.sizes import SIZES
 from measurements.of_study import measure_encoders, measure_steps, probe
 from report.writing import compare, write_report
-from results.files import REPORT, RESULTS
+from results.files import MARGINS, REPORT, RESULTS, SETTING
 from results.runs import Study
 from running.command_line import (
     HPARAMS,
     REPOSITORY,
+    TRAIN_LIST,
     existing_folder,
     positive,
     settings_of_all,
@@ -57,6 +59,9 @@ from speechbrain_rev.devices import named_device
 from speechbrain_rev.environment import usable_cpus
 from speechbrain_rev.locks import writing_alone
 
+#: From which on a study is reported before it is at its end.
+FEWEST_SEEDS = 3
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
@@ -66,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     output = output.resolve()
     if options.compare:
         tell_differences(output, options.compare)
+        return
+    if options.report_only:
+        write_only_report(output)
         return
     if options.data is None:
         parser.error("DATA is needed: a corpus with its lists")
@@ -98,27 +106,59 @@ def main(argv: Sequence[str] | None = None) -> None:
         look_at_first(study, device)
         others = [run for run in runs if run not in first]
 
-        def after() -> None:
-            attempt("The report so far", lambda: report_so_far(study, setting))
+        def after(lost: Sequence[str]) -> None:
+            told = [*failed, *lost]
+            attempt("The report so far", lambda: report_so_far(study, setting, told))
 
-        after()
+        after([])
         failed += train(study, others, settings, size, HPARAMS, jobs=jobs, after=after)
         failed += evaluate(study, setting, device, failed)
-    print((output / REPORT).read_text(encoding="utf-8"))
+    if (output / REPORT).is_file():
+        print((output / REPORT).read_text(encoding="utf-8"))
     if failed:
         sys.exit("\n".join(["What failed:", *failed]))
 
 
-def report_so_far(study: Study, setting: Mapping[str, Any]) -> None:
-    """Write the report of the seeds that are there, while others are trained."""
+def write_only_report(output: Path) -> None:
+    """Write the report of a study that is there, here or unpacked from an archive.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or its margins are not stated yet.
+    """
+    missing = [name for name in (SETTING, MARGINS) if not (output / name).is_file()]
+    if missing:
+        raise ValueError(
+            f"{output} has no study to report: it lacks {' and '.join(missing)}. Give the "
+            "--output of one whose references are trained, or where archive.py unpacked it."
+        )
+    setting = json.loads((output / SETTING).read_text(encoding="utf-8"))
+    lists = [Path(name).stem for name in setting["lists"] if name != TRAIN_LIST]
+    whole = Study(output, conditions(), comparisons(), setting["seeds"], lists)
+    part = so_far(whole)
+    with writing_alone(output):
+        # Of fewer seeds nothing is told but what is missing.
+        write_report(part if len(part.seeds) >= FEWEST_SEEDS else whole, setting)
+    print((output / REPORT).read_text(encoding="utf-8"))
+
+
+def report_so_far(
+    study: Study, setting: Mapping[str, Any], failed: Sequence[str]
+) -> None:
+    """Write the report of the seeds that are there, while others are trained.
+
+    A seed of which a training failed is not there: what failed is told.
+    """
     part = so_far(study)
-    # One seed tells no spread; all are reported when nothing is trained any more.
-    if len(part.seeds) < 2 or len(part.seeds) == len(study.seeds):
+    # Two tell hardly a spread; all are reported when nothing is trained any more.
+    if len(part.seeds) < FEWEST_SEEDS or len(part.seeds) == len(study.seeds):
         return
     path = study.folder / RESULTS
-    known = json.loads(path.read_text())["figures"] if path.is_file() else {}
-    if known.get("seeds") != list(part.seeds):
-        write_report(part, setting)
+    known = json.loads(path.read_text()) if path.is_file() else {"figures": {}}
+    told = known["figures"].get("seeds"), known.get("failed")
+    if told != (list(part.seeds), list(failed)):
+        write_report(part, setting, failed=failed)
 
 
 def evaluate(
@@ -134,8 +174,8 @@ def evaluate(
     list of str
         What failed besides what had failed already.
     """
-    write_report(study, setting, failed=failed)
-    lost = look_at_first(study, device)
+    lost = attempt("The report", lambda: write_report(study, setting, failed=failed))
+    lost += look_at_first(study, device)
     return lost + attempt(
         "The report of measures and probes",
         lambda: write_report(study, setting, failed=[*failed, *lost]),
@@ -161,8 +201,12 @@ def tell_differences(output: Path, other: Path) -> None:
     Raises
     ------
     ValueError
-        If one of them has none.
+        If one of them has none, or both are one.
     """
+    if output.resolve() == other.resolve():
+        raise ValueError(
+            f"{output} would be compared with itself. Give the --output of another run."
+        )
     for folder in (output, other):
         path = folder / RESULTS
         if not path.is_file() or "figures" not in json.loads(path.read_text()):
@@ -174,7 +218,12 @@ def tell_differences(output: Path, other: Path) -> None:
     if differing:
         print("\n".join(differing))
         sys.exit(f"{len(differing)} figures differ.")
-    print(f"{output} and {other} have the same figures, to the last bit.")
+    figures = json.loads((output / RESULTS).read_text())["figures"]
+    print(
+        f"{output} and {other} have the same figures, to the last bit: of "
+        f"{len(figures['conditions'])} conditions, seeds "
+        f"{', '.join(map(str, figures['seeds']))}."
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -183,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
         "data",
         type=existing_folder,
         nargs="?",
-        help="corpus with its lists; not for --compare",
+        help="corpus with its lists; not for --compare and --report_only",
     )
     parser.add_argument(
         "--noise",
@@ -207,6 +256,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--dry_run", action="store_true", help="list what would be trained"
+    )
+    parser.add_argument(
+        "--report_only",
+        action="store_true",
+        help="write the report of what is in --output; train and measure nothing",
     )
     parser.add_argument(
         "--compare",

@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         try:
             train_all(runs, settings, size, HPARAMS, jobs=options.jobs)
         except TrainingsFailed as error:
-            failed = ["What failed:", *error.failed.values()]
+            failed = ["What failed:", *error.sentences]
         trained = valid_eers([run for run in known if run.is_done])
         write_whole(output / RESULTS, json.dumps(trained, indent=1) + "\n")
         if done := [run for run in runs if run.is_done]:

@@ -1,6 +1,7 @@
 """Trainings of a study that are done again."""
 
 import json
+import shutil
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_what_comes_out_otherwise_is_named_and_the_study_stays(whole, monkeypatc
     before = {path: path.read_bytes() for path in whole.folder.rglob("*.txt")}
     budgets = {}
 
-    def train_all(wanted, settings, size, hparams, *, jobs):
+    def train_all(wanted, settings, size, hparams, *, jobs, after):
         for run in wanted:
             budgets[run.name] = run.settings.get("memory_budget")
             planned = run.condition.half_memory
@@ -113,10 +114,11 @@ def test_a_score_that_is_missing_differs(whole):
     assert again.differing(whole, "revnet46", 1) == ["hard.as_norm.txt"]
 
 
-def train_the_same(wanted, settings, size, hparams, *, jobs):
+def train_the_same(wanted, settings, size, hparams, *, jobs, after):
     for run in wanted:
         if not run.is_done:
             score(run.folder, "f00d", {"easy": "1", "hard": "2"})
+            after(run, [])
 
 
 @pytest.mark.parametrize("key", ["torch", "processor", "commit", "instructions"])
@@ -134,8 +136,9 @@ def test_what_was_trained_again_elsewhere_is_not_taken_for_here(
     def train(wanted, *arguments, **options):
         for run in wanted:
             if not run.is_done:
-                train_the_same([run], *arguments, **options)
+                run.folder.mkdir(parents=True, exist_ok=True)
                 origin.write_origin(run.folder)
+                train_the_same([run], *arguments, **options)
 
     monkeypatch.setattr(schedule, "train_all", train)
     (chosen,) = repeat.chosen_runs(whole, [1], ["revnet46"])
@@ -144,17 +147,50 @@ def test_what_was_trained_again_elsewhere_is_not_taken_for_here(
         return schedule.repeat(whole, [chosen], {"device": "cpu"}, None, None, jobs=1)
 
     first = again()
-    here["since"] = "tomorrow"
-    assert again() == first
     (written,) = first[0][0]["origin_again"]
     assert written["since"] == "today"
     assert written["instructions"] == "AVX2"
+    # What is done was done there, whoever asks.
+    before = (given if key in given else here)[key]
     (given if key in given else here)[key] = "another"
+    assert again() == first
+    folder = whole.folder / "repeated" / "runs" / "revnet46" / "1"
+    shutil.rmtree(folder / "scores")
+    (folder / "save" / "CKPT+1").mkdir(parents=True)
+    (folder / "save" / "CKPT+1" / "CKPT.yaml").touch()
     with pytest.raises(ValueError, match=f"with another {key}. Remove that folder"):
         again()
-    (whole.folder / "repeated/runs/revnet46/1/origin.json").unlink()
+    (given if key in given else here)[key] = before
+    here["since"] = "tomorrow"
+    assert again() == first
+    shutil.rmtree(folder / "scores")
+    (folder / "origin.json").unlink()
     with pytest.raises(ValueError, match=f"{key}.*. Remove that folder"):
         again()
+
+
+def test_what_was_found_of_one_is_known_before_the_next_is_done(whole, monkeypatch):
+    write(whole, 1)
+    told = []
+
+    def train(wanted, *arguments, after, **options):
+        for number, run in enumerate(wanted):
+            assert len(told) == number
+            train_the_same([run], *arguments, after=after, **options)
+
+    monkeypatch.setattr(schedule, "train_all", train)
+    monkeypatch.setattr(schedule, "memory_budget", lambda *_: "1MB")
+    chosen = repeat.chosen_runs(whole, [1], None)
+    found, _ = schedule.repeat(
+        whole, chosen, {"device": "cpu"}, None, None, jobs=1, after=told.append
+    )
+    assert told == found
+    # Given again, what is done is told at once.
+    monkeypatch.setattr(schedule, "train_all", train_the_same)
+    schedule.repeat(
+        whole, chosen, {"device": "cpu"}, None, None, jobs=1, after=told.append
+    )
+    assert told == [*found, *found]
 
 
 def test_one_that_fails_does_not_cost_what_was_found_of_others(whole, monkeypatch):
@@ -198,12 +234,11 @@ def test_the_report_says_what_came_out_on_which_machine():
 
     again = [of("a", "one"), of("b", "one", "weights", "hard.txt"), of("c", "two")]
     assert sentences.repetitions({"repeated": again}) == [
-        "On one by AVX2, torch 2.9: 1 of 2 trainings gave the same weights and the same "
-        "scores of all trials, to the last bit: a.",
-        "b, first trained on not written down, did not: other are its weights and "
-        "hard.txt, and its EERs are 10.00 and 11.00 % on easy and 20.00 and 20.00 % on "
-        "hard.",
-        "On two by AVX2, torch 2.9: 1 of 1 trainings gave the same weights and the same "
-        "scores of all trials, to the last bit: c.",
+        "First on not written down, again on one by AVX2, torch 2.9: 1 of 2 trainings "
+        "gave the same weights, to the last bit, and the same scores of all trials: a.",
+        "b did not: other are its weights and hard.txt, and its EERs are 10.00 and "
+        "11.00 % on easy and 20.00 and 20.00 % on hard.",
+        "First on not written down, again on two by AVX2, torch 2.9: 1 of 1 trainings "
+        "gave the same weights, to the last bit, and the same scores of all trials: c.",
     ]
     assert sentences.repetitions({"repeated": []})[0].startswith("None was")

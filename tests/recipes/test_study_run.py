@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.recipes.study import study
 from tests.recipes.tiny_study import recipe_settings, tiny_size, write_data
 
 conditions, trainings = study("design.conditions"), study("running.trainings")
+origin = study("running.origin")
 schedule, setting, computed = (
     study("running.schedule"),
     study("running.setting"),
@@ -96,7 +98,7 @@ class _Trained:
         monkeypatch.setattr(schedule, "memory_budget", self.memory_budget)
 
     def train_all(
-        self, wanted, settings, *_, proven=False, after=lambda: None, **given
+        self, wanted, settings, *_, proven=False, after=lambda done, lost: None, **given
     ):
         self.proven.append(proven)
         failed = {}
@@ -108,7 +110,7 @@ class _Trained:
                 self.budgets[one.name] = {**settings, **one.settings}.get(
                     "memory_budget"
                 )
-                after()
+                after(run, [])
         if failed:
             raise trainings.TrainingsFailed(failed)
 
@@ -159,7 +161,7 @@ def test_half_the_memory_is_of_the_device_and_given_to_that_condition_alone(
 
 def test_it_is_said_after_each_candidate_that_was_trained(whole, monkeypatch):
     trained, counts = _Trained(monkeypatch), []
-    train(whole, after=lambda: counts.append(len(trained.done)))
+    train(whole, after=lambda lost: counts.append(len(trained.done)))
     assert counts == list(range(len(trained.stated_after) + 1, len(trained.done) + 1))
 
 
@@ -232,6 +234,14 @@ def test_the_first_seed_is_looked_at_before_the_others_are_trained(
     assert failed == [f"{first[0]} diverged.", f"{others[0]} diverged."]
 
 
+def test_without_a_study_there_is_no_report_alone(tmp_path):
+    with pytest.raises(ValueError, match=r"lacks setting\.json and margins\.json"):
+        run.main(["--report_only", f"--output={tmp_path}"])
+    (tmp_path / "setting.json").touch()
+    with pytest.raises(ValueError, match=r"lacks margins\.json.*--output of one"):
+        run.main(["--report_only", f"--output={tmp_path}"])
+
+
 def test_a_condition_that_lacks_a_seed_is_left_out_with_what_is_compared_with_it(whole):
     for one in schedule.runs_of(whole):
         if one.name != "revnet57, seed 2":
@@ -250,14 +260,14 @@ def test_a_condition_that_lacks_a_seed_is_left_out_with_what_is_compared_with_it
 def test_seeds_that_all_trainings_have_are_reported_while_others_go_on(
     whole, monkeypatch
 ):
-    whole = replace(whole, seeds=(1, 2, 3, 4))
-    reports = []
+    whole = replace(whole, seeds=(1, 2, 3, 4, 5))
+    reports, told = [], []
 
-    def write_report(study, setting):
+    def write_report(study, setting, *, failed):
         reports.append(list(study.seeds))
-        (whole.folder / "results.json").write_text(
-            json.dumps({"figures": {"seeds": list(study.seeds)}})
-        )
+        told.append(list(failed))
+        results = {"figures": {"seeds": list(study.seeds)}, "failed": list(failed)}
+        (whole.folder / "results.json").write_text(json.dumps(results))
 
     monkeypatch.setattr(run, "write_report", write_report)
 
@@ -266,24 +276,31 @@ def test_seeds_that_all_trainings_have_are_reported_while_others_go_on(
             if one.seed == seed and one.condition.name not in but:
                 (one.folder / one.work.result).parent.mkdir(parents=True)
                 (one.folder / one.work.result).touch()
-        run.report_so_far(whole, {})
+        run.report_so_far(whole, {}, [])
 
     end(1)
+    end(5)
     assert reports == []
     end(2, but=["revnet46, compressed"])
     assert reports == []
     end(4)
-    assert reports == [[1, 4]]
-    run.report_so_far(whole, {})
-    assert reports == [[1, 4]]
+    assert reports == [[1, 4, 5]]
+    run.report_so_far(whole, {}, [])
+    assert reports == [[1, 4, 5]]
+    # What fails is told with the seeds that it leaves.
+    run.report_so_far(whole, {}, ["revnet46, compressed, seed 2, diverged."])
+    assert (reports[1:], told[1:]) == (
+        [[1, 4, 5]],
+        [["revnet46, compressed, seed 2, diverged."]],
+    )
     end(3)
-    assert reports == [[1, 4], [1, 3, 4]]
+    assert reports[2:] == [[1, 3, 4, 5]]
     compressed = whole.run_folder("revnet46, compressed", 2) / "scores" / "results.json"
     compressed.parent.mkdir(parents=True)
     compressed.touch()
     # Whoever trains the last one evaluates the study.
-    run.report_so_far(whole, {})
-    assert len(reports) == 2
+    run.report_so_far(whole, {}, [])
+    assert len(reports) == 3
 
 
 def test_what_fails_late_does_not_cost_the_report(whole, monkeypatch, capsys):
@@ -434,12 +451,35 @@ def test_each_commit_that_a_study_was_run_by_is_listed_once(
 ):
     wanted = described(*data_and_noise)
     for commit in ("a1", "a1", "b2", None):
-        monkeypatch.setattr(
-            study("running.origin"), "_git", lambda *_, commit=commit: commit
-        )
+        monkeypatch.setattr(origin, "_git", lambda *_, commit=commit: commit)
+        monkeypatch.setattr(origin, "_changes", lambda: "")
         kept = setting.keep_setting(tmp_path, wanted)
     assert [entry["commit"] for entry in kept["code"]] == ["a1", "b2", None]
-    assert [entry["changed"] for entry in kept["code"]] == [True, True, None]
+
+
+def test_code_that_was_changed_is_other_code_for_each_change(tmp_path, monkeypatch):
+    def git(*arguments):
+        argv = ["git", "-c", "user.name=n", "-c", "user.email=e", *arguments]
+        subprocess.run(argv, cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "one.py").write_text("x = 1\n")
+    git("add", "one.py")
+    git("commit", "-m", "m")
+    monkeypatch.setattr(origin, "REPOSITORY", tmp_path)
+    clean = origin.code_and_machine()
+    assert clean["commit"]
+    assert clean["changed"] == ""
+    seen = [clean]
+    for name in ("one.py", "new.py", "one.py"):
+        with (tmp_path / name).open("a") as file:
+            file.write("y = 2\n")
+        seen.append(origin.code_and_machine())
+    assert len({one["changed"] for one in seen}) == 4
+    assert origin.differing(seen[1], seen[2]) == ["changed"]
+    # What is no code is not.
+    (tmp_path / "notes.txt").touch()
+    assert origin.code_and_machine() == seen[-1]
 
 
 def test_another_machine_is_listed_too(data_and_noise, tmp_path, monkeypatch):
@@ -532,14 +572,17 @@ def test_studies_are_compared_without_data(tmp_path, capsys):
     for name, eer in (("one", 0.1), ("same", 0.1), ("other", 0.2)):
         folder = tmp_path / name
         folder.mkdir()
-        results = {"figures": {"eer": eer}, "measured": {"minutes": name}}
+        figures = {"eer": eer, "conditions": {"revnet46": {}}, "seeds": [1, 2]}
+        results = {"figures": figures, "measured": {"minutes": name}}
         (folder / "results.json").write_text(json.dumps(results))
         folders.append(folder)
     one, same, other = folders
     run.main([f"--output={one}", f"--compare={same}"])
-    assert "same figures, to the last bit" in capsys.readouterr().out
+    assert "to the last bit: of 1 conditions, seeds 1, 2." in capsys.readouterr().out
     with pytest.raises(SystemExit, match="1 figures differ"):
         run.main([f"--output={one}", f"--compare={other}"])
+    with pytest.raises(ValueError, match="would be compared with itself"):
+        run.main([f"--output={one}", f"--compare={one}"])
     (other / "results.json").write_text("{}")
     for wrong in (other, tmp_path):
         with pytest.raises(ValueError, match=r"has no results\.json with the figures"):

@@ -151,7 +151,10 @@ def test_after_each_that_was_done_now_it_is_said_while_others_go_on(runs, monkey
     monkeypatch.setenv("SEED_2", "fails")
     done = []
     with pytest.raises(trainings.TrainingsFailed):
-        train_all(runs, after=lambda: done.append([s for s in runs if runs[s].is_done]))
+        train_all(
+            runs,
+            after=lambda run, _: done.append([s for s in runs if runs[s].is_done]),
+        )
     assert done == [[1, 3]]
 
 

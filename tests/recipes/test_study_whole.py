@@ -1,6 +1,7 @@
 """A whole study of three conditions and two seeds, in processes of its own."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ conditions, trainings, run = (
     study("run"),
 )
 archive, repeat = study("archive"), study("repeat")
+instructions_of = study("running.determinism").instructions_of
 CONDITIONS = [
     conditions.Condition("resnet34", "resnet34"),
     conditions.Condition("revnet46", "revnet46", {"mode": "store"}),
@@ -56,8 +58,13 @@ def begin(argv, folder, condition=CONDITIONS[1], seed=1):
     settings = recipe_settings(data.resolve(), noise.resolve())
     command = trainings.command(one, settings, tiny_size(), run.HPARAMS)
     path.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **instructions_of("fp32")}
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     return one, process
 
@@ -112,6 +119,12 @@ def test_a_study_gives_a_report_and_another_one_its_figures(
     assert "6 trainings, 5 of them done" in capsys.readouterr().out
     run.main([f"--output={one}", f"--compare={moved}"])
     assert "same figures, to the last bit" in capsys.readouterr().out
+
+    # A report needs no speech, and the same figures come out.
+    figures = json.loads((moved / "results.json").read_text())["figures"]
+    (moved / "results.json").unlink()
+    run.main(["--report_only", f"--output={moved}"])
+    assert json.loads((moved / "results.json").read_text())["figures"] == figures
 
     # Without weights, what was trained elsewhere can be repeated.
     names = [condition.name for condition in CONDITIONS]

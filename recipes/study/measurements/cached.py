@@ -37,6 +37,8 @@ def computed_once(
         # Should what follows be interrupted, nothing vouches for the file.
         known.pop(path.name, None)
         write_whole(record, json.dumps(known, indent=1) + "\n")
+        # Nor is it shown while there are none of what there is now.
+        path.unlink(missing_ok=True)
         write_whole(path, json.dumps(compute(), indent=1) + "\n")
         write_whole(record, json.dumps({**known, path.name: wanted}, indent=1) + "\n")
     return json.loads(path.read_text())

@@ -289,15 +289,16 @@ def repetitions(results: Mapping[str, Any]) -> list[str]:
     repeated = results["repeated"]
     if not repeated:
         return ["None was: recipes/study/repeat.py does that."]
-    places: dict[str, list[Mapping[str, Any]]] = {}
+    places: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for one in repeated:
-        places.setdefault(machines_of(one["origin_again"]), []).append(one)
+        machines = machines_of(one["origin"]), machines_of(one["origin_again"])
+        places.setdefault(machines, []).append(one)
     sentences = []
-    for machines, found in places.items():
+    for (first, again), found in places.items():
         same = [one["name"] for one in found if not one["differing"]]
         sentences.append(
-            f"On {machines}: {len(same)} of {len(found)} trainings gave the same weights "
-            "and the same scores of all trials, to the last bit"
+            f"First on {first}, again on {again}: {len(same)} of {len(found)} trainings "
+            "gave the same weights, to the last bit, and the same scores of all trials"
             + (f": {'; '.join(same)}." if same else ".")
         )
         for one in found:
@@ -308,9 +309,8 @@ def repetitions(results: Mapping[str, Any]) -> list[str]:
                     for trials, first in one["eer"].items()
                 ]
                 sentences.append(
-                    f"{one['name']}, first trained on {machines_of(one['origin'])}, did "
-                    f"not: other are its {_listed(one['differing'])}, and its EERs are "
-                    f"{_listed(rates)}."
+                    f"{one['name']} did not: other are its {_listed(one['differing'])}, "
+                    f"and its EERs are {_listed(rates)}."
                 )
     return sentences
 

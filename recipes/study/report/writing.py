@@ -89,16 +89,14 @@ def write_report(
             },
         },
     }
-    _write(study.folder, results, [])
+    report = study.folder / REPORT
+    write_whole(report, report_of(results, []))
     pictures, undrawn = draw(study, results)
     results["failed"] += undrawn
-    _write(study.folder, results, pictures)
+    write_whole(report, report_of(results, pictures))
+    # Last: where it is, the report of it is.
+    write_whole(study.folder / RESULTS, json.dumps(results, indent=1) + "\n")
     return results
-
-
-def _write(folder: Path, results: Mapping[str, Any], pictures: Sequence[str]) -> None:
-    write_whole(folder / RESULTS, json.dumps(results, indent=1) + "\n")
-    write_whole(folder / REPORT, report_of(results, pictures))
 
 
 def _repeated(study: Study) -> list[dict[str, Any]]:

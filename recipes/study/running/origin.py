@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -54,24 +55,35 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 def code_and_machine() -> dict[str, Any]:
     """Say which code runs, and where; where there is git, from which commit.
 
-    The commit is that of this repository, of which the package may not be a part.
+    The commit is that of this repository, of which the package may not be a part; of what
+    is changed since there is a digest.
     """
     package = Path(speechbrain_rev.__file__)
-    changes = _git("status", "--porcelain", "--untracked-files=no")
+    changes = _changes()
     return {
         "since": date.today().isoformat(),
         "speechbrain_rev": speechbrain_rev.__version__,
         "package_of_this_repository": package.is_relative_to(REPOSITORY),
         "commit": _git("rev-parse", "HEAD"),
-        "changed": None if changes is None else bool(changes),
+        "changed": changes and hashlib.sha256(changes.encode()).hexdigest()[:16],
         "processor": dict(environment())["processor"],
         "torch": torch.__version__,
     }
 
 
+def _changes() -> str | None:
+    """Give what differs from the commit, new modules too; empty if nothing does."""
+    tracked = _git("diff", "HEAD")
+    new = _git("ls-files", "--others", "--exclude-standard", "--full-name", ":/*.py")
+    if tracked is None or new is None:
+        return None
+    modules = [REPOSITORY / name for name in new.splitlines()]
+    return tracked + "".join(f"{m}\n{m.read_text()}" for m in modules)
+
+
 def _git(*arguments: str) -> str | None:
     """Ask git about this repository; None where there is none."""
-    argv: Sequence[str] = ["git", "-C", str(Path(__file__).parent), *arguments]
+    argv: Sequence[str] = ["git", "-C", str(REPOSITORY), *arguments]
     try:
         asked = subprocess.run(argv, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -53,7 +53,7 @@ def train(
     hparams: Path,
     *,
     jobs: int,
-    after: Callable[[], object] = lambda: None,
+    after: Callable[[Sequence[str]], object] = lambda failed: None,
 ) -> list[str]:
     """Train the references, state the margins, then train the others.
 
@@ -72,7 +72,8 @@ def train(
     jobs : int
         Trainings at a time.
     after : callable
-        Called whenever a candidate was trained, while others are.
+        Called whenever a candidate was trained, while others are, with what became of
+        those that failed.
 
     Returns
     -------
@@ -88,9 +89,13 @@ def train(
 
     def train_some(wanted: Sequence[Run]) -> None:
         left = [run for run in wanted if run not in failed]
+
+        def after_one(_: Run, lost: Sequence[str]) -> None:
+            after([*failed.values(), *lost])
+
         try:
             train_all(
-                left, settings, size, hparams, jobs=jobs, proven=True, after=after
+                left, settings, size, hparams, jobs=jobs, proven=True, after=after_one
             )
         except TrainingsFailed as error:
             failed.update(error.failed)
@@ -125,6 +130,7 @@ def repeat(
     hparams: Path,
     *,
     jobs: int,
+    after: Callable[[Mapping[str, Any]], object] = lambda found: None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Do trainings of a study again, in a folder of their own, and compare them.
 
@@ -136,6 +142,8 @@ def repeat(
         Of the study.
     settings, size, hparams, jobs
         As for ``train``.
+    after : callable
+        Called with what was found of one, as soon as it is known.
 
     Returns
     -------
@@ -149,7 +157,7 @@ def repeat(
     Raises
     ------
     ValueError
-        If one was begun with other code, or on another machine, and is still there.
+        If one was begun with other code, or on another machine, and is not done.
     """
     again = replace(study, folder=study.folder / AGAIN)
     copies = {}
@@ -161,35 +169,48 @@ def repeat(
             copies[run] = replace(copies[run], settings={"memory_budget": budget})
     for copy in copies.values():
         _check_origin(copy)
-    failed: Mapping[Run, str] = {}
-    try:
-        train_all(list(copies.values()), settings, size, hparams, jobs=jobs)
-    except TrainingsFailed as error:
-        failed = error.failed
-    found = [
-        {
+
+    def compared(run: Run) -> dict[str, Any]:
+        condition, seed = run.condition.name, run.seed
+        return {
             "name": run.name,
-            "differing": study.differing(again, run.condition.name, run.seed),
-            "eer": study.eers(run.condition.name, run.seed),
-            "eer_again": again.eers(run.condition.name, run.seed),
-            "weights": study.digest(run.condition.name, run.seed),
+            "differing": study.differing(again, condition, seed),
+            "eer": study.eers(condition, seed),
+            "eer_again": again.eers(condition, seed),
+            "weights": study.digest(condition, seed),
             "origin": read_origin(run.folder),
-            "origin_again": read_origin(copy.folder),
+            "origin_again": read_origin(copies[run].folder),
         }
-        for run, copy in copies.items()
-        if copy.is_done
-    ]
-    return found, list(failed.values())
+
+    begun = {copy: run for run, copy in copies.items()}
+    for copy in filter(lambda copy: copy.is_done, begun):
+        after(compared(begun[copy]))
+    failed: Sequence[str] = []
+    try:
+        train_all(
+            list(begun),
+            settings,
+            size,
+            hparams,
+            jobs=jobs,
+            after=lambda copy, _: after(compared(begun[copy])),
+        )
+    except TrainingsFailed as error:
+        failed = error.sentences
+    found = [compared(run) for run, copy in copies.items() if copy.is_done]
+    return found, list(failed)
 
 
 def _check_origin(copy: Run) -> None:
-    """Refuse what was begun to be trained again by other code, or on another machine."""
+    """Refuse to go on with what was begun by other code, or on another machine."""
+    if copy.is_done:
+        return
     here = {**code_and_machine(), "instructions": computed_by(copy.precision)}
     for entry in (read_origin(copy.folder) or [{}]) if copy.has_begun else []:
         if keys := differing(entry, here):
             raise ValueError(
-                f"{copy.folder} was trained again, or begun to be, with another "
-                f"{', '.join(keys)}. Remove that folder to train it again here."
+                f"{copy.folder} was begun with another {', '.join(keys)}. Remove that "
+                "folder to train it again here."
             )
 
 

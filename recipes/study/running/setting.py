@@ -111,7 +111,11 @@ def keep_setting(output: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def check_setting(output: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
+def check_setting(
+    output: Path,
+    setting: Mapping[str, Any],
+    advice: str = "Give another --output, or remove that folder.",
+) -> dict[str, Any]:
     """Read the setting of the study in a folder; empty if there is none.
 
     Raises
@@ -126,7 +130,7 @@ def check_setting(output: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
     if kept and differing:
         raise ValueError(
             f"{output} holds a study of other settings: {', '.join(differing)} (see "
-            f"{SETTING} there). Give another --output, or remove that folder."
+            f"{SETTING} there). {advice}"
         )
     return dict(kept)
 

@@ -117,15 +117,20 @@ class TrainingsFailed(ChildProcessError):
     ----------
     failed : dict of Run to str
         What became of each, in a sentence.
+    sentences : list of str
+        These, and how many were not begun for that.
     """
 
     def __init__(self, failed: Mapping[Run, str], *, not_begun: int = 0) -> None:
-        others = f"{not_begun} were not begun for that. " if not_begun else ""
+        sentences = list(failed.values())
+        if not_begun:
+            sentences.append(f"{not_begun} were not begun for that.")
         super().__init__(
-            f"{len(failed)} training(s) failed. {' '.join(failed.values())} {others}Given "
-            "again, the command goes on where they were."
+            f"{len(failed)} training(s) failed. {' '.join(sentences)} Given again, the "
+            "command goes on where they were."
         )
         self.failed = dict(failed)
+        self.sentences = sentences
 
 
 def train_all(
@@ -136,7 +141,7 @@ def train_all(
     *,
     jobs: int,
     proven: bool = False,
-    after: Callable[[], object] = lambda: None,
+    after: Callable[[Run, Sequence[str]], object] = lambda done, failed: None,
 ) -> None:
     """Do the work of runs that is not done yet, some at a time, each in its own process.
 
@@ -158,7 +163,8 @@ def train_all(
     proven : bool
         Whether others of the study were done, with this machine and setting.
     after : callable
-        Called whenever one was done, while others go on.
+        Called whenever one was done, while others go on, with that one and with what
+        became of those that failed.
 
     Raises
     ------
@@ -186,7 +192,7 @@ def train_all(
                     continue
                 if status == 0 and run.is_done:
                     bar.update()
-                    after()
+                    after(run, list(failed.values()))
                     continue
                 failed[run] = _what_became_of(run, status)
                 bar.write(failed[run], file=sys.stderr)

@@ -214,6 +214,17 @@ def test_seeds_alone_have_student_s_interval(seeds):
     assert found.low == pytest.approx(-expected, rel=0.04)
 
 
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_bounds_do_not_depend_on_which_seeds_are_drawn(seeds):
+    """A verdict is of what was trained, not of the numbers that chance gives here."""
+    world = World(0, by_seed=1.0, by_system=4.0, seeds=seeds)
+    pair = world.system(), world.system()
+    found = [rate_difference(*pair, margin=ANY, seed=seed) for seed in range(20)]
+    above = [one.upper - one.mean for one in found]
+    # Of two seeds the distribution has no variance, and its quantile wanders more.
+    assert np.std(above) < {2: 0.03, 3: 0.01, 5: 0.01}[seeds] * np.mean(above)
+
+
 def test_the_margin_does_not_know_how_difficult_speakers_are_for_all():
     assert detectable_margin(World(0).system()) == pytest.approx(0, abs=1e-12)
 
@@ -266,7 +277,8 @@ def test_bound_margin_and_p_value_agree():
         assert at.non_inferior == (at.p_value < 0.05) or margin == found.upper
     with_more = SeedRates(candidate.rates + 9, candidate.draws + 9)
     at = rate_difference(with_more, reference, margin=0.1)
-    assert (at.non_inferior, at.higher, at.p_value) == (False, True, 1.0)
+    assert (at.non_inferior, at.higher) == (False, True)
+    assert at.p_value > 0.999
 
 
 def test_a_system_is_as_good_as_itself():
