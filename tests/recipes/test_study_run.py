@@ -469,7 +469,7 @@ def test_code_that_was_changed_is_other_code_for_each_change(tmp_path, monkeypat
     monkeypatch.setattr(origin, "REPOSITORY", tmp_path)
     clean = origin.code_and_machine()
     assert clean["commit"]
-    assert clean["changed"] == ""
+    assert clean["changed"] is False
     seen = [clean]
     for name in ("one.py", "new.py", "one.py"):
         with (tmp_path / name).open("a") as file:

@@ -65,10 +65,15 @@ def code_and_machine() -> dict[str, Any]:
         "speechbrain_rev": speechbrain_rev.__version__,
         "package_of_this_repository": package.is_relative_to(REPOSITORY),
         "commit": _git("rev-parse", "HEAD"),
-        "changed": changes and hashlib.sha256(changes.encode()).hexdigest()[:16],
+        "changed": changes if changes is None else _digest(changes),
         "processor": dict(environment())["processor"],
         "torch": torch.__version__,
     }
+
+
+def _digest(changes: str) -> str | bool:
+    """Give 16 digits of the digest; False if nothing is changed."""
+    return bool(changes) and hashlib.sha256(changes.encode()).hexdigest()[:16]
 
 
 def _changes() -> str | None:
