@@ -311,7 +311,10 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         scoring_at_scale=recipe_tables.scoring_at_scale,
     ),
     DOCS / "study.md": {
-        "study_differences": study_tables.study_differences,
+        "study_encoders": study_tables.study_encoders,
+        "study_encoders_compared": study_tables.study_encoders_compared,
+        "study_bits_compared": study_tables.study_bits_compared,
+        "study_modes_compared": study_tables.study_modes_compared,
         "study_rates": study_tables.study_rates,
         "study_costs": study_tables.study_costs,
         "study_machines": study_tables.study_machines,

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from scipy.stats import norm
+
 from speechbrain_rev.sizes import MB
 
 from .harness import markdown
@@ -38,13 +40,12 @@ def _run(name: str, seed: int) -> str:
 
 def study_rates() -> str:
     """Show the EERs of all conditions and what they take, and of what needs no training."""
-    setting, results = _read("setting.json"), _read("results.json")["figures"]
-    steps = _read("measures.json")
+    results, steps = _read("results.json")["figures"], _read("measures.json")
     untrained = results["baseline"]["mean and deviation"]
     rows = [
         {
             "condition": "mean and deviation of filterbanks, untrained",
-            "told right, %": "",
+            "training accuracy, %": "",
         }
         | {
             trials: _number(of["as_norm"]["eer"], "eer")
@@ -53,9 +54,9 @@ def study_rates() -> str:
         | {"peak, MB": "", "s per step": ""}
     ]
     for name, found in results["conditions"].items():
-        told_right = fmean(_told_right(_run(name, seed)) for seed in results["seeds"])
+        accuracy = fmean(_last_accuracy(_run(name, seed)) for seed in results["seeds"])
         rows.append(
-            {"condition": name, "told right, %": f"{told_right:.0f}"}
+            {"condition": name, "training accuracy, %": f"{accuracy:.0f}"}
             | {
                 trials: _interval(of["as_norm"]["eer"], "eer")
                 for trials, of in found["rates"].items()
@@ -65,15 +66,31 @@ def study_rates() -> str:
                 "s per step": f"{steps[name]['seconds_per_step']:.3f}",
             }
         )
-    machines = dict.fromkeys(
-        f"{entry['processor']}, torch {entry['torch']}" for entry in setting["code"]
-    )
+    step = next(iter(steps.values()))
     return (
         f"{markdown(rows)}\n\nEER in percent with AS-Norm, the mean of {_seeds()} "
-        "with its 95 % interval over speakers and seeds; chunks of training speech that "
-        "were told right in the last epoch; what a step takes, measured alone (below). "
-        f"{setting['threads_of_a_training']} thread for a training, on "
-        f"{'; '.join(machines)}."
+        "with its 95 % interval over speakers and seeds; the part of training chunks whose "
+        "class was recognised in the last epoch; the peak of a step's tensors, counted, "
+        f"and its median seconds, with {step['threads']} thread of an {step['processor']}, "
+        "other work beside, the conditions taking turns."
+    )
+
+
+def study_encoders() -> str:
+    """Show what a step of each encoder takes in all ways that compute the same."""
+    rows: dict[str, dict[str, str]] = {}
+    for name, step in _read("ways.json").items():
+        arch, mode, bits = name.split(", ")
+        row = rows.setdefault(f"{arch}, {mode}", {"encoder, mode": f"{arch}, {mode}"})
+        row[f"peak at {bits}, MB"] = f"{step['peak_bytes'] / MB:.1f}"
+        if bits == "32 bit":
+            row["activations, MB"] = f"{step['activations_bytes'] / MB:.1f}"
+            row["s per step"] = f"{step['seconds_per_step']:.3f}"
+    step = next(iter(_read("ways.json").values()))
+    return (
+        f"{markdown(list(rows.values()))}\n\nPeak of a step's tensors, counted: weights, "
+        "gradients, activations, states of the optimizer and speech; median seconds at 32 "
+        f"bit, with {step['threads']} thread of an {step['processor']}, all in turns."
     )
 
 
@@ -95,25 +112,64 @@ def study_costs() -> str:
     )
 
 
-def study_differences() -> str:
-    """Show what each comparison came to by the EER."""
+def study_encoders_compared() -> str:
+    """Show what came of comparing reversible encoders with vanilla ones."""
+    return _differences("encoders")
+
+
+def study_bits_compared() -> str:
+    """Show what came of comparing 8 bit with 32."""
+    return _differences("bits")
+
+
+def study_modes_compared() -> str:
+    """Show what came of comparing memory modes and precisions, and of the control."""
+    return _differences("modes")
+
+
+def _what_differs(comparison: Mapping[str, Any]) -> str:
+    """Say what a comparison is of: encoders, bits of the optimizer's states, or modes."""
+    names = comparison["candidate"], comparison["reference"]
+    if len({name.partition(",")[0] for name in names}) > 1:
+        return "encoders"
+    return "bits" if names[0].endswith("8 bit") else "modes"
+
+
+def _differences(what: str) -> str:
     rows = []
     for one in _read("results.json")["figures"]["comparisons"]:
-        row = {"candidate": one["candidate"], "reference": one["reference"]}
+        if _what_differs(one) != what:
+            continue
+        tested = not (one["must_be_identical"] or one["control"])
         for trials, rates in one["differences"].items():
             found = rates["eer"]
-            bounds = _number(found["upper"], "eer"), _number(found["margin"], "eer")
-            row |= {
-                trials: _interval(found, "eer"),
-                f"{trials}: bound, margin": " and ".join(bounds),
-                f"{trials}: within?": _answer(one, found),
-            }
-        rows.append(row)
-    return (
-        f"{markdown(rows)}\n\nDifference of the EER, candidate less reference, the mean of "
-        f"{_seeds()} in percentage points with its 95 % interval over speakers and seeds; "
-        "the one-sided 95 % bound and the margin that it must be below."
-    )
+            share = f", {100 * found['margin_share']:.0f} %"
+            rows.append(
+                {
+                    "candidate": one["candidate"],
+                    "reference": one["reference"],
+                    "list": trials,
+                    "difference": _interval(found, "eer"),
+                    "bound": _number(found["upper"], "eer"),
+                    "margin": _number(found["margin"], "eer") + share,
+                    "power": f"{_power(found):.0f} %" if tested else "",
+                    "p by Holm": _p_value(found),
+                    "within": _answer(one, found),
+                }
+            )
+    return markdown(rows)
+
+
+def _power(found: Mapping[str, float]) -> float:
+    """Give the chance that a candidate had which is as good as the reference, in percent."""
+    deviation = (found["high"] - found["low"]) / (2 * norm.ppf(0.975))
+    above = found["upper"] - found["mean"]
+    return float(100 * norm.cdf((found["margin"] - above) / deviation))
+
+
+def _p_value(found: Mapping[str, float | None]) -> str:
+    p_holm = found["p_holm"]
+    return "" if p_holm is None else f"{p_holm:.2g}"
 
 
 def _seeds() -> str:
@@ -128,30 +184,28 @@ def _answer(comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if comparison["must_be_identical"]:
         return "equal to the bit" if comparison["identical"] else "NOT EQUAL"
     if comparison["control"]:
-        return "seen to be worse" if found["higher"] else "not seen to be worse"
+        return "worse, as it must" if found["higher"] else "NOT SEEN"
     return f"{found['within']}{', but worse' * found['higher']}"
 
 
 def study_repeated() -> str:
     """Show what was trained again, where, and what came out."""
-    places: dict[tuple[str, str], list[str]] = {}
-    repeated = _read("repeated.json")
-    for name, found in repeated.items():
-        key = _machines(found["origin"]), _machines(found["origin_again"])
-        places.setdefault(key, []).append(name)
-    rows = []
-    for (first, again), names in places.items():
-        same = [name for name in names if not repeated[name]["differing"]]
-        rows.append(
+    places: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for one in _read("repeated.json"):
+        key = _machines(one["origin"]), _machines(one["origin_again"])
+        places.setdefault(key, []).append(one)
+    return markdown(
+        [
             {
-                "trained on": first,
-                "trained again on": again,
-                "trainings": str(len(names)),
-                "the same to the bit": _by_seed(same),
-                "otherwise": _by_seed(sorted(set(names).difference(same))) or "none",
+                "first on": first,
+                "again on": again,
+                "trainings": str(len(found)),
+                "the same to the bit": _by_seed(found, differing=False),
+                "other": _by_seed(found, differing=True),
             }
-        )
-    return markdown(rows)
+            for (first, again), found in places.items()
+        ]
+    )
 
 
 def study_machines() -> str:
@@ -177,16 +231,17 @@ def _machines(origin: Sequence[Mapping[str, str]]) -> str:
     return ", then ".join(dict.fromkeys(names)) or "not written down"
 
 
-def _by_seed(names: Sequence[str]) -> str:
-    """List trainings by seed, which is said once."""
+def _by_seed(found: Sequence[Mapping[str, Any]], *, differing: bool) -> str:
+    """List trainings that differ, or do not, by seed."""
     seeds: dict[str, list[str]] = {}
-    for name in names:
-        condition, _, seed = name.rpartition(", ")
-        seeds.setdefault(seed, []).append(condition)
+    for one in found:
+        if bool(one["differing"]) == differing:
+            condition, _, seed = one["name"].rpartition(", ")
+            seeds.setdefault(seed, []).append(condition)
     return "; ".join(f"{seed}: {' / '.join(of)}" for seed, of in seeds.items())
 
 
-def _told_right(folder: str) -> float:
+def _last_accuracy(folder: str) -> float:
     last = json.loads(_texts()[f"{folder}/train_log.jsonl"].splitlines()[-1])
     return float(last["train_accuracy_percent"])
 
