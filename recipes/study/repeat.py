@@ -118,7 +118,10 @@ def told(found: Mapping[str, Any]) -> str:
         f"{trials} {100 * first:.2f} and {100 * found['eer_again'][trials]:.2f}"
         for trials, first in found["eer"].items()
     ]
-    return f"other {', '.join(found['differing'])}; EER in percent: {', '.join(rates)}"
+    apart = found["distance_over_way"]
+    far = "" if apart is None else f", {100 * apart:.0f} % of the way apart"
+    differing = ", ".join(found["differing"])
+    return f"other {differing}{far}; EER in percent: {', '.join(rates)}"
 
 
 def keep(output: Path, found: Sequence[Mapping[str, Any]]) -> None:

@@ -237,6 +237,14 @@ def _by_seed(found: Sequence[Mapping[str, Any]], *, differing: bool) -> str:
     for one in found:
         if bool(one["differing"]) == differing:
             condition, _, seed = one["name"].rpartition(", ")
+            if differing:
+                eers = [
+                    _number(one[k]["veri_test"], "eer") for k in ("eer", "eer_again")
+                ]
+                far = 100 * one["distance_over_way"]
+                condition += (
+                    f" ({far:.0f} % of the way apart; EER {' and '.join(eers)})"
+                )
             seeds.setdefault(seed, []).append(condition)
     return "; ".join(f"{seed}: {' / '.join(of)}" for seed, of in seeds.items())
 

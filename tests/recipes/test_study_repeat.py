@@ -226,6 +226,7 @@ def test_the_report_says_what_came_out_on_which_machine():
         return {
             "name": name,
             "differing": list(differing),
+            "distance_over_way": 0.5,
             "eer": {"easy": 0.1, "hard": 0.2},
             "eer_again": {"easy": 0.11, "hard": 0.2},
             "origin": [],
@@ -236,8 +237,8 @@ def test_the_report_says_what_came_out_on_which_machine():
     assert sentences.repetitions({"repeated": again}) == [
         "First on not written down, again on one by AVX2, torch 2.9: 1 of 2 trainings "
         "gave the same weights, to the last bit, and the same scores of all trials: a.",
-        "b did not: other are its weights and hard.txt, and its EERs are 10.00 and "
-        "11.00 % on easy and 20.00 and 20.00 % on hard.",
+        "b did not: other are its weights and hard.txt, 50 % of the way apart; its EERs "
+        "are 10.00 and 11.00 % on easy and 20.00 and 20.00 % on hard.",
         "First on not written down, again on two by AVX2, torch 2.9: 1 of 1 trainings "
         "gave the same weights, to the last bit, and the same scores of all trials: c.",
     ]

@@ -889,7 +889,12 @@ def test_a_plan_at_more_than_half_the_memory_is_told(made, halved):
 def test_what_was_trained_again_is_told_of_the_weights_that_there_are(made, tmp_path):
     study, _ = made
     again = copied(study, tmp_path)
-    entry = {"differing": [], "origin": [], "origin_again": []}
+    entry = {
+        "differing": [],
+        "distance_over_way": 0.0,
+        "origin": [],
+        "origin_again": [],
+    }
     digest = again.digest("resnet34", 11)
     known = [
         {"name": "resnet34, seed 11", "weights": digest, **entry},

@@ -190,6 +190,25 @@ def probe(study: Study, device: str) -> None:
     )
 
 
+def distance_over_way(folder: Path, other: Path) -> float | None:
+    """Say how far two trainings of one seed are apart at their end.
+
+    Parameters
+    ----------
+    folder, other : Path
+        The runs.
+
+    Returns
+    -------
+    float or None
+        Over how far the first has come; None where one has no checkpoints any more.
+    """
+    if not all(map(_has_checkpoints, (folder, other))):
+        return None
+    apart: float = drift(folder, other)[-1]["distance_over_way"]
+    return apart
+
+
 def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 

@@ -309,10 +309,16 @@ def repetitions(results: Mapping[str, Any]) -> list[str]:
                     for trials, first in one["eer"].items()
                 ]
                 sentences.append(
-                    f"{one['name']} did not: other are its {_listed(one['differing'])}, "
-                    f"and its EERs are {_listed(rates)}."
+                    f"{one['name']} did not: other are its {_listed(one['differing'])}"
+                    f"{_apart(one)}; its EERs are {_listed(rates)}."
                 )
     return sentences
+
+
+def _apart(repeated: Mapping[str, Any]) -> str:
+    """Say how far the weights of two trainings are apart, where that is known."""
+    apart = repeated["distance_over_way"]
+    return "" if apart is None else f", {100 * apart:.0f} % of the way apart"
 
 
 def tests(results: Mapping[str, Any]) -> int:

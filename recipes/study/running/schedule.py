@@ -11,6 +11,7 @@ from typing import Any
 from design.conditions import IN_ALL_MODES, PAIRS
 from design.sizes import Size
 from measurements.of_study import (
+    distance_over_way,
     is_probed,
     memory_budget,
     score_without_training,
@@ -149,7 +150,9 @@ def repeat(
     -------
     found : list of dict
         Of each that was done the "name"; "differing", what differs, empty where nothing
-        does; "eer" and "eer_again" by list; the digest of the "weights" that the study had;
+        does; "distance_over_way", how far the weights are apart over how far the first
+        training's have come, None where it has no checkpoints any more; "eer" and
+        "eer_again" by list; the digest of the "weights" that the study had;
         the "origin" and "origin_again" of both trainings, as ``read_origin`` gives it.
     failed : list of str
         What became of those that failed.
@@ -172,9 +175,12 @@ def repeat(
 
     def compared(run: Run) -> dict[str, Any]:
         condition, seed = run.condition.name, run.seed
+        differing = study.differing(again, condition, seed)
+        folders = run.folder, copies[run].folder
         return {
             "name": run.name,
-            "differing": study.differing(again, condition, seed),
+            "differing": differing,
+            "distance_over_way": distance_over_way(*folders) if differing else 0.0,
             "eer": study.eers(condition, seed),
             "eer_again": again.eers(condition, seed),
             "weights": study.digest(condition, seed),
