@@ -241,10 +241,9 @@ def _by_seed(found: Sequence[Mapping[str, Any]], *, differing: bool) -> str:
                 eers = [
                     _number(one[k]["veri_test"], "eer") for k in ("eer", "eer_again")
                 ]
-                far = 100 * one["distance_over_way"]
-                condition += (
-                    f" ({far:.0f} % of the way apart; EER {' and '.join(eers)})"
-                )
+                apart = one["distance_over_way"]
+                far = "" if apart is None else f"{100 * apart:.0f} % of the way apart; "
+                condition += f" ({far}EER {' and '.join(eers)})"
             seeds.setdefault(seed, []).append(condition)
     return "; ".join(f"{seed}: {' / '.join(of)}" for seed, of in seeds.items())
 
