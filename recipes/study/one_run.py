@@ -20,7 +20,7 @@ from design.sizes import COHORT_UTTERANCES
 from running.determinism import compute_repeatably
 from running.origin import write_origin
 from running.orphans import end_with_parent
-from running.trainings import THREADS
+from running.trainings import THREADS, precision_of
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.locks import writing_alone
@@ -37,7 +37,7 @@ def main() -> None:
     given = dict(a.removeprefix("--").split("=", 1) for a in argv if "=" in a)
     folder, device = given["output_folder"], given["device"]
     with writing_alone(Path(folder)):
-        write_origin(Path(folder))
+        write_origin(Path(folder), device, precision_of(given))
         train.main(argv)
         if TRAIN_ONLY in sys.argv:
             return

@@ -4,10 +4,11 @@ python recipes/study/repeat.py STUDY DATA [--noise NOISE] [--seeds 1] [--conditi
 
 STUDY is the --output of run.py, here or unpacked from an archive. What is chosen is trained
 from its beginning below STUDY/repeated, and its weights, to the bit, and scores, as they are
-written, are compared with those of the study. What was found is added to STUDY/repeated.json, and with it to
-the report when run.py writes that again. The same processor and versions of packages give
-the same, others need not (running/determinism.py has what was seen). Given again, it goes
-on: with what was begun by other code or elsewhere, and is not done, it asks to remove that.
+written, are compared with those of the study. What was found is added to
+STUDY/repeated.json, and to the report when run.py writes that again. The same processor and
+versions of packages give the same, others need not (running/determinism.py has what was
+seen). Given again, it goes on; what was begun by other code or elsewhere, and is not done,
+it asks to remove.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 from design.conditions import comparisons, conditions
 from design.sizes import SIZES
 from results.files import REPEATED, SETTING
+from results.origins import machines_of
 from results.runs import Study
 from running.command_line import (
     HPARAMS,
@@ -128,9 +129,15 @@ def keep(output: Path, found: Sequence[Mapping[str, Any]]) -> None:
     """Write down what came out; it replaces what did on the same machines before."""
     path = output / REPEATED
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    key = itemgetter("name", "origin", "origin_again")
-    kept = [one for one in kept if key(one) not in [key(new) for new in found]]
+    new = {_place(one) for one in found}
+    kept = [one for one in kept if _place(one) not in new]
     write_whole(path, json.dumps([*kept, *found], indent=1) + "\n")
+
+
+def _place(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say of which training something was found, and on which machines."""
+    origins = found["origin"], found["origin_again"]
+    return found["name"], *map(machines_of, origins)
 
 
 def _setting_file(output: Path) -> Path:

@@ -125,7 +125,8 @@ def write_only_report(output: Path) -> None:
     Raises
     ------
     ValueError
-        If there is none, or its margins are not stated yet.
+        If there is none, its margins are not stated yet, or fewer seeds are there than are
+        reported.
     """
     missing = [name for name in (SETTING, MARGINS) if not (output / name).is_file()]
     if missing:
@@ -137,9 +138,16 @@ def write_only_report(output: Path) -> None:
     lists = [Path(name).stem for name in setting["lists"] if name != TRAIN_LIST]
     whole = Study(output, conditions(), comparisons(), setting["seeds"], lists)
     part = so_far(whole)
+    if len(part.seeds) < min(FEWEST_SEEDS, len(whole.seeds)):
+        missing = [run.name for run in runs_of(whole) if not run.is_done]
+        raise ValueError(
+            f"{output} has all trainings of {len(part.seeds)} seeds, which is too few for a "
+            f"report; it lacks {'; '.join(missing)}. Go on with run.py DATA."
+        )
+    path = output / RESULTS
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     with writing_alone(output):
-        # Of fewer seeds nothing is told but what is missing.
-        write_report(part if len(part.seeds) >= FEWEST_SEEDS else whole, setting)
+        write_report(part, setting, failed=known.get("failed", []))
     print((output / REPORT).read_text(encoding="utf-8"))
 
 
@@ -156,7 +164,8 @@ def report_so_far(
         return
     path = study.folder / RESULTS
     known = json.loads(path.read_text()) if path.is_file() else {"figures": {}}
-    told = known["figures"].get("seeds"), known.get("failed")
+    # Behind what failed of the trainings it has what failed of the pictures.
+    told = known["figures"].get("seeds"), known.get("failed", [])[: len(failed)]
     if told != (list(part.seeds), list(failed)):
         write_report(part, setting, failed=failed)
 
@@ -186,7 +195,7 @@ def look_at_first(study: Study, device: str) -> list[str]:
     """Measure and probe the trainings of the first seed; say what failed."""
     left = finished(replace(study, seeds=study.seeds[:1]))
     lost = attempt("Measures of a step", lambda: measure_steps(left, device))
-    lost += attempt("Measures of encoders", lambda: measure_encoders(left, device))
+    lost += attempt("Measures of encoders", lambda: measure_encoders(study, device))
     lost += attempt("Probes", lambda: probe(left, device))
     if torch.cuda.is_initialized():
         # Trainings are other processes.

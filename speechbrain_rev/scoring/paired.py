@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,8 +142,8 @@ class RateDifference:
     Example
     -------
     >>> found = RateDifference(0.001, -0.002, 0.004, 0.0035, margin=0.01, p_value=0.001)
-    >>> found.non_inferior, found.higher
-    (True, False)
+    >>> found.non_inferior, found.higher, round(found.power, 2)
+    (True, False, 1.0)
     """
 
     mean: float
@@ -156,6 +157,20 @@ class RateDifference:
     def non_inferior(self) -> bool:
         """Whether it is shown that the candidate is worse by less than the margin."""
         return self.upper < self.margin
+
+    @property
+    def power(self) -> float:
+        """About the chance that a candidate as good as the reference had of being shown so.
+
+        Were its difference normal about zero, with the deviation that the interval tells,
+        and the bound as far above it as here.
+        """
+        normal = NormalDist()
+        deviation = (self.high - self.low) / (2 * normal.inv_cdf(0.975))
+        room = self.margin - (self.upper - self.mean)
+        if deviation == 0:
+            return float(room > 0)
+        return normal.cdf(room / deviation)
 
     @property
     def higher(self) -> bool:

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from scipy.stats import norm
-
 from speechbrain_rev.sizes import MB
+from tests.recipes.study import study
 
 from .harness import markdown
 from .tables import RESULTS
@@ -152,19 +151,12 @@ def _differences(what: str) -> str:
                     "difference": _interval(found, "eer"),
                     "bound": _number(found["upper"], "eer"),
                     "margin": _number(found["margin"], "eer") + share,
-                    "power": f"{_power(found):.0f} %" if tested else "",
+                    "power": f"{100 * found['power']:.0f} %" if tested else "",
                     "p by Holm": _p_value(found),
                     "within": _answer(one, found),
                 }
             )
     return markdown(rows)
-
-
-def _power(found: Mapping[str, float]) -> float:
-    """Give the chance that a candidate had which is as good as the reference, in percent."""
-    deviation = (found["high"] - found["low"]) / (2 * norm.ppf(0.975))
-    above = found["upper"] - found["mean"]
-    return float(100 * norm.cdf((found["margin"] - above) / deviation))
 
 
 def _p_value(found: Mapping[str, float | None]) -> str:
@@ -191,8 +183,9 @@ def _answer(comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 def study_repeated() -> str:
     """Show what was trained again, where, and what came out."""
     places: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for one in _read("repeated.json"):
-        key = _machines(one["origin"]), _machines(one["origin_again"])
+    machines_of = study("results.origins").machines_of
+    for one in _read("results.json")["repeated"]:
+        key = machines_of(one["origin"]), machines_of(one["origin_again"])
         places.setdefault(key, []).append(one)
     return markdown(
         [
@@ -220,15 +213,6 @@ def study_machines() -> str:
             for machine, seeds in _read("results.json")["machines"].items()
         ]
     )
-
-
-def _machines(origin: Sequence[Mapping[str, str]]) -> str:
-    """Name machines as the study does."""
-    names = [
-        f"{one['processor']} by {one['instructions']}, torch {one['torch']}"
-        for one in origin
-    ]
-    return ", then ".join(dict.fromkeys(names)) or "not written down"
 
 
 def _by_seed(found: Sequence[Mapping[str, Any]], *, differing: bool) -> str:

@@ -270,6 +270,10 @@ def test_drift_is_the_distance_of_weights(run, tmp_path):
     assert second["relative_distance"] == pytest.approx(distance / norm, rel=1e-4)
     over = distance / math.sqrt(sum(way))
     assert second["distance_over_way"] == pytest.approx(over, rel=1e-4)
+    apart = study("measurements.of_study").distance_over_way
+    assert apart(run, other) == second["distance_over_way"]
+    shutil.rmtree(other / "save")
+    assert apart(run, other) is None
 
 
 def test_runs_that_began_otherwise_have_no_drift(run, tmp_path):

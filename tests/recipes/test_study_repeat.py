@@ -1,11 +1,13 @@
 """Trainings of a study that are done again."""
 
+import itertools
 import json
 import shutil
 
 import pytest
 
 from tests.recipes.study import study
+from tests.recipes.tiny_study import tiny_size
 
 conditions, runs, schedule, trainings = (
     study("design.conditions"),
@@ -14,7 +16,7 @@ conditions, runs, schedule, trainings = (
     study("running.trainings"),
 )
 repeat, sentences = study("repeat"), study("report.sentences")
-origin = study("running.origin")
+origin, origins = study("running.origin"), study("results.origins")
 CONDITIONS = [
     conditions.Condition("resnet34", "resnet34"),
     conditions.Condition("revnet46", "revnet46"),
@@ -78,13 +80,12 @@ def test_what_comes_out_otherwise_is_named_and_the_study_stays(whole, monkeypatc
                 "f00d" if run.condition.name == "resnet34" else "beef",
                 {"easy": "1", "hard": "-3" if planned else "2"},
             )
+            after(run, [])
 
     monkeypatch.setattr(schedule, "train_all", train_all)
     monkeypatch.setattr(schedule, "memory_budget", lambda *_: "1MB")
     chosen = repeat.chosen_runs(whole, [1], None)
-    found, failed = schedule.repeat(
-        whole, chosen, {"device": "cpu"}, None, None, jobs=1
-    )
+    found, failed = repeated(whole, chosen)
     assert failed == []
     assert {one["weights"] for one in found} == {"f00d"}
     assert {one["name"]: one["differing"] for one in found} == {
@@ -114,6 +115,13 @@ def test_a_score_that_is_missing_differs(whole):
     assert again.differing(whole, "revnet46", 1) == ["hard.as_norm.txt"]
 
 
+def repeated(whole, chosen, **options):
+    """Repeat trainings of small encoders, by whatever stands for train_all."""
+    return schedule.repeat(
+        whole, chosen, {"device": "cpu"}, tiny_size(), None, jobs=1, **options
+    )
+
+
 def train_the_same(wanted, settings, size, hparams, *, jobs, after):
     for run in wanted:
         if not run.is_done:
@@ -121,52 +129,72 @@ def train_the_same(wanted, settings, size, hparams, *, jobs, after):
             after(run, [])
 
 
-@pytest.mark.parametrize("key", ["torch", "processor", "commit", "instructions"])
-def test_what_was_trained_again_elsewhere_is_not_taken_for_here(
-    whole, monkeypatch, key
-):
+@pytest.mark.parametrize("key", ["torch", "processor", "commit", "told", "device"])
+def test_what_was_begun_elsewhere_is_not_gone_on_with(whole, monkeypatch, key):
     write(whole, 1)
-    here = {"since": "today", "torch": "2.9", "processor": "one", "commit": "a"}
-    monkeypatch.setattr(schedule, "code_and_machine", lambda: dict(here))
-    monkeypatch.setattr(origin, "code_and_machine", lambda: dict(here))
-    given = {"instructions": "AVX2"}
-    monkeypatch.setattr(schedule, "computed_by", lambda _: given["instructions"])
-    monkeypatch.setattr(origin, "get_cpu_capability", lambda: given["instructions"])
+    here = {
+        "torch": "2.9",
+        "processor": "one",
+        "commit": "a",
+        "told": {},
+        "device": "x",
+    }
+    here["since"] = "today"
+
+    def origin_of(device, precision):
+        assert (device, precision) == ("cpu", "fp32")
+        return dict(here)
+
+    monkeypatch.setattr(schedule, "origin_of", origin_of)
+    monkeypatch.setattr(origin, "origin_of", origin_of)
 
     def train(wanted, *arguments, **options):
         for run in wanted:
             if not run.is_done:
                 run.folder.mkdir(parents=True, exist_ok=True)
-                origin.write_origin(run.folder)
+                origin.write_origin(run.folder, "cpu", "fp32")
                 train_the_same([run], *arguments, **options)
 
     monkeypatch.setattr(schedule, "train_all", train)
     (chosen,) = repeat.chosen_runs(whole, [1], ["revnet46"])
 
     def again():
-        return schedule.repeat(whole, [chosen], {"device": "cpu"}, None, None, jobs=1)
+        return repeated(whole, [chosen])
 
     first = again()
     (written,) = first[0][0]["origin_again"]
-    assert written["since"] == "today"
-    assert written["instructions"] == "AVX2"
+    assert written.items() >= here.items()
     # What is done was done there, whoever asks.
-    before = (given if key in given else here)[key]
-    (given if key in given else here)[key] = "another"
+    before, here[key] = here[key], "another"
     assert again() == first
     folder = whole.folder / "repeated" / "runs" / "revnet46" / "1"
     shutil.rmtree(folder / "scores")
     (folder / "save" / "CKPT+1").mkdir(parents=True)
     (folder / "save" / "CKPT+1" / "CKPT.yaml").touch()
-    with pytest.raises(ValueError, match=f"with another {key}. Remove that folder"):
+    with pytest.raises(ValueError, match=f"{key} was .* and is another. Remove that"):
         again()
-    (given if key in given else here)[key] = before
-    here["since"] = "tomorrow"
+    here |= {key: before, "since": "tomorrow"}
     assert again() == first
     shutil.rmtree(folder / "scores")
     (folder / "origin.json").unlink()
-    with pytest.raises(ValueError, match=f"{key}.*. Remove that folder"):
+    with pytest.raises(ValueError, match=f"{key} was None and is .*. Remove that"):
         again()
+
+
+def test_of_what_was_begun_without_a_word_it_is_not_known_where(tmp_path):
+    (tmp_path / "save" / "CKPT+1").mkdir(parents=True)
+    origin.write_origin(tmp_path, "cpu", "fp32")
+    machines = origins.machines_of(origins.read_origin(tmp_path))
+    assert machines.startswith("not written down, then ")
+    origin.write_origin(tmp_path, "cpu", "fp32")
+    assert len(origins.read_origin(tmp_path)) == 2
+
+
+def test_a_training_on_a_card_names_it():
+    entry = {"processor": "one", "instructions": "AVX2", "torch": "2.9"}
+    on_card = {**entry, "device": "NVIDIA H100"}
+    assert origins.machines_of([on_card]) == "NVIDIA H100 and one, torch 2.9"
+    assert origins.machines_of([{**entry, "device": "cpu"}]) == "one by AVX2, torch 2.9"
 
 
 def test_what_was_found_of_one_is_known_before_the_next_is_done(whole, monkeypatch):
@@ -181,15 +209,11 @@ def test_what_was_found_of_one_is_known_before_the_next_is_done(whole, monkeypat
     monkeypatch.setattr(schedule, "train_all", train)
     monkeypatch.setattr(schedule, "memory_budget", lambda *_: "1MB")
     chosen = repeat.chosen_runs(whole, [1], None)
-    found, _ = schedule.repeat(
-        whole, chosen, {"device": "cpu"}, None, None, jobs=1, after=told.append
-    )
+    found, _ = repeated(whole, chosen, after=told.append)
     assert told == found
     # Given again, what is done is told at once.
     monkeypatch.setattr(schedule, "train_all", train_the_same)
-    schedule.repeat(
-        whole, chosen, {"device": "cpu"}, None, None, jobs=1, after=told.append
-    )
+    repeated(whole, chosen, after=told.append)
     assert told == [*found, *found]
 
 
@@ -202,22 +226,25 @@ def test_one_that_fails_does_not_cost_what_was_found_of_others(whole, monkeypatc
 
     monkeypatch.setattr(schedule, "train_all", fail)
     chosen = repeat.chosen_runs(whole, [1], ["resnet34", "revnet46"])
-    found, failed = schedule.repeat(
-        whole, chosen, {"device": "cpu"}, None, None, jobs=1
-    )
+    found, failed = repeated(whole, chosen)
     assert [one["name"] for one in found] == ["resnet34, seed 1"]
     assert failed == ["It was ended."]
 
 
 def test_what_was_known_of_other_trainings_and_machines_is_kept(whole):
     def of(name, machine, *differing):
-        origin = {"origin": [], "origin_again": [{"processor": machine}]}
-        return {"name": name, "differing": list(differing), **origin}
+        there = {"processor": machine, "instructions": "AVX2", "torch": "2.9"}
+        there["since"] = str(next(days))
+        origins = {"origin": [], "origin_again": [there]}
+        return {"name": name, "differing": list(differing), **origins}
 
-    repeat.keep(whole.folder, [of("a", "one"), of("b", "one", "weights")])
-    repeat.keep(whole.folder, [of("b", "one"), of("b", "two", "weights")])
+    days = itertools.count()
+    first = [of("a", "one"), of("b", "one", "weights")]
+    then = [of("b", "one"), of("b", "two", "weights")]
+    repeat.keep(whole.folder, first)
+    repeat.keep(whole.folder, then)
     found = json.loads((whole.folder / "repeated.json").read_text())
-    assert found == [of("a", "one"), of("b", "one"), of("b", "two", "weights")]
+    assert found == [first[0], *then]
 
 
 def test_the_report_says_what_came_out_on_which_machine():

@@ -110,7 +110,7 @@ class _Trained:
                 self.budgets[one.name] = {**settings, **one.settings}.get(
                     "memory_budget"
                 )
-                after(run, [])
+                after(one, list(failed.values()))
         if failed:
             raise trainings.TrainingsFailed(failed)
 
@@ -163,6 +163,13 @@ def test_it_is_said_after_each_candidate_that_was_trained(whole, monkeypatch):
     trained, counts = _Trained(monkeypatch), []
     train(whole, after=lambda lost: counts.append(len(trained.done)))
     assert counts == list(range(len(trained.stated_after) + 1, len(trained.done) + 1))
+
+
+def test_with_each_candidate_it_is_told_what_failed_before(whole, monkeypatch):
+    _Trained(monkeypatch, failing=["revnet46, seed 1", "revnet57, seed 1"])
+    told = []
+    train(whole, after=lambda lost: told.append(list(lost)))
+    assert told[-1] == ["revnet46, seed 1 diverged.", "revnet57, seed 1 diverged."]
 
 
 def test_all_of_a_seed_is_trained_before_the_next_seed(whole, monkeypatch):
@@ -237,9 +244,16 @@ def test_the_first_seed_is_looked_at_before_the_others_are_trained(
 def test_without_a_study_there_is_no_report_alone(tmp_path):
     with pytest.raises(ValueError, match=r"lacks setting\.json and margins\.json"):
         run.main(["--report_only", f"--output={tmp_path}"])
-    (tmp_path / "setting.json").touch()
+    setting = {"lists": {"train_list.txt": "", "veri_test.txt": ""}, "seeds": [1, 2, 3]}
+    (tmp_path / "setting.json").write_text(json.dumps(setting))
     with pytest.raises(ValueError, match=r"lacks margins\.json.*--output of one"):
         run.main(["--report_only", f"--output={tmp_path}"])
+    (tmp_path / "margins.json").touch()
+    with pytest.raises(
+        ValueError, match=r"of 0 seeds.* lacks resnet34, seed 1; .*run\.py"
+    ):
+        run.main(["--report_only", f"--output={tmp_path}"])
+    assert not (tmp_path / "report.md").exists()
 
 
 def test_a_condition_that_lacks_a_seed_is_left_out_with_what_is_compared_with_it(whole):
@@ -301,6 +315,34 @@ def test_seeds_that_all_trainings_have_are_reported_while_others_go_on(
     # Whoever trains the last one evaluates the study.
     run.report_so_far(whole, {}, [])
     assert len(reports) == 3
+
+
+def test_encoders_are_measured_with_runs_of_any_seed(whole, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(run, "finished", lambda study: study)
+    monkeypatch.setattr(run, "measure_steps", lambda study, _: None)
+    monkeypatch.setattr(run, "probe", lambda study, _: None)
+    monkeypatch.setattr(
+        run, "measure_encoders", lambda study, _: seeds.append(list(study.seeds))
+    )
+    assert run.look_at_first(whole, "cpu") == []
+    assert seeds == [list(whole.seeds)]
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_have_reports_written_again(
+    whole, monkeypatch
+):
+    whole = replace(whole, seeds=(1, 2, 3, 4))
+    monkeypatch.setattr(run, "so_far", lambda study: replace(study, seeds=(1, 2, 3)))
+    results = {"figures": {"seeds": [1, 2, 3]}, "failed": ["a died.", "no picture."]}
+    whole.folder.mkdir(parents=True)
+    (whole.folder / "results.json").write_text(json.dumps(results))
+    written = []
+    monkeypatch.setattr(run, "write_report", lambda *_, failed: written.append(failed))
+    run.report_so_far(whole, {}, ["a died."])
+    assert written == []
+    run.report_so_far(whole, {}, ["a died.", "b died."])
+    assert written == [["a died.", "b died."]]
 
 
 def test_what_fails_late_does_not_cost_the_report(whole, monkeypatch, capsys):
@@ -451,8 +493,9 @@ def test_each_commit_that_a_study_was_run_by_is_listed_once(
 ):
     wanted = described(*data_and_noise)
     for commit in ("a1", "a1", "b2", None):
-        monkeypatch.setattr(origin, "_git", lambda *_, commit=commit: commit)
-        monkeypatch.setattr(origin, "_changes", lambda: "")
+        answer = commit and commit.encode()
+        monkeypatch.setattr(origin, "_git", lambda *_, answer=answer: answer)
+        monkeypatch.setattr(origin, "_changes", lambda: b"")
         kept = setting.keep_setting(tmp_path, wanted)
     assert [entry["commit"] for entry in kept["code"]] == ["a1", "b2", None]
 
@@ -471,14 +514,19 @@ def test_code_that_was_changed_is_other_code_for_each_change(tmp_path, monkeypat
     assert clean["commit"]
     assert clean["changed"] is False
     seen = [clean]
-    for name in ("one.py", "new.py", "one.py"):
-        with (tmp_path / name).open("a") as file:
-            file.write("y = 2\n")
+    for name in ("one.py", "na\u00efve.py", "one.py"):
+        with (tmp_path / name).open("ab") as file:
+            file.write(b"y = '\xff'\n")
         seen.append(origin.code_and_machine())
     assert len({one["changed"] for one in seen}) == 4
     assert origin.differing(seen[1], seen[2]) == ["changed"]
-    # What is no code is not.
+    # What is no code is not, nor what leads nowhere.
     (tmp_path / "notes.txt").touch()
+    (tmp_path / ".#one.py").symlink_to("nobody")
+    assert origin.code_and_machine() == seen[-1]
+    # The same code elsewhere is the same.
+    shutil.copytree(tmp_path, tmp_path.with_name("copy"), symlinks=True)
+    monkeypatch.setattr(origin, "REPOSITORY", tmp_path.with_name("copy"))
     assert origin.code_and_machine() == seen[-1]
 
 

@@ -121,6 +121,9 @@ def test_a_study_gives_a_report_and_another_one_its_figures(
     assert "same figures, to the last bit" in capsys.readouterr().out
 
     # A report needs no speech, and the same figures come out.
+    for training in one.glob("runs/*/*/origin.json"):
+        assert len(json.loads(training.read_text())) == 1
+    assert len(list(one.glob("runs/*/*/origin.json"))) == 6
     figures = json.loads((moved / "results.json").read_text())["figures"]
     (moved / "results.json").unlink()
     run.main(["--report_only", f"--output={moved}"])

@@ -59,8 +59,8 @@ def write_report(
     -------
     dict
         What results.json holds: "figures", which a second study must repeat to the bit,
-        "measured", which it never does, "ways" to train its encoders, "budget", what was "repeated", which "machines" did
-        which trainings, "setting", and what "failed".
+        "measured", which it never does, "ways" to train its encoders, "budget", what was
+        "repeated", which "machines" did which trainings, "setting", and what "failed".
 
     Raises
     ------

@@ -34,8 +34,13 @@ def read_origin(folder: Path) -> list[dict[str, Any]]:
 
 def machines_of(origin: Sequence[Mapping[str, Any]]) -> str:
     """Name the processors, what they computed with, and versions of torch."""
-    names = [
-        f"{one['processor']} by {one['instructions']}, torch {one['torch']}"
-        for one in origin
-    ]
+    names = [_machine_of(one) if one else NOT_KNOWN for one in origin]
     return ", then ".join(dict.fromkeys(names)) or NOT_KNOWN
+
+
+def _machine_of(entry: Mapping[str, Any]) -> str:
+    device = entry.get("device", "cpu")
+    name = f"{entry['processor']} by {entry['instructions']}"
+    if not device.startswith("cpu"):
+        name = f"{device} and {entry['processor']}"
+    return f"{name}, torch {entry['torch']}"

@@ -61,8 +61,8 @@ def judged(
     dict
         The fields of RateDifference; ``within`` ("yes", "not shown" or "cannot tell") the
         margin, and the ``reason`` where it cannot be told; whether the rate is ``higher``
-        at all; ``margin_share`` of the reference's mean rate, and whether that is
-        ``wide``. Weights that are the same, and rates that cannot be told, have no
+        at all; the ``power`` that an equal candidate had; ``margin_share`` of the
+        reference's mean rate, and whether that is ``wide``. Weights that are the same, and rates that cannot be told, have no
         ``p_value``.
     """
     found = scoring.rate_difference(candidate, reference, margin=margin)
@@ -78,6 +78,7 @@ def judged(
         "within": CANNOT_TELL if reason else shown,
         "reason": reason,
         "higher": found.higher,
+        "power": found.power,
         "margin_share": margin / mean if mean else None,
         "wide": margin > WIDE * mean,
     }

@@ -3,6 +3,8 @@
 Sums are made in another order by other instructions: those that a processor has, torch,
 oneDNN and MKL choose among. With AVX2 alone, which x86 processors have since 2013 or so,
 a training on a processor with AVX-512 gave the weights of one without, by the same maker.
+What is computed of trainings, as angles between gradients, is not told so: it repeats on
+one processor.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ def instructions_of(precision: str) -> dict[str, str]:
     return dict(_AVX2) if has_avx2 and precision == "fp32" else {}
 
 
-def computed_by(precision: str) -> str:
-    """Name the instructions that a training takes, as torch names what it is told."""
+def told_of(precision: str) -> dict[str, str | None]:
+    """Give the variables that choose instructions as a training has them.
+
+    Those that the user has set go before ours.
+    """
     given = {**instructions_of(precision), **os.environ}
-    return given.get("ATEN_CPU_CAPABILITY", get_cpu_capability()).upper()
+    return {name: given.get(name) for name in _AVX2}

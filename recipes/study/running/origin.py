@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -17,26 +18,44 @@ from torch.backends.cpu import get_cpu_capability
 
 import speechbrain_rev
 from running.command_line import REPOSITORY
+from running.determinism import told_of
+from speechbrain_rev.devices import device_name
 from speechbrain_rev.environment import environment
 from speechbrain_rev.whole_files import write_whole
 
 _SINCE = "since"
 
 
-def write_origin(folder: Path) -> None:
+def write_origin(folder: Path, device: str, precision: str) -> None:
     """Write down by which code and where a training is done; another, if it goes on there.
+
+    Of one that has checkpoints and says nothing of them, that is not known.
 
     Parameters
     ----------
     folder : pathlib.Path
         The run's.
+    device, precision : str
+        On what, and in what, it computes.
     """
+    entries = read_origin(folder)
+    if not entries and any(folder.glob("save/CKPT*")):
+        entries = [{}]
     here = {
-        **code_and_machine(),
+        **origin_of(device, precision),
         "instructions": get_cpu_capability(),
     }
-    entries = with_another(read_origin(folder), here)
+    entries = with_another(entries, here)
     write_whole(folder / ORIGIN, json.dumps(entries, indent=1) + "\n")
+
+
+def origin_of(device: str, precision: str) -> dict[str, Any]:
+    """Say by which code and where a training would be done, and what it is told to take."""
+    return {
+        **code_and_machine(),
+        "device": device_name(torch.device(device)),
+        "told": told_of(precision),
+    }
 
 
 def with_another(
@@ -59,38 +78,41 @@ def code_and_machine() -> dict[str, Any]:
     is changed since there is a digest.
     """
     package = Path(speechbrain_rev.__file__)
-    changes = _changes()
+    changes, commit = _changes(), _git("rev-parse", "HEAD")
     return {
         "since": date.today().isoformat(),
         "speechbrain_rev": speechbrain_rev.__version__,
         "package_of_this_repository": package.is_relative_to(REPOSITORY),
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": commit and commit.decode().strip(),
         "changed": changes if changes is None else _digest(changes),
         "processor": dict(environment())["processor"],
         "torch": torch.__version__,
     }
 
 
-def _digest(changes: str) -> str | bool:
+def _digest(changes: bytes) -> str | bool:
     """Give 16 digits of the digest; False if nothing is changed."""
-    return bool(changes) and hashlib.sha256(changes.encode()).hexdigest()[:16]
+    return bool(changes) and hashlib.sha256(changes).hexdigest()[:16]
 
 
-def _changes() -> str | None:
-    """Give what differs from the commit, new modules too; empty if nothing does."""
-    tracked = _git("diff", "HEAD")
-    new = _git("ls-files", "--others", "--exclude-standard", "--full-name", ":/*.py")
+def _changes() -> bytes | None:
+    """Give what code differs from the commit, new modules too; empty if none does."""
+    tracked = _git("diff", "HEAD", "--", "*.py", "*.yaml")
+    new = _git("ls-files", "-z", "--others", "--exclude-standard", "--", "*.py")
     if tracked is None or new is None:
         return None
-    modules = [REPOSITORY / name for name in new.splitlines()]
-    return tracked + "".join(f"{m}\n{m.read_text()}" for m in modules)
+    for name in filter(None, new.split(b"\0")):
+        path = REPOSITORY / os.fsdecode(name)
+        if path.is_file():
+            tracked += name + b"\n" + path.read_bytes()
+    return tracked
 
 
-def _git(*arguments: str) -> str | None:
+def _git(*arguments: str) -> bytes | None:
     """Ask git about this repository; None where there is none."""
     argv: Sequence[str] = ["git", "-C", str(REPOSITORY), *arguments]
     try:
-        asked = subprocess.run(argv, capture_output=True, text=True, check=False)
+        asked = subprocess.run(argv, capture_output=True, check=False)
     except FileNotFoundError:
         return None
-    return asked.stdout.strip() if asked.returncode == 0 else None
+    return asked.stdout if asked.returncode == 0 else None

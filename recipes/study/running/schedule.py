@@ -21,9 +21,14 @@ from results.files import AGAIN, MARGINS
 from results.origins import read_origin
 from results.runs import Study
 
-from running.determinism import computed_by
-from running.origin import code_and_machine, differing
-from running.trainings import Run, TrainingsFailed, train_all
+from running.origin import differing, origin_of
+from running.trainings import (
+    Run,
+    TrainingsFailed,
+    precision_of,
+    settings_of,
+    train_all,
+)
 
 
 def runs_of(study: Study) -> list[Run]:
@@ -171,7 +176,7 @@ def repeat(
             budget = memory_budget(study, settings["device"])
             copies[run] = replace(copies[run], settings={"memory_budget": budget})
     for copy in copies.values():
-        _check_origin(copy)
+        _check_origin(copy, settings_of(copy, settings, size))
 
     def compared(run: Run) -> dict[str, Any]:
         condition, seed = run.condition.name, run.seed
@@ -188,35 +193,34 @@ def repeat(
             "origin_again": read_origin(copies[run].folder),
         }
 
-    begun = {copy: run for run, copy in copies.items()}
-    for copy in filter(lambda copy: copy.is_done, begun):
-        after(compared(begun[copy]))
-    failed: Sequence[str] = []
+    run_of = {copy: run for run, copy in copies.items()}
+    found: list[dict[str, Any]] = []
+
+    def tell(copy: Run, _: Sequence[str] = ()) -> None:
+        found.append(compared(run_of[copy]))
+        after(found[-1])
+
+    for copy in [copy for copy in run_of if copy.is_done]:
+        tell(copy)
     try:
-        train_all(
-            list(begun),
-            settings,
-            size,
-            hparams,
-            jobs=jobs,
-            after=lambda copy, _: after(compared(begun[copy])),
-        )
+        train_all(list(run_of), settings, size, hparams, jobs=jobs, after=tell)
     except TrainingsFailed as error:
-        failed = error.sentences
-    found = [compared(run) for run, copy in copies.items() if copy.is_done]
-    return found, list(failed)
+        return found, error.sentences
+    return found, []
 
 
-def _check_origin(copy: Run) -> None:
+def _check_origin(copy: Run, given: Mapping[str, str]) -> None:
     """Refuse to go on with what was begun by other code, or on another machine."""
-    if copy.is_done:
+    if copy.is_done or not copy.has_begun:
         return
-    here = {**code_and_machine(), "instructions": computed_by(copy.precision)}
-    for entry in (read_origin(copy.folder) or [{}]) if copy.has_begun else []:
-        if keys := differing(entry, here):
+    here = origin_of(given["device"], precision_of(given))
+    for entry in read_origin(copy.folder) or [{}]:
+        known = {key: entry.get(key) for key in here}
+        if keys := differing(known, here):
+            told = [f"{key} was {known[key]} and is {here[key]}" for key in keys]
             raise ValueError(
-                f"{copy.folder} was begun with another {', '.join(keys)}. Remove that "
-                "folder to train it again here."
+                f"{copy.folder} was begun by other code or elsewhere: {'; '.join(told)}. "
+                "Remove that folder to train it again here."
             )
 
 

@@ -94,12 +94,6 @@ class Run:
         return self.is_done or any(self.folder.glob("save/CKPT*/CKPT.yaml"))
 
     @property
-    def precision(self) -> str:
-        """What it computes in: "fp32", "bf16" or "fp16"."""
-        precision: str = self.condition.settings.get("precision", "fp32")
-        return precision
-
-    @property
     def log(self) -> Path:
         """What it prints."""
         return self.folder.with_suffix(".log")
@@ -183,7 +177,13 @@ def train_all(
     with bar, ThreadPoolExecutor(jobs) as pool:
         try:
             statuses = {
-                pool.submit(children.work, run, commands[run]): run for run in left
+                pool.submit(
+                    children.work,
+                    run,
+                    commands[run],
+                    precision_of(settings_of(run, settings, size)),
+                ): run
+                for run in left
             }
             for ended in as_completed(statuses):
                 run, status = statuses[ended], ended.result()
@@ -214,10 +214,10 @@ class _Children:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
 
-    def work(self, run: Run, argv: Sequence[str]) -> int | None:
+    def work(self, run: Run, argv: Sequence[str], precision: str) -> int | None:
         """Do the work of a run, and give the status; None if it was not begun."""
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
-        instructions = instructions_of(run.precision)
+        instructions = instructions_of(precision)
         environment = {**instructions, **os.environ, **threads, **parent_told()}
         with self._guard:
             if self._stopped:
@@ -278,6 +278,11 @@ def settings_of(run: Run, settings: Mapping[str, Any], size: Size) -> dict[str, 
     if run.keep_all:
         given["keep_checkpoints"] = given["number_of_epochs"]
     return {key: _as_text(value) for key, value in given.items()}
+
+
+def precision_of(given: Mapping[str, str]) -> str:
+    """Say what a training of these settings computes in."""
+    return given.get("precision", "fp32")
 
 
 def command(

@@ -214,6 +214,17 @@ def test_seeds_alone_have_student_s_interval(seeds):
     assert found.low == pytest.approx(-expected, rel=0.04)
 
 
+@pytest.mark.parametrize("margin", [0.6, 1.2])
+def test_the_power_is_the_part_of_equal_candidates_that_is_shown_to_be(margin):
+    found = [
+        rate_difference(world.system(), world.system(), margin=margin)
+        for world in worlds(by_seed=1.0, seeds=20)
+    ]
+    shown = np.mean([one.non_inferior for one in found])
+    # Seeds and speakers of 20 trainings tell deviations well, if not quite.
+    assert np.mean([one.power for one in found]) == pytest.approx(shown, abs=0.06)
+
+
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_bounds_do_not_depend_on_which_seeds_are_drawn(seeds):
     """A verdict is of what was trained, not of the numbers that chance gives here."""
