@@ -250,12 +250,13 @@ def rate_difference(
         )
     rates = candidate.rates - reference.rates
     drawn = _drawn_anew(rates, candidate.draws - reference.draws, seed)
+    replicates = candidate.draws.shape[1]
     return RateDifference(
         float(rates.mean()),
         *interval(drawn),
         upper=float(np.quantile(drawn, 1 - _LEVEL)),
         margin=float(margin),
-        p_value=float(_at_least(drawn, margin, candidate.draws.shape[1])),
+        p_value=float((1 + replicates * np.mean(drawn >= margin)) / (1 + replicates)),
     )
 
 
@@ -359,12 +360,6 @@ def _drawn_anew(
         rates.mean() + off + _drawn_seeds(rates, (len(rates), len(off)), seed)
     )
     return drawn
-
-
-def _at_least(drawn: NDArray[np.float64], margin: float, replicates: int) -> np.float64:
-    """Give the part of draws with such a margin, a replicate more counted on either side."""
-    part: np.float64 = (1 + replicates * np.mean(drawn >= margin)) / (1 + replicates)
-    return part
 
 
 def _drawn_seeds(

@@ -352,7 +352,7 @@ def test_a_training_that_is_done_alone_goes_on(monkeypatch):
     orphans = study("running.orphans")
     monkeypatch.delenv(orphans.PARENT, raising=False)
     orphans.end_with_parent()
-    monkeypatch.setenv(orphans.PARENT, "1")
+    monkeypatch.setenv(orphans.PARENT, str(os.getppid() + 1))
     monkeypatch.setattr(orphans.ctypes, "CDLL", lambda name: _NoSystem())
     monkeypatch.setattr(orphans.sys, "platform", "linux")
     with pytest.raises(SystemExit, match="has ended"):
