@@ -322,7 +322,6 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "study_angles": study_tables.study_angles,
         "study_drift": study_tables.study_drift,
         "study_states": study_tables.study_states,
-        "study_steps": study_tables.study_steps,
     },
     DOCS / "deploying.md": _there(
         inference=deploying_tables.inference, graphs=deploying_tables.graphs

@@ -65,12 +65,14 @@ def study_rates() -> str:
                 "s per step": f"{steps[name]['seconds_per_step']:.3f}",
             }
         )
-    step = next(iter(steps.values()))
+    threads = next(iter(steps.values()))["threads"]
+    # Measured with the first seed, where the study began.
+    processor = _read("setting.json")["code"][0]["processor"]
     return (
         f"{markdown(rows)}\n\nEER in percent with AS-Norm, the mean of {_seeds()} "
         "with its 95 % interval over speakers and seeds; the part of training chunks whose "
         "class was recognised in the last epoch; the peak of a step's tensors, counted, "
-        f"and its median seconds, with {step['threads']} thread of an {step['processor']}, "
+        f"and its median seconds, with {threads} thread of an {processor}, "
         "other work beside, the conditions taking turns."
     )
 
@@ -271,25 +273,6 @@ def study_angles() -> str:
     return (
         f"{markdown(rows)}\n\nDegrees between gradients of the whole network, means over "
         f"batches and the largest of any batch, at the weights of all epochs of {run}."
-    )
-
-
-def study_steps() -> str:
-    """Show what a training step of each condition takes."""
-    rows = [
-        {
-            "condition": name,
-            "peak, MB": f"{step['peak_bytes'] / MB:.1f}",
-            "activations, MB": f"{step['activations_bytes'] / MB:.1f}",
-            "states, MB": f"{step['optimizer_state_bytes'] / MB:.1f}",
-            "seconds": f"{step['seconds_per_step']:.3f}",
-        }
-        for name, step in _read("measures.json").items()
-        if name != "revnet46, half the epochs"
-    ]
-    return (
-        f"{markdown(rows)}\n\nPeak of a step's tensors, counted; median seconds with one "
-        "thread, the conditions taking turns."
     )
 
 
