@@ -58,8 +58,14 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
-    return (names or [platform.processor()])[0] or "unknown on this system"
+    told: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        told.setdefault(key.strip(), value.strip())
+    name = told.get("model name", platform.processor()) or "unknown on this system"
+    # Names as clouds give them are those of several generations.
+    kind = [f"{key} {told[key]}" for key in ("cpu family", "model") if key in told]
+    return f"{name} ({', '.join(kind)})" if kind else name
 
 
 def usable_cpus() -> int:

@@ -195,8 +195,9 @@ def study_repeated() -> str:
                 "first on": first,
                 "again on": again,
                 "trainings": str(len(found)),
-                "the same to the bit": _by_seed(found, differing=False),
-                "other": _by_seed(found, differing=True),
+                "weights and scores the same": _by_seed(found, _SAME),
+                "weights the same": _by_seed(found, _SAME_WEIGHTS),
+                "other weights": _by_seed(found, _OTHER),
             }
             for (first, again), found in places.items()
         ]
@@ -217,20 +218,31 @@ def study_machines() -> str:
     )
 
 
-def _by_seed(found: Sequence[Mapping[str, Any]], *, differing: bool) -> str:
-    """List trainings that differ, or do not, by seed."""
+_SAME, _SAME_WEIGHTS, _OTHER = "same", "same weights", "other"
+
+
+def _came_out(repeated: Mapping[str, Any]) -> str:
+    """Say what came out of a training that was done again."""
+    if not repeated["differing"]:
+        return _SAME
+    return _OTHER if "weights" in repeated["differing"] else _SAME_WEIGHTS
+
+
+def _by_seed(found: Sequence[Mapping[str, Any]], wanted: str) -> str:
+    """List trainings of one outcome by seed, with what is other about them."""
     seeds: dict[str, list[str]] = {}
     for one in found:
-        if bool(one["differing"]) == differing:
-            condition, _, seed = one["name"].rpartition(", ")
-            if differing:
-                eers = [
-                    _number(one[k]["veri_test"], "eer") for k in ("eer", "eer_again")
-                ]
-                apart = one["distance_over_way"]
-                far = "" if apart is None else f"{100 * apart:.0f} % of the way apart; "
-                condition += f" ({far}EER {' and '.join(eers)})"
-            seeds.setdefault(seed, []).append(condition)
+        if (came_out := _came_out(one)) != wanted:
+            continue
+        condition, _, seed = one["name"].rpartition(", ")
+        if came_out == _SAME_WEIGHTS:
+            condition += f" (scores off by {one['score_difference']:.1g})"
+        elif came_out == _OTHER:
+            eers = [_number(one[k]["veri_test"], "eer") for k in ("eer", "eer_again")]
+            apart = one["distance_over_way"]
+            far = "" if apart is None else f"{100 * apart:.0f} % of the way apart; "
+            condition += f" ({far}EER {' and '.join(eers)})"
+        seeds.setdefault(seed, []).append(condition)
     return "; ".join(f"{seed}: {' / '.join(of)}" for seed, of in seeds.items())
 
 

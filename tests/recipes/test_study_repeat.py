@@ -98,10 +98,12 @@ def test_what_comes_out_otherwise_is_named_and_the_study_stays(whole, monkeypatc
     assert rates["revnet46, seed 1"] == (equal, equal)
     assert rates["revnet46, planned, seed 1"] == (equal, other)
     (planned,) = (one for one in found if "planned" in one["name"])
+    assert planned["score_difference"] == 5.0
     assert repeat.told(planned) == (
-        "other weights, hard.as_norm.txt; EER in percent: easy 0.00 and 0.00, "
-        "hard 0.00 and 100.00"
+        "other weights; EER in percent: easy 0.00 and 0.00, hard 0.00 and 100.00"
     )
+    scores_alone = {**planned, "differing": ["hard.as_norm.txt"]}
+    assert repeat.told(scores_alone) == "the same weights; scores are off by 5"
     assert budgets.pop("revnet46, planned, seed 1") == "1MB"
     assert set(budgets.values()) == {None}
     assert {path: path.read_bytes() for path in before} == before
@@ -254,18 +256,25 @@ def test_the_report_says_what_came_out_on_which_machine():
             "name": name,
             "differing": list(differing),
             "distance_over_way": 0.5,
+            "score_difference": 2e-6,
             "eer": {"easy": 0.1, "hard": 0.2},
             "eer_again": {"easy": 0.11, "hard": 0.2},
             "origin": [],
             "origin_again": [here],
         }
 
-    again = [of("a", "one"), of("b", "one", "weights", "hard.txt"), of("c", "two")]
+    again = [
+        of("a", "one"),
+        of("b", "one", "weights", "hard.txt"),
+        of("d", "one", "hard.txt"),
+        of("c", "two"),
+    ]
     assert sentences.repetitions({"repeated": again}) == [
-        "First on not written down, again on one by AVX2, torch 2.9: 1 of 2 trainings "
+        "First on not written down, again on one by AVX2, torch 2.9: 1 of 3 trainings "
         "gave the same weights, to the last bit, and the same scores of all trials: a.",
-        "b did not: other are its weights and hard.txt, 50 % of the way apart; its EERs "
-        "are 10.00 and 11.00 % on easy and 20.00 and 20.00 % on hard.",
+        "b did not: it has other weights, 50 % of the way apart, and its EERs are 10.00 "
+        "and 11.00 % on easy and 20.00 and 20.00 % on hard.",
+        "d did, too, but for scores, which are off by up to 2e-06.",
         "First on not written down, again on two by AVX2, torch 2.9: 1 of 1 trainings "
         "gave the same weights, to the last bit, and the same scores of all trials: c.",
     ]

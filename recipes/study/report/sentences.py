@@ -301,18 +301,26 @@ def repetitions(results: Mapping[str, Any]) -> list[str]:
             "gave the same weights, to the last bit, and the same scores of all trials"
             + (f": {'; '.join(same)}." if same else ".")
         )
-        for one in found:
-            if one["differing"]:
-                rates = [
-                    f"{number(first, EER)} and {number(one['eer_again'][trials], EER)} % "
-                    f"on {trials}"
-                    for trials, first in one["eer"].items()
-                ]
-                sentences.append(
-                    f"{one['name']} did not: other are its {_listed(one['differing'])}"
-                    f"{_apart(one)}; its EERs are {_listed(rates)}."
-                )
+        sentences += [_otherwise(one) for one in found if one["differing"]]
     return sentences
+
+
+def _otherwise(repeated: Mapping[str, Any]) -> str:
+    """Say what is other about a training that was done again."""
+    if "weights" not in repeated["differing"]:
+        return (
+            f"{repeated['name']} did, too, but for scores, which are off by up to "
+            f"{repeated['score_difference']:.1g}."
+        )
+    rates = [
+        f"{number(first, EER)} and {number(repeated['eer_again'][trials], EER)} % on "
+        f"{trials}"
+        for trials, first in repeated["eer"].items()
+    ]
+    return (
+        f"{repeated['name']} did not: it has other weights{_apart(repeated)}, and its EERs "
+        f"are {_listed(rates)}."
+    )
 
 
 def _apart(repeated: Mapping[str, Any]) -> str:

@@ -240,6 +240,16 @@ class Study:
         files = sorted(here.keys() | there.keys())
         return weights + [name for name in files if here.get(name) != there.get(name)]
 
+    def score_difference(self, other: Study, name: str, seed: int) -> float:
+        """Give the largest difference of a trial's scores in two studies' trainings."""
+        largest = 0.0
+        for path in self.run_folder(name, seed).glob(SCORES):
+            _, scores = scoring.read_scores(path)
+            there = other.run_folder(name, seed) / "scores" / path.name
+            _, others = scoring.read_scores(there)
+            largest = max(largest, float(np.abs(scores - others).max()))
+        return largest
+
     def epochs(self, name: str, seed: int) -> list[dict[str, Any]]:
         """Read what a training wrote down about its epochs; empty if it never did."""
         path = self.run_folder(name, seed) / EPOCHS

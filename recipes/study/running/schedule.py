@@ -156,8 +156,8 @@ def repeat(
     found : list of dict
         Of each that was done the "name"; "differing", what differs, empty where nothing
         does; "distance_over_way", how far the weights are apart over how far the first
-        training's have come, None where it has no checkpoints any more; "eer" and
-        "eer_again" by list; the digest of the "weights" that the study had;
+        training's have come, None where it has no checkpoints any more;
+        "score_difference", the largest of a trial; "eer" and "eer_again" by list; the digest of the "weights" that the study had;
         the "origin" and "origin_again" of both trainings, as ``read_origin`` gives it.
     failed : list of str
         What became of those that failed.
@@ -186,6 +186,7 @@ def repeat(
             "name": run.name,
             "differing": differing,
             "distance_over_way": distance_over_way(*folders) if differing else 0.0,
+            "score_difference": study.score_difference(again, condition, seed),
             "eer": study.eers(condition, seed),
             "eer_again": again.eers(condition, seed),
             "weights": study.digest(condition, seed),
