@@ -62,8 +62,8 @@ def judged(
         The fields of RateDifference; ``within`` ("yes", "not shown" or "cannot tell") the
         margin, and the ``reason`` where it cannot be told; whether the rate is ``higher``
         at all; the ``power`` that an equal candidate had; ``margin_share`` of the
-        reference's mean rate, and whether that is ``wide``. Weights that are the same, and rates that cannot be told, have no
-        ``p_value``.
+        reference's mean rate, and whether that is ``wide``. Weights that are the same, and
+        rates that cannot be told, have no ``p_value``.
     """
     found = scoring.rate_difference(candidate, reference, margin=margin)
     mean = float(reference.rates.mean())

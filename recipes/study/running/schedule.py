@@ -157,7 +157,8 @@ def repeat(
         Of each that was done the "name"; "differing", what differs, empty where nothing
         does; "distance_over_way", how far the weights are apart over how far the first
         training's have come, None where it has no checkpoints any more;
-        "score_difference", the largest of a trial; "eer" and "eer_again" by list; the digest of the "weights" that the study had;
+        "score_difference", the largest of a trial; "eer" and "eer_again" by list; the
+        digest of the "weights" that the study had;
         the "origin" and "origin_again" of both trainings, as ``read_origin`` gives it.
     failed : list of str
         What became of those that failed.
