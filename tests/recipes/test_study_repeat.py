@@ -272,9 +272,9 @@ def test_the_report_says_what_came_out_on_which_machine():
     assert sentences.repetitions({"repeated": again}) == [
         "First on not written down, again on one by AVX2, torch 2.9: 1 of 3 trainings "
         "gave the same weights, to the last bit, and the same scores of all trials: a.",
-        "b did not: it has other weights, 50 % of the way apart, and its EERs are 10.00 "
-        "and 11.00 % on easy and 20.00 and 20.00 % on hard.",
-        "d did, too, but for scores, which are off by up to 2e-06.",
+        "b has other weights, 50 % of the way apart, and its EERs are 10.00 and 11.00 % on "
+        "easy and 20.00 and 20.00 % on hard.",
+        "d has the same weights, to the last bit, and scores that are off by up to 2e-06.",
         "First on not written down, again on two by AVX2, torch 2.9: 1 of 1 trainings "
         "gave the same weights, to the last bit, and the same scores of all trials: c.",
     ]

@@ -309,8 +309,8 @@ def _otherwise(repeated: Mapping[str, Any]) -> str:
     """Say what is other about a training that was done again."""
     if "weights" not in repeated["differing"]:
         return (
-            f"{repeated['name']} did, too, but for scores, which are off by up to "
-            f"{repeated['score_difference']:.1g}."
+            f"{repeated['name']} has the same weights, to the last bit, and scores that are "
+            f"off by up to {repeated['score_difference']:.1g}."
         )
     rates = [
         f"{number(first, EER)} and {number(repeated['eer_again'][trials], EER)} % on "
@@ -318,8 +318,8 @@ def _otherwise(repeated: Mapping[str, Any]) -> str:
         for trials, first in repeated["eer"].items()
     ]
     return (
-        f"{repeated['name']} did not: it has other weights{_apart(repeated)}, and its EERs "
-        f"are {_listed(rates)}."
+        f"{repeated['name']} has other weights{_apart(repeated)}, and its EERs are "
+        f"{_listed(rates)}."
     )
 
 
