@@ -89,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def chosen_runs(
     study: Study, seeds: Sequence[int], names: Sequence[str] | None
 ) -> list[Any]:
-    """List the trainings of some seeds and conditions; of all conditions by default.
+    """List the trainings of some seeds and conditions, in the order that they are given.
+
+    All conditions are meant where none is.
 
     Raises
     ------
@@ -102,7 +104,9 @@ def chosen_runs(
             f"{', '.join(map(str, study.seeds))}."
         )
     wanted = [study.condition(name) for name in names or ()] or study.conditions
-    runs = [r for r in runs_of(study) if r.seed in seeds and r.condition in wanted]
+    places = {(run.seed, run.condition.name): run for run in runs_of(study)}
+    asked = [(seed, condition.name) for seed in seeds for condition in wanted]
+    runs = [places[place] for place in dict.fromkeys(asked)]
     if missing := [run.name for run in runs if not run.is_done]:
         raise ValueError(
             f"The study has not scored {'; '.join(missing)}: there is nothing to compare "

@@ -52,6 +52,18 @@ def test_all_conditions_of_the_seeds_are_repeated_or_those_that_are_named(whole)
     assert one.name == "revnet46, seed 2"
 
 
+def test_they_are_repeated_in_the_order_that_they_are_named_and_once(whole):
+    for seed in (1, 2):
+        write(whole, seed)
+    chosen = repeat.chosen_runs(whole, [2, 1, 2], ["revnet46", "resnet34", "revnet46"])
+    assert [run.name for run in chosen] == [
+        "revnet46, seed 2",
+        "resnet34, seed 2",
+        "revnet46, seed 1",
+        "resnet34, seed 1",
+    ]
+
+
 @pytest.mark.parametrize(
     ("seeds", "names", "words"),
     [
