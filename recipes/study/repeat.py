@@ -7,7 +7,8 @@ from its beginning below STUDY/repeated, and its weights, to the bit, and scores
 written, are compared with those of the study. What was found is added to
 STUDY/repeated.json, and to the report when run.py writes that again. The same processor and
 versions of packages give the same, others need not (running/determinism.py has what was
-seen). Given again, it goes on; what was begun by other code or elsewhere, and is not done,
+seen); --twice trains what came out otherwise once more, which tells another machine from
+chance. Given again, it goes on; what was begun by other code or elsewhere, and is not done,
 it asks to remove.
 """
 
@@ -31,6 +32,7 @@ from design.conditions import comparisons, conditions
 from design.sizes import SIZES
 from results.files import REPEATED, SETTING
 from results.origins import machines_of
+from results.repetitions import once_more
 from results.runs import Study
 from running.command_line import (
     HPARAMS,
@@ -40,7 +42,8 @@ from running.command_line import (
     trial_lists,
 )
 from running.orphans import end_in_order
-from running.schedule import repeat, runs_of
+from running.repetition import repeat
+from running.schedule import runs_of
 from running.setting import check_setting, setting_of
 
 from speechbrain_rev.cli import run_script
@@ -76,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             size,
             HPARAMS,
             jobs=options.jobs,
+            twice=options.twice,
             after=lambda one: keep(output, [one]),
         )
     for one in found:
@@ -120,14 +124,14 @@ def told(found: Mapping[str, Any]) -> str:
     if not found["differing"]:
         return "the same weights and scores"
     if "weights" not in found["differing"]:
-        return f"the same weights; scores are off by {found['score_difference']:.1g}"
+        return f"the same weights; scores are off by {found['score_difference']:.1g}{once_more(found)}"
     rates = [
         f"{trials} {100 * first:.2f} and {100 * found['eer_again'][trials]:.2f}"
         for trials, first in found["eer"].items()
     ]
     apart = found["distance_over_way"]
     far = "" if apart is None else f", {100 * apart:.0f} % of the way apart"
-    return f"other weights{far}; EER in percent: {', '.join(rates)}"
+    return f"other weights{far}; EER in percent: {', '.join(rates)}{once_more(found)}"
 
 
 def keep(output: Path, found: Sequence[Mapping[str, Any]]) -> None:
@@ -167,6 +171,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--conditions", nargs="+", metavar="NAME", help="default: all of the study"
+    )
+    parser.add_argument(
+        "--twice",
+        action="store_true",
+        help="train once more what comes out otherwise than in the study: whether it is "
+        "chance, or another machine",
     )
     parser.add_argument("--jobs", type=positive, default=2, help="trainings at a time")
     return parser

@@ -230,18 +230,21 @@ def _came_out(repeated: Mapping[str, Any]) -> str:
 
 def _by_seed(found: Sequence[Mapping[str, Any]], wanted: str) -> str:
     """List trainings of one outcome by seed, with what is other about them."""
+    once_more = study("results.repetitions").once_more
     seeds: dict[str, list[str]] = {}
     for one in found:
         if (came_out := _came_out(one)) != wanted:
             continue
         condition, _, seed = one["name"].rpartition(", ")
         if came_out == _SAME_WEIGHTS:
-            condition += f" (scores off by {one['score_difference']:.1g})"
+            condition += (
+                f" (scores off by {one['score_difference']:.1g}{once_more(one)})"
+            )
         elif came_out == _OTHER:
             eers = [_number(one[k]["veri_test"], "eer") for k in ("eer", "eer_again")]
             apart = one["distance_over_way"]
             far = "" if apart is None else f"{100 * apart:.0f} % of the way apart; "
-            condition += f" ({far}EER {' and '.join(eers)})"
+            condition += f" ({far}EER {' and '.join(eers)}{once_more(one)})"
         seeds.setdefault(seed, []).append(condition)
     return "; ".join(f"{seed}: {' / '.join(of)}" for seed, of in seeds.items())
 

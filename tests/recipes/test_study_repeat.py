@@ -9,10 +9,10 @@ import pytest
 from tests.recipes.study import study
 from tests.recipes.tiny_study import tiny_size
 
-conditions, runs, schedule, trainings = (
+conditions, runs, repetition, trainings = (
     study("design.conditions"),
     study("results.runs"),
-    study("running.schedule"),
+    study("running.repetition"),
     study("running.trainings"),
 )
 repeat, sentences = study("repeat"), study("report.sentences")
@@ -94,8 +94,8 @@ def test_what_comes_out_otherwise_is_named_and_the_study_stays(whole, monkeypatc
             )
             after(run, [])
 
-    monkeypatch.setattr(schedule, "train_all", train_all)
-    monkeypatch.setattr(schedule, "memory_budget", lambda *_: "1MB")
+    monkeypatch.setattr(repetition, "train_all", train_all)
+    monkeypatch.setattr(repetition, "memory_budget", lambda *_: "1MB")
     chosen = repeat.chosen_runs(whole, [1], None)
     found, failed = repeated(whole, chosen)
     assert failed == []
@@ -131,9 +131,58 @@ def test_a_score_that_is_missing_differs(whole):
 
 def repeated(whole, chosen, **options):
     """Repeat trainings of small encoders, by whatever stands for train_all."""
-    return schedule.repeat(
+    return repetition.repeat(
         whole, chosen, {"device": "cpu"}, tiny_size(), None, jobs=1, **options
     )
+
+
+@pytest.mark.parametrize(
+    ("third", "differing", "words"),
+    [
+        ("beef", [], "; trained there once more, it came out the same"),
+        ("dead", ["weights"], "; trained there once more, it came out otherwise"),
+    ],
+)
+def test_what_comes_out_otherwise_is_trained_there_once_more(
+    whole, monkeypatch, third, differing, words
+):
+    write(whole, 1)
+    trained = []
+
+    def train_all(wanted, *arguments, after, **options):
+        for run in wanted:
+            place = run.folder.relative_to(whole.folder).parts.count("repeated")
+            trained.append(
+                (run.condition.name, place, run.settings.get("memory_budget"))
+            )
+            weights = {"resnet34": "f00d"}.get(
+                run.condition.arch, ["beef", third][place - 1]
+            )
+            score(run.folder, weights, {"easy": "1", "hard": "2"})
+            after(run, [])
+
+    monkeypatch.setattr(repetition, "train_all", train_all)
+    monkeypatch.setattr(repetition, "memory_budget", lambda *_: "1MB")
+    chosen = repeat.chosen_runs(whole, [1], None)
+    told = []
+    found, failed = repeated(whole, chosen, twice=True, after=told.append)
+    assert failed == []
+    assert trained == [
+        ("resnet34", 1, None),
+        ("revnet46", 1, None),
+        ("revnet46, planned", 1, "1MB"),
+        ("revnet46", 2, None),
+        ("revnet46, planned", 2, "1MB"),
+    ]
+    assert [one["differing_once_more"] for one in found] == [None, differing, differing]
+    assert repeat.told(found[0]) == "the same weights and scores"
+    assert repeat.told(found[1]).endswith(words)
+    # What is kept of each is what was told last.
+    assert [one["name"] for one in told] == [
+        *(run.name for run in chosen),
+        *(run.name for run in chosen[1:]),
+    ]
+    assert told[3:] == found[1:]
 
 
 def train_the_same(wanted, settings, size, hparams, *, jobs, after):
@@ -159,7 +208,7 @@ def test_what_was_begun_elsewhere_is_not_gone_on_with(whole, monkeypatch, key):
         assert (device, precision) == ("cpu", "fp32")
         return dict(here)
 
-    monkeypatch.setattr(schedule, "origin_of", origin_of)
+    monkeypatch.setattr(repetition, "origin_of", origin_of)
     monkeypatch.setattr(origin, "origin_of", origin_of)
 
     def train(wanted, *arguments, **options):
@@ -169,7 +218,7 @@ def test_what_was_begun_elsewhere_is_not_gone_on_with(whole, monkeypatch, key):
                 origin.write_origin(run.folder, "cpu", "fp32")
                 train_the_same([run], *arguments, **options)
 
-    monkeypatch.setattr(schedule, "train_all", train)
+    monkeypatch.setattr(repetition, "train_all", train)
     (chosen,) = repeat.chosen_runs(whole, [1], ["revnet46"])
 
     def again():
@@ -220,13 +269,13 @@ def test_what_was_found_of_one_is_known_before_the_next_is_done(whole, monkeypat
             assert len(told) == number
             train_the_same([run], *arguments, after=after, **options)
 
-    monkeypatch.setattr(schedule, "train_all", train)
-    monkeypatch.setattr(schedule, "memory_budget", lambda *_: "1MB")
+    monkeypatch.setattr(repetition, "train_all", train)
+    monkeypatch.setattr(repetition, "memory_budget", lambda *_: "1MB")
     chosen = repeat.chosen_runs(whole, [1], None)
     found, _ = repeated(whole, chosen, after=told.append)
     assert told == found
     # Given again, what is done is told at once.
-    monkeypatch.setattr(schedule, "train_all", train_the_same)
+    monkeypatch.setattr(repetition, "train_all", train_the_same)
     repeated(whole, chosen, after=told.append)
     assert told == [*found, *found]
 
@@ -238,7 +287,7 @@ def test_one_that_fails_does_not_cost_what_was_found_of_others(whole, monkeypatc
         train_the_same(wanted[:1], *arguments, **options)
         raise trainings.TrainingsFailed({wanted[1]: "It was ended."})
 
-    monkeypatch.setattr(schedule, "train_all", fail)
+    monkeypatch.setattr(repetition, "train_all", fail)
     chosen = repeat.chosen_runs(whole, [1], ["resnet34", "revnet46"])
     found, failed = repeated(whole, chosen)
     assert [one["name"] for one in found] == ["resnet34, seed 1"]
@@ -290,4 +339,8 @@ def test_the_report_says_what_came_out_on_which_machine():
         "First on not written down, again on two by AVX2, torch 2.9: 1 of 1 trainings "
         "gave the same weights, to the last bit, and the same scores of all trials: c.",
     ]
+    once_more = [{**again[1], "differing_once_more": []}]
+    assert sentences.repetitions({"repeated": once_more})[1].endswith(
+        " on hard; trained there once more, it came out the same."
+    )
     assert sentences.repetitions({"repeated": []})[0].startswith("None was")

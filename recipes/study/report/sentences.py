@@ -8,6 +8,7 @@ from typing import Any
 
 from results.figures import METHOD
 from results.origins import machines_of
+from results.repetitions import once_more
 from results.runs import EER, RATES
 from results.verdicts import BASELINE, CANNOT_TELL, NOT_SHOWN, WIDE, YES
 
@@ -310,7 +311,7 @@ def _otherwise(repeated: Mapping[str, Any]) -> str:
     if "weights" not in repeated["differing"]:
         return (
             f"{repeated['name']} has the same weights, to the last bit, and scores that are "
-            f"off by up to {repeated['score_difference']:.1g}."
+            f"off by up to {repeated['score_difference']:.1g}{once_more(repeated)}."
         )
     rates = [
         f"{number(first, EER)} and {number(repeated['eer_again'][trials], EER)} % on "
@@ -319,7 +320,7 @@ def _otherwise(repeated: Mapping[str, Any]) -> str:
     ]
     return (
         f"{repeated['name']} has other weights{_apart(repeated)}, and its EERs are "
-        f"{_listed(rates)}."
+        f"{_listed(rates)}{once_more(repeated)}."
     )
 
 

@@ -11,22 +11,17 @@ from typing import Any
 from design.conditions import IN_ALL_MODES, PAIRS
 from design.sizes import Size
 from measurements.of_study import (
-    distance_over_way,
     is_probed,
     memory_budget,
     score_without_training,
 )
 from results.figures import state_margins
-from results.files import AGAIN, MARGINS
-from results.origins import read_origin
+from results.files import MARGINS
 from results.runs import Study
 
-from running.origin import differing, origin_of
 from running.trainings import (
     Run,
     TrainingsFailed,
-    precision_of,
-    settings_of,
     train_all,
 )
 
@@ -126,104 +121,6 @@ def train(
     left = [planned.get(run, run) for run in runs if not (lost and run in planned)]
     train_some(left)
     return [*failed.values(), *lost]
-
-
-def repeat(
-    study: Study,
-    runs: Sequence[Run],
-    settings: Mapping[str, Any],
-    size: Size,
-    hparams: Path,
-    *,
-    jobs: int,
-    after: Callable[[Mapping[str, Any]], object] = lambda found: None,
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Do trainings of a study again, in a folder of their own, and compare them.
-
-    Parameters
-    ----------
-    study : Study
-        In which they were scored.
-    runs : sequence of Run
-        Of the study.
-    settings, size, hparams, jobs
-        As for ``train``.
-    after : callable
-        Called with what was found of one, as soon as it is known.
-
-    Returns
-    -------
-    found : list of dict
-        Of each that was done the "name"; "differing", what differs, empty where nothing
-        does; "distance_over_way", how far the weights are apart over how far the first
-        training's have come, None where it has no checkpoints any more;
-        "score_difference", the largest of a trial; "eer" and "eer_again" by list; the
-        digest of the "weights" that the study had;
-        the "origin" and "origin_again" of both trainings, as ``read_origin`` gives it.
-    failed : list of str
-        What became of those that failed.
-
-    Raises
-    ------
-    ValueError
-        If one was begun with other code, or on another machine, and is not done.
-    """
-    again = replace(study, folder=study.folder / AGAIN)
-    copies = {}
-    for run in runs:
-        folder = again.run_folder(run.condition.name, run.seed)
-        copies[run] = replace(run, folder=folder, keep_all=False)
-        if run.condition.half_memory:
-            budget = memory_budget(study, settings["device"])
-            copies[run] = replace(copies[run], settings={"memory_budget": budget})
-    for copy in copies.values():
-        _check_origin(copy, settings_of(copy, settings, size))
-
-    def compared(run: Run) -> dict[str, Any]:
-        condition, seed = run.condition.name, run.seed
-        differing = study.differing(again, condition, seed)
-        folders = run.folder, copies[run].folder
-        return {
-            "name": run.name,
-            "differing": differing,
-            "distance_over_way": distance_over_way(*folders) if differing else 0.0,
-            "score_difference": study.score_difference(again, condition, seed),
-            "eer": study.eers(condition, seed),
-            "eer_again": again.eers(condition, seed),
-            "weights": study.digest(condition, seed),
-            "origin": read_origin(run.folder),
-            "origin_again": read_origin(copies[run].folder),
-        }
-
-    run_of = {copy: run for run, copy in copies.items()}
-    found: list[dict[str, Any]] = []
-
-    def tell(copy: Run, _: Sequence[str] = ()) -> None:
-        found.append(compared(run_of[copy]))
-        after(found[-1])
-
-    for copy in [copy for copy in run_of if copy.is_done]:
-        tell(copy)
-    try:
-        train_all(list(run_of), settings, size, hparams, jobs=jobs, after=tell)
-    except TrainingsFailed as error:
-        return found, error.sentences
-    return found, []
-
-
-def _check_origin(copy: Run, given: Mapping[str, str]) -> None:
-    """Refuse to go on with what was begun by other code, or on another machine."""
-    if copy.is_done or not copy.has_begun:
-        return
-    here = origin_of(given["device"], precision_of(given))
-    for entry in read_origin(copy.folder) or [{}]:
-        known = {key: entry.get(key) for key in here}
-        if keys := differing(known, here):
-            told = [f"{key} was {known[key]} and is {here[key]}" for key in keys]
-            raise ValueError(
-                f"{copy.folder} was begun by other code or elsewhere: {'; '.join(told)}. "
-                "Remove that folder to train it again here."
-            )
 
 
 def finished(study: Study) -> Study:
