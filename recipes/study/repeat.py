@@ -50,6 +50,8 @@ from speechbrain_rev.cli import run_script
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.whole_files import write_whole
 
+_ONCE_MORE = "differing_once_more"
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
@@ -135,12 +137,25 @@ def told(found: Mapping[str, Any]) -> str:
 
 
 def keep(output: Path, found: Sequence[Mapping[str, Any]]) -> None:
-    """Write down what came out; it replaces what did on the same machines before."""
+    """Write down what came out; it replaces what did on the same machines before.
+
+    What is known of a training's repetition on its own machine stays.
+    """
     path = output / REPEATED
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    new = {_place(one) for one in found}
+    new = {_place(one): dict(one) for one in found}
+    for old in kept:
+        one = new.get(_place(old))
+        if one and one[_ONCE_MORE] is None and _is_same(old, one):
+            one[_ONCE_MORE] = old.get(_ONCE_MORE)
     kept = [one for one in kept if _place(one) not in new]
-    write_whole(path, json.dumps([*kept, *found], indent=1) + "\n")
+    write_whole(path, json.dumps([*kept, *new.values()], indent=1) + "\n")
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Say whether the same came out of both repetitions, as far as is written down."""
+    keys = ("weights", "weights_again", "eer_again", "score_difference")
+    return all(one.get(key) == other.get(key) for key in keys)
 
 
 def _place(found: Mapping[str, Any]) -> tuple[str, ...]:
@@ -175,8 +190,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--twice",
         action="store_true",
-        help="train once more what comes out otherwise than in the study: whether it is "
-        "chance, or another machine",
+        help="train once more, on this machine, what comes out otherwise than in the "
+        "study: whether it is chance, or another machine",
     )
     parser.add_argument("--jobs", type=positive, default=2, help="trainings at a time")
     return parser

@@ -164,8 +164,7 @@ def report_so_far(
         return
     path = study.folder / RESULTS
     known = json.loads(path.read_text()) if path.is_file() else {"figures": {}}
-    # Behind what failed of the trainings it has what failed of the pictures.
-    told = known["figures"].get("seeds"), known.get("failed", [])[: len(failed)]
+    told = known["figures"].get("seeds"), known.get("failed", [])
     if told != (list(part.seeds), list(failed)):
         write_report(part, setting, failed=failed)
 

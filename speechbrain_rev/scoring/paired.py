@@ -39,7 +39,7 @@ from speechbrain_rev.scoring.bootstrap import interval
 
 # Of speakers and seeds together, at least: with 1000 the bound of five seeds would be off
 # by 6 % of its distance from the mean, by chance of the draws alone; with these by 0.6 %.
-_DRAWS = 50_000
+DRAWS = 50_000
 # Level of one-sided tests, and the power that a margin is found for.
 _LEVEL, _POWER = 0.05, 0.80
 
@@ -300,7 +300,8 @@ def detectable_margin(reference: SeedRates, *, seed: int = 0) -> float:
     >>> round(detectable_margin(system) / sigma, 1)
     2.5
     """
-    rates, draws = reference.rates, reference.draws
+    rates = reference.rates
+    draws = np.tile(reference.draws, _times(reference.draws.shape[1]))
     of_speakers, of_seeds = np.random.SeedSequence(seed).spawn(2)
     # What speakers do to some seeds only, which two systems do not have in common.
     own = draws - draws.mean(axis=0)
@@ -354,12 +355,16 @@ def _drawn_anew(
 ) -> NDArray[np.float64]:
     """Draw the mean rate of other speakers, each with some other seeds: [draws]."""
     of_speakers = draws.mean(axis=0)
-    times = -(-_DRAWS // len(of_speakers))
-    off = np.tile(of_speakers - of_speakers.mean(), times)
+    off = np.tile(of_speakers - of_speakers.mean(), _times(len(of_speakers)))
     drawn: NDArray[np.float64] = (
         rates.mean() + off + _drawn_seeds(rates, (len(rates), len(off)), seed)
     )
     return drawn
+
+
+def _times(replicates: int) -> int:
+    """Say how often each replicate is taken, so that enough seeds are drawn."""
+    return -(-DRAWS // replicates)
 
 
 def _drawn_seeds(

@@ -179,7 +179,8 @@ def _answer(comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:
         return "equal to the bit" if comparison["identical"] else "NOT EQUAL"
     if comparison["control"]:
         return "worse, as it must" if found["higher"] else "NOT SEEN"
-    return f"{found['within']}{', but worse' * found['higher']}"
+    wide = ", a wide margin" * (found["wide"] and found["within"] == "yes")
+    return f"{found['within']}{wide}{', but worse' * found['higher']}"
 
 
 def study_repeated() -> str:

@@ -83,7 +83,7 @@ def test_what_comes_out_otherwise_is_named_and_the_study_stays(whole, monkeypatc
     before = {path: path.read_bytes() for path in whole.folder.rglob("*.txt")}
     budgets = {}
 
-    def train_all(wanted, settings, size, hparams, *, jobs, after):
+    def train_all(wanted, settings, size, hparams, *, jobs, proven, after):
         for run in wanted:
             budgets[run.name] = run.settings.get("memory_budget")
             planned = run.condition.half_memory
@@ -136,56 +136,7 @@ def repeated(whole, chosen, **options):
     )
 
 
-@pytest.mark.parametrize(
-    ("third", "differing", "words"),
-    [
-        ("beef", [], "; trained there once more, it came out the same"),
-        ("dead", ["weights"], "; trained there once more, it came out otherwise"),
-    ],
-)
-def test_what_comes_out_otherwise_is_trained_there_once_more(
-    whole, monkeypatch, third, differing, words
-):
-    write(whole, 1)
-    trained = []
-
-    def train_all(wanted, *arguments, after, **options):
-        for run in wanted:
-            place = run.folder.relative_to(whole.folder).parts.count("repeated")
-            trained.append(
-                (run.condition.name, place, run.settings.get("memory_budget"))
-            )
-            weights = {"resnet34": "f00d"}.get(
-                run.condition.arch, ["beef", third][place - 1]
-            )
-            score(run.folder, weights, {"easy": "1", "hard": "2"})
-            after(run, [])
-
-    monkeypatch.setattr(repetition, "train_all", train_all)
-    monkeypatch.setattr(repetition, "memory_budget", lambda *_: "1MB")
-    chosen = repeat.chosen_runs(whole, [1], None)
-    told = []
-    found, failed = repeated(whole, chosen, twice=True, after=told.append)
-    assert failed == []
-    assert trained == [
-        ("resnet34", 1, None),
-        ("revnet46", 1, None),
-        ("revnet46, planned", 1, "1MB"),
-        ("revnet46", 2, None),
-        ("revnet46, planned", 2, "1MB"),
-    ]
-    assert [one["differing_once_more"] for one in found] == [None, differing, differing]
-    assert repeat.told(found[0]) == "the same weights and scores"
-    assert repeat.told(found[1]).endswith(words)
-    # What is kept of each is what was told last.
-    assert [one["name"] for one in told] == [
-        *(run.name for run in chosen),
-        *(run.name for run in chosen[1:]),
-    ]
-    assert told[3:] == found[1:]
-
-
-def train_the_same(wanted, settings, size, hparams, *, jobs, after):
+def train_the_same(wanted, settings, size, hparams, *, jobs, proven, after):
     for run in wanted:
         if not run.is_done:
             score(run.folder, "f00d", {"easy": "1", "hard": "2"})
@@ -298,7 +249,7 @@ def test_what_was_known_of_other_trainings_and_machines_is_kept(whole):
     def of(name, machine, *differing):
         there = {"processor": machine, "instructions": "AVX2", "torch": "2.9"}
         there["since"] = str(next(days))
-        origins = {"origin": [], "origin_again": [there]}
+        origins = {"origin": [], "origin_again": [there], "differing_once_more": None}
         return {"name": name, "differing": list(differing), **origins}
 
     days = itertools.count()

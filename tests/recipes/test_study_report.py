@@ -681,11 +681,17 @@ def test_a_picture_that_cannot_be_drawn_does_not_cost_the_report(
     monkeypatch.setattr(pictures.plots, "forest_plot", fail)
     results = report.write_report(again, SETTING, failed=["Probes were not made."])
     sentence = "differences_resnet34.png was not drawn: OSError: no room"
-    assert results["failed"] == ["Probes were not made.", sentence]
+    assert results["failed"] == ["Probes were not made."]
+    assert results["undrawn"] == [sentence]
     text = (tmp_path / "report.md").read_text()
     assert f"## What failed\n\n- Probes were not made.\n- {sentence}\n" in text
     assert "![](differences_resnet34.png)" not in text
     assert "![](training_resnet34.png)" in text
+    # Drawn later, it has failed no more.
+    monkeypatch.undo()
+    results = report.write_report(again, SETTING, failed=results["failed"])
+    assert (results["failed"], results["undrawn"]) == (["Probes were not made."], [])
+    assert sentence not in (tmp_path / "report.md").read_text()
 
 
 def test_pictures_are_beside_the_report_that_shows_them(made):
@@ -785,6 +791,37 @@ def test_margins_are_of_the_references_alone_and_stay_once_stated(made, tmp_path
     assert figures.read_margins(again) == stated
     assert results["setting"]["margins_stated_at"] == stated["stated_at"]
     assert "stated_at" not in results["figures"]["margins"]
+
+
+def test_margins_of_fewer_draws_stay_as_they_were_stated(made, tmp_path):
+    study, _ = made
+    again = copied(study, tmp_path)
+    path = tmp_path / "margins.json"
+    stated = json.loads(path.read_text())
+    del stated["made_of"]["draws"]
+    stated["margins"]["resnet34"]["veri_test"]["eer"] += 0.001
+    path.write_text(json.dumps(stated))
+    assert figures.state_margins(again, ["resnet34"]) == stated
+    assert json.loads(path.read_text()) == stated
+    stated["made_of"]["weights"]["resnet34"]["11"] = "f00d"
+    path.write_text(json.dumps(stated))
+    with pytest.raises(ValueError, match="states other margins"):
+        figures.state_margins(again, ["resnet34"])
+
+
+def test_nothing_is_judged_by_margins_of_other_trainings(made, tmp_path):
+    study, _ = made
+    again = copied(study, tmp_path)
+    path = tmp_path / "margins.json"
+    stated = json.loads(path.read_text())
+    digest = stated["made_of"]["weights"]["resnet34"]["12"]
+    stated["made_of"]["weights"]["resnet34"]["12"] = "f00d"
+    path.write_text(json.dumps(stated))
+    words = (
+        f"resnet34 are of a training of seed 12 whose weights were f00d, .* {digest}"
+    )
+    with pytest.raises(ValueError, match=words):
+        figures.compute_figures(again)
 
 
 def test_margins_are_not_stated_once_a_candidate_has_scores(made, tmp_path):

@@ -334,7 +334,8 @@ def test_a_picture_that_cannot_be_drawn_does_not_have_reports_written_again(
 ):
     whole = replace(whole, seeds=(1, 2, 3, 4))
     monkeypatch.setattr(run, "so_far", lambda study: replace(study, seeds=(1, 2, 3)))
-    results = {"figures": {"seeds": [1, 2, 3]}, "failed": ["a died.", "no picture."]}
+    results = {"figures": {"seeds": [1, 2, 3]}, "failed": ["a died."]}
+    results["undrawn"] = ["no picture."]
     whole.folder.mkdir(parents=True)
     (whole.folder / "results.json").write_text(json.dumps(results))
     written = []

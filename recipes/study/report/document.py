@@ -55,8 +55,8 @@ def report_of(results: Mapping[str, Any], pictures: Sequence[str]) -> str:
         "## Claims that are not shown",
         _claims(results),
     ]
-    if results["failed"]:
-        parts += ["## What failed", _points(results["failed"])]
+    if failed := [*results["failed"], *results["undrawn"]]:
+        parts += ["## What failed", _points(failed)]
     parts += [
         "## To be known beside them",
         _points(notes(results)),

@@ -60,7 +60,8 @@ def write_report(
     dict
         What results.json holds: "figures", which a second study must repeat to the bit,
         "measured", which it never does, "ways" to train its encoders, "budget", what was
-        "repeated", which "machines" did which trainings, "setting", and what "failed".
+        "repeated", which "machines" did which trainings, "setting", what "failed", and
+        what was not drawn ("undrawn").
 
     Raises
     ------
@@ -78,6 +79,7 @@ def write_report(
         "repeated": _repeated(study),
         "machines": machines(study),
         "failed": list(failed),
+        "undrawn": [],
         "setting": {
             **setting,
             "common": settings_in_common(study),
@@ -91,8 +93,7 @@ def write_report(
     }
     report = study.folder / REPORT
     write_whole(report, report_of(results, []))
-    pictures, undrawn = draw(study, results)
-    results["failed"] += undrawn
+    pictures, results["undrawn"] = draw(study, results)
     write_whole(report, report_of(results, pictures))
     # Last: where it is, the report of it is.
     write_whole(study.folder / RESULTS, json.dumps(results, indent=1) + "\n")

@@ -17,6 +17,7 @@ from results.files import MARGINS
 from results.runs import METHODS, RATES, SCORED, Study
 from results.verdicts import WIDE, correct_for_number, judged
 from speechbrain_rev import scoring
+from speechbrain_rev.scoring.paired import DRAWS
 from speechbrain_rev.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def state_margins(study: Study, references: Sequence[str]) -> dict[str, Any]:
     """Write the margins of each reference, from its own runs alone.
 
     Stated once, they stay: the same runs state the same, and nothing is written again.
+    Those that were stated of the same runs from other numbers of draws stay, too.
 
     Parameters
     ----------
@@ -74,6 +76,7 @@ def state_margins(study: Study, references: Sequence[str]) -> dict[str, Any]:
             "method": METHOD,
             "seeds": list(study.seeds),
             "replicates": study.replicates,
+            "draws": DRAWS,
             "weights": {name: study.digests(name) for name in references},
         },
         "baseline": baseline_figures(study),
@@ -81,6 +84,9 @@ def state_margins(study: Study, references: Sequence[str]) -> dict[str, Any]:
     }
     if path.exists():
         kept = read_margins(study)
+        if kept["made_of"].get("draws") != DRAWS:
+            stated["margins"] = kept["margins"]
+            stated["made_of"] = kept["made_of"] | _without_draws(stated["made_of"])
         if _without_time(kept) != stated:
             raise ValueError(
                 f"{path} states other margins than these runs do; margins are not changed "
@@ -108,6 +114,10 @@ def _refuse_to_state_late(study: Study, references: Sequence[str]) -> None:
             "margins are stated before what they are for was looked at. Restore the file, "
             "or begin a study in another folder."
         )
+
+
+def _without_draws(made_of: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in made_of.items() if key != "draws"}
 
 
 def _without_time(margins: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,6 +203,13 @@ def compute_figures(study: Study) -> dict[str, Any]:
         "seeds", "margins", "baseline", "conditions" by name, "unfinished" conditions with what is
         missing by seed, and "comparisons" in their order; plain numbers, rates as
         fractions.
+
+    Raises
+    ------
+    FileNotFoundError
+        If no margins are stated.
+    ValueError
+        If they are those of other trainings of the references.
     """
     margins = _without_time(read_margins(study))
     unfinished = {
@@ -200,6 +217,7 @@ def compute_figures(study: Study) -> dict[str, Any]:
         for condition in study.conditions
         if (missing := study.unfinished(condition.name))
     }
+    _check_references(study, margins, unfinished)
     comparisons = [
         _compared(study, comparison, margins["margins"])
         if not {comparison.candidate, comparison.reference} & unfinished.keys()
@@ -225,6 +243,21 @@ def compute_figures(study: Study) -> dict[str, Any]:
         "unfinished": unfinished,
         "comparisons": comparisons,
     }
+
+
+def _check_references(
+    study: Study, margins: Mapping[str, Any], unfinished: Mapping[str, Any]
+) -> None:
+    """Refuse margins of other trainings than those that are there."""
+    weights = margins["made_of"]["weights"]
+    for name in weights.keys() - unfinished.keys():
+        for seed, digest in study.digests(name).items():
+            if digest != (then := weights[name].get(seed)):
+                raise ValueError(
+                    f"The margins of {name} are of a training of seed {seed} whose weights "
+                    f"were {then}, and they are {digest}. Restore that training or "
+                    f"{MARGINS}, or begin a study in another folder."
+                )
 
 
 def _condition(study: Study, condition: Condition) -> dict[str, Any]:

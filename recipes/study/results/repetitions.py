@@ -17,9 +17,10 @@ def once_more(found: Mapping[str, Any]) -> str:
     Returns
     -------
     str
-        To go on with after what is other; empty if it was not trained once more.
+        To go on with after what is other; empty if it was not trained once more there.
     """
     differing = found.get("differing_once_more")
     if differing is None:
         return ""
-    return f"; trained there once more, it came out {'otherwise' if differing else 'the same'}"
+    came_out = "with other weights" if "weights" in differing else "with other scores"
+    return f"; trained there once more, it came out {came_out if differing else 'the same'}"

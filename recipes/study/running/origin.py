@@ -21,6 +21,7 @@ from running.command_line import REPOSITORY
 from running.determinism import told_of
 from speechbrain_rev.devices import device_name
 from speechbrain_rev.environment import environment
+from speechbrain_rev.inference.run_folder import WEIGHTS
 from speechbrain_rev.whole_files import write_whole
 
 _SINCE = "since"
@@ -38,9 +39,9 @@ def write_origin(folder: Path, device: str, precision: str) -> None:
     device, precision : str
         On what, and in what, it computes.
     """
-    entries = read_origin(folder)
-    if not entries and any(folder.glob("save/CKPT*")):
-        entries = [{}]
+    goes_on = any(folder.glob("save/CKPT*")) or (folder / WEIGHTS).is_file()
+    # What was ended before its first checkpoint begins anew.
+    entries = (read_origin(folder) or [{}]) if goes_on else []
     here = {
         **origin_of(device, precision),
         "instructions": get_cpu_capability(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from design.sizes import Size
 from measurements.of_study import distance_over_way, memory_budget
 from results.files import AGAIN
-from results.origins import read_origin
+from results.origins import machines_of, read_origin
 from results.runs import SCORED, Study
 
 from running.origin import differing, origin_of
@@ -21,6 +21,9 @@ from running.trainings import (
     settings_of,
     train_all,
 )
+
+# What an origin has of the code, not of the machine.
+_OF_CODE = ("speechbrain_rev", "package_of_this_repository", "commit", "changed")
 
 
 def repeat(
@@ -45,8 +48,8 @@ def repeat(
     settings, size, hparams, jobs
         As for ``schedule.train``.
     twice : bool
-        Whether what came out otherwise is trained once more, and compared with itself:
-        that tells another machine from chance.
+        Whether what came out otherwise is trained once more on this machine, and compared
+        with itself: that tells another machine from chance.
     after : callable
         Called with what was found of one, as soon as it is known.
 
@@ -57,17 +60,18 @@ def repeat(
         does; "distance_over_way", how far the weights are apart over how far the first
         training's have come, None where it has no checkpoints any more;
         "score_difference", the largest of a trial; "eer" and "eer_again" by list; the
-        digest of the "weights" that the study had; the "origin" and "origin_again" of both
-        trainings, as ``read_origin`` gives it; of what was trained once more
-        "differing_once_more", from the second training, None of all else, and
-        "origin_once_more".
+        digests of the "weights" that the study had and of "weights_again"; the "origin"
+        and "origin_again" of both trainings, as ``read_origin`` gives it;
+        "differing_once_more", what differs of the second training and of one more on the
+        same machine, None where there is none.
     failed : list of str
         What became of those that failed.
 
     Raises
     ------
     ValueError
-        If one was begun with other code, or on another machine, and is not done.
+        If one was begun with other code, or on another machine, and is not done; or what
+        would be trained once more was trained again on another machine than this one.
     """
     again = replace(study, folder=study.folder / AGAIN)
     once_more = replace(study, folder=again.folder / AGAIN)
@@ -77,22 +81,28 @@ def repeat(
         found[copy.name] = _compared(study, again, once_more, copy)
         after(found[copy.name])
 
-    def train_in(place: Study, chosen: Sequence[Run]) -> list[str]:
-        copies = [_copied(run, study, place, settings["device"]) for run in chosen]
+    def copied(place: Study, chosen: Sequence[Run]) -> list[Run]:
+        return [_copied(run, study, place, settings["device"]) for run in chosen]
+
+    def train_all_of(copies: Sequence[Run], proven: bool) -> list[str]:
         for copy in copies:
             _check_origin(copy, settings_of(copy, settings, size))
         for copy in [copy for copy in copies if copy.is_done]:
             tell(copy)
         try:
-            train_all(copies, settings, size, hparams, jobs=jobs, after=tell)
+            train_all(
+                copies, settings, size, hparams, jobs=jobs, proven=proven, after=tell
+            )
         except TrainingsFailed as error:
             return error.sentences
         return []
 
-    failed = train_in(again, runs)
-    if twice:
-        otherwise = [name for name, one in found.items() if one["differing"]]
-        failed += train_in(once_more, [run for run in runs if run.name in otherwise])
+    failed = train_all_of(copied(again, runs), proven=False)
+    otherwise = [run for run in runs if found.get(run.name, {}).get("differing")]
+    if twice and otherwise:
+        for copy in copied(again, otherwise) + copied(once_more, otherwise):
+            _check_place(copy, settings_of(copy, settings, size))
+        failed += train_all_of(copied(once_more, otherwise), proven=True)
     return list(found.values()), failed
 
 
@@ -112,8 +122,10 @@ def _compared(study: Study, again: Study, once_more: Study, run: Run) -> dict[st
         each.run_folder(condition, seed) for each in (study, again, once_more)
     )
     differing = study.differing(again, condition, seed)
-    is_third = (third / SCORED).is_file()
-    differing_then = again.differing(once_more, condition, seed) if is_third else None
+    has_third = (third / SCORED).is_file() and machines_of(
+        read_origin(third)
+    ) == machines_of(read_origin(second))
+    differing_then = again.differing(once_more, condition, seed) if has_third else None
     return {
         "name": run.name,
         "differing": differing,
@@ -122,10 +134,10 @@ def _compared(study: Study, again: Study, once_more: Study, run: Run) -> dict[st
         "eer": study.eers(condition, seed),
         "eer_again": again.eers(condition, seed),
         "weights": study.digest(condition, seed),
+        "weights_again": again.digest(condition, seed),
         "origin": read_origin(first),
         "origin_again": read_origin(second),
         "differing_once_more": differing_then,
-        "origin_once_more": read_origin(third),
     }
 
 
@@ -133,12 +145,32 @@ def _check_origin(copy: Run, given: Mapping[str, str]) -> None:
     """Refuse to go on with what was begun by other code, or on another machine."""
     if copy.is_done or not copy.has_begun:
         return
+    if told := _otherwise_here(copy, given):
+        raise ValueError(
+            f"{copy.folder} was begun by other code or elsewhere: {'; '.join(told)}. "
+            "Remove that folder to train it again here."
+        )
+
+
+def _check_place(copy: Run, given: Mapping[str, str]) -> None:
+    """Refuse to compare what is trained here with what was done on another machine."""
+    if copy.is_done and (told := _otherwise_here(copy, given, but=_OF_CODE)):
+        raise ValueError(
+            f"{copy.folder} was trained elsewhere: {'; '.join(told)}. What is trained "
+            "once more has to be compared with a training on this machine. Remove that "
+            "folder to train it here, too."
+        )
+
+
+def _otherwise_here(
+    copy: Run, given: Mapping[str, str], *, but: Collection[str] = ()
+) -> list[str]:
+    """Say in what the origins of a training differ from what one here would have."""
     here = origin_of(given["device"], precision_of(given))
+    told: dict[str, None] = {}
     for entry in read_origin(copy.folder) or [{}]:
         known = {key: entry.get(key) for key in here}
-        if keys := differing(known, here):
-            told = [f"{key} was {known[key]} and is {here[key]}" for key in keys]
-            raise ValueError(
-                f"{copy.folder} was begun by other code or elsewhere: {'; '.join(told)}. "
-                "Remove that folder to train it again here."
-            )
+        for key in differing(known, here):
+            if key not in but:
+                told[f"{key} was {known[key]} and is {here[key]}"] = None
+    return list(told)

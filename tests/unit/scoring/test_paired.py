@@ -10,6 +10,7 @@ from speechbrain_rev.scoring import (
     detectable_margin,
     eer,
     holm,
+    paired,
     rate_difference,
     rate_over_seeds,
 )
@@ -46,6 +47,12 @@ class World:
             rates + by_seed * normal((seeds, 1)) + by_both * normal((seeds, SPEAKERS))
         )
         return SeedRates(rates.mean(axis=1), rates @ self.drawn.T)
+
+
+@pytest.fixture
+def few_draws(monkeypatch):
+    """Draw as many seeds as replicates: what chance adds is gone in the mean of worlds."""
+    monkeypatch.setattr(paired, "DRAWS", REPLICATES)
 
 
 def worlds(**parts):
@@ -174,7 +181,9 @@ def test_what_seeds_do_to_some_speakers_makes_intervals_wider_never_narrower():
 
 
 @pytest.mark.parametrize("parts", [{"by_seed": 1.0}, {"by_seed": 0.5, "by_both": 4.0}])
-def test_equal_systems_are_within_the_margin_with_the_power_it_was_made_for(parts):
+def test_equal_systems_are_within_the_margin_with_the_power_it_was_made_for(
+    parts, few_draws
+):
     many = {**parts, "seeds": 20}
     found = []
     for world in worlds(**many):
@@ -196,7 +205,7 @@ def test_equal_systems_are_within_the_margin_with_the_power_it_was_made_for(part
         ),
     ],
 )
-def test_the_margin_of_many_seeds_is_that_of_the_formula(parts, expected):
+def test_the_margin_of_many_seeds_is_that_of_the_formula(parts, expected, few_draws):
     found = worlds(seeds=50, **parts)[:100]
     margins = [detectable_margin(w.system(), seed=i) for i, w in enumerate(found)]
     # Student's t of 49 degrees of freedom is 2 % wider.
@@ -234,6 +243,13 @@ def test_bounds_do_not_depend_on_which_seeds_are_drawn(seeds):
     above = [one.upper - one.mean for one in found]
     # Of two seeds the distribution has no variance, and its quantile wanders more.
     assert np.std(above) < {2: 0.03, 3: 0.01, 5: 0.01}[seeds] * np.mean(above)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_the_margin_does_not_depend_on_which_seeds_are_drawn(seeds):
+    system = World(0, by_seed=1.0, by_both=4.0, seeds=seeds).system()
+    margins = [detectable_margin(system, seed=seed) for seed in range(20)]
+    assert np.std(margins) < 0.015 * np.mean(margins)
 
 
 def test_the_margin_does_not_know_how_difficult_speakers_are_for_all():
