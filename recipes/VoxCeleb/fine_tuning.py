@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prepare import speaker_numbers
+from prepare import LABELS, speaker_numbers
 
 from speechbrain_rev.hparams import plain_settings
 from speechbrain_rev.lobes.checkpoints import load_finished_run
@@ -33,6 +33,12 @@ def start_from(hparams):
             "output_folder of a finished run."
         )
     earlier = plain_settings(record.read_text(encoding="utf-8"))
+    if "speeds" not in earlier or not (folder / "save" / LABELS).is_file():
+        raise ValueError(
+            f"pretrained_run is {folder}, which has no classifier and tells of no training "
+            "speakers, as a model that was exported: give the output_folder of a finished "
+            "run."
+        )
     narrowed_from = speeds_to_narrow(earlier["speeds"], list(hparams["speeds"]), record)
     if speaker_numbers(folder / "save") != speaker_numbers(hparams["save_folder"]):
         raise other_classes(record, "other speakers, or numbered differently")

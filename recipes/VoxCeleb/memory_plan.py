@@ -20,7 +20,7 @@ PLAN = "plan.json"
 logger = logging.getLogger("train")
 
 
-def give_modes(brain):
+def give_modes(brain, folder):
     """Give the blocks the modes of ``plan_file`` or those that ``memory_budget`` allows.
 
     The plan is kept in the run's folder, and is that of the run when it goes on and none
@@ -31,6 +31,8 @@ def give_modes(brain):
     ----------
     brain : speechbrain.Brain
         With the recipe's settings and modules, before the first step.
+    folder : pathlib.Path
+        Where the plan is written: the run's, or that of a trial.
 
     Raises
     ------
@@ -47,20 +49,20 @@ def give_modes(brain):
         )
     channels = brain.checkpointer.recoverables[CHANNELS]
     begun = channels.restore(brain.checkpointer, chosen=knobs.chunk == "auto")
-    path = Path(knobs.output_folder, PLAN)
+    kept, path = Path(knobs.output_folder, PLAN), folder / PLAN
     asked = (knobs.plan_file or knobs.memory_budget) is not None
     if knobs.mode is not None and asked:
         words = f"mode: {knobs.mode} goes before plan_file and memory_budget: no plan is made"
         run_on_main(logger.info, args=[words])
-    if knobs.mode is not None or not (asked or (begun and path.is_file())):
+    if knobs.mode is not None or not (asked or (begun and kept.is_file())):
         return
-    run_on_main(keep_plan, args=[brain, path, begun])
+    run_on_main(write_plan, args=[brain, kept, path, begun])
     plan = Plan.load(path)
     plan.apply(brain.modules.embedding_model)
     run_on_main(logger.info, args=[f"memory plan: {in_words(plan)}"])
 
 
-def keep_plan(brain, path, begun):
+def write_plan(brain, kept, path, begun):
     """Write the run's plan, which is the one that was kept if it still holds."""
     knobs = brain.hparams
     if knobs.max_gradient_error is not None:
@@ -79,7 +81,7 @@ def keep_plan(brain, path, begun):
     )
     plan = plan_for_run(
         step,
-        kept=path,
+        kept=kept,
         plan_file=knobs.plan_file,
         memory_budget=knobs.memory_budget,
         max_gradient_error=knobs.max_gradient_error,

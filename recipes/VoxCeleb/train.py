@@ -33,6 +33,7 @@ from prepare import (
     prepare,
     read_prepared,
 )
+from run_settings import kept_in, refuse_other_network, write_hyperparams
 from speechbrain.utils.checkpoints import (
     mark_as_loader,
     mark_as_saver,
@@ -47,8 +48,8 @@ from speechbrain_rev.hparams import (
     OptimizerWarning,
     compose,
     plain_settings,
-    resolve,
 )
+from speechbrain_rev.inference.run_folder import HYPERPARAMS
 from speechbrain_rev.lobes.checkpoints import (
     CHANNELS,
     KeptChannels,
@@ -57,7 +58,7 @@ from speechbrain_rev.lobes.checkpoints import (
 )
 from speechbrain_rev.scoring import Trials, cosine_trials, eer, read_trials
 from speechbrain_rev.speech import GlobalRandomState
-from speechbrain_rev.whole_files import check_writable, write_whole
+from speechbrain_rev.whole_files import check_writable
 
 logger = logging.getLogger("train")
 
@@ -213,23 +214,6 @@ class SpeakerBrain(CheckedSteps):
             self.step, self.avg_train_loss = 0, 0.0
 
 
-def write_hyperparams(text, settings, prepared):
-    """Write the run's complete settings, with the numbers that follow from the data."""
-    path = Path(settings["output_folder"], "hyperparams.yaml")
-    write_whole(path, text)
-    steps = settings["steps_per_epoch"] or prepared.utterances // settings["batch_size"]
-    counted = {
-        "out_n_neurons": prepared.speakers * len(settings["speeds"]),
-        # None where there is not one batch, which the sampler refuses with the numbers.
-        "steps_per_epoch": steps or None,
-    }
-    with warnings.catch_warnings():
-        # It was said when the text was composed.
-        warnings.simplefilter("ignore", OptimizerWarning)
-        text = resolve(path, {**settings, **counted})
-    write_whole(path, text)
-
-
 def dry_run(brain, loader):
     """Take two steps; say what the training would take."""
     brain.checkpointer = None
@@ -269,19 +253,17 @@ def compose_run(argv):
     return composition.text, plain_settings(composition.text), run_opts
 
 
-def prepare_run(text, settings):
-    """List the data and write the run's settings; the main process works, all read."""
-    refuse_own_folder(settings)
+def prepare_run(text, settings, folder):
+    """List the data and write the settings; the main process works, all read."""
     if settings["tensorboard"]:
         check_tensorboard()
-    check_writable("output_folder", settings["output_folder"])
     sb.create_experiment_directory(settings["output_folder"])
     run_on_main(prepare, args=[Settings.of(settings), settings["save_folder"]])
     prepared = read_prepared(settings["save_folder"])
-    run_on_main(write_hyperparams, args=[text, settings, prepared])
+    run_on_main(write_hyperparams, args=[folder, text, settings, prepared])
     run_on_main(print, args=[prepared.in_words()])
-    path = Path(settings["output_folder"], "hyperparams.yaml")
-    hparams = load_hyperpyyaml(path.read_text(encoding="utf-8"))
+    text = (folder / HYPERPARAMS).read_text(encoding="utf-8")
+    hparams = load_hyperpyyaml(text)
     run_on_main(print, args=[hparams["wav_augment"].in_words()])
     return prepared, hparams
 
@@ -317,19 +299,23 @@ def main(argv=None):
     dry = "--dry_run" in argv
     text, settings, run_opts = compose_run([a for a in argv if a != "--dry_run"])
     sb.utils.distributed.ddp_init_group(run_opts)
-    prepared, hparams = prepare_run(text, settings)
-    train(prepared, hparams, run_opts, dry)
+    refuse_own_folder(settings)
+    refuse_other_network(settings)
+    check_writable("output_folder", settings["output_folder"])
+    with kept_in(settings, trial=dry or run_opts.debug) as folder:
+        prepared, hparams = prepare_run(text, settings, folder)
+        train(prepared, hparams, run_opts, folder, dry)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def train(prepared, hparams, run_opts, dry):
+def train(prepared, hparams, run_opts, folder, dry):
     """Train on prepared lists, or only say what that would take."""
     brain = build_brain(hparams, run_opts)
     train_set = train_loader(hparams)
     brain.train_sampler = train_set.batch_sampler
     brain.train_dataset = train_set.dataset
-    give_modes(brain)
+    give_modes(brain, folder)
     if dry:
         dry_run(brain, train_set)
         return

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.models.advice import remedies
-from speechbrain_rev.models.card import Training
+from speechbrain_rev.models.card import PLANNED_CARD, Training
 from speechbrain_rev.models.counting import training_step
 from speechbrain_rev.models.profiling import (
     Channels,
@@ -114,7 +114,11 @@ class PlannedEncoder:
             predicted_bytes=self.predicted_bytes,
             measured_bytes=self.counted_bytes,
             seconds=self.seconds,
-            about={**self.profile.about, "device": card},
+            about={
+                **self.profile.about,
+                "device": card,
+                PLANNED_CARD: str(training.card_bytes),
+            },
         )
 
     @property

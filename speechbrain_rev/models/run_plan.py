@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from speechbrain_rev.devices import device_name
+import torch
+
+from speechbrain_rev.devices import device_name, free_and_held_bytes
+from speechbrain_rev.models.card import PLANNED_CARD
 from speechbrain_rev.models.training_plan import budget_bytes_of, plan_training
 from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Plan
@@ -14,6 +17,8 @@ from speechbrain_rev.sizes import card_text, size_text
 
 # What of a plan has to be what is asked for, so that it is not made anew.
 _ASKED = ("memory_budget", "max_gradient_error", "bounds")
+# Cards have less than they are called by, and CUDA takes some: of 11 GB 10.4 GiB are left.
+_OF_NAMED = 0.9
 
 
 def plan_for_run(
@@ -189,6 +194,8 @@ def _for_another(name: str, then: str | None, now: str) -> str:
 def _warn_of_other_training(plan: Plan, step: TrainingStep, source: str) -> None:
     """Warn of what decides whether the plan fits; what it does not tell is let pass."""
     for name, (then, now) in _differences(plan, step).items():
+        if name == "device" and _holds_named_card(step.device, plan.about):
+            continue
         # Blocks and channels are compared by themselves.
         if then is not None and name not in ("blocks", "chunk"):
             warnings.warn(
@@ -196,6 +203,14 @@ def _warn_of_other_training(plan: Plan, step: TrainingStep, source: str) -> None
                 "memory than it says, or be slower than another plan.",
                 stacklevel=3,
             )
+
+
+def _holds_named_card(device: torch.device, about: Mapping[str, str]) -> bool:
+    """Say whether a device has the memory that a plan was made for by its size alone."""
+    if PLANNED_CARD not in about:
+        return False
+    there = free_and_held_bytes(device)
+    return there is None or there >= _OF_NAMED * int(about[PLANNED_CARD])
 
 
 def _refuse_other_channels(plan: Plan, step: TrainingStep, path: str | Path) -> None:

@@ -107,8 +107,8 @@ KNOB_SOURCES: dict[str, tuple[str, str]] = {
     "optimizer_name": ("", "paper (V-C)"),
     "optimizer_bits": (
         "bits",
-        "paper (IV); by the study a step of AdamW is off by 1 to 3 %, that of the "
-        "classifier by 6 at most, so that no layer has to stay at 32; SGD was not "
+        "paper (IV); by the study a step of AdamW is off by 1 to 2 %, that of the "
+        "classifier by 3 to 6 %, so that no layer has to stay at 32; SGD was not "
         "studied",
     ),
     "lr": ("", "WeSpeaker"),

@@ -126,6 +126,15 @@ def test_a_run_without_its_settings_is_refused(tmp_path):
         recipe("fine_tuning").start_from(hparams)
 
 
+@pytest.mark.parametrize("settings", ["arch: revnet57\n", "speeds: [1.0]\n"])
+def test_a_model_without_its_training_is_refused(tmp_path, settings):
+    """An exported one has neither speeds nor speakers."""
+    (tmp_path / "hyperparams.yaml").write_text(settings)
+    hparams = {"pretrained_run": str(tmp_path), "speeds": [1.0]}
+    with pytest.raises(ValueError, match="a model that was exported: give the output_f"):
+        recipe("fine_tuning").start_from(hparams)
+
+
 def test_a_finished_run_is_not_overwritten_by_what_starts_from_it(
     train, data, tmp_path
 ):

@@ -168,7 +168,7 @@ class TestShown:
             text, found, _ = train.compose_run(
                 [str(TRAIN), *arguments, "--optimizer_name=adamw"]
             )
-            train.write_hyperparams(text, found, prepared)
+            train.write_hyperparams(tmp_path, text, found, prepared)
 
         assert len(caught(call=start)) == 1
         written = values((tmp_path / "hyperparams.yaml").read_text())

@@ -21,7 +21,12 @@ from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.memory import LiveBytes, live_bytes_peak
 from speechbrain_rev.memory.shapes import without_contents
 from speechbrain_rev.models import compressed_plan, run_plan, training_plan
-from speechbrain_rev.models.card import RESERVE_BYTES, card_for, reserve_of
+from speechbrain_rev.models.card import (
+    PLANNED_CARD,
+    RESERVE_BYTES,
+    card_for,
+    reserve_of,
+)
 from speechbrain_rev.models.compressed_plan import TrainingProbe
 from speechbrain_rev.models.profiling import seconds_in_proportion, shallow
 from speechbrain_rev.models.run_plan import in_words, plan_for_run
@@ -32,7 +37,7 @@ from speechbrain_rev.planner.room import SHARE
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import compile_pieces
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.sizes import size_text
+from speechbrain_rev.sizes import GIB, size_text
 from tests.unit.planner.networks import SCALARS
 
 TINY = {"widths": (8, 8, 8, 8), "blocks": (1, 0, 0, 1), "n_mels": 24}
@@ -425,6 +430,22 @@ def test_a_kept_plan_of_a_file_warns_of_another_training_as_the_file_did(first, 
     made(step_of(searches_chunk=True), kept, plan_file=first[0])
     with pytest.warns(UserWarning, match=rf"{kept} was made for batch 4, and this"):
         made(step_of(searches_chunk=True, batch=5), kept)
+
+
+@pytest.mark.parametrize("there", [None, int(10.4 * GIB), 24 * GIB, 8 * GIB])
+def test_a_plan_for_a_size_of_card_warns_where_there_is_less(
+    first, kept, monkeypatch, recwarn, there
+):
+    _, plan = first
+    named = kept.with_name("named.json")
+    about = {"device": "a card of 11 GiB", PLANNED_CARD: str(11 * GIB)}
+    named.write_text(plan.with_about(**about).to_json())
+    monkeypatch.setattr(run_plan, "free_and_held_bytes", lambda _: there)
+    made(step_of(searches_chunk=True), kept, plan_file=named)
+    warned = [
+        str(w.message) for w in recwarn if "was made for device" in str(w.message)
+    ]
+    assert len(warned) == (there == 8 * GIB)
 
 
 def test_a_plan_file_that_is_not_there_is_said_with_what_to_give(first, kept):

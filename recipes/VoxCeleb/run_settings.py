@@ -1,0 +1,120 @@
+"""The settings that a run's folder keeps, and which of them it cannot go on with."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from data_settings import Prepared
+from speechbrain.utils.distributed import if_main_process, run_on_main
+
+from speechbrain_rev.hparams import OptimizerWarning, resolve
+from speechbrain_rev.inference.encoder_settings import ENCODER_SETTINGS
+from speechbrain_rev.inference.run_folder import HYPERPARAMS, WEIGHTS, read_settings
+from speechbrain_rev.whole_files import write_whole
+
+# Below output_folder, while a trial is at work.
+_TRIAL = "trial"
+# What shapes of weights depend on; of the data, prepare.py refuses others.
+_SHAPES = (*ENCODER_SETTINGS, "speeds")
+
+
+def refuse_other_network(settings: Mapping[str, Any]) -> None:
+    """Refuse to write into the folder of a run that trained another network.
+
+    Parameters
+    ----------
+    settings : mapping
+        The training's plain settings.
+
+    Raises
+    ------
+    ValueError
+        If the folder has checkpoints or weights of another encoder or classifier.
+    """
+    folder = Path(settings["output_folder"])
+    if not _has_run(settings) or not (folder / HYPERPARAMS).is_file():
+        return
+    earlier = read_settings(folder, [], optional=_SHAPES)
+    changes = [
+        f"{name}: was {value}, is {settings[name]}"
+        for name, value in earlier.items()
+        if value != settings[name]
+    ]
+    if changes:
+        raise ValueError(
+            f"output_folder {folder} has the weights of another network "
+            f"({'; '.join(changes)}). Give another output_folder, or the settings as they "
+            "were."
+        )
+
+
+@contextmanager
+def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[Path]:
+    """Give the folder that a training writes hyperparams.yaml and plan.json into.
+
+    Parameters
+    ----------
+    settings : mapping
+        The training's plain settings.
+    trial : bool
+        Whether nothing is trained: a run that is in output_folder then keeps its own,
+        and there are others below it until the trial ends.
+
+    Yields
+    ------
+    pathlib.Path
+        output_folder, or the folder of such a trial.
+    """
+    folder = Path(settings["output_folder"])
+    if not trial or not _has_run(settings):
+        yield folder
+        return
+    folder /= _TRIAL
+    run_on_main(folder.mkdir, kwargs={"parents": True, "exist_ok": True})
+    try:
+        yield folder
+    finally:
+        if if_main_process():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_run(settings: Mapping[str, Any]) -> bool:
+    """Say whether output_folder has weights already."""
+    begun = any(Path(settings["save_folder"]).glob("CKPT*/CKPT.yaml"))
+    return begun or Path(settings["output_folder"], WEIGHTS).is_file()
+
+
+def write_hyperparams(
+    folder: Path, text: str, settings: Mapping[str, Any], prepared: Prepared
+) -> None:
+    """Write the complete settings, with the numbers that follow from the data.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Where to.
+    text : str
+        The composed YAML.
+    settings : mapping
+        Its plain values.
+    prepared : Prepared
+        What was listed.
+    """
+    path = folder / HYPERPARAMS
+    write_whole(path, text)
+    steps = settings["steps_per_epoch"] or prepared.utterances // settings["batch_size"]
+    counted = {
+        "out_n_neurons": prepared.speakers * len(settings["speeds"]),
+        # None where there is not one batch, which the sampler refuses with the numbers.
+        "steps_per_epoch": steps or None,
+    }
+    with warnings.catch_warnings():
+        # It was said when the text was composed.
+        warnings.simplefilter("ignore", OptimizerWarning)
+        text = resolve(path, {**settings, **counted})
+    write_whole(path, text)
