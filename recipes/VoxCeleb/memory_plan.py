@@ -81,7 +81,8 @@ def write_plan(brain, kept, path, begun):
     )
     plan = plan_for_run(
         step,
-        kept=kept,
+        # A trial with a budget plans by itself.
+        kept=path if knobs.memory_budget else kept,
         plan_file=knobs.plan_file,
         memory_budget=knobs.memory_budget,
         max_gradient_error=knobs.max_gradient_error,

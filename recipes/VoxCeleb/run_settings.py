@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,13 +13,12 @@ from typing import Any
 from data_settings import Prepared
 from speechbrain.utils.distributed import if_main_process, run_on_main
 
+from speechbrain_rev.architectures import architecture
 from speechbrain_rev.hparams import OptimizerWarning, resolve
 from speechbrain_rev.inference.encoder_settings import ENCODER_SETTINGS
 from speechbrain_rev.inference.run_folder import HYPERPARAMS, WEIGHTS, read_settings
 from speechbrain_rev.whole_files import write_whole
 
-# Below output_folder, while a trial is at work.
-_TRIAL = "trial"
 # What shapes of weights depend on; of the data, prepare.py refuses others.
 _SHAPES = (*ENCODER_SETTINGS, "speeds")
 
@@ -40,10 +40,11 @@ def refuse_other_network(settings: Mapping[str, Any]) -> None:
     if not _has_run(settings) or not (folder / HYPERPARAMS).is_file():
         return
     earlier = read_settings(folder, [], optional=_SHAPES)
+    then, now = _as_published(earlier), _as_published(settings)
     changes = [
-        f"{name}: was {value}, is {settings[name]}"
-        for name, value in earlier.items()
-        if value != settings[name]
+        f"{name}: was {value}, is {now[name]}"
+        for name, value in then.items()
+        if value != now[name]
     ]
     if changes:
         raise ValueError(
@@ -74,13 +75,22 @@ def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[Path]:
     if not trial or not _has_run(settings):
         yield folder
         return
-    folder /= _TRIAL
-    run_on_main(folder.mkdir, kwargs={"parents": True, "exist_ok": True})
+    where = {"prefix": "trial_", "dir": folder}
+    folder = Path(run_on_main(tempfile.mkdtemp, kwargs=where))
     try:
         yield folder
     finally:
         if if_main_process():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _as_published(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Select what shapes depend on; null, where published values are meant, is these."""
+    chosen = {name: settings[name] for name in _SHAPES if name in settings}
+    for name in ("widths", "blocks"):
+        if name in chosen and chosen[name] is None:
+            chosen[name] = list(getattr(architecture(settings["arch"]), name))
+    return chosen
 
 
 def _has_run(settings: Mapping[str, Any]) -> bool:

@@ -302,7 +302,9 @@ def main(argv=None):
     refuse_own_folder(settings)
     refuse_other_network(settings)
     check_writable("output_folder", settings["output_folder"])
-    with kept_in(settings, trial=dry or run_opts.debug) as folder:
+    # Persistent, debugging leaves checkpoints, which need their settings.
+    trial = dry or (run_opts.debug and not run_opts.debug_persistently)
+    with kept_in(settings, trial=trial) as folder:
         prepared, hparams = prepare_run(text, settings, folder)
         train(prepared, hparams, run_opts, folder, dry)
     if torch.distributed.is_initialized():

@@ -24,12 +24,12 @@ from speechbrain_rev.scoring.as_norm import (
 from speechbrain_rev.scoring.bootstrap import BootstrapRates, bootstrap, interval
 from speechbrain_rev.scoring.cosine import cosine, cosine_trials, subtract_mean
 from speechbrain_rev.scoring.metrics import DetCurve, det_curve, eer, min_dcf
+from speechbrain_rev.scoring.multiple_tests import holm
 from speechbrain_rev.scoring.paired import (
     RateDifference,
     RateOverSeeds,
     SeedRates,
     detectable_margin,
-    holm,
     rate_difference,
     rate_over_seeds,
 )

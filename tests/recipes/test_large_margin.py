@@ -131,7 +131,9 @@ def test_a_model_without_its_training_is_refused(tmp_path, settings):
     """An exported one has neither speeds nor speakers."""
     (tmp_path / "hyperparams.yaml").write_text(settings)
     hparams = {"pretrained_run": str(tmp_path), "speeds": [1.0]}
-    with pytest.raises(ValueError, match="a model that was exported: give the output_f"):
+    with pytest.raises(
+        ValueError, match="a model that was exported: give the output_f"
+    ):
         recipe("fine_tuning").start_from(hparams)
 
 

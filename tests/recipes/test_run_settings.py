@@ -89,6 +89,48 @@ def test_a_trial_in_a_run_s_folder_leaves_its_settings_and_plan(
     assert SpeakerEmbedder.from_run(folder)
 
 
+def test_a_folder_of_the_user_s_is_not_the_trial_s(script, data, folder):
+    (folder / "trial").mkdir()
+    (folder / "trial" / "notes.txt").write_text("mine")
+    before = contents(folder)
+    script.main([*arguments(data, folder, **SHORT), "--dry_run"])
+    assert contents(folder) == before
+
+
+def test_a_trial_with_another_batch_is_not_held_to_the_plan_of_the_run(
+    script, data, folder
+):
+    budget = {"memory_budget": "1GB"}
+    script.main(arguments(data, folder, **SHORT | budget | {"number_of_epochs": 2}))
+    before = contents(folder)
+    other = SHORT | budget | {"batch_size": 2}
+    script.main([*arguments(data, folder, **other), "--dry_run"])
+    assert contents(folder) == before
+
+
+def test_what_debugging_persistently_leaves_has_its_settings(script, data, folder):
+    argv = arguments(data, folder, **SHORT | {"number_of_epochs": 2, "lr": 0.5})
+    script.main([*argv, "--debug", "--debug_persistently"])
+    assert "lr: 0.5" in (folder / "hyperparams.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("widths", "other"), [("null", False), ("[8, 8, 8, 16]", True)]
+)
+def test_published_widths_are_those_that_are_meant_by_null(tmp_path, widths, other):
+    settings = recipe("run_settings")
+    record = f"arch: revnet57\nwidths: {widths}\nblocks: null\n"
+    (tmp_path / "hyperparams.yaml").write_text(record)
+    (tmp_path / "embedding_model.ckpt").touch()
+    now = {"output_folder": str(tmp_path), "save_folder": str(tmp_path / "save")}
+    now |= {"arch": "revnet57", "widths": [48, 96, 192, 300], "blocks": None}
+    if not other:
+        settings.refuse_other_network(now)
+        return
+    with pytest.raises(ValueError, match=r"widths: was \[8, 8, 8, 16\], is \[48"):
+        settings.refuse_other_network(now)
+
+
 def test_a_trial_that_fails_leaves_them_too(script, data, folder):
     before = contents(folder)
     argv = arguments(data, folder, **SHORT | {"memory_budget": "0.05MB"})

@@ -196,12 +196,25 @@ def test_what_was_begun_elsewhere_is_not_gone_on_with(whole, monkeypatch, key):
 
 
 def test_of_what_was_begun_without_a_word_it_is_not_known_where(tmp_path):
-    (tmp_path / "save" / "CKPT+1").mkdir(parents=True)
+    checkpoint = tmp_path / "save" / "CKPT+1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "CKPT.yaml").touch()
     origin.write_origin(tmp_path, "cpu", "fp32")
     machines = origins.machines_of(origins.read_origin(tmp_path))
     assert machines.startswith("not written down, then ")
     origin.write_origin(tmp_path, "cpu", "fp32")
     assert len(origins.read_origin(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("is_cut_short", [False, True])
+def test_what_ended_before_its_first_checkpoint_is_not_told_of(tmp_path, is_cut_short):
+    earlier = {"processor": "one", "instructions": "AVX2", "torch": "2.9"}
+    (tmp_path / "origin.json").write_text(json.dumps([earlier]))
+    if is_cut_short:
+        # Its last file is not there.
+        (tmp_path / "save" / "CKPT+1").mkdir(parents=True)
+    origin.write_origin(tmp_path, "cpu", "fp32")
+    assert not origins.machines_of(origins.read_origin(tmp_path)).startswith("one")
 
 
 def test_a_training_on_a_card_names_it():

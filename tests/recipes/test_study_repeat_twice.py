@@ -133,35 +133,35 @@ def test_without_twice_nothing_is(whole, machine):
     assert repeat.told(found).endswith("easy 0.00 and 0.00")
 
 
+@pytest.mark.parametrize("key", ["processor", "commit"])
 @pytest.mark.parametrize("twice_before", [False, True])
-def test_what_was_trained_again_elsewhere_says_nothing_of_this_machine(
-    whole, machine, twice_before
+def test_trainings_of_two_machines_or_codes_say_nothing_of_one(
+    whole, machine, key, twice_before
 ):
     before = repeated(whole, "revnet46", twice=twice_before)
-    machine.here["processor"] = "another"
-    words = (
-        "repeated/runs/revnet46/1 was trained elsewhere: processor was one and is ano"
-    )
-    with pytest.raises(ValueError, match=words):
-        repeated(whole, "revnet46")
-    assert kept(whole) == before
-    shutil.rmtree(whole.folder / "repeated" / "runs" / "revnet46" / "1")
-    if twice_before:
-        # The third training is not of the machine that the second is of.
-        with pytest.raises(ValueError, match=r"repeated/repeated/.* was trained elsew"):
+    machine.here[key] = "another"
+    if not twice_before:
+        words = (
+            rf"repeated/runs/revnet46/1 was .* elsewhere: {key} was .* and is another"
+        )
+        with pytest.raises(ValueError, match=words):
             repeated(whole, "revnet46")
     else:
-        repeated(whole, "revnet46")
-    first, second = kept(whole)
-    assert [first] == before
-    assert second["differing_once_more"] == (None if twice_before else [])
-
-
-def test_another_commit_is_no_other_machine(whole, machine):
-    repeated(whole, "revnet46", twice=False)
-    machine.here["commit"] = "b"
+        # Both are of there.
+        assert repeated(whole, "revnet46") == before
+    assert kept(whole) == before
+    shutil.rmtree(whole.folder / "repeated" / "runs" / "revnet46" / "1")
+    machine.outcomes = (("dead", "1"), ("dead", "1"))
+    if twice_before:
+        with pytest.raises(
+            ValueError, match=r"repeated/repeated/.* was trained by othe"
+        ):
+            repeated(whole, "revnet46")
+        assert kept(whole)[-1]["differing_once_more"] is None
+        shutil.rmtree(whole.folder / "repeated" / "repeated")
     (found,) = repeated(whole, "revnet46")
     assert found["differing_once_more"] == []
+    assert kept(whole)[-1] == found
 
 
 @pytest.mark.parametrize(("weights", "known"), [("beef", []), ("dead", None)])

@@ -33,7 +33,7 @@ def state_margins(study: Study, references: Sequence[str]) -> dict[str, Any]:
     """Write the margins of each reference, from its own runs alone.
 
     Stated once, they stay: the same runs state the same, and nothing is written again.
-    Those that were stated of the same runs from other numbers of draws stay, too.
+    Those that were stated of fewer draws are held to as many.
 
     Parameters
     ----------
@@ -58,13 +58,16 @@ def state_margins(study: Study, references: Sequence[str]) -> dict[str, Any]:
     if not references:
         raise ValueError("Margins are made of the references; give at least one.")
     path = study.folder / MARGINS
-    if not path.exists():
+    kept = read_margins(study) if path.exists() else None
+    if kept is None:
         _refuse_to_state_late(study, references)
+    # Those that say nothing of it drew as many seeds as speakers.
+    draws = kept["made_of"].get("draws", study.replicates) if kept else DRAWS
     stated: dict[str, Any] = {
         "margins": {
             name: {
                 trials: {
-                    rate: scoring.detectable_margin(system)
+                    rate: scoring.detectable_margin(system, draws=draws)
                     for rate, system in study.rates(name, trials, METHOD).items()
                 }
                 for trials in study.lists
@@ -76,18 +79,15 @@ def state_margins(study: Study, references: Sequence[str]) -> dict[str, Any]:
             "method": METHOD,
             "seeds": list(study.seeds),
             "replicates": study.replicates,
-            "draws": DRAWS,
+            "draws": draws,
             "weights": {name: study.digests(name) for name in references},
         },
         "baseline": baseline_figures(study),
         "wide": WIDE,
     }
-    if path.exists():
-        kept = read_margins(study)
-        if kept["made_of"].get("draws") != DRAWS:
-            stated["margins"] = kept["margins"]
-            stated["made_of"] = kept["made_of"] | _without_draws(stated["made_of"])
-        if _without_time(kept) != stated:
+    if kept is not None:
+        same = {**kept, "made_of": {"draws": draws, **kept["made_of"]}}
+        if _without_time(same) != stated:
             raise ValueError(
                 f"{path} states other margins than these runs do; margins are not changed "
                 "after they were stated. Begin a study in another folder."
@@ -114,10 +114,6 @@ def _refuse_to_state_late(study: Study, references: Sequence[str]) -> None:
             "margins are stated before what they are for was looked at. Restore the file, "
             "or begin a study in another folder."
         )
-
-
-def _without_draws(made_of: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in made_of.items() if key != "draws"}
 
 
 def _without_time(margins: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def write_origin(folder: Path, device: str, precision: str) -> None:
     device, precision : str
         On what, and in what, it computes.
     """
-    goes_on = any(folder.glob("save/CKPT*")) or (folder / WEIGHTS).is_file()
+    goes_on = any(folder.glob("save/CKPT*/CKPT.yaml")) or (folder / WEIGHTS).is_file()
     # What was ended before its first checkpoint begins anew.
     entries = (read_origin(folder) or [{}]) if goes_on else []
     here = {

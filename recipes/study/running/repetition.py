@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from design.sizes import Size
 from measurements.of_study import distance_over_way, memory_budget
 from results.files import AGAIN
-from results.origins import machines_of, read_origin
+from results.origins import read_origin
 from results.runs import SCORED, Study
 
 from running.origin import differing, origin_of
@@ -21,9 +21,6 @@ from running.trainings import (
     settings_of,
     train_all,
 )
-
-# What an origin has of the code, not of the machine.
-_OF_CODE = ("speechbrain_rev", "package_of_this_repository", "commit", "changed")
 
 
 def repeat(
@@ -63,7 +60,7 @@ def repeat(
         digests of the "weights" that the study had and of "weights_again"; the "origin"
         and "origin_again" of both trainings, as ``read_origin`` gives it;
         "differing_once_more", what differs of the second training and of one more on the
-        same machine, None where there is none.
+        same machine by the same code, None where there is none.
     failed : list of str
         What became of those that failed.
 
@@ -71,7 +68,7 @@ def repeat(
     ------
     ValueError
         If one was begun with other code, or on another machine, and is not done; or what
-        would be trained once more was trained again on another machine than this one.
+        would be compared with itself is of two codes or machines.
     """
     again = replace(study, folder=study.folder / AGAIN)
     once_more = replace(study, folder=again.folder / AGAIN)
@@ -100,9 +97,10 @@ def repeat(
     failed = train_all_of(copied(again, runs), proven=False)
     otherwise = [run for run in runs if found.get(run.name, {}).get("differing")]
     if twice and otherwise:
-        for copy in copied(again, otherwise) + copied(once_more, otherwise):
-            _check_place(copy, settings_of(copy, settings, size))
-        failed += train_all_of(copied(once_more, otherwise), proven=True)
+        copies = copied(once_more, otherwise)
+        for second, third in zip(copied(again, otherwise), copies, strict=True):
+            _check_pair(second, third, settings_of(second, settings, size))
+        failed += train_all_of(copies, proven=True)
     return list(found.values()), failed
 
 
@@ -122,9 +120,7 @@ def _compared(study: Study, again: Study, once_more: Study, run: Run) -> dict[st
         each.run_folder(condition, seed) for each in (study, again, once_more)
     )
     differing = study.differing(again, condition, seed)
-    has_third = (third / SCORED).is_file() and machines_of(
-        read_origin(third)
-    ) == machines_of(read_origin(second))
+    has_third = (third / SCORED).is_file() and _is_alike(second, third)
     differing_then = again.differing(once_more, condition, seed) if has_third else None
     return {
         "name": run.name,
@@ -152,25 +148,37 @@ def _check_origin(copy: Run, given: Mapping[str, str]) -> None:
         )
 
 
-def _check_place(copy: Run, given: Mapping[str, str]) -> None:
-    """Refuse to compare what is trained here with what was done on another machine."""
-    if copy.is_done and (told := _otherwise_here(copy, given, but=_OF_CODE)):
+def _check_pair(second: Run, third: Run, given: Mapping[str, str]) -> None:
+    """Refuse to compare two trainings unless they are of one code and machine."""
+    if third.is_done and not _is_alike(second.folder, third.folder):
         raise ValueError(
-            f"{copy.folder} was trained elsewhere: {'; '.join(told)}. What is trained "
-            "once more has to be compared with a training on this machine. Remove that "
-            "folder to train it here, too."
+            f"{third.folder} was trained by other code or elsewhere than {second.folder}. "
+            "Remove the former to train it once more."
+        )
+    if not third.is_done and (told := _otherwise_here(second, given)):
+        raise ValueError(
+            f"{second.folder} was trained by other code or elsewhere: {'; '.join(told)}. "
+            "What is trained once more has to be compared with a training by this code "
+            "here. Remove that folder to train both."
         )
 
 
-def _otherwise_here(
-    copy: Run, given: Mapping[str, str], *, but: Collection[str] = ()
-) -> list[str]:
+def _is_alike(one: Path, other: Path) -> bool:
+    """Say whether two trainings are of one code and machine, as they wrote it down."""
+    origins = read_origin(one), read_origin(other)
+    return len(origins[0]) == len(origins[1]) and not any(
+        differing(*pair) for pair in zip(*origins, strict=True)
+    )
+
+
+def _otherwise_here(copy: Run, given: Mapping[str, str]) -> list[str]:
     """Say in what the origins of a training differ from what one here would have."""
     here = origin_of(given["device"], precision_of(given))
-    told: dict[str, None] = {}
+    told = []
     for entry in read_origin(copy.folder) or [{}]:
         known = {key: entry.get(key) for key in here}
-        for key in differing(known, here):
-            if key not in but:
-                told[f"{key} was {known[key]} and is {here[key]}"] = None
-    return list(told)
+        told += [
+            f"{key} was {known[key]} and is {here[key]}"
+            for key in differing(known, here)
+        ]
+    return list(dict.fromkeys(told))
