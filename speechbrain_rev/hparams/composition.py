@@ -27,7 +27,7 @@ from speechbrain_rev.hparams.families import (
 from speechbrain_rev.hparams.features import refuse_other_features
 from speechbrain_rev.hparams.readers import refuse_disagreement
 from speechbrain_rev.hparams.settings import Settings
-from speechbrain_rev.hparams.shipped import file_of
+from speechbrain_rev.hparams.shipped import base_of, file_of
 
 
 @dataclass(frozen=True)
@@ -221,4 +221,7 @@ def _chain(wanted: str | Path) -> list[Document]:
                 f"{document.where(base)}: base takes the name of one file, such as "
                 "train.yaml."
             )
-        file = file.parent / base.value
+        try:
+            file = base_of(base.value, file)
+        except ValueError as error:
+            raise ValueError(f"{document.where(base)}: {error}") from error

@@ -76,3 +76,48 @@ def file_of(file: str | Path) -> Path:
             f"of that name comes with the package.{nearest(path.name, files)}"
         )
     return files[path.name]
+
+
+def base_of(name: str, child: Path) -> Path:
+    """Return the file that another one means by its ``base``.
+
+    Parameters
+    ----------
+    name : str
+        A path, from the folder of the file that says so; or, if nothing lies there, the
+        name of one of the package's, with or without ``.yaml``.
+    child : pathlib.Path
+        The file that says so.
+
+    Returns
+    -------
+    pathlib.Path
+        Where the base is; whether a path leads to a file is seen by whoever reads it.
+
+    Raises
+    ------
+    ValueError
+        If there is neither; the message lists the names.
+
+    Examples
+    --------
+    >>> base_of("train.yaml", Path("mine/deep.yaml")) == shipped()["train"]
+    True
+    """
+    beside = child.parent / name
+    try:
+        beside.lstat()  # a link that leads nowhere was meant, too
+    except FileNotFoundError:
+        files = shipped()
+    except (OSError, ValueError):
+        return beside
+    else:
+        return beside
+    if name.removesuffix(".yaml") not in files:
+        raise ValueError(
+            f"its base {name} is not there: no file of that path lies beside {child.name}, "
+            "and none of that name comes with the package."
+            f"{nearest(Path(name).stem, files)} Give a path from the folder of "
+            f"{child.name}, or one of {', '.join(files)}."
+        )
+    return files[name.removesuffix(".yaml")]

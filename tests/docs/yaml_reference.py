@@ -33,9 +33,11 @@ Written by `python -m tests.docs.yaml_reference` from
 [hparams/train.yaml](../hparams/train.yaml) and from the ranges that are checked before a
 training begins. A setting is given in a file, which names its parent
 (`base: train.yaml`), or as `--key=value` on the command line, which goes before all files;
-[the recipe](../recipes/VoxCeleb/README.md) has the commands. `speechbrain-rev resolve FILE`
-prints the sum. A key that does not exist, or a value outside its range, ends the command
-with the line of the file that has it.
+[the recipe](../recipes/VoxCeleb/README.md) has the commands. A parent is a path from the
+folder of the file that names it or, if nothing lies there, the name of one of
+[these files](#the-files-beside-trainyaml). `speechbrain-rev resolve FILE` prints the sum. A
+key that does not exist, or a value outside its range, ends the command with the line of the
+file that has it.
 
 These are null in train.yaml, and the encoder's family decides what they are:
 """

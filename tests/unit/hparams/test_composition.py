@@ -150,7 +150,6 @@ class TestBases:
     @pytest.mark.parametrize(
         ("base", "reason"),
         [
-            ("none.yaml", "No such file"),
             (".", "Is a directory"),
             ("loop.yaml", "Too many levels of symbolic links"),
             ('"a\\0b"', "null byte"),
