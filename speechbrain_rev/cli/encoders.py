@@ -186,6 +186,7 @@ def _memory(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.models.breakdown import PLAN
     from speechbrain_rev.models.card import parse_card
     from speechbrain_rev.models.picture import check_png
+    from speechbrain_rev.models.table import MODES
 
     if parsed.plot is not None:
         check_png(parsed.plot)
@@ -194,6 +195,7 @@ def _memory(parsed: argparse.Namespace) -> None:
         _published(parsed)
         return
     card_bytes = None if parsed.card is None else parse_card(parsed.card)
+    _check_mode(parsed.mode, (*MODES, PLAN))
     planned = parsed.mode == PLAN
     if card_bytes is not None and parsed.plot is not None and not planned:
         raise ValueError(
@@ -213,6 +215,18 @@ def _memory(parsed: argparse.Namespace) -> None:
         return
     render = breakdown_render.as_json if parsed.json else breakdown_render.as_text
     print(render(breakdowns, card_bytes), end="")
+
+
+def _check_mode(mode: str | None, counted: Sequence[str]) -> None:
+    """Refuse modes in which no step is counted."""
+    from speechbrain_rev.models.table import check_names
+
+    if mode == "compress":
+        raise ValueError(
+            "--mode=compress is not counted: what it keeps depends on the speech. Give "
+            f"one of {', '.join(counted)}; the recipe's --dry_run measures it."
+        )
+    check_names("--mode", [] if mode is None else [mode], counted)
 
 
 def _uniform(parsed: argparse.Namespace) -> Sequence[Cases]:

@@ -31,7 +31,7 @@ from speechbrain_rev.models.counting import (
 )
 from speechbrain_rev.models.planning import PlannedEncoder
 from speechbrain_rev.models.stages import StageMemory, stage_memory
-from speechbrain_rev.models.table import MODES
+from speechbrain_rev.models.table import MODES, check_names
 from speechbrain_rev.optim import build_optimizer, state_bytes
 from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.planner.trace import trace_bytes
@@ -107,8 +107,8 @@ def encoder_breakdown(
     name : str
         One of ``speechbrain_rev.architectures.ARCHITECTURES``.
     mode : str or None
-        What its blocks keep; None for the default: reconstruct if it is reversible,
-        else store.
+        What its blocks keep: "store", "recompute" or "reconstruct". None for the
+        default: reconstruct if it is reversible, else store.
     batch : int
         Utterances.
     frames : int
@@ -146,6 +146,7 @@ def encoder_breakdown(
             f"An utterance has from 1 to {LARGEST_FRAMES} frames of 10 ms, not {frames}."
         )
     mode = mode or architecture(name).default_mode
+    check_names("mode", [mode], MODES)
     encoder, step = training_step(name, mode=mode, batch=batch, frames=frames)
 
     def counted() -> tuple[int, str]:

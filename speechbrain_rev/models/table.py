@@ -121,9 +121,9 @@ def select(
     >>> best[0].row.name
     'revnet245'
     """
-    _check("--family", families, [row.family for row in ARCHITECTURES.values()])
-    _check("--type", types, [row.type for row in ARCHITECTURES.values()])
-    _check("--sort", [] if sort is None else [sort], SORT_KEYS)
+    check_names("--family", families, [row.family for row in ARCHITECTURES.values()])
+    check_names("--type", types, [row.type for row in ARCHITECTURES.values()])
+    check_names("--sort", [] if sort is None else [sort], SORT_KEYS)
     if training.card_bytes is None and (fitting or sort == "batch"):
         option = "--fits" if fitting else "--sort=batch"
         raise ValueError(f"{option} needs a card: add, for instance, --card=11GB.")
@@ -154,7 +154,29 @@ def _sorted(models: list[Model], sort: str | None, reverse: bool) -> list[Model]
     ]
 
 
-def _check(option: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+def check_names(option: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse names that an option does not take.
+
+    Parameters
+    ----------
+    option : str
+        What takes them, for the error message.
+    given : iterable of str
+        What was given.
+    allowed : iterable of str
+        All that there are.
+
+    Raises
+    ------
+    ValueError
+        With all names, and the nearest one.
+
+    Examples
+    --------
+    >>> check_names("--mode", ["stored"], ["store", "recompute"])
+    Traceback (most recent call last):
+    ValueError: --mode takes store, recompute, not stored. Did you mean store?
+    """
     names = list(dict.fromkeys(allowed))
     for name in given:
         if name in names:

@@ -128,7 +128,10 @@ def test_before_is_stored_at_32_bit_and_after_is_as_asked():
     [
         ({"name": "revnet58"}, "Did you mean revnet57"),
         ({"mode": "reconstruct"}, "resnet34 has no reversible blocks"),
-        ({"mode": "keep"}, "There is no memory mode 'keep'"),
+        (
+            {"mode": "compress"},
+            "mode takes store, recompute, reconstruct, not compress",
+        ),
         ({"batch": 0}, "from 1 to 1000000 utterances, not 0"),
         ({"frames": -3}, "from 1 to 100000 frames of 10 ms, not -3"),
         ({"frames": 3}, "needs at least 9 frames"),
