@@ -114,7 +114,8 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--frames",
         type=int,
-        help="of an utterance (default: 200, 2 s; others than 200 and 600 take seconds)",
+        help="of an utterance (default: 200, 2 s; others than 200 and 600 take seconds, "
+        "and do not go with --mode=plan)",
     )
     command.add_argument(
         "--mode",

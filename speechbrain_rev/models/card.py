@@ -184,7 +184,9 @@ class Training:
         if self.frames not in FRAMES:
             raise ValueError(
                 f"Memory was counted for utterances of {' and '.join(map(str, FRAMES))} "
-                f"frames, not of {self.frames}."
+                f"frames, not of {self.frames}. Give one of these: what fits a longer "
+                "utterance fits a shorter one. `speechbrain-rev memory` without "
+                "--mode=plan counts any length."
             )
         if self.optimizer_bits not in _STATE_BYTES:
             raise ValueError(

@@ -456,7 +456,10 @@ class TestMemory:
                 ["resnet34", "--mode=plan", "--card=4GB", "--speed=missing.json"],
                 "--speed: missing.json is no file. Write it by `speechbrain-rev cal",
             ),
-            (["--mode=plan", "--card=4GB", "--frames=300"], "200 and 600 frames, not"),
+            (
+                ["--mode=plan", "--card=4GB", "--frames=300"],
+                "200 and 600 frames, not of 300. Give one of these: what fits a longer",
+            ),
             (["--mode=plan", "--card=4GB", "--optimizer_bits=4"], "or 32 bit, not 4"),
             (
                 ["resnet34", "--mode=plan", "--card=2GB", "--batch=100"],
