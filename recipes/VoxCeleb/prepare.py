@@ -131,7 +131,7 @@ def _prepare(settings: Settings, save_folder: Path) -> Prepared:
         raise ValueError(
             f"Only {len(train)} speaker(s) are left for training: {len(found)} found, "
             f"{len(found) - len(by_speaker)} in trial lists, {len(held_out)} held out. "
-            "Check train_list, trial_lists and valid_speakers."
+            "Check data_folder, train_list, trial_lists and valid_speakers."
         )
     utterances = [utterance for spoken in train.values() for utterance in spoken]
     write_manifest(save_folder / "train.csv", utterances)

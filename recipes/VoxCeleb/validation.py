@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from layout import speaker_of
+from layout import LAYOUT_WORDS, speaker_of
 
 from speechbrain_rev.speech import generator
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # Of each held-out speaker; a validation after each epoch must stay short.
 VALID_UTTERANCES = 10
 IMPOSTORS_PER_TARGET = 4
+# Two who are held out, for impostor trials, and two to train on.
+FEWEST_SPEAKERS = 4
 
 
 def held_out_speakers(
@@ -27,6 +29,8 @@ def held_out_speakers(
     if settings.valid_trials is not None or not settings.valid_speakers:
         return {}
     speakers = sorted(by_speaker)
+    if len(speakers) < FEWEST_SPEAKERS:
+        raise ValueError(_too_few(speakers, settings))
     if not 2 <= settings.valid_speakers <= len(speakers) - 2:
         raise ValueError(
             f"valid_speakers is {settings.valid_speakers}, of {len(speakers)} speakers. "
@@ -36,6 +40,21 @@ def held_out_speakers(
     order = torch.randperm(len(speakers), generator=draws).tolist()
     chosen = sorted(speakers[i] for i in order[: settings.valid_speakers])
     return {speaker: by_speaker[speaker] for speaker in chosen}
+
+
+def _too_few(speakers: Sequence[str], settings: Settings) -> str:
+    """Say that nobody can be held out, and why there may be so few speakers."""
+    named = f" ({', '.join(speakers)})" if speakers else ""
+    beside = ", beside those of trial lists" if settings.trial_lists else ""
+    level = ""
+    if settings.train_list is None:
+        level = f"Is data_folder the right level? {LAYOUT_WORDS} "
+    return (
+        f"valid_speakers is {settings.valid_speakers}, and {len(speakers)} speaker(s) were "
+        f"found in {settings.train_list or settings.data_folder}{named}{beside}: too few "
+        "to hold any out, as validation takes 2 and training 2 others. "
+        f"{level}valid_speakers 0 means no validation."
+    )
 
 
 def validation_lines(held_out: dict[str, list[str]], settings: Settings) -> list[str]:

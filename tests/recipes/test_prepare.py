@@ -258,6 +258,30 @@ def test_settings_that_cannot_work_are_refused_by_name(
     assert not (tmp_path / "save" / "prepared.json").exists()
 
 
+def test_a_data_folder_of_a_level_too_high_is_asked_about(tmp_path):
+    # One folder is one speaker there, as its speakers are taken for sessions.
+    path = tmp_path / "data" / "corpus"
+    shutil.copytree(write_corpus(tmp_path, seconds=0.1) / "wav" / "id00000", path)
+    with pytest.raises(ValueError, match="valid_speakers is 40, and 1 speaker") as told:
+        prepare.prepare(settings(path.parent, valid_speakers=40), tmp_path / "save")
+    said = str(told.value)
+    assert f"were found in {path.parent} (corpus): too few to hold any out" in said
+    assert "Is data_folder the right level? Accepted are DATA/wav/<speaker>/" in said
+    assert said.endswith("valid_speakers 0 means no validation.")
+
+
+def test_too_few_speakers_of_a_list_are_no_matter_of_levels(corpus, tmp_path):
+    train_list = tmp_path / "list.txt"
+    names = [f"id0000{number}" for number in range(3)]
+    train_list.write_text("".join(f"{s} {s}/s00/00000.wav\n" for s in names))
+    chosen = settings(corpus, train_list=str(train_list), valid_speakers=2)
+    with pytest.raises(
+        ValueError, match=r"3 speaker\(s\) were found in .*list"
+    ) as told:
+        prepare.prepare(chosen, tmp_path / "save")
+    assert "level" not in str(told.value)
+
+
 def test_a_malformed_line_of_the_train_list_is_named_by_its_number(corpus, tmp_path):
     train_list = tmp_path / "list.txt"
     train_list.write_text("id1 id1/a/1.wav\nid1/a/2.wav\n")
