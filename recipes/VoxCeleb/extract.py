@@ -12,7 +12,6 @@ recipes/VoxCeleb/extract.py RUN_FOLDER``.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 from layout import speech_root
 from processes import ALONE, Place, joined, own_device
 
-from speechbrain_rev.cli import run_script
+from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.inference import SpeakerEmbedder, embed_into, embed_share
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.scoring import read_trials
@@ -98,7 +97,7 @@ def extract(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run_folder", type=Path, help="output_folder of train.py")
     parser.add_argument("--trials", nargs="+", help="instead of the run's trial_lists")
     parser.add_argument("--trials_folder", help="instead of the run's trials_folder")

@@ -22,7 +22,6 @@ into the run's save folder, never into the data folder:
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -47,7 +46,7 @@ from speechbrain.dataio.encoder import CategoricalEncoder
 from tqdm import tqdm
 from validation import held_out_speakers, validation_lines
 
-from speechbrain_rev.cli import run_script
+from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.hparams import compose, plain_settings
 from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.speech import audio_exists, write_manifest
@@ -275,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not argv or {"-h", "--help"} & set(argv):
         print(__doc__)
     elif "--pack" in argv:
-        parser = argparse.ArgumentParser()
+        parser = ArgumentParser()
         parser.add_argument("--pack", nargs=2, type=Path, metavar=("FOLDER", "PACKED"))
         parser.add_argument("--sample_rate", type=int, default=16000)
         parser.add_argument("--bad_files", choices=("refuse", "drop"), default="refuse")

@@ -28,7 +28,7 @@ from extract import COHORT, TRIALS, lists_of
 from processes import ALONE, Place, cohort_statistics, joined
 
 from speechbrain_rev import plots, scoring
-from speechbrain_rev.cli import run_script
+from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.inference import Cohort, EmbeddingArchive
 from speechbrain_rev.inference.run_folder import read_settings, read_weights
 from speechbrain_rev.speech import read_manifest
@@ -235,7 +235,7 @@ def check_fresh(folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = ArgumentParser(description=__doc__.partition("\n")[0])
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument(
         "run_folder", nargs="?", type=Path, help="output_folder of train.py"

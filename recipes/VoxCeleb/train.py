@@ -62,6 +62,8 @@ from speechbrain_rev.whole_files import check_writable
 
 logger = logging.getLogger("train")
 
+DRY_RUN = ("--dry_run", "--dry-run")
+
 
 @register_checkpoint_hooks
 class SpeakerBrain(CheckedSteps):
@@ -296,8 +298,9 @@ def main(argv=None):
     if not argv or {"-h", "--help"} & set(argv):
         print(__doc__)
         return
-    dry = "--dry_run" in argv
-    text, settings, run_opts = compose_run([a for a in argv if a != "--dry_run"])
+    others = [a for a in argv if a not in DRY_RUN]
+    dry = others != argv
+    text, settings, run_opts = compose_run(others)
     sb.utils.distributed.ddp_init_group(run_opts)
     refuse_own_folder(settings)
     refuse_other_network(settings)

@@ -4,5 +4,6 @@ Each subcommand imports what it needs when it runs, so that ``--help`` is there 
 """
 
 from speechbrain_rev.cli.command import main, run_script
+from speechbrain_rev.cli.spelling import ArgumentParser
 
-__all__ = ["main", "run_script"]
+__all__ = ["ArgumentParser", "main", "run_script"]

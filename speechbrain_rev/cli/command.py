@@ -20,6 +20,7 @@ from speechbrain_rev.cli import (
     speeds,
     sweeps,
 )
+from speechbrain_rev.cli.spelling import ArgumentParser
 
 # What to do where memory ran out; commands that run tensors say it of their own options.
 _LESS_MEMORY = "End what else uses it, and try again."
@@ -91,7 +92,7 @@ def run_script(script: Callable[[], object]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="speechbrain-rev",
         description="Very deep speaker encoders in little memory, with SpeechBrain.",
         allow_abbrev=False,

@@ -76,7 +76,7 @@ def test_files_that_cannot_be_used_are_refused_or_left_out(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"3 of 11 files cannot.*--bad_files=drop"):
         pack(source, tmp_path / "a.packed")
     # What could be packed is there when it goes on.
-    pack(source, tmp_path / "a.packed", "--first_channel", "--bad_files=drop")
+    pack(source, tmp_path / "a.packed", "--first-channel", "--bad-files=drop")
     told = capsys.readouterr().out
     assert "2 of 11 files cannot be used" in told
     assert "9 files" in told.splitlines()[-1]

@@ -196,7 +196,7 @@ def test_a_file_of_scores_gives_the_metrics_again(folder, capsys):
     script = recipe("score")
     report = script.score(path, [trials], speakers, cohort_top_n=4, replicates=20)
     file = path / "scores" / "trials.as_norm.txt"
-    script.main(["--from-scores", str(file), "--bootstrap", "20"])
+    script.main(["--from_scores", str(file), "--bootstrap", "20"])
     (row,) = json.loads((path / "scores/trials.as_norm.txt.json").read_text())[
         "results"
     ]

@@ -181,10 +181,11 @@ def test_a_run_ends_its_group_of_processes(train, data, tmp_path, monkeypatch):
             torch.distributed.destroy_process_group()
 
 
+@pytest.mark.parametrize("option", ["--dry_run", "--dry-run"])
 def test_a_dry_run_says_what_training_would_take_and_trains_nothing(
-    train, data, tmp_path, capsys
+    option, train, data, tmp_path, capsys
 ):
-    train.main([*arguments(data, tmp_path), "--dry_run"])
+    train.main([*arguments(data, tmp_path), option])
     output = capsys.readouterr().out
     assert "4 steps per epoch" in output
     assert "min for 2 epochs" in output

@@ -13,7 +13,7 @@ import speechbrain_rev
 PACKAGE = Path(speechbrain_rev.__file__).parent
 
 PUBLIC = {
-    "cli": {"main", "run_script"},
+    "cli": {"ArgumentParser", "main", "run_script"},
     "compression": {
         "ActivationCompression", "Compressed", "DeviationBound", "FixedBound", "Form",
         "GradientBound", "LayerRecord", "RangeBound", "Reason", "Rule",

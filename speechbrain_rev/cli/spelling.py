@@ -1,0 +1,43 @@
+"""Options of several words, with dashes or with underscores between them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """A parser that takes ``--bad-files`` and ``--bad_files`` for the same option.
+
+    Help and errors show an option as it was added. Parsers of subcommands do the same.
+
+    Examples
+    --------
+    >>> parser = ArgumentParser()
+    >>> _ = parser.add_argument("--bad-files")
+    >>> _ = parser.add_argument("--top_n", type=int)
+    >>> parser.parse_args(["--bad_files=skip", "--top-n", "5"])
+    Namespace(bad_files='skip', top_n=5)
+    """
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse as argparse does, options spelled as they were added."""
+        given = list(sys.argv[1:] if args is None else args)
+        # What follows -- is no option.
+        end = given.index("--") if "--" in given else len(given)
+        given[:end] = map(self._as_added, given[:end])
+        return super().parse_known_args(given, namespace)
+
+    def _as_added(self, argument: str) -> str:
+        option, equals, value = argument.partition("=")
+        added = self._option_string_actions
+        if option.startswith("--") and option not in added:
+            words = option.replace("_", "-")
+            for name in added:
+                if name.replace("_", "-") == words:
+                    return f"{name}{equals}{value}"
+        return argument
