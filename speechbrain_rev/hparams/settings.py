@@ -8,7 +8,6 @@ and the order stay.
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,13 +25,11 @@ from speechbrain_rev.hparams.document import (
     end_of_value,
     excerpt,
     is_object,
-    is_plain,
     items,
-    nearest,
     unknown,
     walk,
 )
-from speechbrain_rev.hparams.knobs import MOST_IN_A_SENTENCE, RULES, Knob, Rule
+from speechbrain_rev.hparams.rules import RULES, Rule
 from speechbrain_rev.hparams.values import (
     Value,
     given,
@@ -225,22 +222,10 @@ class Settings:
                 # A text it may be, or else what the table says.
                 word = getattr(value.node, "value", None) == knob.or_word
                 kind = "str" if word else kind
-                self._check_word(knob, value, ".".join(path))
-            self._written[path] = write(value, kind, ".".join(path), nullable=nullable)
-            self._values[path] = value
-
-    def _check_word(self, knob: Knob, value: Value, dotted: str) -> None:
-        """Say all that a knob takes which may be a word or something else."""
-        node = value.node
-        if (
-            isinstance(node, ScalarNode)
-            and is_plain(node, "str")
-            and (node.value != knob.or_word)
-        ):
-            raise ValueError(
-                f"{value.where}: {dotted} takes {knob.takes()}, not "
-                f"{excerpt(node) or 'an empty one'}."
+            self._written[path] = write(
+                value, kind, ".".join(path), nullable=nullable, knob=knob
             )
+            self._values[path] = value
 
     def _check(self, path: Path) -> None:
         knob = knob_of(path, self._entries[path][1])
@@ -255,13 +240,11 @@ class Settings:
         if str(value.node.tag) in _FOLLOWED:
             shown = f"{found} ({value.node.tag} {shown})"
         if not knob.has_kind(found):
-            raise ValueError(
-                wrong_kind(value.where, dotted, knob.kind, shown, nullable=knob.null)
-            )
+            raise ValueError(wrong_kind(value.where, dotted, knob, shown))
         if not knob.allows(found):
             raise ValueError(
                 f"{value.where}: {dotted} takes {knob.takes()}, not "
-                f"{shown or 'an empty one'}.{_advice(knob, found)}"
+                f"{shown or 'an empty one'}.{knob.advice(found)}"
             )
 
     def _broken(self, rule: Rule, values: Mapping[str, object]) -> str:
@@ -369,18 +352,3 @@ def _children(dotted: str, old: Node, value: Value) -> dict[str, Value]:
         "the knobs that it refers to, or its entries by name. For another object, "
         "resolve the file and edit the complete text."
     )
-
-
-def _advice(knob: Knob, found: object) -> str:
-    """Say why a value is refused, or which one it may have meant."""
-    words = f" {knob.why}" if knob.why else ""
-    if knob.one_of and isinstance(found, str):
-        names = [str(name) for name in knob.one_of]
-        words += nearest(found, names)
-        if len(names) > MOST_IN_A_SENTENCE:
-            words += f" All are: {', '.join(names)}."
-    if isinstance(found, float) and not math.isfinite(found):
-        words += " It must be finite."
-    if isinstance(found, int) and abs(found) >= 2**63:
-        words += " It must fit 64 bits."
-    return words

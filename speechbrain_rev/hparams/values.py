@@ -158,7 +158,14 @@ def plain_value(node: ScalarNode) -> bool | int | float | str | None:
     return written == "true"
 
 
-def write(value: Value, kind: str | None, key: str, *, nullable: bool) -> str:
+def write(
+    value: Value,
+    kind: str | None,
+    key: str,
+    *,
+    nullable: bool,
+    knob: Knob | None = None,
+) -> str:
     """Write a value as it will stand in the text, on one line.
 
     Parameters
@@ -171,6 +178,8 @@ def write(value: Value, kind: str | None, key: str, *, nullable: bool) -> str:
         The dotted key.
     nullable : bool
         Whether null means something.
+    knob : Knob or None
+        Its row, if it has one, for the error message.
 
     Raises
     ------
@@ -195,18 +204,22 @@ def write(value: Value, kind: str | None, key: str, *, nullable: bool) -> str:
     except (OverflowError, ValueError):
         written = None
     if written is None:
-        shown = excerpt(node)
-        raise ValueError(wrong_kind(value.where, key, kind, shown, nullable=nullable))
+        words = WORDS[kind] if kind else "a plain value or list"
+        takes = f"{words} or null" if nullable and kind else words
+        raise ValueError(wrong_kind(value.where, key, knob or takes, excerpt(node)))
     return written
 
 
-def wrong_kind(
-    where: str, key: str, kind: str | None, shown: str, *, nullable: bool
-) -> str:
+def wrong_kind(where: str, key: str, takes: Knob | str, shown: str) -> str:
     """Say that a value is of another type than its key takes."""
-    words = WORDS[kind] if kind else "a plain value or list"
-    null = " or null" if nullable and kind else ""
-    return f"{where}: {key} takes {words}{null}, not {shown or 'nothing'}."
+    words, advice = takes, ""
+    if isinstance(takes, Knob):
+        words, advice = takes.takes(), takes.advice()
+        # How a list is written; the example has not the length that some must have.
+        example = WORDS[takes.kind].partition(" such as ")[2]
+        if example and takes.length is None:
+            words += f", such as {example}"
+    return f"{where}: {key} takes {words}, not {shown or 'nothing'}.{advice}"
 
 
 def text(value: str) -> str:

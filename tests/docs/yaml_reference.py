@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from speechbrain_rev.architectures import ARCHITECTURES, TRAINING_DEFAULTS
-from speechbrain_rev.hparams.knobs import KNOBS, RULES
+from speechbrain_rev.hparams.knobs import KNOBS
+from speechbrain_rev.hparams.rules import RULES
 from speechbrain_rev.whole_files import write_whole
 
 from .knob_sources import KNOB_SOURCES, SOURCES

@@ -236,7 +236,7 @@ class TestResolve:
         [
             (["none.yaml"], "none.yaml cannot be read: No such file"),
             ([str(TRAIN), "--optimiser_bits=8"], "Did you mean optimizer_bits"),
-            ([str(TRAIN), "--lr=fast"], "lr takes a number or null, not fast"),
+            ([str(TRAIN), "--lr=fast"], "lr takes a number above 0, or null, not fast"),
             ([str(TRAIN), "--arch=resnet35"], "resnet34"),
             ([str(TRAIN), "--device=cpu"], "unknown key 'device'"),
         ],

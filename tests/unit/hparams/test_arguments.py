@@ -121,7 +121,7 @@ class TestEqualsSigns:
 
     def test_a_number_cannot_begin_with_one(self):
         assert refusal(TRAIN, {"batch_size": "=3"}) == (
-            "command line: batch_size takes an integer, not =3."
+            "command line: batch_size takes an integer of at least 1, not =3."
         )
 
 

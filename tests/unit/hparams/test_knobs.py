@@ -12,7 +12,8 @@ from speechbrain.utils.run_opts import RunOptions
 
 from speechbrain_rev.architectures import ARCHITECTURES, TRAINING_DEFAULTS
 from speechbrain_rev.hparams import placeholders, plain_settings, resolve
-from speechbrain_rev.hparams.knobs import KNOBS, RULES, Rule
+from speechbrain_rev.hparams.knobs import KNOBS
+from speechbrain_rev.hparams.rules import RULES, Rule
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
 from speechbrain_rev.optim import build_optimizer
@@ -201,6 +202,44 @@ class TestRefusals:
     )
     def test_the_nearest_name_or_the_reason_is_given(self, key, value, said):
         assert said in refusal(TRAIN, {key: value})
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("memory_budget", 11),
+            ("mode", 3),
+            ("arch", 57),
+            ("optimizer_bits", True),
+            ("sample_rate", "16kHz"),
+            ("sentence_len", "3s"),
+            ("chunk", 1.5),
+            ("widths", 8),
+            ("batch_size", None),
+        ],
+    )
+    def test_another_type_is_told_the_same_of_what_is_taken_and_why(
+        self, key, value, tmp_path
+    ):
+        knob, shown = KNOBS[key], json.dumps(value).strip('"')
+        said = f"{key} takes {knob.takes()}, not {shown}.{knob.advice()}"
+        file = tmp_path / "mine.yaml"
+        for first in (f"base: {TRAIN}", "# A complete file of one setting."):
+            file.write_text(f"{first}\n{key}: {shown}\n")
+            assert refusal(file) == f"{file}, line 2: {said}"
+
+    def test_a_size_without_its_unit_is_refused_alike_in_a_file_and_on_the_command_line(
+        self, tmp_path
+    ):
+        file = tmp_path / "mine.yaml"
+        file.write_text(f"base: {TRAIN}\nmemory_budget: 11\n")
+        said = refusal(TRAIN, {"memory_budget": "11"}).removeprefix("command line")
+        assert "takes a size such as 11GB, 10.5GiB or 800MB, or auto, or null" in said
+        assert "not 11. A card that is sold as 11GB has 11GiB" in said
+        assert refusal(file) == f"{file}, line 2{said}"
+
+    def test_of_a_list_an_example_shows_the_brackets(self):
+        said = refusal(TRAIN, {"trial_lists": "a.txt"})
+        assert said.endswith("a list of texts, such as [a.txt, b.txt], not a.txt.")
 
     def test_null_and_placeholders_wait(self):
         overrides = {"batch_size": "!PLACEHOLDER", "widths": None}

@@ -59,10 +59,19 @@ class TestReferences:
                 "data_folder is <nope>, and where trials_folder refers to it, Hyper",
             ),
             ('data_folder: "<>/x"', "data_folder is <>/x, and where trials_folder"),
-            ("seed: !ref <arch>", "seed takes an integer, not revnet57 (!ref <arch>)"),
-            ("seed: !ref <margin>", "seed takes an integer, not 0.2 (!ref <margin>)"),
+            (
+                "seed: !ref <arch>",
+                "to 4294967295, not revnet57 (!ref <arch>). For another",
+            ),
+            (
+                "seed: !ref <margin>",
+                "to 4294967295, not 0.2 (!ref <margin>). For another",
+            ),
             ("margin: !ref <seed>", "and below 3.14159, not 1986 (!ref <seed>)"),
-            ("speeds: [!ref <arch>]", "speeds takes a list of numbers such as"),
+            (
+                "speeds: [!ref <arch>]",
+                "and of at most 10, such as [1.0, 0.9], not [<arch",
+            ),
         ],
     )
     def test_one_to_nothing_in_a_circle_or_out_of_range_is_refused(
@@ -120,7 +129,7 @@ class TestPlaces:
             ),
             (
                 "wav_augment: {seed: null}",
-                "wav_augment.seed takes an integer, not null",
+                "wav_augment.seed takes an integer from 0 to 4294967295, not null",
             ),
             ("opt_class: {name: adamv}", "opt_class.name takes sgd, adam or adamw"),
             ("classifier: {out_neurons: 0}", "classifier.out_neurons takes an integer"),

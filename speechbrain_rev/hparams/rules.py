@@ -1,0 +1,153 @@
+"""What has to hold between knobs of the training, each in its own range.
+
+As the ranges do, rules speak of what would fail later, or train something else than was
+asked for, without a word about the file that said it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from speechbrain_rev.architectures import architecture
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What has to hold between knobs.
+
+    Attributes
+    ----------
+    knobs : tuple of str
+        The knobs; while one is missing, null or a placeholder, nothing is asked.
+    holds : callable
+        Their plain values, each in its own range, to whether they go together.
+    words : str
+        What is wrong where they do not, and what to do.
+    """
+
+    knobs: tuple[str, ...]
+    holds: Callable[..., bool]
+    words: str
+
+    def broken(self, values: Mapping[str, object]) -> bool:
+        """Tell whether plain values break the rule.
+
+        Examples
+        --------
+        >>> rule = Rule(("snr_low", "snr_high"), lambda low, high: low <= high, "")
+        >>> rule.broken({"snr_low": 5.0, "snr_high": 0.0})
+        True
+        """
+        found = [values.get(name) for name in self.knobs]
+        try:
+            return None not in found and not self.holds(*found)
+        except OverflowError:
+            return True
+
+
+def _widths_are_even(arch: str, widths: list[int]) -> bool:
+    step = architecture(arch).width_step
+    return all(width % step == 0 for width in widths)
+
+
+def _longest_chunk(chunk_samples: int, speeds: list[float]) -> int:
+    return math.ceil(chunk_samples * max(speeds))
+
+
+RULES = (
+    Rule(
+        ("arch", "mode"),
+        lambda arch, mode: mode != "reconstruct" or architecture(arch).reversible,
+        "this encoder is not reversible, nothing can be reconstructed. Give store or "
+        "recompute.",
+    ),
+    Rule(
+        ("arch", "chunk"),
+        lambda arch, chunk: chunk == "auto" or architecture(arch).reversible,
+        "this encoder is not reversible and works on all channels at once. Give auto or "
+        "null.",
+    ),
+    Rule(
+        ("arch", "n_mels"),
+        lambda arch, n_mels: architecture(arch).type != "II" or n_mels % 8 == 0,
+        "an encoder of type II rearranges the frequency axis three times. Give a "
+        "multiple of 8.",
+    ),
+    Rule(
+        ("arch", "widths"),
+        _widths_are_even,
+        "the channels are halved and rearranged. Give multiples of 4 for encoders of "
+        "type II, of 2 for type I.",
+    ),
+    Rule(
+        ("arch", "blocks"),
+        lambda arch, blocks: architecture(arch).reversible or min(blocks) > 0,
+        "a stage of this encoder needs a block. Give at least 1 for each.",
+    ),
+    Rule(
+        ("speeds",),
+        lambda speeds: (
+            1.0 in speeds
+            and len(set(speeds)) == len(speeds)
+            and all(math.isclose(round(100 * s) / 100, s) for s in speeds)
+        ),
+        "give different speeds of at most two decimals, 1.0 among them.",
+    ),
+    Rule(
+        ("valid_speakers",),
+        lambda count: count != 1,
+        "one speaker gives no impostor trials. Give 0 (no validation) or at least 2.",
+    ),
+    Rule(
+        ("sample_rate", "chunk_samples"),
+        lambda rate, samples: samples >= 0.025 * rate,
+        "that is less than one window of 25 ms. Give more samples.",
+    ),
+    Rule(
+        ("sentence_len", "sample_rate", "chunk_samples", "speeds"),
+        lambda seconds, rate, samples, speeds: (
+            round(seconds * rate) >= _longest_chunk(samples, speeds)
+        ),
+        "that is too short for the fastest speed. Give at least chunk_samples * "
+        "largest speed / sample_rate seconds.",
+    ),
+    Rule(
+        ("snr_low", "snr_high"),
+        lambda low, high: low <= high,
+        "the lowest ratio is above the highest.",
+    ),
+    Rule(
+        ("margin_start_epoch", "margin_end_epoch"),
+        lambda start, end: start <= end,
+        "the margin ends to rise before it starts. Give a later end, or equal epochs "
+        "for a fixed margin.",
+    ),
+    Rule(
+        ("lr", "final_lr"),
+        lambda lr, final_lr: final_lr <= lr,
+        "the rate falls during the training. Give a smaller final_lr too.",
+    ),
+    Rule(
+        ("warmup_epochs", "number_of_epochs"),
+        lambda warmup, epochs: warmup < epochs,
+        "the warm-up must end before the training does. For a short run, give 0.0.",
+    ),
+    Rule(
+        ("keep_checkpoints", "average_checkpoints"),
+        lambda keep, average: average <= keep,
+        "those that are averaged must be kept. Keep at least as many.",
+    ),
+    Rule(
+        ("optimizer_name", "optimizer_bits", "momentum"),
+        lambda name, bits, momentum: (name, bits) != ("sgd", 8) or momentum > 0,
+        "bitsandbytes has no SGD without momentum. Give more, or 32 bits.",
+    ),
+    Rule(
+        ("optimizer_name", "optimizer_bits", "weight_decay"),
+        lambda name, bits, decay: (name, bits) != ("adam", 8) or decay == 0,
+        "bitsandbytes would decouple Adam's decay. Give adamw, a decay of 0.0, or 32 "
+        "bits.",
+    ),
+)
