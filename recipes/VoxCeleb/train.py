@@ -257,8 +257,6 @@ def compose_run(argv):
 
 def prepare_run(text, settings, folder):
     """List the data and write the settings; the main process works, all read."""
-    if settings["tensorboard"]:
-        check_tensorboard()
     sb.create_experiment_directory(settings["output_folder"])
     run_on_main(prepare, args=[Settings.of(settings), settings["save_folder"]])
     prepared = read_prepared(settings["save_folder"])
@@ -304,6 +302,8 @@ def main(argv=None):
     sb.utils.distributed.ddp_init_group(run_opts)
     refuse_own_folder(settings)
     refuse_other_network(settings)
+    if settings["tensorboard"]:
+        check_tensorboard()
     check_writable("output_folder", settings["output_folder"])
     # Persistent, debugging leaves checkpoints, which need their settings.
     trial = dry or (run_opts.debug and not run_opts.debug_persistently)
