@@ -154,7 +154,7 @@ def test_trainings_of_two_machines_or_codes_say_nothing_of_one(
     machine.outcomes = (("dead", "1"), ("dead", "1"))
     if twice_before:
         with pytest.raises(
-            ValueError, match=r"repeated/repeated/.* was trained by othe"
+            ValueError, match=r"repeated/repeated/.* was trained by other"
         ):
             repeated(whole, "revnet46")
         assert kept(whole)[-1]["differing_once_more"] is None

@@ -72,7 +72,7 @@ class TestBases:
             resolve(tmp_path / "mine.yaml")
 
     @pytest.mark.parametrize(
-        "base", ["trian.yaml", "./train.yaml", "hparams/train.yaml", "train.yml"]
+        "base", ["tran.yaml", "./train.yaml", "hparams/train.yaml", "train.yml"]
     )
     def test_what_is_in_neither_place_is_told_with_all_names(self, base, tmp_path):
         file = tmp_path / "mine.yaml"
