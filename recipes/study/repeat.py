@@ -125,15 +125,17 @@ def told(found: Mapping[str, Any]) -> str:
     """Say what came out of a training that was done again."""
     if not found["differing"]:
         return "the same weights and scores"
+    then = once_more(found)
     if "weights" not in found["differing"]:
-        return f"the same weights; scores are off by {found['score_difference']:.1g}{once_more(found)}"
+        off = f"{found['score_difference']:.1g}"
+        return f"the same weights; scores are off by {off}{then}"
     rates = [
         f"{trials} {100 * first:.2f} and {100 * found['eer_again'][trials]:.2f}"
         for trials, first in found["eer"].items()
     ]
     apart = found["distance_over_way"]
     far = "" if apart is None else f", {100 * apart:.0f} % of the way apart"
-    return f"other weights{far}; EER in percent: {', '.join(rates)}{once_more(found)}"
+    return f"other weights{far}; EER in percent: {', '.join(rates)}{then}"
 
 
 def keep(output: Path, found: Sequence[Mapping[str, Any]]) -> None:

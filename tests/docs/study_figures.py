@@ -5,10 +5,13 @@ They are those of the study's report, made of the archive of it that is committe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.study_tables import ARCHIVE
 from tests.recipes.study import study
@@ -25,26 +28,33 @@ SHOWN = (
 )
 
 
+@contextlib.contextmanager
+def unpacked() -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Unpack the archive for a while: the study, and its results.json."""
+    archive, conditions = study("archive"), study("design.conditions")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, "study")
+        archive.unpack(ARCHIVE, folder, Path(scratch), Path(scratch))
+        results = json.loads((folder / "results.json").read_text())
+        yield (
+            study("results.runs").Study(
+                folder,
+                conditions.conditions(),
+                conditions.comparisons(),
+                results["figures"]["seeds"],
+            ),
+            results,
+        )
+
+
 def draw(folder: Path) -> None:
     """Draw the pictures into a folder."""
-    archive, conditions = study("archive"), study("design.conditions")
-    pictures, runs = study("report.pictures"), study("results.runs")
-    with tempfile.TemporaryDirectory() as scratch:
-        unpacked = Path(scratch, "study")
-        archive.unpack(ARCHIVE, unpacked, Path(scratch), Path(scratch))
-        results = json.loads((unpacked / "results.json").read_text())
-        figures = results["figures"]
-        whole = runs.Study(
-            unpacked,
-            conditions.conditions(),
-            conditions.comparisons(),
-            figures["seeds"],
-        )
-        drawn, failed = pictures.draw(whole, results)
+    with unpacked() as (whole, results):
+        drawn, failed = study("report.pictures").draw(whole, results)
         if failed or not set(SHOWN) <= set(drawn):
             raise ValueError(f"Not all pictures were drawn: {failed}")
         for name in SHOWN:
-            shutil.copyfile(unpacked / name, folder / f"study_{name}")
+            shutil.copyfile(whole.folder / name, folder / f"study_{name}")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,17 @@ TINY = {
 }
 
 
+#: One epoch without validation, for those whose subject is not the schedule.
+SHORT = {
+    "number_of_epochs": 1,
+    "average_checkpoints": 1,
+    "warmup_epochs": "0.0",
+    "margin_start_epoch": 0,
+    "margin_end_epoch": 0,
+    "valid_speakers": 0,
+}
+
+
 def arguments(data: Path, output: Path, **changed: object) -> list[str]:
     """A command line of train.py."""
     folders = {"data_folder": data, "output_folder": output}

@@ -10,7 +10,7 @@ from speechbrain_rev.compression import reference
 from speechbrain_rev.models.run_plan import in_words
 from speechbrain_rev.planner import Plan
 from tests.corpus import write_corpus
-from tests.recipes.runs import arguments, recipe, weights
+from tests.recipes.runs import SHORT, arguments, recipe, weights
 
 #: What the tiny encoder's step makes when it stores, and what stays, are below this.
 PLENTY = "1GB"
@@ -31,16 +31,6 @@ def train(monkeypatch, caplog):
     monkeypatch.setattr(script.sb, "create_experiment_directory", lambda folder: None)
     caplog.set_level(logging.INFO, "train")
     return script
-
-
-SHORT = {
-    "number_of_epochs": 1,
-    "average_checkpoints": 1,
-    "warmup_epochs": "0.0",
-    "margin_start_epoch": 0,
-    "margin_end_epoch": 0,
-    "valid_speakers": 0,
-}
 
 
 def trained(train, data, folder, **changed):

@@ -6,16 +6,7 @@ import pytest
 
 from speechbrain_rev.inference import SpeakerEmbedder
 from tests.corpus import write_corpus
-from tests.recipes.runs import arguments, recipe
-
-SHORT = {
-    "number_of_epochs": 1,
-    "average_checkpoints": 1,
-    "warmup_epochs": 0.0,
-    "margin_start_epoch": 0,
-    "margin_end_epoch": 0,
-    "valid_speakers": 0,
-}
+from tests.recipes.runs import SHORT, arguments, recipe
 
 
 @pytest.fixture(scope="module")
