@@ -15,6 +15,7 @@ import torch
 from . import (
     angles,
     bench_engine,
+    capped,
     chunks,
     compressed,
     compressed_bounds,
@@ -53,6 +54,7 @@ ON_META = {"counts": counts.run}
 #: Trainings of many minutes, and what was measured once: run by name only.
 BY_NAME = {
     "angles": angles.run,
+    "capped": capped.run,
     "ranges": ranges.run,
     "grid": grid.run,
     "users": users.run,

@@ -1,0 +1,169 @@
+"""Plans for an 11 GB GPU on a GPU that is capped at 11 GiB: peak, bits and time.
+
+For each encoder the plan for the whole training (weights, gradients, optimizer and
+classifier beside the step) is applied, and a step runs. The allocator's peak stands beside
+the plan's, and times of all modes that fit beside the plan's time.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
+from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.models import Training
+from speechbrain_rev.models.planning import check_fits, plan_encoders
+from speechbrain_rev.planner import Plan
+from speechbrain_rev.sizes import GIB
+
+from .harness import NotEqual, Result, interleaved_seconds
+
+NAMES = (
+    "resnet34",
+    "resnet152",
+    "revnet57",
+    "revnet197",
+    "df_resnet233",
+    "df_revnet377",
+)
+FRAMES, PLANNED = 200, "plan"
+
+
+def gradients(encoder: SpeakerEncoder, device: torch.device) -> list[torch.Tensor]:
+    """Take a small step; give gradients and buffers, and leave the encoder as it was."""
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    draw = torch.Generator().manual_seed(0)
+    feats = torch.randn(2, 40, encoder.n_mels, generator=draw).to(device)
+    encoder.zero_grad(set_to_none=True)
+    encoder(feats).square().sum().backward()
+    found = [weight.grad.clone() for weight in encoder.parameters()]
+    found += [buffer.clone() for buffer in encoder.buffers()]
+    encoder.load_state_dict(before)
+    encoder.zero_grad(set_to_none=True)
+    return found
+
+
+def modes_by_name(encoder: SpeakerEncoder, plan: Plan) -> dict[str, Any]:
+    """Name what is compared: the plan, and each mode for all blocks that can have it."""
+    reversible = any("chain" in name for name in plan.modes)
+    uniform = ["store", "recompute", *(["reconstruct"] if reversible else [])]
+    return {PLANNED: dict(plan.modes), **{mode: mode for mode in uniform}}
+
+
+def check_bits(encoder: SpeakerEncoder, plan: Plan, device: torch.device) -> None:
+    """Compare all modes with storing, to the bit.
+
+    Raises
+    ------
+    NotEqual
+        If a gradient or a buffer differs.
+    """
+    encoder.set_mode("store")
+    expected = gradients(encoder, device)
+    for name, mode in modes_by_name(encoder, plan).items():
+        encoder.set_mode(mode)
+        found = gradients(encoder, device)
+        if not all(map(torch.equal, found, expected)):
+            raise NotEqual(f"{name} has other bits than store with {plan.about}")
+
+
+def step_peak(step: Callable[[], Any], device: torch.device) -> int:
+    """Give the bytes that a step takes beyond what is there before it."""
+    if device.type != "cuda":
+        return live_bytes_peak(step)
+    step()  # What stays is made: workspaces of cuBLAS, choices of cuDNN.
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    step()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def measured(
+    name: str, card_bytes: int, batch: int, repeats: int, device: torch.device
+) -> dict[str, Any]:
+    """Plan an encoder, and run what was planned."""
+    training = Training(card_bytes, batch=batch, frames=FRAMES)
+    (planned,) = plan_encoders(training, names=[name])
+    check_fits(planned)
+    plan = planned.as_plan()
+    encoder = build_encoder(name).to(device)
+    encoder.set_channels(plan.channels)
+    check_bits(encoder, plan, device)
+    for weight in encoder.parameters():
+        weight.grad = torch.zeros_like(weight)
+    feats = torch.randn(batch, FRAMES, encoder.n_mels, device=device)
+
+    def step_in(mode: Any) -> Callable[[], None]:
+        def step() -> None:
+            encoder.set_mode(mode)
+            encoder(feats).square().mean().backward()
+
+        return step
+
+    steps = {n: step_in(mode) for n, mode in modes_by_name(encoder, plan).items()}
+    peak = step_peak(steps[PLANNED], device)
+    fitting = {n: step for n, step in steps.items() if n == PLANNED or fits(step)}
+    seconds = interleaved_seconds(fitting, device, repeats=repeats)
+    baseline = seconds[PLANNED]["median"]
+    return {
+        "encoder": name,
+        "batch": batch,
+        "modes": plan.counts(),
+        "baseline": "the plan",
+        "planned GiB": plan.measured_bytes / GIB,
+        "peak GiB": peak / GIB,
+        "peak / planned": peak / plan.measured_bytes,
+        "s per step, plan": baseline,
+        **{
+            f"{mode} / plan": seconds[mode]["median"] / baseline
+            if mode in seconds
+            else "-"
+            for mode in ("store", "recompute", "reconstruct")
+        },
+    }
+
+
+def fits(step: Callable[[], Any]) -> bool:
+    """Try whether a step fits the memory."""
+    try:
+        step()
+    except torch.OutOfMemoryError:
+        gc.collect()
+        torch.cuda.empty_cache()
+        return False
+    return True
+
+
+def run(
+    device: torch.device,
+    names: Sequence[str] = NAMES,
+    *,
+    card_bytes: int = 11 * GIB,
+    batch: int = 64,
+    repeats: int = 5,
+) -> Result:
+    """Measure the encoders; the baseline of each is its plan."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, card_bytes / total), device)
+    rows = []
+    for name in names:
+        rows.append(measured(name, card_bytes, batch, repeats, device))
+        print(*rows[-1].values(), flush=True)
+        if device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+    return Result(
+        "capped",
+        "Does a plan for an 11 GB GPU hold on one, and what does it cost?",
+        f"float32, {FRAMES} frames, memory capped at {card_bytes / GIB:.4g} GiB",
+        rows,
+        "gradients and buffers of all modes equal those of store to the bit",
+    )
