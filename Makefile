@@ -6,7 +6,7 @@ RUN = $(VENV)/bin/python
 export OMP_WAIT_POLICY ?= passive
 INSTALLED = $(VENV)/installed
 
-.PHONY: demo test check slow mutants bench gpu study docs dist release oldest newest clean
+.PHONY: demo test check sample slow mutants bench gpu study docs dist release oldest newest clean
 
 $(INSTALLED): setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -23,7 +23,7 @@ demo: $(INSTALLED)
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile
 
-## test: the tests that finish within 10 minutes on 2 cores
+## test: the quick tests, about 7 minutes on 2 cores
 test: $(INSTALLED)
 	$(PYTEST) -m "not slow and not gpu"
 
@@ -36,11 +36,17 @@ check: $(INSTALLED)
 	$(VENV)/bin/codespell
 	$(RUN) -m yamllint -d '{extends: relaxed, rules: {line-length: {max: 100}}}' hparams
 
-## slow: the tests that take longer
+## sample: one case of each slow test, drawn by SEED, which is the commit
+SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo 0)
+sample: $(INSTALLED)
+	$(PYTEST) -m "slow and not gpu" --sample=$(SEED)
+
+## slow: all slow tests, before a release
 slow: $(INSTALLED)
 	$(PYTEST) -m "slow and not gpu"
 
-## mutants: sabotage the engine line by line and see that the tests notice
+## mutants: sabotage the engine line by line and see that the tests notice; before a
+## release, and after a change of the engine, whose commit names the result
 mutants: $(INSTALLED)
 	$(RUN) -m tests.mutants
 

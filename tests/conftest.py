@@ -1,12 +1,23 @@
 """What all tests share."""
 
+import gc
 import os
+import random
 import sys
 import tempfile
+import zlib
 
 import pytest
 
 from speechbrain_rev.planner.saved import VARIABLE
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--sample",
+        metavar="SEED",
+        help="of each test marked slow, run one case only, drawn by this seed",
+    )
 
 
 def pytest_configure(config):
@@ -30,7 +41,7 @@ def pytest_unconfigure(config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems():
+def pytest_collection_modifyitems(config, items):
     # hypothesis asks every loaded module for its file, and SpeechBrain's lazy ones
     # would then import packages that need not be installed.
     if "speechbrain" in sys.modules:
@@ -39,3 +50,41 @@ def pytest_collection_modifyitems():
         for module in list(sys.modules.values()):
             if isinstance(module, LazyModule):
                 module.__file__ = None
+    seed = config.getoption("--sample")
+    if seed is not None:
+        left_out = set(_of_slow(items)) - set(_drawn(_of_slow(items), seed))
+        config.hook.pytest_deselected(items=[i for i in items if i in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish():
+    # Who counts live tensors collects garbage first, for which Python looks at all that
+    # torch, scipy and SpeechBrain consist of: half a second each time.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    seed = config.getoption("--sample")
+    if seed is not None:
+        terminalreporter.write_line(
+            f"Of each slow test one case was run: --sample={seed} draws the same again."
+        )
+
+
+def _of_slow(items):
+    return [item for item in items if item.get_closest_marker("slow")]
+
+
+def _drawn(items, seed):
+    """Draw a case of each test, whatever other tests there are."""
+    cases = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return [random.Random(f"{seed} {name}").choice(of) for name, of in cases.items()]
+
+
+@pytest.fixture(scope="session")
+def fuzz_seed(pytestconfig):
+    """What tests of random kills and damage draw from: another in each sample."""
+    return zlib.crc32((pytestconfig.getoption("--sample") or "").encode())

@@ -1,5 +1,6 @@
 """Small run folders, as training leaves them, and audio to embed."""
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -59,6 +60,11 @@ def write_run(folder: Path, seed: int = 0, **changed: object) -> SpeakerEncoder:
 
 def speech_like(seconds: float = 1.0, rate: int = 16000, seed: int = 0) -> np.ndarray:
     """Buzz through slowly moving formants: [samples], from -1 to 1."""
+    return _speech_like(seconds, rate, seed).copy()
+
+
+@functools.cache
+def _speech_like(seconds: float, rate: int, seed: int) -> np.ndarray:
     draw = np.random.default_rng(seed)
     time = np.arange(round(seconds * rate)) / rate
     pitch = draw.uniform(90, 250) * (1 + 0.05 * np.sin(2 * np.pi * 3 * time))

@@ -7,9 +7,12 @@ from tests.reliability import kills
 
 
 @pytest.mark.slow
-def test_runs_killed_at_random_moments_end_as_if_nobody_had(tmp_path):
-    found = kills.kill_again_and_again(3, tmp_path)
-    assert found.kills == 3
+def test_runs_killed_at_random_moments_end_as_if_nobody_had(
+    tmp_path, fuzz_seed, pytestconfig
+):
+    count = 2 if pytestconfig.getoption("--sample") else 6
+    found = kills.kill_again_and_again(count, tmp_path, fuzz_seed)
+    assert found.kills == count
     assert found.finished >= 1
 
 

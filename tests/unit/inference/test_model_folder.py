@@ -675,7 +675,7 @@ def test_a_text_without_end_is_not_read_to_its_end(folder, name):
 def test_a_zip_bomb_in_a_checkpoint_is_refused(checkpoint):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as members:
-        members.writestr("archive/data.pkl", b"\0" * 10**8)
+        members.writestr("archive/data.pkl", b"\0" * 10**7)
         size = (checkpoint / CKPT).stat().st_size
         members.writestr("archive/padding", bytes(size), zipfile.ZIP_STORED)
     write(checkpoint, CKPT, file.getvalue())
@@ -905,12 +905,15 @@ def test_no_attack_takes_more_than_the_stated_memory(folder, exported, tmp_path)
 
 
 @pytest.mark.parametrize("name", [YAML, TENSORS, CKPT])
-def test_damage_is_refused_or_harmless_whatever_it_hits(folder, exported, name):
-    draw = random.Random(0)
+@pytest.mark.parametrize("tries", [15, pytest.param(60, marks=pytest.mark.slow)])
+def test_damage_is_refused_or_harmless_whatever_it_hits(
+    folder, exported, name, tries, fuzz_seed
+):
+    draw = random.Random(fuzz_seed)
     if name == CKPT:
         (folder / TENSORS).unlink()
     outcomes = []
-    for _ in range(60):
+    for _ in range(tries):
         content = bytearray(exported[name])
         # Most of a file of weights is numbers; headers are at both ends.
         places = [*range(3000), *range(len(content) - 3000, len(content))]

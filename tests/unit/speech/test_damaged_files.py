@@ -15,9 +15,11 @@ FILES = 1000
 @pytest.mark.skipif(
     sys.platform != "linux", reason="memory is bounded as Linux does it"
 )
-def test_damaged_files_are_read_as_whose_they_are_or_refused_by_name(tmp_path):
+def test_damaged_files_are_read_as_whose_they_are_or_refused_by_name(
+    tmp_path, fuzz_seed
+):
     """No crash, no hang, no other kind of error, and no header that takes the memory."""
-    folder = write_damaged(tmp_path, FILES, seed=0)
+    folder = write_damaged(tmp_path, FILES, seed=fuzz_seed)
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.speech.damage", str(folder)],
         capture_output=True,

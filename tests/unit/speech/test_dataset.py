@@ -63,7 +63,9 @@ def test_chunks_come_from_their_utterance_and_move_from_epoch_to_epoch(utterance
         whole = read_audio(utterance.wav, sample_rate=16000)
         pieces = whole.unfold(0, SAMPLES, 1)
         drawn = [chunks[epoch, index][0] for epoch in (1, 2, 3)]
-        assert all((pieces == chunk).all(dim=1).any() for chunk in drawn)
+        for chunk in drawn:
+            alike = pieces[(pieces[:, :9] == chunk[:9]).all(dim=1)]
+            assert (alike == chunk).all(dim=1).any()
         assert torch.equal(drawn[0], chunks[1, index][0])
         assert len(pieces) < 100 or not torch.equal(drawn[0], drawn[1])
 
