@@ -1,5 +1,6 @@
 """Networks to plan, small enough for a test, and training steps of them on meta."""
 
+import functools
 import random
 from collections import defaultdict
 
@@ -18,7 +19,7 @@ MIB = 2**20
 #: Runs of up to three blocks; a chunk that makes several pieces of the first levels'
 #: residual functions.
 SMALL = {"widths": (16, 16, 32, 32), "blocks": (1, 3, 1, 1), "embedding_dim": 32}
-CHUNK = 600_000
+CHUNK = 900_000
 
 #: What may be alive at one peak and not at another: the loss, and checksums and counters
 #: of a chain's monitor in steps at which it looks, the first one among them.
@@ -96,6 +97,13 @@ def other_on_meta(name):
 def profile_of(network, step):
     """Bytes only, as if no block took any time."""
     return profile_bytes(network, step, defaultdict(float), {"network": "small"})
+
+
+@functools.cache
+def profiled_on_meta(name, streams):
+    """An encoder, a step of it and its profile, made once: each test gives it modes."""
+    network, step = encoder_on_meta(name, streams=streams)
+    return network, step, profile_of(network, step)
 
 
 def peak_of(step):

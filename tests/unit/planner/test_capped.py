@@ -162,7 +162,10 @@ def test_units_change_no_promise(seed, error_unit, time_unit, limit):
         assert within(problem, modes, budget, limit)
 
 
-@pytest.mark.parametrize(("count", "seed", "share"), [(40, 3, 0.005), (120, 0, 0.02)])
+@pytest.mark.parametrize(
+    ("count", "seed", "share"),
+    [(40, 3, 0.005), pytest.param(120, 0, 0.02, marks=pytest.mark.slow)],
+)
 def test_long_chains_are_near_the_integer_solver_s_fastest(count, seed, share):
     modes = (*MODES, "reconstruct")
     problem = random_chain(random.Random(seed), count, modes)

@@ -20,6 +20,7 @@ from tests.unit.planner.networks import (
     other_on_meta,
     peak_of,
     profile_of,
+    profiled_on_meta,
     random_modes,
 )
 
@@ -43,30 +44,30 @@ FLOAT = [("revnet46", "float"), ("df_revnet89", "float")]
 
 @pytest.mark.parametrize(("name", "streams"), [*((k, "exact") for k in KINDS), *FLOAT])
 def test_the_peak_of_any_plan_of_an_encoder_is_as_predicted(name, streams):
-    network, step = encoder_on_meta(name, streams=streams)
-    assert_predicted(network, step, profile_of(network, step), plans=4)
+    assert_predicted(*profiled_on_meta(name, streams), plans=4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", ["exact", "float"])
 @pytest.mark.parametrize("name", KINDS)
 def test_it_is_so_at_the_width_of_the_table(name, streams):
-    settings = {"widths": None, "blocks": (2, 4, 2, 2), "chunk": "auto"}
+    settings = {"widths": None, "blocks": (1, 3, 1, 1), "chunk": "auto"}
     network, step = encoder_on_meta(name, streams=streams, **settings)
     profile = profile_of(network, step)
     assert profile.peak_bytes(profile.uniform("store")) > 20 * MIB
-    assert_predicted(network, step, profile, plans=8)
+    assert_predicted(network, step, profile, plans=6)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_peak_of_any_plan_of_another_network_is_as_predicted(name):
     network, step = other_on_meta(name)
+    # Fewer have no run at whose peak gradients wait, or too few that differ.
     assert_predicted(network, step, profile_of(network, step), plans=24)
 
 
 @pytest.mark.parametrize("name", ["revnet57", "resnet34"])
 def test_a_deeper_network_is_predicted_from_a_shallow_one(name):
-    deep, step = encoder_on_meta(name, blocks=(3, 5, 2, 4))
+    deep, step = encoder_on_meta(name, blocks=(2, 4, 2, 3))
     shallow = profile_of(*encoder_on_meta(name, blocks=(2, 2, 2, 2)))
     assert_stretched(deep, step, shallow)
 
@@ -75,7 +76,7 @@ def test_a_deeper_network_is_predicted_from_a_shallow_one(name):
 @pytest.mark.parametrize("streams", ["exact", "float"])
 @pytest.mark.parametrize("name", KINDS)
 def test_every_deeper_encoder_is_predicted_from_a_shallow_one(name, streams):
-    deep, step = encoder_on_meta(name, blocks=(3, 6, 5, 7), streams=streams)
+    deep, step = encoder_on_meta(name, blocks=(3, 4, 2, 3), streams=streams)
     shallow = profile_of(*encoder_on_meta(name, blocks=(2, 2, 2, 2), streams=streams))
     assert_stretched(deep, step, shallow)
 
@@ -86,11 +87,11 @@ def assert_stretched(deep, step, shallow):
     # The monitor's counters grow with the blocks, and a block's weight gradients may be
     # alive beside its activations or not. Neither grows with the batch.
     gradients = max(block.gradient_bytes for block in profile.blocks)
-    assert_predicted(deep, step, profile, 6, tolerance=SCALARS + gradients)
+    assert_predicted(deep, step, profile, 4, tolerance=SCALARS + gradients)
 
 
 def test_what_cannot_be_stretched_is_refused():
-    profile = profile_of(*encoder_on_meta("revnet46", blocks=(1, 1, 1, 1)))
+    _, _, profile = profiled_on_meta("revnet46", "exact")
     with pytest.raises(ValueError, match=r"'stages\.4\.chain\.0' is like none of stem"):
         profile.stretched(["stem", "stages.4.chain.0"], {})
     with pytest.raises(ValueError, match="Profile this network itself"):
@@ -98,8 +99,7 @@ def test_what_cannot_be_stretched_is_refused():
 
 
 def test_every_pair_of_modes_that_may_meet_has_a_cost():
-    network, step = encoder_on_meta("revnet46", blocks=(2, 2, 1, 1))
-    profile = profile_of(network, step)
+    network, _, profile = profiled_on_meta("revnet46", "exact")
     allowed = network.allowed_modes()
     assert [block.name for block in profile.blocks] == list(allowed)
     before = [None]
@@ -111,9 +111,15 @@ def test_every_pair_of_modes_that_may_meet_has_a_cost():
     assert set(profile.after_bytes) == set(before)
 
 
-@pytest.mark.parametrize("name", ["revnet46", "resnet34"])
-def test_profiling_leaves_the_modes_as_they_were(name):
-    network, step = encoder_on_meta(name, blocks=(1, 2, 1, 1))
+@pytest.mark.parametrize(
+    "on_meta",
+    [
+        lambda: encoder_on_meta("resnet34", blocks=(1, 2, 1, 1)),
+        lambda: other_on_meta("chain and layers"),
+    ],
+)
+def test_profiling_leaves_the_modes_as_they_were(on_meta):
+    network, step = on_meta()
     network.set_mode(random_modes(network, seed=3))
     modes = dict(network.block_modes())
     profile_of(network, step)
@@ -128,8 +134,7 @@ def test_profiling_leaves_the_modes_as_they_were(name):
 
 
 def test_what_the_solver_counts_is_never_less_than_what_a_plan_takes():
-    network, step = encoder_on_meta("revnet155", blocks=(1, 4, 1, 1))
-    profile = profile_of(network, step)
+    network, _, profile = profiled_on_meta("revnet155", "exact")
     problem = profile.problem()
     for seed in range(50):
         modes = random_modes(network, seed)
@@ -143,8 +148,7 @@ def test_what_the_solver_counts_is_never_less_than_what_a_plan_takes():
 
 
 def test_uniform_modes_recompute_what_cannot_have_them():
-    network, step = encoder_on_meta("revnet46", blocks=(1, 1, 1, 1))
-    profile = profile_of(network, step)
+    network, _, profile = profiled_on_meta("revnet46", "exact")
     network.set_mode("reconstruct")
     assert profile.uniform("reconstruct") == network.block_modes()
     assert set(profile.uniform("store").values()) == {"store"}
@@ -267,8 +271,7 @@ def test_modes_that_fit_by_their_exact_peak_are_found():
 
 
 def test_blocks_that_are_refused_are_not_reconstructed_and_others_are():
-    network, step = encoder_on_meta("revnet46", blocks=(1, 3, 1, 1))
-    whole = profile_of(network, step)
+    _, _, whole = profiled_on_meta("revnet46", "exact")
     refused = {"stages.1.chain.1"}
     profile = whole.without_reconstruction(refused)
     modes = profile.uniform("reconstruct")

@@ -91,7 +91,7 @@ def test_what_overflows_never_comes_back():
     assert reproduced(chain, (large, large)) == {"blocks.0": False}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", [k for k in KINDS if ARCHITECTURES[k].reversible])
 def test_blocks_of_encoders_come_back(name, seed):
     torch.manual_seed(seed)
