@@ -261,7 +261,8 @@ class TestResolve:
             assert f"warning: {name} is read by the training recipe" in line
             assert "!apply:speechbrain_rev.planner.Plan.load [plan.json]" in line
 
-    @pytest.mark.parametrize("lines", [1, 5000])
+    # Less than stdout's buffer holds, and more.
+    @pytest.mark.parametrize("lines", [1, 1000])
     def test_a_reader_that_stops_early_is_no_error(self, lines, tmp_path):
         file = tmp_path / "long.yaml"
         file.write_text("".join(f"key{line}: 1\n" for line in range(lines)))
@@ -372,13 +373,13 @@ class TestModels:
 class TestMemory:
     def test_the_options_reach_the_table(self, capsys):
         options = ["--batch=96", "--frames=600", "--mode=recompute", "--card=24GB"]
-        names = ["revnet57", "resnet34", "revnet57"]
+        names = ["df_resnet56", "resnet34", "df_resnet56"]
         assert cli.main(["memory", *names, *options, "--optimizer_bits=32"]) == 0
         expected = [
             before_and_after(
                 name, mode="recompute", batch=96, frames=600, optimizer_bits=32
             )
-            for name in ("revnet57", "resnet34")
+            for name in ("df_resnet56", "resnet34")
         ]
         text = breakdown_render.as_text(expected, parse_card("24GB"))
         assert capsys.readouterr().out == text
@@ -415,7 +416,7 @@ class TestMemory:
         assert capsys.readouterr().out == table_one.as_json()
 
     @pytest.mark.parametrize(
-        ("arguments", "encoders"), [(["revnet57"], 1), (["--published"], 2)]
+        ("arguments", "encoders"), [(["resnet34"], 1), (["--published"], 2)]
     )
     def test_it_draws_a_picture(self, arguments, encoders, tmp_path, capsys):
         picture = tmp_path / "memory.png"
@@ -523,7 +524,7 @@ class TestPlan:
             (["resnet34", "--card=nan"], "10.5GiB, not nan"),
             (["resnet34", "--card=infGB"], "10.5GiB, not infGB"),
             (
-                ["resnet34", "--card=0.1GB"],
+                ["resnet34", "--card=0.1GB", "--batch=100"],
                 "of 102.4 MiB (107.4 MB) 1.01 GiB stay free",
             ),
             (["resnet34", "--card=11GB", "--batch=0"], "utterances, not 0"),

@@ -12,7 +12,12 @@ from speechbrain_rev.memory import LiveBytes, MemoryReport, breakdown
 from speechbrain_rev.memory.report import PARTS
 from speechbrain_rev.optim import build_optimizer, state_bytes
 
-TINY = {"widths": (16, 16, 32, 32), "blocks": (1, 1, 1, 1), "n_mels": 16}
+TINY = {"widths": (16, 16, 32, 32), "n_mels": 16}
+BLOCKS = {
+    "resnet34": (1, 1, 1, 1),
+    "revnet57": (1, 0, 0, 1),
+    "df_revnet66": (1, 0, 0, 1),
+}
 REPORT = MemoryReport(500, 40, 30, 20, 10, "cpu", (8, 200, 80), "float32")
 
 
@@ -65,9 +70,9 @@ def test_what_is_no_object_is_refused(text):
         MemoryReport.from_json(text)
 
 
-def tiny_step(device, name="revnet57"):
+def tiny_step(device, name="resnet34"):
     with torch.device(device):
-        encoder = build_encoder(name, **TINY)
+        encoder = build_encoder(name, **TINY, blocks=BLOCKS[name])
         feats = torch.randn(4, 40, 16)
     return encoder, feats, lambda: encoder(feats).square().sum().backward()
 

@@ -31,10 +31,17 @@ from speechbrain_rev.optim import build_optimizer, state_bytes
 from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.sizes import GIB, MIB
 
-PAIRS = [
-    before_and_after(name, batch=64, frames=200) for name in ("resnet34", "revnet57")
-]
 TIGHT = Training(5 * GIB // 2, batch=64, frames=200)
+#: One encoder of each family.
+OF_EACH_FAMILY = ("resnet34", "df_resnet56", "revnet57", "df_revnet66")
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return [
+        before_and_after(name, batch=64, frames=200)
+        for name in ("resnet34", "revnet57")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +59,15 @@ def planned(encoder):
     return before_and_planned(encoder)
 
 
-@pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.name)
-def test_parts_of_every_encoder_are_exact_where_they_can_be(row):
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in OF_EACH_FAMILY else pytest.param(name, marks=pytest.mark.slow)
+        for name in ARCHITECTURES
+    ],
+)
+def test_parts_of_every_encoder_are_exact_where_they_can_be(name):
+    row = ARCHITECTURES[name]
     case = encoder_breakdown(row.name, batch=128, frames=200)
     assert (case.mode, case.optimizer_name) == (row.default_mode, row.optimizer_name)
     report = case.report
@@ -106,8 +120,8 @@ def test_the_total_bounds_a_whole_training_step_on_the_cpu(name, mode):
 
 
 def test_lengths_that_are_not_committed_are_counted():
-    case = encoder_breakdown("revnet57", batch=3, frames=48)
-    counted = training_step_peak("revnet57", frames=48, batch=3)
+    case = encoder_breakdown("resnet34", batch=3, frames=48)
+    counted = training_step_peak("resnet34", frames=48, batch=3)
     assert case.report.activations_bytes == counted
     assert case.report.input_shape == (3, 48, 80)
 
@@ -144,9 +158,9 @@ def test_what_cannot_be_is_refused(wrong, message):
         encoder_breakdown(options.pop("name"), **options)
 
 
-def test_every_figure_of_the_text_is_that_of_the_json():
-    lines = as_text(PAIRS, 11 * GIB).splitlines()
-    plain = json.loads(as_json(PAIRS, 11 * GIB))["breakdowns"]
+def test_every_figure_of_the_text_is_that_of_the_json(pairs):
+    lines = as_text(pairs, 11 * GIB).splitlines()
+    plain = json.loads(as_json(pairs, 11 * GIB))["breakdowns"]
     assert len(plain) == 4
     assert lines[1].split() == ["GiB", *["MiB"] * 4, "GiB"]
     for line, case, word in zip(
@@ -228,14 +242,14 @@ def test_text_fits_a_terminal_of_130_columns_and_says_what_figures_are():
         assert word in " ".join(text.split())
 
 
-def test_the_smallness_of_what_8_bit_saves_is_said():
-    assert saved(*PAIRS[0]) == (
+def test_the_smallness_of_what_8_bit_saves_is_said(pairs):
+    assert saved(*pairs[0]) == (
         "resnet34: 8 bit saves 75 % of the optimizer states, 0.8 % of the total."
     )
 
 
-def test_a_card_is_fitted_where_the_reserve_stays_free():
-    before, after = PAIRS[1]
+def test_a_card_is_fitted_where_the_reserve_stays_free(pairs):
+    before, after = pairs[1]
     assert not fits(before, 5 * GIB)
     assert fits(after, 5 * GIB)
 
@@ -283,16 +297,16 @@ def test_table_one_is_printed_beside_the_published_figures():
         assert counted == ours.report.weights_bytes
 
 
-def test_the_picture_shows_the_parts_of_the_text(monkeypatch):
+def test_the_picture_shows_the_parts_of_the_text(pairs, monkeypatch):
     calls = []
     monkeypatch.setattr(
         breakdown_picture,
         "memory_parts",
         lambda bars, path, **words: calls.append((bars, words)),
     )
-    breakdown_picture.draw_breakdowns(PAIRS, "memory.png")
+    breakdown_picture.draw_breakdowns(pairs, "memory.png")
     bars, words = calls[-1]
-    cases = [case for pair in PAIRS for case in pair]
+    cases = [case for pair in pairs for case in pair]
     assert [bar.parts for bar in bars] == [case.report.parts for case in cases]
     assert [bar.group for bar in bars] == [case.name for case in cases]
     assert "64 utterances of 200 frames" in words["title"]

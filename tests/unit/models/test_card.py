@@ -97,13 +97,23 @@ def test_the_reserve_meets_the_published_batches_of_stored_encoders(row, bits, w
     assert ours == pytest.approx(row.published_max_batch_11gb, rel=within)
 
 
-@pytest.mark.parametrize("name", ["resnet34", "df_resnet56"])  # sgd, adamw
-@pytest.mark.parametrize("bits", [8, 32])
-def test_the_optimizers_part_is_just_above_its_count(name, bits):
+# Of sgd, and of adamw. The last two have the most of their families in small tensors,
+# kept at 32 bit.
+@pytest.mark.parametrize(
+    ("name", "bits", "above"),
+    [
+        ("resnet34", 32, 1.1),
+        ("df_resnet56", 32, 1.1),
+        ("resnet152", 8, 1.05),
+        ("df_revnet377", 8, 1.05),
+    ],
+)
+def test_the_optimizers_part_is_just_above_its_count(name, bits, above):
     training = Training(None, batch=128, frames=200, optimizer_bits=bits)
     part = training.needed_bytes(architecture(name), "store", 128)["optimizer_states"]
     case = encoder_breakdown(name, batch=128, frames=200, optimizer_bits=bits)
-    assert 0.9 * part < case.report.optimizer_states_bytes <= part
+    counted = case.report.optimizer_states_bytes
+    assert counted <= part <= above * counted
 
 
 @pytest.mark.parametrize("name", ["resnet34", "revnet57"])
@@ -116,7 +126,7 @@ def test_the_steps_budget_is_what_all_else_leaves(name):
     )
 
 
-@pytest.mark.parametrize("batch", [1, 128, 256, 400, 2048])
+@pytest.mark.parametrize("batch", [1, 256, 400, 2048])
 def test_the_classifiers_part_is_just_above_its_count(batch):
     with torch.device("meta"):
         classifier = CosineClassifier(EMBEDDING_DIM, CLASSES)
@@ -128,23 +138,6 @@ def test_the_classifiers_part_is_just_above_its_count(batch):
     counted = live_bytes_peak(lambda: loss(classifier(embeddings), targets).backward())
     part = TRAINING.needed_bytes(architecture("resnet34"), "store", batch)
     assert counted <= part["classifier_step"] <= 1.05 * counted
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet152", "df_revnet377"])
-def test_the_optimizers_part_is_just_above_its_states(name):
-    """These two have the most of their families in small tensors, kept at 32 bit."""
-    row = architecture(name)
-    parameters = [
-        *build_encoder(name).parameters(),
-        torch.nn.Parameter(torch.empty(CLASSES, EMBEDDING_DIM)),
-    ]
-    optimizer = build_optimizer(parameters, name=row.optimizer_name, bits=8, lr=0.0)
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    part = TRAINING.needed_bytes(row, "store", 1)["optimizer_states"]
-    assert state_bytes(optimizer) <= part <= 1.05 * state_bytes(optimizer)
 
 
 def test_a_whole_training_on_the_cpu_holds_no_more_than_what_is_computed():

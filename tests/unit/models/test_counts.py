@@ -27,9 +27,9 @@ SAMPLE = [
     ("revnet57", "store", 600),
     ("revnet57", "recompute", 200),
     ("revnet57", "reconstruct", 600),
-    ("revnet126", "recompute", 200),
+    ("revnet46", "recompute", 200),
     ("revnet140", "reconstruct", 600),
-    ("revnet245", "reconstruct", 200),
+    ("revnet155", "reconstruct", 200),
     ("df_revnet66", "recompute", 600),
     ("df_revnet89", "store", 200),
     ("df_revnet89", "reconstruct", 600),
@@ -55,9 +55,8 @@ def test_every_encoder_is_counted_in_every_mode_that_it_has():
 
 
 @pytest.mark.parametrize("case", SAMPLE, ids=str)
-@pytest.mark.parametrize("batch", [2, pytest.param(128, marks=pytest.mark.slow)])
-def test_a_recount_finds_the_committed_bytes(case, batch):
-    assert recount(*case, batch) == PEAKS[case](batch), STALE
+def test_a_recount_finds_the_committed_bytes(case):
+    assert recount(*case, 2) == PEAKS[case](2), STALE
 
 
 @pytest.mark.slow
@@ -74,10 +73,10 @@ def test_a_recount_of_everything_finds_the_committed_bytes(name):
     ("name", "mode"),
     [
         ("resnet34", "store"),
-        ("resnet34", "recompute"),
         ("revnet126", "recompute"),
         ("revnet57", "reconstruct"),
-        ("df_revnet66", "reconstruct"),
+        pytest.param("resnet34", "recompute", marks=pytest.mark.slow),
+        pytest.param("df_revnet66", "reconstruct", marks=pytest.mark.slow),
     ],
 )
 def test_a_step_on_the_cpu_holds_the_committed_bytes(name, mode):
@@ -85,7 +84,17 @@ def test_a_step_on_the_cpu_holds_the_committed_bytes(name, mode):
     assert real == PEAKS[name, mode, 200](2)
 
 
-@pytest.mark.parametrize("case", SAMPLE[::4], ids=str)
+# Parameter gradients make the peak of the second at small batches, not at large ones.
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("resnet34", "store", 200),
+        ("revnet126", "recompute", 200),
+        pytest.param(("revnet46", "reconstruct", 200), marks=pytest.mark.slow),
+        pytest.param(("df_revnet89", "store", 200), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_what_is_read_off_between_and_beyond_the_counts_is_never_below_a_count(case):
     for batch in (3, 96):
         assert recount(*case, batch) <= PEAKS[case](batch)

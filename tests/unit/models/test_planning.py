@@ -54,7 +54,7 @@ def with_step(name, training, step_bytes):
 @pytest.mark.parametrize("mode", ["store", "recompute", "reconstruct", "mixed"])
 def test_a_shallow_encoder_tells_the_peak_of_a_deep_one(name, mode):
     row = dataclasses.replace(
-        architecture(name), widths=(8, 12, 16, 24), blocks=(4, 2, 7, 3)
+        architecture(name), widths=(8, 12, 16, 24), blocks=(3, 1, 4, 2)
     )
     network, step = training_step(
         name, widths=row.widths, blocks=row.blocks, batch=16, frames=100
@@ -140,14 +140,14 @@ def test_stored_encoders_need_about_the_cards_published_and_ours_no_more(name):
 
 
 def test_what_does_not_fit_says_by_how_much_and_what_to_change():
-    training = Training(2 * GIB, 256, FRAMES, optimizer_bits=32)
+    training = Training(2 * GIB, BATCH, FRAMES, optimizer_bits=32)
     (encoder,) = plan_encoders(training, names=["resnet34"])
     with pytest.raises(Infeasible, match="resnet34 lacks") as refused:
         check_fits(encoder)
     message = str(refused.value)
     lacking = refused.value.needed_bytes - refused.value.budget_bytes
     assert encoder.lacking_bytes > 0
-    assert f"resnet34 lacks {size_text(lacking)} for 256 utterances of 200" in message
+    assert f"resnet34 lacks {size_text(lacking)} for 128 utterances of 200" in message
     assert f"of {card_text(2 * GIB)} 1.16 GiB stay free" in message
     assert refused.value.budget_bytes == training.available_bytes
     for remedy in remedies(training, encoder.model.row, encoder.needed_bytes):
@@ -255,7 +255,7 @@ def test_the_notes_say_what_is_predicted_and_what_was_asked(tight):
 
 
 def test_the_bar_tells_what_takes_long(capsys):
-    plan_encoders(Training(5 * GIB, 64, FRAMES), names=["resnet34"], progress=True)
+    plan_encoders(TIGHT, names=["resnet34"], progress=True)
     told = capsys.readouterr().err
     assert "resnet34, all channels at a time" in told
     assert "resnet34, plan 1 is counted" in told

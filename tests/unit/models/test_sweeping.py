@@ -102,7 +102,7 @@ def test_the_chunk_of_each_plan_is_told_and_is_the_one_that_was_chosen(monkeypat
     row = dataclasses.replace(
         architecture("revnet57"), widths=(8, 8, 8, 8), blocks=(1, 0, 0, 0)
     )
-    channels = (3, 5, None, None)
+    channels = (15, 20, None, None)
     monkeypatch.setattr(
         sweeping,
         "fastest_channels",
@@ -118,7 +118,7 @@ def test_the_chunk_of_each_plan_is_told_and_is_the_one_that_was_chosen(monkeypat
     text = as_text(swept)
     _, heads, line, *_ = text.splitlines()
     place = heads.replace("of best", "share").split().index("chunk")
-    assert line.split()[place] == "3"
+    assert line.split()[place] == "15"
     assert "chunk: the channels of the first level" in " ".join(text.split())
 
 
@@ -167,7 +167,7 @@ def test_memory_that_ran_out_is_a_row_and_the_sweep_goes_on(
 
 def test_a_machine_is_not_asked_for_memory_that_it_has_not_got(monkeypatch):
     sizes = {}
-    for batch in (2, 8):
+    for batch in (1, 2):
         _, step = training_step(
             "resnet34",
             mode="store",
@@ -180,29 +180,29 @@ def test_a_machine_is_not_asked_for_memory_that_it_has_not_got(monkeypatch):
 
     def at_most(row, batch, frames, **options):
         device = options.pop("device")
-        assert batch < 8 or device is None
+        assert batch < 2 or device is None
         # Which takes no time.
         return encoder_profile(row, batch, frames, **options)
 
     monkeypatch.setattr(sweeping, "encoder_profile", at_most)
     monkeypatch.setattr(sweeping, "optimizer_seconds", lambda *_, **__: 0.1)
-    monkeypatch.setattr(sweeping, "available_ram_bytes", lambda: sizes[8])
-    swept = sweep_encoder(TINY, TIGHT, [2, 8], device="cpu")
+    monkeypatch.setattr(sweeping, "available_ram_bytes", lambda: sizes[2])
+    swept = sweep_encoder(TINY, TIGHT, [1, 2], device="cpu")
     assert [bool(plan.modes) for plan in swept.sweep.plans] == [True, False]
-    assert sizes[8] < swept.refused_bytes[8] < 1.5 * sizes[8]
-    needed = size_text(swept.refused_bytes[8])
+    assert sizes[2] < swept.refused_bytes[2] < 1.5 * sizes[2]
+    needed = size_text(swept.refused_bytes[2])
     assert f"-  not timed: it needs {needed}, which this machine has" in as_text(swept)
     few, many = json.loads(as_json(swept))["batches"]
     assert few["not_timed_needed_bytes"] is None
-    assert many["not_timed_needed_bytes"] == swept.refused_bytes[8]
+    assert many["not_timed_needed_bytes"] == swept.refused_bytes[2]
     monkeypatch.setattr(sweeping, "available_ram_bytes", lambda: 1000)
-    with pytest.raises(MemoryError, match=r"at batch 2 that needs .*has not got free"):
-        sweep_encoder(TINY, TIGHT, [2, 8], device="cpu")
+    with pytest.raises(MemoryError, match=r"at batch 1 that needs .*has not got free"):
+        sweep_encoder(TINY, TIGHT, [1, 2], device="cpu")
     # Where times are estimated, nothing is run.
-    assert not sweep_encoder(TINY, TIGHT, [2]).refused_bytes
+    assert not sweep_encoder(TINY, TIGHT, [1]).refused_bytes
     # Nor does anybody refuse what nobody can tell.
     monkeypatch.setattr(sweeping, "available_ram_bytes", lambda: None)
-    assert not sweep_encoder(TINY, TIGHT, [2], device="cpu").refused_bytes
+    assert not sweep_encoder(TINY, TIGHT, [1], device="cpu").refused_bytes
 
 
 def test_an_optimizer_without_memory_is_said_and_what_it_took_is_freed(monkeypatch):

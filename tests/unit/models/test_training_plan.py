@@ -237,11 +237,13 @@ def test_where_what_stays_is_too_much_nothing_of_a_step_is_advised():
     assert not any(word in said for word in ("batch_size", "chunk"))
 
 
-@pytest.mark.parametrize("searches_chunk", [True, False])
+@pytest.mark.parametrize(
+    ("arch", "searches_chunk"), [("revnet57", True), ("resnet34", False)]
+)
 def test_a_budget_that_nothing_fits_is_refused_before_a_time_is_taken(
-    searches_chunk, monkeypatch
+    arch, searches_chunk, monkeypatch
 ):
-    step = step_of(searches_chunk=searches_chunk, batch=3, frames=32)
+    step = step_of(arch, searches_chunk=searches_chunk, batch=3, frames=32)
     with monkeypatch.context() as patch:
         patch.setattr(training_plan, "seconds_in_proportion", None)
         with pytest.raises(Infeasible) as caught:
@@ -466,7 +468,7 @@ def test_another_way_to_a_chunk_is_said_in_words(first):
 
 
 def test_an_automatic_budget_is_resolved_once_and_kept(kept, monkeypatch):
-    step = step_of()
+    step = step_of(searches_chunk=True)
     monkeypatch.setattr(devices, "free_and_held_bytes", lambda device: 10**9)
     plan, said = made(step, kept, memory_budget="auto")
     assert plan.about["memory_budget"] == "auto"
@@ -484,13 +486,13 @@ def test_a_kept_plan_of_another_training_is_refused(first):
 
 def test_a_training_that_goes_on_keeps_its_channels(first, kept):
     step = step_of(searches_chunk=True, begun=True)
-    own = [3, 3, 3, 3]
+    own = [8, 8, 8, 8]
     step.encoder.set_channels(own)
     assert first[1].channels != own
     plan, _ = made(step, kept, memory_budget="1GB")
     assert plan.channels == own
     for given in ({"plan_file": first[0]}, {"memory_budget": "1GB"}):
-        with pytest.raises(ValueError, match=r"began with \[3, 3, 3, 3\], which n"):
+        with pytest.raises(ValueError, match=r"began with \[8, 8, 8, 8\], which n"):
             made(step, first[0], **given)
 
 
@@ -611,10 +613,22 @@ def pair_of(block, name):
     return (name, name) if (name, name) in block.costs else (None, name)
 
 
-def test_a_whole_batch_that_takes_more_than_its_budget_is_heeded(monkeypatch):
+@pytest.fixture(scope="module")
+def tried():
+    """What compression costs a training."""
+    return TrainingProbe.of(step_of("resnet34", **WIDE), 0.1, max_batch=2)
+
+
+@pytest.fixture(scope="module")
+def tried_profile(tried):
+    return tried.profile(tuple(tried.encoder.channels))
+
+
+def test_a_whole_batch_that_takes_more_than_its_budget_is_heeded(
+    tried, tried_profile, monkeypatch
+):
     """Sizes of few utterances are not those of all; and memory may run out."""
-    tried = TrainingProbe.of(step_of("resnet34", **WIDE), 0.1, max_batch=2)
-    profile = tried.profile(tuple(tried.encoder.channels))
+    profile = tried_profile
     modes = profile.uniform("compress")
     rooms = []
 
@@ -640,9 +654,10 @@ def test_a_whole_batch_that_takes_more_than_its_budget_is_heeded(monkeypatch):
     assert "compress" not in plan.modes.values()
 
 
-def test_a_lossless_plan_after_one_that_took_too_much_has_all_the_room(monkeypatch):
-    tried = TrainingProbe.of(step_of("resnet34", **WIDE), 0.1, max_batch=2)
-    profile = tried.profile(tuple(tried.encoder.channels))
+def test_a_lossless_plan_after_one_that_took_too_much_has_all_the_room(
+    tried, tried_profile, monkeypatch
+):
+    profile = tried_profile
 
     def solve(own, room):
         # With all the room it compresses, with less it does not.
