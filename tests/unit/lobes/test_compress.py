@@ -39,7 +39,7 @@ def encoder_of(name, mode, fraction=1e-3, **options):
 
 def step(encoder, lengths=None):
     torch.manual_seed(1)
-    feats = torch.randn(4, 64, 80)
+    feats = torch.randn(4, 40, 80)
     with LiveBytes() as meter:
         loss = encoder(feats, lengths).square().mean()
         held = meter.live

@@ -1,6 +1,7 @@
 """Every encoder of the table: size, shapes, modes, errors."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -18,10 +19,16 @@ NAMES = list(ARCHITECTURES)
 REVERSIBLE = [n for n, row in ARCHITECTURES.items() if row.reversible]
 
 
+@functools.cache
+def whole(name):
+    """The encoder as the table has it, without contents."""
+    with torch.device("meta"):
+        return build_encoder(name).eval()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_parameter_count_is_the_tables(name):
-    encoder = build_encoder(name)
-    assert sum(p.numel() for p in encoder.parameters()) == (
+    assert sum(p.numel() for p in whole(name).parameters()) == (
         ARCHITECTURES[name].parameters
     )
 
@@ -29,7 +36,7 @@ def test_parameter_count_is_the_tables(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_layer_count_is_the_names(name):
     # The count leaves out shortcuts, and in DF-ResNets' names the downsampling.
-    modules = build_encoder(name).named_modules()
+    modules = whole(name).named_modules()
     convolutions = [
         n
         for n, m in modules
@@ -42,12 +49,12 @@ def test_layer_count_is_the_names(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_output_is_one_embedding_per_utterance(name):
-    encoder = build_encoder(name).eval()
+    x = feats(2, 21, torch.float32).to("meta")
     with torch.no_grad():
-        assert encoder(feats(2, 21, torch.float32)).shape == (2, 1, 256)
+        assert whole(name)(x).shape == (2, 1, 256)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("time", [9, 16, 43])
 def test_any_number_of_frames_works_in_training(name, time):
     encoder = tiny(name)
@@ -121,12 +128,13 @@ def test_impossible_modes_are_refused(name, mode, words):
 
 
 def test_reconstruction_saves_memory_over_storing_and_over_the_vanilla_encoder():
-    x = feats(2, 200, torch.float32)
+    x = feats(2, 200, torch.float32).to("meta")
 
     def peak(name, mode):
         encoder = tiny(name, mode=mode, widths=(24, 48, 96, 152), blocks=(2, 3, 5, 3))
         encoder.requires_grad_(False)
         encoder.stem.requires_grad_(True)
+        encoder.to("meta")
         return live_bytes_peak(lambda: encoder(x).square().sum().backward())
 
     assert peak("revnet57", "reconstruct") < 0.45 * peak("revnet57", "store")

@@ -10,9 +10,9 @@ from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.reversible import StreamWarning
-from tests.unit.lobes.encoders import tiny
+from tests.unit.lobes.encoders import KINDS, tiny
 
-REVERSIBLE = [name for name, row in ARCHITECTURES.items() if row.reversible]
+REVERSIBLE = [name for name in KINDS if ARCHITECTURES[name].reversible]
 STEPS = 3
 
 

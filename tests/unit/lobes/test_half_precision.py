@@ -14,6 +14,7 @@ from speechbrain_rev.lobes.pooling import statistics_pooling
 from speechbrain_rev.optim import build_optimizer
 from tests.unit.lobes.encoders import KINDS, feats, tiny
 from tests.unit.reversible.chains import (
+    BF16,
     FLOAT32,
     FLOAT32_ROUNDING,
     FP16,
@@ -59,9 +60,17 @@ def grads_of(head):
     return {name: p.grad for name, p in head.named_parameters()}
 
 
-@each_half
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("precision", "padded"),
+    [
+        (BF16, False),
+        (BF16, True),
+        pytest.param(FP16, False, marks=pytest.mark.slow),
+        (FP16, True),
+    ],
+    ids=str,
+)
 def test_gradients_and_buffers_of_all_modes_are_those_of_store(name, precision, padded):
     lengths = torch.tensor([1.0, 0.8, 0.6, 0.4]) if padded else None
     stored, loss = train(name, "store", precision, lengths)

@@ -37,7 +37,7 @@ def distances(encoder, x):
         yield distance(form(x, lengths), encoder(x, lengths))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_it_gives_the_encoder_s_embeddings(name):
     encoder = with_statistics(tiny(name))
     assert max(distances(encoder, feats(dtype=torch.float32))) < ROUNDING

@@ -10,7 +10,6 @@ import pytest
 import speechbrain as sb
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -18,6 +17,7 @@ from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.reversible.norm import BatchNorm
+from tests.unit.reversible.processes import run_in_processes
 
 # float64 rounding through a few blocks, with a wide margin: wrong statistics, or a rank's
 # share that is missing, show at 1e-3 or more.
@@ -161,7 +161,7 @@ def run(rank, folder, processes):
 def ranks(request, tmp_path_factory):
     """What each of the processes found."""
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(run, (str(folder), request.param), nprocs=request.param)
+    run_in_processes(run, (str(folder), request.param), request.param)
     paths = [folder / f"{rank}.pt" for rank in range(request.param)]
     return [torch.load(path, weights_only=True) for path in paths]
 

@@ -235,6 +235,7 @@ def trained_encoder(name, bits):
         widths=(16, 32, 64, 64),
         blocks=(1, 1, 1, 1),
         embedding_dim=64,
+        mode="store",
     )
     network = torch.nn.Sequential(encoder, torch.nn.Flatten(), torch.nn.Linear(64, 20))
     options = {"sgd": {"lr": 0.01}, "adamw": {"lr": 1e-3, "weight_decay": 0.05}}[name]

@@ -168,16 +168,17 @@ def activations_peak(depth, mode, kind="basic", precision=FLOAT32):
     ids=str,
 )
 def test_peak_memory_of_reconstruction_does_not_grow_with_depth(kind, precision):
-    shallow = activations_peak(8, "reconstruct", kind, precision)
-    deep = activations_peak(64, "reconstruct", kind, precision)
-    assert deep <= 1.01 * shallow
-    assert activations_peak(8, "store", kind, precision) > 1.5 * shallow
+    shallow = activations_peak(2, "reconstruct", kind, precision)
+    deep = activations_peak(8, "reconstruct", kind, precision)
+    # What is looked at of the streams are some numbers a block.
+    assert deep <= 1.0015 * shallow
+    assert activations_peak(8, "store", kind, precision) > 1.5 * deep
 
 
 def test_recomputation_keeps_two_streams_of_each_block():
     stream = 8 * CHANNELS * 6 * 100 * 4
-    grown = activations_peak(16, "recompute") - activations_peak(8, "recompute")
-    assert grown == pytest.approx(8 * 2 * stream, rel=0.05)
+    grown = activations_peak(6, "recompute") - activations_peak(2, "recompute")
+    assert grown == pytest.approx(4 * 2 * stream, rel=0.05)
 
 
 def test_a_mode_can_be_switched_and_keeps_the_state_dict():

@@ -35,6 +35,20 @@ from .chains import (
 )
 from .test_chain import MODES
 
+
+@pytest.fixture(autouse=True, params=["exact"])
+def stream_format(request):
+    token = FORMAT.set(request.param)
+    yield
+    FORMAT.reset(token)
+
+
+each_format = pytest.mark.parametrize(
+    "stream_format",
+    ["exact", pytest.param("float", marks=pytest.mark.slow)],
+    indirect=True,
+)
+
 #: float64 rounding, through a few blocks.
 ROUNDING = 1e-12
 STEPS = 2.0**16
@@ -69,10 +83,10 @@ def steps_of_all_modes(backend, precision, **settings):
 
 
 @each_backend
-@pytest.mark.parametrize("precision", [FLOAT64, FLOAT32, BF16], ids=str)
+@pytest.mark.parametrize(
+    "precision", [pytest.param(FLOAT64, marks=pytest.mark.slow), FLOAT32, BF16], ids=str
+)
 def test_compiled_pieces_make_equal_bits_in_all_modes(backend, precision):
-    if FORMAT.get() == "float":
-        pytest.skip("float streams are reconstructed up to an error")
     # Eight channels at five a time: five and three.
     results = steps_of_all_modes(backend, precision, chunk=5)
     expected = results["store"]
@@ -82,6 +96,7 @@ def test_compiled_pieces_make_equal_bits_in_all_modes(backend, precision):
                 assert torch.equal(found[name], x), (mode, name)
 
 
+@each_format
 @each_backend
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_are_those_of_the_chain_that_is_not_compiled(backend, mode):
@@ -95,6 +110,7 @@ def test_gradients_are_those_of_the_chain_that_is_not_compiled(backend, mode):
     assert distance(found, buffers) < ROUNDING
 
 
+@each_format
 @each_backend
 def test_no_size_and_no_step_compiles_again(backend):
     torch._dynamo.reset()
@@ -306,6 +322,7 @@ def test_a_residual_function_kept_from_the_compiler_is_not_taken_for_compiled():
     step(chain, streams())
 
 
+@each_format
 def test_pieces_are_compiled_inside_a_compiled_network(monkeypatch):
     calls = []
     real = compiled.run

@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,6 +36,7 @@ from .chains import (
     streams,
     train_once,
 )
+from .processes import run_in_processes
 from .test_chain import MODES
 
 WITHOUT_STORAGE = ["reconstruct", "recompute"]
@@ -498,7 +498,7 @@ def test_ddp_averages_the_gradients_of_processes(
 def train_in_processes(folder, modes, *settings):
     """The weights that each of two processes ends with."""
     folder.mkdir()
-    mp.spawn(train_process, (str(folder), modes, *settings), nprocs=2)
+    run_in_processes(train_process, (str(folder), modes, *settings), 2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
@@ -534,7 +534,7 @@ def sync_process(rank, folder, format):
 
 
 def test_shared_statistics_work_in_every_mode(tmp_path):
-    mp.spawn(sync_process, (str(tmp_path), FORMAT.get()), nprocs=2)
+    run_in_processes(sync_process, (str(tmp_path), FORMAT.get()), 2)
     whole = Plain(sync_chain("store"))
     y1, y2 = whole(*streams(batch=2))
     (y1.sin() + y2.square()).sum().backward()

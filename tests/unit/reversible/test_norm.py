@@ -5,10 +5,16 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from speechbrain_rev.reversible.norm import BatchNorm
+
+from .processes import run_in_processes
+
+
+@pytest.fixture(autouse=True)
+def stream_format():
+    """These have no streams."""
 
 
 def both(relu, channels=6, dtype=torch.float64):
@@ -179,7 +185,7 @@ def sync_process(rank, folder, slices):
 
 def test_statistics_over_processes_are_those_of_the_whole_batch(tmp_path):
     slices = [slice(0, 2), slice(2, 6)]  # unequal shares
-    mp.spawn(sync_process, (str(tmp_path), slices), nprocs=2)
+    run_in_processes(sync_process, (str(tmp_path), slices), 2)
     norm, _ = both(True)
     x = batch().requires_grad_()
     y = norm(x)
