@@ -38,8 +38,10 @@ def trained_run(
 
     data = write_corpus(folder / "data", sessions=3)
     with pytest.MonkeyPatch.context() as patch:
-        # SpeechBrain's log stays off.
+        # Without SpeechBrain's log and the curves.
         patch.setattr(train.sb, "create_experiment_directory", lambda folder: None)
+        curves = recipe("epoch_log").plots
+        patch.setattr(curves, "training_curves", lambda rows, path: None)
         patch.setattr(train.SpeakerBrain, "on_fit_start", remember)
         (folder / "run").mkdir()
         train.main(arguments(data, folder / "run", **SETTINGS | changed))

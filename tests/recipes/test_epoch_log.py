@@ -18,6 +18,7 @@ def rows(folder):
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_epoch_trained_again_replaces_its_line_and_those_after_it(tmp_path):
     log = epoch_log.EpochLog(tmp_path)
     for epoch, lr in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.4)):
@@ -65,11 +66,8 @@ def test_curves_that_cannot_be_drawn_end_no_training_and_are_told_of_once(
 
 
 @pytest.fixture
-def train(monkeypatch):
-    """The recipe's script, for use in this process: SpeechBrain's log stays off."""
-    script = recipe("train")
-    monkeypatch.setattr(script.sb, "create_experiment_directory", lambda folder: None)
-    return script
+def undrawn(monkeypatch):
+    monkeypatch.setattr(epoch_log.plots, "training_curves", lambda rows, path: None)
 
 
 def test_without_the_package_a_run_for_tensorboard_ends_before_it_begins(
@@ -114,6 +112,7 @@ def assert_is_the_log(folder):
     return found
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_tensorboard_has_each_epoch_once_though_some_are_trained_again(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     first = epoch_log.EpochLog(tmp_path, tensorboard=True)
@@ -132,11 +131,10 @@ def test_a_run_and_its_continuation_are_in_tensorboard_as_in_the_log(train, tmp_
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     data = write_corpus(tmp_path / "corpus")
     folder = tmp_path / "run"
-    argv = arguments(data, folder, tensorboard=True, number_of_epochs=1)
-    short = {"--warmup_epochs=1.0": "--warmup_epochs=0.0"}
-    train.main([short.get(argument, argument) for argument in argv])
+    short = {"tensorboard": True, "steps_per_epoch": 2, "warmup_epochs": "0.0"}
+    train.main(arguments(data, folder, **short, number_of_epochs=1))
     assert len(assert_is_the_log(folder)["train_loss"]) == 1
-    train.main(arguments(data, folder, tensorboard=True, number_of_epochs=3))
+    train.main(arguments(data, folder, **short, number_of_epochs=3))
     found = assert_is_the_log(folder)
     assert [epoch for epoch, _ in found["train_loss"]] == [1, 2, 3]
     assert {

@@ -18,7 +18,6 @@ from speechbrain_rev.speech import SpeakerAugment
 from tests.corpus import write_noise, write_rooms
 from tests.recipes.stock import (
     KEYS,
-    SHAPES,
     blocks,
     documented_lines,
     fit,
@@ -261,7 +260,7 @@ class TestCommandLine:
         assert [key for key in KEYS if is_ours(hparams, key)] == given
         assert hparams["modules"]["embedding_model"] is hparams["embedding_model"]
 
-    @pytest.mark.parametrize("name", SHAPES)
+    @pytest.mark.parametrize("name", ALONE)
     def test_a_line_in_a_list_trains_as_the_line_in_the_file_does(self, tmp_path, name):
         # Of x-vectors the classifier that goes with the loss, too.
         lines = lines_for(name, *KEYS)

@@ -4,6 +4,8 @@ SpeechBrain refuses fp16 on a CPU, though torch has its arithmetic and a scaler 
 these tests put in place what SpeechBrain builds for a GPU.
 """
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from speechbrain.lobes.features import Fbank
@@ -11,7 +13,7 @@ from speechbrain.processing.features import InputNormalization
 
 from speechbrain_rev.speech import SpeakerAugment
 from tests.corpus import write_corpus, write_noise
-from tests.recipes.runs import arguments, log, recipe, weights
+from tests.recipes.runs import arguments, log, weights
 from tests.unit.reversible.chains import FLOAT32, each_half
 
 
@@ -22,7 +24,7 @@ def data(tmp_path_factory):
     return write_corpus(folder / "corpus")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
     # The order of sums must not depend on how many cores are idle.
     before = torch.get_num_threads()
@@ -31,21 +33,13 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def train(monkeypatch):
-    """The recipe's script, in this process: SpeechBrain's log stays off."""
-    script = recipe("train")
-    monkeypatch.setattr(script.sb, "create_experiment_directory", lambda folder: None)
-    return script
-
-
 class Killed(BaseException):
     """What no handler of errors sees."""
 
 
-@pytest.fixture
-def fp16(train, monkeypatch):
-    """Make the script train in fp16; returns the scaler's settings and what happened."""
+@contextmanager
+def in_fp16(train):
+    """Make the script train in fp16; gives the scaler's settings and what happened."""
     control = {"scaler": {}, "killed_at_step": 0, "taken": 0, "scales": []}
 
     class HalfPrecisionBrain(train.SpeakerBrain):
@@ -67,8 +61,15 @@ def fp16(train, monkeypatch):
             if self.hparams.lr_annealing.step == control["killed_at_step"]:
                 raise Killed
 
-    monkeypatch.setattr(train, "SpeakerBrain", HalfPrecisionBrain)
-    return control
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "SpeakerBrain", HalfPrecisionBrain)
+        yield control
+
+
+@pytest.fixture
+def fp16(train):
+    with in_fp16(train) as control:
+        yield control
 
 
 #: AdamW, whose states of the linear layer are of 8 bit, at a margin of 0, so that the
@@ -137,17 +138,23 @@ def newest(folder, name):
     return torch.load(path, weights_only=True)
 
 
+@pytest.fixture(scope="module")
+def overflown(train, data, tmp_path_factory):
+    """A run that skips steps in each epoch, and how many it took."""
+    folder = tmp_path_factory.mktemp("overflown")
+    with in_fp16(train) as control:
+        control["scaler"] = OVERFLOWS
+        train.main(resumable(data, folder))
+    return folder, control["taken"]
+
+
 # After a checkpoint whose optimizer has no states yet, and in the second epoch.
 @pytest.mark.parametrize("killed_at_step", [3, pytest.param(9, marks=pytest.mark.slow)])
 def test_a_run_in_fp16_that_was_killed_resumes_to_the_same_weights(
-    train, fp16, data, tmp_path, killed_at_step
+    train, fp16, data, overflown, tmp_path, killed_at_step
 ):
+    whole, parts = overflown[0], tmp_path
     fp16["scaler"] = OVERFLOWS
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train.main(resumable(data, whole))
-    skipped = [line["skipped_steps"] for line in log(whole)]
-    assert all(skipped)
-    assert sum(skipped) == 12 - fp16["taken"]
     fp16["killed_at_step"] = killed_at_step
     with pytest.raises(Killed):
         train.main(resumable(data, parts))
@@ -164,16 +171,18 @@ def test_a_run_in_fp16_that_was_killed_resumes_to_the_same_weights(
     assert log(parts) == log(whole)
 
 
-def test_a_skipped_step_is_a_step_of_the_schedule(train, fp16, data, tmp_path):
-    lines = {}
-    for name, scaler in (("none", {"init_scale": 1.0}), ("some", OVERFLOWS)):
-        fp16["scaler"] = scaler
-        train.main(resumable(data, tmp_path / name))
-        lines[name] = log(tmp_path / name)
-    assert [line["skipped_steps"] for line in lines["none"]] == [0, 0]
-    assert all(line["skipped_steps"] for line in lines["some"])
+def test_a_skipped_step_is_counted_and_a_step_of_the_schedule(
+    train, data, overflown, tmp_path
+):
+    folder, taken = overflown
+    train.main(resumable(data, tmp_path))
+    none, some = log(tmp_path), log(folder)
+    assert [line["skipped_steps"] for line in none] == [0, 0]
+    skipped = [line["skipped_steps"] for line in some]
+    assert all(skipped)
+    assert sum(skipped) == 12 - taken
     for key in ("epoch", "steps", "lr", "margin"):
-        assert [x[key] for x in lines["none"]] == [x[key] for x in lines["some"]]
+        assert [line[key] for line in none] == [line[key] for line in some]
 
 
 @each_half

@@ -2,6 +2,7 @@ import copy
 import importlib
 import json
 import logging
+import shutil
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from speechbrain_rev.compression import reference
 from speechbrain_rev.models.run_plan import in_words
 from speechbrain_rev.planner import Plan
 from tests.corpus import write_corpus
-from tests.recipes.runs import SHORT, arguments, recipe, weights
+from tests.recipes.runs import SHORT, arguments, weights
+
+FEW_STEPS = SHORT | {"steps_per_epoch": 3}
 
 #: What the tiny encoder's step makes when it stores, and what stays, are below this.
 PLENTY = "1GB"
@@ -24,20 +27,24 @@ def data(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
 
 
-@pytest.fixture
-def train(monkeypatch, caplog):
-    """The recipe's script, for use in this process: SpeechBrain's log stays off."""
-    script = recipe("train")
-    monkeypatch.setattr(script.sb, "create_experiment_directory", lambda folder: None)
+@pytest.fixture(autouse=True)
+def information(caplog):
     caplog.set_level(logging.INFO, "train")
-    return script
 
 
 def trained(train, data, folder, **changed):
     """One epoch without validation."""
     folder.mkdir()
-    train.main(arguments(data, folder, **SHORT, **changed))
+    train.main(arguments(data, folder, **FEW_STEPS, **changed))
     return weights(folder)
+
+
+@pytest.fixture(scope="module")
+def begun(train, data, tmp_path_factory):
+    """A run of one epoch with a budget for all."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    trained(train, data, folder, memory_budget=PLENTY)
+    return folder
 
 
 def channels_of(folder):
@@ -66,12 +73,11 @@ def test_a_budget_changes_memory_and_no_bit(train, data, tmp_path, caplog):
 
 @pytest.mark.slow
 def test_a_plan_is_kept_on_resume_and_made_anew_for_another_budget(
-    train, data, tmp_path, caplog
+    train, data, begun, tmp_path, caplog
 ):
-    folder = tmp_path / "run"
-    trained(train, data, folder, memory_budget=PLENTY)
+    folder = shutil.copytree(begun, tmp_path / "run")
     kept = (folder / "plan.json").read_text()
-    again = arguments(data, folder, **SHORT | {"number_of_epochs": 2})
+    again = arguments(data, folder, **FEW_STEPS | {"number_of_epochs": 2})
     caplog.clear()
     train.main([*again, f"--memory_budget={PLENTY}"])
     assert (folder / "plan.json").read_text() == kept
@@ -86,13 +92,12 @@ def test_a_plan_is_kept_on_resume_and_made_anew_for_another_budget(
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_without_its_budget_keeps_its_plan(
-    train, data, tmp_path, caplog
+    train, data, begun, tmp_path, caplog
 ):
-    folder = tmp_path / "run"
-    trained(train, data, folder, memory_budget=PLENTY)
+    folder = shutil.copytree(begun, tmp_path / "run")
     plan = Plan.load(folder / "plan.json")
     caplog.clear()
-    train.main(arguments(data, folder, **SHORT | {"number_of_epochs": 2}))
+    train.main(arguments(data, folder, **FEW_STEPS | {"number_of_epochs": 2}))
     assert "memory plan: of this run, " in caplog.text
     assert f"memory plan: {in_words(plan)}" in caplog.messages
     assert Plan.load(folder / "plan.json") == plan
@@ -105,27 +110,29 @@ def test_a_plan_without_a_checkpoint_is_not_taken_unless_it_is_asked_for(
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "plan.json").write_text("no plan")
-    train.main([*arguments(data, folder, **SHORT), "--dry_run"])
+    train.main([*arguments(data, folder, **FEW_STEPS), "--dry_run"])
     assert "memory plan" not in caplog.text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("begun", ["plan", "mode"])
+@pytest.mark.parametrize("by", ["plan", "mode"])
 def test_channels_are_those_of_the_first_step_whatever_plans_later(
-    train, data, tmp_path, begun
+    train, data, begun, tmp_path, by
 ):
     """Neither another budget, a plan that was deleted nor a mode changes them."""
     folder = tmp_path / "run"
-    first = {"memory_budget": PLENTY} if begun == "plan" else {"mode": "store"}
-    trained(train, data, folder, **first)
+    if by == "plan":
+        shutil.copytree(begun, folder)
+    else:
+        trained(train, data, folder, mode="store")
     (channels,) = channels_of(folder)
     # All channels at once is what a search tries first, and enough for a plan.
-    assert (channels == (None,) * 4) == (begun == "plan")
+    assert (channels == (None,) * 4) == (by == "plan")
     (folder / "plan.json").unlink(missing_ok=True)
-    longer = SHORT | {"number_of_epochs": 2}
+    longer = FEW_STEPS | {"number_of_epochs": 2}
     train.main(arguments(data, folder, **longer, memory_budget="900MB"))
     assert Plan.load(folder / "plan.json").channels == list(channels)
-    longer = SHORT | {"number_of_epochs": 3}
+    longer = FEW_STEPS | {"number_of_epochs": 3}
     train.main(arguments(data, folder, **longer, mode="recompute"))
     assert channels_of(folder) == {channels}
     with pytest.raises(ValueError, match="chunk: auto, which goes on"):
@@ -133,24 +140,23 @@ def test_channels_are_those_of_the_first_step_whatever_plans_later(
 
 
 @pytest.mark.slow
-def test_a_plan_of_another_card_is_refused(train, data, tmp_path):
-    folder = tmp_path / "run"
-    trained(train, data, folder, memory_budget=PLENTY)
+def test_a_plan_of_another_card_is_refused(train, data, begun, tmp_path):
+    folder = shutil.copytree(begun, tmp_path / "run")
     path = folder / "plan.json"
     path.write_text(path.read_text().replace('"device": "cpu"', '"device": "A card"'))
     with pytest.raises(ValueError, match=r"made for device A card, and this is cpu"):
-        train.main(arguments(data, folder, **SHORT, memory_budget=PLENTY))
+        train.main(arguments(data, folder, **FEW_STEPS, memory_budget=PLENTY))
 
 
 @pytest.mark.slow
-def test_a_plan_file_gives_the_modes_and_mode_goes_before_both(train, data, tmp_path):
-    first = tmp_path / "first"
-    trained(train, data, first, memory_budget=PLENTY)
-    given = {"plan_file": first / "plan.json", "memory_budget": PLENTY}
+def test_a_plan_file_gives_the_modes_and_mode_goes_before_both(
+    train, data, begun, tmp_path
+):
+    given = {"plan_file": begun / "plan.json", "memory_budget": PLENTY}
     trained(train, data, tmp_path / "second", **given)
-    plan = Plan.load(first / "plan.json")
+    plan = Plan.load(begun / "plan.json")
     kept = Plan.load(tmp_path / "second" / "plan.json")
-    assert kept == plan.with_about(plan_file=str(first / "plan.json"))
+    assert kept == plan.with_about(plan_file=str(begun / "plan.json"))
     trained(train, data, tmp_path / "third", mode="store", memory_budget="0.05MB")
 
 
@@ -196,7 +202,7 @@ def test_a_limit_of_the_error_lets_plans_compress_and_is_kept(
     said = f"memory plan: {in_words(plan)}"
     assert said in caplog.messages
     assert "gradient error" in said
-    longer = SHORT | {"number_of_epochs": 2} | WIDE
+    longer = FEW_STEPS | {"number_of_epochs": 2} | WIDE
     for given in (limited, {}):
         caplog.clear()
         train.main(arguments(data, folder, **longer, **given))

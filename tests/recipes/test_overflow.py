@@ -5,13 +5,12 @@ import torch
 
 from speechbrain_rev.reversible import StreamWarning
 from tests.corpus import write_corpus
-from tests.recipes.runs import arguments, recipe
+from tests.recipes.runs import arguments
 
 
-def test_speechbrains_patience_with_what_is_not_finite_ends_it(tmp_path, monkeypatch):
-    train = recipe("train")
-    monkeypatch.setattr(train.sb, "create_experiment_directory", lambda folder: None)
-
+def test_speechbrains_patience_with_what_is_not_finite_ends_it(
+    train, tmp_path, monkeypatch
+):
     class Overflowing(train.SpeakerBrain):
         def on_fit_start(self):
             super().on_fit_start()

@@ -7,7 +7,7 @@ import torch
 
 from speechbrain_rev.speech import read_audio, read_manifest
 from tests.corpus import write_corpus, write_noise, write_rooms
-from tests.recipes.runs import arguments, log, recipe, weights
+from tests.recipes.runs import SHORT, arguments, log, recipe, weights
 
 prepare = recipe("prepare")
 RATE = 16000
@@ -52,13 +52,15 @@ def test_a_packed_folder_may_be_named_from_where_one_is(folders, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_a_training_on_packed_folders_has_the_bits_of_one_on_files(folders, tmp_path):
-    train = recipe("train")
+def test_a_training_on_packed_folders_has_the_bits_of_one_on_files(
+    train, folders, tmp_path
+):
     runs = []
+    settings = SHORT | {"valid_speakers": 2}
     for name, found in zip(("files", "packed"), folders, strict=True):
         output = tmp_path / name
         others = {name: f for name, f in found.items() if name != "data_folder"}
-        train.main(arguments(found["data_folder"], output, **others))
+        train.main(arguments(found["data_folder"], output, **others, **settings))
         runs.append(output)
     files, packed = map(weights, runs)
     assert all(torch.equal(files[key], packed[key]) for key in files)

@@ -1,5 +1,6 @@
 """A resolved file serves SpeechBrain's own train_speaker_embeddings.py, unmodified."""
 
+import functools
 import os
 import re
 import subprocess
@@ -37,18 +38,31 @@ TINY = {
 ENCODERS = ["df_revnet89", "revnet57"]
 
 
-@pytest.fixture
-def load(tmp_path, monkeypatch):
-    # What seed_everything leaves in the environment goes again.
-    for name in ("SB_GLOBAL_SEED", "PL_SEED_WORKERS", "PYTHONHASHSEED"):
-        monkeypatch.setenv(name, os.environ.get(name, "0"))
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    output = tmp_path_factory.mktemp("script")
 
     def load(encoder):
-        folders = {"data_folder": "nowhere", "output_folder": str(tmp_path / encoder)}
+        folders = {"data_folder": "nowhere", "output_folder": str(output / encoder)}
         text = resolve(HPARAMS / f"{encoder}.yaml", {**TINY, **folders})
         return load_hyperpyyaml(text)
 
-    return load
+    with pytest.MonkeyPatch.context() as patch:
+        # What seed_everything leaves in the environment goes again.
+        for name in ("SB_GLOBAL_SEED", "PL_SEED_WORKERS", "PYTHONHASHSEED"):
+            patch.setenv(name, os.environ.get(name, "0"))
+        yield load
+
+
+@pytest.fixture(scope="module")
+def trained(load):
+    """By an encoder, what its file builds and the Brain that trained it."""
+
+    def trained(encoder):
+        hparams = load(encoder)
+        return hparams, fit(hparams)
+
+    return functools.cache(trained)
 
 
 def largest(module):
@@ -74,9 +88,8 @@ class TestContract:
         assert "collate_fn" not in hparams["dataloader_options"]
 
     @pytest.mark.parametrize("encoder", ENCODERS)
-    def test_its_brain_trains_logs_and_saves(self, load, encoder):
-        hparams = load(encoder)
-        brain = fit(hparams)
+    def test_its_brain_trains_logs_and_saves(self, trained, encoder):
+        hparams, brain = trained(encoder)
         log = Path(hparams["train_log"]).read_text().splitlines()
         assert [line.split(",")[0] for line in log] == ["epoch: 1", "epoch: 2"]
         assert all("ErrorRate" in line for line in log)
@@ -87,17 +100,17 @@ class TestContract:
         assert len(brain.optimizer.param_groups) == 1
 
     @pytest.mark.parametrize("encoder", ENCODERS)
-    def test_rate_and_margin_follow_the_schedule_at_every_step(self, load, encoder):
-        hparams = load(encoder)
-        _, rates, margins = zip(*fit(hparams).steps, strict=True)
+    def test_rate_and_margin_follow_the_schedule_at_every_step(self, trained, encoder):
+        hparams, brain = trained(encoder)
+        _, rates, margins = zip(*brain.steps, strict=True)
         schedule = hparams["lr_annealing"]
         assert rates == tuple(schedule.learning_rate(step) for step in range(4))
         assert len(set(rates)) > 2
         assert margins == tuple(schedule.margin_at(step) for step in range(1, 5))
         assert margins[0] < margins[-1] == hparams["margin"]
 
-    def test_states_of_large_tensors_have_8_bit(self, load):
-        brain = fit(load("df_revnet89"))
+    def test_states_of_large_tensors_have_8_bit(self, trained):
+        _, brain = trained("df_revnet89")
         weight = largest(brain.raw_modules["embedding_model"])
         assert torch.uint8 in {
             value.dtype
@@ -105,9 +118,8 @@ class TestContract:
             if isinstance(value, torch.Tensor)
         }
 
-    def test_a_finished_run_is_found_finished(self, load):
-        hparams = load("revnet57")
-        fit(hparams)
+    def test_a_finished_run_is_found_finished(self, load, trained):
+        hparams, _ = trained("revnet57")
         again = load("revnet57")
         assert fit(again).steps == []
         assert again["lr_annealing"].step == hparams["lr_annealing"].step == 4

@@ -7,18 +7,14 @@ import torch
 
 from speechbrain_rev.speech import ChunkDataset
 from tests.corpus import write_corpus
-from tests.recipes.runs import arguments, log, recipe, weights
+from tests.recipes.runs import SHORT, arguments, log, recipe, weights
 
 #: Streams that hold NaN are warned of, too.
 pytestmark = pytest.mark.filterwarnings("ignore:The streams of")
 
-SHORT = {
-    "number_of_epochs": 1,
-    "average_checkpoints": 1,
-    "warmup_epochs": "0.0",
-    "margin_start_epoch": 0,
-    "margin_end_epoch": 0,
-}
+#: One epoch, or two, of four steps.
+TWO_EPOCHS = {"valid_speakers": 0, "steps_per_epoch": 4}
+ONE_EPOCH = SHORT | TWO_EPOCHS
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +23,8 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture
-def broken(monkeypatch):
+def broken(train, monkeypatch):
     """A recipe in whose chosen steps speech turns into NaN; steps that were seen."""
-    train = recipe("train")
-    monkeypatch.setattr(train.sb, "create_experiment_directory", lambda folder: None)
     train.chosen, train.seen = set(), []
 
     class Broken(train.SpeakerBrain):
@@ -52,7 +46,7 @@ def read(folder):
 
 def test_one_bad_batch_costs_its_step_and_nothing_else(broken, data, tmp_path):
     broken.chosen.add((1, 2))
-    broken.main(arguments(data, tmp_path))
+    broken.main(arguments(data, tmp_path, **TWO_EPOCHS))
     assert [line["skipped_steps"] for line in log(tmp_path)] == [1, 0]
     assert all(line["train_loss"] < 100 for line in log(tmp_path))
     # Running means and variances are among them.
@@ -79,7 +73,7 @@ def test_weights_and_statistics_are_those_before_the_step(broken, data, tmp_path
 
     broken.SpeakerBrain = Watching
     broken.chosen.update({(1, 1), (1, 3)})
-    broken.main(arguments(data, tmp_path, **SHORT))
+    broken.main(arguments(data, tmp_path, **ONE_EPOCH))
     assert [line["step"] for line in read(tmp_path)] == [1, 3]
 
 
@@ -94,7 +88,7 @@ def test_too_many_end_the_training_and_say_where_to_look(broken, data, tmp_path)
 
 def test_with_accumulation_all_batches_of_the_step_are_named(broken, data, tmp_path):
     broken.chosen.add((1, 2))
-    argv = arguments(data, tmp_path, **SHORT)
+    argv = arguments(data, tmp_path, **ONE_EPOCH)
     broken.main([*argv, "--grad_accumulation_factor=2"])
     (line,) = read(tmp_path)
     assert (line["step"], len(line["utterances"])) == (2, 8)
@@ -120,7 +114,7 @@ def test_gradients_of_all_groups_are_clipped_together(broken, data, tmp_path):
             norms.append(float(torch.nn.utils.get_total_norm(grads)))
 
     broken.SpeakerBrain = Grouped
-    argv = arguments(data, tmp_path, **SHORT)
+    argv = arguments(data, tmp_path, **ONE_EPOCH)
     broken.main([*argv, "--max_grad_norm=0.01"])
     assert norms == pytest.approx([0.01] * 4, rel=1e-3)
 
@@ -142,7 +136,7 @@ def lost(broken, tmp_path, monkeypatch):
 
 def test_files_that_get_lost_are_replaced_counted_and_named(lost, data, tmp_path):
     lost.lost.update({3, 5})
-    lost.main(arguments(data, tmp_path))
+    lost.main(arguments(data, tmp_path))  # The sixteen files are read in each epoch.
     counts = [line["unread_files"] for line in log(tmp_path)]
     # A file that is drawn instead may be lost, too.
     assert min(counts) >= 2
@@ -176,7 +170,8 @@ def test_batches_behind_the_last_step_leave_nothing_behind(broken, data, tmp_pat
 
     broken.SpeakerBrain = Other
     broken.chosen.update({(1, 4), (2, 1)})
-    broken.main([*arguments(data, tmp_path), "--grad_accumulation_factor=3"])
+    argv = arguments(data, tmp_path, **TWO_EPOCHS)
+    broken.main([*argv, "--grad_accumulation_factor=3"])
     assert [line["skipped_steps"] for line in log(tmp_path)] == [1, 1]
     assert all(value.isfinite().all() for value in weights(tmp_path).values())
     assert [(x["epoch"], len(x["utterances"])) for x in read(tmp_path)] == [
@@ -194,7 +189,7 @@ def test_no_checkpoint_is_made_of_a_sum_that_is_not_finished(broken, data, tmp_p
             return super()._save_intra_epoch_ckpt()
 
     broken.SpeakerBrain = Watching
-    argv = arguments(data, tmp_path, ckpt_interval_steps=1, **SHORT)
+    argv = arguments(data, tmp_path, ckpt_interval_steps=1, **ONE_EPOCH)
     broken.main([*argv, "--grad_accumulation_factor=2"])
     assert saved
     assert all(step % 2 == 0 and not pending for step, pending in saved)
@@ -219,7 +214,7 @@ def test_what_was_told_of_steps_that_are_taken_again_is_forgotten(tmp_path):
 
 def test_a_lost_file_of_validation_costs_its_trials(broken, tmp_path, caplog):
     data, run = write_corpus(tmp_path / "corpus"), tmp_path / "run"
-    argv = arguments(data, run)
+    argv = arguments(data, run, steps_per_epoch=2)
     recipe("prepare").main([arg for arg in argv if "device" not in arg])
     trials = (run / "save" / "valid_trials.txt").read_text().splitlines()
     lost = data / "wav" / trials[0].split()[1]

@@ -152,10 +152,23 @@ def copied(study, folder):
     )
 
 
+#: Rates of drawn speakers that reports have computed, by the scores that they are of.
+DRAWN = {}
+
+
 def written(study):
-    """Its results, without pictures."""
+    """Its results, without pictures; equal scores are drawn once."""
+
+    def drawn_once(self, folder, trials, method, _draw=runs.Study._bootstrap):
+        path = folder / "scores" / f"{trials}.{method}.txt"
+        key = path.read_bytes(), self.replicates
+        if key not in DRAWN:
+            DRAWN[key] = _draw(self, folder, trials, method)
+        return DRAWN[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "draw", lambda *_: ([], []))
+        patch.setattr(runs.Study, "_bootstrap", drawn_once)
         return report.write_report(study, SETTING)
 
 
@@ -642,10 +655,23 @@ def break_weights(folder):
 @pytest.mark.parametrize(
     ("break_run", "reason"),
     [
+        (break_weights, ".*this training has diverged"),
+        (remove_weights, "its training has not ended, after 2 epochs"),
+        (remove_scores, "it was not scored"),
+    ],
+)
+def test_what_is_missing_of_a_run_is_told(made, tmp_path, break_run, reason):
+    again = copied(made[0], tmp_path)
+    break_run(again.run_folder("revnet46, 8 bit", 12))
+    ((seed, told),) = again.unfinished("revnet46, 8 bit").items()
+    assert seed == "12"
+    assert re.match(reason, told)
+
+
+@pytest.mark.parametrize(
+    ("break_run", "reason"),
+    [
         (break_loss, "seed 12: it diverged: its loss is nan in epoch 2"),
-        (break_weights, "seed 12: .*this training has diverged"),
-        (remove_weights, "seed 12: its training has not ended, after 2 epochs"),
-        (remove_scores, "seed 12: it was not scored"),
         (shutil.rmtree, "seed 12: its training has not ended, after 0 epochs"),
     ],
 )
@@ -678,6 +704,7 @@ def test_a_picture_that_cannot_be_drawn_does_not_cost_the_report(
         raise OSError("no room")
 
     (tmp_path / "report.md").unlink()
+    monkeypatch.setattr(pictures.plots, "curves_over_seeds", lambda *_, **__: None)
     monkeypatch.setattr(pictures.plots, "forest_plot", fail)
     results = report.write_report(again, SETTING, failed=["Probes were not made."])
     sentence = "differences_resnet34.png was not drawn: OSError: no room"
@@ -688,7 +715,7 @@ def test_a_picture_that_cannot_be_drawn_does_not_cost_the_report(
     assert "![](differences_resnet34.png)" not in text
     assert "![](training_resnet34.png)" in text
     # Drawn later, it has failed no more.
-    monkeypatch.undo()
+    monkeypatch.setattr(pictures.plots, "forest_plot", lambda *_, **__: None)
     results = report.write_report(again, SETTING, failed=results["failed"])
     assert (results["failed"], results["undrawn"]) == (["Probes were not made."], [])
     assert sentence not in (tmp_path / "report.md").read_text()

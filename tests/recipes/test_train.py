@@ -6,7 +6,7 @@ import yaml
 
 from speechbrain_rev.hparams import plain_settings
 from tests.corpus import write_corpus, write_noise
-from tests.recipes.runs import arguments, log, recipe, run, weights
+from tests.recipes.runs import SHORT, arguments, log, run, weights
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +31,23 @@ def uninterrupted(data, tmp_path_factory):
     return folder, finished.stdout + finished.stderr
 
 
+class Killed(BaseException):
+    """What no handler of errors sees."""
+
+
 @pytest.fixture
-def train(monkeypatch):
-    """The recipe's script, for use in this process: SpeechBrain's log stays off."""
-    script = recipe("train")
-    monkeypatch.setattr(script.sb, "create_experiment_directory", lambda folder: None)
-    return script
+def dropping(train, monkeypatch):
+    """The script as `run` has it: outputs are dropped out, in one thread."""
+
+    def drop_out(self, batch, stage, _embed=train.SpeakerBrain.compute_forward):
+        outputs = _embed(self, batch, stage)
+        return torch.nn.functional.dropout(outputs, 0.1, stage == train.sb.Stage.TRAIN)
+
+    monkeypatch.setattr(train.SpeakerBrain, "compute_forward", drop_out)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield train
+    torch.set_num_threads(before)
 
 
 def test_a_run_leaves_everything_that_scoring_and_embedding_need(uninterrupted):
@@ -103,28 +114,28 @@ def test_the_result_is_the_average_of_the_last_checkpoints(uninterrupted):
 )
 @pytest.mark.slow
 def test_a_run_killed_in_mid_epoch_resumes_to_the_same_weights(
-    data, uninterrupted, tmp_path, killed_at_step, num_workers
+    dropping, data, uninterrupted, tmp_path, killed_at_step, num_workers
 ):
     argv = resumable(data, tmp_path, num_workers=num_workers)
     killed = run(argv, killed_at_step=killed_at_step)
     assert killed.returncode == 9, killed.stderr
     assert not (tmp_path / "embedding_model.ckpt").exists()
-    assert_resumes(argv, tmp_path, uninterrupted[0])
+    dropping.main(argv)
+    assert_is_as(tmp_path, uninterrupted[0])
 
 
 def test_a_run_killed_while_it_writes_a_checkpoint_resumes_to_the_same_weights(
-    data, uninterrupted, tmp_path
+    dropping, data, uninterrupted, tmp_path
 ):
     argv = resumable(data, tmp_path)
     killed = run(argv, killed_in_checkpoint=3)
     assert killed.returncode == 9, killed.stderr
     assert len(list((tmp_path / "save").glob("CKPT*"))) > 1
-    assert_resumes(argv, tmp_path, uninterrupted[0])
+    dropping.main(argv)
+    assert_is_as(tmp_path, uninterrupted[0])
 
 
-def assert_resumes(argv, folder, uninterrupted):
-    resumed = run(argv)
-    assert resumed.returncode == 0, resumed.stderr
+def assert_is_as(folder, uninterrupted):
     expected = weights(uninterrupted)
     for name, value in weights(folder).items():
         assert torch.equal(value, expected[name]), name
@@ -139,16 +150,24 @@ def test_the_run_that_must_resume_has_8_bit_states(uninterrupted):
 
 
 @pytest.mark.slow
-def test_a_run_without_validation_resumes_from_the_end_of_an_epoch(data, tmp_path):
-    settings = {"valid_speakers": 0, "ckpt_interval_steps": 0}
+def test_a_run_without_validation_resumes_from_the_end_of_an_epoch(
+    dropping, data, tmp_path, monkeypatch
+):
+    settings = {"valid_speakers": 0, "ckpt_interval_steps": 0, "steps_per_epoch": 4}
     whole, parts = (arguments(data, tmp_path / name, **settings) for name in "ab")
-    assert run(whole).returncode == 0
-    assert run(parts, killed_at_step=8).returncode == 9
-    assert run(parts).returncode == 0
-    expected = weights(tmp_path / "a")
-    for name, value in weights(tmp_path / "b").items():
-        assert torch.equal(value, expected[name]), name
-    assert log(tmp_path / "a") == log(tmp_path / "b")
+    dropping.main(whole)
+    with monkeypatch.context() as patch:
+
+        def die_after_step(self, *args, _go_on=dropping.SpeakerBrain.on_fit_batch_end):
+            _go_on(self, *args)
+            if self.hparams.lr_annealing.step == 7:
+                raise Killed
+
+        patch.setattr(dropping.SpeakerBrain, "on_fit_batch_end", die_after_step)
+        with pytest.raises(Killed):
+            dropping.main(parts)
+    dropping.main(parts)
+    assert_is_as(tmp_path / "b", tmp_path / "a")
     assert "valid_eer_percent" not in log(tmp_path / "a")[0]
 
 
@@ -181,11 +200,10 @@ def test_a_run_ends_its_group_of_processes(train, data, tmp_path, monkeypatch):
             torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("option", ["--dry_run", "--dry-run"])
 def test_a_dry_run_says_what_training_would_take_and_trains_nothing(
-    option, train, data, tmp_path, capsys
+    train, data, tmp_path, capsys
 ):
-    train.main([*arguments(data, tmp_path), option])
+    train.main([*arguments(data, tmp_path), "--dry-run"])
     output = capsys.readouterr().out
     assert "4 steps per epoch" in output
     assert "min for 2 epochs" in output
@@ -291,7 +309,8 @@ def test_the_rate_is_that_of_the_utterances_of_an_optimizer_step(train, data, tm
     rates = []
     for factor in (1, 2):
         folder = tmp_path / str(factor)
-        argv = arguments(data, folder, number_of_epochs=1, warmup_epochs=0.5)
+        settings = {"warmup_epochs": 0.5, "steps_per_epoch": 4}
+        argv = arguments(data, folder, **SHORT | settings)
         train.main([*argv, f"--grad_accumulation_factor={factor}"])
         rates.append(log(folder)[0]["lr"])
     assert rates[1] == pytest.approx(2 * rates[0])

@@ -158,7 +158,7 @@ class TestTypes:
             'takes a number of at least 0 and below 3.14159, not "0.2".'
         )
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(st.from_regex(r"[-+]?[0-9a-fox_.]{1,6}(e[-+]?[0-9]{1,2})?", fullmatch=True))
     def test_scalars_are_read_as_ruamel_reads_them(self, written):
         reader = YAML(typ="safe", pure=True)
@@ -178,7 +178,7 @@ class TestTypes:
 
 
 class TestText:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(st.text(st.characters(codec="utf-8", exclude_characters="\x85")))
     def test_any_text_survives_the_way_through_the_file(self, original):
         for reader in ("rt", "safe"):
