@@ -4,15 +4,17 @@ import pytest
 from matplotlib.figure import Figure
 
 
-@pytest.fixture
-def figures(monkeypatch):
+@pytest.fixture(scope="module")
+def figures():
     """The figures that were saved, in their order."""
     saved = []
     savefig = Figure.savefig
 
     def keep_and_save(figure, *args, **options):
         saved.append(figure)
-        savefig(figure, *args, **options)
+        # What takes time is the number of pixels.
+        savefig(figure, *args, **{**options, "dpi": 20})
 
-    monkeypatch.setattr(Figure, "savefig", keep_and_save)
-    return saved
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", keep_and_save)
+        yield saved

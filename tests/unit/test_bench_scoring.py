@@ -9,13 +9,13 @@ from tests.benchmarks import scoring_at_scale
 from tests.benchmarks.harness import NotEqual
 
 SMALL = scoring_at_scale.Setting(
-    trials=400,
-    utterances=120,
-    speakers=20,
-    cohort=400,
-    dim=64,
-    top_n=150,
-    compared=50,
+    trials=100,
+    utterances=60,
+    speakers=10,
+    cohort=100,
+    dim=16,
+    top_n=30,
+    compared=20,
     replicates=5,
 )
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def test_scores_are_those_of_a_loop_over_trials(tmp_path):
     result = scoring_at_scale.run(CPU, SMALL)
     (row,) = result.rows
-    assert row["trials"] == 400
+    assert row["trials"] == 100
     assert 0.01 < row["peak GB"] < 10
     result.save(tmp_path, CPU)
 

@@ -20,6 +20,13 @@ EXACT, EXACT_BF16 = REVERSIBLE[2:]
 FEW = {"blocks": (1, 1, 1, 1), "widths": (8, 16, 16, 24)}
 
 
+@pytest.fixture
+def few_channels(monkeypatch):
+    few = {"widths": (8, 8, 8, 12), "blocks": (1, 2, 1, 1)}
+    monkeypatch.setattr(user_ways, "FEW_BLOCKS", few)
+
+
+@pytest.mark.usefixtures("few_channels")
 def test_torchs_checkpoint_has_equal_gradients_and_updates_statistics_twice():
     left = {
         way: user_ways.small_step(way, "df_resnet233", CPU)
@@ -38,6 +45,7 @@ def test_torchs_checkpoint_is_around_the_stem_each_transition_and_each_block():
     assert len(wrapped) == len(encoder.block_modes()) == 1 + 3 + 4
 
 
+@pytest.mark.usefixtures("few_channels")
 def test_gradients_that_are_off_end_the_run(monkeypatch):
     monkeypatch.setattr(user_ways, "NAMES", ("resnet152",))
     wrong = dataclasses.replace(BF16, name="wrong", precision="float32")
@@ -63,8 +71,8 @@ def test_bytes_counted_without_data_are_those_of_a_step_that_runs(way):
 
 
 def test_steps_are_those_that_the_package_counts():
-    ours = step_bytes(RECOMPUTE, "resnet34", batch=8, frames=200)
-    counted = training_step_peak("resnet34", mode="recompute", frames=200, batch=8)
+    ours = step_bytes(RECOMPUTE, "resnet34", batch=2, frames=40)
+    counted = training_step_peak("resnet34", mode="recompute", frames=40, batch=2)
     assert ours == counted
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants import forked
 from tests.mutants.__main__ import MUTANTS, ROOT
 from tests.mutants.forked import WRONG_PROJECT, run_pytest
 
@@ -17,8 +18,9 @@ def test_what_a_mutant_replaces_stands_once(mutant):
 
 
 @pytest.fixture
-def project(tmp_path):
+def project(tmp_path, monkeypatch):
     """A project whose one test asks for what its package says."""
+    monkeypatch.setattr(forked, "PRELOADED", ("pytest",))
     for name in ("speechbrain_rev", "tests"):
         (tmp_path / name).mkdir()
     (tmp_path / "speechbrain_rev/__init__.py").write_text("VALUE = 1\n")

@@ -45,9 +45,8 @@ def test_curves_are_named_and_drawn_as_given(drawn, angles):
     assert [text.get_text() for text in axes.get_legend().texts] == ["ours"]
 
 
-@pytest.mark.parametrize("length", [10, 40, 60])
-def test_long_names_and_sources_are_within_the_figure(figures, tmp_path, length):
-    curves = {f"{k}{'e' * length}": [(0, 1.0)] for k in range(4)}
+def test_long_names_and_sources_are_within_the_figure(figures, tmp_path):
+    curves = {f"{k}{'e' * 60}": [(0, 1.0)] for k in range(4)}
     words = {"title": "T", "source": "a source of many words " * 12}
     gradient_angles(curves, tmp_path / "angles.png", **words)
     figure = figures[-1]

@@ -1,5 +1,6 @@
 """The picture of memory and largest batch by parameters."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -17,12 +18,13 @@ NOTHING = SizedEncoder("b_res", "resnet", "vanilla", 15_000_000, 1e8, 9e8, None,
 ENCODERS = [FITS, ALIKE, LACKS, NOTHING]
 
 
-@pytest.fixture
-def axes_of(figures, tmp_path):
+@pytest.fixture(scope="module")
+def axes_of(figures, tmp_path_factory):
     """Draw encoders; return both axes after checking that a PNG came out."""
 
-    def draw(encoders):
-        path = tmp_path / "plan.png"
+    @functools.cache
+    def draw(*encoders):
+        path = tmp_path_factory.mktemp("drawn") / "plan.png"
         by_parameters(encoders, path, **WORDS)
         assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         figures[-1].draw_without_rendering()
@@ -42,7 +44,7 @@ def bars(axes):
 
 
 def test_marks_are_what_is_planned_and_crosses_what_was_published(axes_of):
-    memory, batch = axes_of(ENCODERS)
+    memory, batch = axes_of(*ENCODERS)
     assert places(memory, "o^s") == [(6, 50), (6.1, 50)]
     assert places(memory, "x") == [(6, 30), (6.1, 40)]
     assert places(batch, "o^s") == [(6, 800), (6.1, 500), (20, 60)]
@@ -51,7 +53,7 @@ def test_marks_are_what_is_planned_and_crosses_what_was_published(axes_of):
 
 
 def test_bars_lead_from_the_lightest_mode_to_all_stored_and_to_the_batch_here(axes_of):
-    memory, batch = axes_of(ENCODERS)
+    memory, batch = axes_of(*ENCODERS)
     assert bars(memory) == [(10, 60), (10, 60), (100, 900), (100, 900)]
     assert bars(batch) == [(300, 800), (235, 500)]
     (line,) = [line for line in batch.lines if line.get_ls() == "--"]
@@ -59,7 +61,7 @@ def test_bars_lead_from_the_lightest_mode_to_all_stored_and_to_the_batch_here(ax
 
 
 def test_families_have_colours_and_vanilla_encoders_are_hollow(axes_of):
-    _, batch = axes_of(ENCODERS)
+    _, batch = axes_of(*ENCODERS)
     for line in batch.lines:
         if line.get_marker() in ("o", "^", "s") and len(line.get_xdata()):
             (family,) = {
@@ -71,7 +73,7 @@ def test_families_have_colours_and_vanilla_encoders_are_hollow(axes_of):
 
 
 def test_names_stand_within_both_axes_and_apart(axes_of):
-    for axes, missing in zip(axes_of(ENCODERS), (set(), {"b_res"}), strict=True):
+    for axes, missing in zip(axes_of(*ENCODERS), (set(), {"b_res"}), strict=True):
         texts = [text for text in axes.texts if text.get_text()]
         assert {t.get_text() for t in texts} == {e.name for e in ENCODERS} - missing
         boxes = [text.get_window_extent() for text in texts]
@@ -83,7 +85,7 @@ def test_names_stand_within_both_axes_and_apart(axes_of):
 
 
 def test_one_encoder_that_fits_nothing_can_be_drawn(axes_of):
-    memory, batch = axes_of([NOTHING])
+    memory, batch = axes_of(NOTHING)
     assert len(memory.texts) > 0
     assert not batch.texts
 

@@ -8,8 +8,9 @@ OTHER = PartsBar("resnet34", "store", {"others": 1.0})
 WORDS = {"title": "Memory", "source": "Counted."}
 
 
-@pytest.mark.parametrize("bars", [[STORED], [STORED, STAGE, OTHER]])
-@pytest.mark.parametrize("unit", ["GB", "GiB"])
+@pytest.mark.parametrize(
+    ("bars", "unit"), [([STORED], "GB"), ([STORED, STAGE, OTHER], "GiB")]
+)
 def test_a_picture_is_written(bars, unit, tmp_path):
     memory_parts(bars, tmp_path / "parts.png", unit=unit, **WORDS)
     assert (tmp_path / "parts.png").read_bytes().startswith(b"\x89PNG")

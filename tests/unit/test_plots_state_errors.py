@@ -36,18 +36,15 @@ def test_errors_are_drawn_in_percent_a_panel_for_each_state(drawn):
     ]
 
 
-@pytest.mark.parametrize("errors", [[0.011], [0.01, 0.0101], [1e-5, 100.0]])
-def test_the_axis_has_ticks_above_and_below_all_errors(drawn, errors):
+@pytest.mark.parametrize(
+    "errors", [[0.011], [0.01, 0.0101], [1e-3, 0.1], [1e-5, 100.0]]
+)
+def test_the_axis_has_few_ticks_above_and_below_all_errors(drawn, errors):
     (axes,) = drawn({"state": {"all": list(enumerate(errors, 1))}})
     ticks, (low, high) = axes.get_yticks(), axes.get_ylim()
     assert low <= min(ticks) <= 100 * min(errors)
     assert 100 * max(errors) <= max(ticks) <= high
-
-
-@pytest.mark.parametrize(("most", "ticks"), [(0.1, 7), (100.0, 7)])
-def test_ticks_are_few_whatever_lies_between_the_errors(drawn, most, ticks):
-    (axes,) = drawn({"state": {"all": [(1, 1e-3), (2, most)]}})
-    assert len(axes.get_yticks()) <= ticks + 3
+    assert len(ticks) <= 10
 
 
 @pytest.mark.parametrize(

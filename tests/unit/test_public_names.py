@@ -1,6 +1,7 @@
 """What can be imported, and what importing does not do."""
 
 import importlib
+import json
 import pkgutil
 import subprocess
 import sys
@@ -100,26 +101,38 @@ def test_public_modules_hold_their_public_names(name):
     assert MODULES[name] <= held
 
 
-def run(program):
-    return subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    ).stdout.split()
+#: Imports some modules after the other, and says what is loaded after each.
+IMPORT = """
+import importlib, json, sys
+loaded = {}
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    loaded[name] = sorted({module.partition(".")[0] for module in sys.modules})
+import torch
+assert not torch.cuda.is_initialized()
+print(json.dumps(loaded))
+"""
+WITHOUT_TORCH = ["", ".architectures", ".hparams", ".cli", ".scoring"]
+OF_A_PLAIN_LOOP = [
+    ".lobes", ".lobes.classifier", ".memory", ".optim", ".planner", ".reversible"
+]  # fmt: skip
 
 
-def test_importing_everything_brings_no_optional_package_and_no_cuda():
-    modules = [
-        m.name for m in pkgutil.walk_packages([str(PACKAGE)], "speechbrain_rev.")
-    ]
-    program = (
-        "import importlib, sys\n"
-        f"for name in {[m for m in modules if not m.endswith('__main__')]}:\n"
-        "    importlib.import_module(name)\n"
-        "import torch\n"
-        "assert not torch.cuda.is_initialized()\n"
-        "print(*{name.partition('.')[0] for name in sys.modules})\n"
-    )
-    loaded = run(program)
-    assert "torch" in loaded
+@pytest.fixture(scope="module")
+def loaded():
+    """Names of the packages that are loaded after each module, in this order."""
+    walked = pkgutil.walk_packages([str(PACKAGE)], "speechbrain_rev.")
+    everything = [m.name for m in walked if not m.name.endswith("__main__")]
+    first = [f"speechbrain_rev{name}" for name in WITHOUT_TORCH + OF_A_PLAIN_LOOP]
+    names = list(dict.fromkeys(first + everything))
+    program = [sys.executable, "-c", IMPORT, *names]
+    done = subprocess.run(program, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def test_importing_everything_brings_no_optional_package_and_no_cuda(loaded):
+    *_, all_loaded = loaded.values()
+    assert {"torch", "speechbrain"} <= set(all_loaded)
     optional = {
         "bitsandbytes",
         "triton",
@@ -129,20 +142,17 @@ def test_importing_everything_brings_no_optional_package_and_no_cuda():
         "onnxruntime",
         "pyarrow",
     }
-    assert not optional & set(loaded)
+    assert not optional & set(all_loaded)
 
 
-@pytest.mark.parametrize("name", ["", ".architectures", ".hparams", ".cli", ".scoring"])
-def test_what_needs_no_torch_does_not_import_it(name):
-    loaded = run(f"import sys, speechbrain_rev{name}; print(*sys.modules)")
-    assert not {"torch", "speechbrain"} & set(loaded)
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_what_needs_no_torch_does_not_import_it(name, loaded):
+    assert not {"torch", "speechbrain"} & set(loaded[f"speechbrain_rev{name}"])
 
 
-def test_what_a_plain_loop_takes_does_not_import_speechbrain():
-    names = ("lobes", "lobes.classifier", "memory", "optim", "planner", "reversible")
-    imports = "; ".join(f"import speechbrain_rev.{name}" for name in names)
-    loaded = run(f"import sys; sys.modules['speechbrain'] = None; {imports}; print(1)")
-    assert loaded == ["1"]
+@pytest.mark.parametrize("name", OF_A_PLAIN_LOOP)
+def test_what_a_plain_loop_takes_does_not_import_speechbrain(name, loaded):
+    assert "speechbrain" not in loaded[f"speechbrain_rev{name}"]
 
 
 def test_no_module_is_longer_than_one_sitting():

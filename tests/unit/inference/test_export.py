@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 
 import numpy as np
@@ -50,12 +51,17 @@ def run(tmp_path_factory):
     return folder, write_finished_run(folder)
 
 
+@pytest.fixture(scope="module")
+def moved(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    export_run(run[0], folder / "out")
+    return (folder / "out").rename(folder / "moved")
+
+
 @pytest.fixture
-def out(run, tmp_path, monkeypatch):
+def out(moved, tmp_path, monkeypatch):
     """An exported folder, moved, seen from another working directory."""
-    export_run(run[0], tmp_path / "out")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "out").rename(tmp_path / "elsewhere" / "moved")
+    shutil.copytree(moved, tmp_path / "elsewhere" / "moved")
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     return tmp_path / "elsewhere" / "moved"

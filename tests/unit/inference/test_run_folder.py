@@ -70,7 +70,7 @@ def test_numbers_without_end_are_refused(tmp_path, value):
 
 
 def test_an_error_does_not_repeat_a_long_value(tmp_path):
-    write_run(tmp_path, widths=list(range(100_000)))
+    write_run(tmp_path, widths=list(range(2000)))
     with pytest.raises(ValueError, match=r"widths: \[0, 1, 2, ") as error:
         SpeakerEmbedder.from_run(tmp_path)
     assert len(str(error.value)) < 1000
@@ -99,7 +99,7 @@ def test_tensors_without_numbers_are_refused(tmp_path):
         ("- arch\n", "no YAML mapping"),
         ("", "no YAML mapping"),
         ("arch: [\n", "cannot be read as plain values"),
-        ("a: " + "[" * 5000, "cannot be read as plain values"),
+        ("a: " + "[" * 1000, "cannot be read as plain values"),
         ("other: 1\n", "lacks arch"),
         ("a: " + "x" * 1_000_001, "another file"),
     ],

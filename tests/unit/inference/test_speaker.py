@@ -420,6 +420,7 @@ def test_the_baseline_is_mean_and_deviation_of_the_features():
     assert torch.equal(without_mean, described[80:])
 
 
+@pytest.mark.slow
 def test_the_baseline_tells_real_speakers_apart_as_well_as_it_is_known_to():
     if "SPEECHBRAIN_REV_SPEECH" not in os.environ:
         pytest.skip("SPEECHBRAIN_REV_SPEECH names no folder with minivox")

@@ -35,6 +35,12 @@ def saved(folder, state_dict):
     return path
 
 
+def zeros(model):
+    return {
+        n: torch.zeros(t.shape, dtype=t.dtype) for n, t in model.state_dict().items()
+    }
+
+
 @pytest.fixture(scope="module")
 def basic():
     return model_of(**BASIC)
@@ -123,9 +129,10 @@ def test_a_front_end_that_is_none_is_refused():
 @pytest.mark.parametrize("arch", ["resnet34", "resnet101", "resnet152"])
 def test_every_weight_has_its_counterpart(arch):
     row = ARCHITECTURES[arch]
-    model = ResNet(row.blocks, bottleneck=row.block == "bottleneck")
+    with torch.device("meta"):
+        model = ResNet(row.blocks, bottleneck=row.block == "bottleneck")
     assert sum(p.numel() for p in model.parameters()) == row.parameters
-    settings, weights = from_wespeaker(model.state_dict())
+    settings, weights = from_wespeaker(zeros(model))
     assert settings["arch"] == arch
     with torch.device("meta"):
         settings.pop("arch")
@@ -139,14 +146,13 @@ def test_every_weight_has_its_counterpart(arch):
     ("blocks", "bottleneck", "arch"),
     [
         ((2, 2, 2, 2), False, "resnet34"),
-        ((6, 16, 48, 3), True, "resnet101"),
         ((10, 20, 64, 3), True, "resnet101"),
     ],
 )
 def test_other_depths_are_said_by_their_blocks(blocks, bottleneck, arch):
     with torch.device("meta"):
-        theirs = ResNet(blocks, bottleneck=bottleneck, channels=4).state_dict()
-    theirs = {name: torch.zeros(t.shape, dtype=t.dtype) for name, t in theirs.items()}
+        model = ResNet(blocks, bottleneck=bottleneck, channels=4)
+    theirs = zeros(model)
     settings, weights = from_wespeaker(theirs)
     assert (settings["arch"], settings["blocks"]) == (arch, list(blocks))
     assert len(weights) == len(theirs)
@@ -382,7 +388,7 @@ def test_a_configuration_that_repeats_itself_is_refused(basic, tmp_path, text):
 
 def test_what_a_configuration_says_at_length_is_not_repeated(basic, tmp_path):
     torch.save(basic.state_dict(), tmp_path / "avg_model.pt")
-    long = f"model_args: {{pooling_func: [{'x, ' * 100_000}x]}}\n"
+    long = f"model_args: {{pooling_func: [{'x, ' * 2000}x]}}\n"
     (tmp_path / "config.yaml").write_text(long)
     with pytest.raises(ValueError, match=r"pooling_func: \['x', 'x', ") as error:
         wespeaker.convert_from_wespeaker(tmp_path / "avg_model.pt", tmp_path / "run")
