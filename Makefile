@@ -19,11 +19,12 @@ $(INSTALLED): setup.cfg pyproject.toml
 demo: $(INSTALLED)
 	$(RUN) recipes/demo/run.py
 
-# Tests of one file share fixtures, and each process has a core to itself.
+# Each process has a core to itself and the tests in a row, whose files share fixtures,
+# until the other has none left.
 WORKERS ?= 2
-PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile
+PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal
 
-## test: the quick tests, about 7 minutes on 2 cores
+## test: the quick tests, about 5 minutes on 2 cores
 test: $(INSTALLED)
 	$(PYTEST) -m "not slow and not gpu"
 

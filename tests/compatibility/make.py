@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,10 @@ from speechbrain_rev.inference import SpeakerEmbedder, read_cohort
 from speechbrain_rev.planner.saved import VARIABLE
 from tests import wespeaker
 from tests.compatibility.plans import PLANS
-from tests.recipes import runs
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "VoxCeleb"
-EXPECTED = "expected.json"
+EXPECTED, TRAINED = "expected.json", "trained"
 
 #: Instructions that every x86-64 processor has, so that unlike ones sum in one order.
 PORTABLE = {
@@ -42,10 +41,19 @@ PORTABLE = {
     "MKL_CBWR": "COMPATIBLE",
     "OMP_NUM_THREADS": "1",
 }
-#: Of two speakers that are left for trials.
-HEARD = "spk003/s01/00001.flac", "spk004/s01/00001.flac"
-FINISHED = "finished_adamw_8bit"
+#: Settings of all runs, which an archive keeps with them.
 _COMMON = {
+    "arch": "revnet57",
+    "widths": "[8, 8, 8, 8]",
+    "blocks": "[1, 0, 0, 1]",
+    "n_mels": 24,
+    "chunk_samples": 4640,
+    "number_of_epochs": 2,
+    "warmup_epochs": 1.0,
+    "margin_start_epoch": 1,
+    "margin_end_epoch": 2,
+    "ckpt_interval_steps": 2,
+    "num_workers": 0,
     "data_folder": "corpus",
     "train_list": "corpus/train_list.txt",
     "trial_lists": "[corpus/trials.txt]",
@@ -56,6 +64,9 @@ _COMMON = {
     "average_checkpoints": 1,
     "keep_checkpoints": 1,
 }
+#: Of two speakers that are left for trials.
+HEARD = "spk003/s01/00001.flac", "spk004/s01/00001.flac"
+FINISHED = "finished_adamw_8bit"
 #: Each run's settings, and the step after which it is killed; None for a finished one.
 RUNS: dict[str, tuple[dict[str, object], int | None]] = {
     FINISHED: (
@@ -120,16 +131,21 @@ def command(folder: Path, *argv: object) -> str:
     return python(folder, "-m", "speechbrain_rev", *argv).stdout
 
 
-def train_arguments(name: str, output: str) -> list[str]:
-    """Give the command line of a run, for train.py in the folder of all files."""
-    settings = {**runs.TINY, **_COMMON, **RUNS[name][0], "output_folder": output}
-    options = [f"--{key}={value}" for key, value in settings.items()]
-    return [str(runs.HPARAMS / "train.yaml"), *options, "--device=cpu"]
+def options_of(name: str) -> list[str]:
+    """Give the settings of a run as options."""
+    settings = {**_COMMON, **RUNS[name][0]}
+    return [f"--{key}={value}" for key, value in settings.items()]
 
 
-def train(folder: Path, name: str, output: str) -> None:
-    """Train a run of `RUNS`, or resume it."""
-    python(folder, RECIPE / "train.py", *train_arguments(name, output))
+def train_arguments(options: Sequence[str], output: str) -> list[str]:
+    """Give the command line of train.py in the folder of all files."""
+    file = str(ROOT / "hparams" / "train.yaml")
+    return [file, *options, f"--output_folder={output}", "--device=cpu"]
+
+
+def train(folder: Path, options: Sequence[str], output: str) -> None:
+    """Train a run, or resume it."""
+    python(folder, RECIPE / "train.py", *train_arguments(options, output))
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -193,18 +209,24 @@ def make_corpus(folder: Path) -> None:
 def make_runs(folder: Path) -> dict[str, dict[str, Any]]:
     """Train the runs; say what each gives when it is trained to its end."""
     expected = {}
+    (folder / TRAINED).mkdir()
     for name, (_, killed) in RUNS.items():
+        options = options_of(name)
         with tempfile.TemporaryDirectory(dir=folder) as whole:
-            train(folder, name, whole)
+            train(folder, options, whole)
+            weights = weights_of(folder / whole)
+            torch.save(weights, folder / TRAINED / f"{name}.ckpt")
             expected[name] = {
-                "weights": digest(weights_of(folder / whole)),
+                "options": options,
+                "weights": digest(weights),
                 "losses": losses_of(folder / whole),
             }
         if killed is None:
-            train(folder, name, name)
+            train(folder, options, name)
         else:
             script = _DIES.format(recipe=str(RECIPE), step=killed)
-            python(folder, "-c", script, *train_arguments(name, name), status=9)
+            argv = train_arguments(options, name)
+            python(folder, "-c", script, *argv, status=9)
     for script in ("extract.py", "score.py"):
         python(folder, RECIPE / script, FINISHED)
     return expected

@@ -1,6 +1,7 @@
 """Files that earlier versions wrote are read, resumed and give what they gave."""
 
 import json
+import math
 import shutil
 import tarfile
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-import yaml
+from torch import nn
 
 from speechbrain_rev.cli import main
 from speechbrain_rev.inference import (
@@ -18,8 +19,10 @@ from speechbrain_rev.inference import (
     SpeakerEmbedder,
     read_cohort,
 )
+from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.inference.wespeaker import convert_from_wespeaker
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
+from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Plan, Profile
 from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.reversible import Mode
@@ -31,8 +34,11 @@ ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
 INTERRUPTED = [name for name, (_, killed) in make.RUNS.items() if killed]
 #: Of embeddings and scores, whose sums other processors make in another order.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-#: Of weights and losses after some steps, likewise.
-TRAINED_CLOSE = 1e-3
+#: Of weights after some steps, likewise, relative to how far these steps moved them.
+#: AVX-512 instead of portable instructions makes 2e-4, optimizer states of zero 0.95.
+MOVED_CLOSE = 0.01
+#: Plans that take a second, and what is printed of committed figures.
+QUICK = {"resnet34_5gib", "small_resnet34", "models", "models_published"}
 #: What may differ between machines and versions, in what subcommands print.
 UNCOMPARED = {"counted_with", "sources"}
 
@@ -78,17 +84,37 @@ def test_checkpoints_are_whole_and_of_the_expected_moment(kept, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "states"),
+    ("run", "name", "bits", "dtypes"),
     [
-        (make.FINISHED, {torch.uint8, torch.float32}),
-        ("mid_epoch_sgd_8bit", {torch.uint8, torch.float32}),
-        ("mid_epoch_adamw_32bit", {torch.float32}),
+        (make.FINISHED, "adamw", 8, {torch.uint8, torch.float32}),
+        ("mid_epoch_sgd_8bit", "sgd", 8, {torch.uint8, torch.float32}),
+        ("mid_epoch_adamw_32bit", "adamw", 32, {torch.float32}),
     ],
 )
-def test_optimizer_checkpoints_have_the_bits_they_were_made_with(kept, name, states):
-    (found,) = checkpoints(kept / name)
-    saved = torch.load(found.paramfiles["optimizer"], weights_only=True)
-    assert {t.dtype for t in tensors_in(saved["state"]) if t.numel() > 1} == states
+def test_optimizer_checkpoints_are_loaded_in_the_bits_they_have(
+    kept, run, name, bits, dtypes
+):
+    (found,) = checkpoints(kept / run)
+    saved, *modules = (
+        torch.load(found.paramfiles[part], weights_only=True)
+        for part in ("optimizer", "embedding_model", "classifier")
+    )
+    parameters = [nn.Parameter(w) for module in modules for w in _trained(module)]
+    same, other = (
+        build_optimizer(parameters, name=name, bits=b, lr=0.1)
+        for b in (bits, 40 - bits)
+    )
+    same.load_state_dict(saved)
+    with pytest.raises(ValueError, match="bit"):
+        other.load_state_dict(saved)
+    states = [t for t in tensors_in(saved["state"]) if t.numel() > 1]
+    assert {t.dtype for t in states} == dtypes
+
+
+def _trained(state_dict):
+    """Give the weights, not the statistics, of a module."""
+    held = ("running_mean", "running_var", "num_batches_tracked")
+    return [value for name, value in state_dict.items() if not name.endswith(held)]
 
 
 def tensors_in(value):
@@ -99,26 +125,45 @@ def tensors_in(value):
             yield from tensors_in(part)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", INTERRUPTED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if number else [])
+        for number, name in enumerate(INTERRUPTED)
+    ],
+)
 def test_an_interrupted_run_resumes_to_the_recorded_weights(
     copied, expected, same_arithmetic, name
 ):
     run, recorded = copied / name, expected["runs"][name]
-    make.train(copied, name, name)
-    losses = make.losses_of(run)
-    assert losses == pytest.approx(recorded["losses"], rel=TRAINED_CLOSE)
+    (found,) = checkpoints(run)
+    begun = torch.load(found.paramfiles["embedding_model"], weights_only=True)
+    make.train(copied, recorded["options"], name)
+    # It would end alike had it begun anew.
+    loaded = f"Loading a checkpoint from {name}/save/{Path(found.path).name}"
+    assert loaded in (run / "log.txt").read_text()
+    weights = make.weights_of(run)
+    wanted = torch.load(copied / make.TRAINED / f"{name}.ckpt", weights_only=True)
+    assert distance(weights, wanted) <= MOVED_CLOSE * distance(begun, wanted)
     if same_arithmetic:
-        assert make.digest(make.weights_of(run)) == recorded["weights"]
-        assert losses == recorded["losses"]
+        assert make.digest(weights) == recorded["weights"]
+        assert make.losses_of(run) == recorded["losses"]
+
+
+def distance(some, others):
+    """Give the distance between the weights, not the statistics, of two encoders."""
+    pairs = zip(_trained(some), _trained(others), strict=True)
+    return math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs))
 
 
 def test_a_finished_run_is_what_was_recorded_and_stays_so(copied, expected):
     run, recorded = copied / make.FINISHED, expected["runs"][make.FINISHED]
     assert make.digest(make.weights_of(run)) == recorded["weights"]
-    make.train(copied, make.FINISHED, make.FINISHED)
+    before = (run / "train_log.jsonl").read_bytes(), sorted((run / "save").iterdir())
+    make.train(copied, recorded["options"], make.FINISHED)
     assert make.digest(make.weights_of(run)) == recorded["weights"]
-    assert make.losses_of(run) == recorded["losses"]
+    after = (run / "train_log.jsonl").read_bytes(), sorted((run / "save").iterdir())
+    assert after == before
 
 
 def test_models_give_the_recorded_embeddings_and_scores(kept, expected):
@@ -144,16 +189,18 @@ def test_wespeaker_s_weights_are_converted_to_the_same_run(kept, tmp_path):
         for run in (tmp_path / "converted", kept / "converted_wespeaker")
     )
     assert make.digest(converted) == make.digest(before)
+    written = (kept / "converted_wespeaker" / "hyperparams.yaml").read_text()
+    assert (tmp_path / "converted" / "hyperparams.yaml").read_text() == written
 
 
-def test_archives_of_embeddings_hold_what_the_model_gives(kept, expected):
-    recorded = expected["heard"][make.FINISHED]["embeddings"][0]
+def test_archives_of_embeddings_hold_what_the_model_gives(kept):
     embedder = SpeakerEmbedder.from_run(kept / make.FINISHED)
     for name in ("embeddings.npz", "embeddings.parquet"):
         archive = EmbeddingArchive.load(kept / name)
         assert archive.names == ("s01/00001.flac", "s02/00001.flac")
         assert archive.fingerprint == embedder.fingerprint
-        np.testing.assert_allclose(archive.embeddings[0], recorded, **CLOSE)
+        files = [kept / "corpus" / "wav" / "spk003" / name for name in archive.names]
+        np.testing.assert_allclose(archive.embeddings, embedder.embed(files), **CLOSE)
 
 
 def test_an_enrolled_speaker_is_known_to_the_run_and_to_the_exported_model(
@@ -192,14 +239,19 @@ def test_a_packed_folder_has_the_samples_of_its_files(kept):
 
 
 def test_plan_profile_and_speed_are_read(kept):
-    saved = Plan.load(kept / "plan.json")
-    assert set(saved.modes.values()) == {"store", "recompute"}
+    for read, name in ((Plan, "plan"), (Speed, "speed")):
+        text = (kept / f"{name}.json").read_text()
+        found = read.from_json(text)
+        for key, value in json.loads(text).items():
+            assert getattr(found, key) == value, (name, key)
     profile = Profile.from_json((kept / "profile.json").read_text())
-    stored = profile.uniform(Mode.STORE)
-    lighter = profile.fastest(profile.peak_bytes(stored) * 3 // 4)
-    assert profile.peak_bytes(lighter) <= profile.peak_bytes(stored) * 3 // 4
-    speed = Speed.from_json((kept / "speed.json").read_text())
-    assert speed.flops_per_second > 1e8
+    for mode, peak, seconds in (
+        ("store", 4796271368, 0.38840517644238814),
+        ("recompute", 2105400328, 0.5354176972232836),
+    ):
+        modes = profile.uniform(Mode(mode))
+        assert profile.peak_bytes(modes) == peak
+        assert profile.seconds(modes) == pytest.approx(seconds)
 
 
 def test_a_run_keeps_the_plan_of_its_budget(kept):
@@ -208,8 +260,13 @@ def test_a_run_keeps_the_plan_of_its_budget(kept):
     assert len(set(saved.modes.values())) > 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name in PLANS
+    ],
+)
 def test_what_was_planned_is_planned_as_well_today(kept, name):
     before, today = Plan.load(kept / "plans" / f"{name}.json"), PLANS[name]()
     assert today.budget_bytes == before.budget_bytes
@@ -219,8 +276,13 @@ def test_what_was_planned_is_planned_as_well_today(kept, name):
     assert today.seconds <= before.seconds * (1 + 1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", make.COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name in make.COMMANDS
+    ],
+)
 def test_subcommands_print_the_recorded_figures(kept, capsys, name):
     main([*make.COMMANDS[name], "--json"])
     printed = json.loads(capsys.readouterr().out)
@@ -238,11 +300,22 @@ def _figures(document):
     return float(f"{document:.9g}") if isinstance(document, float) else document
 
 
-def test_settings_of_a_run_are_plain_yaml_without_paths_of_a_machine(kept):
-    for name in make.RUNS:
-        text = (kept / name / "hyperparams.yaml").read_text()
-        assert "data_folder: corpus" in text
-        assert yaml.compose(text) is not None
+def test_settings_of_a_run_are_read_as_data(kept):
+    for name, optimizer, bits in (
+        (make.FINISHED, "adamw", 8),
+        ("mid_epoch_sgd_8bit", "sgd", 8),
+        ("mid_epoch_adamw_32bit", "adamw", 32),
+    ):
+        wanted = {
+            "arch": "revnet57",
+            "widths": [8, 8, 8, 8],
+            "speeds": [1.0, 0.9, 1.1],
+            "optimizer_name": optimizer,
+            "optimizer_bits": bits,
+            "data_folder": "corpus",
+            "out_n_neurons": 9,
+        }
+        assert read_settings(kept / name, list(wanted)) == wanted
 
 
 def test_a_copy_elsewhere_is_as_good(kept, expected, tmp_path):

@@ -19,7 +19,6 @@ SHORT = {
     "margin_end_epoch": 0,
     "average_checkpoints": 1,
     "valid_speakers": 0,
-    "steps_per_epoch": 4,
 }
 
 

@@ -9,6 +9,8 @@ from tests.corpus import write_corpus
 from tests.recipes.runs import RECIPE, arguments, recipe
 
 epoch_log = recipe("epoch_log")
+#: Runs of this file draw nothing.
+DRAW = epoch_log.plots.training_curves
 
 STATS = {"epoch": 1, "train_loss": 4.5, "lr": 0.1, "margin": 0.2}
 
@@ -28,11 +30,10 @@ def test_an_epoch_trained_again_replaces_its_line_and_those_after_it(tmp_path):
 
 def test_curves_are_drawn_after_each_epoch_of_all_so_far(tmp_path, monkeypatch):
     drawn = []
-    draw = epoch_log.plots.training_curves
 
     def remember(rows, path):
         drawn.append([row["epoch"] for row in rows])
-        draw(rows, path)
+        DRAW(rows, path)
 
     monkeypatch.setattr(epoch_log.plots, "training_curves", remember)
     log = epoch_log.EpochLog(tmp_path)
@@ -42,10 +43,12 @@ def test_curves_are_drawn_after_each_epoch_of_all_so_far(tmp_path, monkeypatch):
     assert drawn == [[1], [1, 2]]
 
 
-def test_drawing_writes_nothing_into_the_log_of_a_run(tmp_path, caplog):
+def test_drawing_writes_nothing_into_the_log_of_a_run(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(epoch_log.plots, "training_curves", DRAW)
     caplog.set_level(logging.DEBUG)
     epoch_log.EpochLog(tmp_path).write(STATS)
     assert caplog.messages == []
+    assert (tmp_path / epoch_log.CURVES).is_file()
 
 
 @pytest.mark.parametrize("error", [ImportError, RuntimeError, OSError])

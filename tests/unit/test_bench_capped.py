@@ -21,6 +21,18 @@ def test_a_plan_peaks_where_it_says_and_every_mode_has_a_time():
     assert row["reconstruct / plan"] == "-"
 
 
+@pytest.mark.parametrize("name", ["revnet57", "df_revnet66"])
+def test_a_small_step_has_equal_bits_in_all_modes_and_leaves_no_trace(name):
+    encoder = capped.build_encoder(name, widths=(8, 8, 8, 8), blocks=(1, 1, 1, 1))
+    state = {key: value.clone() for key, value in encoder.state_dict().items()}
+    modes = dict.fromkeys(encoder.named_blocks(), "store")
+    plan = capped.Plan(modes, None, 1, 1, 1, 1.0, {})
+    assert "reconstruct" in capped.modes_by_name(encoder, plan)
+    capped.check_bits(encoder, plan, CPU)
+    for key, value in encoder.state_dict().items():
+        assert torch.equal(value, state[key]), key
+
+
 def test_other_bits_print_no_figures(monkeypatch):
     def noisy(encoder, device):
         return [torch.randn(3)]

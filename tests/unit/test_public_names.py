@@ -101,11 +101,16 @@ def test_public_modules_hold_their_public_names(name):
     assert MODULES[name] <= held
 
 
-#: Imports some modules after the other, and says what is loaded after each.
+#: Imports some modules after the other, the first of them each as if it were alone, and
+#: says what is loaded after each.
 IMPORT = """
 import importlib, json, sys
+alone, *names = sys.argv[1:]
 loaded = {}
-for name in sys.argv[1:]:
+for name in names:
+    if len(loaded) < int(alone):
+        for known in [m for m in sys.modules if m.startswith("speechbrain_rev")]:
+            del sys.modules[known]
     importlib.import_module(name)
     loaded[name] = sorted({module.partition(".")[0] for module in sys.modules})
 import torch
@@ -125,7 +130,7 @@ def loaded():
     everything = [m.name for m in walked if not m.name.endswith("__main__")]
     first = [f"speechbrain_rev{name}" for name in WITHOUT_TORCH + OF_A_PLAIN_LOOP]
     names = list(dict.fromkeys(first + everything))
-    program = [sys.executable, "-c", IMPORT, *names]
+    program = [sys.executable, "-c", IMPORT, str(len(WITHOUT_TORCH)), *names]
     done = subprocess.run(program, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 

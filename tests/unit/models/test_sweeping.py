@@ -102,7 +102,7 @@ def test_the_chunk_of_each_plan_is_told_and_is_the_one_that_was_chosen(monkeypat
     row = dataclasses.replace(
         architecture("revnet57"), widths=(8, 8, 8, 8), blocks=(1, 0, 0, 0)
     )
-    channels = (15, 20, None, None)
+    channels = (3, 5, None, None)
     monkeypatch.setattr(
         sweeping,
         "fastest_channels",
@@ -111,6 +111,7 @@ def test_the_chunk_of_each_plan_is_told_and_is_the_one_that_was_chosen(monkeypat
     swept = sweep_encoder(row, TIGHT, [2])
     assert swept.channels == {2: channels}
     profile = encoder_profile(row, 2, 200, channels=channels)
+    assert profile.blocks != encoder_profile(row, 2, 200, channels=(None,) * 4).blocks
     (plan,) = swept.sweep.plans
     assert plan.seconds == profile.seconds(plan.modes) + swept.sweep.other_seconds
     (document,) = json.loads(as_json(swept))["batches"]
@@ -118,7 +119,7 @@ def test_the_chunk_of_each_plan_is_told_and_is_the_one_that_was_chosen(monkeypat
     text = as_text(swept)
     _, heads, line, *_ = text.splitlines()
     place = heads.replace("of best", "share").split().index("chunk")
-    assert line.split()[place] == "15"
+    assert line.split()[place] == "3"
     assert "chunk: the channels of the first level" in " ".join(text.split())
 
 

@@ -211,6 +211,7 @@ def test_compiled_normalisation_in_both_layouts(backend, relu, layout, monkeypat
     assert len(calls) == 2
 
 
+@each_format
 @pytest.mark.parametrize("kind", ["meta", "fake", "counted"])
 def test_whatever_is_to_be_seen_is_not_compiled(kind, monkeypatch):
     def fail(*_, **__):
@@ -244,6 +245,7 @@ def test_whatever_is_to_be_seen_is_not_compiled(kind, monkeypatch):
             train(encoder, x)
 
 
+@each_format
 def test_the_choice_travels_with_the_network_and_not_with_its_state():
     chain = chain_of("basic", 1)
     keys = set(chain.state_dict())
@@ -311,6 +313,7 @@ def test_compiled_residual_functions_of_float_streams_have_right_gradients(compi
     assert distance(grads, expected) < ROUNDING
 
 
+@each_format
 def test_a_residual_function_kept_from_the_compiler_is_not_taken_for_compiled():
     class Eager(nn.Module):
         @torch.compiler.disable

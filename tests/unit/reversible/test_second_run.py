@@ -12,12 +12,10 @@ from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleCh
 from speechbrain_rev.reversible.norm import BatchNorm
 
 from .chains import (
-    BF16,
     CHANNELS,
     EXACT,
     FLOAT32_ROUNDING,
     FLOAT64,
-    FP16,
     RESIDUALS,
     Plain,
     chain_of,
@@ -396,15 +394,8 @@ def test_a_compiled_chain_equals_the_chain(mode, precision):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream_format", ["exact"], indirect=True)
-@pytest.mark.parametrize(
-    ("mode", "precision"),
-    [
-        *((mode, FLOAT64) for mode in MODES),
-        ("reconstruct", BF16),
-        ("reconstruct", FP16),
-    ],
-    ids=str,
-)
+@every_precision
+@pytest.mark.parametrize("mode", MODES)
 def test_a_compiled_encoder_equals_the_encoder(mode, precision):
     results = []
     for compiles in (False, True):
