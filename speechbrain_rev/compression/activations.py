@@ -259,6 +259,8 @@ class _Passes(threading.local):
 
     def __init__(self) -> None:
         self.under_way: list[_Pass] = []
+        #: Whether what is saved is dropped, and compressed in vain.
+        self.paused = False
 
 
 _passes = _Passes()
@@ -273,7 +275,7 @@ def registering(wanted: bool = True) -> Iterator[None]:
     wanted : bool
         False to change nothing.
     """
-    if not wanted or not _passes.under_way:
+    if not wanted or _passes.paused or not _passes.under_way:
         yield
         return
     outer = _passes.under_way[-1]
@@ -282,6 +284,22 @@ def registering(wanted: bool = True) -> Iterator[None]:
         yield
     finally:
         outer.registers = before
+
+
+@contextlib.contextmanager
+def not_compressing() -> Iterator[None]:
+    """Compress nothing in this context, whose saved activations are dropped."""
+    outer = _passes.under_way[-1] if _passes.under_way else None
+    before = _passes.paused, outer is not None and outer.registers
+    _passes.paused = True
+    if outer is not None:
+        outer.registers = False
+    try:
+        yield
+    finally:
+        _passes.paused, registers = before
+        if outer is not None:
+            outer.registers = registers
 
 
 def compress_activations(
@@ -369,4 +387,5 @@ class Compressing:
 
 def _trains(network: nn.Module) -> bool:
     backward = torch._C._current_graph_task_id() != -1
-    return network.training and torch.is_grad_enabled() and not backward
+    trains = network.training and torch.is_grad_enabled()
+    return trains and not backward and not _passes.paused

@@ -21,7 +21,8 @@ from speechbrain_rev.reversible.convolution import in_parts, parts_for, split_sp
 from speechbrain_rev.reversible.flags import Flags
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.reading import Reading
-from speechbrain_rev.reversible.recompute import recompute, recompute_each, trains
+from speechbrain_rev.reversible.recompute import recompute, trains
+from speechbrain_rev.reversible.recompute_each import recompute_each
 from speechbrain_rev.reversible.streams import Streams, join
 
 

@@ -263,7 +263,7 @@ class ReversibleChain(nn.Module):
         """Run the blocks; ``entered`` is emptied, so that no caller keeps its values."""
         streams = entered.pop()
         shared: set[int] = set()
-        if set(self.modes) & set(STORING):
+        if set(self.modes) - {Mode.RECONSTRUCT}:
             couplings = cast(Iterable[AdditiveCoupling], self.blocks)
             shared = shared_by(f for b in couplings for f in (b.f, b.g))
         modes = self.modes
@@ -374,9 +374,9 @@ def _read_for(
 def _residual(
     f: nn.Module, x: Tensor, mask: Tensor | None, again: bool, shared: set[int]
 ) -> Tensor:
-    if not again:
-        with stored_run(f, x, shared):
+    with stored_run(f, x, shared):
+        if not again:
             return residual(f, x, mask)
-    y = recompute(f, *arguments(x, mask))
+        y = recompute(f, *arguments(x, mask))
     check_shape(f, x, y)
     return y

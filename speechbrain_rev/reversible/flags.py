@@ -9,6 +9,7 @@ the second one with the float32 precision (TF32 or not) of the first.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -78,25 +79,61 @@ class Flags:
         if not self.in_effect:
             yield
             return
-        wanted = [(torch.backends.cudnn, n, v) for n, v in _PINNED.items()] + [
-            (owner, name, value)
-            for (owner, name), value in zip(
-                _precision_flags(), self.precision, strict=True
-            )
-        ]
-        # Only what differs is written: to mix old and new precision flags is an error.
-        changed = [
-            (owner, name, found, value)
-            for owner, name, value in wanted
-            if (found := getattr(owner, name)) != value
-        ]
+        wanted = self.wanted()
+        found = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
         try:
-            for owner, name, _, value in changed:
-                setattr(owner, name, value)
+            _write(wanted)
             yield
         finally:
-            for owner, name, found, _ in changed:
-                setattr(owner, name, found)
+            _write(found)
+
+    def wanted(self) -> list[tuple[Any, str, Any]]:
+        """List who holds each flag, its name and its value."""
+        pinned = [(torch.backends.cudnn, n, v) for n, v in _PINNED.items()]
+        precision = zip(_precision_flags(), self.precision, strict=True)
+        return [*pinned, *((owner, name, value) for (owner, name), value in precision)]
+
+    def hold(self, owner: object) -> None:
+        """Compute under these flags in the backward pass, until its owner is gone.
+
+        Parameters
+        ----------
+        owner : object
+            What the operations need whose gradients are computed; they release it.
+        """
+        if self.in_effect:
+            _held.enter(self)
+            weakref.finalize(owner, _held.leave).atexit = False
+
+
+class _HeldFlags:
+    """Flags in force for some owners, and the user's for when the last is gone."""
+
+    def __init__(self) -> None:
+        self._owners = 0
+        self._found: list[tuple[Any, str, Any]] = []
+
+    def enter(self, flags: Flags) -> None:
+        wanted = flags.wanted()
+        if not self._owners:
+            self._found = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
+        self._owners += 1
+        _write(wanted)
+
+    def leave(self) -> None:
+        self._owners -= 1
+        if not self._owners:
+            _write(self._found)
+
+
+_held = _HeldFlags()
+
+
+def _write(wanted: Iterable[tuple[Any, str, Any]]) -> None:
+    """Set flags that differ: to mix old and new precision flags is an error."""
+    for owner, name, value in wanted:
+        if getattr(owner, name) != value:
+            setattr(owner, name, value)
 
 
 def _decided_by_flags(device: torch.device) -> bool:

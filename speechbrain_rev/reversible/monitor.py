@@ -65,7 +65,7 @@ def checksum(values: Sequence[Tensor]) -> Tensor:
         line = value.detach().as_strided((value.numel(),), (1,))
         total = torch.zeros((), dtype=torch.int64, device=value.device)
         # Without values there is nothing to add up: two chunks take the same memory.
-        end = line.numel() if _has_values(line) else min(line.numel(), 2 * _CHUNK)
+        end = line.numel() if has_values(line) else min(line.numel(), 2 * _CHUNK)
         for start in range(0, end, _CHUNK):
             part = line[start : start + _CHUNK]
             places = torch.arange(start, start + len(part), device=value.device)
@@ -221,12 +221,12 @@ class Monitor:
         """
         if self._largest is None or self._mismatches is None:
             return
-        if not _has_values(self._largest):
+        if not has_values(self._largest):
             return
         self._take(limit, wait)
         if self._under_way is None:
             notes = torch.cat([self._largest.flatten(), self._mismatches])
-            self._under_way = _to_host(notes)
+            self._under_way = to_host(notes)
             self._largest.zero_()
             self._mismatches.zero_()
             self._take(limit, wait)
@@ -294,11 +294,12 @@ class Monitor:
         )
 
 
-def _has_values(x: Tensor) -> bool:
+def has_values(x: Tensor) -> bool:
+    """Whether a tensor has values, as meta and fake ones have not."""
     return not x.is_meta and not isinstance(x, FakeTensor)
 
 
-def _to_host(x: Tensor) -> tuple[Tensor, Any]:
+def to_host(x: Tensor) -> tuple[Tensor, Any]:
     """Copy to the host without waiting; the second item tells when it has arrived."""
     if x.device.type != "cuda":
         return x.to("cpu", copy=True), None

@@ -1,38 +1,40 @@
-"""To compute activations again instead of storing them, as an autograd function.
+"""To compute activations again instead of storing them.
 
-A module's inputs are kept and it runs again in the backward pass; of several modules
-that share an input, one after the other.
+A module's first run builds autograd's graph as ever, but what operations save for the
+backward pass is dropped. When the backward pass asks for it, the module runs again, alike,
+and what is saved this time takes its place. So whatever comes of the first run, outputs of
+any kind, maps that a hook caught or that a module kept, has the gradient of plain autograd.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import parametrize
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from speechbrain_rev.kernels.layout import format_of
-from speechbrain_rev.reversible.gradients import (
-    Gradients,
-    Parameters,
-    Root,
-)
+from speechbrain_rev.compression.activations import not_compressing
+from speechbrain_rev.reversible.attributes import tensors_within
+from speechbrain_rev.reversible.coupling import version_of
 from speechbrain_rev.reversible.replay import (
-    first_run,
-    repeating,
+    devices_of,
+    places_of,
+    recorded,
+    repeated,
     running,
-    second_run,
 )
-from speechbrain_rev.reversible.streams import tangent_of
+from speechbrain_rev.reversible.weights import watched_weights
 
 _NO_DOUBLE_BACKWARD = (
     "Activations that were not stored cannot be differentiated twice "
     "(create_graph=True was asked for). Use mode='store' for this network."
 )
-
 
 def refuse_double_backward() -> None:
     """Refuse to differentiate what has no graph of its own."""
@@ -43,12 +45,13 @@ def refuse_double_backward() -> None:
 class Recompute(nn.Module):
     """A module whose activations are computed again instead of being stored.
 
-    Unlike ``torch.utils.checkpoint`` it updates running statistics once.
+    Unlike ``torch.utils.checkpoint`` it updates running statistics, and whatever else the
+    forward pass changes, once.
 
     Parameters
     ----------
     module : nn.Module
-        Any module. Tensors in tuples, lists and dicts are seen.
+        Any module.
 
     Examples
     --------
@@ -78,11 +81,18 @@ class Recompute(nn.Module):
             return recompute(self.module, *inputs, **keywords)
         return self.module(*inputs, **keywords)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Refuse ``torch.jit.script``, which would leave the recomputation out."""
+        raise RuntimeError(
+            "torch.jit.script would store what Recompute computes again. Script "
+            "the module within it."
+        )
+
 
 def trains(module: nn.Module) -> bool:
     """Whether a module's call is part of a training step.
 
-    The first run of an outer module is, though it has no graph.
+    The first run of a reconstructed function is, though it has no graph.
     """
     return module.training and (torch.is_grad_enabled() or running())
 
@@ -93,10 +103,10 @@ def recompute(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
     Parameters
     ----------
     module : nn.Module
-        Any module. Random numbers, autocast and batch statistics of the second run
-        are those of the first; running statistics are updated once.
+        Any module. Random numbers, autocast, batch statistics and plain attributes of the
+        second run are those of the first; running statistics are updated once.
     *inputs, **keywords
-        Its arguments. Gradients flow to tensors, in tuples, lists and dicts as well.
+        Its arguments.
 
     Returns
     -------
@@ -106,104 +116,50 @@ def recompute(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
     Raises
     ------
     RuntimeError
-        If the module wrote into its input, uses tensors with gradients that are
-        neither its inputs nor its parameters, cannot run again, or on an attempt to
-        differentiate twice.
+        If the module wrote into its input, cannot run again, or computed something else
+        in its second run.
     """
-    return _recompute([module], [(inputs, keywords)], None, ())[0]
+    return recompute_call(module, module, *inputs, **keywords)
 
 
-def recompute_each(
-    modules: Sequence[nn.Module],
-    arguments: Sequence[tuple[Any, ...]],
-    *,
-    channels: int,
-    spend: Collection[int] = (),
-    last: bool = False,
-) -> Tensor:
-    """Recompute modules whose outputs are parts of one tensor, as ``recompute`` does.
-
-    In the backward pass they run one after the other, the last one first, and what they
-    hand down to a shared input is added up in place.
+def recompute_call(
+    function: Callable[..., Any], owner: nn.Module, *inputs: Any, **keywords: Any
+) -> Any:
+    """Recompute a function of a module, as ``recompute`` does the module.
 
     Parameters
     ----------
-    modules : sequence of nn.Module
-        The modules.
-    arguments : sequence of tuple
-        Arguments of each.
-    channels : int
-        Of all outputs together.
-    spend : collection of int
-        Which tensors among the arguments of each are read by this module alone, once: in
-        the backward pass their storage takes their gradients.
-    last : bool
-        Whether an outer module returns the result as it is: in its second run, where
-        only the graph is needed, nothing is put together.
+    function : callable
+        What runs twice: the module, or its ``forward`` without the hooks on it.
+    owner : nn.Module
+        The module.
+    *inputs, **keywords
+        The function's arguments.
 
     Returns
     -------
-    torch.Tensor, [batch, channels, ...]
-        What the modules return, one after the other along the channels.
+    outputs
+        What the function returns.
     """
-    given: list[tuple[tuple[Any, ...], dict[str, Any]]]
-    given = [(inputs, {}) for inputs in arguments]
-    joins = _Joins(channels, empty=last and repeating())
-    whole: Tensor = _recompute(modules, given, joins, spend)[0]
-    return whole
-
-
-class _Joins(NamedTuple):
-    """How outputs become one tensor: of so many channels, or without contents."""
-
-    channels: int
-    empty: bool
-
-
-def _recompute(
-    modules: Sequence[nn.Module],
-    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
-    joins: _Joins | None,
-    spend: Collection[int],
-) -> list[Any]:
-    if torch.compiler.is_compiling() and torch.is_grad_enabled():
-        return torch.compiler.disable(_recompute)(modules, arguments, joins, spend)
-    for module in modules:
-        refuse_what_cannot_run_again(module)
-    pairs = zip(modules, arguments, strict=True)
-    calls = [_Call(module, *given) for module, given in pairs]
-    inputs: dict[int, Tensor] = {id(x): x for call in calls for x in call.tensors}
-    order = {key: place for place, key in enumerate(inputs)}
-    parameters = Parameters(modules[::-1])
-    tensors = [*inputs.values(), *parameters.tensors]
-    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
-        # Nothing is stored either; a tensor that is neither registered nor given gets
-        # its gradient.
-        outputs = (m(*x, **k) for m, (x, k) in zip(modules, arguments, strict=True))
-        if joins is None:
-            return list(outputs)
-        # Within a network that is recomputed as a whole others read this.
-        return [_joined(outputs, joins._replace(empty=False))]
-    for call in calls:
-        call.places = [order[id(x)] for x in call.tensors]
-        call.tensors = []  # autograd holds them from here on
-    del inputs
-    returned = _Recompute.apply(calls, parameters, joins, spend, len(order), *tensors)
-    if joins is not None:
-        return list(returned)
-    rest = iter(returned)
-    return [call.returned(rest) for call in calls]
+    if not torch.is_grad_enabled():
+        return function(*inputs, **keywords)
+    if torch.compiler.is_compiling():
+        eager = torch.compiler.disable(recompute_call)
+        return eager(function, owner, *inputs, **keywords)
+    refuse_what_cannot_run_again(owner)
+    return _Run(function, owner, inputs, keywords).first()
 
 
 def refuse_what_cannot_run_again(module: nn.Module) -> None:
-    """Refuse modules whose parameters cannot be replaced for a second run.
+    """Refuse modules whose second run would not be like the first.
 
     Raises
     ------
     RuntimeError
         If FSDP shards the parameters, which are gathered around each module's forward
-        pass only; if the module is scripted; or inside ``parametrize.cached()``, which
-        would hand weights made without a graph to the second run.
+        pass only; if the module is scripted; inside ``parametrize.cached()``, which
+        would hand weights made without a graph to the second run; or under transforms of
+        ``torch.func``.
     """
     sharded = any(
         getattr(m, "_is_fsdp_managed_module", False) for m in module.modules()
@@ -225,158 +181,211 @@ def refuse_what_cannot_run_again(module: nn.Module) -> None:
             "Inside parametrize.cached() the second run would get weights without a "
             "graph. Leave the context, or use mode='store'."
         )
+    if torch._C._functorch.maybe_current_level() is not None:
+        raise RuntimeError(
+            "Transforms of torch.func cannot run a module a second time. Use mode='store' "
+            "for this network."
+        )
 
 
-class _Call:
-    """A module's arguments and what it returned, with the tensors taken out."""
+class _Held:
+    """A tensor that an operation saved, as it was then."""
+
+    __slots__ = ("__weakref__", "_name", "_value", "_version")
+
+    def __init__(self, name: str, x: Tensor) -> None:
+        self._name = name
+        self.put(x)
+
+    def put(self, x: Tensor | None) -> None:
+        """Hold a value, or drop it."""
+        self._value, self._version = x, 0 if x is None else version_of(x)
+
+    def get(self) -> Tensor:
+        """Give the value."""
+        x = self._value
+        assert x is not None
+        if version_of(x) != self._version:
+            raise RuntimeError(
+                f"A tensor that {self._name} needs for its gradient was modified by an "
+                "inplace operation after it was used. Use one that is not in place."
+            )
+        return x
+
+
+class _Saved(_Held):
+    """What an operation of the first run saved, and the second run makes again."""
+
+    __slots__ = ("_form", "_run")
+
+    def __init__(self, run: _Run, x: Tensor) -> None:
+        super().__init__(run.name, x)
+        self._run, self._form = run, _form_of(x)
+
+    def put_again(self, x: Tensor) -> None:
+        """Hold what the second run saved in this place."""
+        if _form_of(x) != self._form:
+            raise RuntimeError(self._run.differs(f"{_form_of(x)} for {self._form}"))
+        self.put(x)
+
+    def get(self) -> Tensor:
+        """Give the value; if it was dropped, the module runs again for it."""
+        if self._value is None:
+            self._run.second()
+        x = super().get()
+        if self._run.complete and _graph_is_kept():
+            self.put(None)  # else a kept graph would be a stored one
+        return x
+
+
+def _form_of(x: Tensor) -> str:
+    return f"{list(x.shape)} {x.dtype} {x.device}"
+
+
+def _graph_is_kept() -> bool:
+    """Whether the backward pass under way will be allowed a second time."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+class _Run:
+    """A call of a module that keeps its inputs and what a second run must repeat."""
 
     def __init__(
-        self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        owner: nn.Module,
+        inputs: tuple[Any, ...],
+        keywords: dict[str, Any],
     ) -> None:
-        self.module = module
-        leaves, self._spec = tree_flatten((inputs, keywords))
-        self.tensors = [x for x in leaves if isinstance(x, Tensor)]
+        self._function, self._owner = function, owner
+        self._given = inputs, keywords
+        self._saved: list[weakref.ref[_Saved]] = []
+        #: Whether the first run has ended.
+        self.complete = False
+
+    @property
+    def name(self) -> str:
+        """What messages call the module."""
+        return type(self._owner).__name__
+
+    def differs(self, how: str) -> str:
+        """Say that the second run was another one."""
+        return (
+            f"{self.name} computed something else in its second run than in its first: "
+            f"{how}. Its control flow must not depend on anything but its inputs, its "
+            "parameters, buffers and attributes and torch's random numbers. Use "
+            "mode='store' for this block, or leave it out of recompute_blocks."
+        )
+
+    def first(self) -> Any:
+        """Run the module; what its operations save is dropped at the end."""
+        (inputs, keywords), owner = self._given, self._owner
+        leaves, self._spec = tree_flatten(self._given)
+        del self._given
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        objects = [x for x in leaves if not isinstance(x, Tensor)]
+        within = tensors_within(objects)
         self._others = [_TENSOR if isinstance(x, Tensor) else x for x in leaves]
-        self.channels = 0
-        #: Where each tensor is among those of all calls.
-        self.places: list[int] = []
+        versions = [*map(version_of, tensors)]
+        self._weights = watched_weights(owner)
+        alive: list[_Saved] = []
 
-    def arguments(self, tensors: Sequence[Tensor]) -> tuple[Any, dict[str, Any]]:
-        """Put tensors back in their places among the arguments."""
-        return _filled(self._others, tensors, self._spec)
+        def save(x: Tensor) -> _Saved:
+            saved = _Saved(self, x.detach())
+            self._saved.append(weakref.ref(saved))
+            alive.append(saved)
+            return saved
 
-    def keep_returned(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Note the structure of what was returned, and give its tensors."""
-        leaves, self._returned_spec = tree_flatten(outputs)
-        self._returned = [_TENSOR if isinstance(x, Tensor) else x for x in leaves]
-        self.outputs = sum(x is _TENSOR for x in self._returned)
-        if isinstance(outputs, Tensor) and outputs.dim() > 1:
-            self.channels = outputs.shape[1]
-        return tuple(x for x in leaves if isinstance(x, Tensor))
+        try:
+            with (
+                recorded(owner, devices_of(owner, tensors), objects) as self._recording,
+                not_compressing(),
+                saved_tensors_hooks(save, lambda saved: saved.get()),
+            ):
+                outputs = self._function(*inputs, **keywords)
+        finally:
+            self.complete = True
+            for saved in alive:
+                saved.put(None)
+            alive.clear()  # each of them would keep the others, through its hooks
+        if [*map(version_of, tensors)] != versions:
+            raise RuntimeError(
+                f"{self.name} wrote into its input and cannot run again. Use "
+                "inplace=False in its first layer; outside a coupling mode='store' "
+                "works, too, and so does leaving it out of recompute_blocks."
+            )
+        if self._saved:
+            self._outputs = _count(outputs)
+            parameters = [p for _, p in places_of(owner)]
+            # Hooks around this module see its inputs; their versions are compared.
+            given = *tensors, *within, *parameters
+            self._kept = _Keep.apply(_anchor(), len(tensors), *given)
+        return outputs
 
-    def returned(self, tensors: Iterator[Tensor]) -> Any:
-        """Put the next tensors in their places in what was returned."""
-        return _filled(self._returned, tensors, self._returned_spec)
+    def second(self) -> None:
+        """Run the module again and keep what its operations save."""
+        if not self.complete:
+            raise AssertionError("A first run holds what it saves.")
+        kept = self._kept.grad_fn.saved_tensors
+        inputs = [
+            x.detach().requires_grad_(x.requires_grad)
+            for x in kept[: self._kept.grad_fn.inputs]
+        ]
+        (args, keywords) = _filled(self._others, inputs, self._spec)
+        owner, places = self._owner, itertools.count()
+        own: dict[int, Tensor] = {}
+        leaves = {
+            place: own.setdefault(id(p), p.detach().requires_grad_(p.requires_grad))
+            for place, p in places_of(owner)
+        }
+
+        def save(x: Tensor) -> _Held:
+            place = next(places)
+            if place >= len(self._saved):
+                raise RuntimeError(self.differs("operations that the first had not"))
+            x = x.detach()
+            saved = self._saved[place]()
+            if saved is not None:
+                saved.put_again(x)
+            return _Held(self.name, x)
+
+        if self._weights is not None:
+            self._weights.compare(self._owner)
+        self._recording.flags.hold(self)
+        with (
+            repeated(owner, self._recording, leaves),
+            saved_tensors_hooks(save, lambda saved: saved.get()),
+        ):
+            outputs = self._function(*args, **keywords)
+        if next(places) != len(self._saved):
+            raise RuntimeError(self.differs("fewer operations"))
+        if _count(outputs) != self._outputs:
+            raise RuntimeError(
+                self.differs(f"{_count(outputs)} tensors returned for {self._outputs}")
+            )
+
+
+class _Keep(torch.autograd.Function):
+    """Keeps tensors as any operation saves them."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, inputs: int, *tensors: Tensor) -> Tensor:
+        ctx.inputs = inputs
+        ctx.save_for_backward(*tensors)
+        return anchor.new_empty(0)
+
+
+def _anchor() -> Tensor:
+    return torch.empty(0, requires_grad=True)
 
 
 _TENSOR = object()
 
 
-def _filled(leaves: Sequence[Any], tensors: Iterable[Tensor], spec: TreeSpec) -> Any:
+def _filled(leaves: Sequence[Any], tensors: Iterable[Tensor], spec: Any) -> Any:
     rest = iter(tensors)
     return tree_unflatten([next(rest) if x is _TENSOR else x for x in leaves], spec)
 
 
-class _Recompute(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        calls: Sequence[_Call],
-        parameters: Parameters,
-        joins: _Joins | None,
-        spend: Collection[int],
-        n_inputs: int,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.calls, ctx.parameters, ctx.n_inputs = calls, parameters, n_inputs
-        ctx.needs_grad, ctx.spend = ctx.needs_input_grad[5 : 5 + n_inputs], spend
-        ctx.joins, ctx.recordings = joins is not None, []
-        runs = _first_runs(ctx, tensors)
-        parts = (y for outputs in runs for y in outputs)
-        returned = list(parts) if joins is None else [_joined(parts, joins)]
-        ctx.save_for_backward(*tensors)
-        ctx.mark_non_differentiable(*(y for y in returned if not _can_have_grad(y)))
-        return tuple(returned)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_double_backward()
-        if ctx.joins:
-            grads = grads[0].split([call.channels for call in ctx.calls], dim=1)
-        saved = ctx.saved_tensors
-        gradients = Gradients(ctx.parameters, saved[ctx.n_inputs :])
-        sums: list[Tensor | None] = [None] * ctx.n_inputs
-        owned = [len(ctx.calls) > 1] * ctx.n_inputs
-        end = len(grads)
-        runs = enumerate(
-            zip(reversed(ctx.calls), reversed(ctx.recordings), strict=True)
-        )
-        for run, (call, recording) in runs:
-            begin, end = end - call.outputs, end
-            leaves = [
-                saved[place].detach().requires_grad_(ctx.needs_grad[place])
-                for place in call.places
-            ]
-            args, keywords = call.arguments(leaves)
-            outputs = second_run(
-                call.module, recording, gradients.leaves(run), *args, **keywords
-            )
-            ys = [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
-            roots = [Root(y, g) for y, g in zip(ys, grads[begin:end], strict=True)]
-            del outputs, ys, args, keywords  # what follows needs their graph only
-            wanted = [i for i, leaf in enumerate(leaves) if leaf.requires_grad]
-            with recording.flags():
-                found = gradients.backward(run, roots, [leaves[i] for i in wanted])
-            del leaves, roots
-            grad = total = None
-            for i, grad in zip(wanted, found, strict=True):
-                place = call.places[i]
-                if i in ctx.spend and grad is not None:
-                    grad = saved[place].detach().copy_(grad)
-                total = sums[place]
-                if total is None or grad is None:
-                    sums[place] = grad if total is None else total
-                else:
-                    sums[place] = total.add_(grad) if owned[place] else total + grad
-                    owned[place] = True
-            del found, grad, total  # gradients that were added up
-            end = begin
-        return None, None, None, None, None, *sums, *gradients.found
-
-
-def _first_runs(ctx: Any, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Run the modules without a graph and give what each returns."""
-    for call in ctx.calls:
-        inputs = [tensors[place] for place in call.places]
-        versions = [x._version for x in inputs]
-        args, keywords = call.arguments(inputs)
-        outputs, recording = first_run(call.module, *args, **keywords)
-        if [x._version for x in inputs] != versions:
-            raise RuntimeError(
-                f"{type(call.module).__name__} wrote into its input and cannot run "
-                "again. Use inplace=False in its first layer; outside a coupling "
-                "mode='store' works, too, and so does leaving it out of "
-                "recompute_blocks."
-            )
-        ctx.recordings.append(recording)
-        # An output that is an input, or a part of one, must not be taken for it.
-        tensors_returned = [y.detach() for y in call.keep_returned(outputs)]
-        del outputs
-        yield tensors_returned
-
-
-def _joined(parts: Iterable[Tensor], joins: _Joins) -> Tensor:
-    """Put parts into one tensor as they come, along the channels."""
-    whole: Tensor | None = None
-    start = 0
-    for part in parts:
-        shape = (part.shape[0], joins.channels, *part.shape[2:])
-        if joins.empty:
-            whole = tangent_of(part, part.dtype, shape)
-            continue
-        if part.shape[1] == joins.channels:
-            return part
-        if whole is None:
-            layout = format_of(part)
-            whole = torch.empty(
-                shape, dtype=part.dtype, device=part.device, memory_format=layout
-            )
-        end = start + part.shape[1]
-        whole[:, start:end] = part
-        start = end
-    assert whole is not None
-    return whole
-
-
-def _can_have_grad(x: Tensor) -> bool:
-    return x.is_floating_point() or x.is_complex()
+def _count(outputs: Any) -> int:
+    return sum(isinstance(x, Tensor) for x in tree_leaves(outputs))

@@ -3,8 +3,8 @@
 Memory is saved by throwing a module's activations away in the forward pass and
 computing them again in the backward pass. The second run must see what the first one
 saw, and must leave no trace: the same random numbers, the same autocast state, the
-same batch statistics; running statistics updated once; the global random state
-untouched. A ``Recording`` carries these conditions from the first run to the second.
+same batch statistics, the same plain attributes; running statistics updated once; the
+global random state untouched. A ``Recording`` carries these conditions from the first run to the second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from speechbrain_rev.reversible.attributes import Attributes
 from speechbrain_rev.reversible.autocast import Autocast
 from speechbrain_rev.reversible.flags import Flags
 
@@ -51,6 +52,8 @@ class Recording:
         State of torch's generators before the run; None if it drew no numbers.
     buffers : dict of place to torch.Tensor
         Buffers as they were before the run, of layers whose output may depend on them.
+    attributes : Attributes or None
+        Plain attributes as they were before the run; None if it changed none.
     training : tuple of bool
         Which of the module's modules were in training.
     """
@@ -60,6 +63,7 @@ class Recording:
     statistics: list[Statistics] = field(default_factory=list)
     random_state: RandomState | None = None
     buffers: dict[Place, Tensor] = field(default_factory=dict)
+    attributes: Attributes | None = None
     training: tuple[bool, ...] = ()
     _position: int | None = None
 
@@ -154,24 +158,45 @@ def first_run(
         The conditions of the run.
     """
     devices = devices_of(module, inputs, keywords)
+    with torch.no_grad(), recorded(module, devices) as recording:
+        outputs = module(*inputs, **keywords)
+    return outputs, recording
+
+
+@contextlib.contextmanager
+def recorded(
+    module: nn.Module, devices: Collection[torch.device], objects: Sequence[Any] = ()
+) -> Iterator[Recording]:
+    """Record what a second run of a module must repeat, while the first one goes on.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The module.
+    devices : collection of torch.device
+        Those that the run computes on.
+    objects : sequence
+        Arguments that the run may change, beside tensors.
+
+    Yields
+    ------
+    Recording
+        Complete once the context is left.
+    """
     recording = Recording(
         Autocast.now(devices),
         Flags.now(devices),
         buffers=_influential_buffers(module),
         training=tuple(m.training for m in module.modules()),
     )
+    attributes = Attributes(module, objects)
     before = _random_state(devices)
-    with (
-        torch.no_grad(),
-        recording.autocast(),
-        recording.flags(),
-        _recording(recording),
-    ):
-        outputs = module(*inputs, **keywords)
+    with recording.autocast(), recording.flags(), _recording(recording):
+        yield recording
     after = _random_state(before)
     if any(not torch.equal(before[device], after[device]) for device in before):
         recording.random_state = before
-    return outputs, recording
+    recording.attributes = attributes.changed()
 
 
 def second_run(
@@ -217,6 +242,7 @@ def repeated(
         recording.replayed(),
         _random_state_of(recording),
         _standing_in(module, recording, leaves),
+        recording.attributes or contextlib.nullcontext(),
     ):
         yield
 

@@ -17,7 +17,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from speechbrain_rev.reversible.recompute import Recompute, recompute, trains
+from speechbrain_rev.reversible.recompute import (
+    Recompute,
+    recompute_call,
+    trains,
+)
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -214,30 +218,18 @@ class _Recomputed(nn.Module):
         return (_new, (self._stored, *arguments), *state)
 
 
-class _Once(nn.Module):
-    """One run of a module, without the hooks on it, which are around both runs."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-
 def _recomputed(stored: type[nn.Module]) -> type[nn.Module]:
     """Give the subclass of a class that recomputes; it has the same name."""
     for cls in stored.__subclasses__():
         if vars(cls).get("_stored") is stored:
             return cls
 
-    def run(self: _Once, *inputs: Any, **keywords: Any) -> Any:
-        return stored.forward(self.module, *inputs, **keywords)
-
-    # Messages of the engine name the class of what runs.
-    once = type(stored.__name__, (_Once,), {"forward": run})
-
     @functools.wraps(stored.forward)
     def forward(self: nn.Module, *inputs: Any, **keywords: Any) -> Any:
         if trains(self):
-            return recompute(once(self), *inputs, **keywords)
+            # Without the hooks on the block, which are around both runs.
+            own = functools.partial(stored.forward, self)
+            return recompute_call(own, self, *inputs, **keywords)
         return stored.forward(self, *inputs, **keywords)
 
     return type(

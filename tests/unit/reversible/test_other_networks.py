@@ -196,10 +196,12 @@ class Counted(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.linear, self.runs = nn.Linear(4, 4), 0
+        self.linear, runs = nn.Linear(4, 4), [0]
+        self.note = runs.append
+        self.runs = lambda: len(runs) - 1
 
     def forward(self, x):
-        self.runs += 1
+        self.note(1)
         return self.linear(x).tanh()
 
 
@@ -209,7 +211,7 @@ def row():
 
 def runs(network):
     network(torch.randn(2, 4)).sum().backward()
-    return [m.runs for m in network.modules() if isinstance(m, Counted)]
+    return [m.runs() for m in network.modules() if isinstance(m, Counted)]
 
 
 def test_of_matches_within_one_another_the_outermost_is_taken():
@@ -230,7 +232,7 @@ def test_evaluation_and_passes_without_gradients_run_once():
     with torch.no_grad():
         network(x)
     network.eval()(x).sum().backward()
-    assert [m.runs for m in network.modules() if isinstance(m, Counted)] == [2, 2, 2]
+    assert [m.runs() for m in network.modules() if isinstance(m, Counted)] == [2, 2, 2]
 
 
 def shared():

@@ -143,12 +143,21 @@ class Unregistered(nn.Module):
         return self.own(x) + self.others[0](x)
 
 
-@pytest.mark.parametrize("mode", WITHOUT_STORAGE)
-def test_tensors_that_are_neither_inputs_nor_parameters_are_refused(mode):
-    chain = chain_from(Unregistered, mode)
+def test_tensors_that_are_neither_inputs_nor_parameters_are_refused():
+    chain = chain_from(Unregistered, "reconstruct")
     loss = loss_of(chain(*streams()))
     with pytest.raises(RuntimeError, match="neither its input nor its registered"):
         loss.backward()
+
+
+@pytest.mark.parametrize("mode", ["store", "recompute"])
+def test_tensors_that_are_neither_inputs_nor_parameters_have_their_gradient(mode):
+    chain, found = chain_from(Unregistered, mode), []
+    for module in (chain, Plain(chain)):
+        loss_of(module(*streams())).backward()
+        functions = [f for block in module.blocks for f in (block.f, block.g)]
+        found.append({str(i): f.others[0].weight.grad for i, f in enumerate(functions)})
+    assert distance(*found) < EXACT
 
 
 def test_masks_have_no_gradient():

@@ -1,0 +1,370 @@
+"""State that modules keep in plain attributes, put back for a second run.
+
+Counters, lists and queues, tensors that are no buffers, generators: what a forward pass
+changes of them must be changed once, and the second run must see what the first one saw.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+import pathlib
+import random
+import re
+import threading
+import types
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: A module holds these itself; a second run has other ones or none of its own.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+}
+#: Modules of these packages keep no state that a forward pass changes in attributes.
+_STATELESS = ("torch.nn.modules.", "speechbrain_rev.")
+_IMMUTABLE = (
+    types.NoneType, bool, int, float, complex, str, bytes, range, slice, type, enum.Enum,
+    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
+    types.MethodWrapperType, functools.partial, re.Pattern, pathlib.PurePath, weakref.ref,
+    torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    type(threading.Lock()), type(threading.RLock()), type(Ellipsis),
+)  # fmt: skip
+#: A forward pass that has more objects in reach is not copied.
+_LIMIT = 20_000
+
+#: Attributes that a warning has named, by class.
+_named: set[tuple[type, str]] = set()
+
+
+class Attributes:
+    """Plain attributes of a module and its submodules before a first run.
+
+    After that run ``changed`` gives what it changed. As a context manager this puts what
+    was before in place and, on leaving, what it found there.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The module.
+    objects : sequence
+        What else its forward pass may change: its arguments.
+
+    Examples
+    --------
+    >>> class Counting(nn.Module):
+    ...     calls = 0
+    ...     def forward(self, x):
+    ...         self.calls += 1
+    ...         return x * self.calls
+    >>> module = Counting()
+    >>> attributes = Attributes(module)
+    >>> module(1), module(1)
+    (1, 2)
+    >>> with attributes.changed():
+    ...     module(1)
+    1
+    >>> module.calls
+    2
+    """
+
+    def __init__(self, module: nn.Module, objects: Sequence[Any] = ()) -> None:
+        self._places: list[_Place] = []
+        self._tensors: dict[int, tuple[Tensor, int, Tensor]] = {}
+        self._copies: dict[int, tuple[Any, Any]] = {}
+        self._found: list[Any] = []
+        self._seen: dict[int, Any] = {}
+        modules = list(module.modules())
+        for x in objects:
+            self._visit(x, (type(module), "forward's argument"))
+        if not any(map(_may_have_state, modules)):
+            return
+        for m in modules:
+            # What is put in place for a second run by itself.
+            for x in (m, *m._parameters.values(), *m._buffers.values()):
+                self._seen[id(x)] = x
+        for m in filter(_may_have_state, modules):
+            place = _Fields(m, _OF_EVERY_MODULE)
+            self._places.append(place)
+            for name, value in place.before.items():
+                if not isinstance(value, _IMMUTABLE):
+                    self._visit(value, (type(m), name))
+
+    def changed(self) -> Attributes | None:
+        """Keep what differs from now; None where nothing does."""
+        self._tensors = {i: k for i, k in self._tensors.items() if k[0]._version != k[1]}
+        self._copies = {i: k for i, k in self._copies.items() if not _same(*k)}
+        copied = {**self._tensors, **self._copies}
+        self._places = [p for p in self._places if p.differs() or p.holds(copied)]
+        # A second run needs no graph of an earlier forward pass, which would hold that.
+        values = [x for place in self._places for x in place.leads_to()]
+        ended = {
+            id(x): x.detach().requires_grad_()
+            for x in values
+            if isinstance(x, Tensor) and x.grad_fn is not None
+        }
+        for place in self._places:
+            place.before = place.replaced(ended)
+        self._seen = {}
+        return self if self._places else None
+
+    def __enter__(self) -> None:
+        self._found = [place.contents() for place in self._places]
+        copies: dict[int, Any]
+        copies = {key: kept.clone() for key, (_, _, kept) in self._tensors.items()}
+        copies |= {key: copy.deepcopy(kept) for key, (_, kept) in self._copies.items()}
+        for place in self._places:
+            place.put(place.replaced(copies))
+
+    def __exit__(self, *_: Any) -> None:
+        for place, found in zip(self._places, self._found, strict=True):
+            place.put(found)
+        self._found = []
+
+    def _visit(self, value: Any, name: tuple[type, str]) -> None:
+        """Note the contents of what a forward pass may change, and what it leads to."""
+        left = [value]
+        while left:
+            x = left.pop()
+            if isinstance(x, _IMMUTABLE) or id(x) in self._seen:
+                continue
+            self._seen[id(x)] = x
+            if len(self._seen) > _LIMIT:
+                _warn(name, f"leads to more than {_LIMIT:,} objects")
+                return
+            if isinstance(x, Tensor):
+                if not (x.requires_grad or x.is_inference()):
+                    self._tensors[id(x)] = (x, x._version, x.detach().clone())
+                continue
+            if isinstance(x, (tuple, frozenset)):
+                left.extend(x)
+                continue
+            place = _place_of(x)
+            if place is not None:
+                self._places.append(place)
+                left.extend(place.leads_to())
+            else:
+                self._copy(x, name)
+
+    def _copy(self, x: Any, name: tuple[type, str]) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if copy.copy(x) is not x:
+                    self._copies[id(x)] = (x, copy.deepcopy(x))
+        except Exception:
+            _warn(name, f"is a {type(x).__name__}, which cannot be copied")
+
+
+def _may_have_state(m: nn.Module) -> bool:
+    return (
+        not type(m).__module__.startswith(_STATELESS)
+        or bool(m._forward_hooks or m._forward_pre_hooks)
+    )
+
+
+def tensors_within(objects: Sequence[Any]) -> list[Tensor]:
+    """List the tensors that objects lead to.
+
+    Parameters
+    ----------
+    objects : sequence
+        Anything; what modules hold is not listed.
+
+    Returns
+    -------
+    list of torch.Tensor
+        Each once.
+
+    Examples
+    --------
+    >>> import types
+    >>> [x.shape for x in tensors_within([types.SimpleNamespace(x=[torch.ones(2)])])]
+    [torch.Size([2])]
+    """
+    left, seen = list(objects), dict[int, Any]()
+    while left and len(seen) < _LIMIT:
+        x = left.pop()
+        if isinstance(x, (*_IMMUTABLE, nn.Module)) or id(x) in seen:
+            continue
+        seen[id(x)] = x
+        if isinstance(x, (tuple, frozenset)):
+            left.extend(x)
+        elif not isinstance(x, Tensor) and (place := _place_of(x)) is not None:
+            left.extend(place.leads_to())
+    return [x for x in seen.values() if isinstance(x, Tensor)]
+
+
+def _same(x: Any, kept: Any) -> bool:
+    """Whether an array is what it was; of other objects it is not known."""
+    return type(x).__module__ == "numpy" and hasattr(x, "tobytes") and (
+        x.tobytes() == kept.tobytes()
+    )
+
+
+def _warn(name: tuple[type, str], why: str) -> None:
+    if name not in _named:
+        _named.add(name)
+        warnings.warn(
+            f"{name[0].__name__}.{name[1]} {why}. If the forward pass changes it, a block "
+            "that runs a second time sees the change. Use mode='store' for such a block, "
+            "or leave it out of recompute_blocks.",
+            stacklevel=2,
+        )
+
+
+class _Place:
+    """An object that holds others, and what it held."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.before = self.contents()
+
+    def contents(self) -> Any:
+        """Copy what it holds now: a dict, or a list."""
+        raise NotImplementedError
+
+    def put(self, contents: Any) -> None:
+        """Make it hold other contents."""
+        raise NotImplementedError
+
+    def leads_to(self) -> Iterator[Any]:
+        """Give what it held."""
+        values = self.before.values() if isinstance(self.before, dict) else self.before
+        yield from values
+
+    def differs(self) -> bool:
+        """Whether it holds something else by now."""
+        now, before = self.contents(), self.before
+        if len(now) != len(before):
+            return True
+        if isinstance(now, dict):
+            return list(now) != list(before) or any(
+                now[key] is not before[key] for key in now
+            )
+        return any(a is not b for a, b in zip(now, before, strict=True))
+
+    def holds(self, copied: Mapping[int, Any]) -> bool:
+        """Whether it held something of which there is a copy."""
+        return bool(copied) and any(_reaches(x, copied) for x in self.leads_to())
+
+    def replaced(self, copies: Mapping[int, Any]) -> Any:
+        """Give what it held, copies in the place of what was copied."""
+        if isinstance(self.before, dict):
+            return {key: _replaced(x, copies) for key, x in self.before.items()}
+        return [_replaced(x, copies) for x in self.before]
+
+
+def _reaches(x: Any, copied: Mapping[int, Any]) -> bool:
+    if isinstance(x, (tuple, frozenset)):
+        return any(_reaches(each, copied) for each in x)
+    return id(x) in copied
+
+
+def _replaced(x: Any, copies: Mapping[int, Any]) -> Any:
+    if isinstance(x, (tuple, frozenset)) and _reaches(x, copies):
+        parts = [_replaced(each, copies) for each in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
+    return copies.get(id(x), x)
+
+
+class _Fields(_Place):
+    """Attributes of an object, in its dictionary and its slots."""
+
+    def __init__(self, owner: Any, left_out: frozenset[str] = frozenset()) -> None:
+        self._left_out = left_out
+        self._slots = [
+            name
+            for cls in type(owner).__mro__
+            for name in _as_names(vars(cls).get("__slots__", ()))
+            if name not in ("__dict__", "__weakref__")
+        ]
+        super().__init__(owner)
+
+    def contents(self) -> dict[str, Any]:
+        fields = getattr(self.owner, "__dict__", {})
+        own = {key: x for key, x in fields.items() if key not in self._left_out}
+        for name in self._slots:
+            if hasattr(self.owner, name):
+                own[name] = getattr(self.owner, name)
+        return own
+
+    def put(self, contents: dict[str, Any]) -> None:
+        fields = getattr(self.owner, "__dict__", {})
+        for name in self.contents().keys() - contents.keys():
+            if name in fields:
+                del fields[name]
+            else:
+                object.__delattr__(self.owner, name)
+        for name, value in contents.items():
+            if name in self._slots:
+                object.__setattr__(self.owner, name, value)
+            else:
+                fields[name] = value
+
+
+def _as_names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+class _Sequence(_Place):
+    """A list, a queue or a set."""
+
+    def contents(self) -> list[Any]:
+        return list(self.owner)
+
+    def put(self, contents: list[Any]) -> None:
+        self.owner.clear()
+        add = self.owner.update if isinstance(self.owner, set) else self.owner.extend
+        add(contents)
+
+
+class _Mapping(_Place):
+    """A dictionary of any kind."""
+
+    def contents(self) -> dict[Any, Any]:
+        return dict(self.owner)
+
+    def put(self, contents: dict[Any, Any]) -> None:
+        self.owner.clear()
+        self.owner.update(contents)
+
+
+class _Generator(_Place):
+    """A generator of random numbers of torch."""
+
+    def contents(self) -> list[Any]:
+        return [self.owner.get_state()]
+
+    def put(self, contents: list[Any]) -> None:
+        self.owner.set_state(contents[0])
+
+    def differs(self) -> bool:
+        return not torch.equal(self.before[0], self.owner.get_state())
+
+
+def _place_of(x: Any) -> _Place | None:
+    """Tell how to note what an object holds; None if it must be copied as a whole."""
+    if isinstance(x, (list, deque, set, bytearray)):
+        return _Sequence(x)
+    if isinstance(x, dict):
+        return _Mapping(x)
+    if isinstance(x, torch.Generator):
+        return _Generator(x)
+    if isinstance(x, random.Random):
+        return None
+    if isinstance(x, nn.Module):
+        return _Fields(x, _OF_EVERY_MODULE - {"_buffers", "_modules"})
+    if hasattr(x, "__dict__") or any("__slots__" in vars(c) for c in type(x).__mro__):
+        return _Fields(x)
+    return None

@@ -1,0 +1,191 @@
+"""To recompute modules whose outputs are parts of one tensor, one after the other.
+
+Units of an encoder work on some channels at a time. Their pieces are known: modules without
+hooks or state of their own, with tensors and masks as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from speechbrain_rev.kernels.layout import format_of
+from speechbrain_rev.reversible.gradients import Gradients, Parameters, Root
+from speechbrain_rev.reversible.recompute import (
+    refuse_double_backward,
+    refuse_what_cannot_run_again,
+)
+from speechbrain_rev.reversible.replay import first_run, repeating, second_run
+from speechbrain_rev.reversible.streams import tangent_of
+
+
+def recompute_each(
+    modules: Sequence[nn.Module],
+    arguments: Sequence[tuple[Tensor | None, ...]],
+    *,
+    channels: int,
+    spend: Collection[int] = (),
+    last: bool = False,
+) -> Tensor:
+    """Recompute modules whose outputs are parts of one tensor, as ``recompute`` does.
+
+    In the backward pass they run one after the other, the last one first, and what they
+    hand down to a shared input is added up in place.
+
+    Parameters
+    ----------
+    modules : sequence of nn.Module
+        The modules. Each returns a tensor.
+    arguments : sequence of tuple
+        Arguments of each: tensors, or None.
+    channels : int
+        Of all outputs together.
+    spend : collection of int
+        Which arguments of each are read by this module alone, once: in the backward pass
+        their storage takes their gradients.
+    last : bool
+        Whether an outer module returns the result as it is: in its second run, where
+        only the graph is needed, nothing is put together.
+
+    Returns
+    -------
+    torch.Tensor, [batch, channels, ...]
+        What the modules return, one after the other along the channels.
+    """
+    if torch.compiler.is_compiling() and torch.is_grad_enabled():
+        eager = torch.compiler.disable(recompute_each)
+        whole: Tensor = eager(
+            modules, arguments, channels=channels, spend=spend, last=last
+        )
+        return whole
+    for module in modules:
+        refuse_what_cannot_run_again(module)
+    calls = [_Call(module, given) for module, given in zip(modules, arguments, strict=True)]
+    inputs = {id(x): x for call in calls for x in call.given if x is not None}
+    order = {key: place for place, key in enumerate(inputs)}
+    parameters = Parameters(modules[::-1])
+    tensors = [*inputs.values(), *parameters.tensors]
+    joins = _Joins(channels, empty=last and repeating())
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+        outputs = (call.module(*call.given) for call in calls)
+        # Within a network that is recomputed as a whole others read this.
+        return _joined(outputs, joins._replace(empty=False))
+    for call in calls:
+        call.places = [None if x is None else order[id(x)] for x in call.given]
+        call.given = ()  # autograd holds them from here on
+    del inputs
+    whole = _RecomputeEach.apply(calls, parameters, joins, spend, len(order), *tensors)
+    return whole
+
+
+class _Joins(NamedTuple):
+    """How outputs become one tensor: of so many channels, or without contents."""
+
+    channels: int
+    empty: bool
+
+
+class _Call:
+    """A module and its arguments, or their places among the tensors of all calls."""
+
+    def __init__(self, module: nn.Module, given: tuple[Tensor | None, ...]) -> None:
+        self.module, self.given = module, given
+        self.places: list[int | None] = []
+        self.channels = 0
+
+
+class _RecomputeEach(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        calls: Sequence[_Call],
+        parameters: Parameters,
+        joins: _Joins,
+        spend: Collection[int],
+        n_inputs: int,
+        *tensors: Tensor,
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.calls, ctx.parameters, ctx.n_inputs = calls, parameters, n_inputs
+        ctx.needs_grad, ctx.spend = ctx.needs_input_grad[5 : 5 + n_inputs], spend
+        ctx.recordings = []
+        whole = _joined(_first_runs(ctx, tensors), joins)
+        ctx.save_for_backward(*tensors)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_double_backward()
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        grads = grad.split([call.channels for call in ctx.calls], dim=1)
+        del grad
+        saved = ctx.saved_tensors
+        gradients = Gradients(ctx.parameters, saved[ctx.n_inputs :])
+        sums: list[Tensor | None] = [None] * ctx.n_inputs
+        owned = [len(ctx.calls) > 1] * ctx.n_inputs
+        runs = enumerate(
+            zip(reversed(ctx.calls), reversed(ctx.recordings), reversed(grads), strict=True)
+        )
+        for run, (call, recording, of_y) in runs:
+            leaves = [
+                None if place is None
+                else saved[place].detach().requires_grad_(ctx.needs_grad[place])
+                for place in call.places
+            ]  # fmt: skip
+            y = second_run(call.module, recording, gradients.leaves(run), *leaves)
+            root = Root(y, of_y)
+            del y, of_y  # what follows needs its graph only
+            wanted = [i for i, x in enumerate(leaves) if x is not None and x.requires_grad]
+            with recording.flags():
+                found = gradients.backward(run, [root], [leaves[i] for i in wanted])
+            del leaves, root
+            own = total = None
+            for i, own in zip(wanted, found, strict=True):
+                place = call.places[i]
+                if i in ctx.spend and own is not None:
+                    own = saved[place].detach().copy_(own)
+                total = sums[place]
+                if total is None or own is None:
+                    sums[place] = own if total is None else total
+                else:
+                    sums[place] = total.add_(own) if owned[place] else total + own
+                    owned[place] = True
+            del found, own, total  # gradients that were added up
+        return None, None, None, None, None, *sums, *gradients.found
+
+
+def _first_runs(ctx: Any, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Run the modules without a graph and give what each returns."""
+    for call in ctx.calls:
+        given = [None if place is None else tensors[place] for place in call.places]
+        y, recording = first_run(call.module, *given)
+        ctx.recordings.append(recording)
+        call.channels = y.shape[1]
+        yield y.detach()
+
+
+def _joined(parts: Iterable[Tensor], joins: _Joins) -> Tensor:
+    """Put parts into one tensor as they come, along the channels."""
+    whole: Tensor | None = None
+    start = 0
+    for part in parts:
+        shape = (part.shape[0], joins.channels, *part.shape[2:])
+        if joins.empty:
+            whole = tangent_of(part, part.dtype, shape)
+            continue
+        if part.shape[1] == joins.channels:
+            return part
+        if whole is None:
+            layout = format_of(part)
+            whole = torch.empty(
+                shape, dtype=part.dtype, device=part.device, memory_format=layout
+            )
+        end = start + part.shape[1]
+        whole[:, start:end] = part
+        start = end
+    assert whole is not None
+    return whole

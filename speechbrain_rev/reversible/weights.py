@@ -1,0 +1,118 @@
+"""Weights that change between a forward and a backward pass, where no version counts it.
+
+Written to through ``.data``, a weight is another one in the second run. Every so many runs
+the norms of a module's weights are compared, on the device and without waiting for it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from speechbrain_rev.reversible.monitor import StreamWarning, has_values, to_host
+
+#: First runs of a module from one comparison to the next.
+_EVERY = 100
+
+
+class _Notes:
+    """How many first runs a module had, and what was compared."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self._under_way: tuple[Tensor, Any] | None = None
+        self._names: list[str] = []
+
+    def send(self, differs: Tensor, names: list[str]) -> None:
+        """Copy what a comparison gave to the host, and report it once it is there."""
+        if self._under_way is None:
+            self._under_way, self._names = to_host(differs), names
+        self.report()
+
+    def report(self) -> None:
+        """Warn of weights that changed, if that is known by now."""
+        if self._under_way is None:
+            return
+        differs, arrival = self._under_way
+        if arrival is not None and not arrival.query():
+            return
+        self._under_way = None
+        changed = [
+            n for n, d in zip(self._names, differs.tolist(), strict=True) if d
+        ]
+        if changed:
+            warnings.warn(
+                f"{changed[0]} changed between a forward and its backward pass, where no "
+                "version counts it, as through .data: the second run computed with other "
+                "weights than the first. Change weights after the backward pass, or use "
+                "mode='store' for this block.",
+                StreamWarning,
+                stacklevel=2,
+            )
+
+
+#: By the first weight of what ran, of which pieces of a module have a part.
+_notes = WeakTensorKeyDictionary()
+
+
+class WatchedWeights:
+    """Norms of a module's weights in its first run."""
+
+    def __init__(self, notes: _Notes, norms: dict[str, Tensor]) -> None:
+        self._notes, self._norms = notes, norms
+
+    def compare(self, module: nn.Module) -> None:
+        """Compare with those in the second run."""
+        found = _norms_of(module)
+        pairs = [(x, found[n]) for n, x in self._norms.items() if n in found]
+        differs = [(a != b) & ~(a.isnan() & b.isnan()) for a, b in pairs]
+        kind = type(module).__name__
+        names = [f"{n} of {kind}" for n in self._norms if n in found]
+        self._notes.send(torch.stack(differs), names)
+
+
+def watched_weights(module: nn.Module) -> WatchedWeights | None:
+    """Look at the weights of a module in one of many first runs.
+
+    Parameters
+    ----------
+    module : nn.Module
+        What is about to run.
+
+    Returns
+    -------
+    WatchedWeights or None
+        To compare with in the second run; None where it is not the turn of this one.
+    """
+    first = next(module.parameters(), None)
+    if first is None or not has_values(first):
+        return None
+    key = first if first._base is None else first._base
+    notes = _notes.get(key)
+    if notes is None:
+        notes = _notes[key] = _Notes()
+    notes.report()
+    notes.runs += 1
+    if notes.runs % _EVERY != 1:
+        return None
+    return WatchedWeights(notes, _norms_of(module))
+
+
+@torch.no_grad()
+def _norms_of(module: nn.Module) -> dict[str, Tensor]:
+    """Give the norm of each weight that is where the first one is."""
+    named = {n: p.detach() for n, p in module.named_parameters() if p.is_floating_point()}
+    device = next(iter(named.values())).device if named else None
+    named = {
+        n: p if p.dtype.itemsize > 2 else p.float()
+        for n, p in named.items()
+        if p.device == device
+    }
+    if not named:
+        return {}
+    norms = torch._foreach_norm([*named.values()])
+    return {n: x.float() for n, x in zip(named, norms, strict=True)}
