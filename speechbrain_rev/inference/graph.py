@@ -13,6 +13,7 @@ from speechbrain_rev.inference.audio import MINIMUM_SECONDS
 from speechbrain_rev.inference.graph_features import GRAPH_FRONT_ENDS
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.inference_form import inference_form
+from speechbrain_rev.lobes.pooling import is_quantized
 
 
 class EmbeddingGraph(nn.Module):
@@ -27,6 +28,11 @@ class EmbeddingGraph(nn.Module):
     front_end : {"speechbrain", "kaldi"}
         Whose filterbanks it was trained with.
 
+    Raises
+    ------
+    ValueError
+        If the encoder is quantized, or was changed as ``inference_form`` refuses.
+
     Examples
     --------
     >>> from speechbrain_rev.lobes import build_encoder
@@ -40,6 +46,12 @@ class EmbeddingGraph(nn.Module):
         self, encoder: SpeakerEncoder, *, sample_rate: int, front_end: str
     ) -> None:
         super().__init__()
+        if is_quantized(encoder):
+            raise ValueError(
+                f"{encoder.architecture.name} has quantized layers, which torch.export does "
+                "not know. Export the encoder as it was, and quantize the ONNX file with "
+                "onnxruntime.quantization."
+            )
         self.sample_rate = sample_rate
         self.front_end = GRAPH_FRONT_ENDS[front_end](
             n_mels=encoder.n_mels, sample_rate=sample_rate

@@ -13,7 +13,7 @@ from speechbrain_rev.lobes.layers import (
     conv1x1,
     conv3x3,
     convolved,
-    masked_,
+    convolved_and_masked,
     split_layers,
 )
 from speechbrain_rev.lobes.pieces import (
@@ -67,7 +67,8 @@ class BasicResidual(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compute the residual, [batch, channel, freq, time]."""
-        return masked_(self.conv2(self.norm(self.conv1(x), mask)), mask)
+        x = self.norm(self.conv1(x), mask)
+        return convolved_and_masked(self.conv2, x, mask)
 
     def pieces(self, channels: int) -> Sequence[nn.Module]:
         """Split into functions of some hidden channels each, which add up to this one."""
@@ -108,7 +109,7 @@ class BottleneckResidual(nn.Module):
         """Compute the residual, [batch, channel, freq, time]."""
         x = self.norm(self.conv1(x), mask)
         # What is zero before a 1x1 convolution is zero after it.
-        return self.conv3(masked_(self.conv2(x), mask))
+        return self.conv3(convolved_and_masked(self.conv2, x, mask))
 
     def pieces(self, channels: int) -> Sequence[nn.Module]:
         """Run the convolutions in parts of the batch."""
@@ -149,7 +150,7 @@ class DFBottleneckResidual(nn.Module):
         """Compute the residual, [batch, channel, freq, time]."""
         x = self.norm(self.conv1(x), mask)
         # What is zero before a 1x1 convolution is zero after it.
-        return self.conv3(masked_(self.conv2(x), mask))
+        return self.conv3(convolved_and_masked(self.conv2, x, mask))
 
     def pieces(self, channels: int) -> Sequence[nn.Module]:
         """Split into functions of some hidden channels each, which add up to this one."""

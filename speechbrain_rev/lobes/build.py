@@ -165,6 +165,11 @@ def settings_of(encoder: SpeakerEncoder) -> dict[str, Any]:
         step holds or how long it takes. Mode and chunk can change later, and are told by
         ``block_modes`` and ``channels``; compression matters in its own mode alone.
 
+    Raises
+    ------
+    ValueError
+        If the last layer was replaced by one without ``out_features``.
+
     Examples
     --------
     >>> encoder = build_encoder("resnet34", blocks=(1, 1, 1, 1), pooling_variance="unbiased")
@@ -172,6 +177,12 @@ def settings_of(encoder: SpeakerEncoder) -> dict[str, Any]:
     >>> settings["pooling_variance"], settings["widths"]
     ('unbiased', (32, 64, 128, 256))
     """
+    if not hasattr(encoder.fc, "out_features"):
+        raise ValueError(
+            f"fc of {encoder.architecture.name} is a {type(encoder.fc).__name__}, which "
+            "build_encoder does not make. Plan the network as it is, by "
+            "speechbrain_rev.planner.plan(module, example_batch)."
+        )
     variances = {correction: name for name, correction in CORRECTIONS.items()}
     settings = {
         "widths": encoder.architecture.widths,

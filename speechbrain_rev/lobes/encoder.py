@@ -8,6 +8,7 @@ travel from the stem to the pooling without becoming one tensor in between.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -21,8 +22,8 @@ from speechbrain_rev.compression.activations import ActivationCompression, regis
 from speechbrain_rev.lobes.inputs import check_input
 from speechbrain_rev.lobes.layers import Masks
 from speechbrain_rev.lobes.masking import level_masks, missing_frames
-from speechbrain_rev.lobes.pooling import statistics_pooling
-from speechbrain_rev.lobes.stage import Stage
+from speechbrain_rev.lobes.pooling import embedded, statistics_pooling
+from speechbrain_rev.lobes.stage import Sizes, Stage
 from speechbrain_rev.lobes.units import run_unit
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.formats import as_format
@@ -35,8 +36,8 @@ from speechbrain_rev.reversible.modes import (
     fallback,
 )
 from speechbrain_rev.reversible.observing import Moment, tell, tell_end
-from speechbrain_rev.reversible.recompute import trains
-from speechbrain_rev.reversible.streams import Streams, read_both
+from speechbrain_rev.reversible.streams import Streams, join, read_both
+from speechbrain_rev.reversible.watching import has_hooks
 
 
 class SpeakerEncoder(nn.Module):
@@ -293,6 +294,13 @@ class SpeakerEncoder(nn.Module):
             are not relative.
         """
         check_input(self.architecture.name, self.n_mels, feats, lengths)
+        if torch._C._is_tracing() and (
+            lengths is not None or self.training or self.architecture.type == "II"
+        ):
+            raise RuntimeError(
+                f"torch.jit.trace would fix the number of frames of "
+                f"{self.architecture.name}, or of its training. {_WAYS_OUT}"
+            )
         x = feats.transpose(1, 2).unsqueeze(1)
         frames = feats.shape[1]
         padding = missing_frames(frames, 8) if self.architecture.type == "II" else 0
@@ -303,30 +311,29 @@ class SpeakerEncoder(nn.Module):
             x = x.where(masks[0] > 0, 0)
         wanted = Mode.COMPRESS in self._modes.values()
         with self.compression.during(self, everywhere=False, wanted=wanted):
-            pooled = self._pooled(x, masks).to(self.fc.weight.dtype)
-        return cast(Tensor, self.fc(pooled)).unsqueeze(1)
+            pooled = self._pooled(x, masks)
+        return embedded(self.fc, pooled, feats)
 
     def _pooled(self, x: Tensor, masks: list[Tensor | None]) -> Tensor:
         level = 0
-        now: Tensor | Streams = self._run(
-            "stem", self.stem, Masks(masks[0], masks[0]), x, (0, 0)
-        )
+        sizes = self.channels[0], self.channels[0]
+        first = Masks(masks[0], masks[0])
+        held: list[Tensor | Streams]
+        held = [self._run("stem", self.stem, first, x, sizes)]
         for i, stage in enumerate(self._stages()):
-            levels = level, level + stage.downsamples
-            level = levels[1]
-            around = Masks(masks[levels[0]], masks[level])
-            if stage.entry is not None:
-                now = self._run(f"stages.{i}.entry", stage.entry, around, now, levels)
-                around, levels = Masks(masks[level], masks[level]), (level, level)
-            if stage.blocks is not None:
-                for j, block in enumerate(stage.blocks):
-                    name = f"stages.{i}.blocks.{j}"
-                    now = self._run(name, block, around, now, levels)
-                    around, levels = Masks(masks[level], masks[level]), (level, level)
-            elif stage.chain is not None:
-                held = [cast(Tensor, now)]
-                del now  # the chain alone has it, and drops it
-                now = _run_chain(stage.chain, held, masks[level])
+            before, level = level, level + stage.downsamples
+            around = Masks(masks[before], masks[level])
+            sizes = self.channels[before], self.channels[level]
+            run = functools.partial(self._run_in_stage, i)
+            if has_hooks(stage):
+                # They see tensors, as in any network.
+                now = held.pop()
+                now = join(now) if isinstance(now, Streams) else now
+                held = [stage(now, around, sizes, run)]
+                del now
+            else:
+                held = [stage.run(held, around, sizes, run)]
+        now = held.pop()
         parts = read_both(now) if isinstance(now, Streams) else (now,)
         pooled = [
             statistics_pooling(part, masks[level], correction=self.correction)
@@ -334,16 +341,26 @@ class SpeakerEncoder(nn.Module):
         ]
         return torch.cat([p for kind in zip(*pooled, strict=True) for p in kind], 1)
 
+    def _run_in_stage(
+        self,
+        stage: int,
+        name: str,
+        unit: nn.Module,
+        masks: Masks,
+        given: Tensor | Streams,
+        sizes: Sizes,
+    ) -> Tensor:
+        return self._run(f"stages.{stage}.{name}", unit, masks, given, sizes)
+
     def _run(
         self,
         name: str,
         unit: nn.Module,
         masks: Masks,
         given: Tensor | Streams,
-        levels: tuple[int, int],
+        sizes: Sizes,
     ) -> Tensor:
         """Run a unit, in training on some channels at a time."""
-        sizes = [self.channels[level] for level in levels]
         mode = self._modes[name]
         tell(unit, Moment.FORWARD_BEGINS)
         with registering(mode is Mode.COMPRESS):
@@ -352,15 +369,14 @@ class SpeakerEncoder(nn.Module):
         tell_end(unit, y)
         return y
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Refuse ``torch.jit.script``, which knows no autograd functions."""
+        raise RuntimeError(
+            f"{self.architecture.name} cannot be given to torch.jit.script. {_WAYS_OUT}"
+        )
 
-def _run_chain(
-    chain: ReversibleChain, held: list[Tensor], mask: Tensor | None
-) -> Tensor | Streams:
-    """Run a stage; streams that leave it are read where they are needed.
 
-    ``held`` is emptied: no name here or at the caller keeps the stage's input alive.
-    """
-    halves = list(held.pop().chunk(2, dim=1))
-    if trains(chain):
-        return chain.train_step(halves, mask)
-    return torch.cat(chain(*halves, mask), dim=1)
+_WAYS_OUT = (
+    "Export it: speechbrain-rev export writes ONNX or a torch.export program, and "
+    "speechbrain_rev.lobes.inference_form(encoder) can be given to torch.export by itself."
+)

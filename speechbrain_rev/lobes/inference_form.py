@@ -20,7 +20,7 @@ from speechbrain_rev.lobes.encoder import SpeakerEncoder
 from speechbrain_rev.lobes.inputs import check_input
 from speechbrain_rev.lobes.layers import Masks, PointwiseConv, masked_
 from speechbrain_rev.lobes.masking import level_masks, missing_frames
-from speechbrain_rev.lobes.pooling import statistics_of
+from speechbrain_rev.lobes.pooling import embedded, statistics_of
 from speechbrain_rev.lobes.stage import Stage
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.convolution import Geometry
@@ -95,8 +95,7 @@ class InferenceEncoder(nn.Module):
         masks = level_masks(x, frames, lengths, padding)
         if masks[0] is not None:
             x = x.where(masks[0] > 0, 0)
-        pooled = self._pooled(x, masks).to(self.fc.weight.dtype)
-        return cast(Tensor, self.fc(pooled)).unsqueeze(1)
+        return embedded(self.fc, self._pooled(x, masks), feats)
 
     def _pooled(self, x: Tensor, masks: list[Tensor | None]) -> Tensor:
         level = 0

@@ -17,6 +17,7 @@ from speechbrain_rev.lobes.pieces import convs_by_outputs, norm_parts
 from speechbrain_rev.reversible.convolution import Geometry
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.reading import Reading
+from speechbrain_rev.reversible.watching import has_hooks
 
 
 class Masks(NamedTuple):
@@ -54,6 +55,14 @@ def conv1x1(channels: int, out_channels: int, *, stride: int = 1) -> nn.Conv2d:
 def masked_(x: Tensor, mask: Tensor | None) -> Tensor:
     """Set invalid frames to zero in place: a convolution does not need its output."""
     return x if mask is None else x.mul_(mask.to(x.dtype))
+
+
+def convolved_and_masked(conv: nn.Conv2d, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Convolve, and set invalid frames to zero: in place where nobody sees the output."""
+    y: Tensor = conv(x)
+    if mask is None or (isinstance(conv, nn.Conv2d) and not has_hooks(conv)):
+        return masked_(y, mask)
+    return y * mask.to(y.dtype)
 
 
 def convolved(conv: nn.Conv2d, given: Tensor | Reading) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.segment import has_hooks
+from speechbrain_rev.reversible.watching import has_hooks
 
 
 def can_be_split(module: nn.Module) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from speechbrain_rev.reversible.autocast import autocast_off
 
@@ -98,26 +98,97 @@ def _frames_and_freedom(keep: Tensor, correction: int) -> tuple[Tensor, Tensor]:
 class _MaskedVarMean(torch.autograd.Function):
     """Variance and mean of the frames kept; saves its input alone, as torch's does."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, keep: Tensor, correction: int
-    ) -> tuple[Tensor, Tensor]:
-        variance, mean = _masked_var_mean(x, keep, correction)
-        ctx.save_for_backward(x, keep, mean)
-        ctx.correction = correction
-        return variance, mean
+    def forward(x: Tensor, keep: Tensor, correction: int) -> tuple[Tensor, Tensor]:
+        return _masked_var_mean(x, keep, correction)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)
+        x, keep, ctx.correction = inputs
+        ctx.save_for_backward(x, keep, output[1])
 
     @staticmethod
     def backward(
-        ctx: Any, grad_variance: Tensor, grad_mean: Tensor
-    ) -> tuple[Tensor, None, None]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "Pooling with lengths cannot be differentiated twice. Give no lengths."
-            )
+        ctx: Any, grad_variance: Tensor | None, grad_mean: Tensor | None
+    ) -> tuple[Tensor | None, None, None]:
+        if grad_variance is None and grad_mean is None:
+            return None, None, None
         x, keep, mean = ctx.saved_tensors
         frames, freedom = _frames_and_freedom(keep, ctx.correction)
+        if grad_variance is None:
+            grad_variance = torch.zeros_like(mean)
+        if grad_mean is None:
+            grad_mean = torch.zeros_like(mean)
         slope = (2 * grad_variance / freedom).unsqueeze(2)
-        grad = (x - mean.unsqueeze(2)).mul_(slope)
-        grad.add_((grad_mean / frames).unsqueeze(2)).mul_(keep)
-        return grad, None, None
+        shift = (grad_mean / frames).unsqueeze(2)
+        grad = x - mean.unsqueeze(2)
+        if torch.is_grad_enabled():  # to differentiate twice
+            return (grad * slope + shift) * keep, None, None
+        return grad.mul_(slope).add_(shift).mul_(keep), None, None
+
+
+def embedded(fc: nn.Module, pooled: Tensor, feats: Tensor) -> Tensor:
+    """Map pooled statistics to embeddings, by a linear layer or what stands in its place.
+
+    Parameters
+    ----------
+    fc : nn.Module
+        The last layer: linear, quantized, wrapped by adapters, or another one.
+    pooled : torch.Tensor, [batch, statistics]
+        Means and deviations.
+    feats : torch.Tensor
+        The network's input: a layer without floating-point parameters takes its dtype.
+
+    Returns
+    -------
+    torch.Tensor, [batch, 1, embedding_dim]
+        Embeddings.
+
+    Raises
+    ------
+    ValueError
+        If the layer does not give one vector for each utterance.
+    RuntimeError
+        If it is quantized and trains.
+
+    Examples
+    --------
+    >>> embedded(nn.Identity(), torch.ones(2, 6), torch.ones(2, 9, 3)).shape
+    torch.Size([2, 1, 6])
+    """
+    if is_quantized(fc):
+        if fc.training and pooled.requires_grad:
+            raise RuntimeError(
+                "The last layer, fc, is quantized and has no gradient. Call eval(), or "
+                "train the network as it was and quantize afterwards."
+            )
+        # Autograd would take whatever is in memory for its gradient.
+        pooled = pooled.detach()
+    floating = (p.dtype for p in fc.parameters() if p.is_floating_point())
+    y = fc(pooled.to(next(floating, feats.dtype)))
+    if not isinstance(y, Tensor) or y.dim() != 2 or len(y) != len(pooled):
+        given = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(
+            f"The last layer, fc ({type(fc).__name__}), turned statistics of shape "
+            f"{list(pooled.shape)} into {given}. It must give one vector for each "
+            "utterance, [batch, embedding_dim]."
+        )
+    return y.unsqueeze(1)
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Whether a module has layers of torch that work on whole numbers.
+
+    Examples
+    --------
+    >>> is_quantized(nn.Linear(2, 2))
+    False
+    """
+    return any(
+        type(m).__module__.startswith("torch.ao.nn.")
+        and "quantized" in type(m).__module__
+        for m in module.modules()
+    )

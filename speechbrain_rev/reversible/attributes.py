@@ -87,13 +87,13 @@ class Attributes:
         modules = list(module.modules())
         for x in objects:
             self._visit(x, (type(module), "forward's argument"))
-        if not any(map(_may_have_state, modules)):
+        if not any(map(may_have_state, modules)):
             return
         for m in modules:
             # What is put in place for a second run by itself.
             for x in (m, *m._parameters.values(), *m._buffers.values()):
                 self._seen[id(x)] = x
-        for m in filter(_may_have_state, modules):
+        for m in filter(may_have_state, modules):
             place = _Fields(m, _OF_EVERY_MODULE)
             self._places.append(place)
             for name, value in place.before.items():
@@ -102,7 +102,9 @@ class Attributes:
 
     def changed(self) -> Attributes | None:
         """Keep what differs from now; None where nothing does."""
-        self._tensors = {i: k for i, k in self._tensors.items() if k[0]._version != k[1]}
+        self._tensors = {
+            i: k for i, k in self._tensors.items() if k[0]._version != k[1]
+        }
         self._copies = {i: k for i, k in self._copies.items() if not _same(*k)}
         copied = {**self._tensors, **self._copies}
         self._places = [p for p in self._places if p.differs() or p.holds(copied)]
@@ -166,9 +168,22 @@ class Attributes:
             _warn(name, f"is a {type(x).__name__}, which cannot be copied")
 
 
-def _may_have_state(m: nn.Module) -> bool:
+def may_have_state(m: nn.Module) -> bool:
+    """Whether a call of a module may change or keep what is outside its buffers.
+
+    Parameters
+    ----------
+    m : nn.Module
+        A module; those within it are not looked at.
+
+    Returns
+    -------
+    bool
+        False of torch's layers and this package's without forward hooks.
+    """
     return (
         not type(m).__module__.startswith(_STATELESS)
+        or "forward" in vars(m)
         or bool(m._forward_hooks or m._forward_pre_hooks)
     )
 
@@ -207,8 +222,10 @@ def tensors_within(objects: Sequence[Any]) -> list[Tensor]:
 
 def _same(x: Any, kept: Any) -> bool:
     """Whether an array is what it was; of other objects it is not known."""
-    return type(x).__module__ == "numpy" and hasattr(x, "tobytes") and (
-        x.tobytes() == kept.tobytes()
+    return (
+        type(x).__module__ == "numpy"
+        and hasattr(x, "tobytes")
+        and (x.tobytes() == kept.tobytes())
     )
 
 

@@ -30,12 +30,12 @@ from speechbrain_rev.reversible.recompute import (
     refuse_what_cannot_run_again,
     trains,
 )
-from speechbrain_rev.reversible.replay import shared_by, stored_run
-from speechbrain_rev.reversible.segment import (
-    has_hooks,
-    pieces_of,
-    reconstruct,
+from speechbrain_rev.reversible.replay import (
+    refuse_transforms,
+    shared_by,
+    stored_run,
 )
+from speechbrain_rev.reversible.segment import pieces_of, reconstruct
 from speechbrain_rev.reversible.streams import (
     Stream,
     Streams,
@@ -44,6 +44,7 @@ from speechbrain_rev.reversible.streams import (
     leave,
     read,
 )
+from speechbrain_rev.reversible.watching import has_hooks
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -175,6 +176,13 @@ class ReversibleChain(nn.Module):
         self.check_streams()
         return self.monitor.pop_largest()
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Refuse ``torch.jit.script``, which knows no autograd functions."""
+        raise RuntimeError(
+            "A ReversibleChain cannot be given to torch.jit.script. Use torch.export in "
+            "evaluation."
+        )
+
     def extra_repr(self) -> str:
         """Show the modes of the blocks, run by run."""
         runs = [(m.value, len(list(g))) for m, g in itertools.groupby(self.modes)]
@@ -240,6 +248,7 @@ class ReversibleChain(nn.Module):
             # ``compile_pieces`` compiles what can be.
             eager = torch.compiler.disable(self.train_step)
             return cast(Streams, eager(halves, mask))
+        refuse_transforms()
         x2, x1 = halves.pop(), halves.pop()
         self._check_run(x1, mask)
         format = as_format(self.format_name, self.compiled_with)

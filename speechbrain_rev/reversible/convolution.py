@@ -87,6 +87,7 @@ class Geometry(NamedTuple):
             and weight.shape[2:].numel() == 1
             and 8 * weight.shape[0] <= x.shape[2:].numel()
             and x.is_contiguous()
+            and not torch._C._is_tracing()
         )
 
     def shape(self, x: Sequence[int], weight: Tensor) -> list[int]:
@@ -201,6 +202,7 @@ class _InParts(torch.autograd.Function):
         parts: int,
         mask: Tensor | None,
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.geometry, ctx.parts, ctx.mask = geometry, parts, mask
         ctx.flags = Flags.now({x.device})
         ctx.save_for_backward(x, weight)
@@ -212,7 +214,9 @@ class _InParts(torch.autograd.Function):
         return filled(len(x), parts, convolve)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 5
         x, weight = ctx.saved_tensors
         of_x, of_weight = ctx.needs_input_grad[:2]
         total = WeightGradient(weight, of_weight)
@@ -313,6 +317,7 @@ def split_spent(x: Tensor, channels: int) -> tuple[Tensor, ...]:
 class _SplitSpent(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, channels: int) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
         # The tensor itself is not kept: its contents are not needed here.
         ctx.places = x.shape, x.stride(), x.storage_offset()
         parts = x.split(channels, dim=1)
@@ -322,7 +327,14 @@ class _SplitSpent(torch.autograd.Function):
         return tuple(part.detach() for part in parts)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, None]:
+        example = next((grad for grad in given if grad is not None), None)
+        if example is None:
+            return None, None
+        grads = [
+            example.new_zeros(shape) if grad is None else grad
+            for grad, (shape, *_) in zip(given, ctx.parts, strict=True)
+        ]
         storages = {grad.untyped_storage()._cdata for grad in grads}
         found = [(grad.shape, grad.stride(), grad.storage_offset()) for grad in grads]
         if len(storages) == 1 and found == ctx.parts:

@@ -116,7 +116,9 @@ class _HeldFlags:
     def enter(self, flags: Flags) -> None:
         wanted = flags.wanted()
         if not self._owners:
-            self._found = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
+            self._found = [
+                (owner, name, getattr(owner, name)) for owner, name, _ in wanted
+            ]
         self._owners += 1
         _write(wanted)
 

@@ -144,11 +144,22 @@ class Total:
     to in place.
     """
 
-    def __init__(self, given: Tensor, in_place: bool) -> None:
+    def __init__(self, given: Tensor | None, in_place: bool) -> None:
+        #: None as long as nobody handed anything down.
         self.value, self._in_place = given, in_place
+
+    def filled(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Give the value, zeros at first, to who adds to it in its place."""
+        if self.value is None:
+            self.value = torch.zeros_like(like, dtype=dtype)
+        return self.value
 
     def add(self, slope: Tensor | None) -> None:
         """Add what a residual function hands down, if it hands down anything."""
         if slope is None:
+            return
+        if self.value is None:
+            wide = torch.promote_types(slope.dtype, torch.float32)
+            self.value = slope.to(wide, copy=True)
             return
         self.value = self.value.add_(slope) if self._in_place else self.value + slope

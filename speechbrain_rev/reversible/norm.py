@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from speechbrain_rev.compression.layers import Kind, layer_function
 from speechbrain_rev.reversible import compiled
 from speechbrain_rev.reversible.autocast import autocast_off
-from speechbrain_rev.reversible.replay import batch_statistics
+from speechbrain_rev.reversible.replay import batch_statistics, refuse_transforms
 
 _REDUCED = (0, 2, 3)
 
@@ -109,6 +109,7 @@ class BatchNorm(nn.Module):
             )  # fmt: skip
             y = F.relu(y) if self.relu else y
             return y if mask is None else y * mask.to(y.dtype)
+        refuse_transforms()
         if torch.compiler.is_compiling():
             # The compiler cannot know that the statistics' operation writes buffers.
             return torch.compiler.disable(self._normalise)(x, mask)
@@ -209,6 +210,7 @@ class _Normalise(torch.autograd.Function):
         mask: Tensor | None,
         norm: BatchNorm,
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         y = torch.empty_like(x)
         relu = norm.relu and norm.compiled_with is not None
         _run(norm.compiled_with, y, x, [weight, bias, *statistics[:2]], relu)
@@ -220,7 +222,9 @@ class _Normalise(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 6
         x, weight, *outputs = ctx.saved_tensors
         mean, inverse_std, *count = ctx.statistics
         if outputs:
@@ -228,14 +232,17 @@ class _Normalise(torch.autograd.Function):
             grad = torch.ops.aten.threshold_backward(grad, outputs[0], 0)
         if count:
             if torch.is_grad_enabled():
-                raise RuntimeError(
-                    "Statistics that leave frames out or come from several processes "
-                    "cannot be differentiated twice. Give no lengths and leave "
-                    "sync_batchnorm=False."
-                )
-            grads = _backward(
-                grad, x, weight, mean, inverse_std, count[0], ctx.mask, ctx.processes
-            )
+                if ctx.processes > 1:
+                    raise RuntimeError(
+                        "Statistics of several processes cannot be differentiated twice. "
+                        "Use sync_batchnorm=False."
+                    )
+                grads = _differentiable(grad, x, weight, count[0], ctx.mask, ctx.eps)
+            else:
+                grads = _backward(
+                    grad, x, weight, mean, inverse_std, count[0], ctx.mask,
+                    ctx.processes,
+                )  # fmt: skip
         else:
             grads = torch.ops.aten.native_batch_norm_backward(
                 grad, x, weight, None, None, mean, inverse_std, True, ctx.eps,
@@ -357,6 +364,30 @@ def _backward(
     if mask is not None:
         grad_x.mul_(mask)
     return grad_x.to(x.dtype), grad_weight, grad_bias
+
+
+def _differentiable(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    count: Tensor,
+    mask: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients as a function of the input, to differentiate twice."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    kept = (
+        torch.ones((), dtype=wide, device=x.device) if mask is None else mask.to(wide)
+    )
+    grad, values, some = grad.to(wide), x.to(wide), count.clamp_min(1).to(wide)
+    mean = (values * kept).sum(_REDUCED) / some
+    centred = (values - _per_channel(mean)) * kept
+    inverse_std = (centred.square().sum(_REDUCED) / some + eps).rsqrt()
+    total, product = (grad * kept).sum(_REDUCED), (grad * centred).sum(_REDUCED)
+    slope = _per_channel(product * inverse_std.square() / some)
+    grad_x = (grad - _per_channel(total / some) - centred * slope) * kept
+    grad_x = grad_x * _per_channel(weight * inverse_std)
+    return grad_x.to(x.dtype), product * inverse_std, total
 
 
 def _per_channel(values: Tensor) -> Tensor:

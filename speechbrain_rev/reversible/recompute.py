@@ -26,15 +26,18 @@ from speechbrain_rev.reversible.replay import (
     devices_of,
     places_of,
     recorded,
+    refuse_transforms,
     repeated,
     running,
 )
+from speechbrain_rev.reversible.watching import report_hooks
 from speechbrain_rev.reversible.weights import watched_weights
 
 _NO_DOUBLE_BACKWARD = (
     "Activations that were not stored cannot be differentiated twice "
     "(create_graph=True was asked for). Use mode='store' for this network."
 )
+
 
 def refuse_double_backward() -> None:
     """Refuse to differentiate what has no graph of its own."""
@@ -147,6 +150,7 @@ def recompute_call(
         eager = torch.compiler.disable(recompute_call)
         return eager(function, owner, *inputs, **keywords)
     refuse_what_cannot_run_again(owner)
+    report_hooks(owner, "recomputed", within=function is not owner)
     return _Run(function, owner, inputs, keywords).first()
 
 
@@ -181,11 +185,7 @@ def refuse_what_cannot_run_again(module: nn.Module) -> None:
             "Inside parametrize.cached() the second run would get weights without a "
             "graph. Leave the context, or use mode='store'."
         )
-    if torch._C._functorch.maybe_current_level() is not None:
-        raise RuntimeError(
-            "Transforms of torch.func cannot run a module a second time. Use mode='store' "
-            "for this network."
-        )
+    refuse_transforms()
 
 
 class _Held:

@@ -7,7 +7,7 @@ hooks or state of their own, with tensors and masks as arguments.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,13 +57,13 @@ def recompute_each(
     """
     if torch.compiler.is_compiling() and torch.is_grad_enabled():
         eager = torch.compiler.disable(recompute_each)
-        whole: Tensor = eager(
-            modules, arguments, channels=channels, spend=spend, last=last
-        )
-        return whole
+        options = {"channels": channels, "spend": spend, "last": last}
+        return cast(Tensor, eager(modules, arguments, **options))
     for module in modules:
         refuse_what_cannot_run_again(module)
-    calls = [_Call(module, given) for module, given in zip(modules, arguments, strict=True)]
+    calls = [
+        _Call(module, given) for module, given in zip(modules, arguments, strict=True)
+    ]
     inputs = {id(x): x for call in calls for x in call.given if x is not None}
     order = {key: place for place, key in enumerate(inputs)}
     parameters = Parameters(modules[::-1])
@@ -78,7 +78,7 @@ def recompute_each(
         call.given = ()  # autograd holds them from here on
     del inputs
     whole = _RecomputeEach.apply(calls, parameters, joins, spend, len(order), *tensors)
-    return whole
+    return cast(Tensor, whole)
 
 
 class _Joins(NamedTuple):
@@ -127,10 +127,8 @@ class _RecomputeEach(torch.autograd.Function):
         gradients = Gradients(ctx.parameters, saved[ctx.n_inputs :])
         sums: list[Tensor | None] = [None] * ctx.n_inputs
         owned = [len(ctx.calls) > 1] * ctx.n_inputs
-        runs = enumerate(
-            zip(reversed(ctx.calls), reversed(ctx.recordings), reversed(grads), strict=True)
-        )
-        for run, (call, recording, of_y) in runs:
+        runs = zip(ctx.calls, ctx.recordings, grads, strict=True)
+        for run, (call, recording, of_y) in enumerate(reversed([*runs])):
             leaves = [
                 None if place is None
                 else saved[place].detach().requires_grad_(ctx.needs_grad[place])
@@ -139,12 +137,15 @@ class _RecomputeEach(torch.autograd.Function):
             y = second_run(call.module, recording, gradients.leaves(run), *leaves)
             root = Root(y, of_y)
             del y, of_y  # what follows needs its graph only
-            wanted = [i for i, x in enumerate(leaves) if x is not None and x.requires_grad]
+            wanted = {
+                i: x for i, x in enumerate(leaves) if x is not None and x.requires_grad
+            }
             with recording.flags():
-                found = gradients.backward(run, [root], [leaves[i] for i in wanted])
-            del leaves, root
+                found = gradients.backward(run, [root], [*wanted.values()])
+            given = list(wanted)
+            del leaves, root, wanted
             own = total = None
-            for i, own in zip(wanted, found, strict=True):
+            for i, own in zip(given, found, strict=True):
                 place = call.places[i]
                 if i in ctx.spend and own is not None:
                     own = saved[place].detach().copy_(own)

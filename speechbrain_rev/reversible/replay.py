@@ -128,6 +128,22 @@ def batch_statistics(measure: Callable[[], Statistics]) -> Statistics:
     return statistics
 
 
+def refuse_transforms() -> None:
+    """Refuse transforms of ``torch.func`` in training.
+
+    Raises
+    ------
+    RuntimeError
+        If one is under way: it runs functions of tensors alone, and a training step
+        updates running statistics and keeps what a second run needs.
+    """
+    if torch._C._functorch.maybe_current_level() is not None:
+        raise RuntimeError(
+            "Transforms of torch.func (grad, vmap, jvp, ...) work in evaluation only: call "
+            "eval() on the network first, or use torch.autograd.grad."
+        )
+
+
 def running() -> bool:
     """Whether a first or second run is under way in this thread."""
     return bool(_active.recordings)
@@ -227,6 +243,17 @@ def second_run(
     """
     with repeated(module, recording, leaves):
         return module(*inputs, **keywords)
+
+
+def without_graph(
+    module: nn.Module,
+    recording: Recording,
+    leaves: Mapping[Place, Tensor],
+    *inputs: Any,
+) -> Any:
+    """Run a module a second time for its output alone, as ``second_run`` does."""
+    with repeated(module, recording, leaves), torch.no_grad():
+        return module(*inputs)
 
 
 @contextlib.contextmanager

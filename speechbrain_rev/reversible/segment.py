@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from speechbrain_rev.reversible.attributes import may_have_state
 from speechbrain_rev.reversible.coupling import (
     AdditiveCoupling,
     arguments,
@@ -32,8 +33,20 @@ from speechbrain_rev.reversible.gradients import (
 from speechbrain_rev.reversible.monitor import StreamNotes, checksum
 from speechbrain_rev.reversible.observing import Moment, tell
 from speechbrain_rev.reversible.recompute import refuse_double_backward
-from speechbrain_rev.reversible.replay import Recording, first_run, second_run
+from speechbrain_rev.reversible.replay import (
+    Recording,
+    devices_of,
+    first_run,
+    recorded,
+    second_run,
+    without_graph,
+)
 from speechbrain_rev.reversible.streams import Stream, Streams, tangent_of
+from speechbrain_rev.reversible.watching import (
+    Sources,
+    has_hooks,
+    report_hooks,
+)
 
 
 def reconstruct(
@@ -67,13 +80,17 @@ def reconstruct(
         What the last one returns.
     """
     first, second, format, poison = held.pop()
+    needed = first.tangent.requires_grad, second.tangent.requires_grad
+    for block in blocks:
+        needed = (needed[0] or needed[1] or _is_trained(block.f), needed[1])
+        needed = (needed[0], needed[0] or needed[1] or _is_trained(block.g))
     # F and G in turn, each as its pieces.
     halves = [pieces_of(f, chunk) for block in blocks for f in (block.f, block.g)]
     parameters = Parameters([f for half in reversed(halves) for f in reversed(half)])
     values, tangents = [first.value, second.value], (first.tangent, second.tangent)
     del first, second  # the values are dropped as soon as they are spent
     outputs = _Reconstruct.apply(
-        blocks, halves, parameters, format, notes, start, values,
+        blocks, halves, parameters, format, notes, start, needed, values,
         mask,  # saved, it has no gradient
         *tangents, *parameters.tensors,
     )  # fmt: skip
@@ -104,21 +121,6 @@ def pieces_of(f: nn.Module, chunk: int | None) -> Sequence[nn.Module]:
     return f.pieces(chunk)  # type: ignore[operator]
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module's call has hooks that look at what goes in or comes out."""
-    everywhere = torch.nn.modules.module
-    return bool(
-        everywhere._global_forward_hooks
-        or everywhere._global_forward_pre_hooks
-        or everywhere._global_backward_hooks
-        or everywhere._global_backward_pre_hooks
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
-
-
 class _Reconstruct(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -129,6 +131,7 @@ class _Reconstruct(torch.autograd.Function):
         format: StreamFormat,
         notes: StreamNotes,
         start: int,
+        needed: tuple[bool, bool],
         values: list[Tensor],
         mask: Tensor | None,
         tangent1: Tensor,
@@ -140,7 +143,10 @@ class _Reconstruct(torch.autograd.Function):
         ctx.parameters, ctx.format = parameters, format
         ctx.recordings, ctx.dtype = [], tangent1.dtype
         # Hooks may keep what they saw, which must not change in their hands.
-        ctx.in_place = not any(map(_is_watched, parameters.modules))
+        watched = [f for f in parameters.modules if _is_watched(f)]
+        ctx.in_place = not watched
+        for f in watched:
+            report_hooks(f, "reconstructed")
         ctx.notes, ctx.expected = notes, None
         if notes.mismatches is not None:
             ctx.expected = checksum(values)
@@ -168,20 +174,20 @@ class _Reconstruct(torch.autograd.Function):
                 # The last one's is told where nobody keeps what went in any more.
                 tell(blocks[block], Moment.FORWARD_ENDS)
         y1, y2 = changed, kept
-        ctx.mark_non_differentiable(y1, y2)
+        tangents = tangent_of(y1, ctx.dtype), tangent_of(y2, ctx.dtype)
+        cut_off = [t for t, n in zip(tangents, needed, strict=True) if not n]
+        ctx.mark_non_differentiable(y1, y2, *cut_off)
         ctx.save_for_backward(y1, y2, mask, *tensors)
-        return y1, y2, tangent_of(y1, ctx.dtype), tangent_of(y2, ctx.dtype)
+        return y1, y2, *tangents
 
     @staticmethod
     def backward(
         ctx: Any, _1: Any, _2: Any, grad1: Tensor | None, grad2: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         refuse_double_backward()
+        if grad1 is None and grad2 is None:
+            return (None,) * len(ctx.needs_input_grad)
         y1, y2, mask, *tensors = ctx.saved_tensors
-        if grad1 is None:
-            grad1 = torch.zeros_like(y1, dtype=ctx.dtype)
-        if grad2 is None:
-            grad2 = torch.zeros_like(y2, dtype=ctx.dtype)
         if _graph_is_kept():
             y1, y2 = y1.clone(), y2.clone()
         gradients = Gradients(ctx.parameters, tensors)
@@ -193,11 +199,25 @@ class _Reconstruct(torch.autograd.Function):
         for i, half in reversed(list(enumerate(ctx.halves))):
             if i % 2 == 1:
                 tell(ctx.blocks[i // 2], Moment.BACKWARD_BEGINS)
+            of_y = of_changed.value
+            if of_y is None:
+                # Nobody needs what was added: it is subtracted, and has no gradient.
+                x = ctx.format.decode(kept, ctx.dtype)
+                for f in reversed(half):
+                    run, recording = next(runs)
+                    leaves = gradients.leaves(run)
+                    y = without_graph(f, recording, leaves, *arguments(x, mask))
+                    changed = subtract(changed, y, spend=_is_spent(f, half))
+                    del y
+                del x
+                kept, changed, of_kept, of_changed = changed, kept, of_changed, of_kept
+                continue
             if ctx.in_place and isinstance(half[0], LinearEnds):
                 run, recording = next(runs)
                 undo_ends(
                     half[0], recording, gradients, run, ctx.format, mask,
-                    (kept, of_kept.value), (changed, of_changed.value),
+                    (kept, of_kept.filled(kept, ctx.dtype)),
+                    (changed, of_y),
                 )  # fmt: skip
                 kept, changed, of_kept, of_changed = changed, kept, of_changed, of_kept
                 continue
@@ -212,7 +232,7 @@ class _Reconstruct(torch.autograd.Function):
                 root = Root(y)
                 changed = subtract(changed, y.detach(), spend=_is_spent(f, half))
                 del y  # what follows needs its graph only
-                root.receive(of_changed.value)
+                root.receive(of_y)
                 with recording.flags():
                     of_kept.add(gradients.backward(run, [root], [leaf])[0])
                 del leaf, leaves, root
@@ -221,16 +241,29 @@ class _Reconstruct(torch.autograd.Function):
         if ctx.expected is not None:
             differs = checksum([kept, changed]) != ctx.expected
             ctx.notes.mismatches.add_(differs.any())
-        return (None,) * 8 + (of_kept.value, of_changed.value, *gradients.found)
+        return (None,) * 9 + (of_kept.value, of_changed.value, *gradients.found)
 
 
 def _first_run(
     f: nn.Module, x: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Recording]:
     version = version_of(x)
-    y, recording = first_run(f, *arguments(x, mask))
+    if not _may_keep(f):
+        y, recording = first_run(f, *arguments(x, mask))
+        check_residual(f, x, y, version)
+        return y, recording
+    sources, devices = Sources(f), devices_of(f, x)
+    with recorded(f, devices) as recording, sources.in_place():
+        y = f(*arguments(sources.of(x), mask))
     check_residual(f, x, y, version)
+    y = y.detach()
+    sources.report()
     return y, recording
+
+
+def _may_keep(f: nn.Module) -> bool:
+    """Whether somebody may keep a tensor that is made within a function."""
+    return any(has_hooks(m) or may_have_state(m) for m in f.modules())
 
 
 def _narrowed(x: Tensor, half: Sequence[nn.Module], recording: Recording) -> Tensor:
@@ -242,6 +275,10 @@ def _narrowed(x: Tensor, half: Sequence[nn.Module], recording: Recording) -> Ten
 def _is_spent(f: nn.Module, half: Sequence[nn.Module]) -> bool:
     """Whether nothing needs what f returned: pieces end in a sum that no graph keeps."""
     return len(half) > 1
+
+
+def _is_trained(f: nn.Module) -> bool:
+    return any(p.requires_grad for p in f.parameters())
 
 
 def _is_watched(module: nn.Module) -> bool:

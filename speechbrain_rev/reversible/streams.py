@@ -196,11 +196,16 @@ class _Read(torch.autograd.Function):
     def forward(
         ctx: Any, floats: Tensor, tangent: Tensor, poison: Tensor | None, alone: bool
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.poison, ctx.alone = poison, alone
         return floats.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None, None]:
+    def backward(
+        ctx: Any, grad: Tensor | None
+    ) -> tuple[None, Tensor | None, None, None]:
+        if grad is None:
+            return None, None, None, None
         if not ctx.alone:
             grad = _own(grad, ctx.poison)
         elif ctx.poison is not None:
@@ -243,6 +248,7 @@ class _Leave(torch.autograd.Function):
         format: StreamFormat,
         poison: Tensor | None,
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.poison = poison
         return _poisoned(
             format.decode(
@@ -252,8 +258,11 @@ class _Leave(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None, None]:
-        return None, _own(grad, ctx.poison), None, None
+    def backward(
+        ctx: Any, grad: Tensor | None
+    ) -> tuple[None, Tensor | None, None, None]:
+        own = None if grad is None else _own(grad, ctx.poison)
+        return None, own, None, None
 
 
 class _Join(torch.autograd.Function):
@@ -267,11 +276,14 @@ class _Join(torch.autograd.Function):
         format: StreamFormat,
         poison: Tensor | None,
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.poison, ctx.channels = poison, value1.shape[1]
         x = joined((value1, value2), format, tangent1.dtype, slice(None))
         return x if poison is None else x.add_(poison.to(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 6
         grad1, grad2 = grad.split(ctx.channels, dim=1)
         return None, _own(grad1, ctx.poison), None, _own(grad2, ctx.poison), None, None

@@ -41,9 +41,7 @@ class _Notes:
         if arrival is not None and not arrival.query():
             return
         self._under_way = None
-        changed = [
-            n for n, d in zip(self._names, differs.tolist(), strict=True) if d
-        ]
+        changed = [n for n, d in zip(self._names, differs.tolist(), strict=True) if d]
         if changed:
             warnings.warn(
                 f"{changed[0]} changed between a forward and its backward pass, where no "
@@ -105,7 +103,9 @@ def watched_weights(module: nn.Module) -> WatchedWeights | None:
 @torch.no_grad()
 def _norms_of(module: nn.Module) -> dict[str, Tensor]:
     """Give the norm of each weight that is where the first one is."""
-    named = {n: p.detach() for n, p in module.named_parameters() if p.is_floating_point()}
+    named = {
+        n: p.detach() for n, p in module.named_parameters() if p.is_floating_point()
+    }
     device = next(iter(named.values())).device if named else None
     named = {
         n: p if p.dtype.itemsize > 2 else p.float()

@@ -169,9 +169,10 @@ def eer(scores: ArrayLike, labels: ArrayLike) -> float:
     """Compute the equal error rate.
 
     It is where the line through the points of the DET curve has as many misses as
-    false alarms; between two points it is interpolated, as in Kaldi and WeSpeaker.
-    (SpeechBrain's ``EER`` takes the middle of both rates at the nearer point; the two
-    differ by at most half the gap between the rates there.)
+    false alarms. Between two points it is interpolated, as in WeSpeaker. Kaldi's
+    ``compute-eer`` takes the rate of false alarms at the nearest point, and SpeechBrain's
+    ``EER`` the middle of both rates there; the latter differs from the interpolated one by
+    at most half the gap between the rates.
 
     Parameters
     ----------

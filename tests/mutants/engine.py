@@ -266,7 +266,7 @@ ENGINE = [
     Mutant(
         "the gradient of one function does not reach the other",
         SEGMENT_CODE,
-        "root.receive(of_changed.value)",
+        "root.receive(of_y)",
         "root.receive(grad2)",
         CHAIN,
         "equal_plain_autograds and basic",

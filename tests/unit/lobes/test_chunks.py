@@ -353,6 +353,7 @@ def test_a_unit_that_others_recompute_is_left_to_them():
     assert not can_be_split(encoder.stem)
 
 
+@pytest.mark.filterwarnings("ignore:.*fire in both of its runs")
 @pytest.mark.parametrize("training", [False, True])
 def test_hooks_of_a_shortcut_fire(training):
     encoder = build_encoder("revnet46", chunk=CHUNK, **SMALL).train(training)

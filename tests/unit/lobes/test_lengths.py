@@ -149,6 +149,7 @@ def test_nothing_waits_for_the_device(name, training):
         bool(y[0, 0, 0] > 0)
 
 
+@pytest.mark.filterwarnings("ignore:.*fire in both of its runs")
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("time", [40, 43])
 def test_without_lengths_there_is_no_mask(name, time):

@@ -149,6 +149,17 @@ class Plain(nn.Module):
         return x1, x2
 
 
+#: Hooks that are a test's own instrument.
+hooks_fire_twice = pytest.mark.filterwarnings(
+    "ignore::speechbrain_rev.reversible.watching.WatchingWarning"
+)
+
+
+def in_backward():
+    """Whether a backward pass is under way in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def fixed(x):
     """Round to the exact format's steps; the gradient passes as it is."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))

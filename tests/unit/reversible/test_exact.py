@@ -16,6 +16,7 @@ from tests.unit.reversible.chains import (
     FP16,
     RESIDUALS,
     chain_of,
+    in_backward,
     make_chain,
     step,
     streams,
@@ -113,7 +114,7 @@ def test_what_is_reconstructed_is_the_input_to_the_bit():
             self.f = f
 
         def forward(self, x):
-            phase = "backward" if torch.is_grad_enabled() else "forward"
+            phase = "backward" if in_backward() else "forward"
             seen[phase].append(x.detach().clone())
             return self.f(x)
 
@@ -241,7 +242,7 @@ class Disturbed(nn.Module):
 
     def forward(self, x):
         y = self.weight * x.sin()
-        return self.change(y) if torch.is_grad_enabled() else y
+        return self.change(y) if in_backward() else y
 
 
 def one_step_up(y):

@@ -7,7 +7,12 @@ import torch
 from torch import nn
 
 from speechbrain_rev.reversible import flags
-from tests.unit.reversible.chains import chain_of, loss_of, streams
+from tests.unit.reversible.chains import (
+    chain_of,
+    hooks_fire_twice,
+    loss_of,
+    streams,
+)
 
 MODES = ["store", "reconstruct", "recompute"]
 
@@ -70,6 +75,7 @@ def test_both_runs_are_pinned_and_the_user_flags_return(mode, as_on_cuda):
         assert seen[2:] == [pinned]
 
 
+@hooks_fire_twice
 def test_flags_return_after_an_error(as_on_cuda):
     chain = chain_of("basic", 1)
 

@@ -15,6 +15,7 @@ from speechbrain_rev.reversible import (
     formats,
 )
 from speechbrain_rev.reversible.formats import FORMATS
+from tests.unit.reversible.chains import in_backward
 
 CHANNELS_LAST = torch.channels_last
 LAYOUTS = [torch.contiguous_format, CHANNELS_LAST]
@@ -58,7 +59,7 @@ class Reordered(nn.Module):
         self.seen = seen
 
     def forward(self, x):
-        self.seen[torch.is_grad_enabled()].append(x.stride())
+        self.seen[in_backward()].append(x.stride())
         last = x.is_contiguous(memory_format=CHANNELS_LAST)
         y = self.weight * x.sin()
         return y.contiguous(memory_format=LAYOUTS[not last])

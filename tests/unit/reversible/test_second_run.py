@@ -22,6 +22,8 @@ from .chains import (
     distance,
     equal_to_plain,
     every_precision,
+    hooks_fire_twice,
+    in_backward,
     loss_of,
     make_chain,
     step,
@@ -243,6 +245,7 @@ def test_a_nested_chain_runs_alike_in_both_runs(mode, precision):
     equal_to_plain(chain_from(Nested, mode, dtype=precision.weights), precision)
 
 
+@hooks_fire_twice
 @every_precision
 @pytest.mark.parametrize("mode", WITHOUT_STORAGE)
 def test_a_nested_chain_sees_the_same_layout_in_both_runs(mode, precision):
@@ -257,6 +260,7 @@ def test_a_nested_chain_sees_the_same_layout_in_both_runs(mode, precision):
     assert len(set(seen)) == 1
 
 
+@hooks_fire_twice
 @every_precision
 @pytest.mark.parametrize("mode", MODES)
 def test_what_hooks_keep_is_not_overwritten(mode, precision):
@@ -311,6 +315,7 @@ def test_a_scripted_module_is_refused():
         make_chain([AdditiveCoupling(scripted, conv())])(*streams(torch.float32))
 
 
+@hooks_fire_twice
 def test_one_chain_in_two_threads_is_refused_and_keeps_its_parameters():
     chain = chain_of("basic")
     parameters = list(chain.parameters())
@@ -318,7 +323,7 @@ def test_one_chain_in_two_threads_is_refused_and_keeps_its_parameters():
     waiting = threading.local()
 
     def wait(module, args):
-        if torch.is_grad_enabled() and getattr(waiting, "here", False):
+        if in_backward() and getattr(waiting, "here", False):
             entered.set()
             leave.wait()
 
@@ -341,6 +346,7 @@ def test_one_chain_in_two_threads_is_refused_and_keeps_its_parameters():
     assert all(a is b for a, b in zip(chain.parameters(), parameters, strict=True))
 
 
+@hooks_fire_twice
 def test_an_error_in_the_backward_pass_leaves_the_module_as_it_was():
     chain = chain_of("dropout")
     parameters = list(chain.parameters())

@@ -1,0 +1,204 @@
+"""Who looks at what is made within functions that run twice: hooks, and escaped tensors.
+
+Hooks fire in both runs. A tensor that is made within the first run of a reconstructed
+function, which has no graph, and that somebody keeps has no gradient: an auxiliary loss on
+it would train nothing. Both are reported once, with the block and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, saved_tensors_hooks
+from torch.nn.modules import module as everywhere
+
+from speechbrain_rev.reversible.replay import places_of
+
+#: How many names a message lists.
+_SHOWN = 5
+
+
+class WatchingWarning(UserWarning):
+    """Hooks that fire in both runs of a function, or tensors that lost their gradient."""
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module's call has hooks that look at what goes in or comes out."""
+    return bool(
+        everywhere._global_forward_hooks
+        or everywhere._global_forward_pre_hooks
+        or everywhere._global_backward_hooks
+        or everywhere._global_backward_pre_hooks
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+#: Functions of which a tensor that somebody keeps was reported.
+_escaped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+#: Modules whose hooks were reported, and how many there were.
+_reported: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+
+
+def report_hooks(module: nn.Module, mode: str, *, within: bool = False) -> None:
+    """Warn of forward hooks that fire in both runs of a module.
+
+    Parameters
+    ----------
+    module : nn.Module
+        What runs twice.
+    mode : str
+        What is done to it: "recomputed" or "reconstructed".
+    within : bool
+        Whether hooks on the module itself are around both runs and fire once.
+    """
+    named = [
+        name or "the module itself"
+        for name, m in module.named_modules()
+        if (name or not within)
+        and any(
+            map(_watches, (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
+        )
+    ]
+    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
+        named.append("all modules (global hooks)")
+    if len(named) > _reported.get(module, 0):
+        _reported[module] = len(named)
+        more = ", ..." if len(named) > _SHOWN else ""
+        warnings.warn(
+            f"{type(module).__name__} is {mode}: forward hooks on "
+            f"{', '.join(named[:_SHOWN])}{more} fire in both of its runs, twice in a "
+            "training step. Use mode='store' for this block, or leave it out of "
+            "recompute_blocks, if they must fire once.",
+            WatchingWarning,
+            stacklevel=2,
+        )
+
+
+def _watches(hook: Any) -> bool:
+    """Whether a hook is not one of torch's own, which make weights."""
+    kind = hook if hasattr(hook, "__module__") else type(hook)
+    return not str(kind.__module__).startswith("torch.nn.utils.")
+
+
+class _Source(torch.autograd.Function):
+    """A tensor as what everything that is made of it leads back to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Sources:
+    """What a first run reads, as the sources of a graph that nobody needs.
+
+    The graph saves nothing. Whoever has a tensor of it after the run has kept that.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._nodes: list[weakref.ref[Node]] = []
+
+    def of(self, x: Tensor) -> Tensor:
+        """Give a tensor that leads back to a source, if it can have a gradient."""
+        if not (x.is_floating_point() or x.is_complex()):
+            return x
+        with torch.enable_grad():
+            y: Tensor = _Source.apply(x.detach().requires_grad_())
+        assert y.grad_fn is not None
+        self._nodes.append(weakref.ref(y.grad_fn))
+        return y
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the module's parameters be sources, and build a graph that saves nothing."""
+        own: dict[int, Tensor] = {}
+        modules = list(self._module.modules())
+        places = [(modules[i], n, p) for (i, n), p in places_of(self._module)]
+        try:
+            for owner, name, p in places:
+                if p.requires_grad and id(p) not in own:
+                    own[id(p)] = self.of(p)
+                stand_in = own.get(id(p), p)
+                owner._parameters[name] = stand_in  # type: ignore[assignment]
+            own.clear()
+            with torch.enable_grad(), saved_tensors_hooks(_dropped, _refused):
+                yield
+        finally:
+            for owner, name, p in places:
+                owner._parameters[name] = p  # type: ignore[assignment]
+
+    def report(self) -> None:
+        """Warn of a tensor that somebody keeps."""
+        alive = {node for ref in self._nodes if (node := ref()) is not None}
+        if not alive or self._module in _escaped:
+            return
+        _escaped.add(self._module)
+        kind = type(self._module).__name__
+        found = [x for x in gc.get_objects() if _leads_to(x, alive)]
+        named = [
+            f"{name}.{key}".lstrip(".")
+            for name, m in self._module.named_modules()
+            for key, value in vars(m).items()
+            if any(value is x for x in found)
+        ]
+        hooked = [n or kind for n, m in self._module.named_modules() if has_hooks(m)]
+        what = [f"{list(x.shape)} {_origin(x)}" for x in found]
+        where = (
+            f"as attribute {', '.join(named[:_SHOWN])}" if named
+            else f"perhaps by a hook on {', '.join(hooked[:_SHOWN])}" if hooked
+            else "by somebody"
+        )  # fmt: skip
+        warnings.warn(
+            f"{kind} is reconstructed: a tensor of its first run "
+            f"({'; '.join(what[:_SHOWN])}) is kept {where}. It has no gradient: a loss on "
+            "it trains nothing in this block and before it. Use mode='store' or "
+            "'recompute' for this block.",
+            WatchingWarning,
+            stacklevel=2,
+        )
+
+
+def _origin(x: Tensor) -> str:
+    kind = type(x.grad_fn).__name__
+    return "that goes in" if kind == "_SourceBackward" else f"made by {kind}"
+
+
+def _dropped(x: Tensor) -> None:
+    """Save nothing."""
+
+
+def _refused(_: None) -> Tensor:
+    raise RuntimeError(
+        "Gradients are taken within a function that is reconstructed, whose first run has "
+        "no graph. Put torch.enable_grad() around what is differentiated and detach its "
+        "inputs, or use mode='store' for this block."
+    )
+
+
+def _leads_to(x: Any, nodes: set[Node]) -> bool:
+    """Whether an object is a tensor whose graph leads back to one of some nodes."""
+    if not (isinstance(x, Tensor) and x.grad_fn is not None):
+        return False
+    left, seen = [x.grad_fn], set[Node]()
+    while left:
+        node = left.pop()
+        if node in nodes:
+            return True
+        if node not in seen:
+            seen.add(node)
+            left.extend(n for n, _ in node.next_functions if n is not None)
+    return False
