@@ -312,7 +312,7 @@ class SpeakerEncoder(nn.Module):
         wanted = Mode.COMPRESS in self._modes.values()
         with self.compression.during(self, everywhere=False, wanted=wanted):
             pooled = self._pooled(x, masks)
-        return embedded(self.fc, pooled, feats)
+        return embedded(self.fc, pooled, feats, training=self.training)
 
     def _pooled(self, x: Tensor, masks: list[Tensor | None]) -> Tensor:
         level = 0

@@ -130,7 +130,9 @@ class _MaskedVarMean(torch.autograd.Function):
         return grad.mul_(slope).add_(shift).mul_(keep), None, None
 
 
-def embedded(fc: nn.Module, pooled: Tensor, feats: Tensor) -> Tensor:
+def embedded(
+    fc: nn.Module, pooled: Tensor, feats: Tensor, *, training: bool = False
+) -> Tensor:
     """Map pooled statistics to embeddings, by a linear layer or what stands in its place.
 
     Parameters
@@ -141,6 +143,8 @@ def embedded(fc: nn.Module, pooled: Tensor, feats: Tensor) -> Tensor:
         Means and deviations.
     feats : torch.Tensor
         The network's input: a layer without floating-point parameters takes its dtype.
+    training : bool
+        Whether the network is in training.
 
     Returns
     -------
@@ -160,7 +164,7 @@ def embedded(fc: nn.Module, pooled: Tensor, feats: Tensor) -> Tensor:
     torch.Size([2, 1, 6])
     """
     if is_quantized(fc):
-        if fc.training and pooled.requires_grad:
+        if training and pooled.requires_grad:
             raise RuntimeError(
                 "The last layer, fc, is quantized and has no gradient. Call eval(), or "
                 "train the network as it was and quantize afterwards."
@@ -169,7 +173,7 @@ def embedded(fc: nn.Module, pooled: Tensor, feats: Tensor) -> Tensor:
         pooled = pooled.detach()
     floating = (p.dtype for p in fc.parameters() if p.is_floating_point())
     y = fc(pooled.to(next(floating, feats.dtype)))
-    if not isinstance(y, Tensor) or y.dim() != 2 or len(y) != len(pooled):
+    if not isinstance(y, Tensor) or y.dim() != 2 or y.shape[0] != pooled.shape[0]:
         given = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
         raise ValueError(
             f"The last layer, fc ({type(fc).__name__}), turned statistics of shape "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import io
 import pathlib
 import random
 import re
@@ -42,6 +43,9 @@ _IMMUTABLE = (
 )  # fmt: skip
 #: A forward pass that has more objects in reach is not copied.
 _LIMIT = 20_000
+
+#: Values of a tensor that are compared, or kept where that would be waited for.
+_SMALL = 2**16
 
 #: Attributes that a warning has named, by class.
 _named: set[tuple[type, str]] = set()
@@ -102,9 +106,7 @@ class Attributes:
 
     def changed(self) -> Attributes | None:
         """Keep what differs from now; None where nothing does."""
-        self._tensors = {
-            i: k for i, k in self._tensors.items() if k[0]._version != k[1]
-        }
+        self._tensors = {i: k for i, k in self._tensors.items() if _is_written(*k)}
         self._copies = {i: k for i, k in self._copies.items() if not _same(*k)}
         copied = {**self._tensors, **self._copies}
         self._places = [p for p in self._places if p.differs() or p.holds(copied)]
@@ -218,6 +220,18 @@ def tensors_within(objects: Sequence[Any]) -> list[Tensor]:
         elif not isinstance(x, Tensor) and (place := _place_of(x)) is not None:
             left.extend(place.leads_to())
     return [x for x in seen.values() if isinstance(x, Tensor)]
+
+
+def _is_written(x: Tensor, version: int, kept: Tensor) -> bool:
+    """Whether a tensor may have been written to.
+
+    Torch's batch normalisation writes running statistics and counts no version.
+    """
+    if x._version != version:
+        return True
+    if x.numel() > _SMALL or x.is_meta:
+        return False
+    return x.device.type != "cpu" or not torch.equal(x, kept)
 
 
 def _same(x: Any, kept: Any) -> bool:
@@ -378,10 +392,17 @@ def _place_of(x: Any) -> _Place | None:
         return _Mapping(x)
     if isinstance(x, torch.Generator):
         return _Generator(x)
-    if isinstance(x, random.Random):
+    if isinstance(x, (random.Random, io.IOBase)):
         return None
     if isinstance(x, nn.Module):
         return _Fields(x, _OF_EVERY_MODULE - {"_buffers", "_modules"})
-    if hasattr(x, "__dict__") or any("__slots__" in vars(c) for c in type(x).__mro__):
-        return _Fields(x)
-    return None
+    own = hasattr(x, "__dict__") or any("__slots__" in vars(c) for c in type(x).__mro__)
+    return _Fields(x) if own and _is_of_python(type(x)) else None
+
+
+def _is_of_python(kind: type) -> bool:
+    """Whether all that instances hold is in dictionaries and slots, and none in C."""
+    made_by_class_statement = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+    if kind is types.SimpleNamespace:
+        return True
+    return all(c.__flags__ & made_by_class_statement for c in kind.__mro__[:-1])

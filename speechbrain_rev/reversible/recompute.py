@@ -30,7 +30,7 @@ from speechbrain_rev.reversible.replay import (
     repeated,
     running,
 )
-from speechbrain_rev.reversible.watching import report_hooks
+from speechbrain_rev.reversible.watching import Held, report_hooks
 from speechbrain_rev.reversible.weights import watched_weights
 
 _NO_DOUBLE_BACKWARD = (
@@ -188,32 +188,7 @@ def refuse_what_cannot_run_again(module: nn.Module) -> None:
     refuse_transforms()
 
 
-class _Held:
-    """A tensor that an operation saved, as it was then."""
-
-    __slots__ = ("__weakref__", "_name", "_value", "_version")
-
-    def __init__(self, name: str, x: Tensor) -> None:
-        self._name = name
-        self.put(x)
-
-    def put(self, x: Tensor | None) -> None:
-        """Hold a value, or drop it."""
-        self._value, self._version = x, 0 if x is None else version_of(x)
-
-    def get(self) -> Tensor:
-        """Give the value."""
-        x = self._value
-        assert x is not None
-        if version_of(x) != self._version:
-            raise RuntimeError(
-                f"A tensor that {self._name} needs for its gradient was modified by an "
-                "inplace operation after it was used. Use one that is not in place."
-            )
-        return x
-
-
-class _Saved(_Held):
+class _Saved(Held):
     """What an operation of the first run saved, and the second run makes again."""
 
     __slots__ = ("_form", "_run")
@@ -339,7 +314,7 @@ class _Run:
             for place, p in places_of(owner)
         }
 
-        def save(x: Tensor) -> _Held:
+        def save(x: Tensor) -> Held:
             place = next(places)
             if place >= len(self._saved):
                 raise RuntimeError(self.differs("operations that the first had not"))
@@ -347,7 +322,7 @@ class _Run:
             saved = self._saved[place]()
             if saved is not None:
                 saved.put_again(x)
-            return _Held(self.name, x)
+            return Held(self.name, x)
 
         if self._weights is not None:
             self._weights.compare(self._owner)

@@ -47,6 +47,7 @@ from speechbrain_rev.reversible.watching import (
     has_hooks,
     report_hooks,
 )
+from speechbrain_rev.reversible.weights import watched_weights
 
 
 def reconstruct(
@@ -147,6 +148,9 @@ class _Reconstruct(torch.autograd.Function):
         ctx.in_place = not watched
         for f in watched:
             report_hooks(f, "reconstructed")
+        # Streams with a limit are compared themselves.
+        inexact = notes.largest is None
+        ctx.weights = [(f, watched_weights(f)) for f in parameters.modules if inexact]
         ctx.notes, ctx.expected = notes, None
         if notes.mismatches is not None:
             ctx.expected = checksum(values)
@@ -190,6 +194,9 @@ class _Reconstruct(torch.autograd.Function):
         y1, y2, mask, *tensors = ctx.saved_tensors
         if _graph_is_kept():
             y1, y2 = y1.clone(), y2.clone()
+        for f, weights in ctx.weights:
+            if weights is not None:
+                weights.compare(f)
         gradients = Gradients(ctx.parameters, tensors)
         kept, changed = y1, y2
         of_kept, of_changed = Total(grad1, ctx.in_place), Total(grad2, ctx.in_place)

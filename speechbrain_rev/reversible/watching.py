@@ -2,7 +2,7 @@
 
 Hooks fire in both runs. A tensor that is made within the first run of a reconstructed
 function, which has no graph, and that somebody keeps has no gradient: an auxiliary loss on
-it would train nothing. Both are reported once, with the block and what to do.
+it is refused. Both are reported once, with the block and what to do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.nn.modules import module as everywhere
 
+from speechbrain_rev.reversible.coupling import version_of
 from speechbrain_rev.reversible.replay import places_of
 
 #: How many names a message lists.
@@ -65,6 +66,7 @@ def report_hooks(module: nn.Module, mode: str, *, within: bool = False) -> None:
         name or "the module itself"
         for name, m in module.named_modules()
         if (name or not within)
+        and type(m).forward is not nn.Module.forward
         and any(
             map(_watches, (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
         )
@@ -90,26 +92,62 @@ def _watches(hook: Any) -> bool:
     return not str(kind.__module__).startswith("torch.nn.utils.")
 
 
+class Held:
+    """A tensor that an operation saved, as it was then."""
+
+    __slots__ = ("__weakref__", "_name", "_value", "_version")
+
+    def __init__(self, name: str, x: Tensor) -> None:
+        self._name = name
+        self.put(x)
+
+    def put(self, x: Tensor | None) -> None:
+        """Hold a value, or drop it."""
+        self._value, self._version = x, 0 if x is None else version_of(x)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether there is no value."""
+        return self._value is None
+
+    def get(self) -> Tensor:
+        """Give the value."""
+        x = self._value
+        assert x is not None
+        if version_of(x) != self._version:
+            raise RuntimeError(
+                f"A tensor that {self._name} needs for its gradient was modified by an "
+                "inplace operation after it was used. Use one that is not in place."
+            )
+        return x
+
+
 class _Source(torch.autograd.Function):
     """A tensor as what everything that is made of it leads back to."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, sources: Sources) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.sources = sources
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        if grad is not None:
+            ctx.sources.refuse()
+        return None, None
 
 
 class Sources:
     """What a first run reads, as the sources of a graph that nobody needs.
 
-    The graph saves nothing. Whoever has a tensor of it after the run has kept that.
+    The graph is without what it saved once the run is over. Whoever has a tensor of it
+    then has kept that.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self._name = type(module).__name__
         self._nodes: list[weakref.ref[Node]] = []
 
     def of(self, x: Tensor) -> Tensor:
@@ -117,7 +155,7 @@ class Sources:
         if not (x.is_floating_point() or x.is_complex()):
             return x
         with torch.enable_grad():
-            y: Tensor = _Source.apply(x.detach().requires_grad_())
+            y: Tensor = _Source.apply(x.detach().requires_grad_(), self)
         assert y.grad_fn is not None
         self._nodes.append(weakref.ref(y.grad_fn))
         return y
@@ -126,6 +164,12 @@ class Sources:
     def in_place(self) -> Iterator[None]:
         """Let the module's parameters be sources, and build a graph that saves nothing."""
         own: dict[int, Tensor] = {}
+        held: list[Held] = []
+
+        def save(x: Tensor) -> Held:
+            held.append(Held(self._name, x.detach()))
+            return held[-1]
+
         modules = list(self._module.modules())
         places = [(modules[i], n, p) for (i, n), p in places_of(self._module)]
         try:
@@ -135,11 +179,27 @@ class Sources:
                 stand_in = own.get(id(p), p)
                 owner._parameters[name] = stand_in  # type: ignore[assignment]
             own.clear()
-            with torch.enable_grad(), saved_tensors_hooks(_dropped, _refused):
+            with torch.enable_grad(), saved_tensors_hooks(save, self._get):
                 yield
         finally:
+            for each in held:
+                each.put(None)
+            held.clear()
             for owner, name, p in places:
                 owner._parameters[name] = p  # type: ignore[assignment]
+
+    def refuse(self) -> None:
+        """Refuse gradients of what the first run made."""
+        raise RuntimeError(
+            f"What {self._name} makes in its first run has no gradient, for it is "
+            "reconstructed and keeps no graph of that. Use mode='store' or 'recompute' for "
+            "this block."
+        )
+
+    def _get(self, held: Held) -> Tensor:
+        if held.is_dropped:
+            self.refuse()
+        return held.get()
 
     def report(self) -> None:
         """Warn of a tensor that somebody keeps."""
@@ -164,8 +224,8 @@ class Sources:
         )  # fmt: skip
         warnings.warn(
             f"{kind} is reconstructed: a tensor of its first run "
-            f"({'; '.join(what[:_SHOWN])}) is kept {where}. It has no gradient: a loss on "
-            "it trains nothing in this block and before it. Use mode='store' or "
+            f"({'; '.join(what[:_SHOWN])}) is kept {where}. It has no gradient, and a loss "
+            "on it is refused. Use mode='store' or "
             "'recompute' for this block.",
             WatchingWarning,
             stacklevel=2,
@@ -177,21 +237,10 @@ def _origin(x: Tensor) -> str:
     return "that goes in" if kind == "_SourceBackward" else f"made by {kind}"
 
 
-def _dropped(x: Tensor) -> None:
-    """Save nothing."""
-
-
-def _refused(_: None) -> Tensor:
-    raise RuntimeError(
-        "Gradients are taken within a function that is reconstructed, whose first run has "
-        "no graph. Put torch.enable_grad() around what is differentiated and detach its "
-        "inputs, or use mode='store' for this block."
-    )
-
-
 def _leads_to(x: Any, nodes: set[Node]) -> bool:
     """Whether an object is a tensor whose graph leads back to one of some nodes."""
-    if not (isinstance(x, Tensor) and x.grad_fn is not None):
+    # A weak proxy of what is gone cannot be asked what it is.
+    if not (issubclass(type(x), Tensor) and x.grad_fn is not None):
         return False
     left, seen = [x.grad_fn], set[Node]()
     while left:

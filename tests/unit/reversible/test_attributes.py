@@ -1,0 +1,300 @@
+"""State in plain attributes: changed once, and seen as the first run saw it."""
+
+import copy
+import gc
+import itertools
+import os
+import random
+import threading
+import weakref
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from speechbrain.processing.features import InputNormalization
+from torch import nn
+
+from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleChain
+from speechbrain_rev.reversible.attributes import Attributes
+
+from .chains import distance
+
+
+class Counter:
+    def __init__(self):
+        self.calls = 1
+
+
+class Slots:
+    __slots__ = ("calls",)
+
+    def __init__(self):
+        self.calls = 1
+
+
+class Object:
+    """Of a value and how a call changes it; ``read`` makes a number of it."""
+
+    def __init__(self, value, change, read):
+        self.value, self.change, self.read = value, change, read
+
+
+def rebound(module):
+    module.state = module.state * 1.5
+
+
+def in_place(module):
+    module.state.mul_(1.5)
+
+
+STATES = {
+    "number": (lambda: 1, lambda m: setattr(m, "state", m.state + 1), lambda s: s),
+    "rebound tensor": (lambda: torch.ones(4), rebound, lambda s: s),
+    "tensor in place": (lambda: torch.ones(4), in_place, lambda s: s.clone()),
+    "tensor in a list": (
+        lambda: [torch.ones(4)],
+        lambda m: m.state[0].add_(1),
+        lambda s: s[0].clone(),
+    ),
+    "tensor in a tuple": (
+        lambda: (torch.ones(4), 0),
+        lambda m: m.state[0].add_(1),
+        lambda s: s[0].clone(),
+    ),
+    "list": (lambda: [1], lambda m: m.state.append(2), len),
+    "nested lists": (lambda: [[1]], lambda m: m.state[0].append(2), lambda s: len(s[0])),
+    "queue": (lambda: deque([1, 2], 3), lambda m: m.state.append(5), sum),
+    "set": (lambda: {1}, lambda m: m.state.add(len(m.state) + 1), len),
+    "dictionary": (
+        lambda: {"calls": 1},
+        lambda m: m.state.update(calls=m.state["calls"] + 1),
+        lambda s: s["calls"],
+    ),
+    "object": (
+        Counter,
+        lambda m: setattr(m.state, "calls", m.state.calls + 1),
+        lambda s: s.calls,
+    ),
+    "slots": (
+        Slots,
+        lambda m: setattr(m.state, "calls", m.state.calls + 1),
+        lambda s: s.calls,
+    ),
+    "array": (
+        lambda: np.ones(4),
+        lambda m: np.add(m.state, 1, out=m.state),
+        lambda s: torch.tensor(s).float(),
+    ),
+    "torch's generator": (
+        lambda: torch.Generator().manual_seed(3),
+        lambda m: None,
+        lambda s: torch.rand(4, generator=s),
+    ),
+    "Python's generator": (
+        lambda: random.Random(3), lambda m: None, lambda s: s.random()
+    ),
+    "numpy's generator": (
+        lambda: np.random.default_rng(3),
+        lambda m: None,
+        lambda s: float(s.random()),
+    ),
+    "iterator that copies": (itertools.count, lambda m: None, lambda s: next(s) + 1),
+    "unregistered module": (
+        lambda: [nn.BatchNorm1d(4)],
+        lambda m: m.state[0](torch.randn(3, 4)),
+        lambda s: s[0].running_mean.clone() + 1,
+    ),
+}  # fmt: skip
+
+
+class Stateful(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        make, self.change, self.read = STATES[kind]
+        self.state, self.linear = make(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.change(self)
+        return self.linear(x * self.read(self.state)).tanh()
+
+
+def comparable(state):
+    """Give what two states are equal by."""
+    if isinstance(state, (list, tuple, deque)):
+        return [comparable(x) for x in state]
+    if isinstance(state, nn.Module):
+        return {n: b.tolist() for n, b in state.named_buffers()}
+    for read in ("tolist", "getstate", "calls", "bit_generator", "get_state"):
+        if hasattr(state, read):
+            found = getattr(state, read)
+            found = found() if callable(found) else getattr(found, "state", found)
+            return comparable(found) if isinstance(found, torch.Tensor) else found
+    return repr(state)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Pickle, copy, and deepcopy support:DeprecationWarning"
+)
+@pytest.mark.parametrize("kind", STATES)
+def test_state_is_changed_once_and_gradients_are_plain(kind):
+    torch.manual_seed(0)
+    plain = Stateful(kind)
+    again = copy.deepcopy(plain)
+    identity = id(again.state)
+    found = []
+    for module, run in ((plain, plain), (again, Recompute(again).train())):
+        torch.manual_seed(1)
+        for step in range(3):
+            run(torch.randn(2, 4) + step).square().sum().backward()
+        found.append({n: p.grad for n, p in module.named_parameters()})
+    assert distance(*found) == 0
+    assert comparable(again.state) == comparable(plain.state)
+    if kind not in ("number", "rebound tensor"):
+        assert id(again.state) == identity
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Pickle, copy, and deepcopy support:DeprecationWarning"
+)
+@pytest.mark.parametrize("mode", ["recompute", "reconstruct"])
+@pytest.mark.parametrize("kind", STATES)
+def test_state_in_a_chain_is_changed_once(kind, mode):
+    torch.manual_seed(0)
+    chain = ReversibleChain(
+        [AdditiveCoupling(Stateful(kind), Stateful(kind)) for _ in range(2)],
+        mode="store",
+    )
+    again = copy.deepcopy(chain)
+    again.set_mode(mode)
+    found = []
+    for module in (chain, again):
+        torch.manual_seed(1)
+        for _ in range(2):
+            y1, y2 = module(torch.randn(2, 4), torch.randn(2, 4))
+            (y1 + y2.square()).sum().backward()
+        found.append({n: p.grad for n, p in module.named_parameters()})
+    assert distance(*found) == 0
+    for block, other in zip(chain.blocks, again.blocks, strict=True):
+        assert comparable(block.f.state) == comparable(other.f.state)
+        assert comparable(block.g.state) == comparable(other.g.state)
+
+
+def test_speechbrains_normalisation_counts_once():
+    class Normalised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = InputNormalization(norm_type="global")
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x):
+            return self.linear(self.norm(x, torch.ones(len(x))))
+
+    torch.manual_seed(0)
+    plain = Normalised()
+    again = copy.deepcopy(plain)
+    found = []
+    for module, run in ((plain, plain), (again, Recompute(again).train())):
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            run(
+                torch.randn(4, 10, 6, generator=generator) + seed
+            ).square().sum().backward()
+        found.append({n: p.grad for n, p in module.named_parameters()})
+    assert again.norm.count == plain.norm.count
+    assert distance(*found) == 0
+
+
+def test_two_passes_before_one_backward_leave_what_the_last_left():
+    torch.manual_seed(0)
+    plain = Stateful("tensor in place")
+    again = copy.deepcopy(plain)
+    found = []
+    for module, run in ((plain, plain), (again, Recompute(again).train())):
+        x = torch.linspace(-1, 1, 8).view(2, 4)
+        losses = [run(x + i).sum() for i in range(3)]
+        losses[1].backward()
+        sum(losses[::2]).backward()
+        found.append({n: p.grad for n, p in module.named_parameters()})
+    torch.testing.assert_close(found[1], found[0])
+    assert torch.equal(again.state, plain.state)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: (i for i in range(9)), "state is a generator, which cannot be copied"),
+        (
+            lambda: os.fdopen(os.dup(1), "w"),
+            "is a TextIOWrapper, which cannot be copied",
+        ),
+        (lambda: list(map(str, range(30_000))), None),
+        (lambda: [[i] for i in range(30_000)], "more than 20,000 objects"),
+    ],
+)
+def test_what_cannot_be_copied_is_named_once(make, message, recwarn):
+    class Holding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.state = make()
+
+        def forward(self, x):
+            return x.tanh()
+
+    module = Recompute(Holding()).train()
+    for _ in range(2):
+        module(torch.ones(2, requires_grad=True)).sum().backward()
+    assert [message in str(w.message) for w in recwarn] == [True] * (
+        message is not None
+    )
+    getattr(module.module.state, "close", list)()
+    assert all("mode='store'" in str(w.message) for w in recwarn)
+
+
+def test_locks_and_functions_are_left_alone(recwarn):
+    module = nn.Identity()
+    module.lock, module.call, module.kind = threading.Lock(), torch.tanh, nn.Linear
+    module.forward = lambda x: x.tanh()
+    Recompute(module).train()(torch.ones(2, requires_grad=True)).sum().backward()
+    assert not recwarn
+
+
+def test_modules_without_state_keep_nothing_for_a_second_run():
+    module = Stateful("number")
+    module.change = lambda m: None
+    attributes = Attributes(module)
+    module(torch.randn(2, 4))
+    assert attributes.changed() is None
+
+
+def test_an_error_in_the_second_run_leaves_what_the_first_left():
+    class Failing(Stateful):
+        def forward(self, x):
+            y = super().forward(x)
+            if torch._C._current_graph_task_id() != -1:
+                raise ZeroDivisionError
+            return y
+
+    module = Failing("list")
+    loss = Recompute(module).train()(torch.randn(2, 4)).sum()
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    assert module.state == [1, 2]
+
+
+def test_state_of_an_earlier_step_keeps_no_graph():
+    class Carrying(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.last = nn.Linear(4, 4), torch.zeros(2, 4)
+
+        def forward(self, x):
+            self.last = self.linear(x + self.last.detach())
+            return self.last
+
+    module = Recompute(Carrying()).train()
+    first = weakref.ref(module(torch.randn(2, 4)))
+    kept = [module(torch.randn(2, 4)) for _ in range(3)]
+    gc.collect()
+    assert first() is None
+    sum(y.sum() for y in kept).backward()
