@@ -54,6 +54,24 @@ class ChunkBatch:
         )
         return ChunkBatch(wavs, lens, speakers, self.unread)
 
+    def first(self, count: int) -> ChunkBatch:
+        """Copy the first utterances.
+
+        Parameters
+        ----------
+        count : int
+            How many; all of them if there are no more.
+
+        Returns
+        -------
+        ChunkBatch
+            Of memory of its own, which may be written to.
+        """
+        wavs, lens, speakers = (
+            x[:count].clone() for x in (self.wavs, self.lens, self.speakers)
+        )
+        return ChunkBatch(wavs, lens, speakers, self.unread)
+
     def __len__(self) -> int:
         return len(self.wavs)
 
