@@ -4,8 +4,10 @@ python recipes/VoxCeleb/train.py hparams/df_revnet281.yaml --data_folder=VOXCELE
 
 FILE names the settings; --key=value changes one of them; SpeechBrain's run options
 (--device, --debug, ...) are accepted as well. --dry_run takes two steps and says how
-long the training and how large its memory would be. A run that was interrupted goes on
-where its last checkpoint is when the same command is given again.
+long the training and how large its memory would be. --self_test takes three steps with
+all blocks stored and three as configured, compares their bits, memory and time, and ends
+with status 1 if they do not agree; it needs no data and writes nothing. A run that was
+interrupted goes on where its last checkpoint is when the same command is given again.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from prepare import (
     read_prepared,
 )
 from run_settings import kept_in, refuse_other_network, write_hyperparams
+from self_test import WatchedSteps, run_self_test, without_data
 from speechbrain.utils.checkpoints import (
     mark_as_loader,
     mark_as_saver,
@@ -63,6 +66,7 @@ from speechbrain_rev.whole_files import check_writable
 logger = logging.getLogger("train")
 
 DRY_RUN = ("--dry_run", "--dry-run")
+SELF_TEST = ("--self_test", "--self-test")
 
 
 @register_checkpoint_hooks
@@ -216,6 +220,10 @@ class SpeakerBrain(CheckedSteps):
             self.step, self.avg_train_loss = 0, 0.0
 
 
+class SelfTestBrain(WatchedSteps, SpeakerBrain):
+    """Takes the steps of a training run where they are compared."""
+
+
 def dry_run(brain, loader):
     """Take two steps; say what the training would take."""
     brain.checkpointer = None
@@ -268,7 +276,7 @@ def prepare_run(text, settings, folder):
     return prepared, hparams
 
 
-def build_brain(hparams, run_opts):
+def build_brain(hparams, run_opts, kind=None):
     """Put modules, optimizer and all that a resumed run needs together."""
     if hparams["pretrained_run"]:
         start_from(hparams)
@@ -281,7 +289,7 @@ def build_brain(hparams, run_opts):
     channels = KeptChannels(hparams["modules"]["embedding_model"])
     keep(CHANNELS, channels, optional_load=True)
     hparams["checkpointer"].add_state("compression", hparams["compression"])
-    return SpeakerBrain(
+    return (kind or SpeakerBrain)(
         modules=hparams["modules"],
         opt_class=hparams["opt_class"],
         hparams=hparams,
@@ -296,8 +304,13 @@ def main(argv=None):
     if not argv or {"-h", "--help"} & set(argv):
         print(__doc__)
         return
-    others = [a for a in argv if a not in DRY_RUN]
-    dry = others != argv
+    others = [a for a in argv if a not in DRY_RUN + SELF_TEST]
+    dry = any(a in DRY_RUN for a in argv)
+    if any(a in SELF_TEST for a in argv):
+        if dry:
+            raise ValueError("--dry_run and --self_test are given: leave one out.")
+        self_test(without_data(others))
+        return
     text, settings, run_opts = compose_run(others)
     sb.utils.distributed.ddp_init_group(run_opts)
     refuse_own_folder(settings)
@@ -312,6 +325,19 @@ def main(argv=None):
         train(prepared, hparams, run_opts, folder, dry)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def self_test(argv):
+    """Compare steps as configured with steps that store; end with status 1 if they differ."""
+    text, settings, run_opts = compose_run(argv)
+
+    def build(hparams):
+        return build_brain(hparams, run_opts, SelfTestBrain)
+
+    found = run_self_test(text, settings, build)
+    print(found.text())
+    if not found.agrees:
+        sys.exit(1)
 
 
 def train(prepared, hparams, run_opts, folder, dry):

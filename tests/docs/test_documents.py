@@ -108,7 +108,8 @@ def test_recipes_are_given_settings_that_there_are(document):
         file, *options = words[scripts[0] + 1 :]
         if not file.startswith("hparams/"):
             continue  # another recipe's
-        options = [o for o in options if o != "--dry_run" and not o.startswith("$")]
+        own = ("--dry_run", "--self_test")
+        options = [o for o in options if o not in own and not o.startswith("$")]
         keys = hparams.top_level_keys(ROOT / file)
         overrides, _ = hparams.parse_arguments(
             options, keys=keys, run_options=RUN_OPTIONS
