@@ -177,6 +177,12 @@ def _write_settings(folder: Path, text: str, settings: Mapping[str, Any]) -> Non
     if _has_speech(settings):
         prepared = prepare(Settings.of(settings), settings["save_folder"])
         print(prepared.in_words())
+    elif settings["pretrained_run"] is not None:
+        raise ValueError(
+            f"pretrained_run is {settings['pretrained_run']}, whose speakers must be those "
+            f"of data_folder, and data_folder is {settings['data_folder']}. Give the "
+            "folder of its speech, or leave pretrained_run out."
+        )
     else:
         speakers = settings["out_n_neurons"] // len(settings["speeds"])
         prepared = Prepared(_UTTERANCES, speakers, 0, held_out=0, valid_trials=0)

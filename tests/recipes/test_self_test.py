@@ -178,6 +178,8 @@ def test_float_streams_are_not_held_to_bits(train, capsys):
 def test_what_cannot_be_asked_together_is_refused(train, monkeypatch):
     with pytest.raises(ValueError, match="--dry_run and --self_test are given"):
         train.main([*without_data(), "--dry_run"])
+    with pytest.raises(ValueError, match="pretrained_run is a_run, whose speakers"):
+        train.main(without_data(pretrained_run="a_run"))
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="--self_test takes one process"):
