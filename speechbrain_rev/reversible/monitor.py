@@ -88,10 +88,18 @@ class StreamNotes:
         residual function. None where the format has no limit.
     mismatches : torch.Tensor, [1], or None
         Counts checksums that did not agree; None in steps without comparison.
+    chain : str
+        What messages call the chain.
     """
 
     largest: Tensor | None = None
     mismatches: Tensor | None = None
+    chain: str = "the chain"
+
+    def place(self, row: int) -> str:
+        """Say which residual function a row is of."""
+        block, half = divmod(row - 1, 2)
+        return f"{'FG'[half]} of block {block} of {self.chain}"
 
     def row(self, index: int) -> Tensor | None:
         """Give the place of one residual function, counted from 1; 0 is the entry."""
@@ -171,7 +179,7 @@ class Monitor:
             If an earlier step was not reconstructed, under ``verify="raise"``.
         """
         if math.isinf(limit):
-            return StreamNotes()
+            return StreamNotes(chain=self.name)
         largest = self._largest
         if largest is None or len(largest) != rows or largest.device != device:
             self._open(rows, limit, device)
@@ -179,7 +187,9 @@ class Monitor:
         due = self.verify is not None and self._steps % self.every == 0
         self._steps += 1
         return StreamNotes(
-            torch.zeros(rows, 2, device=device), self._mismatches if due else None
+            torch.zeros(rows, 2, device=device),
+            self._mismatches if due else None,
+            self.name,
         )
 
     def _open(self, rows: int, limit: float, device: torch.device) -> None:

@@ -150,7 +150,7 @@ def recompute_call(
         eager = torch.compiler.disable(recompute_call)
         return eager(function, owner, *inputs, **keywords)
     refuse_what_cannot_run_again(owner)
-    report_hooks(owner, "recomputed", within=function is not owner)
+    report_hooks(owner, "A module is recomputed", within=function is not owner)
     return _Run(function, owner, inputs, keywords).first()
 
 

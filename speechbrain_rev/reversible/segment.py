@@ -144,10 +144,12 @@ class _Reconstruct(torch.autograd.Function):
         ctx.parameters, ctx.format = parameters, format
         ctx.recordings, ctx.dtype = [], tangent1.dtype
         # Hooks may keep what they saw, which must not change in their hands.
-        watched = [f for f in parameters.modules if _is_watched(f)]
-        ctx.in_place = not watched
-        for f in watched:
-            report_hooks(f, "reconstructed")
+        ctx.in_place = True
+        for i, half in enumerate(halves, 1 + 2 * start):
+            for f in half:
+                if _is_watched(f):
+                    ctx.in_place = False
+                    report_hooks(f, f"{notes.place(i)} is reconstructed")
         # Streams with a limit are compared themselves.
         inexact = notes.largest is None
         ctx.weights = [(f, watched_weights(f)) for f in parameters.modules if inexact]
@@ -167,7 +169,7 @@ class _Reconstruct(torch.autograd.Function):
             add = next(adds) if ctx.in_place else format.add
             x = format.decode(kept, ctx.dtype)
             for f in half:
-                y, recording = _first_run(f, x, mask)
+                y, recording = _first_run(f, x, mask, notes.place(i))
                 changed = add(changed, y, notes.row(i), spend=_is_spent(f, half))
                 del y
                 add = format.add_ if ctx.in_place else format.add
@@ -252,14 +254,14 @@ class _Reconstruct(torch.autograd.Function):
 
 
 def _first_run(
-    f: nn.Module, x: Tensor, mask: Tensor | None
+    f: nn.Module, x: Tensor, mask: Tensor | None, place: str
 ) -> tuple[Tensor, Recording]:
     version = version_of(x)
     if not _may_keep(f):
         y, recording = first_run(f, *arguments(x, mask))
         check_residual(f, x, y, version)
         return y, recording
-    sources, devices = Sources(f), devices_of(f, x)
+    sources, devices = Sources(f, place), devices_of(f, x)
     with recorded(f, devices) as recording, sources.in_place():
         y = f(*arguments(sources.of(x), mask))
     check_residual(f, x, y, version)

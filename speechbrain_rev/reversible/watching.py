@@ -50,15 +50,15 @@ _escaped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _reported: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
 
-def report_hooks(module: nn.Module, mode: str, *, within: bool = False) -> None:
+def report_hooks(module: nn.Module, what: str, *, within: bool = False) -> None:
     """Warn of forward hooks that fire in both runs of a module.
 
     Parameters
     ----------
     module : nn.Module
         What runs twice.
-    mode : str
-        What is done to it: "recomputed" or "reconstructed".
+    what : str
+        What it is and what is done to it.
     within : bool
         Whether hooks on the module itself are around both runs and fire once.
     """
@@ -77,7 +77,7 @@ def report_hooks(module: nn.Module, mode: str, *, within: bool = False) -> None:
         _reported[module] = len(named)
         more = ", ..." if len(named) > _SHOWN else ""
         warnings.warn(
-            f"{type(module).__name__} is {mode}: forward hooks on "
+            f"{what} ({type(module).__name__}): forward hooks on "
             f"{', '.join(named[:_SHOWN])}{more} fire in both of its runs, twice in a "
             "training step. Use mode='store' for this block, or leave it out of "
             "recompute_blocks, if they must fire once.",
@@ -145,9 +145,9 @@ class Sources:
     then has kept that.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, place: str) -> None:
         self._module = module
-        self._name = type(module).__name__
+        self._name = f"{place} ({type(module).__name__})"
         self._nodes: list[weakref.ref[Node]] = []
 
     def of(self, x: Tensor) -> Tensor:
@@ -207,7 +207,6 @@ class Sources:
         if not alive or self._module in _escaped:
             return
         _escaped.add(self._module)
-        kind = type(self._module).__name__
         found = [x for x in gc.get_objects() if _leads_to(x, alive)]
         named = [
             f"{name}.{key}".lstrip(".")
@@ -215,7 +214,9 @@ class Sources:
             for key, value in vars(m).items()
             if any(value is x for x in found)
         ]
-        hooked = [n or kind for n, m in self._module.named_modules() if has_hooks(m)]
+        hooked = [
+            n or "itself" for n, m in self._module.named_modules() if has_hooks(m)
+        ]
         what = [f"{list(x.shape)} {_origin(x)}" for x in found]
         where = (
             f"as attribute {', '.join(named[:_SHOWN])}" if named
@@ -223,7 +224,7 @@ class Sources:
             else "by somebody"
         )  # fmt: skip
         warnings.warn(
-            f"{kind} is reconstructed: a tensor of its first run "
+            f"{self._name} is reconstructed: a tensor of its first run "
             f"({'; '.join(what[:_SHOWN])}) is kept {where}. It has no gradient, and a loss "
             "on it is refused. Use mode='store' or "
             "'recompute' for this block.",

@@ -88,7 +88,7 @@ def test_what_a_residual_function_keeps_has_its_gradient_or_is_named(
             loss = y1.sum() + y2.sum()
             if mode == "reconstruct" and module is again:
                 with pytest.raises(
-                    RuntimeError, match="Keeping makes in its first run"
+                    RuntimeError, match=r"Keeping\) makes in its first run"
                 ):
                     (loss + kept.sum()).backward(retain_graph=True)
                 module.zero_grad()
@@ -103,8 +103,10 @@ def test_what_a_residual_function_keeps_has_its_gradient_or_is_named(
     where = "attribute aux" if how == "attribute" else "by somebody"
     messages = [str(w.message) for w in recwarn]
     assert len(messages) == 2  # one for each function, once
-    for message in messages:
-        assert "Keeping is reconstructed: a tensor of its first run" in message
+    for i, message in enumerate(messages):
+        assert message.startswith(
+            f"F of block {i} of the chain (Keeping) is reconstructed: a tensor of its first"
+        )
         assert f"is kept as {where}" in message or f"is kept {where}" in message
         assert "Use mode='store' or 'recompute' for this block" in message
 
@@ -119,7 +121,7 @@ def test_what_a_hook_caught_in_a_reconstructed_function_is_named():
         chain(torch.randn(2, 4), torch.randn(2, 4))
     messages = " ".join(str(w.message) for w in warned)
     assert "forward hooks on the module itself fire in both of its runs" in messages
-    assert "made by AddmmBackward0) is kept perhaps by a hook on Linear" in messages
+    assert "made by AddmmBackward0) is kept perhaps by a hook on itself" in messages
 
 
 @pytest.mark.parametrize("operation", [torch.neg, torch.exp])
@@ -127,7 +129,7 @@ def test_a_loss_on_it_is_refused_whatever_was_saved(operation):
     caught = []
     chain = ReversibleChain([AdditiveCoupling(nn.Tanh(), nn.Tanh())])
     chain.blocks[0].f.forward = lambda x: (caught.append(operation(x)), x.tanh())[1]
-    with pytest.warns(WatchingWarning, match="Tanh is reconstructed: a tensor"):
+    with pytest.warns(WatchingWarning, match=r"Tanh\) is reconstructed: a tensor"):
         chain(torch.randn(2, 4, requires_grad=True), torch.randn(2, 4))
     with pytest.raises(RuntimeError, match="Use mode='store' or 'recompute'"):
         caught[0].sum().backward()
@@ -193,7 +195,7 @@ def test_hooks_in_a_recomputed_module_fire_once_or_are_named(kind, recomputed, r
     if kind in ("forward", "before", "tensor"):
         named = "0, 1, 1.0, 1.1" if outside else "the module itself, 0, 1, 1.0, 1.1"
         assert messages[0].startswith(
-            f"Sequential is recomputed: forward hooks on {named} fire in both of its runs"
+            f"A module is recomputed (Sequential): forward hooks on {named} fire in both of its runs"
         )
         assert len(messages) == 1
     else:
