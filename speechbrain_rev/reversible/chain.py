@@ -83,10 +83,11 @@ class ReversibleChain(nn.Module):
     -----
     In evaluation and without gradients the couplings run as plain torch. Gradients
     equal those of the couplings in plain autograd up to rounding; the running
-    statistics of batch normalisation are updated once. Differentiating twice, FSDP and
-    tensors that are neither inputs nor registered parameters are refused. Residual
-    functions must draw random numbers from torch's global generators, not from those
-    of Python or numpy, and one chain must not be trained by two threads at once.
+    statistics of batch normalisation and plain attributes are updated once. Reconstructed
+    blocks refuse to be differentiated twice, tensors that are neither inputs nor
+    registered parameters, and losses on tensors that were made within them; FSDP is
+    refused. Residual functions must not draw random numbers from Python's or numpy's
+    global generators, and one chain must not be trained by two threads at once.
 
     Examples
     --------

@@ -33,9 +33,9 @@ def recompute_blocks(network: Network, *names: str) -> Network:
     """Make submodules compute their activations again instead of storing them.
 
     In training they behave as if each were behind ``Recompute``: they keep their inputs
-    and run again in the backward pass. Gradients are the same up to the order in which
-    they are added up, dropout draws the same masks, and running statistics are updated
-    once.
+    and run again in the backward pass. Gradients are those of plain torch, of outputs of
+    any kind and of whatever else came of the first run. Dropout draws the same masks, and
+    running statistics and plain attributes are updated once.
 
     Parameters
     ----------
@@ -65,16 +65,19 @@ def recompute_blocks(network: Network, *names: str) -> Network:
     Submodules, parameters and buffers keep their names, identity and attributes, and
     ``isinstance`` answers as before, so that checkpoints load both ways and optimizers,
     DistributedDataParallel and hooks may come before or after. Hooks on a chosen module
-    itself fire once, around both of its runs; those within it fire in each. Copies and
-    pickles recompute as well; what ``torch.jit.script`` makes of the network does not. In
+    itself fire once, around both of its runs. Forward hooks within it fire in each, which
+    a warning says once; backward and tensor hooks fire once. Copies and pickles recompute
+    as well; what ``torch.jit.script`` makes of the network does not. In
     evaluation and without gradients nothing changes.
 
     A second call with the same names changes nothing. One with names within a block that
     is already recomputed nests them: such a module runs three times, and the block's own
     second run keeps less.
 
-    A block must give the same result twice: it may not write into its input nor draw
-    random numbers from other generators than torch's global ones. One whose ``training``
+    A block must give the same result twice: it may not write into its input, nor draw
+    random numbers from Python's or numpy's global generators. Generators, counters, tensors
+    and the like that it has as attributes are put back for the second run; files and
+    iterators cannot be, and are named in a warning. One whose ``training``
     is off stores its activations, even where gradients are taken.
 
     Examples

@@ -8,7 +8,7 @@ CONVOLUTION_CODE = "speechbrain_rev/reversible/convolution.py"
 ENDS_CODE = "speechbrain_rev/reversible/ends.py"
 PIECES_CODE = "speechbrain_rev/lobes/pieces.py"
 READING_CODE = "speechbrain_rev/reversible/reading.py"
-RECOMPUTE_CODE = "speechbrain_rev/reversible/recompute.py"
+RECOMPUTE_CODE = "speechbrain_rev/reversible/recompute_each.py"
 SEGMENT_CODE = "speechbrain_rev/reversible/segment.py"
 UNITS_CODE = "speechbrain_rev/lobes/units.py"
 CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
@@ -138,7 +138,7 @@ CHUNKS = [
     Mutant(
         "7: spent storage is not used",
         RECOMPUTE_CODE,
-        "if i in ctx.spend and grad is not None:",
+        "if i in ctx.spend and own is not None:",
         "if False:",
         TESTS,
         "no_more_than_promised",

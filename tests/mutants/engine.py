@@ -11,6 +11,11 @@ REPLAY_CODE = "speechbrain_rev/reversible/replay.py"
 SEGMENT_CODE = "speechbrain_rev/reversible/segment.py"
 GRADIENTS_CODE = "speechbrain_rev/reversible/gradients.py"
 SECOND_RUN = "tests/unit/reversible/test_second_run.py"
+OUTPUTS = "tests/unit/reversible/test_outputs.py"
+ATTRIBUTES = "tests/unit/reversible/test_attributes.py"
+WATCHING = "tests/unit/reversible/test_watching.py"
+HOOKS = "tests/unit/lobes/test_hooks.py"
+WATCHING_CODE = "speechbrain_rev/reversible/watching.py"
 STREAMS_CODE = "speechbrain_rev/reversible/streams.py"
 CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
 NORM_CODE = "speechbrain_rev/reversible/norm.py"
@@ -152,8 +157,8 @@ ENGINE = [
     Mutant(
         "11: the caller's gradients are written to",
         STREAMS_CODE,
-        "        return None, _own(grad, ctx.poison), None, None\n\n\nclass _Join",
-        "        return None, grad, None, None\n\n\nclass _Join",
+        "        own = None if grad is None else _own(grad, ctx.poison)\n",
+        "        own = grad\n",
         COMPOSITION,
         "callers_gradients",
     ),
@@ -189,6 +194,153 @@ ENGINE = [
         "        pass",
         COMPOSITION,
         "differentiating_twice",
+    ),
+    Mutant(
+        "11: an output that nobody uses has a gradient of zeros",
+        SEGMENT_CODE,
+        "            if of_y is None:\n",
+        "            if of_y is None:\n"
+        "                of_changed.filled(changed, ctx.dtype)\n"
+        "                of_y = of_changed.value\n"
+        "            if of_y is None:\n",
+        OUTPUTS,
+        "nobody_uses or do_not_decay",
+    ),
+    Mutant(
+        "11: streams claim a graph that they have not",
+        SEGMENT_CODE,
+        "if not n]",
+        "if False]",
+        OUTPUTS,
+        "claim_a_graph",
+    ),
+    Mutant(
+        "11: what was saved and then written to is taken as it is",
+        WATCHING_CODE,
+        "if version_of(x) != self._version:",
+        "if False:",
+        OUTPUTS,
+        "writing_to_what",
+    ),
+    Mutant(
+        "11: a kept graph keeps what was computed again",
+        RECOMPUTE_CODE,
+        "if self._run.complete and _graph_is_kept():",
+        "if False:",
+        OUTPUTS,
+        "graph_that_is_kept",
+    ),
+    Mutant(
+        "11: fewer operations in the second run are no error",
+        RECOMPUTE_CODE,
+        "if next(places) != len(self._saved):",
+        "if False:",
+        OUTPUTS,
+        "other_operations",
+    ),
+    Mutant(
+        "11: what was saved stays until all of it was used",
+        RECOMPUTE_CODE,
+        "            alive.clear()  #",
+        "            #",
+        "tests/unit/reversible/test_other_networks.py",
+        "halves_the_memory",
+    ),
+    Mutant(
+        "11: attributes are changed by both runs",
+        REPLAY_CODE,
+        "recording.attributes or contextlib.nullcontext()",
+        "contextlib.nullcontext()",
+        ATTRIBUTES,
+        "changed_once",
+    ),
+    Mutant(
+        "11: what a second run leaves in attributes stays",
+        "speechbrain_rev/reversible/attributes.py",
+        "            place.put(found)\n",
+        "            pass\n",
+        ATTRIBUTES,
+        "changed_once",
+    ),
+    Mutant(
+        "11: a kept tensor is not reported",
+        SEGMENT_CODE,
+        "    sources.report()\n",
+        "",
+        WATCHING,
+        "keeps_has_its_gradient",
+    ),
+    Mutant(
+        "11: a loss on a kept tensor trains nothing",
+        WATCHING_CODE,
+        "            ctx.sources.refuse()\n",
+        "            pass\n",
+        WATCHING,
+        "loss_on_it_is_refused",
+    ),
+    Mutant(
+        "11: hooks fire twice without a word",
+        WATCHING_CODE,
+        "if len(named) > _reported.get(module, 0):",
+        "if False:",
+        WATCHING,
+        "fire_once_or_are_named",
+    ),
+    Mutant(
+        "11: hooks on stages do not fire",
+        ENCODER_CODE,
+        "if has_hooks(stage):",
+        "if False:",
+        HOOKS,
+        "on_a_stage",
+    ),
+    Mutant(
+        "11: hooks on chains do not fire",
+        "speechbrain_rev/lobes/stage.py",
+        "if trains(chain) and not has_hooks(chain):",
+        "if trains(chain):",
+        HOOKS,
+        "fire_as_often and revnet46 and store and True",
+    ),
+    Mutant(
+        "11: a mask is written into what a hook sees",
+        "speechbrain_rev/lobes/layers.py",
+        "(isinstance(conv, nn.Conv2d) and not has_hooks(conv))",
+        "True",
+        HOOKS,
+        "fire_as_often and df_revnet89 and store and True",
+    ),
+    Mutant(
+        "11: weights changed through data are not noticed",
+        RECOMPUTE_CODE,
+        "            self._weights.compare(self._owner)\n",
+        "            pass\n",
+        OUTPUTS,
+        "through_data",
+    ),
+    Mutant(
+        "11: a quantized layer hands down what is in memory",
+        "speechbrain_rev/lobes/pooling.py",
+        "        pooled = pooled.detach()\n",
+        "",
+        "tests/unit/lobes/test_last_layer.py",
+        "runs_in_evaluation",
+    ),
+    Mutant(
+        "11: a trace has the number of frames in it",
+        ENCODER_CODE,
+        'or self.architecture.type == "II"',
+        "or False",
+        "tests/unit/lobes/test_transforms.py",
+        "trace_is_right",
+    ),
+    Mutant(
+        "11: masked statistics are constants in a second derivative",
+        NORM_CODE,
+        "    mean = (values * kept).sum(_REDUCED) / some\n",
+        "    mean = (values * kept).sum(_REDUCED).detach() / some\n",
+        "tests/unit/lobes/test_transforms.py",
+        "second_derivative and revnet57",
     ),
     Mutant(
         "11: sharded parameters are accepted",
@@ -250,8 +402,8 @@ ENGINE = [
     Mutant(
         "11: what a hook kept is overwritten",
         SEGMENT_CODE,
-        "ctx.in_place = not any(map(_is_watched, parameters.modules))",
-        "ctx.in_place = True",
+        "                    ctx.in_place = False\n",
+        "                    pass\n",
         SECOND_RUN,
         "hooks_keep",
     ),

@@ -31,8 +31,8 @@ LENGTHS = [
     Mutant(
         "lengths: the residual of a basic block leaks into the padding",
         BLOCKS_CODE,
-        "return masked_(self.conv2(self.norm(self.conv1(x), mask)), mask)",
-        "return self.conv2(self.norm(self.conv1(x), mask))",
+        "return convolved_and_masked(self.conv2, x, mask)",
+        "return self.conv2(x)",
         LENGTHS_TESTS,
         "alone and revnet46",
     ),
