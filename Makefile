@@ -6,7 +6,7 @@ RUN = $(VENV)/bin/python
 export OMP_WAIT_POLICY ?= passive
 INSTALLED = $(VENV)/installed
 
-.PHONY: demo test check sample slow mutants bench gpu study docs dist release oldest newest clean
+.PHONY: demo test check sample slow generated mutants bench gpu study docs dist release oldest newest clean
 
 $(INSTALLED): setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -45,6 +45,15 @@ sample: $(INSTALLED)
 ## slow: all slow tests, before a release
 slow: $(INSTALLED)
 	$(PYTEST) -m "slow and not gpu"
+
+## generated: train EXAMPLES networks of each kind, drawn by SEED, another one each time,
+## with the engine and in plain autograd; some minutes on 2 cores
+EXAMPLES ?= 10000
+generated: SEED := $(shell date +%s)
+generated: $(INSTALLED)
+	@echo "make generated EXAMPLES=$(EXAMPLES) SEED=$(SEED)"
+	GENERATED_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/unit/reversible/test_generated.py \
+	  --hypothesis-profile=default --hypothesis-seed=$(SEED)
 
 ## mutants: sabotage the engine line by line and see that the tests notice; before a
 ## release, and after a change of the engine, whose commit names the result

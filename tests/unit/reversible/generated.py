@@ -1,0 +1,819 @@
+"""Networks that are drawn by chance, as plain data from which they are built.
+
+A `Block` lists its layers, among them other blocks, and says how its arguments and what
+it returns are packed. Its `repr` is Python: a failing example can be pasted into a test.
+"""
+
+import contextlib
+import random
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import parametrizations
+
+#: Features of every tensor: it is [batch, SIZE].
+SIZE = 4
+
+
+class Spec:
+    """Plain data whose `repr` names what is not as usual."""
+
+    def __repr__(self):
+        changed = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def _repr_pretty_(self, printer, cycle):
+        printer.text(repr(self))
+
+
+@dataclass(frozen=True, repr=False)
+class Layer(Spec):
+    """A layer of `LAYERS`; those of one kind that are shared are one module."""
+
+    kind: str
+    shared: bool = False
+    frozen: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class Block(Spec):
+    """Layers in a row, and what surrounds them."""
+
+    layers: tuple["Layer | Block", ...]
+    #: One of `ARGUMENTS`.
+    takes: str = "tensor"
+    #: One of `CONTAINERS`, of the `OUTPUTS` named in `gives`.
+    returns: str = "tensor"
+    gives: tuple[str, ...] = ("result",)
+    #: Places in `gives` of what the block or loss around it uses.
+    used: tuple[int, ...] = (0,)
+    #: Of `HOOKS`.
+    hooks: tuple[str, ...] = ()
+    #: Whether the block around it recomputes it.
+    recomputed: bool = False
+    #: Whether the block around it writes into its input afterwards.
+    spoiled: bool = False
+    #: Whether it is in evaluation while the rest is trained.
+    evaluated: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class Steps(Spec):
+    """How a network is trained."""
+
+    steps: int = 1
+    optimizer: str = "SGD"
+    #: Forward passes before each backward pass.
+    passes: int = 1
+    #: One of `BACKWARD`.
+    backward: str = "once"
+    #: One of `BETWEEN`.
+    between: str = "nothing"
+    uses_aux: bool = False
+    batch: int = 3
+    #: Of weights and inputs; with "bfloat16" these are float32, under autocast.
+    dtype: str = "float64"
+    #: Whether each input needs a gradient.
+    inputs: tuple[bool, bool] = (True, True)
+
+
+@dataclass(frozen=True, repr=False)
+class Network(Spec):
+    """A block that is recomputed, or some submodules of it."""
+
+    block: Block
+    training: Steps = Steps()
+    #: The names of each call of `recompute_blocks`; the block as a whole without any.
+    names: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class Chain(Spec):
+    """Couplings, each of two blocks that keep a tensor's shape and a mode."""
+
+    couplings: tuple[tuple[Block, Block, str], ...]
+    training: Steps = Steps()
+    streams: str = "float"
+    #: Which outputs the loss uses.
+    used: tuple[int, ...] = (0, 1)
+
+
+class First(NamedTuple):
+    """A named tuple for arguments and outputs."""
+
+    first: Any
+    rest: Any
+
+
+@dataclass
+class Held:
+    """A dataclass for arguments and outputs, which torch's trees do not know."""
+
+    first: Any
+    rest: list = field(default_factory=list)
+
+
+#: How values are packed, and unpacked again.
+CONTAINERS: dict[str, tuple[Callable, Callable]] = {
+    "tensor": (lambda values: values[0], lambda packed: [packed]),
+    "tuple": (tuple, list),
+    "list": (list, list),
+    "dict": (
+        lambda values: dict(zip("abcdef", values, strict=False)),
+        lambda packed: list(packed.values()),
+    ),
+    "named tuple": (
+        lambda values: First(values[0], tuple(values[1:])),
+        lambda packed: [packed.first, *packed.rest],
+    ),
+    "nested": (
+        lambda values: {"a": [values[0], (1, "text", None)], "b": (values[1:],)},
+        lambda packed: [packed["a"][0], *packed["b"][0]],
+    ),
+    "dataclass": (
+        lambda values: Held(values[0], list(values[1:])),
+        lambda packed: [packed.first, *packed.rest],
+    ),
+}
+
+
+def call(module, takes, x, side):
+    """Call a module with two tensors and a number, packed in one of `ARGUMENTS`."""
+    if takes == "arguments":
+        return module(x, side)
+    if takes == "keywords":
+        return module(x, scale=0.5, side=side)
+    return module(CONTAINERS[takes][0]([x, side, 0.5]))
+
+
+ARGUMENTS = ["tensor", "arguments", "keywords", *list(CONTAINERS)[1:]]
+
+#: What a block may return, of its input and its result.
+OUTPUTS = {
+    "result": lambda x, y: y,
+    "function": lambda x, y: y.sin(),
+    "view": lambda x, y: y.view(-1).view(y.shape),
+    "part": lambda x, y: y[:1],
+    "input": lambda x, y: x,
+    "view of input": lambda x, y: x[1:2],
+    "detached": lambda x, y: y.detach(),
+    "without graph": lambda x, y: _without_graph(y),
+    "whole numbers": lambda x, y: (y > 0).long(),
+    "square root of zero": lambda x, y: (y - y.detach()).sqrt(),
+    "square root": lambda x, y: (y * 0).sqrt(),
+    "number": lambda x, y: 3.5,
+    "nothing": lambda x, y: None,
+}
+
+
+@torch.no_grad()
+def _without_graph(x):
+    return x * 2
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {}
+
+#: Layers that a second run may refuse, if it says what to do.
+DIFFICULT = set()
+
+
+def layer(*, difficult=False, **attributes):
+    """Make a class of layers of a forward method; attributes are made by functions."""
+
+    def make(forward):
+        def __init__(self):
+            super(made, self).__init__()
+            for name, value in attributes.items():
+                setattr(self, name, value())
+
+        name = "".join(word.title() for word in forward.__name__.split("_"))
+        members = {"__init__": __init__, "forward": forward, "__module__": __name__}
+        made = type(name, (nn.Module,), members)
+        LAYERS[forward.__name__] = made
+        if difficult:
+            DIFFICULT.add(forward.__name__)
+        return made
+
+    return make
+
+
+def _linear():
+    return nn.Linear(SIZE, SIZE)
+
+
+def _weight():
+    return nn.Parameter(torch.randn(SIZE))
+
+
+def _ones():
+    return torch.ones(SIZE)
+
+
+def _buffer():
+    return nn.Buffer(torch.ones(SIZE))
+
+
+LAYERS |= {
+    "linear": _linear,
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "dropout": nn.Dropout,
+    "layer_norm": lambda: nn.LayerNorm(SIZE),
+    "batch_norm": lambda: nn.BatchNorm1d(SIZE),
+    "frozen_batch_norm": lambda: nn.BatchNorm1d(SIZE).eval(),
+    "spectral_norm": lambda: parametrizations.spectral_norm(_linear()),
+    "weight_norm": lambda: parametrizations.weight_norm(_linear()),
+    "identity": nn.Identity,
+}
+
+
+@layer(conv=lambda: nn.Conv1d(1, 1, 3, padding=1))
+def convolution(self, x):
+    return self.conv(x.unsqueeze(1)).squeeze(1)
+
+
+@layer(norm=lambda: nn.InstanceNorm1d(2, affine=True, track_running_stats=True))
+def instance_norm(self, x):
+    return self.norm(x.view(-1, 2, SIZE // 2)).view(x.shape)
+
+
+@layer(norm=lambda: nn.InstanceNorm1d(2, track_running_stats=True).eval())
+def frozen_instance_norm(self, x):
+    return self.norm(x.view(-1, 2, SIZE // 2)).view(x.shape)
+
+
+@layer(weight=_weight)
+def scale(self, x):
+    return x * self.weight
+
+
+@layer(weight=_weight)
+def noise(self, x):
+    return x + self.weight * torch.randn_like(x)
+
+
+@layer(linear=_linear)
+def skipped_by_chance(self, x):
+    return x if torch.rand(()) < 0.5 else self.linear(x)
+
+
+@layer(used=_linear, unused=_linear)
+def with_an_unused_layer(self, x):
+    return self.used(x)
+
+
+@layer(linear=_linear)
+def partly_without_graph(self, x):
+    with torch.no_grad():
+        gate = self.linear(x).sigmoid()
+    return x.sin() * gate + x.detach().cos()
+
+
+@layer(linear=_linear)
+def same_layer_twice(self, x):
+    return self.linear(self.linear(x).tanh())
+
+
+@layer(linear=_linear)
+def narrower(self, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return self.linear(x).to(x.dtype).tanh()
+
+
+@layer()
+def view(self, x):
+    return x.view(-1).view(x.shape)
+
+
+class _Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 3 * x**2
+
+
+@layer()
+def own_function(self, x):
+    return _Cube.apply(x.tanh())
+
+
+@layer(weight=_weight)
+def square_root_that_nobody_uses(self, x):
+    y = x * self.weight
+    (y * 0).sqrt()
+    return y
+
+
+class TwoNames(nn.Module):
+    """One parameter under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = _weight()
+        self.other = self.weight
+
+    def forward(self, x):
+        return (x * self.weight).sin() + self.other
+
+
+LAYERS["two_names"] = TwoNames
+
+
+class Borrowed(nn.Module):
+    """A weight that all layers of this kind share."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = _weight()
+
+    def forward(self, x):
+        return (x + self.weight).sin()
+
+
+LAYERS["borrowed"] = Borrowed
+
+
+@layer(gru=lambda: nn.GRU(2, 2, batch_first=True))
+def recurrent(self, x):
+    return self.gru(x.view(-1, 2, SIZE // 2))[0].reshape(x.shape)
+
+
+@layer(count=lambda: nn.Buffer(torch.zeros(())))
+def counting_buffer(self, x):
+    self.count += 1
+    return x.sin() * (1 + self.count / 8)
+
+
+@layer(mean=_buffer)
+def rebound_buffer(self, x):
+    self.mean = 0.5 * self.mean + x.detach().mean(0)
+    return (x - self.mean).sin()
+
+
+@layer(mean=_buffer)
+def moving_mean(self, x):
+    before = self.mean.clone()
+    self.mean.lerp_(x.detach().mean(0), 0.5)
+    return (x - before).sin()
+
+
+# What changes plain attributes.
+
+
+@layer(difficult=True, calls=int)
+def counting(self, x):
+    self.calls += 1
+    return x.sin() * (1 + self.calls / 8)
+
+
+@layer(difficult=True, recent=lambda: deque(maxlen=2))
+def recent_means(self, x):
+    self.recent.append(float(x.detach().mean()))
+    return x.sin() * (1 + sum(self.recent))
+
+
+@layer(difficult=True, calls=list)
+def listing(self, x):
+    self.calls.append(len(self.calls) + 1)
+    return x.sin() * (1 + sum(self.calls) / 8)
+
+
+@layer(difficult=True, means=dict)
+def means_by_name(self, x):
+    self.means["x"] = 0.5 * self.means.get("x", 0) + x.detach().mean(0)
+    return (x - self.means["x"]).sin()
+
+
+@layer(difficult=True, scale=_ones)
+def tensor_written_to(self, x):
+    self.scale.mul_(1.25)
+    return (x + self.scale).sin()
+
+
+@layer(difficult=True, scale=_ones)
+def tensor_rebound(self, x):
+    self.scale = 0.5 * self.scale + x.detach().mean(0)
+    return (x + self.scale).sin()
+
+
+@layer(difficult=True, generator=lambda: torch.Generator().manual_seed(7))
+def own_generator(self, x):
+    noise = torch.rand(x.shape, dtype=x.dtype, generator=self.generator)
+    return x.sin() * noise
+
+
+@layer(difficult=True, dice=lambda: random.Random(7))
+def own_python_generator(self, x):
+    return x.sin() * (1 + self.dice.random())
+
+
+@layer(difficult=True, gru=lambda: nn.GRU(2, 2, batch_first=True), state=type(None))
+def recurrent_with_memory(self, x):
+    state = None
+    if self.state is not None and self.state.shape[1] == len(x):
+        state = self.state
+    y, state = self.gru(x.view(-1, 2, SIZE // 2), state)
+    self.state = state.detach()
+    return y.reshape(x.shape)
+
+
+@layer(difficult=True, dice=lambda: np.random.default_rng(7))
+def own_numpy_generator(self, x):
+    return x.sin() * (1 + self.dice.random())
+
+
+@layer(difficult=True, total=lambda: np.zeros(SIZE))
+def array_written_to(self, x):
+    self.total += x.detach().mean(0).numpy()
+    return (x + torch.from_numpy(self.total).to(x.dtype)).sin()
+
+
+@layer(difficult=True, meter=lambda: SimpleNamespace(calls=0, means=[]))
+def metering(self, x):
+    self.meter.calls += 1
+    self.meter.means = [*self.meter.means, float(x.detach().mean())]
+    return x.sin() * (self.meter.calls / 4 + sum(self.meter.means))
+
+
+@layer(difficult=True, numbers=lambda: (1 + i / 8 for i in range(1000)))
+def reading_on(self, x):
+    return x.sin() * next(self.numbers)
+
+
+@layer(difficult=True, aux=list)
+def map_for_the_loss(self, x):
+    self.aux = [x.sin()]
+    return x.cos()
+
+
+@layer(difficult=True, aux=list, linear=_linear)
+def maps_for_the_loss(self, x):
+    y = self.linear(x)
+    self.aux = [x, y]
+    return y.tanh()
+
+
+class Remembering(nn.Module):
+    """Keeps a map for layers that recall it."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = {}
+
+    def forward(self, x):
+        self.memory["map"] = x.sin()
+        return x.cos()
+
+
+class Recalling(Remembering):
+    """Uses the map that another layer kept, if there is one."""
+
+    def forward(self, x):
+        kept = self.memory.get("map")
+        return x if kept is None or kept.shape != x.shape else x * kept
+
+
+LAYERS |= {"remembering": Remembering, "recalling": Recalling}
+#: Layers that keep a map, which has no graph where a first run has none.
+KEEPING = {"map_for_the_loss", "maps_for_the_loss", "remembering", "recalling"}
+DIFFICULT |= KEEPING
+
+
+# What writes in place.
+
+
+@layer(difficult=True)
+def relu_in_place(self, x):
+    return x.relu_()
+
+
+@layer(difficult=True)
+def half_in_place(self, x):
+    y = x.sin()
+    y[:, : SIZE // 2].mul_(2)
+    return y
+
+
+@layer(difficult=True, weight=_weight)
+def view_in_place(self, x):
+    y = x + self.weight
+    first = y.view(-1)[:SIZE]
+    first.tanh_()
+    return y.cos()
+
+
+@layer(difficult=True)
+def adding_in_place(self, x):
+    y = x.tanh().clone()
+    y += x
+    return y
+
+
+# What uses more of autograd than its graph.
+
+
+@layer(difficult=True, others=lambda: [_linear()])
+def unregistered(self, x):
+    return self.others[0](x).tanh()
+
+
+@layer(difficult=True)
+def gradient_of_its_own(self, x):
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(leaf.sin().sum(), leaf)
+    return x.tanh() * grad
+
+
+class Probe:
+    """A hook that counts its calls, and may replace one of its arguments."""
+
+    def __init__(self, kind, place, factor=None):
+        self.kind, self.place, self.factor, self.calls = kind, place, factor, 0
+
+    def __call__(self, *given):
+        self.calls += 1
+        return self.factor and _scaled(given[self.place], self.factor)
+
+
+def _scaled(value, factor):
+    if type(value) is tuple:
+        return tuple(_scaled(x, factor) for x in value)
+    return value * factor if isinstance(value, torch.Tensor) else value
+
+
+@layer(difficult=True, probe=lambda: Probe("tensor hook", 0, 2))
+def hook_of_a_tensor(self, x):
+    y = x.sin()
+    if y.requires_grad:
+        y.register_hook(self.probe)
+    return y.cos()
+
+
+#: How each is registered, and what it multiplies by what.
+HOOKS = {
+    "forward hook": ("register_forward_hook", 2),
+    "forward hook that replaces": ("register_forward_hook", 2, 2),
+    "pre-forward hook": ("register_forward_pre_hook", 1),
+    "pre-forward hook that replaces": ("register_forward_pre_hook", 1, 2),
+    "backward hook": ("register_full_backward_hook", 1),
+    "backward hook that replaces": ("register_full_backward_hook", 1, 2),
+    "pre-backward hook": ("register_full_backward_pre_hook", 1),
+}
+
+
+class Generated(nn.Module):
+    """What a `Block` says."""
+
+    def __init__(self, block, layers):
+        super().__init__()
+        self.block, self.layers = block, nn.ModuleList(layers)
+        for kind in block.hooks:
+            register, *changes = HOOKS[kind]
+            getattr(self, register)(Probe(kind, *changes))
+
+    def forward(self, *given, side=None, scale=None):
+        x, side, scale = self._opened(given, side, scale)
+        y = x if side is None else x + scale * side
+        for layer, spec in zip(self.layers, self.block.layers, strict=True):
+            y = _run(layer, spec, y)
+        values = [OUTPUTS[kind](x, y) for kind in self.block.gives]
+        return CONTAINERS[self.block.returns][0](values)
+
+    def _opened(self, given, side, scale):
+        takes = self.block.takes
+        if takes == "tensor":
+            return given[0], None, None
+        if takes == "arguments":
+            return *given, 0.5
+        if takes == "keywords":
+            return given[0], side, scale
+        return CONTAINERS[takes][1](given[0])
+
+
+def _run(module, spec, x):
+    if isinstance(spec, Layer):
+        return module(x)
+    side = x if spec.takes in ("tuple", "keywords") else x[:1]
+    returned = call(module, spec.takes, x, side)
+    values = CONTAINERS[spec.returns][1](returned)
+    if spec.spoiled:
+        x.mul_(2)
+    parts = [values[place] for place in spec.used]
+    parts = [part for part in parts if isinstance(part, torch.Tensor)]
+    if len(parts) == 1 and parts[0].shape == x.shape and parts[0].dtype == x.dtype:
+        return parts[0]
+    return sum(parts, torch.zeros_like(x))
+
+
+@contextlib.contextmanager
+def default_dtype(name):
+    """Make the tensors of a case's weights and inputs for a while."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if name == "float64" else torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def build(block, pool, recompute=lambda module: module):
+    """Build a block, whose inner ones go through `recompute` where they say so.
+
+    What several blocks share is in `pool`.
+    """
+    made = [
+        build(spec, pool, recompute) if isinstance(spec, Block) else _layer(spec, pool)
+        for spec in block.layers
+    ]
+    made = [
+        recompute(m) if isinstance(spec, Block) and spec.recomputed else m
+        for m, spec in zip(made, block.layers, strict=True)
+    ]
+    module = fresh(Generated)(block, made)
+    return module.eval() if block.evaluated else module
+
+
+def fresh(cls):
+    """Make a subclass for one module: some warnings are given once for a class."""
+    return type(cls.__name__, (cls,), {"__module__": __name__})
+
+
+def _layer(spec, pool):
+    if spec.shared and spec in pool:
+        return pool[spec]
+    module = LAYERS[spec.kind]()
+    if type(module).__module__ == __name__:
+        module.__class__ = fresh(type(module))
+    for name in ("weight", "memory"):
+        if isinstance(module, Borrowed | Remembering) and hasattr(module, name):
+            setattr(module, name, pool.setdefault(name, getattr(module, name)))
+    if spec.frozen:
+        module.requires_grad_(False)
+    if spec.shared:
+        pool[spec] = module
+    return module
+
+
+def names_of(block, prefix=""):
+    """List the names of a block's layers and inner blocks, at any depth."""
+    for i, spec in enumerate(block.layers):
+        name = f"{prefix}layers.{i}"
+        yield name
+        if isinstance(spec, Block):
+            yield from names_of(spec, f"{name}.")
+
+
+def parts_of(block):
+    """List a block, its layers and its inner blocks, at any depth."""
+    yield block
+    for spec in block.layers:
+        yield from parts_of(spec) if isinstance(spec, Block) else [spec]
+
+
+DTYPES = ["float64", "float64", "float32", "bfloat16"]
+BACKWARD = ["once", "twice", "of inputs", "of some", "by output", "doubly"]
+BETWEEN = ["nothing", "evaluation", "random numbers", "another pass"]
+
+
+def all_parts(case):
+    """List the blocks and layers of a case, at any depth."""
+    if isinstance(case, Network):
+        return list(parts_of(case.block))
+    halves = [half for f, g, _ in case.couplings for half in (f, g)]
+    return [part for half in halves for part in parts_of(half)]
+
+
+def is_difficult(case):
+    """Whether a case has what an engine may refuse to run twice."""
+    return case.training.backward == "doubly" or any(
+        part.kind in DIFFICULT
+        if isinstance(part, Layer)
+        else part.spoiled or part.hooks or "dataclass" in (part.takes, part.returns)
+        for part in all_parts(case)
+    )
+
+
+def may_warn(case, text):
+    """Whether a case has what a warning may be about."""
+    kinds = {part.kind for part in all_parts(case) if isinstance(part, Layer)}
+    named = {LAYERS[kind].__name__ for kind in kinds & DIFFICULT}
+    return bool(kinds & KEEPING or named & set(re.split(r"\W+", text)))
+
+
+def seldom(value, otherwise):
+    """Draw something else in one case of five."""
+    return st.sampled_from([value] * 4 + [None]).flatmap(
+        lambda drawn: st.just(value) if drawn == value else otherwise
+    )
+
+
+def layers(difficult):
+    """Layers of any kind, or of those that every engine has to run."""
+    kinds = [kind for kind in LAYERS if difficult or kind not in DIFFICULT]
+    return st.builds(
+        Layer,
+        st.sampled_from(kinds),
+        shared=seldom(False, st.just(True)),
+        frozen=seldom(False, st.just(True)),
+    )
+
+
+@st.composite
+def blocks(draw, difficult, depth=2, keeps_shape=False, nests=False):
+    """A block of at most three layers; `nests` whether inner ones are recomputed."""
+    layer = layers(difficult)
+    inner = blocks(difficult, depth - 1, nests=nests) if depth else layer
+    rows = st.lists(st.one_of(layer, layer, inner), min_size=1, max_size=3)
+    hooks = seldom((), st.sampled_from([(kind,) for kind in HOOKS]))
+    chosen = {
+        "layers": tuple(draw(rows)),
+        "hooks": draw(hooks) if difficult else (),
+        "evaluated": draw(st.sampled_from([False] * 9 + [True])),
+    }
+    if keeps_shape:
+        first = chosen["layers"][0]
+        if getattr(first, "spoiled", False) or first == Layer("relu_in_place"):
+            # A residual function may not write into its input.
+            chosen["layers"] = (Layer("borrowed"), *chosen["layers"])
+        return Block(**chosen)
+    returns = draw(st.sampled_from(list(CONTAINERS)[: None if difficult else -1]))
+    several = 1 if returns == "tensor" else 3
+    gives = st.lists(st.sampled_from(list(OUTPUTS)), min_size=1, max_size=several)
+    chosen["gives"] = gives = tuple(draw(gives)) if several > 1 else ("result",)
+    places = st.sets(st.sampled_from(range(len(gives))), min_size=1)
+    return Block(
+        **chosen,
+        takes=draw(st.sampled_from(ARGUMENTS[: None if difficult else -1])),
+        returns=returns,
+        used=tuple(sorted(draw(places))),
+        recomputed=nests and draw(st.booleans()),
+        spoiled=difficult and draw(seldom(False, st.just(True))),
+    )
+
+
+def steps(dtypes):
+    """How to train, in one of some dtypes."""
+    return st.builds(
+        Steps,
+        steps=st.integers(1, 3),
+        optimizer=st.sampled_from(["SGD", "AdamW"]),
+        passes=st.sampled_from([1, 1, 1, 2]),
+        backward=st.sampled_from(["once"] * 4 + BACKWARD),
+        between=st.sampled_from(["nothing"] * 2 + BETWEEN),
+        uses_aux=st.booleans(),
+        batch=st.integers(2, 3),
+        dtype=st.sampled_from(dtypes),
+        inputs=st.tuples(seldom(True, st.just(False)), st.booleans()),
+    )
+
+
+def recomputed_networks():
+    """Blocks that are recomputed as a whole, and blocks within them as well."""
+    block = st.booleans().flatmap(lambda difficult: blocks(difficult, nests=True))
+    return st.builds(Network, block, steps(DTYPES))
+
+
+@st.composite
+def chosen_networks(draw):
+    """Networks of which some submodules are recomputed."""
+    block = draw(blocks(draw(st.booleans())))
+    names = st.lists(st.sampled_from(list(names_of(block))), min_size=1, max_size=2)
+    calls = st.lists(names.map(tuple), min_size=1, max_size=2).map(tuple)
+    return Network(block, draw(steps(DTYPES)), draw(calls))
+
+
+@st.composite
+def couplings(draw):
+    """One or two couplings, in any modes."""
+    half = blocks(draw(st.booleans()), depth=1, keeps_shape=True, nests=True)
+    mode = st.sampled_from(["store", "recompute", "reconstruct"])
+    return tuple(draw(st.lists(st.tuples(half, half, mode), min_size=1, max_size=2)))
+
+
+def chains():
+    """Chains in any modes."""
+    return st.builds(
+        Chain,
+        couplings(),
+        steps(["float64"]),
+        streams=st.sampled_from(["float", "exact"]),
+        used=st.sampled_from([(0, 1), (0,), (1,)]),
+    )
