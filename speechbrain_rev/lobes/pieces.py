@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from speechbrain_rev.reversible.norm import BatchNorm
@@ -120,7 +119,7 @@ def norm_parts(norm: BatchNorm, channels: int) -> list[BatchNorm]:
     Returns
     -------
     list of BatchNorm
-        The first counts the batches, the others a number of their own.
+        The first counts the batches.
     """
     parts = []
     weights, biases = norm.weight.split(channels), norm.bias.split(channels)
@@ -134,7 +133,7 @@ def norm_parts(norm: BatchNorm, channels: int) -> list[BatchNorm]:
             {
                 "running_mean": means[i],
                 "running_var": variances[i],
-                "num_batches_tracked": torch.zeros_like(count) if i else count,
+                "num_batches_tracked": None if i else count,
             },
         )
         part.channels = len(weight)
@@ -152,7 +151,7 @@ def with_modules(module: nn.Module, **modules: nn.Module) -> Any:
 def _with(
     module: nn.Module,
     parameters: Mapping[str, Tensor],
-    buffers: Mapping[str, Tensor] | None = None,
+    buffers: Mapping[str, Tensor | None] | None = None,
 ) -> Any:
     part = copy.copy(module)
     part.__dict__["_parameters"] = {**module._parameters, **parameters}

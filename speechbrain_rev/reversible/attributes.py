@@ -13,6 +13,7 @@ import io
 import pathlib
 import random
 import re
+import sys
 import threading
 import types
 import warnings
@@ -184,10 +185,18 @@ def may_have_state(m: nn.Module) -> bool:
         False of torch's layers and this package's without forward hooks.
     """
     return (
-        not type(m).__module__.startswith(_STATELESS)
+        not _is_known(type(m))
         or "forward" in vars(m)
         or bool(m._forward_hooks or m._forward_pre_hooks)
     )
+
+
+@functools.cache
+def _is_known(kind: type) -> bool:
+    """Whether a class is one of torch's layers or this package's, not made from one."""
+    home = sys.modules.get(kind.__module__)
+    ours = kind.__module__.startswith(_STATELESS)
+    return ours and getattr(home, kind.__name__, None) is kind
 
 
 def tensors_within(objects: Sequence[Any]) -> list[Tensor]:

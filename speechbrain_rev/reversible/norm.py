@@ -58,7 +58,8 @@ class BatchNorm(nn.Module):
     bias: nn.Parameter
     running_mean: Tensor
     running_var: Tensor
-    num_batches_tracked: Tensor
+    #: None in parts of a layer, of which the first counts.
+    num_batches_tracked: Tensor | None
 
     def __init__(
         self,
@@ -135,7 +136,8 @@ class BatchNorm(nn.Module):
                 f"Batch statistics need more than one value per channel, but the input "
                 f"has shape {list(x.shape)}. Use a larger batch or longer segments."
             )
-        self.num_batches_tracked.add_(1)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
         before = self.running_mean.clone(), self.running_var.clone()
         statistics = self._measure_and_update(x, mask)
         # A batch that overflowed, in fp16 most likely, costs the step that the loss

@@ -294,7 +294,7 @@ class _Run:
             parameters = [p for _, p in places_of(owner)]
             # Hooks around this module see its inputs; their versions are compared.
             given = *tensors, *within, *parameters
-            self._kept = _Keep.apply(_anchor(), len(tensors), *given)
+            self._kept = _Keep.apply(_ANCHOR, len(tensors), *given)
         return outputs
 
     def second(self) -> None:
@@ -347,11 +347,11 @@ class _Keep(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, inputs: int, *tensors: Tensor) -> Tensor:
         ctx.inputs = inputs
         ctx.save_for_backward(*tensors)
-        return anchor.new_empty(0)
+        return anchor.detach()
 
 
-def _anchor() -> Tensor:
-    return torch.empty(0, requires_grad=True)
+#: What has a gradient, so that the operation is one of autograd.
+_ANCHOR = torch.empty(0, requires_grad=True)
 
 
 _TENSOR = object()

@@ -301,6 +301,22 @@ def shared_by(modules: Iterable[nn.Module]) -> set[int]:
 
 
 @contextlib.contextmanager
+def own_lists_of_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Put back what recurrent layers list as their weights, who look at each run."""
+    names = "_flat_weights", "_flat_weight_refs"
+    found = [
+        (m, {n: vars(m)[n] for n in names if n in vars(m)})
+        for m in modules
+        if isinstance(m, nn.RNNBase)
+    ]
+    try:
+        yield
+    finally:
+        for m, lists in found:
+            vars(m).update(lists)
+
+
+@contextlib.contextmanager
 def stored_run(module: nn.Module, x: Tensor, shared: set[int]) -> Iterator[None]:
     """Run a module once, with its activations stored, to the bits of two runs.
 
@@ -326,7 +342,8 @@ def stored_run(module: nn.Module, x: Tensor, shared: set[int]) -> Iterator[None]
         for owner, name, p in places:
             alias = aliases.setdefault(id(p), p.view_as(p))
             owner._parameters[name] = alias  # type: ignore[assignment]
-        with Autocast.now(devices)(), Flags.now(devices)():
+        lists = own_lists_of_weights([owner for owner, _, _ in places])
+        with Autocast.now(devices)(), Flags.now(devices)(), lists:
             yield
     finally:
         for owner, name, p in places:
@@ -369,7 +386,8 @@ def _standing_in(
                 if b is not None:
                     kept = recording.buffers.get((i, name), b)
                     m._buffers[name] = copies.setdefault(id(b), kept.clone())
-        yield
+        with own_lists_of_weights(modules):
+            yield
     finally:
         for m, (training, parameters, buffers) in zip(modules, found, strict=True):
             m.training = training

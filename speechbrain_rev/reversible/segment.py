@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speechbrain_rev.reversible.attributes import may_have_state
 from speechbrain_rev.reversible.coupling import (
     AdditiveCoupling,
     arguments,
@@ -45,6 +44,7 @@ from speechbrain_rev.reversible.streams import Stream, Streams, tangent_of
 from speechbrain_rev.reversible.watching import (
     Sources,
     has_hooks,
+    may_keep,
     report_hooks,
 )
 from speechbrain_rev.reversible.weights import watched_weights
@@ -257,7 +257,7 @@ def _first_run(
     f: nn.Module, x: Tensor, mask: Tensor | None, place: str
 ) -> tuple[Tensor, Recording]:
     version = version_of(x)
-    if not _may_keep(f):
+    if not may_keep(f):
         y, recording = first_run(f, *arguments(x, mask))
         check_residual(f, x, y, version)
         return y, recording
@@ -268,11 +268,6 @@ def _first_run(
     y = y.detach()
     sources.report()
     return y, recording
-
-
-def _may_keep(f: nn.Module) -> bool:
-    """Whether somebody may keep a tensor that is made within a function."""
-    return any(has_hooks(m) or may_have_state(m) for m in f.modules())
 
 
 def _narrowed(x: Tensor, half: Sequence[nn.Module], recording: Recording) -> Tensor:

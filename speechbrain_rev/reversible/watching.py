@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import types
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.nn.modules import module as everywhere
 
+from speechbrain_rev.reversible.attributes import may_have_state
 from speechbrain_rev.reversible.coupling import version_of
-from speechbrain_rev.reversible.replay import places_of
+from speechbrain_rev.reversible.replay import own_lists_of_weights, places_of
 
 #: How many names a message lists.
 _SHOWN = 5
@@ -46,6 +48,8 @@ def has_hooks(module: nn.Module) -> bool:
 
 #: Functions of which a tensor that somebody keeps was reported.
 _escaped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+#: Functions whose first run must not build a graph, for it would not end.
+_endless: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 #: Modules whose hooks were reported, and how many there were.
 _reported: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
@@ -179,7 +183,11 @@ class Sources:
                 stand_in = own.get(id(p), p)
                 owner._parameters[name] = stand_in  # type: ignore[assignment]
             own.clear()
-            with torch.enable_grad(), saved_tensors_hooks(save, self._get):
+            with (
+                own_lists_of_weights(modules),
+                torch.enable_grad(),
+                saved_tensors_hooks(save, self._get),
+            ):
                 yield
         finally:
             for each in held:
@@ -208,6 +216,12 @@ class Sources:
             return
         _escaped.add(self._module)
         found = [x for x in gc.get_objects() if _leads_to(x, alive)]
+        if not gc.get_freeze_count() and not any(_is_held(x, found) for x in found):
+            # Hooks of saved tensors that return what they are given, as save_on_cpu does
+            # on a CPU, let a graph hold itself until its backward pass. (Who is frozen
+            # is not found among those who hold a tensor.)
+            _endless.add(self._module)
+            return
         named = [
             f"{name}.{key}".lstrip(".")
             for name, m in self._module.named_modules()
@@ -236,6 +250,28 @@ class Sources:
 def _origin(x: Tensor) -> str:
     kind = type(x.grad_fn).__name__
     return "that goes in" if kind == "_SourceBackward" else f"made by {kind}"
+
+
+def may_keep(f: nn.Module) -> bool:
+    """Whether somebody may keep a tensor that is made within a function."""
+    foreign = any(has_hooks(m) or may_have_state(m) for m in f.modules())
+    return foreign and f not in _endless
+
+
+def _is_held(x: Any, found: list[Any]) -> bool:
+    """Whether an object of Python holds a tensor, beside a tuple that nobody holds."""
+    owners = _owners_of(x, found)
+    return any(
+        not isinstance(owner, tuple) or _owners_of(owner, owners) for owner in owners
+    )
+
+
+def _owners_of(x: Any, known: list[Any]) -> list[Any]:
+    """List what refers to an object, beside a list that is known and what runs here."""
+    here: tuple[type, ...] = types.FrameType, types.GeneratorType, type(iter([]))
+    return [
+        o for o in gc.get_referrers(x) if o is not known and not isinstance(o, here)
+    ]
 
 
 def _leads_to(x: Any, nodes: set[Node]) -> bool:

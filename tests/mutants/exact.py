@@ -42,8 +42,8 @@ EXACT = [
     Mutant(
         "3: storing shares casts of weights",
         REPLAY_CODE,
-        "with Autocast.now(devices)(), Flags.now(devices)():",
-        "with Flags.now(devices)():",
+        "with Autocast.now(devices)(), Flags.now(devices)(), lists:",
+        "with Flags.now(devices)(), lists:",
         EXACT_TESTS,
         "used_twice and bf16",
     ),

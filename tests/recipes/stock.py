@@ -6,6 +6,7 @@ classifier gives log-probabilities.
 """
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.nnet.schedulers import update_learning_rate
 
+from speechbrain_rev.reversible.watching import WatchingWarning
 from tests.docs.documents import fences
 
 SPEAKERS = 4
@@ -88,7 +90,8 @@ class Watched(Script):
             for module in self.modules.embedding_model.modules()
             if isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d)
         )
-        with layer.register_forward_hook(remember):
+        with layer.register_forward_hook(remember), warnings.catch_warnings():
+            warnings.simplefilter("ignore", WatchingWarning)  # it fires twice
             return super().compute_forward(batch, stage)
 
 

@@ -1,5 +1,6 @@
 """train.py --self_test: its verdict and status, its speech, and what it leaves alone."""
 
+import itertools
 import re
 import shutil
 
@@ -127,11 +128,10 @@ class Counting(torch.nn.Module):
 
     def __init__(self, function):
         super().__init__()
-        self.function, self.calls = function, 0
+        self.function, self.calls = function, itertools.count(1).__next__
 
     def forward(self, *args):
-        self.calls += 1
-        return self.function(*args) * (1 + 0.1 * (self.calls % 2))
+        return self.function(*args) * (1 + 0.1 * (self.calls() % 2))
 
 
 @pytest.mark.filterwarnings(

@@ -1,6 +1,7 @@
 """Hooks and tensors that outlive the first run of a function: as in plain torch, or named."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -122,6 +123,27 @@ def test_what_a_hook_caught_in_a_reconstructed_function_is_named():
     messages = " ".join(str(w.message) for w in warned)
     assert "forward hooks on the module itself fire in both of its runs" in messages
     assert "made by AddmmBackward0) is kept perhaps by a hook on itself" in messages
+
+
+def test_a_graph_that_holds_itself_is_not_built_again(monkeypatch, recwarn):
+    class Packing(nn.Module):
+        def forward(self, x):
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+                return x.exp()
+
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
+    made = []
+    chain = ReversibleChain([AdditiveCoupling(Packing(), nn.Tanh())])
+    for _ in range(3):
+        x = torch.zeros(2, 4, requires_grad=True)
+        y1, y2 = chain(x, torch.zeros(2, 4))
+        (y1 + y2).sum().backward()
+        gc.collect()
+        made.append(
+            sum(1 for o in gc.get_objects() if type(o).__name__ == "_SourceBackward")
+        )
+    assert made[2] == made[1] == made[0]
+    assert not recwarn
 
 
 @pytest.mark.parametrize("operation", [torch.neg, torch.exp])
