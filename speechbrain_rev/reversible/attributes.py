@@ -185,7 +185,7 @@ def may_have_state(m: nn.Module) -> bool:
         False of torch's layers and this package's without forward hooks.
     """
     return (
-        not _is_known(type(m))
+        not _is_known(type(m))  # type: ignore[arg-type]
         or "forward" in vars(m)
         or bool(m._forward_hooks or m._forward_pre_hooks)
     )

@@ -81,17 +81,13 @@ def reconstruct(
         What the last one returns.
     """
     first, second, format, poison = held.pop()
-    needed = first.tangent.requires_grad, second.tangent.requires_grad
-    for block in blocks:
-        needed = (needed[0] or needed[1] or _is_trained(block.f), needed[1])
-        needed = (needed[0], needed[0] or needed[1] or _is_trained(block.g))
     # F and G in turn, each as its pieces.
     halves = [pieces_of(f, chunk) for block in blocks for f in (block.f, block.g)]
     parameters = Parameters([f for half in reversed(halves) for f in reversed(half)])
     values, tangents = [first.value, second.value], (first.tangent, second.tangent)
     del first, second  # the values are dropped as soon as they are spent
     outputs = _Reconstruct.apply(
-        blocks, halves, parameters, format, notes, start, needed, values,
+        blocks, halves, parameters, format, notes, start, values,
         mask,  # saved, it has no gradient
         *tangents, *parameters.tensors,
     )  # fmt: skip
@@ -132,7 +128,6 @@ class _Reconstruct(torch.autograd.Function):
         format: StreamFormat,
         notes: StreamNotes,
         start: int,
-        needed: tuple[bool, bool],
         values: list[Tensor],
         mask: Tensor | None,
         tangent1: Tensor,
@@ -157,6 +152,9 @@ class _Reconstruct(torch.autograd.Function):
         if notes.mismatches is not None:
             ctx.expected = checksum(values)
         kept, changed = values.pop().detach(), values.pop().detach()
+        #: Whether what each function reads has a gradient.
+        ctx.needed = []
+        of_kept, of_changed = tangent2.requires_grad, tangent1.requires_grad
         # What a chain begins with is its own; values that earlier blocks saved are not.
         spared = 0 if ctx.in_place and start == 0 else 2
         adds = itertools.chain(
@@ -168,19 +166,24 @@ class _Reconstruct(torch.autograd.Function):
                 tell(blocks[block], Moment.FORWARD_BEGINS)
             add = next(adds) if ctx.in_place else format.add
             x = format.decode(kept, ctx.dtype)
+            ctx.needed.append(of_kept)
             for f in half:
-                y, recording = _first_run(f, x, mask, notes.place(i))
+                y, recording, has_graph = _first_run(
+                    f, x, mask, notes.place(i), of_kept
+                )
+                of_changed = of_changed or has_graph
                 changed = add(changed, y, notes.row(i), spend=_is_spent(f, half))
                 del y
                 add = format.add_ if ctx.in_place else format.add
                 ctx.recordings.append(recording)
             del x
-            changed, kept = kept, changed
+            changed, kept, of_changed, of_kept = kept, changed, of_kept, of_changed
             if half_of_block == 1 and block < len(blocks) - 1:
                 # The last one's is told where nobody keeps what went in any more.
                 tell(blocks[block], Moment.FORWARD_ENDS)
         y1, y2 = changed, kept
         tangents = tangent_of(y1, ctx.dtype), tangent_of(y2, ctx.dtype)
+        needed = of_changed, of_kept
         cut_off = [t for t, n in zip(tangents, needed, strict=True) if not n]
         ctx.mark_non_differentiable(y1, y2, *cut_off)
         ctx.save_for_backward(y1, y2, mask, *tensors)
@@ -233,7 +236,7 @@ class _Reconstruct(torch.autograd.Function):
             here = [next(runs) for _ in half]
             x = _narrowed(ctx.format.decode(kept, ctx.dtype), half, here[0][1])
             for f, (run, recording) in zip(reversed(half), here, strict=True):
-                leaf = x.detach().requires_grad_()
+                leaf = x.detach().requires_grad_(ctx.needed[i])
                 leaves = gradients.leaves(run)
                 y = second_run(f, recording, leaves, *arguments(leaf, mask))
                 # Before y's storage is spent: a view that was written to has a longer way
@@ -243,31 +246,35 @@ class _Reconstruct(torch.autograd.Function):
                 del y  # what follows needs its graph only
                 root.receive(of_y)
                 with recording.flags():
-                    of_kept.add(gradients.backward(run, [root], [leaf])[0])
-                del leaf, leaves, root
+                    read = [leaf] if leaf.requires_grad else []
+                    for slope in gradients.backward(run, [root], read):
+                        of_kept.add(slope)
+                slope = None
+                del leaf, leaves, root, read
             del x
             kept, changed, of_kept, of_changed = changed, kept, of_changed, of_kept
         if ctx.expected is not None:
             differs = checksum([kept, changed]) != ctx.expected
             ctx.notes.mismatches.add_(differs.any())
-        return (None,) * 9 + (of_kept.value, of_changed.value, *gradients.found)
+        return (None,) * 8 + (of_kept.value, of_changed.value, *gradients.found)
 
 
 def _first_run(
-    f: nn.Module, x: Tensor, mask: Tensor | None, place: str
-) -> tuple[Tensor, Recording]:
+    f: nn.Module, x: Tensor, mask: Tensor | None, place: str, needed: bool
+) -> tuple[Tensor, Recording, bool]:
+    """Run a function, and say whether plain autograd would give its output a graph."""
     version = version_of(x)
     if not may_keep(f):
         y, recording = first_run(f, *arguments(x, mask))
         check_residual(f, x, y, version)
-        return y, recording
+        return y, recording, needed or any(p.requires_grad for p in f.parameters())
     sources, devices = Sources(f, place), devices_of(f, x)
     with recorded(f, devices) as recording, sources.in_place():
-        y = f(*arguments(sources.of(x), mask))
+        y = f(*arguments(sources.of(x) if needed else x.detach(), mask))
     check_residual(f, x, y, version)
-    y = y.detach()
+    y, has_graph = y.detach(), y.requires_grad
     sources.report()
-    return y, recording
+    return y, recording, has_graph
 
 
 def _narrowed(x: Tensor, half: Sequence[nn.Module], recording: Recording) -> Tensor:
@@ -279,10 +286,6 @@ def _narrowed(x: Tensor, half: Sequence[nn.Module], recording: Recording) -> Ten
 def _is_spent(f: nn.Module, half: Sequence[nn.Module]) -> bool:
     """Whether nothing needs what f returned: pieces end in a sum that no graph keeps."""
     return len(half) > 1
-
-
-def _is_trained(f: nn.Module) -> bool:
-    return any(p.requires_grad for p in f.parameters())
 
 
 def _is_watched(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 ``make generated EXAMPLES=10000`` draws more of them, and other ones each time.
 """
 
+import itertools
 import os
 import random
 import re
@@ -43,9 +44,15 @@ ROUNDING = {
     "bfloat16": FLOAT32_ROUNDING,
 }
 
+#: From here on rounding grows too much, and exact streams leave their range.
+TAME = 1000
+
 #: How a message says what to do instead of what it refuses, or that autograd would miss
 #: a value that somebody wrote to.
 REMEDY = re.compile(r"mode=|\b[Uu]se |\bGive |\bRegister |modified (by an )?inplace")
+
+#: How a warning says that what a forward pass changes cannot be put back.
+UNCOPIED = re.compile("cannot be copied")
 
 #: How a warning says that hooks fire in both runs of a block.
 OF_HOOKS = re.compile("hooks on .* fire")
@@ -92,6 +99,7 @@ MAP = Block((Layer("map_for_the_loss"),))
         Chain(((LINEAR, LINEAR, "reconstruct"),), used=(0,)),
         Chain(((LINEAR, Block((SQUARE_ROOT,)), "reconstruct"),), used=(0,)),
         Chain(((LINEAR, MAP, "reconstruct"),), Steps(uses_aux=True)),
+        Chain(((Block((Layer("recurrent"),)), LINEAR, "reconstruct"),)),
         Chain(
             (
                 (
@@ -122,13 +130,17 @@ def compared(case):
         expected, error, _ = trained(plain_run(case))
         if error is not None:
             return "plain autograd refused", []
+        if isinstance(case, Chain) and max(map(largest, expected)) > TAME:
+            return "near the range of exact streams", []
         found, error, warned = trained(engine_run(case))
         difficult = generated.is_difficult(case)
         of_hooks = any(map(OF_HOOKS.search, warned))
         others = [text for text in warned if not OF_HOOKS.search(text)]
-        if any(generated.may_warn(case, text) for text in others):
+        about = [generated.may_warn(case, text) for text in others]
+        if any(map(UNCOPIED.search, itertools.compress(others, about))):
             return "warned", []
-        listed = [f"warned: {text}" for text in others]
+        odd = [text for text, known in zip(others, about, strict=True) if not known]
+        listed = [f"warned: {text}" for text in odd]
         listed += unequal(found, expected, tolerance_of(case), of_hooks)
         if error is not None:
             if difficult and is_refusal(error):
@@ -209,7 +221,7 @@ def trained(run):
         try:
             for number in range(run.training.steps):
                 run.step(number, seen)
-                if not run.is_finite():
+                if not run.is_tame():
                     break
         except Exception as raised:
             error = raised
@@ -334,10 +346,10 @@ class NetworkRun:
         named = {f"input {i}": x for i, x in enumerate(self.inputs)}
         return named | self.parameters
 
-    def is_finite(self):
-        """Whether gradients are numbers."""
+    def is_tame(self):
+        """Whether weights of the next step will be of a size with those of this one."""
         grads = [x.grad for x in self.leaves().values()]
-        return all(grad is None or bool(grad.isfinite().all()) for grad in grads)
+        return all(grad is None or bool((grad.abs() < TAME).all()) for grad in grads)
 
     def state(self, number):
         """Give what a step changes beside gradients, by name."""

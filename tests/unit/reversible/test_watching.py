@@ -152,7 +152,7 @@ def test_a_loss_on_it_is_refused_whatever_was_saved(operation):
     chain = ReversibleChain([AdditiveCoupling(nn.Tanh(), nn.Tanh())])
     chain.blocks[0].f.forward = lambda x: (caught.append(operation(x)), x.tanh())[1]
     with pytest.warns(WatchingWarning, match=r"Tanh\) is reconstructed: a tensor"):
-        chain(torch.randn(2, 4, requires_grad=True), torch.randn(2, 4))
+        chain(torch.randn(2, 4), torch.randn(2, 4, requires_grad=True))
     with pytest.raises(RuntimeError, match="Use mode='store' or 'recompute'"):
         caught[0].sum().backward()
 
