@@ -138,7 +138,7 @@ class _Reconstruct(torch.autograd.Function):
         ctx.blocks, ctx.halves = blocks, halves
         ctx.parameters, ctx.format = parameters, format
         ctx.recordings, ctx.dtype = [], tangent1.dtype
-        # Hooks may keep what they saw, which must not change in their hands.
+        # Who keeps what a function saw or made must not find it changed.
         ctx.in_place = True
         for i, half in enumerate(halves, 1 + 2 * start):
             for f in half:
@@ -168,10 +168,12 @@ class _Reconstruct(torch.autograd.Function):
             x = format.decode(kept, ctx.dtype)
             ctx.needed.append(of_kept)
             for f in half:
-                y, recording, has_graph = _first_run(
+                y, recording, has_graph, is_kept = _first_run(
                     f, x, mask, notes.place(i), of_kept
                 )
                 of_changed = of_changed or has_graph
+                if is_kept:
+                    ctx.in_place, add = False, format.add
                 changed = add(changed, y, notes.row(i), spend=_is_spent(f, half))
                 del y
                 add = format.add_ if ctx.in_place else format.add
@@ -261,20 +263,24 @@ class _Reconstruct(torch.autograd.Function):
 
 def _first_run(
     f: nn.Module, x: Tensor, mask: Tensor | None, place: str, needed: bool
-) -> tuple[Tensor, Recording, bool]:
-    """Run a function, and say whether plain autograd would give its output a graph."""
+) -> tuple[Tensor, Recording, bool, bool]:
+    """Run a function.
+
+    Say as well whether plain autograd would give its output a graph, and whether somebody
+    keeps a tensor of it.
+    """
     version = version_of(x)
     if not may_keep(f):
         y, recording = first_run(f, *arguments(x, mask))
         check_residual(f, x, y, version)
-        return y, recording, needed or any(p.requires_grad for p in f.parameters())
+        has_graph = needed or any(p.requires_grad for p in f.parameters())
+        return y, recording, has_graph, False
     sources, devices = Sources(f, place), devices_of(f, x)
     with recorded(f, devices) as recording, sources.in_place():
         y = f(*arguments(sources.of(x) if needed else x.detach(), mask))
     check_residual(f, x, y, version)
     y, has_graph = y.detach(), y.requires_grad
-    sources.report()
-    return y, recording, has_graph
+    return y, recording, has_graph, sources.report()
 
 
 def _narrowed(x: Tensor, half: Sequence[nn.Module], recording: Recording) -> Tensor:

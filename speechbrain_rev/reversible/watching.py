@@ -209,11 +209,11 @@ class Sources:
             self.refuse()
         return held.get()
 
-    def report(self) -> None:
-        """Warn of a tensor that somebody keeps."""
+    def report(self) -> bool:
+        """Warn of a tensor that somebody keeps; say whether there is one."""
         alive = {node for ref in self._nodes if (node := ref()) is not None}
         if not alive or self._module in _escaped:
-            return
+            return bool(alive)
         _escaped.add(self._module)
         found = [x for x in gc.get_objects() if _leads_to(x, alive)]
         if not gc.get_freeze_count() and not any(_is_held(x, found) for x in found):
@@ -221,7 +221,7 @@ class Sources:
             # on a CPU, let a graph hold itself until its backward pass. (Who is frozen
             # is not found among those who hold a tensor.)
             _endless.add(self._module)
-            return
+            return False
         named = [
             f"{name}.{key}".lstrip(".")
             for name, m in self._module.named_modules()
@@ -245,6 +245,7 @@ class Sources:
             WatchingWarning,
             stacklevel=2,
         )
+        return True
 
 
 def _origin(x: Tensor) -> str:

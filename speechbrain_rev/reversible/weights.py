@@ -60,17 +60,21 @@ _notes = WeakTensorKeyDictionary()
 class WatchedWeights:
     """Norms of a module's weights in its first run."""
 
-    def __init__(self, notes: _Notes, norms: dict[str, Tensor]) -> None:
-        self._notes, self._norms = notes, norms
+    def __init__(self, notes: _Notes, module: nn.Module) -> None:
+        self._notes = notes
+        self._names, norms = _norms_of(module)
+        # Beside the activations nothing is held on the device that need not be.
+        self._norms = norms if norms.is_cuda else norms.tolist()
 
     def compare(self, module: nn.Module) -> None:
         """Compare with those in the second run."""
-        found = _norms_of(module)
-        pairs = [(x, found[n]) for n, x in self._norms.items() if n in found]
-        differs = [(a != b) & ~(a.isnan() & b.isnan()) for a, b in pairs]
+        names, now = _norms_of(module)
+        if names != self._names:
+            return  # the second run fails for another reason
+        before = torch.as_tensor(self._norms, dtype=now.dtype, device=now.device)
+        differs = (now != before) & ~(now.isnan() & before.isnan())
         kind = type(module).__name__
-        names = [f"{n} of {kind}" for n in self._norms if n in found]
-        self._notes.send(torch.stack(differs), names)
+        self._notes.send(differs, [f"{name} of {kind}" for name in names])
 
 
 def watched_weights(module: nn.Module) -> WatchedWeights | None:
@@ -86,7 +90,7 @@ def watched_weights(module: nn.Module) -> WatchedWeights | None:
     WatchedWeights or None
         To compare with in the second run; None where it is not the turn of this one.
     """
-    first = next(module.parameters(), None)
+    first = next((p for p in module.parameters() if p.is_floating_point()), None)
     if first is None or not has_values(first):
         return None
     key = first if first._base is None else first._base
@@ -95,24 +99,20 @@ def watched_weights(module: nn.Module) -> WatchedWeights | None:
         notes = _notes[key] = _Notes()
     notes.report()
     notes.runs += 1
-    if notes.runs % _EVERY != 1:
-        return None
-    return WatchedWeights(notes, _norms_of(module))
+    return WatchedWeights(notes, module) if notes.runs % _EVERY == 1 else None
 
 
 @torch.no_grad()
-def _norms_of(module: nn.Module) -> dict[str, Tensor]:
-    """Give the norm of each weight that is where the first one is."""
+def _norms_of(module: nn.Module) -> tuple[list[str], Tensor]:
+    """Name the weights that are where the first one is, and give their norms."""
     named = {
         n: p.detach() for n, p in module.named_parameters() if p.is_floating_point()
     }
-    device = next(iter(named.values())).device if named else None
-    named = {
+    device = next(iter(named.values())).device
+    wide = {
         n: p if p.dtype.itemsize > 2 else p.float()
         for n, p in named.items()
         if p.device == device
     }
-    if not named:
-        return {}
-    norms = torch._foreach_norm([*named.values()])
-    return {n: x.float() for n, x in zip(named, norms, strict=True)}
+    norms = torch._foreach_norm([*wide.values()])
+    return [*wide], torch.stack([x.double() for x in norms])

@@ -265,8 +265,8 @@ ENGINE = [
     Mutant(
         "11: a kept tensor is not reported",
         SEGMENT_CODE,
-        "    sources.report()\n",
-        "",
+        "has_graph, sources.report()",
+        "has_graph, False",
         WATCHING,
         "keeps_has_its_gradient",
     ),
