@@ -145,7 +145,7 @@ class Attributes:
                 continue
             self._seen[id(x)] = x
             if len(self._seen) > _LIMIT:
-                _warn(name, f"leads to more than {_LIMIT:,} objects")
+                _warn(name, f"(more than {_LIMIT:,} objects)")
                 return
             if isinstance(x, Tensor):
                 if not (x.requires_grad or x.is_inference()):
@@ -168,7 +168,7 @@ class Attributes:
                 if copy.copy(x) is not x:
                     self._copies[id(x)] = (x, copy.deepcopy(x))
         except Exception:
-            _warn(name, f"is a {type(x).__name__}, which cannot be copied")
+            _warn(name, f"({type(x).__name__})")
 
 
 def may_have_state(m: nn.Module) -> bool:
@@ -256,9 +256,9 @@ def _warn(name: tuple[type, str], why: str) -> None:
     if name not in _named:
         _named.add(name)
         warnings.warn(
-            f"{name[0].__name__}.{name[1]} {why}. If the forward pass changes it, a block "
-            "that runs a second time sees the change. Use mode='store' for such a block, "
-            "or leave it out of recompute_blocks.",
+            f"{name[0].__name__}.{name[1]} {why} cannot be copied. If the forward pass "
+            "changes it, a block that runs a second time sees the change. Use mode='store' "
+            "for such a block, or leave it out of recompute_blocks.",
             stacklevel=2,
         )
 

@@ -25,7 +25,7 @@ CHUNKS = [
     Mutant(
         "7: every piece counts the batch",
         PIECES_CODE,
-        "torch.zeros_like(count) if i else count",
+        "None if i else count",
         "count",
         TESTS,
         "pieces_add_up",

@@ -35,8 +35,8 @@ HALF_PRECISION = [
     Mutant(
         "half: gradients are made under the forward pass's autocast",
         SEGMENT_CODE,
-        "with recording.flags():\n                    of_kept",
-        "with recording.flags(), recording.autocast():\n                    of_kept",
+        "with recording.flags():\n                    read =",
+        "with recording.flags(), recording.autocast():\n                    read =",
         ENGINE_TESTS,
         "callers_autocast_state",
     ),

@@ -223,13 +223,16 @@ def test_two_passes_before_one_backward_leave_what_the_last_left():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: (i for i in range(9)), "state is a generator, which cannot be copied"),
+        (lambda: (i for i in range(9)), "state (generator) cannot be copied"),
         (
             lambda: os.fdopen(os.dup(1), "w"),
-            "is a TextIOWrapper, which cannot be copied",
+            "(TextIOWrapper) cannot be copied",
         ),
         (lambda: list(map(str, range(30_000))), None),
-        (lambda: [[i] for i in range(30_000)], "more than 20,000 objects"),
+        (
+            lambda: [[i] for i in range(30_000)],
+            "(more than 20,000 objects) cannot be copied",
+        ),
     ],
 )
 def test_what_cannot_be_copied_is_named_once(make, message, recwarn):
