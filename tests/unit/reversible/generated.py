@@ -543,13 +543,18 @@ def gradient_of_its_own(self, x):
 
 
 class Probe:
-    """A hook that counts its calls, and may replace one of its arguments."""
+    """A hook that counts its calls, and may replace one of its arguments.
+
+    Autograd calls a backward hook without a gradient, too, where an operation after it
+    gives it none: that is no call.
+    """
 
     def __init__(self, kind, place, factor=None):
         self.kind, self.place, self.factor, self.calls = kind, place, factor, 0
 
     def __call__(self, *given):
-        self.calls += 1
+        gradients = given[-1] if "backward" in self.kind else ()
+        self.calls += all(x is not None for x in gradients[:1])
         return self.factor and _scaled(given[self.place], self.factor)
 
 
@@ -699,6 +704,24 @@ def all_parts(case):
         return list(parts_of(case.block))
     halves = [half for f, g, _ in case.couplings for half in (f, g)]
     return [part for half in halves for part in parts_of(half)]
+
+
+def watches_what_is_left_out(case):
+    """Whether gradients of some inputs are asked for, and hooks see the others'.
+
+    A reconstructed function computes those all the same.
+    """
+    return (
+        case.training.backward == "of some"
+        and not isinstance(case, Network)
+        and any(mode == "reconstruct" for *_, mode in case.couplings)
+        and any(
+            part.kind == "hook_of_a_tensor"
+            if isinstance(part, Layer)
+            else any("backward" in kind for kind in part.hooks)
+            for part in all_parts(case)
+        )
+    )
 
 
 def is_difficult(case):
