@@ -55,8 +55,8 @@ _named: set[tuple[type, str]] = set()
 class Attributes:
     """Plain attributes of a module and its submodules before a first run.
 
-    After that run ``changed`` gives what it changed. As a context manager this puts what
-    was before in place and, on leaving, what it found there.
+    ``complete`` ends that run. As a context manager this puts what was before in place
+    and, on leaving, what it found there.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Attributes:
     >>> attributes = Attributes(module)
     >>> module(1), module(1)
     (1, 2)
-    >>> with attributes.changed():
+    >>> with attributes.complete():
     ...     module(1)
     1
     >>> module.calls
@@ -85,7 +85,7 @@ class Attributes:
 
     def __init__(self, module: nn.Module, objects: Sequence[Any] = ()) -> None:
         self._places: list[_Place] = []
-        self._tensors: dict[int, tuple[Tensor, int, Tensor]] = {}
+        self._tensors: dict[int, _Kept] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._found: list[Any] = []
         self._seen: dict[int, Any] = {}
@@ -105,12 +105,10 @@ class Attributes:
                 if not isinstance(value, _IMMUTABLE):
                     self._visit(value, (type(m), name))
 
-    def changed(self) -> Attributes | None:
-        """Keep what differs from now; None where nothing does."""
-        self._tensors = {i: k for i, k in self._tensors.items() if _is_written(*k)}
-        self._copies = {i: k for i, k in self._copies.items() if not _same(*k)}
-        copied = {**self._tensors, **self._copies}
-        self._places = [p for p in self._places if p.differs() or p.holds(copied)]
+    def complete(self) -> Attributes | None:
+        """Note what the first run wrote to; None if there is nothing to put back."""
+        for kept in self._tensors.values():
+            kept.complete()
         # A second run needs no graph of an earlier forward pass, which would hold that.
         values = [x for place in self._places for x in place.leads_to()]
         ended = {
@@ -118,22 +116,28 @@ class Attributes:
             for x in values
             if isinstance(x, Tensor) and x.grad_fn is not None
         }
-        for place in self._places:
-            place.before = place.replaced(ended)
+        if ended:
+            for place in self._places:
+                place.before = place.replaced(ended)
         self._seen = {}
         return self if self._places else None
 
     def __enter__(self) -> None:
-        self._found = [place.contents() for place in self._places]
         copies: dict[int, Any]
-        copies = {key: kept.clone() for key, (_, _, kept) in self._tensors.items()}
-        copies |= {key: copy.deepcopy(kept) for key, (_, kept) in self._copies.items()}
-        for place in self._places:
-            place.put(place.replaced(copies))
+        copies = {
+            i: kept.again() for i, kept in self._tensors.items() if kept.is_needed()
+        }
+        copies |= {i: copy.deepcopy(kept) for i, (_, kept) in self._copies.items()}
+        self._found = [place.contents() for place in self._places]
+        for place, found in zip(self._places, self._found, strict=True):
+            before = place.replaced(copies) if copies else place.before
+            if _differ(found, before):
+                place.put(before)
 
     def __exit__(self, *_: Any) -> None:
         for place, found in zip(self._places, self._found, strict=True):
-            place.put(found)
+            if _differ(place.contents(), found):
+                place.put(found)
         self._found = []
 
     def _visit(self, value: Any, name: tuple[type, str]) -> None:
@@ -149,7 +153,7 @@ class Attributes:
                 return
             if isinstance(x, Tensor):
                 if not (x.requires_grad or x.is_inference()):
-                    self._tensors[id(x)] = (x, x._version, x.detach().clone())
+                    self._tensors[id(x)] = _Kept(x, f"{name[0].__name__}.{name[1]}")
                 continue
             if isinstance(x, (tuple, frozenset)):
                 left.extend(x)
@@ -231,25 +235,41 @@ def tensors_within(objects: Sequence[Any]) -> list[Tensor]:
     return [x for x in seen.values() if isinstance(x, Tensor)]
 
 
-def _is_written(x: Tensor, version: int, kept: Tensor) -> bool:
-    """Whether a tensor may have been written to.
+class _Kept:
+    """A tensor in an attribute, and what was in it before the first run."""
 
-    Torch's batch normalisation writes running statistics and counts no version.
-    """
-    if x._version != version:
-        return True
-    if x.numel() > _SMALL or x.is_meta:
-        return False
-    return x.device.type != "cpu" or not torch.equal(x, kept)
+    def __init__(self, x: Tensor, name: str) -> None:
+        self._x, self._name, self._version = x, name, x._version
+        self._copy: Tensor | None = x.detach().clone()
+        self._written = False
 
+    def complete(self) -> None:
+        """Drop the copy of a large tensor that the first run did not write to."""
+        self._written = self._x._version != self._version
+        if not self._written and self._x.numel() > _SMALL:
+            self._copy = None
 
-def _same(x: Any, kept: Any) -> bool:
-    """Whether an array is what it was; of other objects it is not known."""
-    return (
-        type(x).__module__ == "numpy"
-        and hasattr(x, "tobytes")
-        and (x.tobytes() == kept.tobytes())
-    )
+    def is_needed(self) -> bool:
+        """Whether a second run has to get the copy.
+
+        Torch's batch normalisation writes running statistics and counts no version.
+        """
+        if self._written or self._x._version != self._version:
+            return True
+        if self._copy is None or self._x.is_meta:
+            return False
+        return self._x.device.type != "cpu" or not torch.equal(self._x, self._copy)
+
+    def again(self) -> Tensor:
+        """Give a copy for the second run to write to."""
+        if self._copy is None:
+            raise RuntimeError(
+                f"{self._name}, of shape {list(self._x.shape)}, was changed between a "
+                "forward and its backward pass, where its block runs again. Change it "
+                "after the backward pass, make it a buffer, or use mode='store' for this "
+                "block."
+            )
+        return self._copy.clone()
 
 
 def _warn(name: tuple[type, str], why: str) -> None:
@@ -283,26 +303,21 @@ class _Place:
         values = self.before.values() if isinstance(self.before, dict) else self.before
         yield from values
 
-    def differs(self) -> bool:
-        """Whether it holds something else by now."""
-        now, before = self.contents(), self.before
-        if len(now) != len(before):
-            return True
-        if isinstance(now, dict):
-            return list(now) != list(before) or any(
-                now[key] is not before[key] for key in now
-            )
-        return any(a is not b for a, b in zip(now, before, strict=True))
-
-    def holds(self, copied: Mapping[int, Any]) -> bool:
-        """Whether it held something of which there is a copy."""
-        return bool(copied) and any(_reaches(x, copied) for x in self.leads_to())
-
     def replaced(self, copies: Mapping[int, Any]) -> Any:
         """Give what it held, copies in the place of what was copied."""
         if isinstance(self.before, dict):
             return {key: _replaced(x, copies) for key, x in self.before.items()}
         return [_replaced(x, copies) for x in self.before]
+
+
+def _differ(now: Any, before: Any) -> bool:
+    """Whether contents are not the same objects."""
+    if len(now) != len(before):
+        return True
+    if isinstance(now, dict):
+        pairs = zip(now.items(), before.items(), strict=True)
+        return any(k != n or x is not y for (k, x), (n, y) in pairs)
+    return any(x is not y for x, y in zip(now, before, strict=True))
 
 
 def _reaches(x: Any, copied: Mapping[int, Any]) -> bool:
@@ -388,9 +403,6 @@ class _Generator(_Place):
 
     def put(self, contents: list[Any]) -> None:
         self.owner.set_state(contents[0])
-
-    def differs(self) -> bool:
-        return not torch.equal(self.before[0], self.owner.get_state())
 
 
 def _place_of(x: Any) -> _Place | None:

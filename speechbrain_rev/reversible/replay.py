@@ -53,7 +53,7 @@ class Recording:
     buffers : dict of place to torch.Tensor
         Buffers as they were before the run, of layers whose output may depend on them.
     attributes : Attributes or None
-        Plain attributes as they were before the run; None if it changed none.
+        Plain attributes as they were before the run; None if there are none to put back.
     training : tuple of bool
         Which of the module's modules were in training.
     """
@@ -212,7 +212,7 @@ def recorded(
     after = _random_state(before)
     if any(not torch.equal(before[device], after[device]) for device in before):
         recording.random_state = before
-    recording.attributes = attributes.changed()
+    recording.attributes = attributes.complete()
 
 
 def second_run(

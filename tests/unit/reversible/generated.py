@@ -712,7 +712,7 @@ def watches_what_is_left_out(case):
     A reconstructed function computes those all the same.
     """
     return (
-        case.training.backward == "of some"
+        case.training.backward in ("of some", "of inputs")
         and not isinstance(case, Network)
         and any(mode == "reconstruct" for *_, mode in case.couplings)
         and any(

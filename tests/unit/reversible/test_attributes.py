@@ -263,11 +263,56 @@ def test_locks_and_functions_are_left_alone(recwarn):
 
 
 def test_modules_without_state_keep_nothing_for_a_second_run():
-    module = Stateful("number")
-    module.change = lambda m: None
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     attributes = Attributes(module)
     module(torch.randn(2, 4))
-    assert attributes.changed() is None
+    assert attributes.complete() is None
+
+
+class Reading(nn.Module):
+    """Reads what it does not change."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value, self.linear = value, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x * torch.as_tensor(self.value).mean()).tanh()
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        (1.0, lambda m: setattr(m, "value", 3.0)),
+        (torch.ones(4), lambda m: m.value.mul_(3)),
+        (np.ones(4, np.float32), lambda m: m.value.fill(3)),
+        (torch.ones(300, 300), lambda m: setattr(m, "value", torch.full((2,), 3.0))),
+    ],
+)
+def test_what_changes_after_the_forward_pass_is_as_it_was_for_the_second_run(
+    value, change
+):
+    torch.manual_seed(0)
+    plain = Reading(copy.deepcopy(value))
+    again = copy.deepcopy(plain)
+    found = []
+    for module, run in ((plain, plain), (again, Recompute(again).train())):
+        loss = run(torch.linspace(-1, 1, 8).view(2, 4)).sum()
+        change(module)
+        loss.backward()
+        found.append({n: p.grad for n, p in module.named_parameters()})
+        assert torch.as_tensor(module.value).mean() == 3
+    if isinstance(value, torch.Tensor) and value.numel() == 4:
+        return  # plain torch refuses nothing here, and its own gradient is of the new value
+    assert distance(*found) == 0
+
+
+def test_a_large_tensor_that_changes_after_the_forward_pass_is_named():
+    module = Reading(torch.ones(300, 300))
+    loss = Recompute(module).train()(torch.randn(2, 4)).sum()
+    module.value.mul_(2)
+    with pytest.raises(RuntimeError, match=r"Reading\.value.*make it a buffer"):
+        loss.backward()
 
 
 def test_an_error_in_the_second_run_leaves_what_the_first_left():
