@@ -299,7 +299,8 @@ class SpeakerEncoder(nn.Module):
         ):
             raise RuntimeError(
                 f"torch.jit.trace would fix the number of frames of "
-                f"{self.architecture.name}, or of its training. {_WAYS_OUT}"
+                f"{self.architecture.name}: it records no training, no lengths and no "
+                f"encoder of type II. {_WAYS_OUT}"
             )
         x = feats.transpose(1, 2).unsqueeze(1)
         frames = feats.shape[1]
@@ -312,7 +313,7 @@ class SpeakerEncoder(nn.Module):
         wanted = Mode.COMPRESS in self._modes.values()
         with self.compression.during(self, everywhere=False, wanted=wanted):
             pooled = self._pooled(x, masks)
-        return embedded(self.fc, pooled, feats, training=self.training)
+        return embedded(self.fc, pooled, feats.dtype, training=self.training)
 
     def _pooled(self, x: Tensor, masks: list[Tensor | None]) -> Tensor:
         level = 0

@@ -95,7 +95,7 @@ class InferenceEncoder(nn.Module):
         masks = level_masks(x, frames, lengths, padding)
         if masks[0] is not None:
             x = x.where(masks[0] > 0, 0)
-        return embedded(self.fc, self._pooled(x, masks), feats)
+        return embedded(self.fc, self._pooled(x, masks), feats.dtype)
 
     def _pooled(self, x: Tensor, masks: list[Tensor | None]) -> Tensor:
         level = 0

@@ -131,7 +131,7 @@ class _MaskedVarMean(torch.autograd.Function):
 
 
 def embedded(
-    fc: nn.Module, pooled: Tensor, feats: Tensor, *, training: bool = False
+    fc: nn.Module, pooled: Tensor, dtype: torch.dtype, *, training: bool = False
 ) -> Tensor:
     """Map pooled statistics to embeddings, by a linear layer or what stands in its place.
 
@@ -141,8 +141,8 @@ def embedded(
         The last layer: linear, quantized, wrapped by adapters, or another one.
     pooled : torch.Tensor, [batch, statistics]
         Means and deviations.
-    feats : torch.Tensor
-        The network's input: a layer without floating-point parameters takes its dtype.
+    dtype : torch.dtype
+        Of the network's input, which a layer without floating-point parameters takes.
     training : bool
         Whether the network is in training.
 
@@ -160,7 +160,7 @@ def embedded(
 
     Examples
     --------
-    >>> embedded(nn.Identity(), torch.ones(2, 6), torch.ones(2, 9, 3)).shape
+    >>> embedded(nn.Identity(), torch.ones(2, 6), torch.float32).shape
     torch.Size([2, 1, 6])
     """
     if is_quantized(fc):
@@ -172,7 +172,7 @@ def embedded(
         # Autograd would take whatever is in memory for its gradient.
         pooled = pooled.detach()
     floating = (p.dtype for p in fc.parameters() if p.is_floating_point())
-    y = fc(pooled.to(next(floating, feats.dtype)))
+    y = fc(pooled.to(next(floating, dtype)))
     if not isinstance(y, Tensor) or y.dim() != 2 or y.shape[0] != pooled.shape[0]:
         given = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
         raise ValueError(

@@ -15,7 +15,7 @@ _GRADIENT = "gradient"
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """The first tensor whose bits differ between two runs.
 
     Attributes
@@ -95,7 +95,7 @@ def state_of(modules: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 def first_difference(
     expected: Sequence[Record], found: Sequence[Record]
-) -> Difference | None:
+) -> FirstDifference | None:
     """Compare bits, step by step and tensor by tensor.
 
     Parameters
@@ -105,7 +105,7 @@ def first_difference(
 
     Returns
     -------
-    Difference or None
+    FirstDifference or None
         None if there is none.
 
     Examples
@@ -123,13 +123,13 @@ def first_difference(
         if a is None or b is None:
             which = "as configured" if b is None else "all stored"
             far = f"not finite {which}, where the step is skipped"
-            return Difference(number, _GRADIENT, far, 1, 1)
+            return FirstDifference(number, _GRADIENT, far, 1, 1)
         names = list(dict.fromkeys([*a, *b]))
         unequal = [name for name in names if not _same_bits(a.get(name), b.get(name))]
         if unequal:
             name = unequal[0]
             far = _how_far(a.get(name), b.get(name))
-            return Difference(number, name, far, len(unequal), len(names))
+            return FirstDifference(number, name, far, len(unequal), len(names))
     return None
 
 

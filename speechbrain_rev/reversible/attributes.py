@@ -10,6 +10,7 @@ import copy
 import enum
 import functools
 import io
+import logging
 import pathlib
 import random
 import re
@@ -33,14 +34,17 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {
     "_forward_pre_hooks_with_kwargs",
     "_forward_hooks_always_called",
 }
+#: Classes of these packages keep no state of their own.
+_LIBRARIES = ("torch.", "speechbrain_rev.", "builtins", "abc", "typing")
 #: Modules of these packages keep no state that a forward pass changes in attributes.
 _STATELESS = ("torch.nn.modules.", "speechbrain_rev.")
-_IMMUTABLE = (
+_LEFT_ALONE = (
     types.NoneType, bool, int, float, complex, str, bytes, range, slice, type, enum.Enum,
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
     types.MethodWrapperType, functools.partial, re.Pattern, pathlib.PurePath, weakref.ref,
     torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format,
-    type(threading.Lock()), type(threading.RLock()), type(Ellipsis),
+    type(threading.Lock()), type(threading.RLock()), type(Ellipsis), threading.Thread,
+    logging.Logger, logging.Handler,
 )  # fmt: skip
 #: A forward pass that has more objects in reach is not copied.
 _LIMIT = 20_000
@@ -86,7 +90,7 @@ class Attributes:
     def __init__(self, module: nn.Module, objects: Sequence[Any] = ()) -> None:
         self._places: list[_Place] = []
         self._tensors: dict[int, _Kept] = {}
-        self._copies: dict[int, tuple[Any, Any]] = {}
+        self._copies: dict[int, _Copied] = {}
         self._found: list[Any] = []
         self._seen: dict[int, Any] = {}
         modules = list(module.modules())
@@ -99,16 +103,18 @@ class Attributes:
             for x in (m, *m._parameters.values(), *m._buffers.values()):
                 self._seen[id(x)] = x
         for m in filter(may_have_state, modules):
-            place = _Fields(m, _OF_EVERY_MODULE)
-            self._places.append(place)
-            for name, value in place.before.items():
-                if not isinstance(value, _IMMUTABLE):
-                    self._visit(value, (type(m), name))
+            self._visit_fields(_Fields(m, _OF_EVERY_MODULE), type(m))
+            for cls in type(m).__mro__:
+                if not (cls.__module__.startswith(_LIBRARIES) or id(cls) in self._seen):
+                    self._seen[id(cls)] = cls
+                    self._visit_fields(_ClassFields(cls), cls)
 
     def complete(self) -> Attributes | None:
         """Note what the first run wrote to; None if there is nothing to put back."""
-        for kept in self._tensors.values():
-            kept.complete()
+        for tensor in self._tensors.values():
+            tensor.complete()
+        for other in self._copies.values():
+            other.complete()
         # A second run needs no graph of an earlier forward pass, which would hold that.
         values = [x for place in self._places for x in place.leads_to()]
         ended = {
@@ -127,7 +133,9 @@ class Attributes:
         copies = {
             i: kept.again() for i, kept in self._tensors.items() if kept.is_needed()
         }
-        copies |= {i: copy.deepcopy(kept) for i, (_, kept) in self._copies.items()}
+        copies |= {
+            i: kept.again() for i, kept in self._copies.items() if kept.is_needed()
+        }
         self._found = [place.contents() for place in self._places]
         for place, found in zip(self._places, self._found, strict=True):
             before = place.replaced(copies) if copies else place.before
@@ -140,15 +148,22 @@ class Attributes:
                 place.put(found)
         self._found = []
 
+    def _visit_fields(self, place: _Place, owner: type) -> None:
+        self._places.append(place)
+        for name, value in place.before.items():
+            if not isinstance(value, _LEFT_ALONE):
+                self._visit(value, (owner, name))
+
     def _visit(self, value: Any, name: tuple[type, str]) -> None:
         """Note the contents of what a forward pass may change, and what it leads to."""
-        left = [value]
+        left, count = [value], 0
         while left:
             x = left.pop()
-            if isinstance(x, _IMMUTABLE) or id(x) in self._seen:
+            if isinstance(x, _LEFT_ALONE) or id(x) in self._seen:
                 continue
             self._seen[id(x)] = x
-            if len(self._seen) > _LIMIT:
+            count += 1
+            if count > _LIMIT:
                 _warn(name, f"(more than {_LIMIT:,} objects)")
                 return
             if isinstance(x, Tensor):
@@ -158,19 +173,22 @@ class Attributes:
             if isinstance(x, (tuple, frozenset)):
                 left.extend(x)
                 continue
-            place = _place_of(x)
-            if place is not None:
-                self._places.append(place)
+            places = _places_of(x)
+            self._places.extend(places)
+            for place in places:
                 left.extend(place.leads_to())
-            else:
+            if not places:
                 self._copy(x, name)
 
     def _copy(self, x: Any, name: tuple[type, str]) -> None:
+        if _is_array(x) and x.size > _SMALL:
+            _warn(name, f"(an array of shape {list(x.shape)})")
+            return
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 if copy.copy(x) is not x:
-                    self._copies[id(x)] = (x, copy.deepcopy(x))
+                    self._copies[id(x)] = _Copied(x)
         except Exception:
             _warn(name, f"({type(x).__name__})")
 
@@ -225,13 +243,14 @@ def tensors_within(objects: Sequence[Any]) -> list[Tensor]:
     left, seen = list(objects), dict[int, Any]()
     while left and len(seen) < _LIMIT:
         x = left.pop()
-        if isinstance(x, (*_IMMUTABLE, nn.Module)) or id(x) in seen:
+        if isinstance(x, (*_LEFT_ALONE, nn.Module)) or id(x) in seen:
             continue
         seen[id(x)] = x
         if isinstance(x, (tuple, frozenset)):
             left.extend(x)
-        elif not isinstance(x, Tensor) and (place := _place_of(x)) is not None:
-            left.extend(place.leads_to())
+        elif not isinstance(x, Tensor):
+            for place in _places_of(x):
+                left.extend(place.leads_to())
     return [x for x in seen.values() if isinstance(x, Tensor)]
 
 
@@ -258,6 +277,8 @@ class _Kept:
             return True
         if self._copy is None or self._x.is_meta:
             return False
+        if self._x.layout is not torch.strided or self._x.is_nested:
+            return False
         return self._x.device.type != "cpu" or not torch.equal(self._x, self._copy)
 
     def again(self) -> Tensor:
@@ -270,6 +291,35 @@ class _Kept:
                 "block."
             )
         return self._copy.clone()
+
+
+class _Copied:
+    """An object that is copied as a whole, and its copy from before the first run."""
+
+    def __init__(self, x: Any) -> None:
+        self._x, self._copy = x, copy.deepcopy(x)
+        self._written = True
+
+    def complete(self) -> None:
+        """Note whether the first run wrote to it, as far as that can be seen."""
+        self._written = not self._is_same()
+
+    def is_needed(self) -> bool:
+        """Whether a second run has to get a copy."""
+        return self._written or not self._is_same()
+
+    def again(self) -> Any:
+        """Give a copy for the second run to write to."""
+        return copy.deepcopy(self._copy)
+
+    def _is_same(self) -> bool:
+        if not _is_array(self._x):
+            return False
+        return bool(self._x.tobytes() == self._copy.tobytes())
+
+
+def _is_array(x: Any) -> bool:
+    return type(x).__module__ == "numpy" and hasattr(x, "tobytes")
 
 
 def _warn(name: tuple[type, str], why: str) -> None:
@@ -316,7 +366,7 @@ def _differ(now: Any, before: Any) -> bool:
         return True
     if isinstance(now, dict):
         pairs = zip(now.items(), before.items(), strict=True)
-        return any(k != n or x is not y for (k, x), (n, y) in pairs)
+        return any(k is not n or x is not y for (k, x), (n, y) in pairs)
     return any(x is not y for x, y in zip(now, before, strict=True))
 
 
@@ -339,7 +389,7 @@ class _Fields(_Place):
     def __init__(self, owner: Any, left_out: frozenset[str] = frozenset()) -> None:
         self._left_out = left_out
         self._slots = [
-            name
+            _mangled(name, cls)
             for cls in type(owner).__mro__
             for name in _as_names(vars(cls).get("__slots__", ()))
             if name not in ("__dict__", "__weakref__")
@@ -370,6 +420,38 @@ class _Fields(_Place):
 
 def _as_names(slots: Any) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _mangled(name: str, cls: type) -> str:
+    private = name.startswith("__") and not name.endswith("__")
+    return f"_{cls.__name__.lstrip('_')}{name}" if private else name
+
+
+class _ClassFields(_Place):
+    """Attributes of a class, which its instances may count in."""
+
+    def contents(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in vars(self.owner).items()
+            if not (
+                (name.startswith("__") and name.endswith("__"))
+                or isinstance(value, (types.FunctionType, *_DESCRIPTORS))
+            )
+        }
+
+    def put(self, contents: dict[str, Any]) -> None:
+        for name in self.contents().keys() - contents.keys():
+            delattr(self.owner, name)
+        for name, value in contents.items():
+            if vars(self.owner).get(name) is not value:
+                setattr(self.owner, name, value)
+
+
+_DESCRIPTORS = (
+    property, classmethod, staticmethod, types.MemberDescriptorType,
+    types.GetSetDescriptorType, functools.cached_property,
+)  # fmt: skip
 
 
 class _Sequence(_Place):
@@ -405,20 +487,24 @@ class _Generator(_Place):
         self.owner.set_state(contents[0])
 
 
-def _place_of(x: Any) -> _Place | None:
-    """Tell how to note what an object holds; None if it must be copied as a whole."""
-    if isinstance(x, (list, deque, set, bytearray)):
-        return _Sequence(x)
-    if isinstance(x, dict):
-        return _Mapping(x)
-    if isinstance(x, torch.Generator):
-        return _Generator(x)
+def _places_of(x: Any) -> list[_Place]:
+    """Note what an object holds; nothing of one that must be copied as a whole."""
     if isinstance(x, (random.Random, io.IOBase)):
-        return None
+        return []
+    if isinstance(x, torch.Generator):
+        return [_Generator(x)]
     if isinstance(x, nn.Module):
-        return _Fields(x, _OF_EVERY_MODULE - {"_buffers", "_modules"})
-    own = hasattr(x, "__dict__") or any("__slots__" in vars(c) for c in type(x).__mro__)
-    return _Fields(x) if own and _is_of_python(type(x)) else None
+        return [_Fields(x, _OF_EVERY_MODULE - {"_buffers", "_modules"})]
+    places: list[_Place] = []
+    if isinstance(x, (list, deque, set, bytearray)):
+        places.append(_Sequence(x))
+    elif isinstance(x, dict):
+        places.append(_Mapping(x))
+    elif not _is_of_python(type(x)):
+        return []
+    if hasattr(x, "__dict__") or any("__slots__" in vars(c) for c in type(x).__mro__):
+        places.append(_Fields(x))
+    return places
 
 
 def _is_of_python(kind: type) -> bool:

@@ -9,8 +9,9 @@ the second one with the float32 precision (TF32 or not) of the first.
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,13 +80,11 @@ class Flags:
         if not self.in_effect:
             yield
             return
-        wanted = self.wanted()
-        found = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
+        entry = _pinned.enter(self)
         try:
-            _write(wanted)
             yield
         finally:
-            _write(found)
+            _pinned.leave(entry)
 
     def wanted(self) -> list[tuple[Any, str, Any]]:
         """List who holds each flag, its name and its value."""
@@ -93,42 +92,59 @@ class Flags:
         precision = zip(_precision_flags(), self.precision, strict=True)
         return [*pinned, *((owner, name, value) for (owner, name), value in precision)]
 
-    def hold(self, owner: object) -> None:
+    def hold(self, owner: object) -> Callable[[], Any]:
         """Compute under these flags in the backward pass, until its owner is gone.
 
         Parameters
         ----------
         owner : object
             What the operations need whose gradients are computed; they release it.
+
+        Returns
+        -------
+        callable
+            Ends it before.
         """
-        if self.in_effect:
-            _held.enter(self)
-            weakref.finalize(owner, _held.leave).atexit = False
+        if not self.in_effect:
+            return lambda: None
+        end = weakref.finalize(owner, _pinned.leave, _pinned.enter(self))
+        end.atexit = False
+        return end
 
 
-class _HeldFlags:
-    """Flags in force for some owners, and the user's for when the last is gone."""
+class _PinnedFlags:
+    """Flags that runs and backward passes want, the latest in force, in any order.
+
+    The user's own return when the last is gone.
+    """
 
     def __init__(self) -> None:
-        self._owners = 0
-        self._found: list[tuple[Any, str, Any]] = []
+        self._lock = threading.RLock()
+        self._entries: list[tuple[object, Flags]] = []
+        self._of_the_user: list[tuple[Any, str, Any]] = []
 
-    def enter(self, flags: Flags) -> None:
-        wanted = flags.wanted()
-        if not self._owners:
-            self._found = [
-                (owner, name, getattr(owner, name)) for owner, name, _ in wanted
-            ]
-        self._owners += 1
-        _write(wanted)
+    def enter(self, flags: Flags) -> object:
+        """Put flags in force; give what names them."""
+        entry = object()
+        with self._lock:
+            if not self._entries:
+                self._of_the_user = [
+                    (owner, name, getattr(owner, name))
+                    for owner, name, _ in flags.wanted()
+                ]
+            self._entries.append((entry, flags))
+            _write(flags.wanted())
+        return entry
 
-    def leave(self) -> None:
-        self._owners -= 1
-        if not self._owners:
-            _write(self._found)
+    def leave(self, entry: object) -> None:
+        """Put those in force that were before, or came later."""
+        with self._lock:
+            self._entries = [e for e in self._entries if e[0] is not entry]
+            last = self._entries[-1][1].wanted() if self._entries else self._of_the_user
+            _write(last)
 
 
-_held = _HeldFlags()
+_pinned = _PinnedFlags()
 
 
 def _write(wanted: Iterable[tuple[Any, str, Any]]) -> None:

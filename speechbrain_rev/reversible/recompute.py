@@ -188,7 +188,7 @@ def refuse_what_cannot_run_again(module: nn.Module) -> None:
     refuse_transforms()
 
 
-class _Saved(Held):
+class _SavedAgain(Held):
     """What an operation of the first run saved, and the second run makes again."""
 
     __slots__ = ("_form", "_run")
@@ -208,7 +208,7 @@ class _Saved(Held):
         if self._value is None:
             self._run.second()
         x = super().get()
-        if self._run.complete and _graph_is_kept():
+        if self._run.complete and graph_is_kept():
             self.put(None)  # else a kept graph would be a stored one
         return x
 
@@ -217,7 +217,7 @@ def _form_of(x: Tensor) -> str:
     return f"{list(x.shape)} {x.dtype} {x.device}"
 
 
-def _graph_is_kept() -> bool:
+def graph_is_kept() -> bool:
     """Whether the backward pass under way will be allowed a second time."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
@@ -234,7 +234,7 @@ class _Run:
     ) -> None:
         self._function, self._owner = function, owner
         self._given = inputs, keywords
-        self._saved: list[weakref.ref[_Saved]] = []
+        self._saved: list[weakref.ref[_SavedAgain]] = []
         #: Whether the first run has ended.
         self.complete = False
 
@@ -247,9 +247,9 @@ class _Run:
         """Say that the second run was another one."""
         return (
             f"{self.name} computed something else in its second run than in its first: "
-            f"{how}. Its control flow must not depend on anything but its inputs, its "
-            "parameters, buffers and attributes and torch's random numbers. Use "
-            "mode='store' for this block, or leave it out of recompute_blocks."
+            f"{how}. Control flow may depend on inputs, parameters, buffers, attributes and "
+            "torch's random numbers only. Use mode='store' for this block, or leave it out "
+            "of recompute_blocks."
         )
 
     def first(self) -> Any:
@@ -263,10 +263,10 @@ class _Run:
         self._others = [_TENSOR if isinstance(x, Tensor) else x for x in leaves]
         versions = [*map(version_of, tensors)]
         self._weights = watched_weights(owner)
-        alive: list[_Saved] = []
+        alive: list[_SavedAgain] = []
 
-        def save(x: Tensor) -> _Saved:
-            saved = _Saved(self, x.detach())
+        def save(x: Tensor) -> _SavedAgain:
+            saved = _SavedAgain(self, x.detach())
             self._saved.append(weakref.ref(saved))
             alive.append(saved)
             return saved
@@ -299,8 +299,7 @@ class _Run:
 
     def second(self) -> None:
         """Run the module again and keep what its operations save."""
-        if not self.complete:
-            raise AssertionError("A first run holds what it saves.")
+        assert self.complete, "a first run holds what it saves"
         kept = self._kept.grad_fn.saved_tensors
         inputs = [
             x.detach().requires_grad_(x.requires_grad)
@@ -317,7 +316,7 @@ class _Run:
         def save(x: Tensor) -> Held:
             place = next(places)
             if place >= len(self._saved):
-                raise RuntimeError(self.differs("operations that the first had not"))
+                raise RuntimeError(self.differs("more operations"))
             x = x.detach()
             saved = self._saved[place]()
             if saved is not None:
@@ -326,12 +325,17 @@ class _Run:
 
         if self._weights is not None:
             self._weights.compare(self._owner)
-        self._recording.flags.hold(self)
-        with (
-            repeated(owner, self._recording, leaves),
-            saved_tensors_hooks(save, lambda saved: saved.get()),
-        ):
-            outputs = self._function(*args, **keywords)
+        # What needs the values is computed under the flags of the runs, too.
+        release = self._recording.flags.hold(self)
+        try:
+            with (
+                repeated(owner, self._recording, leaves),
+                saved_tensors_hooks(save, lambda saved: saved.get()),
+            ):
+                outputs = self._function(*args, **keywords)
+        except BaseException:
+            release()
+            raise
         if next(places) != len(self._saved):
             raise RuntimeError(self.differs("fewer operations"))
         if _count(outputs) != self._outputs:

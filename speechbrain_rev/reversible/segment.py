@@ -31,7 +31,7 @@ from speechbrain_rev.reversible.gradients import (
 )
 from speechbrain_rev.reversible.monitor import StreamNotes, checksum
 from speechbrain_rev.reversible.observing import Moment, tell
-from speechbrain_rev.reversible.recompute import refuse_double_backward
+from speechbrain_rev.reversible.recompute import graph_is_kept, refuse_double_backward
 from speechbrain_rev.reversible.replay import (
     Recording,
     devices_of,
@@ -199,7 +199,7 @@ class _Reconstruct(torch.autograd.Function):
         if grad1 is None and grad2 is None:
             return (None,) * len(ctx.needs_input_grad)
         y1, y2, mask, *tensors = ctx.saved_tensors
-        if _graph_is_kept():
+        if graph_is_kept():
             y1, y2 = y1.clone(), y2.clone()
         for f, weights in ctx.weights:
             if weights is not None:
@@ -296,8 +296,3 @@ def _is_spent(f: nn.Module, half: Sequence[nn.Module]) -> bool:
 
 def _is_watched(module: nn.Module) -> bool:
     return any(map(has_hooks, module.modules()))
-
-
-def _graph_is_kept() -> bool:
-    """Whether the backward pass under way will be allowed a second time."""
-    return torch._C._autograd._get_current_graph_task_keep_graph()

@@ -1,4 +1,4 @@
-"""Who looks at what is made within functions that run twice: hooks, and escaped tensors.
+"""Hooks on functions that run twice, and tensors that outlive their first run.
 
 Hooks fire in both runs. A tensor that is made within the first run of a reconstructed
 function, which has no graph, and that somebody keeps has no gradient: an auxiliary loss on
@@ -199,9 +199,8 @@ class Sources:
     def refuse(self) -> None:
         """Refuse gradients of what the first run made."""
         raise RuntimeError(
-            f"What {self._name} makes in its first run has no gradient, for it is "
-            "reconstructed and keeps no graph of that. Use mode='store' or 'recompute' for "
-            "this block."
+            f"{self._name} is reconstructed: tensors that were made inside it have no "
+            "gradient. Use mode='store' or 'recompute' for this block."
         )
 
     def _get(self, held: Held) -> Tensor:
@@ -235,7 +234,7 @@ class Sources:
         where = (
             f"as attribute {', '.join(named[:_SHOWN])}" if named
             else f"perhaps by a hook on {', '.join(hooked[:_SHOWN])}" if hooked
-            else "by somebody"
+            else "by code outside of it"
         )  # fmt: skip
         warnings.warn(
             f"{self._name} is reconstructed: a tensor of its first run "

@@ -15,8 +15,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from speechbrain_rev.reversible.monitor import StreamWarning, has_values, to_host
 
-#: First runs of a module from one comparison to the next.
-_EVERY = 100
+#: First runs of a module from one comparison to the next: a prime, so that each of the
+#: pieces of a split function has its turn.
+_EVERY = 101
 
 
 class _Notes:
@@ -44,10 +45,9 @@ class _Notes:
         changed = [n for n, d in zip(self._names, differs.tolist(), strict=True) if d]
         if changed:
             warnings.warn(
-                f"{changed[0]} changed between a forward and its backward pass, where no "
-                "version counts it, as through .data: the second run computed with other "
-                "weights than the first. Change weights after the backward pass, or use "
-                "mode='store' for this block.",
+                f"{changed[0]} was changed after the forward pass, through .data or the "
+                "like. The second run of its block used other weights than the first. Change "
+                "weights after the backward pass, or use mode='store' for this block.",
                 StreamWarning,
                 stacklevel=2,
             )

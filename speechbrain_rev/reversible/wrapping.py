@@ -33,8 +33,8 @@ def recompute_blocks(network: Network, *names: str) -> Network:
     """Make submodules compute their activations again instead of storing them.
 
     In training they behave as if each were behind ``Recompute``: they keep their inputs
-    and run again in the backward pass. Gradients are those of plain torch, of outputs of
-    any kind and of whatever else came of the first run. Dropout draws the same masks, and
+    and run again in the backward pass. Gradients equal those of plain torch, for outputs
+    of any kind and for tensors that hooks kept. Dropout draws the same masks, and
     running statistics and plain attributes are updated once.
 
     Parameters
@@ -65,8 +65,8 @@ def recompute_blocks(network: Network, *names: str) -> Network:
     Submodules, parameters and buffers keep their names, identity and attributes, and
     ``isinstance`` answers as before, so that checkpoints load both ways and optimizers,
     DistributedDataParallel and hooks may come before or after. Hooks on a chosen module
-    itself fire once, around both of its runs. Forward hooks within it fire in each, which
-    a warning says once; backward and tensor hooks fire once. Copies and pickles recompute
+    itself fire once, around both of its runs. Forward hooks within it fire in both, which
+    one warning reports; backward and tensor hooks fire once. Copies and pickles recompute
     as well; what ``torch.jit.script`` makes of the network does not. In
     evaluation and without gradients nothing changes.
 

@@ -225,7 +225,7 @@ ENGINE = [
     Mutant(
         "11: a kept graph keeps what was computed again",
         RECOMPUTE_CODE,
-        "if self._run.complete and _graph_is_kept():",
+        "if self._run.complete and graph_is_kept():",
         "if False:",
         OUTPUTS,
         "graph_that_is_kept",

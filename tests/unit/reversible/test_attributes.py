@@ -3,6 +3,7 @@
 import copy
 import gc
 import itertools
+import logging
 import os
 import random
 import threading
@@ -24,6 +25,28 @@ from .chains import distance
 class Counter:
     def __init__(self):
         self.calls = 1
+
+
+class Listed(list):
+    """A list that has an attribute, too."""
+
+    def __init__(self):
+        super().__init__([1])
+        self.calls = 1
+
+
+class Private:
+    __slots__ = ("__calls",)
+
+    def __init__(self):
+        self.__calls = 1
+
+    def count(self):
+        self.__calls += 1
+
+    @property
+    def calls(self):
+        return self.__calls
 
 
 class Slots:
@@ -81,6 +104,22 @@ STATES = {
         lambda m: setattr(m.state, "calls", m.state.calls + 1),
         lambda s: s.calls,
     ),
+    "list with an attribute": (
+        Listed,
+        lambda m: setattr(m.state, "calls", m.state.calls + 1),
+        lambda s: s.calls,
+    ),
+    "private slots": (Private, lambda m: m.state.count(), lambda s: s.calls),
+    "tensors as keys": (
+        lambda: {torch.ones(2): 1},
+        lambda m: m.state.update({torch.ones(2): 2}),
+        len,
+    ),
+    "sparse tensor": (
+        lambda: torch.eye(4).to_sparse(),
+        lambda m: None,
+        lambda s: s.to_dense()[0] + 1,
+    ),
     "array": (
         lambda: np.ones(4),
         lambda m: np.add(m.state, 1, out=m.state),
@@ -121,6 +160,8 @@ class Stateful(nn.Module):
 
 def comparable(state):
     """Give what two states are equal by."""
+    if isinstance(state, torch.Tensor):
+        return state.to_dense().tolist()
     if isinstance(state, (list, tuple, deque)):
         return [comparable(x) for x in state]
     if isinstance(state, nn.Module):
@@ -252,6 +293,48 @@ def test_what_cannot_be_copied_is_named_once(make, message, recwarn):
     )
     getattr(module.module.state, "close", list)()
     assert all("mode='store'" in str(w.message) for w in recwarn)
+
+
+def test_attributes_of_a_class_are_changed_once():
+    class Counting(nn.Module):
+        calls = 0
+        seen: list = []  # noqa: RUF012
+
+        def forward(self, x):
+            type(self).calls += 1
+            self.seen.append(1)
+            return x * (self.calls + len(self.seen))
+
+    x = torch.ones(2, requires_grad=True)
+    for calls in (1, 2):
+        x.grad = None
+        Recompute(Counting()).train()(x).sum().backward()
+        assert (Counting.calls, len(Counting.seen)) == (calls, calls)
+        assert torch.equal(x.grad, torch.full((2,), 2.0 * calls))
+
+
+def test_small_attributes_after_a_large_one_are_put_back(recwarn):
+    class Holding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.large, self.calls = [[i] for i in range(30_000)], 0
+            self.array = np.ones(100_000)
+            self.log = logging.getLogger("speechbrain_rev")
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    module = Holding()
+    x = torch.ones(2, requires_grad=True)
+    Recompute(module).train()(x).sum().backward()
+    assert module.calls == 1
+    assert torch.equal(x.grad, torch.ones(2))
+    named = sorted(str(w.message).split(" cannot")[0] for w in recwarn)
+    assert named == [
+        "Holding.array (an array of shape [100000])",
+        "Holding.large (more than 20,000 objects)",
+    ]
 
 
 def test_locks_and_functions_are_left_alone(recwarn):

@@ -75,6 +75,22 @@ def test_both_runs_are_pinned_and_the_user_flags_return(mode, as_on_cuda):
         assert seen[2:] == [pinned]
 
 
+def test_flags_that_overlap_in_any_order_return_to_the_users(as_on_cuda):
+    class Owner:
+        pass
+
+    cpu = {torch.device("cpu")}
+    with user_sets(True, False, "ieee"):
+        pinned, owner = flags.Flags.now(cpu), Owner()
+        with pinned():
+            pinned.hold(owner)
+        assert in_force() == (False, True, "ieee")
+        with pinned():
+            del owner
+            assert in_force() == (False, True, "ieee")
+        assert in_force() == (True, False, "ieee")
+
+
 @hooks_fire_twice
 def test_flags_return_after_an_error(as_on_cuda):
     chain = chain_of("basic", 1)

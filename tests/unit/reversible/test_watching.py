@@ -89,7 +89,7 @@ def test_what_a_residual_function_keeps_has_its_gradient_or_is_named(
             loss = y1.sum() + y2.sum()
             if mode == "reconstruct" and module is again:
                 with pytest.raises(
-                    RuntimeError, match=r"Keeping\) makes in its first run"
+                    RuntimeError, match=r"Keeping\) is reconstructed: tensors"
                 ):
                     (loss + kept.sum()).backward(retain_graph=True)
                 module.zero_grad()
@@ -101,7 +101,7 @@ def test_what_a_residual_function_keeps_has_its_gradient_or_is_named(
         assert distance(*found) == 0
         assert not recwarn
         return
-    where = "attribute aux" if how == "attribute" else "by somebody"
+    where = "attribute aux" if how == "attribute" else "by code outside of it"
     messages = [str(w.message) for w in recwarn]
     assert len(messages) == 2  # one for each function, once
     for i, message in enumerate(messages):
