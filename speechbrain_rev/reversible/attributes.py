@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 #: A module holds these itself; a second run has other ones or none of its own.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {
@@ -89,21 +90,27 @@ class Attributes:
 
     def __init__(self, module: nn.Module, objects: Sequence[Any] = ()) -> None:
         self._places: list[_Place] = []
-        self._tensors: dict[int, _Kept] = {}
+        self._tensors: dict[int, KeptTensor] = {}
         self._copies: dict[int, _Copied] = {}
         self._found: list[Any] = []
         self._seen: dict[int, Any] = {}
         modules = list(module.modules())
         for x in objects:
             self._visit(x, (type(module), "forward's argument"))
-        if not any(map(may_have_state, modules)):
+        if is_ours(module):
             return
         for m in modules:
             # What is put in place for a second run by itself.
             for x in (m, *m._parameters.values(), *m._buffers.values()):
                 self._seen[id(x)] = x
-        for m in filter(may_have_state, modules):
-            self._visit_fields(_Fields(m, _OF_EVERY_MODULE), type(m))
+        for m in modules:
+            fields = _Fields(m, _OF_EVERY_MODULE)
+            if not may_have_state(m):
+                # Others may change what torch's own layers do, or hook them.
+                hooks = _Mapping(m._forward_hooks), _Mapping(m._forward_pre_hooks)
+                self._places.extend((fields, *hooks))
+                continue
+            self._visit_fields(fields, type(m))
             for cls in type(m).__mro__:
                 if not (cls.__module__.startswith(_LIBRARIES) or id(cls) in self._seen):
                     self._seen[id(cls)] = cls
@@ -168,7 +175,8 @@ class Attributes:
                 return
             if isinstance(x, Tensor):
                 if not (x.requires_grad or x.is_inference()):
-                    self._tensors[id(x)] = _Kept(x, f"{name[0].__name__}.{name[1]}")
+                    own = f"{name[0].__name__}.{name[1]}"
+                    self._tensors[id(x)] = KeptTensor(x, own)
                 continue
             if isinstance(x, (tuple, frozenset)):
                 left.extend(x)
@@ -191,6 +199,12 @@ class Attributes:
                     self._copies[id(x)] = _Copied(x)
         except Exception:
             _warn(name, f"({type(x).__name__})")
+
+
+def is_ours(module: nn.Module) -> bool:
+    """Whether a module is of this package, and so is what it consists of, or torch's."""
+    ours = type(module).__module__.startswith("speechbrain_rev.")
+    return ours and not any(map(may_have_state, module.modules()))
 
 
 def may_have_state(m: nn.Module) -> bool:
@@ -254,32 +268,41 @@ def tensors_within(objects: Sequence[Any]) -> list[Tensor]:
     return [x for x in seen.values() if isinstance(x, Tensor)]
 
 
-class _Kept:
-    """A tensor in an attribute, and what was in it before the first run."""
+class KeptTensor:
+    """A buffer or a tensor in an attribute, and what was in it before a first run.
+
+    Large ones are copied as long as it is not known that the first run leaves them alone.
+    """
 
     def __init__(self, x: Tensor, name: str) -> None:
         self._x, self._name, self._version = x, name, x._version
-        self._copy: Tensor | None = x.detach().clone()
         self._written = False
+        copied = self._is_small() or _large.get(x, True)
+        self._copy: Tensor | None = x.detach().clone() if copied else None
 
     def complete(self) -> None:
-        """Drop the copy of a large tensor that the first run did not write to."""
-        self._written = self._x._version != self._version
-        if not self._written and self._x.numel() > _SMALL:
+        """Note whether the first run wrote to it; drop the copy of a large one if not."""
+        self._written = self._x._version != self._version or self._may_differ()
+        if self._is_small():
+            return
+        if self._written and self._copy is None:
+            raise RuntimeError(
+                f"{self._name}, of shape {list(self._x.shape)}, is written to in a forward "
+                "pass, which it was not before; its block cannot run again. "
+                "Use mode='store' for this block, or leave it out of recompute_blocks."
+            )
+        _large[self._x] = self._written
+        if not self._written:
             self._copy = None
 
-    def is_needed(self) -> bool:
-        """Whether a second run has to get the copy.
+    def for_second_run(self) -> Tensor:
+        """Give what a second run may write to: a copy, if the first wrote."""
+        return self.again() if self.is_needed() else self._x
 
-        Torch's batch normalisation writes running statistics and counts no version.
-        """
-        if self._written or self._x._version != self._version:
-            return True
-        if self._copy is None or self._x.is_meta:
-            return False
-        if self._x.layout is not torch.strided or self._x.is_nested:
-            return False
-        return self._x.device.type != "cpu" or not torch.equal(self._x, self._copy)
+    def is_needed(self) -> bool:
+        """Whether a second run has to get the copy."""
+        changed = self._x._version != self._version
+        return self._written or changed or self._may_differ()
 
     def again(self) -> Tensor:
         """Give a copy for the second run to write to."""
@@ -287,10 +310,39 @@ class _Kept:
             raise RuntimeError(
                 f"{self._name}, of shape {list(self._x.shape)}, was changed between a "
                 "forward and its backward pass, where its block runs again. Change it "
-                "after the backward pass, make it a buffer, or use mode='store' for this "
-                "block."
+                "after the backward pass, or use mode='store' for this block."
             )
         return self._copy.clone()
+
+    def _is_small(self) -> bool:
+        return self._x.numel() <= _SMALL
+
+    def _may_differ(self) -> bool:
+        """Whether a write may have gone without a version, as of running statistics."""
+        x = self._x
+        if self._copy is None or x.is_meta or not self._is_small():
+            return False
+        if x.layout is not torch.strided or x.is_nested:
+            return False
+        return x.device.type != "cpu" or not torch.equal(x, self._copy)
+
+
+class Untouched(KeptTensor):
+    """A buffer that only its own layer writes to, and nobody reads in training."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+
+    def complete(self) -> None:
+        """Nothing is to be noted."""
+
+    def for_second_run(self) -> Tensor:
+        """Give a copy of what is there."""
+        return self._x.clone()
+
+
+#: Large tensors, and whether a first run wrote to them.
+_large = WeakTensorKeyDictionary()
 
 
 class _Copied:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from speechbrain_rev.reversible.replay import Place, places_of
+from speechbrain_rev.reversible.replay import Place, places_of, stand_in
 
 
 class Parameters:
@@ -38,7 +38,7 @@ class Gradients:
 
     def __init__(self, parameters: Parameters, saved: Sequence[Tensor]) -> None:
         self._parameters = parameters
-        self._leaves = [t.detach().requires_grad_(t.requires_grad) for t in saved]
+        self._leaves = [*map(stand_in, saved)]
         self.found: list[Tensor | None] = [None] * len(saved)
 
     def leaves(self, run: int) -> dict[Place, Tensor]:

@@ -8,16 +8,18 @@ any kind, maps that a hook caught or that a module kept, has the gradient of pla
 
 from __future__ import annotations
 
+import copy
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev.compression.activations import not_compressing
 from speechbrain_rev.reversible.attributes import tensors_within
@@ -29,6 +31,7 @@ from speechbrain_rev.reversible.replay import (
     refuse_transforms,
     repeated,
     running,
+    stand_in,
 )
 from speechbrain_rev.reversible.watching import Held, report_hooks
 from speechbrain_rev.reversible.weights import watched_weights
@@ -161,10 +164,15 @@ def refuse_what_cannot_run_again(module: nn.Module) -> None:
     ------
     RuntimeError
         If FSDP shards the parameters, which are gathered around each module's forward
-        pass only; if the module is scripted; inside ``parametrize.cached()``, which
+        pass only; if its first forward pass makes parameters; if it is scripted; inside ``parametrize.cached()``, which
         would hand weights made without a graph to the second run; or under transforms of
         ``torch.func``.
     """
+    if any(map(is_lazy, module.parameters())):
+        raise RuntimeError(
+            f"{type(module).__name__} has parameters that its first forward pass makes. "
+            "Use it once in evaluation before it trains."
+        )
     sharded = any(
         getattr(m, "_is_fsdp_managed_module", False) for m in module.modules()
     ) or any(hasattr(p, "device_mesh") for p in module.parameters())
@@ -195,22 +203,29 @@ class _SavedAgain(Held):
 
     def __init__(self, run: _Run, x: Tensor) -> None:
         super().__init__(run.name, x)
-        self._run, self._form = run, _form_of(x)
+        self._run: _Run | None = run
+        self._form = _form_of(x)
 
     def put_again(self, x: Tensor) -> None:
         """Hold what the second run saved in this place."""
         if _form_of(x) != self._form:
+            assert self._run is not None
             raise RuntimeError(self._run.differs(f"{_form_of(x)} for {self._form}"))
         self.put(x)
 
     def get(self) -> Tensor:
         """Give the value; if it was dropped, the module runs again for it."""
         if self._value is None:
+            assert self._run is not None
             self._run.second()
         x = super().get()
-        if self._run.complete and graph_is_kept():
+        if self._run is not None and self._run.complete and graph_is_kept():
             self.put(None)  # else a kept graph would be a stored one
         return x
+
+    def part(self) -> None:
+        """Forget the run, which is not needed for the value any more."""
+        self._run = None
 
 
 def _form_of(x: Tensor) -> str:
@@ -255,19 +270,25 @@ class _Run:
     def first(self) -> Any:
         """Run the module; what its operations save is dropped at the end."""
         (inputs, keywords), owner = self._given, self._owner
-        leaves, self._spec = tree_flatten(self._given)
-        del self._given
-        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        leaves = tree_leaves(self._given)
+        tensors = [*{id(x): x for x in leaves if isinstance(x, Tensor)}.values()]
         objects = [x for x in leaves if not isinstance(x, Tensor)]
         within = tensors_within(objects)
-        self._others = [_TENSOR if isinstance(x, Tensor) else x for x in leaves]
+        # Containers of their own, for the module may change those it is given. What is
+        # one object stays one.
+        self._objects, self._slots = objects, [_Slot() for _ in tensors]
+        places = {id(x): slot for x, slot in zip(tensors, self._slots, strict=True)}
+        self._template = copy.deepcopy(self._given, places | _by_id(objects))
+        del self._given
         versions = [*map(version_of, tensors)]
         self._weights = watched_weights(owner)
         alive: list[_SavedAgain] = []
+        runs = [self]
 
         def save(x: Tensor) -> _SavedAgain:
-            saved = _SavedAgain(self, x.detach())
-            self._saved.append(weakref.ref(saved))
+            (run,) = runs
+            saved = _SavedAgain(run, x.detach())
+            run._saved.append(weakref.ref(saved))
             alive.append(saved)
             return saved
 
@@ -282,7 +303,8 @@ class _Run:
             self.complete = True
             for saved in alive:
                 saved.put(None)
-            alive.clear()  # each of them would keep the others, through its hooks
+            alive.clear()  # each of them would keep the others, through its hooks,
+            runs.clear()  # and the run
         if [*map(version_of, tensors)] != versions:
             raise RuntimeError(
                 f"{self.name} wrote into its input and cannot run again. Use "
@@ -291,27 +313,35 @@ class _Run:
             )
         if self._saved:
             self._outputs = _count(outputs)
-            parameters = [p for _, p in places_of(owner)]
+            listed = [*places_of(owner)]
+            parameters = [p for _, p in listed]
+            self._first_ids = [*map(id, tensors)], [*map(id, parameters)]
+            self._places = [place for place, _ in listed]
             # Hooks around this module see its inputs; their versions are compared.
             given = *tensors, *within, *parameters
-            self._kept = _Keep.apply(_ANCHOR, len(tensors), *given)
+            self._kept = _Keep.apply(_ANCHOR, *given)
         return outputs
 
     def second(self) -> None:
         """Run the module again and keep what its operations save."""
         assert self.complete, "a first run holds what it saves"
         kept = self._kept.grad_fn.saved_tensors
-        inputs = [
-            x.detach().requires_grad_(x.requires_grad)
-            for x in kept[: self._kept.grad_fn.inputs]
-        ]
-        (args, keywords) = _filled(self._others, inputs, self._spec)
         owner, places = self._owner, itertools.count()
+        of_inputs, of_parameters = self._first_ids
+        parameters = kept[len(kept) - len(of_parameters) :]
         own: dict[int, Tensor] = {}
+        for i, p in zip(of_parameters, parameters, strict=True):
+            if i not in own:
+                own[i] = stand_in(p)
         leaves = {
-            place: own.setdefault(id(p), p.detach().requires_grad_(p.requires_grad))
-            for place, p in places_of(owner)
+            place: own[i] for place, i in zip(self._places, of_parameters, strict=True)
         }
+        inputs = [
+            own[i] if i in own else x.detach().requires_grad_(x.requires_grad)
+            for i, x in zip(of_inputs, kept, strict=False)
+        ]
+        slots = {id(s): x for s, x in zip(self._slots, inputs, strict=True)}
+        args, keywords = copy.deepcopy(self._template, slots | _by_id(self._objects))
 
         def save(x: Tensor) -> Held:
             place = next(places)
@@ -324,7 +354,7 @@ class _Run:
             return Held(self.name, x)
 
         if self._weights is not None:
-            self._weights.compare(self._owner)
+            self._weights.compare(parameters)
         # What needs the values is computed under the flags of the runs, too.
         release = self._recording.flags.hold(self)
         try:
@@ -342,14 +372,19 @@ class _Run:
             raise RuntimeError(
                 self.differs(f"{_count(outputs)} tensors returned for {self._outputs}")
             )
+        if not graph_is_kept():
+            # Each has its value. Who keeps a map keeps no module and no earlier map.
+            for reference in self._saved:
+                again = reference()
+                if again is not None:
+                    again.part()
 
 
 class _Keep(torch.autograd.Function):
     """Keeps tensors as any operation saves them."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, inputs: int, *tensors: Tensor) -> Tensor:
-        ctx.inputs = inputs
+    def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
         ctx.save_for_backward(*tensors)
         return anchor.detach()
 
@@ -358,12 +393,12 @@ class _Keep(torch.autograd.Function):
 _ANCHOR = torch.empty(0, requires_grad=True)
 
 
-_TENSOR = object()
+class _Slot:
+    """Where a tensor goes among the arguments."""
 
 
-def _filled(leaves: Sequence[Any], tensors: Iterable[Tensor], spec: Any) -> Any:
-    rest = iter(tensors)
-    return tree_unflatten([next(rest) if x is _TENSOR else x for x in leaves], spec)
+def _by_id(objects: Sequence[Any]) -> dict[int, Any]:
+    return {id(x): x for x in objects}
 
 
 def _count(outputs: Any) -> int:

@@ -10,6 +10,8 @@ global random state untouched. A ``Recording`` carries these conditions from the
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -21,8 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from speechbrain_rev.reversible.attributes import Attributes
+from speechbrain_rev.reversible.attributes import (
+    Attributes,
+    KeptTensor,
+    Untouched,
+    is_ours,
+)
 from speechbrain_rev.reversible.autocast import Autocast
+from speechbrain_rev.reversible.coupling import version_of
 from speechbrain_rev.reversible.flags import Flags
 
 Statistics = tuple[Tensor, ...]
@@ -48,10 +56,12 @@ class Recording:
         The backend flags of the run.
     statistics : list of tuple of torch.Tensor
         Batch statistics in the order in which the layers asked for them.
+    other_random_states : list of RandomStates
+        Of Python's and numpy's global generators before the run, if it drew numbers.
     random_state : dict of torch.device to torch.Tensor, or None
         State of torch's generators before the run; None if it drew no numbers.
-    buffers : dict of place to torch.Tensor
-        Buffers as they were before the run, of layers whose output may depend on them.
+    buffers : dict of place to KeptTensor or None
+        Buffers as they were before the run, None where there was none.
     attributes : Attributes or None
         Plain attributes as they were before the run; None if there are none to put back.
     training : tuple of bool
@@ -62,8 +72,9 @@ class Recording:
     flags: Flags
     statistics: list[Statistics] = field(default_factory=list)
     random_state: RandomState | None = None
-    buffers: dict[Place, Tensor] = field(default_factory=dict)
+    buffers: dict[Place, KeptTensor | None] = field(default_factory=dict)
     attributes: Attributes | None = None
+    other_random_states: list[RandomStates] = field(default_factory=list)
     training: tuple[bool, ...] = ()
     _position: int | None = None
 
@@ -199,20 +210,77 @@ def recorded(
     Recording
         Complete once the context is left.
     """
+    modules, ours = list(module.modules()), is_ours(module)
+    _refuse_other_thread(modules)
     recording = Recording(
         Autocast.now(devices),
         Flags.now(devices),
-        buffers=_influential_buffers(module),
-        training=tuple(m.training for m in module.modules()),
+        buffers=_buffers_before(modules, ours),
+        training=tuple(m.training for m in modules),
     )
     attributes = Attributes(module, objects)
-    before = _random_state(devices)
+    weights = [] if ours else _whereabouts(module)
+    before, others = _random_state(devices), RandomStates()
     with recording.autocast(), recording.flags(), _recording(recording):
         yield recording
     after = _random_state(before)
     if any(not torch.equal(before[device], after[device]) for device in before):
         recording.random_state = before
+    if not ours and others.differ():
+        recording.other_random_states.append(others)
     recording.attributes = attributes.complete()
+    for kept in recording.buffers.values():
+        if kept is not None:
+            kept.complete()
+    for (p, place), (_, now) in zip(weights, _whereabouts(module), strict=False):
+        if place != now:
+            names = [n for n, other in module.named_parameters() if other is p]
+            raise RuntimeError(
+                f"{type(module).__name__} wrote into its parameter {' '.join(names[:1])} in "
+                "its forward pass and cannot run again. Make it a buffer, write to it "
+                "after the backward pass, or use mode='store' for this block."
+            )
+
+
+def _whereabouts(module: nn.Module) -> list[tuple[Tensor, tuple[int, int]]]:
+    """List parameters with how often they were written to, and where they are."""
+    listed = []
+    for _, p in places_of(module):
+        plain = type(p) in (Tensor, nn.Parameter) and not p.is_meta
+        listed.append((p, (version_of(p), p.data_ptr() if plain else 0)))
+    return listed
+
+
+class RandomStates:
+    """The states of Python's and numpy's global generators."""
+
+    def __init__(self) -> None:
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else numpy.random
+        self._states = self._now()
+
+    def differ(self) -> bool:
+        """Whether they are others by now."""
+        return repr(self._now()) != repr(self._states)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Put them back for a while."""
+        now = self._now()
+        try:
+            self._put(self._states)
+            yield
+        finally:
+            self._put(now)
+
+    def _now(self) -> tuple[Any, Any]:
+        of_numpy = None if self._numpy is None else self._numpy.get_state(legacy=False)
+        return random.getstate(), of_numpy
+
+    def _put(self, states: tuple[Any, Any]) -> None:
+        random.setstate(states[0])
+        if self._numpy is not None:
+            self._numpy.set_state(states[1])
 
 
 def second_run(
@@ -268,6 +336,7 @@ def repeated(
         _recording(recording),
         recording.replayed(),
         _random_state_of(recording),
+        _others_of(recording),
         _standing_in(module, recording, leaves),
         recording.attributes or contextlib.nullcontext(),
     ):
@@ -281,6 +350,16 @@ def _recording(recording: Recording) -> Iterator[None]:
         yield
     finally:
         _active.recordings.pop()
+
+
+def stand_in(p: Tensor) -> Tensor:
+    """Make a leaf that stands for a parameter, with its attributes."""
+    leaf = p.detach().requires_grad_(p.requires_grad)
+    if isinstance(p, nn.Parameter):
+        leaf = nn.Parameter(leaf, p.requires_grad)
+    if vars(p):
+        vars(leaf).update(vars(p))
+    return leaf
 
 
 def places_of(module: nn.Module) -> Iterator[tuple[Place, Tensor]]:
@@ -350,6 +429,25 @@ def stored_run(module: nn.Module, x: Tensor, shared: set[int]) -> Iterator[None]
             owner._parameters[name] = p
 
 
+_OTHER_MODULES = (
+    "{} had other modules or parameters in its first run than it has now. If its forward "
+    "pass makes them, use it once in evaluation before it trains. If somebody exchanged "
+    "them, do that after the backward pass."
+)
+
+
+def _refuse_other_thread(modules: Sequence[nn.Module]) -> None:
+    if not _second_runs:
+        return
+    thread = threading.get_ident()
+    if any(_second_runs.get(m, thread) != thread for m in modules):
+        raise RuntimeError(
+            "Two threads train one module at once, which has one place only for what "
+            "stands in for its parameters. Give each thread a copy, or use "
+            "mode='store'."
+        )
+
+
 #: The thread that runs a module a second time, by the module.
 _second_runs: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
@@ -366,12 +464,9 @@ def _standing_in(
     """
     modules = list(module.modules())
     thread = threading.get_ident()
-    if any(_second_runs.get(m, thread) != thread for m in modules):
-        raise RuntimeError(
-            "Two threads train one module at once, which has one place only for what "
-            "stands in for its parameters. Give each thread a copy, or use "
-            "mode='store'."
-        )
+    _refuse_other_thread(modules)
+    if len(modules) != len(recording.training):
+        raise RuntimeError(_OTHER_MODULES.format(type(module).__name__))
     outer = {m: _second_runs[m] for m in modules if m in _second_runs}
     found = [(m.training, dict(m._parameters), dict(m._buffers)) for m in modules]
     copies: dict[int, Tensor] = {}
@@ -381,17 +476,27 @@ def _standing_in(
             m.training = recording.training[i]
             for name, p in found[i][1].items():
                 if p is not None:
-                    m._parameters[name] = leaves[i, name]  # type: ignore[assignment]
+                    leaf = leaves.get((i, name))
+                    if leaf is None:
+                        raise RuntimeError(_OTHER_MODULES.format(type(module).__name__))
+                    m._parameters[name] = leaf  # type: ignore[assignment]
             for name, b in found[i][2].items():
-                if b is not None:
-                    kept = recording.buffers.get((i, name), b)
-                    m._buffers[name] = copies.setdefault(id(b), kept.clone())
+                kept = recording.buffers.get((i, name))
+                if (i, name) not in recording.buffers:
+                    del m._buffers[name]  # the first run registered it
+                elif kept is None or b is None:
+                    m._buffers[name] = None if kept is None else kept.for_second_run()
+                elif id(b) not in copies:
+                    m._buffers[name] = copies[id(b)] = kept.for_second_run()
+                else:
+                    m._buffers[name] = copies[id(b)]
         with own_lists_of_weights(modules):
             yield
     finally:
         for m, (training, parameters, buffers) in zip(modules, found, strict=True):
             m.training = training
             m._parameters.update(parameters)
+            m._buffers.clear()
             m._buffers.update(buffers)
             if m not in outer:
                 _second_runs.pop(m, None)
@@ -407,15 +512,25 @@ _NORMS = (
 )
 
 
-def _influential_buffers(module: nn.Module) -> dict[Place, Tensor]:
-    """Copy buffers that the output may depend on and that the run may change."""
-    return {
-        (i, name): buffer.clone()
-        for i, owner in enumerate(module.modules())
-        if not (owner.training and _writes_buffers_only(owner))
-        for name, buffer in owner._buffers.items()
-        if buffer is not None
-    }
+def _buffers_before(
+    modules: Sequence[nn.Module], ours: bool
+) -> dict[Place, KeptTensor | None]:
+    """Keep buffers that the output may depend on or that the run may change.
+
+    Others than we may read running statistics.
+    """
+    buffers: dict[Place, KeptTensor | None] = {}
+    for i, owner in enumerate(modules):
+        alone = ours and owner.training and _writes_buffers_only(owner)
+        for name, buffer in owner._buffers.items():
+            if buffer is None:
+                buffers[i, name] = None
+            else:
+                kept = f"{type(owner).__name__}.{name}"
+                buffers[i, name] = (
+                    Untouched(buffer) if alone else KeptTensor(buffer, kept)
+                )
+    return buffers
 
 
 def _writes_buffers_only(module: nn.Module) -> bool:
@@ -442,6 +557,14 @@ def _set_random_state(state: RandomState) -> None:
             torch.cuda.set_rng_state(values, device)
         else:
             torch.set_rng_state(values)
+
+
+@contextlib.contextmanager
+def _others_of(recording: Recording) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for states in recording.other_random_states:
+            stack.enter_context(states.again())
+        yield
 
 
 @contextlib.contextmanager

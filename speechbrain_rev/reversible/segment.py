@@ -147,7 +147,11 @@ class _Reconstruct(torch.autograd.Function):
                     report_hooks(f, f"{notes.place(i)} is reconstructed")
         # Streams with a limit are compared themselves.
         inexact = notes.largest is None
-        ctx.weights = [(f, watched_weights(f)) for f in parameters.modules if inexact]
+        ctx.weights = [
+            (run, watched_weights(f))
+            for run, f in enumerate(parameters.modules)
+            if inexact
+        ]
         ctx.notes, ctx.expected = notes, None
         if notes.mismatches is not None:
             ctx.expected = checksum(values)
@@ -168,8 +172,9 @@ class _Reconstruct(torch.autograd.Function):
             x = format.decode(kept, ctx.dtype)
             ctx.needed.append(of_kept)
             for f in half:
+                roots = tangent1, tangent2
                 y, recording, has_graph, is_kept = _first_run(
-                    f, x, mask, notes.place(i), of_kept
+                    f, x, mask, notes.place(i), roots if of_kept else ()
                 )
                 of_changed = of_changed or has_graph
                 if is_kept:
@@ -201,9 +206,10 @@ class _Reconstruct(torch.autograd.Function):
         y1, y2, mask, *tensors = ctx.saved_tensors
         if graph_is_kept():
             y1, y2 = y1.clone(), y2.clone()
-        for f, weights in ctx.weights:
+        for run, weights in ctx.weights:
             if weights is not None:
-                weights.compare(f)
+                places = ctx.parameters.places[run]
+                weights.compare([tensors[i] for i in places.values()])
         gradients = Gradients(ctx.parameters, tensors)
         kept, changed = y1, y2
         of_kept, of_changed = Total(grad1, ctx.in_place), Total(grad2, ctx.in_place)
@@ -262,7 +268,7 @@ class _Reconstruct(torch.autograd.Function):
 
 
 def _first_run(
-    f: nn.Module, x: Tensor, mask: Tensor | None, place: str, needed: bool
+    f: nn.Module, x: Tensor, mask: Tensor | None, place: str, roots: tuple[Tensor, ...]
 ) -> tuple[Tensor, Recording, bool, bool]:
     """Run a function.
 
@@ -273,11 +279,11 @@ def _first_run(
     if not may_keep(f):
         y, recording = first_run(f, *arguments(x, mask))
         check_residual(f, x, y, version)
-        has_graph = needed or any(p.requires_grad for p in f.parameters())
+        has_graph = bool(roots) or any(p.requires_grad for p in f.parameters())
         return y, recording, has_graph, False
     sources, devices = Sources(f, place), devices_of(f, x)
     with recorded(f, devices) as recording, sources.in_place():
-        y = f(*arguments(sources.of(x) if needed else x.detach(), mask))
+        y = f(*arguments(sources.of(x, *roots) if roots else x.detach(), mask))
     check_residual(f, x, y, version)
     y, has_graph = y.detach(), y.requires_grad
     return y, recording, has_graph, sources.report()

@@ -93,7 +93,7 @@ def report_hooks(module: nn.Module, what: str, *, within: bool = False) -> None:
 def _watches(hook: Any) -> bool:
     """Whether a hook is not one of torch's own, which make weights."""
     kind = hook if hasattr(hook, "__module__") else type(hook)
-    return not str(kind.__module__).startswith("torch.nn.utils.")
+    return not str(kind.__module__).startswith(("torch.nn.utils.", "torch.nn.modules."))
 
 
 class Held:
@@ -130,16 +130,16 @@ class _Source(torch.autograd.Function):
     """A tensor as what everything that is made of it leads back to."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sources: Sources) -> Tensor:
+    def forward(ctx: Any, x: Tensor, sources: Sources, *roots: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.sources = sources
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, ...]:
         if grad is not None:
             ctx.sources.refuse()
-        return None, None
+        return (None,) * len(ctx.needs_input_grad)
 
 
 class Sources:
@@ -154,12 +154,15 @@ class Sources:
         self._name = f"{place} ({type(module).__name__})"
         self._nodes: list[weakref.ref[Node]] = []
 
-    def of(self, x: Tensor) -> Tensor:
-        """Give a tensor that leads back to a source, if it can have a gradient."""
+    def of(self, x: Tensor, *roots: Tensor) -> Tensor:
+        """Give a tensor that leads back to a source, if it can have a gradient.
+
+        Whoever asks for gradients of what it is made of, the roots, meets the source.
+        """
         if not (x.is_floating_point() or x.is_complex()):
             return x
         with torch.enable_grad():
-            y: Tensor = _Source.apply(x.detach().requires_grad_(), self)
+            y: Tensor = _Source.apply(x.detach().requires_grad_(), self, *roots)
         assert y.grad_fn is not None
         self._nodes.append(weakref.ref(y.grad_fn))
         return y
@@ -179,7 +182,10 @@ class Sources:
         try:
             for owner, name, p in places:
                 if p.requires_grad and id(p) not in own:
-                    own[id(p)] = self.of(p)
+                    own[id(p)] = self.of(p, p)
+                    vars(own[id(p)]).update(
+                        vars(p), _is_param=isinstance(p, nn.Parameter)
+                    )
                 stand_in = own.get(id(p), p)
                 owner._parameters[name] = stand_in  # type: ignore[assignment]
             own.clear()
@@ -195,6 +201,15 @@ class Sources:
             held.clear()
             for owner, name, p in places:
                 owner._parameters[name] = p  # type: ignore[assignment]
+
+    def _is_made_by_torch(self, x: Tensor) -> bool:
+        """Whether it is a weight that hooks of torch made for its layer."""
+        return any(
+            value is x
+            for m in self._module.modules()
+            if not all(map(_watches, m._forward_pre_hooks.values()))
+            for value in vars(m).values()
+        )
 
     def refuse(self) -> None:
         """Refuse gradients of what the first run made."""
@@ -215,6 +230,9 @@ class Sources:
             return bool(alive)
         _escaped.add(self._module)
         found = [x for x in gc.get_objects() if _leads_to(x, alive)]
+        found = [x for x in found if not self._is_made_by_torch(x)]
+        if not found:
+            return False
         if not gc.get_freeze_count() and not any(_is_held(x, found) for x in found):
             # Hooks of saved tensors that return what they are given, as save_on_cpu does
             # on a CPU, let a graph hold itself until its backward pass. (Who is frozen

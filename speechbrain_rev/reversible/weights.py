@@ -6,7 +6,9 @@ the norms of a module's weights are compared, on the device and without waiting 
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from speechbrain_rev.reversible.monitor import StreamWarning, has_values, to_host
+from speechbrain_rev.reversible.replay import places_of
 
 #: First runs of a module from one comparison to the next: a prime, so that each of the
 #: pieces of a split function has its turn.
@@ -61,20 +64,23 @@ class WatchedWeights:
     """Norms of a module's weights in its first run."""
 
     def __init__(self, notes: _Notes, module: nn.Module) -> None:
-        self._notes = notes
-        self._names, norms = _norms_of(module)
+        self._notes, kind = notes, type(module).__name__
+        names = [name for name, _ in module.named_modules()]
+        listed = [*places_of(module)]
+        own = [f"{names[i]}.{n}".lstrip(".") for (i, n), _ in listed]
+        self._names = [f"{name} of {kind}" for name in own]
+        norms = _norms_of([p for _, p in listed])
         # Beside the activations nothing is held on the device that need not be.
         self._norms = norms if norms.is_cuda else norms.tolist()
 
-    def compare(self, module: nn.Module) -> None:
-        """Compare with those in the second run."""
-        names, now = _norms_of(module)
-        if names != self._names:
-            return  # the second run fails for another reason
+    def compare(self, weights: Sequence[Tensor]) -> None:
+        """Compare with those of the second run, in the same order."""
+        if len(weights) != len(self._names):
+            return  # the second run says so itself
+        now = _norms_of(weights)
         before = torch.as_tensor(self._norms, dtype=now.dtype, device=now.device)
         differs = (now != before) & ~(now.isnan() & before.isnan())
-        kind = type(module).__name__
-        self._notes.send(differs, [f"{name} of {kind}" for name in names])
+        self._notes.send(differs, self._names)
 
 
 def watched_weights(module: nn.Module) -> WatchedWeights | None:
@@ -103,16 +109,14 @@ def watched_weights(module: nn.Module) -> WatchedWeights | None:
 
 
 @torch.no_grad()
-def _norms_of(module: nn.Module) -> tuple[list[str], Tensor]:
-    """Name the weights that are where the first one is, and give their norms."""
-    named = {
-        n: p.detach() for n, p in module.named_parameters() if p.is_floating_point()
-    }
-    device = next(iter(named.values())).device
-    wide = {
-        n: p if p.dtype.itemsize > 2 else p.float()
-        for n, p in named.items()
-        if p.device == device
-    }
-    norms = torch._foreach_norm([*wide.values()])
-    return [*wide], torch.stack([x.double() for x in norms])
+def _norms_of(weights: Sequence[Tensor]) -> Tensor:
+    """Give the norm of each weight; 0 of what is elsewhere or has none."""
+    device = next(p.device for p in weights if p.is_floating_point())
+    own = [p.is_floating_point() and p.device == device for p in weights]
+    wide = [
+        p.detach() if p.dtype.itemsize > 2 else p.detach().float()
+        for p in itertools.compress(weights, own)
+    ]
+    norms = iter(torch._foreach_norm(wide))
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack([next(norms).double() if is_own else zero for is_own in own])
