@@ -291,23 +291,31 @@ def test_subcommands_print_the_recorded_figures(kept, capsys, name):
     assert _figures(_as_light(printed, recorded)) == _figures(recorded)
 
 
-def _as_light(found, recorded):
-    """Put recorded bytes where as few, or fewer, were found; a later step may hold less."""
-    if isinstance(recorded, dict) and isinstance(found, dict):
+#: Figures of which more are better.
+BATCHES = {"largest_batch", "max_batch", "compared_max_batch", "ratio"}
+
+
+def _as_light(found, recorded, less=False, more=False):
+    """Put recorded figures where as good ones were found: a later step may hold less."""
+    if isinstance(found, dict):
         return {
-            key: recorded[key]
-            if key.endswith("_bytes") and _is_as_light(value, recorded.get(key))
-            else _as_light(value, recorded.get(key))
+            key: _as_light(
+                value,
+                recorded.get(key) if isinstance(recorded, dict) else None,
+                less or "bytes" in key or key == "memory_gb",
+                more or key in BATCHES,
+            )
             for key, value in found.items()
         }
-    if isinstance(recorded, list) and isinstance(found, list):
+    if isinstance(found, list) and isinstance(recorded, list):
         pairs = itertools.zip_longest(found, recorded)
-        return [_as_light(*pair) for pair in pairs][: len(found)]
+        return [_as_light(*pair, less, more) for pair in pairs][: len(found)]
+    if isinstance(recorded, int | float) and isinstance(found, int | float):
+        as_light = (less and found <= recorded * (1 + 1e-4)) or (
+            more and found >= recorded
+        )
+        return recorded if as_light else found
     return found
-
-
-def _is_as_light(found, recorded):
-    return isinstance(recorded, int) and found <= recorded * (1 + 1e-4)
 
 
 def _figures(document):
