@@ -86,8 +86,9 @@ class ReversibleChain(nn.Module):
     statistics of batch normalisation and plain attributes are updated once. Reconstructed
     blocks refuse to be differentiated twice, tensors that are neither inputs nor
     registered parameters, and losses on tensors that were made within them; FSDP is
-    refused. Residual functions must not draw random numbers from Python's or numpy's
-    global generators, and one chain must not be trained by two threads at once.
+    refused. One chain must not be trained by two threads at once. Gradients of some inputs
+    alone, by ``torch.autograd.grad``, run the backward hooks of a whole reconstructed
+    function.
 
     Examples
     --------

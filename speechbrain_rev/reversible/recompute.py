@@ -109,8 +109,8 @@ def recompute(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
     Parameters
     ----------
     module : nn.Module
-        Any module. Random numbers, autocast, batch statistics and plain attributes of the
-        second run are those of the first; running statistics are updated once.
+        Any module. Random numbers, autocast, batch statistics, weights, buffers and plain
+        attributes of the second run are those of the first; all are updated once.
     *inputs, **keywords
         Its arguments.
 
@@ -164,9 +164,9 @@ def refuse_what_cannot_run_again(module: nn.Module) -> None:
     ------
     RuntimeError
         If FSDP shards the parameters, which are gathered around each module's forward
-        pass only; if its first forward pass makes parameters; if it is scripted; inside ``parametrize.cached()``, which
-        would hand weights made without a graph to the second run; or under transforms of
-        ``torch.func``.
+        pass only; if the first forward pass makes parameters; if the module is scripted;
+        inside ``parametrize.cached()``, which would hand weights made without a graph to
+        the second run; or under transforms of ``torch.func``.
     """
     if any(map(is_lazy, module.parameters())):
         raise RuntimeError(
@@ -199,7 +199,7 @@ def refuse_what_cannot_run_again(module: nn.Module) -> None:
 class _SavedAgain(Held):
     """What an operation of the first run saved, and the second run makes again."""
 
-    __slots__ = ("_form", "_run")
+    __slots__ = ("_form", "_pin", "_run")
 
     def __init__(self, run: _Run, x: Tensor) -> None:
         super().__init__(run.name, x)
@@ -223,9 +223,13 @@ class _SavedAgain(Held):
             self.put(None)  # else a kept graph would be a stored one
         return x
 
-    def part(self) -> None:
+    def part(self, pin: _Pin) -> None:
         """Forget the run, which is not needed for the value any more."""
-        self._run = None
+        self._run, self._pin = None, pin
+
+
+class _Pin:
+    """Held as long as values of a second run are: its flags are in force till then."""
 
 
 def _form_of(x: Tensor) -> str:
@@ -356,7 +360,8 @@ class _Run:
         if self._weights is not None:
             self._weights.compare(parameters)
         # What needs the values is computed under the flags of the runs, too.
-        release = self._recording.flags.hold(self)
+        pin = _Pin()
+        release = self._recording.flags.hold(pin)
         try:
             with (
                 repeated(owner, self._recording, leaves),
@@ -377,7 +382,9 @@ class _Run:
             for reference in self._saved:
                 again = reference()
                 if again is not None:
-                    again.part()
+                    again.part(pin)
+        else:
+            self._pin = pin
 
 
 class _Keep(torch.autograd.Function):

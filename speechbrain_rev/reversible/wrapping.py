@@ -74,10 +74,11 @@ def recompute_blocks(network: Network, *names: str) -> Network:
     is already recomputed nests them: such a module runs three times, and the block's own
     second run keeps less.
 
-    A block must give the same result twice: it may not write into its input, nor draw
-    random numbers from Python's or numpy's global generators. Generators, counters, tensors
-    and the like that it has as attributes are put back for the second run; files and
-    iterators cannot be, and are named in a warning. One whose ``training``
+    A block must give the same result twice: it may not write into its input or its
+    parameters. Random states of torch, Python and numpy, buffers, and counters, tensors,
+    generators and the like that it has as attributes are put back for the second run.
+    Files and iterators cannot be, and are named in a warning; neither can what closures,
+    bound methods and global variables hold. One whose ``training``
     is off stores its activations, even where gradients are taken.
 
     Examples
