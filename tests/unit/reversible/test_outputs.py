@@ -89,12 +89,13 @@ class Root(nn.Module):
 @pytest.mark.parametrize("streams_format", ["exact", "float"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_stream_that_nobody_uses_has_no_gradient(mode, streams_format, used):
+    torch.manual_seed(0)
     couplings = [
         AdditiveCoupling(Scaled(), Root()),
         AdditiveCoupling(nn.Linear(3, 3), nn.Linear(3, 3)),
     ]
-    torch.manual_seed(0)
-    for depth in (1, 2):
+    # Floats that are reconstructed are not the zeros at which the root is so steep.
+    for depth in (1, 2) if streams_format == "exact" else (1,):
         chain = ReversibleChain(
             copy.deepcopy(couplings[:depth]), mode=mode, streams=streams_format
         )
