@@ -1,7 +1,8 @@
 """State that modules keep in plain attributes, put back for a second run.
 
-Counters, lists and queues, tensors that are no buffers, generators: what a forward pass
-changes of them must be changed once, and the second run must see what the first one saw.
+Counters, lists and queues, tensors that are no buffers, generators, and what functions and
+methods among them hold: what a forward pass changes must be changed once, and the second run
+must see what the first one saw.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import threading
 import types
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -36,16 +38,15 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {
     "_forward_hooks_always_called",
 }
 #: Classes of these packages keep no state of their own.
-_LIBRARIES = ("torch.", "speechbrain_rev.", "builtins", "abc", "typing")
+_LIBRARIES = ("torch.", "speechbrain_rev.", "builtins.", "abc.", "typing.")
 #: Modules of these packages keep no state that a forward pass changes in attributes.
 _STATELESS = ("torch.nn.modules.", "speechbrain_rev.")
 _LEFT_ALONE = (
     types.NoneType, bool, int, float, complex, str, bytes, range, slice, type, enum.Enum,
-    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
-    types.MethodWrapperType, functools.partial, re.Pattern, pathlib.PurePath, weakref.ref,
+    types.ModuleType, re.Pattern, pathlib.PurePath, weakref.ref,
     torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format,
     type(threading.Lock()), type(threading.RLock()), type(Ellipsis), threading.Thread,
-    logging.Logger, logging.Handler,
+    logging.Logger, logging.Handler, torch.optim.Optimizer,
 )  # fmt: skip
 #: A forward pass that has more objects in reach is not copied.
 _LIMIT = 20_000
@@ -112,9 +113,12 @@ class Attributes:
                 continue
             self._visit_fields(fields, type(m))
             for cls in type(m).__mro__:
-                if not (cls.__module__.startswith(_LIBRARIES) or id(cls) in self._seen):
+                if not (_is_of_library(cls) or id(cls) in self._seen):
                     self._seen[id(cls)] = cls
                     self._visit_fields(_ClassFields(cls), cls)
+                    for name, f in vars(cls).items():
+                        if isinstance(f, types.FunctionType):
+                            self._visit(f, (cls, name))
 
     def complete(self) -> Attributes | None:
         """Note what the first run wrote to; None if there is nothing to put back."""
@@ -178,8 +182,8 @@ class Attributes:
                     own = f"{name[0].__name__}.{name[1]}"
                     self._tensors[id(x)] = KeptTensor(x, own)
                 continue
-            if isinstance(x, (tuple, frozenset)):
-                left.extend(x)
+            if isinstance(x, _UNCHANGEABLE):
+                left.extend(_members(x))
                 continue
             places = _places_of(x)
             self._places.extend(places)
@@ -260,8 +264,8 @@ def tensors_within(objects: Sequence[Any]) -> list[Tensor]:
         if isinstance(x, (*_LEFT_ALONE, nn.Module)) or id(x) in seen:
             continue
         seen[id(x)] = x
-        if isinstance(x, (tuple, frozenset)):
-            left.extend(x)
+        if isinstance(x, _UNCHANGEABLE):
+            left.extend(_members(x))
         elif not isinstance(x, Tensor):
             for place in _places_of(x):
                 left.extend(place.leads_to())
@@ -328,7 +332,7 @@ class KeptTensor:
 
 
 class Untouched(KeptTensor):
-    """A buffer that only its own layer writes to, and nobody reads in training."""
+    """A buffer that a second run neither reads nor writes to."""
 
     def __init__(self, x: Tensor) -> None:
         self._x = x
@@ -337,8 +341,8 @@ class Untouched(KeptTensor):
         """Nothing is to be noted."""
 
     def for_second_run(self) -> Tensor:
-        """Give a copy of what is there."""
-        return self._x.clone()
+        """Give the buffer."""
+        return self._x
 
 
 #: Large tensors, and whether a first run wrote to them.
@@ -370,6 +374,11 @@ class _Copied:
         return bool(self._x.tobytes() == self._copy.tobytes())
 
 
+def _is_of_library(x: Any) -> bool:
+    """Whether a class or a function is of a package that keeps no state."""
+    return f"{x.__module__}.".startswith(_LIBRARIES)
+
+
 def _is_array(x: Any) -> bool:
     return type(x).__module__ == "numpy" and hasattr(x, "tobytes")
 
@@ -385,20 +394,20 @@ def _warn(name: tuple[type, str], why: str) -> None:
         )
 
 
-class _Place:
+class _Place(ABC):
     """An object that holds others, and what it held."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
         self.before = self.contents()
 
+    @abstractmethod
     def contents(self) -> Any:
         """Copy what it holds now: a dict, or a list."""
-        raise NotImplementedError
 
+    @abstractmethod
     def put(self, contents: Any) -> None:
         """Make it hold other contents."""
-        raise NotImplementedError
 
     def leads_to(self) -> Iterator[Any]:
         """Give what it held."""
@@ -422,17 +431,37 @@ def _differ(now: Any, before: Any) -> bool:
     return any(x is not y for x, y in zip(now, before, strict=True))
 
 
-def _reaches(x: Any, copied: Mapping[int, Any]) -> bool:
-    if isinstance(x, (tuple, frozenset)):
-        return any(_reaches(each, copied) for each in x)
-    return id(x) in copied
+#: What is made anew if something that it holds is.
+_METHODS = types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType
+_UNCHANGEABLE = tuple, frozenset, functools.partial, *_METHODS
+
+
+def _members(x: Any) -> tuple[Any, ...]:
+    """Give what an object holds that is not changed itself."""
+    if isinstance(x, functools.partial):
+        return x.func, x.args, x.keywords
+    if isinstance(x, _METHODS):
+        return (x.__self__,)
+    return tuple(x)
+
+
+def _reaches(x: Any, copies: Mapping[int, Any]) -> bool:
+    if isinstance(x, _UNCHANGEABLE):
+        return any(_reaches(each, copies) for each in _members(x))
+    return id(x) in copies
 
 
 def _replaced(x: Any, copies: Mapping[int, Any]) -> Any:
-    if isinstance(x, (tuple, frozenset)) and _reaches(x, copies):
-        parts = [_replaced(each, copies) for each in x]
-        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
-    return copies.get(id(x), x)
+    if not (isinstance(x, _UNCHANGEABLE) and _reaches(x, copies)):
+        return copies.get(id(x), x)
+    parts = [_replaced(each, copies) for each in _members(x)]
+    if isinstance(x, functools.partial):
+        return type(x)(parts[0], *parts[1], **parts[2])
+    if isinstance(x, types.MethodType):
+        return types.MethodType(x.__func__, parts[0])
+    if isinstance(x, _METHODS):
+        return getattr(parts[0], x.__name__)
+    return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
 
 
 class _Fields(_Place):
@@ -529,6 +558,32 @@ class _Mapping(_Place):
         self.owner.update(contents)
 
 
+class _Cell(_Place):
+    """A variable that a function shares with the one around it."""
+
+    def contents(self) -> list[Any]:
+        try:
+            return [self.owner.cell_contents]
+        except ValueError:  # not assigned yet
+            return []
+
+    def put(self, contents: list[Any]) -> None:
+        if contents:
+            self.owner.cell_contents = contents[0]
+        else:
+            del self.owner.cell_contents
+
+
+class _Defaults(_Place):
+    """What a function takes where it is not given an argument."""
+
+    def contents(self) -> list[Any]:
+        return [self.owner.__defaults__, self.owner.__kwdefaults__]
+
+    def put(self, contents: list[Any]) -> None:
+        self.owner.__defaults__, self.owner.__kwdefaults__ = contents
+
+
 class _Generator(_Place):
     """A generator of random numbers of torch."""
 
@@ -547,6 +602,8 @@ def _places_of(x: Any) -> list[_Place]:
         return [_Generator(x)]
     if isinstance(x, nn.Module):
         return [_Fields(x, _OF_EVERY_MODULE - {"_buffers", "_modules"})]
+    if isinstance(x, types.FunctionType):
+        return _places_of_function(x)
     places: list[_Place] = []
     if isinstance(x, (list, deque, set, bytearray)):
         places.append(_Sequence(x))
@@ -557,6 +614,15 @@ def _places_of(x: Any) -> list[_Place]:
     if hasattr(x, "__dict__") or any("__slots__" in vars(c) for c in type(x).__mro__):
         places.append(_Fields(x))
     return places
+
+
+def _places_of_function(f: types.FunctionType) -> list[_Place]:
+    """Note the variables around a function, its attributes and defaults."""
+    if _is_of_library(f):
+        return []
+    cells = [_Cell(cell) for cell in f.__closure__ or ()]
+    defaults = f.__defaults__, f.__kwdefaults__
+    return [*cells, _Mapping(vars(f)), *([_Defaults(f)] if any(defaults) else [])]
 
 
 def _is_of_python(kind: type) -> bool:

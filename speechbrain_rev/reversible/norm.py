@@ -48,9 +48,9 @@ class BatchNorm(nn.Module):
     torch.Size([2, 4, 8, 10])
     """
 
-    #: Training writes the buffers and does not read them (see ``replay``); said of this
-    #: very class, for a subclass may do otherwise.
-    writes_buffers_only = True
+    #: A first run writes to the buffers and does not read them, a second one does neither
+    #: (see ``replay``); said of this very class, for a subclass may do otherwise.
+    only_writes_once = True
     #: The compiler of the normalisation, as ``compile_pieces`` chose it.
     compiled_with: str | None = None
 

@@ -140,7 +140,7 @@ def batch_statistics(measure: Callable[[], Statistics]) -> Statistics:
 
 
 def refuse_transforms() -> None:
-    """Refuse transforms of ``torch.func`` in training.
+    """Refuse transforms of ``torch.func``, and forward-mode derivatives, in training.
 
     Raises
     ------
@@ -148,10 +148,12 @@ def refuse_transforms() -> None:
         If one is under way: it runs functions of tensors alone, and a training step
         updates running statistics and keeps what a second run needs.
     """
-    if torch._C._functorch.maybe_current_level() is not None:
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    if forward_mode or torch._C._functorch.maybe_current_level() is not None:
         raise RuntimeError(
-            "Transforms of torch.func (grad, vmap, jvp, ...) work in evaluation only: call "
-            "eval() on the network first, or use torch.autograd.grad."
+            "Transforms of torch.func (grad, vmap, jvp, ...) and torch.autograd.forward_ad "
+            "work in evaluation only: call eval() on the network first, or use "
+            "torch.autograd.grad."
         )
 
 
@@ -502,39 +504,29 @@ def _standing_in(
                 _second_runs.pop(m, None)
 
 
-#: In training these write their buffers and do not read them. Subclasses may do
-#: otherwise.
-_NORMS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-)
-
-
 def _buffers_before(
     modules: Sequence[nn.Module], ours: bool
 ) -> dict[Place, KeptTensor | None]:
     """Keep buffers that the output may depend on or that the run may change.
 
-    Others than we may read running statistics.
+    Our normalisation writes to its buffers in a first run only; others may read them.
     """
     buffers: dict[Place, KeptTensor | None] = {}
     for i, owner in enumerate(modules):
-        alone = ours and owner.training and _writes_buffers_only(owner)
+        untouched = ours and owner.training and _only_writes_once(owner)
         for name, buffer in owner._buffers.items():
             if buffer is None:
                 buffers[i, name] = None
             else:
                 kept = f"{type(owner).__name__}.{name}"
                 buffers[i, name] = (
-                    Untouched(buffer) if alone else KeptTensor(buffer, kept)
+                    Untouched(buffer) if untouched else KeptTensor(buffer, kept)
                 )
     return buffers
 
 
-def _writes_buffers_only(module: nn.Module) -> bool:
-    return type(module) in _NORMS or "writes_buffers_only" in vars(type(module))
+def _only_writes_once(module: nn.Module) -> bool:
+    return "only_writes_once" in vars(type(module))
 
 
 def devices_of(module: nn.Module, *arguments: Any) -> set[torch.device]:

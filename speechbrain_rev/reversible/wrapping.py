@@ -76,10 +76,10 @@ def recompute_blocks(network: Network, *names: str) -> Network:
 
     A block must give the same result twice: it may not write into its input or its
     parameters. Random states of torch, Python and numpy, buffers, and counters, tensors,
-    generators and the like that it has as attributes are put back for the second run.
-    Files and iterators cannot be, and are named in a warning; neither can what closures,
-    bound methods and global variables hold. One whose ``training``
-    is off stores its activations, even where gradients are taken.
+    generators and the like are put back for the second run, wherever attributes, methods
+    and functions lead to them. Files and iterators cannot be, and are named in a warning;
+    neither can global variables. One whose ``training`` is off stores its activations,
+    even where gradients are taken.
 
     Examples
     --------

@@ -112,12 +112,12 @@ CHUNKS = [
         "within_recompute",
     ),
     Mutant(
-        "7: within a recomputed encoder a frozen stem returns nothing",
+        "7: an encoder without gradients returns nothing in a second run",
         RECOMPUTE_CODE,
         "joins._replace(empty=False)",
         "joins",
         TESTS,
-        "within_recompute",
+        "without_gradients_in",
     ),
     Mutant(
         "7: gradients of products are rounded under autocast",

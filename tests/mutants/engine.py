@@ -42,7 +42,7 @@ ENGINE = [
     Mutant(
         "2: torch's running statistics are updated in both runs",
         "speechbrain_rev/reversible/attributes.py",
-        "return self._x.clone()",
+        "return self._copy.clone()",
         "return self._x",
         CHAIN,
         "running_statistics and torch",
@@ -50,7 +50,7 @@ ENGINE = [
     Mutant(
         "2: a buffer is not put back for the second run",
         REPLAY_CODE,
-        "Untouched(buffer) if alone else",
+        "Untouched(buffer) if untouched else",
         "Untouched(buffer) if True else",
         CHAIN,
         "output_depends_on",
@@ -78,7 +78,7 @@ ENGINE = [
         "return self.statistics[self._position - 1]",
         "return self.statistics[0]",
         ENCODER,
-        "gradients_and_buffers and df_revnet66",
+        "gradients_and_buffers and revnet46",
     ),
     Mutant(
         "8: processes do not share the gradients of statistics",

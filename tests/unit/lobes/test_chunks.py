@@ -1,5 +1,7 @@
 """Working on some channels at a time: the same network, in less memory."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -264,6 +266,31 @@ def test_an_encoder_within_recompute_has_the_same_gradients(name, frozen, stream
     assert plain.keys() == within.keys()
     for key, value in plain.items():
         assert value is None or torch.equal(within[key], value), key
+
+
+@pytest.mark.parametrize("name", ["revnet57", "df_revnet66"])
+def test_an_encoder_without_gradients_in_a_recomputed_module_gives_the_same(name):
+    class Taught(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.teacher = build_encoder(name, chunk=CHUNK, **SMALL)
+            self.student = nn.Linear(80, 256)
+
+        def forward(self, feats):
+            with torch.no_grad():
+                embedding = self.teacher(feats).squeeze(1)
+            return (self.student(feats).mean(dim=1) - embedding).square()
+
+    torch.manual_seed(0)
+    plain, feats = Taught(), torch.randn(2, 40, 80)
+    within = copy.deepcopy(plain)
+    for module in (plain, Recompute(within)):
+        torch.mean(module(feats)).backward()
+    # Beside the rounding of exact streams, which a pass without gradients has not.
+    found, expected = (
+        {n: p.grad for n, p in m.student.named_parameters()} for m in (within, plain)
+    )
+    assert distance(found, expected) < 1e-3
 
 
 @SLOW

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad
 
 from speechbrain_rev.lobes import build_encoder
@@ -128,3 +129,18 @@ def test_a_trace_is_right_at_any_length_or_refused(name, training, lengths):
 def test_scripting_is_refused(module, message):
     with pytest.raises(RuntimeError, match=message):
         torch.jit.script(module())
+
+
+@pytest.mark.parametrize("mode", ["store", "reconstruct", "recompute"])
+def test_forward_mode_derivatives_are_refused_in_training(mode):
+    block = Recompute(torch.nn.Tanh()).train()
+    encoder = encoder_of("revnet46")
+    encoder.set_mode(mode)
+    x = torch.randn(2, 48, 24, requires_grad=True)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        for module in (encoder, block):
+            with pytest.raises(
+                RuntimeError, match="forward_ad work in evaluation only"
+            ):
+                module(dual)

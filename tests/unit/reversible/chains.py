@@ -34,6 +34,11 @@ SHARE_OF_HALF = 0.25
 FLOAT32_ROUNDING = 1e-5
 
 
+def as_global(**functions):
+    """Hold functions where a second run finds what the first left, as in globals."""
+    return type("Global", (), {k: staticmethod(f) for k, f in functions.items()})
+
+
 @dataclass(frozen=True)
 class Precision:
     """How a step computes: weights, autocast, and a scaled loss as SpeechBrain has it."""

@@ -7,8 +7,10 @@ import logging
 import os
 import random
 import threading
+import types
 import weakref
 from collections import deque
+from functools import partial
 
 import numpy as np
 import pytest
@@ -57,6 +59,50 @@ class Slots:
         self.calls = 1
 
 
+def counting():
+    """Make a function that counts its calls in a variable around it."""
+    calls = 1
+
+    def count():
+        nonlocal calls
+        calls += 1
+
+    count.calls = lambda: calls
+    return count
+
+
+def noting(notes):
+    """Make a function that changes an object around it."""
+
+    def note():
+        if isinstance(notes, list):
+            notes.append(1)
+        else:
+            notes[0] += 1
+
+    note.calls = lambda: float(sum(notes))
+    return note
+
+
+def attributed():
+    """Make a function that counts its calls in an attribute of its own."""
+
+    def count():
+        count.calls += 1
+
+    count.calls = 1
+    return count
+
+
+def defaulted():
+    """Make a function that counts its calls in what it takes by default."""
+
+    def count(calls=[1]):  # noqa: B006
+        calls[0] += 1
+
+    return count
+
+
 class Object:
     """Of a value and how a call changes it; ``read`` makes a number of it."""
 
@@ -70,6 +116,10 @@ def rebound(module):
 
 def in_place(module):
     module.state.mul_(1.5)
+
+
+def called(module):
+    module.state()
 
 
 STATES = {
@@ -145,6 +195,29 @@ STATES = {
         lambda m: m.state[0](torch.randn(3, 4)),
         lambda s: s[0].running_mean.clone() + 1,
     ),
+    "method": (lambda: Private().count, called, lambda s: s.__self__.calls),
+    "method of a list": (
+        lambda: [1].append, lambda m: m.state(1), lambda s: len(s.__self__)
+    ),
+    "method of a generator": (
+        lambda: random.Random(3).random, lambda m: None, lambda s: s()
+    ),
+    "method of an iterator": (
+        lambda: itertools.count(1).__next__, lambda m: None, lambda s: s()
+    ),
+    "variable around a function": (counting, called, lambda s: s.calls()),
+    "list around a function": (lambda: noting([1]), called, lambda s: s.calls()),
+    "array around a function": (lambda: noting(np.ones(1)), called, lambda s: s.calls()),
+    "attribute of a function": (attributed, called, lambda s: s.calls),
+    "default of a function": (defaulted, called, lambda s: s.__defaults__[0][0]),
+    "partial function": (
+        lambda: partial(deque.append, deque([1]), 2), called, lambda s: len(s.args[0])
+    ),
+    "partial function of a tensor": (
+        lambda: partial(torch.Tensor.add_, torch.ones(4), other=1),
+        called,
+        lambda s: s.args[0].clone(),
+    ),
 }  # fmt: skip
 
 
@@ -167,6 +240,12 @@ def comparable(state):
         return [comparable(x) for x in state]
     if isinstance(state, nn.Module):
         return {n: b.tolist() for n, b in state.named_buffers()}
+    if isinstance(state, partial):
+        return comparable(state.args)
+    if isinstance(getattr(state, "__defaults__", None), tuple):
+        return state.__defaults__
+    if hasattr(state, "__self__") and not isinstance(state, type):
+        return comparable(state.__self__)
     for read in ("tolist", "getstate", "calls", "bit_generator", "get_state"):
         if hasattr(state, read):
             found = getattr(state, read)
@@ -182,7 +261,8 @@ def comparable(state):
 def test_state_is_changed_once_and_gradients_are_plain(kind):
     torch.manual_seed(0)
     plain = Stateful(kind)
-    again = copy.deepcopy(plain)
+    again = Stateful(kind)
+    again.load_state_dict(plain.state_dict())
     identity = id(again.state)
     found = []
     for module, run in ((plain, plain), (again, Recompute(again).train())):
@@ -203,12 +283,15 @@ def test_state_is_changed_once_and_gradients_are_plain(kind):
 @pytest.mark.parametrize("kind", STATES)
 def test_state_in_a_chain_is_changed_once(kind, mode):
     torch.manual_seed(0)
-    chain = ReversibleChain(
-        [AdditiveCoupling(Stateful(kind), Stateful(kind)) for _ in range(2)],
-        mode="store",
+    # Functions are what they were in a copy.
+    chain, again = (
+        ReversibleChain(
+            [AdditiveCoupling(Stateful(kind), Stateful(kind)) for _ in range(2)],
+            mode=each,
+        )
+        for each in ("store", mode)
     )
-    again = copy.deepcopy(chain)
-    again.set_mode(mode)
+    again.load_state_dict(chain.state_dict())
     found = []
     for module in (chain, again):
         torch.manual_seed(1)
@@ -336,6 +419,30 @@ def test_small_attributes_after_a_large_one_are_put_back(recwarn):
         "Holding.array (an array of shape [100000])",
         "Holding.large (more than 20,000 objects)",
     ]
+
+
+def test_what_hooks_note_is_noted_once():
+    seen = []
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    module[0].register_forward_hook(lambda m, given, y: seen.append(y.detach()))
+    with pytest.warns(UserWarning, match="fire in both"):
+        Recompute(module).train()(torch.ones(3, 2)).sum().backward()
+    assert len(seen) == 1
+
+
+def test_packages_are_told_by_their_whole_name():
+    kept = types.new_class("Kept", (nn.Module,))
+    kept.__module__, kept.calls = "abcnet.layers", 0
+
+    def forward(self, x):
+        kept.calls += 1
+        return x * kept.calls
+
+    kept.forward = forward
+    x = torch.ones(2, requires_grad=True)
+    Recompute(kept()).train()(x).sum().backward()
+    assert kept.calls == 1
+    assert torch.equal(x.grad, torch.ones(2))
 
 
 def test_locks_and_functions_are_left_alone(recwarn):

@@ -25,6 +25,7 @@ from .chains import (
     RESIDUALS,
     SHARE_OF_HALF,
     Plain,
+    as_global,
     chain_of,
     distance,
     each_half,
@@ -64,11 +65,11 @@ class Watched(nn.Module):
     def __init__(self, dtypes):
         super().__init__()
         self.residual = RESIDUALS["basic"](CHANNELS)
-        self.note = dtypes.append
+        self.variables = as_global(note=dtypes.append)
 
     def forward(self, x):
         y = self.residual(x)
-        self.note((y.dtype, torch.is_autocast_enabled("cpu")))
+        self.variables.note((y.dtype, torch.is_autocast_enabled("cpu")))
         return y
 
 

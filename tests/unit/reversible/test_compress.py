@@ -11,6 +11,8 @@ from speechbrain_rev.compression import (
 )
 from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleChain
 
+from .chains import as_global
+
 
 def residual(channels=4):
     return nn.Sequential(
@@ -76,6 +78,8 @@ def test_running_statistics_are_those_of_storing():
 def test_what_is_recomputed_around_a_chain_is_not_compressed():
     """The second run is in the backward pass, where it would save nothing."""
     chain = chain_of(["compress"] * 5)
+    runs = []
+    variables = as_global(note=runs.append)
 
     class Joined(nn.Module):
         def __init__(self):
@@ -83,6 +87,7 @@ def test_what_is_recomputed_around_a_chain_is_not_compressed():
             self.chain = chain
 
         def forward(self, x):
+            variables.note(1)
             return torch.cat(self.chain(*x.chunk(2, 1)), 1)
 
     torch.manual_seed(1)
@@ -90,6 +95,7 @@ def test_what_is_recomputed_around_a_chain_is_not_compressed():
     Recompute(Joined())(x).square().mean().backward()
     found = {n: p.grad.clone() for n, p in chain.named_parameters()}
     assert not chain.compression.records
+    assert len(runs) == 2
     chain.zero_grad()
     chain.set_mode("store")
     Joined()(x).square().mean().backward()

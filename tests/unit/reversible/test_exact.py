@@ -15,6 +15,7 @@ from tests.unit.reversible.chains import (
     FLOAT32,
     FP16,
     RESIDUALS,
+    as_global,
     chain_of,
     in_backward,
     make_chain,
@@ -107,6 +108,7 @@ def test_masked_frames_change_no_bit(mode):
 def test_what_is_reconstructed_is_the_input_to_the_bit():
     chain = chain_of("basic", 64, dtype=torch.float32)
     seen = {"forward": [], "backward": []}
+    variables = as_global(note=lambda phase, x: seen[phase].append(x))
 
     class Watched(nn.Module):
         def __init__(self, f):
@@ -115,7 +117,7 @@ def test_what_is_reconstructed_is_the_input_to_the_bit():
 
         def forward(self, x):
             phase = "backward" if in_backward() else "forward"
-            seen[phase].append(x.detach().clone())
+            variables.note(phase, x.detach().clone())
             return self.f(x)
 
     for block in chain.blocks:

@@ -8,6 +8,7 @@ from torch import nn
 
 from speechbrain_rev.reversible import flags
 from tests.unit.reversible.chains import (
+    as_global,
     chain_of,
     hooks_fire_twice,
     loss_of,
@@ -38,14 +39,14 @@ def in_force():
 class Watched(nn.Module):
     def __init__(self, seen):
         super().__init__()
-        self.note = seen.append
+        self.variables = as_global(note=seen.append)
         self.first, self.last = nn.Linear(12, 12), nn.Linear(12, 12)
 
     def forward(self, x):
-        self.note(in_force())
+        self.variables.note(in_force())
         x = self.first(x)
         if x.requires_grad:
-            x.register_hook(lambda _: self.note(in_force()))
+            x.register_hook(lambda _: self.variables.note(in_force()))
         return self.last(x)
 
 

@@ -22,7 +22,15 @@ from torch.nn.parallel import DistributedDataParallel
 from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.reversible import AdditiveCoupling, recompute_blocks
 
-from .chains import FLOAT64, distance, equal_to_plain, loss_of, make_chain, train_once
+from .chains import (
+    FLOAT64,
+    as_global,
+    distance,
+    equal_to_plain,
+    loss_of,
+    make_chain,
+    train_once,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -197,11 +205,10 @@ class Counted(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear, runs = nn.Linear(4, 4), [0]
-        self.note = runs.append
-        self.runs = lambda: len(runs) - 1
+        self.variables = as_global(note=runs.append, count=lambda: len(runs) - 1)
 
     def forward(self, x):
-        self.note(1)
+        self.variables.note(1)
         return self.linear(x).tanh()
 
 
@@ -211,7 +218,7 @@ def row():
 
 def runs(network):
     network(torch.randn(2, 4)).sum().backward()
-    return [m.runs() for m in network.modules() if isinstance(m, Counted)]
+    return [m.variables.count() for m in network.modules() if isinstance(m, Counted)]
 
 
 def test_of_matches_within_one_another_the_outermost_is_taken():
@@ -232,7 +239,8 @@ def test_evaluation_and_passes_without_gradients_run_once():
     with torch.no_grad():
         network(x)
     network.eval()(x).sum().backward()
-    assert [m.runs() for m in network.modules() if isinstance(m, Counted)] == [2, 2, 2]
+    counted = [m for m in network.modules() if isinstance(m, Counted)]
+    assert [m.variables.count() for m in counted] == [2, 2, 2]
 
 
 def shared():

@@ -8,7 +8,12 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleChain
+from speechbrain_rev.reversible import (
+    AdditiveCoupling,
+    Recompute,
+    ReversibleChain,
+    segment,
+)
 from speechbrain_rev.reversible.norm import BatchNorm
 
 from .chains import (
@@ -18,6 +23,7 @@ from .chains import (
     FLOAT64,
     RESIDUALS,
     Plain,
+    as_global,
     chain_of,
     distance,
     equal_to_plain,
@@ -245,15 +251,22 @@ def test_a_nested_chain_runs_alike_in_both_runs(mode, precision):
     equal_to_plain(chain_from(Nested, mode, dtype=precision.weights), precision)
 
 
+@pytest.mark.parametrize("mode", WITHOUT_STORAGE)
+def test_a_nested_chain_runs_alike_where_the_first_run_has_no_graph(mode, monkeypatch):
+    monkeypatch.setattr(segment, "may_keep", lambda f: False)
+    equal_to_plain(chain_from(Nested, mode))
+
+
 @hooks_fire_twice
 @every_precision
 @pytest.mark.parametrize("mode", WITHOUT_STORAGE)
 def test_a_nested_chain_sees_the_same_layout_in_both_runs(mode, precision):
     chain = chain_from(Nested, mode, depth=1, dtype=precision.weights)
     seen = []
+    variables = as_global(note=seen.append)
     inner = chain.blocks[0].f.chain.blocks[0].f
     inner.register_forward_pre_hook(
-        lambda _, args: seen.append((args[0].stride(), args[0].dtype))
+        lambda _, args: variables.note((args[0].stride(), args[0].dtype))
     )
     step(chain, streams(precision.weights), precision)
     assert len(seen) > 1
@@ -263,7 +276,8 @@ def test_a_nested_chain_sees_the_same_layout_in_both_runs(mode, precision):
 @hooks_fire_twice
 @every_precision
 @pytest.mark.parametrize("mode", MODES)
-def test_what_hooks_keep_is_not_overwritten(mode, precision):
+@pytest.mark.parametrize("hooks", ["forward", "backward"])
+def test_what_hooks_keep_is_not_overwritten(hooks, mode, precision):
     chain = chain_of("basic", mode=mode, dtype=precision.weights)
     kept, copies = [], []
 
@@ -274,8 +288,11 @@ def test_what_hooks_keep_is_not_overwritten(mode, precision):
                 copies.append(t.detach().clone())
 
     for block in chain.blocks:
-        block.f.register_forward_hook(keep)
-        block.g.register_full_backward_hook(keep)
+        for f in (block.f, block.g):
+            if hooks == "forward":
+                f.register_forward_hook(keep)
+            else:
+                f.register_full_backward_hook(keep)
     step(chain, streams(precision.weights), precision)
     assert len(kept) >= 12
     for found, copy in zip(kept, copies, strict=True):
@@ -351,9 +368,10 @@ def test_an_error_in_the_backward_pass_leaves_the_module_as_it_was():
     chain = chain_of("dropout")
     parameters = list(chain.parameters())
     fails = [False]
+    variables = as_global(fails=lambda: fails[0])
 
     def fail(module, args):
-        if fails[0]:
+        if variables.fails():
             raise ZeroDivisionError
 
     chain.blocks[0].f.register_forward_pre_hook(fail)

@@ -12,7 +12,7 @@ from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleCh
 from speechbrain_rev.reversible.watching import WatchingWarning
 from speechbrain_rev.reversible.wrapping import recompute_blocks
 
-from .chains import CHANNELS, RESIDUALS, distance, streams
+from .chains import CHANNELS, RESIDUALS, as_global, distance, streams
 
 KEPT = []
 
@@ -179,8 +179,13 @@ def counting(module, kind, counts):
             continue
         counts[name] = 0
 
-        def hook(*_, name=name):
+        def count(name=name):
             counts[name] += 1
+
+        variables = as_global(count=count)
+
+        def hook(*_, variables=variables):
+            variables.count()
 
         def on_output(m, inputs, y, hook=hook):
             if y.requires_grad:
