@@ -74,7 +74,7 @@ def without_data(argv: list[str]) -> list[str]:
     if not argv or any(option.partition("=")[0] == "--data_folder" for option in argv):
         return argv
     with warnings.catch_warnings():
-        # It is said when the whole command line is composed.
+        # Composing the whole command line warns of it.
         warnings.simplefilter("ignore", OptimizerWarning)
         missing = placeholders(resolve(argv[0]))
     return [*argv, f"--data_folder={_NOT_GIVEN}"] if "data_folder" in missing else argv

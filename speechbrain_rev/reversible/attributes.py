@@ -43,7 +43,7 @@ _LIBRARIES = ("torch.", "speechbrain_rev.", "builtins.", "abc.", "typing.")
 _STATELESS = ("torch.nn.modules.", "speechbrain_rev.")
 _LEFT_ALONE = (
     types.NoneType, bool, int, float, complex, str, bytes, range, slice, type, enum.Enum,
-    types.ModuleType, re.Pattern, pathlib.PurePath, weakref.ref,
+    types.ModuleType, types.MappingProxyType, re.Pattern, pathlib.PurePath, weakref.ref,
     torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format,
     type(threading.Lock()), type(threading.RLock()), type(Ellipsis), threading.Thread,
     logging.Logger, logging.Handler, torch.optim.Optimizer,

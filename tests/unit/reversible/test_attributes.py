@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 import itertools
 import logging
 import os
@@ -10,7 +11,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from functools import partial
+from functools import cache, partial, singledispatch
 
 import numpy as np
 import pytest
@@ -448,7 +449,9 @@ def test_packages_are_told_by_their_whole_name():
 def test_locks_and_functions_are_left_alone(recwarn):
     module = nn.Identity()
     module.lock, module.call, module.kind = threading.Lock(), torch.tanh, nn.Linear
-    module.forward = lambda x: x.tanh()
+    module.signature = inspect.signature(nn.Linear.forward)
+    module.dispatched, module.cached = singledispatch(torch.tanh), cache(torch.tanh)
+    module.forward = torch.autocast("cpu", enabled=False)(lambda x: x.tanh())
     Recompute(module).train()(torch.ones(2, requires_grad=True)).sum().backward()
     assert not recwarn
 
