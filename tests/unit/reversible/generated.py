@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -422,6 +423,44 @@ def own_generator(self, x):
 @layer(difficult=True, dice=lambda: random.Random(7))
 def own_python_generator(self, x):
     return x.sin() * (1 + self.dice.random())
+
+
+def _counting():
+    """Make a function that counts its calls in a variable around it."""
+    calls = 0
+
+    def count():
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+def _moved(queue, value):
+    queue.append(value)
+    return sum(queue)
+
+
+@layer(difficult=True, count=_counting)
+def counted_around_a_function(self, x):
+    return x.sin() * (1 + self.count() / 8)
+
+
+@layer(difficult=True, note=lambda: [].append)
+def noted_by_a_method(self, x):
+    self.note(0.25)
+    return x.sin() * (1 + sum(self.note.__self__))
+
+
+@layer(difficult=True, draw=lambda: random.Random(7).random)
+def drawn_by_a_method(self, x):
+    return x.sin() * (1 + self.draw())
+
+
+@layer(difficult=True, moved=lambda: partial(_moved, deque([0.5], 2)))
+def moved_by_a_partial_function(self, x):
+    return x.sin() * self.moved(0.25)
 
 
 @layer(difficult=True, gru=lambda: nn.GRU(2, 2, batch_first=True), state=type(None))

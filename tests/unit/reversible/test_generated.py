@@ -10,7 +10,14 @@ import re
 import warnings
 from collections import deque
 from dataclasses import replace
-from types import GeneratorType, SimpleNamespace
+from functools import partial
+from types import (
+    BuiltinMethodType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    SimpleNamespace,
+)
 
 import numpy as np
 import pytest
@@ -418,6 +425,13 @@ def facts(value, name, graph=False):
         yield name, torch.from_numpy(value.copy())
     elif isinstance(value, SimpleNamespace):
         yield from facts(vars(value), name)
+    elif isinstance(value, FunctionType):
+        for cell in value.__closure__ or ():
+            yield from facts(cell.cell_contents, name)
+    elif isinstance(value, MethodType | BuiltinMethodType):
+        yield from facts(value.__self__, name)
+    elif isinstance(value, partial):
+        yield from facts(value.args, name)
     elif isinstance(value, GeneratorType):
         yield name, value.gi_frame.f_locals.get("i")
     elif not isinstance(value, nn.Module | Probe):
