@@ -444,23 +444,23 @@ def _moved(queue, value):
 
 @layer(difficult=True, count=_counting)
 def counted_around_a_function(self, x):
-    return x.sin() * (1 + self.count() / 8)
+    return (x * (1 + self.count() / 8)).sin()
 
 
 @layer(difficult=True, note=lambda: [].append)
 def noted_by_a_method(self, x):
     self.note(0.25)
-    return x.sin() * (1 + sum(self.note.__self__))
+    return (x * (1 + sum(self.note.__self__))).sin()
 
 
 @layer(difficult=True, draw=lambda: random.Random(7).random)
 def drawn_by_a_method(self, x):
-    return x.sin() * (1 + self.draw())
+    return (x * (1 + self.draw())).sin()
 
 
 @layer(difficult=True, moved=lambda: partial(_moved, deque([0.5], 2)))
 def moved_by_a_partial_function(self, x):
-    return x.sin() * self.moved(0.25)
+    return (x * self.moved(0.25)).sin()
 
 
 @layer(difficult=True, gru=lambda: nn.GRU(2, 2, batch_first=True), state=type(None))
