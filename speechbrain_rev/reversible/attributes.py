@@ -29,10 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+_HOOKS = "_forward_hooks", "_forward_pre_hooks"
 #: A module holds these itself; a second run has other ones or none of its own.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {
-    "_forward_hooks",
-    "_forward_pre_hooks",
+    *_HOOKS,
     "_forward_hooks_with_kwargs",
     "_forward_pre_hooks_with_kwargs",
     "_forward_hooks_always_called",
@@ -56,6 +56,8 @@ _SMALL = 2**16
 
 #: Attributes that a warning has named, by class.
 _named: set[tuple[type, str]] = set()
+#: Those of them that lead to too many objects.
+_too_large: set[tuple[type, str]] = set()
 
 
 class Attributes:
@@ -162,7 +164,11 @@ class Attributes:
     def _visit_fields(self, place: _Place, owner: type) -> None:
         self._places.append(place)
         for name, value in place.before.items():
-            if not isinstance(value, _LEFT_ALONE):
+            if name in _HOOKS:
+                # Functions that hook may lead to the whole training: they fire twice.
+                self._places.append(_Mapping(value))
+                value = [x for x in value.values() if not isinstance(x, _FUNCTIONS)]
+            if not isinstance(value, _LEFT_ALONE) and (owner, name) not in _too_large:
                 self._visit(value, (owner, name))
 
     def _visit(self, value: Any, name: tuple[type, str]) -> None:
@@ -175,6 +181,7 @@ class Attributes:
             self._seen[id(x)] = x
             count += 1
             if count > _LIMIT:
+                _too_large.add(name)
                 _warn(name, f"(more than {_LIMIT:,} objects)")
                 return
             if isinstance(x, Tensor):
@@ -433,6 +440,7 @@ def _differ(now: Any, before: Any) -> bool:
 
 #: What is made anew if something that it holds is.
 _METHODS = types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType
+_FUNCTIONS = types.FunctionType, functools.partial, *_METHODS
 _UNCHANGEABLE = tuple, frozenset, functools.partial, *_METHODS
 
 

@@ -83,8 +83,7 @@ def report_hooks(module: nn.Module, what: str, *, within: bool = False) -> None:
         warnings.warn(
             f"{what} ({type(module).__name__}): forward hooks on "
             f"{', '.join(named[:_SHOWN])}{more} fire in both of its runs, twice in a "
-            "training step. What they keep in objects is as after one; what they print or "
-            "write is not. Use mode='store' for this block, or leave it out of "
+            "training step. Use mode='store' for this block, or leave it out of "
             "recompute_blocks, if they must fire once.",
             WatchingWarning,
             stacklevel=2,

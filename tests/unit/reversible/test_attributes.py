@@ -19,7 +19,12 @@ import torch
 from speechbrain.processing.features import InputNormalization
 from torch import nn
 
-from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleChain
+from speechbrain_rev.reversible import (
+    AdditiveCoupling,
+    Recompute,
+    ReversibleChain,
+    attributes,
+)
 from speechbrain_rev.reversible.attributes import Attributes
 from speechbrain_rev.reversible.norm import BatchNorm
 
@@ -422,13 +427,29 @@ def test_small_attributes_after_a_large_one_are_put_back(recwarn):
     ]
 
 
-def test_what_hooks_note_is_noted_once():
-    seen = []
+def test_functions_that_hook_are_left_alone(recwarn):
+    seen, training = [], (i for i in range(3))
     module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    module[0].register_forward_hook(lambda m, given, y: seen.append(y.detach()))
-    with pytest.warns(UserWarning, match="fire in both"):
-        Recompute(module).train()(torch.ones(3, 2)).sum().backward()
-    assert len(seen) == 1
+    module[0].register_forward_hook(lambda *_: seen.append(training))
+    Recompute(module).train()(torch.ones(3, 2)).sum().backward()
+    assert len(seen) == 2
+    assert ["fire in both" in str(w.message) for w in recwarn] == [True]
+
+
+def test_what_leads_to_too_much_is_walked_once(monkeypatch, recwarn):
+    class Holding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.large = [[i] for i in range(30_000)]
+
+    module, visited, places_of = Holding(), [], attributes._places_of
+    monkeypatch.setattr(
+        attributes, "_places_of", lambda x: visited.append(1) or places_of(x)
+    )
+    Attributes(module)
+    assert len(visited) == 20_000
+    Attributes(module)
+    assert len(visited) == 20_000
 
 
 def test_packages_are_told_by_their_whole_name():
@@ -458,9 +479,9 @@ def test_locks_and_functions_are_left_alone(recwarn):
 
 def test_modules_of_this_package_keep_nothing_for_a_second_run():
     module = BatchNorm(4)
-    attributes = Attributes(module)
+    found = Attributes(module)
     module(torch.randn(2, 4, 3, 3))
-    assert attributes.complete() is None
+    assert found.complete() is None
 
 
 class Reading(nn.Module):
