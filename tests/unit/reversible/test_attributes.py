@@ -447,9 +447,10 @@ def test_what_leads_to_too_much_is_walked_once(monkeypatch, recwarn):
         attributes, "_places_of", lambda x: visited.append(1) or places_of(x)
     )
     Attributes(module)
-    assert len(visited) == 20_000
+    assert len(visited) >= 20_000
+    visited.clear()
     Attributes(module)
-    assert len(visited) == 20_000
+    assert len(visited) < 100
 
 
 def test_packages_are_told_by_their_whole_name():
