@@ -6,6 +6,7 @@ its file: only the samples asked for are decoded.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 import soundfile
 import torch
 
-from .cut_short import refuse_cut_wav, tell_of_cut
+from .lengths import opened, tell_of_cut
 from .packed import find_packed
 
 AUDIO_SUFFIXES = (".wav", ".flac")
@@ -23,7 +24,7 @@ _SAMPLES_PER_BYTE = 8192
 # What is read at a time where a file is read to its end: a header may lie about that.
 _BLOCK_SAMPLES = 2**22
 # soundfile raises the second for formats without a header, such as .raw.
-_REFUSALS = (soundfile.LibsndfileError, TypeError, UnicodeError)
+_REFUSALS = (soundfile.LibsndfileError, TypeError, UnicodeError, OSError)
 
 
 @dataclass(frozen=True)
@@ -60,24 +61,21 @@ def audio_info(path: str | Path) -> AudioInfo:
     Raises
     ------
     ValueError
-        If the file cannot be read as audio or a WAV file is cut short; it names the
-        file.
+        If the file cannot be read as audio or is cut short; it names the file. Of FLAC
+        and OGG that is only seen where it is decoded.
     """
     if found := find_packed(path):
         packed, name = found
         return AudioInfo(packed.length(name), packed.sample_rate, channels=1)
-    try:
-        info = soundfile.info(str(path))
-    except _REFUSALS as error:
-        raise _unreadable(path, error) from error
-    refuse_cut_wav(path)
+    with _opened(path) as audio:
+        info = AudioInfo(audio.frames, audio.samplerate, audio.channels)
     file_bytes = Path(path).stat().st_size
-    if info.frames > _SAMPLES_PER_BYTE * file_bytes:
+    if info.samples > _SAMPLES_PER_BYTE * file_bytes:
         raise ValueError(
-            f"{path} cannot be read as audio: its header says {info.frames} samples, more "
+            f"{path} cannot be read as audio: its header says {info.samples} samples, more "
             f"than {file_bytes} bytes can hold. Copy or convert it again."
         )
-    return AudioInfo(info.frames, info.samplerate, info.channels)
+    return info
 
 
 def read_audio(
@@ -112,7 +110,7 @@ def read_audio(
     Raises
     ------
     ValueError
-        If the file cannot be read, has another rate or several channels.
+        If the file cannot be read, is cut short, has another rate or several channels.
 
     Example
     -------
@@ -177,19 +175,14 @@ def read_blocks(
             one = torch.from_numpy(packed.read(name, start, block_samples))
             yield one.unsqueeze(0)
         return
-    try:
-        with soundfile.SoundFile(str(path)) as audio:
-            count = 0
-            while len(
-                values := audio.read(block_samples, dtype="float32", always_2d=True)
-            ):
-                count += len(values)
-                yield torch.from_numpy(values).T
-            tell_of_cut(path, audio, count)
-            if not count:
-                raise ValueError(f"{path} holds no samples. Leave it out.")
-    except _REFUSALS as error:
-        raise _unreadable(path, error) from error
+    with _opened(path) as audio:
+        count = 0
+        while len(values := audio.read(block_samples, dtype="float32", always_2d=True)):
+            count += len(values)
+            yield torch.from_numpy(values).T
+        tell_of_cut(path, audio, count)
+        if not count:
+            raise ValueError(f"{path} holds no samples. Leave it out.")
 
 
 def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
@@ -312,17 +305,29 @@ def _decode(
     path: str | Path, start: int, samples: int | None
 ) -> tuple[torch.Tensor, int]:
     """Decode a range: float32 [samples, channels], and the file's rate."""
+    with _opened(path) as audio:
+        start = audio.seek(min(start, audio.frames))
+        if samples is not None:
+            values = torch.from_numpy(
+                audio.read(samples, dtype="float32", always_2d=True)
+            )
+            if len(values) < samples:
+                tell_of_cut(path, audio, start + len(values))
+            return values, audio.samplerate
+        blocks: list[torch.Tensor] = []
+        while not blocks or len(blocks[-1]) == _BLOCK_SAMPLES:
+            block = audio.read(_BLOCK_SAMPLES, dtype="float32", always_2d=True)
+            blocks.append(torch.from_numpy(block))
+        tell_of_cut(path, audio, start + sum(map(len, blocks)))
+        return torch.cat(blocks), audio.samplerate
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
+    """Open a file, of which all that is wrong is told in one way."""
     try:
-        with soundfile.SoundFile(str(path)) as audio:
-            audio.seek(min(start, audio.frames))
-            if samples is not None:
-                values = audio.read(samples, dtype="float32", always_2d=True)
-                return torch.from_numpy(values), audio.samplerate
-            blocks: list[torch.Tensor] = []
-            while not blocks or len(blocks[-1]) == _BLOCK_SAMPLES:
-                block = audio.read(_BLOCK_SAMPLES, dtype="float32", always_2d=True)
-                blocks.append(torch.from_numpy(block))
-            return torch.cat(blocks), audio.samplerate
+        with opened(path) as audio:
+            yield audio
     except _REFUSALS as error:
         raise _unreadable(path, error) from error
 

@@ -5,7 +5,8 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.speech import read_audio, read_manifest
+from speechbrain_rev.speech import ChunkDataset, read_audio, read_manifest
+from tests.audio_headers import say_no_length
 from tests.corpus import write_corpus, write_noise, write_rooms
 from tests.recipes.runs import SHORT, arguments, log, recipe, weights
 
@@ -49,6 +50,33 @@ def test_a_packed_folder_may_be_named_from_where_one_is(folders, tmp_path, monke
     argv = arguments(packed.name, tmp_path / "run")
     prepare.main([arg for arg in argv if "device" not in arg])
     assert len(read_manifest(tmp_path / "run" / "save" / "train.csv")) == 16
+
+
+@pytest.mark.parametrize("suffix", [".wav", ".flac"])
+def test_streams_are_listed_packed_and_trained_on_as_files_of_known_length(
+    tmp_path, suffix
+):
+    found = []
+    for name in ("files", "streams"):
+        data = write_corpus(tmp_path / name, seconds=0.3, suffix=suffix)
+        if name == "streams":
+            for path in data.rglob(f"*{suffix}"):
+                say_no_length(path)
+        output = tmp_path / f"{name}_run"
+        argv = arguments(data, output, check_audio=True)
+        prepare.main([arg for arg in argv if "device" not in arg])
+        listed = read_manifest(output / "save" / "train.csv")
+        rows = [(u.ID, u.samples) for u in listed]
+        packed = pack(data, tmp_path / f"{name}.packed")
+        numbers = dict.fromkeys(listed.speaker_names, 0)
+        chunks = ChunkDataset(listed, numbers, samples=2000)
+        wavs = torch.stack([chunks[1, index].wav for index in range(len(chunks))])
+        found.append((rows, wavs, (packed / "samples.int16").read_bytes()))
+    (rows, wavs, samples), (of_streams, wavs_of_streams, samples_of_streams) = found
+    assert len(rows) == 16
+    assert min(length for _, length in rows) > 3000
+    assert (rows, samples) == (of_streams, samples_of_streams)
+    assert torch.equal(wavs, wavs_of_streams)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Files that cannot be used: all told of in one table, and refused or dropped."""
 
+import os
 import random
 
 import numpy as np
@@ -66,6 +67,24 @@ def test_all_that_is_wrong_is_told_at_once(corpus, tmp_path, capsys, whole, foun
         assert ("silent" in words) == whole
     assert stems(tmp_path / "save" / "bad_files.txt") == found
     assert not (tmp_path / "save" / "train.csv").exists()
+
+
+@pytest.mark.parametrize("format", ["NIST", "AIFF", "AU", "W64", "RF64", "CAF"])
+def test_other_formats_of_that_name_are_told_of_where_they_are_cut_short(
+    tmp_path, format
+):
+    folder = write_corpus(tmp_path / "corpus", speakers=2, seconds=0.2)
+    for name in ("whole", "cut"):
+        path = folder / "wav" / "id00000" / "s00" / f"{name}.wav"
+        noise = 0.1 * np.random.default_rng(0).standard_normal(4001)
+        soundfile.write(path, noise, RATE, format=format, subtype="PCM_16")
+    os.truncate(path, path.stat().st_size - 2)
+    given = settings(folder, bad_files="drop")
+    assert prepare.prepare(given, tmp_path / "save").dropped == 1
+    assert stems(tmp_path / "save" / "bad_files.txt") == {"cut"}
+    assert "is cut short, 2 of" in (tmp_path / "save" / "bad_files.txt").read_text()
+    listed = {u.ID: u.samples for u in read_manifest(tmp_path / "save" / "train.csv")}
+    assert listed["id00000/s00/whole"] == 4001
 
 
 def test_they_are_dropped_where_the_user_says_so(corpus, tmp_path):

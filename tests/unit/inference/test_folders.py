@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from speechbrain_rev.inference import (
@@ -16,6 +17,7 @@ from speechbrain_rev.inference import (
 )
 from speechbrain_rev.inference.folders import list_audio, look_through, told
 from speechbrain_rev.speech.packing import Packing
+from tests.audio_headers import say_no_length
 from tests.run_folders import speech_like, write_audio
 
 
@@ -29,8 +31,17 @@ class Counting(torch.nn.Module):
         return waves[:, :4].unsqueeze(1)
 
 
-def embedder(fingerprint="one"):
-    return SpeakerEmbedder(Counting(), device="cpu", fingerprint=fingerprint)
+class Weighing(torch.nn.Module):
+    """Embeds an utterance as what each of its samples has a part in."""
+
+    def forward(self, waves, samples):
+        weights = torch.linspace(1, 2, waves.shape[1])
+        sums = torch.stack([waves @ weights, waves.abs() @ weights], dim=1)
+        return sums.unsqueeze(1)
+
+
+def embedder(fingerprint="one", model=Counting):
+    return SpeakerEmbedder(model(), device="cpu", fingerprint=fingerprint)
 
 
 NAMES = ["a/1.wav", "a/2.FLAC", "b/1.wav", "c.ogg"]
@@ -154,6 +165,36 @@ def test_bad_files_lose_no_others_and_are_told_of_all_at_once(
     seconds, told = look_through(list_audio(folder), window=window)
     assert set(told) == set(bad) - {"silent.wav"}
     assert seconds == pytest.approx(4 * 0.3 + 0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("window", [None, 0.25])
+def test_files_of_all_formats_are_embedded_whole_or_refused(tmp_path, window):
+    formats = {"sph": "NIST", "aiff": "AIFF", "au": "AU", "w64": "W64", "rf64": "RF64"}
+    weighing, rows = embedder(model=Weighing), {}
+    wave = np.round(speech_like(0.6) * 2**14).astype(np.int16)
+    for kind in ("whole", "stream", "cut"):
+        place = tmp_path / kind
+        for suffix in ("wav", "flac", *formats):
+            path = place / f"a.{suffix}"
+            place.mkdir(exist_ok=True)
+            soundfile.write(path, wave, 16000, "PCM_16", format=formats.get(suffix))
+            if kind == "stream" and suffix in ("wav", "flac"):
+                say_no_length(path)
+            if kind == "cut":
+                os.truncate(path, path.stat().st_size - 100)
+        if kind == "cut":
+            with pytest.raises(ValueError, match="7 files cannot be embedded") as error:
+                embed_folder(place, tmp_path / "cut.npz", weighing, window=window)
+            assert str(error.value).count("is cut short, 100 of") == 6
+        else:
+            found = embed_folder(
+                place, tmp_path / f"{kind}.npz", weighing, window=window
+            )
+            rows[kind] = found.archive.embeddings
+    assert rows["whole"].shape == (7, 2)
+    # Sums of 9600 numbers in float32.
+    assert np.allclose(rows["whole"], rows["whole"][0], rtol=1e-5)
+    assert np.array_equal(rows["whole"], rows["stream"])
 
 
 def test_names_that_are_not_utf_8_do_not_stop_the_others(folder, tmp_path, capsys):

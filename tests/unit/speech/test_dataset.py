@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import soundfile
 import torch
@@ -90,6 +92,23 @@ def test_a_whole_utterance_that_cannot_be_read_is_a_reason(tmp_path):
     assert collate_whole([given[0]])[0] == "gone.wav"
     assert "no such file" in collate_whole([given[0]])[1]
     assert "holds no samples" in collate_whole([given[1]])[1]
+
+
+@pytest.mark.parametrize("format", ["WAV", "NIST", "AIFF", "AU", "W64", "RF64"])
+def test_speech_that_was_cut_short_after_it_was_listed_is_not_used(
+    utterances, tmp_path, format
+):
+    path = tmp_path / "cut.wav"
+    wav = read_audio(utterances[0].wav, sample_rate=16000)
+    soundfile.write(path, wav, 16000, format=format, subtype="PCM_16")
+    listed = [Utterance("cut", str(path), len(wav), utterances[0].spk_id)] * 2
+    os.truncate(path, path.stat().st_size - 2)
+    with pytest.raises(
+        ValueError, match=r"None of 10 .*cut\.wav .* is cut short, 2 of"
+    ):
+        dataset(listed, samples=100)[1, 0]
+    name, why = WholeUtterances(tmp_path, ["cut.wav"], max_samples=10**6)[0]
+    assert (name, "is cut short, 2 of" in why) == ("cut.wav", True)
 
 
 def test_whole_utterances_are_cut_only_where_they_are_too_long(utterances):

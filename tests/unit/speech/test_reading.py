@@ -13,6 +13,7 @@ from speechbrain_rev.speech import (
     read_blocks,
     read_first_channel,
 )
+from tests.audio_headers import say
 
 RAMP = np.arange(1000, dtype=np.int16)
 
@@ -66,25 +67,207 @@ def test_an_unreadable_file_is_named(tmp_path):
         audio_info(tmp_path / "none.wav")
 
 
-@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_U8", "FLOAT"])
-def test_a_wav_file_that_is_cut_short_is_refused(tmp_path, subtype):
+def read_in_all_ways(path):
+    """Read a file whole with each reader, and check that they agree on its length."""
+    whole = read_audio(path, sample_rate=16000)
+    for wav in (
+        read_first_channel(path, sample_rate=16000),
+        torch.cat(list(read_blocks(path, block_samples=300)), dim=1)[0],
+        read_audio(path, sample_rate=16000, samples=10**6),
+        torch.cat(
+            [
+                read_audio(path, sample_rate=16000, samples=700),
+                read_audio(path, sample_rate=16000, start=700),
+            ]
+        ),
+    ):
+        assert torch.equal(wav, whole)
+    assert audio_info(path).samples == len(whole)
+    assert read_audio(path, sample_rate=16000, start=10**6, samples=9).shape == (0,)
+    return whole
+
+
+HEADERS = [
+    ("WAV", "PCM_16"),
+    ("WAV", "PCM_U8"),
+    ("WAV", "FLOAT"),
+    ("WAVEX", "PCM_24"),
+    ("RF64", "PCM_16"),
+    ("RF64", "PCM_24"),
+    ("W64", "PCM_16"),
+    ("W64", "PCM_24"),
+    ("AIFF", "PCM_16"),
+    ("AIFF", "FLOAT"),
+    ("AU", "PCM_16"),
+    ("AU", "ULAW"),
+    ("CAF", "PCM_16"),
+    ("NIST", "PCM_16"),
+    ("NIST", "ALAW"),
+]
+
+
+@pytest.mark.parametrize(("format", "subtype"), HEADERS)
+@pytest.mark.parametrize("missing", [1, 2, 200, 900])
+def test_a_file_that_is_cut_short_is_refused_by_every_reader(
+    tmp_path, format, subtype, missing
+):
     path = tmp_path / "cut.wav"
-    soundfile.write(path, RAMP[:999], 16000, subtype=subtype)
-    whole = path.read_bytes()
-    assert audio_info(path).samples == 999
-    path.write_bytes(whole[:-200])
-    with pytest.raises(ValueError, match=r"cut\.wav .* cut short, .* Copy or convert"):
+    soundfile.write(path, RAMP, 16000, format=format, subtype=subtype)
+    assert len(read_in_all_ways(path)) == 1000
+    os.truncate(path, path.stat().st_size - missing)
+    for read in (
+        audio_info,
+        lambda path: read_audio(path, sample_rate=16000),
+        lambda path: read_audio(path, sample_rate=16000, samples=10),
+        lambda path: read_first_channel(path, sample_rate=16000),
+        lambda path: list(read_blocks(path)),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"cut\.wav .* cut short, {missing} of .* Copy or convert"
+        ):
+            read(path)
+
+
+@pytest.mark.parametrize(("format", "subtype"), HEADERS)
+def test_what_follows_the_samples_is_none_of_them(tmp_path, format, subtype):
+    path = tmp_path / "padded.wav"
+    # An odd number of bytes in some.
+    soundfile.write(path, RAMP[:999], 16000, format=format, subtype=subtype)
+    whole = read_in_all_ways(path)
+    with path.open("ab") as file:
+        file.write(b"\1" * 101)
+    assert len(whole) == 999
+    assert torch.equal(read_in_all_ways(path), whole)
+
+
+def test_a_wav_file_of_the_other_byte_order_is_not_cut_unseen(tmp_path):
+    path = tmp_path / "cut.wav"
+    soundfile.write(path, RAMP, 16000, endian="BIG", format="WAV")
+    assert path.read_bytes()[:4] == b"RIFX"
+    assert len(read_in_all_ways(path)) == 1000
+    os.truncate(path, path.stat().st_size - 2)
+    with pytest.raises(ValueError, match="cut short, 2 of 2000"):
         audio_info(path)
 
 
-@pytest.mark.parametrize("size", [0, 0x7FFFF000, 0x80000000, 0xFFFFFFFF])
-def test_a_wav_file_of_a_stream_says_no_size_and_is_read(tmp_path, size):
-    path = tmp_path / "stream.wav"
+def test_a_long_wav_file_that_is_cut_short_is_no_stream(tmp_path):
+    path = tmp_path / "cut.wav"
     soundfile.write(path, RAMP, 16000)
-    content = path.read_bytes()
-    place = content.index(b"data") + 4
-    path.write_bytes(content[:place] + struct.pack("<I", size) + content[place + 4 :])
-    assert audio_info(path).channels == 1
+    say(path, b"data", 4, "<I", 3_000_000_000)
+    with pytest.raises(ValueError, match="cut short, 2999998000 of 3000000000"):
+        audio_info(path)
+
+
+@pytest.mark.parametrize("format", ["VOC", "IRCAM", "PVF", "AVR"])
+def test_a_format_of_which_a_cut_cannot_be_told_is_refused(tmp_path, format):
+    path = tmp_path / "some.wav"
+    soundfile.write(path, RAMP, 16000, format=format, subtype="PCM_16")
+    with pytest.raises(
+        ValueError, match=rf"some\.wav .* {format} .* Convert it to WAV"
+    ):
+        audio_info(path)
+
+
+STREAMS = {
+    **{
+        ("WAV", hex(size)): (b"data", 4, "<I", size)
+        for size in (0, 0x7FFF_F000, 0x8000_0000, 0xFFFF_FFFF)
+    },
+    ("WAVEX", "0"): (b"data", 4, "<I", 0),
+    ("RF64", "0"): (b"ds64", 16, "<QQ", 0, 0),
+    ("RF64", "-1"): (b"ds64", 16, "<q", -1),
+    ("W64", "empty"): (b"data", 16, "<Q", 24),
+    ("W64", "largest"): (b"data", 16, "<Q", 2**63 - 1),
+    ("AIFF", "0"): (b"SSND", 4, ">I", 0),
+    ("AIFF", "empty"): (b"SSND", 4, ">I", 8),
+    ("AIFF", "largest"): (b"SSND", 4, ">I", 0x7F00_0008),
+    ("AU", "0"): (b".snd", 8, ">I", 0),
+    ("AU", "-1"): (b".snd", 8, ">i", -1),
+    ("CAF", "-1"): (b"data", 4, ">q", -1),
+    ("CAF", "empty"): (b"data", 4, ">q", 4),
+    # 4 bits of it are in the byte before.
+    ("FLAC", "0"): (b"fLaC", 22, ">I", 0),
+}
+
+
+@pytest.mark.parametrize(("format", "size"), STREAMS)
+def test_a_stream_says_no_size_and_has_the_samples_that_there_are(
+    tmp_path, noise, format, size
+):
+    path = tmp_path / "stream.wav"
+    soundfile.write(path, noise[:9001], 16000, format=format, subtype="PCM_16")
+    whole = read_in_all_ways(path)
+    say(path, *STREAMS[format, size])
+    assert len(whole) == 9001
+    assert torch.equal(read_in_all_ways(path), whole)
+
+
+@pytest.mark.parametrize("riff", [0, 36, 0xFFFF_FFFF])
+def test_the_size_of_the_whole_wav_file_is_not_needed(tmp_path, riff):
+    path = tmp_path / "stream.wav"
+    soundfile.write(path, np.stack([RAMP, -RAMP], axis=1), 16000)
+    say(path, b"RIFF", 4, "<I", riff)
+    say(path, b"data", 4, "<I", 0)
+    assert audio_info(path).samples == 1000
+    both = torch.cat(list(read_blocks(path, block_samples=300)), dim=1)
+    assert torch.equal(both[0], torch.tensor(RAMP / 2**15).float())
+    assert torch.equal(both[1], -both[0])
+
+
+def test_what_libsndfile_skips_is_skipped(tmp_path, noise):
+    path = tmp_path / "tagged.flac"
+    soundfile.write(path, noise, 16000)
+    whole = read_audio(path, sample_rate=16000)
+    say(path, b"fLaC", 22, ">I", 0)
+    # Of the size 128 + 1, in bytes of seven bits.
+    tag = b"ID3\3\0\0\0\0\1\1" + bytes(129)
+    path.write_bytes(tag + path.read_bytes())
+    assert torch.equal(read_in_all_ways(path), whole)
+
+
+@pytest.mark.parametrize("missing", [1, 2, 100, 5000])
+def test_flac_of_unknown_length_that_is_cut_short_is_refused(tmp_path, noise, missing):
+    path = tmp_path / "cut.flac"
+    soundfile.write(path, noise, 16000)
+    say(path, b"fLaC", 22, ">I", 0)
+    os.truncate(path, path.stat().st_size - missing)
+    for read in (audio_info, lambda path: list(read_blocks(path))):
+        with pytest.raises(ValueError, match=r"cut\.flac cannot be read as audio"):
+            read(path)
+
+
+def test_a_wav_file_of_nothing_but_other_chunks_holds_no_samples(tmp_path):
+    path = tmp_path / "empty.wav"
+    soundfile.write(path, RAMP[:0], 16000)
+    text = b"INFOISFT" + struct.pack("<I", 5001) + b"a" * 5001
+    with path.open("ab") as file:
+        file.write(b"LIST" + struct.pack("<I", len(text)) + text + b"\0")
+    assert audio_info(path).samples == 0
+    with pytest.raises(ValueError, match=r"empty\.wav holds no samples"):
+        list(read_blocks(path))
+
+
+def test_flac_without_frames_holds_no_samples(tmp_path):
+    path = tmp_path / "empty.flac"
+    soundfile.write(path, RAMP, 16000)
+    content = bytearray(path.read_bytes()[:42])
+    # The only block of the header, of unknown length.
+    content[4] |= 128
+    content[22:26] = bytes(4)
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"empty\.flac holds no samples"):
+        audio_info(path)
+
+
+def test_more_than_a_header_can_say_is_refused_and_not_cut_off(tmp_path):
+    path = tmp_path / "days.wav"
+    soundfile.write(path, RAMP, 16000)
+    say(path, b"data", 4, "<I", 0)
+    os.truncate(path, 2**32 + 100)
+    with pytest.raises(
+        ValueError, match=r"days\.wav .*more than .* Convert it to FLAC"
+    ):
+        audio_info(path)
 
 
 def test_audio_without_a_header_is_named(tmp_path):
@@ -170,16 +353,6 @@ def test_of_an_estimated_length_a_warning_says_what_seems_to_be_missing(
     assert 10000 < sum(block.shape[1] for block in read_blocks(path)) < 40000
     assert f"{path} seems to be cut short" in caplog.text
     assert said in caplog.text
-
-
-@pytest.mark.parametrize("size", [0x7FFF_F000, 0xFFFF_FFFF])
-def test_a_stream_is_read_in_blocks_to_its_end(tmp_path, size):
-    path = tmp_path / "stream.wav"
-    soundfile.write(path, RAMP, 16000)
-    content = bytearray(path.read_bytes())
-    content[4:8] = content[40:44] = struct.pack("<I", size)
-    path.write_bytes(content)
-    assert sum(block.shape[1] for block in read_blocks(path)) == 1000
 
 
 def test_a_file_without_samples_has_no_blocks_but_an_error(tmp_path):

@@ -1,0 +1,362 @@
+"""How long audio files are: where headers promise more, say nothing, or are overlooked.
+
+libsndfile reads a file that is cut short to where it ends, without a word; of a length
+that is not told it makes none at all, or the largest number; and of NIST and W64 it reads
+what follows the samples as if it were some.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import math
+import os
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import soundfile
+
+logger = logging.getLogger(__name__)
+
+#: Formats of libsndfile of which it is known whether they are whole; others (VOC, IRCAM,
+#: MAT, ...) do not say it, or hold no speech.
+FORMATS = (
+    "WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "NIST", "FLAC", "OGG", "MP3",
+)  # fmt: skip
+
+# Writers of streams, whose end is not known, put no size, or about one of these
+# (0x7F000000 sox for AIFF, 0x7FFFF000 sox, 0x80000000 arecord, 0xFFFFFFFF ffmpeg).
+_STREAMS = (range(0x7EFF_0000, 0x8000_1000), range(0xFFFF_0000, 2**32))
+# An OGG page has at most as many bytes.
+_OGG_PAGE_BYTES = 27 + 255 + 255 * 255
+# A header of NIST has 1024; what is not read of a longer one is not needed.
+_NIST_BYTES = 2**16
+_COUNTED_AT_ONCE = 2**16
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """How a format of chunks writes them: each a name, a size and so many bytes."""
+
+    first: int
+    name_bytes: int
+    size: str
+    #: Bytes before the content that the size counts.
+    counted: int
+    #: What the size is where there are no samples.
+    least: int
+    #: Chunks begin at multiples of this.
+    multiple: int
+    data: bytes
+
+    @property
+    def head(self) -> int:
+        return self.name_bytes + struct.calcsize(self.size)
+
+
+_RIFF = _Chunks(12, 4, "<I", 0, 0, 2, b"data")
+_CHUNKS = {
+    b"RIFF": _RIFF,
+    b"RIFX": _Chunks(12, 4, ">I", 0, 0, 2, b"data"),
+    b"RF64": _RIFF,
+    b"BW64": _RIFF,
+    b"FORM": _Chunks(12, 4, ">I", 0, 8, 2, b"SSND"),
+    # W64, whose names have 16 bytes.
+    b"riff": _Chunks(40, 16, "<Q", 24, 24, 8, b"data"),
+    b"caff": _Chunks(8, 4, ">Q", 0, 4, 1, b"data"),
+}
+_AU = {b".snd": ">I", b"dns.": "<I"}
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Where the samples of a file are, by its header."""
+
+    begin: int
+    #: Bytes, None where it does not say how many.
+    size: int | None
+    #: Whether libsndfile reads on behind them.
+    runs_on: bool = False
+    #: What the header has to say, and where, so that libsndfile reads all of them.
+    place: int = 0
+    instead: bytes = b""
+
+
+@contextlib.contextmanager
+def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
+    """Open a file that is as long as it says, or has the length that its header lacks.
+
+    To find the length of FLAC that does not tell it, all of it is decoded.
+
+    Parameters
+    ----------
+    path : str or Path
+        Any file.
+
+    Yields
+    ------
+    soundfile.SoundFile
+        Its ``frames`` are those that there are; those of MP3 may be an estimate.
+
+    Raises
+    ------
+    ValueError
+        If it ends before its samples do, or is of a format of which this cannot be told.
+    soundfile.LibsndfileError, TypeError, UnicodeError, OSError
+        If it cannot be read.
+    """
+    with open(path, "rb") as file:
+        found = _samples(file)
+        file_bytes = file.seek(0, 2)
+    end = file_bytes
+    if found is not None and found.size is not None:
+        end = found.begin + found.size
+    if found is not None and (found.instead or (found.runs_on and end < file_bytes)):
+        source: Any = _Seen(path, min(end, file_bytes), found.place, found.instead)
+    else:
+        source = contextlib.nullcontext(str(path))
+    with source as name, soundfile.SoundFile(name) as audio:
+        if audio.format not in FORMATS:
+            raise ValueError(
+                f"{path} cannot be read as audio: of the format {audio.format} it cannot "
+                "be told whether a file is whole. Convert it to WAV or FLAC."
+            )
+        if end > file_bytes:
+            assert found is not None
+            raise ValueError(
+                f"{path} cannot be read as audio: it is cut short, {end - file_bytes} of "
+                f"{found.size} bytes of data are missing. Copy or convert it again."
+            )
+        yield audio
+
+
+def tell_of_cut(path: str | Path, audio: soundfile.SoundFile, count: int) -> None:
+    """Refuse or warn of a file of which fewer samples came than it was to have.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    audio : soundfile.SoundFile
+        The same, open.
+    count : int
+        Samples of each channel that came.
+
+    Raises
+    ------
+    ValueError
+        If its header says more, and is no estimate.
+    """
+    missing = (
+        f"{path} seems to be cut short: its header says {audio.frames} samples, and there "
+        f"are {count}. Copy or convert it again."
+    )
+    if audio.format == "MP3":
+        # Editors leave headers as they were: an estimate.
+        if count < audio.frames:
+            logger.warning(missing)
+    elif audio.format == "OGG":
+        # It has no length in its header: libsndfile finds the last page, or not.
+        if not _marks_its_end(path):
+            logger.warning(
+                f"{path} seems to be cut short after {count} samples: its last page is "
+                "not marked as the end. If that is not how it was recorded, copy it again."
+            )
+    elif count < audio.frames:
+        raise ValueError(missing)
+
+
+class _Seen(io.FileIO):
+    """A file as libsndfile is to see it: it ends there, and has other bytes in a place."""
+
+    def __init__(self, path: str | Path, end: int, place: int, instead: bytes) -> None:
+        super().__init__(path)
+        self._end, self._place, self._instead = end, place, instead
+
+    def readinto(self, buffer: Any) -> int:
+        begin = self.tell()
+        into = memoryview(buffer)[: max(0, self._end - begin)]
+        count = super().readinto(into) or 0
+        first = max(begin, self._place)
+        last = min(begin + count, self._place + len(self._instead))
+        if first < last:
+            other = self._instead[first - self._place : last - self._place]
+            into[first - begin : last - begin] = other
+        return count
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if whence == 2:
+            offset, whence = self._end + offset, 0
+        return super().seek(offset, whence)
+
+
+class _Forward(soundfile.SoundFile):  # type: ignore[misc]
+    """FLAC of unknown length: to seek behind its end, as soundfile does, is an error."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+def _samples(file: BinaryIO) -> _Samples | None:
+    """Find what a header says of its samples; None of formats that are not known."""
+    base = _behind_tag(file)
+    file.seek(base)
+    magic = file.read(4)
+    if magic in _CHUNKS:
+        return _of_chunks(file, base, _CHUNKS[magic], runs_on=magic == b"riff")
+    if magic in _AU:
+        head = file.read(8)
+        if len(head) == 8:
+            form = _AU[magic]
+            offset, size = struct.unpack(f"{form}I", head)
+            return _as_said(file, base + 8, form, base + offset, size)
+    if magic == b"NIST":
+        return _of_nist(file, base)
+    if magic == b"fLaC":
+        return _of_flac(file, base)
+    return None
+
+
+def _behind_tag(file: BinaryIO) -> int:
+    """Find where a file begins behind an ID3 tag, which libsndfile skips."""
+    head = file.read(10)
+    if head[:3] != b"ID3" or len(head) < 10:
+        return 0
+    # Seven bits of each byte count.
+    return 10 + sum(
+        (byte & 127) << shift
+        for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True)
+    )
+
+
+def _of_chunks(
+    file: BinaryIO, base: int, chunks: _Chunks, *, runs_on: bool
+) -> _Samples | None:
+    large = None
+    for begin, name, size in _walk(file, base, chunks, base + chunks.first):
+        if name == b"ds64":
+            large = begin + 8
+        if name[:4] != chunks.data:
+            continue
+        place, form = begin - struct.calcsize(chunks.size), chunks.size
+        if large is not None and size == 0xFFFF_FFFF:
+            place, form = large, "<Q"
+            file.seek(place)
+            (size,) = struct.unpack(form, file.read(8).ljust(8, b"\0"))
+        start = begin - chunks.counted
+        if size <= chunks.least:
+            if _only_chunks(file, base, chunks, start + chunks.least):
+                return None
+            size = 0
+        return _as_said(file, place, form, start, size, runs_on=runs_on)
+    return None
+
+
+def _walk(
+    file: BinaryIO, base: int, chunks: _Chunks, position: int
+) -> Iterator[tuple[int, bytes, int]]:
+    """Go from chunk to chunk: where the content begins, the name, and the size."""
+    while True:
+        file.seek(position)
+        head = file.read(chunks.head)
+        if len(head) < chunks.head:
+            return
+        begin = position + chunks.head
+        (size,) = struct.unpack(chunks.size, head[chunks.name_bytes :])
+        yield begin, head[: chunks.name_bytes], size
+        end = max(begin, begin - chunks.counted + size) - base
+        position = base + end + -end % chunks.multiple
+
+
+def _only_chunks(file: BinaryIO, base: int, chunks: _Chunks, position: int) -> bool:
+    """Tell whether other chunks follow and nothing else: then there are no samples."""
+    end = position
+    for begin, name, size in _walk(file, base, chunks, position):
+        if not (name.isascii() and name.decode().isprintable()):
+            return False
+        end = begin - chunks.counted + size
+    return 0 <= file.seek(0, 2) - end < chunks.multiple
+
+
+def _of_nist(file: BinaryIO, base: int) -> _Samples | None:
+    """Read the header of NIST, which is lines of text."""
+    file.seek(base)
+    head = file.read(_NIST_BYTES).partition(b"end_head")[0]
+    lines = head.split(b"\n", 2)
+    # libsndfile writes some numbers as texts.
+    found = re.findall(rb"^(\w+) -(?:i|s\d+) (\d{1,18})\s*$", head, re.MULTILINE)
+    known = {name: int(number) for name, number in found}
+    names = b"sample_count", b"channel_count", b"sample_n_bytes"
+    if len(lines) < 3 or not re.fullmatch(rb" *\d{1,9} *", lines[1]):
+        return None
+    if not all(known.get(name) for name in names):
+        return None
+    return _Samples(base + int(lines[1]), math.prod(known[n] for n in names), True)
+
+
+def _of_flac(file: BinaryIO, base: int) -> _Samples | None:
+    """Read the first block of FLAC; where it does not say how long it is, count."""
+    place = base + 21
+    file.seek(place)
+    head = file.read(5)
+    if len(head) < 5 or int.from_bytes(head, "big") % 2**36:
+        return None
+    status = os.fstat(file.fileno())
+    count = _decoded(str(file.name), status.st_size, status.st_mtime_ns)
+    if not count:
+        raise ValueError(f"{file.name} holds no samples. Leave it out.")
+    total = (int.from_bytes(head, "big") + count).to_bytes(5, "big")
+    return _Samples(base, None, place=place, instead=total)
+
+
+@functools.lru_cache(maxsize=1024)
+def _decoded(path: str, file_bytes: int, changed: int) -> int:
+    """Count samples; of a file that is looked at, and then read, once."""
+    del file_bytes, changed
+    count = 0
+    with _Forward(path) as audio:
+        block = np.empty((_COUNTED_AT_ONCE, audio.channels), np.float32)
+        while got := len(audio.read(out=block)):
+            count += got
+    return count
+
+
+def _as_said(
+    file: BinaryIO,
+    place: int,
+    form: str,
+    start: int,
+    size: int,
+    *,
+    runs_on: bool = False,
+) -> _Samples:
+    """Take the size that a header has at a place, or the rest of a file for none."""
+    most = 256 ** struct.calcsize(form) - 1
+    rest = max(0, file.seek(0, 2) - start)
+    # ffmpeg writes the largest number, with or without a sign.
+    if size == 0 or (size > rest and size in (most // 2, most)):
+        if rest > most:
+            raise ValueError(
+                f"{file.name} cannot be read as audio: it holds {rest} bytes, more than "
+                "its kind of header can say. Convert it to FLAC."
+            )
+        instead = struct.pack(form, rest)
+        return _Samples(start, None, place=place, instead=instead)
+    is_stream = form[1] == "I" and any(size in sizes for sizes in _STREAMS)
+    return _Samples(start, None if is_stream and size > rest else size, runs_on)
+
+
+def _marks_its_end(path: str | Path) -> bool:
+    """Tell whether the last page of an OGG file says that it is the last."""
+    with open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, 2) - _OGG_PAGE_BYTES))
+        _, capture, page = file.read().rpartition(b"OggS")
+    # After the version, a byte of flags.
+    return bool(capture) and len(page) > 1 and bool(page[1] & 4)
