@@ -10,7 +10,7 @@ import os
 import tempfile
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from speechbrain_rev.whole_files import permissions
+
+_AT_ONCE = 2**16
 
 
 class TextColumn(Sequence[str]):
@@ -45,8 +47,15 @@ class TextColumn(Sequence[str]):
     """
 
     def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
+        if (
+            data.dtype != np.uint8
+            or ends.dtype != np.int64
+            or data.ndim + ends.ndim != 2
+        ):
+            raise ValueError(f"texts are {data.dtype} and their ends {ends.dtype}")
         last = int(ends[-1]) if len(ends) else 0
-        if last != len(data) or (np.diff(ends, prepend=0) < 0).any():
+        # A difference of large numbers would overflow.
+        if last != len(data) or (ends < 0).any() or (ends[1:] < ends[:-1]).any():
             raise ValueError(f"the ends of texts do not fit their {len(data)} bytes")
         self.data, self.ends = data, ends
 
@@ -83,6 +92,16 @@ class TextColumn(Sequence[str]):
             Its place; the number of texts where none is behind.
         """
         return bisect_left(range(len(self)), os.fsencode(text), key=self._encoded)
+
+    def encoded(self) -> Iterator[bytes]:
+        """Give all texts as names of files are encoded; a part of them is copied at a time."""
+        begin = 0
+        for first in range(0, len(self), _AT_ONCE):
+            ends = self.ends[first : first + _AT_ONCE].tolist()
+            offset, data = begin, self.data[begin : ends[-1]].tobytes()
+            for end in ends:
+                yield data[begin - offset : end - offset]
+                begin = end
 
     def _encoded(self, index: int) -> bytes:
         begin = self.ends[index - 1] if index else 0

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -60,18 +61,28 @@ class PackedAudio:
                 f"{index} is of version {about.get('version')}, not {VERSION}. Pack the "
                 "folder again."
             )
-        # Sorted by name; keys are sorted by themselves, beside the places of the names.
-        self.names = cast(TextColumn, columns["names"])
-        self._keys = cast("NDArray[np.int64]", columns["keys"])
-        self._places = cast("NDArray[np.int64]", columns["places"])
-        self._begins = cast("NDArray[np.int64]", columns["begins"])
-        self._lengths = cast("NDArray[np.int64]", columns["lengths"])
-        self._scales = cast("NDArray[np.float32]", columns["scales"])
-        self.sample_rate = int(about["sample_rate"])
+        try:
+            self.sample_rate, count = (
+                _whole(about, name) for name in ("sample_rate", "samples")
+            )
+            _check_types(columns)
+            # Sorted by name; keys are sorted by themselves, beside the places of the names.
+            self.names = cast(TextColumn, columns["names"])
+            self._keys = cast("NDArray[np.int64]", columns["keys"])
+            self._places = cast("NDArray[np.int64]", columns["places"])
+            self._begins = cast("NDArray[np.int64]", columns["begins"])
+            self._lengths = cast("NDArray[np.int64]", columns["lengths"])
+            self._scales = cast("NDArray[np.float32]", columns["scales"])
+            _check_samples(self._begins, self._lengths, self._scales, count)
+            _check_names(self.names, self._keys, self._places)
+        except ValueError as error:
+            raise ValueError(
+                f"{index} is damaged: {error}. Delete {folder} and pack anew."
+            ) from error
         status = index.stat()
         #: Tells what was read from what may be packed there later.
         self.stamp = f"{status.st_size}|{status.st_mtime_ns}"
-        wanted = int(about["samples"]) * SAMPLE_BYTES
+        wanted = count * SAMPLE_BYTES
         if samples.stat().st_size != wanted:
             raise ValueError(
                 f"{samples} has {samples.stat().st_size} bytes, not {wanted}: it is cut "
@@ -154,7 +165,7 @@ class PackedAudio:
             yield name
 
     def _found(self, name: str) -> int | None:
-        wanted = key_of(name)
+        wanted = key_of(os.fsencode(name))
         at = int(self._keys.searchsorted(wanted))
         while at < len(self._keys) and self._keys[at] == wanted:
             place = int(self._places[at])
@@ -173,21 +184,95 @@ class PackedAudio:
         return place
 
 
-def key_of(name: str) -> np.int64:
+def key_of(name: bytes) -> int:
     """Give the number by which a name is looked up: among millions that is one step.
 
     Parameters
     ----------
-    name : str
+    name : bytes
+        As names of files are encoded.
 
     Returns
     -------
-    numpy.int64
-        Nearly always another one for another name.
+    int
+        Of 64 bits; nearly always another one for another name.
     """
-    digest = hashlib.blake2b(os.fsencode(name), digest_size=8).digest()
-    key: np.int64 = np.frombuffer(digest, "<i8")[0]
-    return key
+    digest = hashlib.blake2b(name, digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+_TYPES: dict[str, type[np.generic]] = {
+    "keys": np.int64,
+    "places": np.int64,
+    "begins": np.int64,
+    "lengths": np.int64,
+    "scales": np.float32,
+}
+
+
+def _whole(about: Mapping[str, str], name: str) -> int:
+    text = about.get(name, "")
+    if not re.fullmatch(r"[1-9]\d{0,17}|0", text, re.ASCII) or (
+        name == "sample_rate" and text == "0"
+    ):
+        raise ValueError(f"{name} is {text[:40]!r}")
+    return int(text)
+
+
+def _check_types(columns: Mapping[str, TextColumn | NDArray[np.generic]]) -> None:
+    wanted = {"names", *_TYPES}
+    if set(columns) != wanted:
+        raise ValueError(f"it has the columns {sorted(columns)}, not {sorted(wanted)}")
+    names = columns["names"]
+    if not isinstance(names, TextColumn):
+        raise ValueError("names are no texts")
+    for name, kind in _TYPES.items():
+        column = columns[name]
+        if isinstance(column, TextColumn):
+            raise ValueError(f"{name} are texts")
+        if column.dtype != kind or column.shape != names.ends.shape:
+            raise ValueError(
+                f"{name} are {list(column.shape)} of {column.dtype}, not "
+                f"[{len(names)}] of {np.dtype(kind)}"
+            )
+
+
+def _check_samples(
+    begins: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    scales: NDArray[np.float32],
+    count: int,
+) -> None:
+    """Refuse files that do not lie one behind another, from the first sample to the last."""
+    if len(lengths) and not (lengths.min() >= 0 and lengths.max() <= count):
+        raise ValueError(f"lengths are {lengths.min()} to {lengths.max()} of {count}")
+    order = np.lexsort((lengths, begins))
+    begins, ends = begins[order], begins[order] + lengths[order]
+    if not np.array_equal(begins, np.append(0, ends[:-1])[: len(begins)]):
+        raise ValueError("its files overlap, or leave out samples")
+    if (int(ends[-1]) if len(ends) else 0) != count:
+        raise ValueError(f"its files do not end with sample {count}")
+    if not (np.isfinite(scales) & (scales > 0)).all():
+        raise ValueError("a scale is not finite and above 0")
+
+
+def _check_names(
+    names: TextColumn, keys: NDArray[np.int64], places: NDArray[np.int64]
+) -> None:
+    """Refuse names in another order than that of their bytes, and keys of other names."""
+    if not np.array_equal(np.sort(places), np.arange(len(names))):
+        raise ValueError("places are not those of all names")
+    if (keys[1:] < keys[:-1]).any():
+        raise ValueError("keys are not sorted")
+    made, last = array("q"), b""
+    for name in names.encoded():
+        if name <= last:
+            shown = os.fsdecode(name)
+            raise ValueError(f"the name {shown!r} is empty, there twice or not sorted")
+        made.append(key_of(name))
+        last = name
+    if not np.array_equal(keys, np.frombuffer(made, np.int64)[places]):
+        raise ValueError("keys are not those of the names")
 
 
 _PACKED = re.compile(rf"{re.escape(SUFFIX)}(?=/|$)")

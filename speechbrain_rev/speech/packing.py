@@ -31,6 +31,7 @@ from .packed import (
 #: Samples that are lost, at most, when packing is interrupted: 64 MiB of them.
 _KEPT_EVERY = 2**25
 _FULL_SCALE = 2**15
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Packing:
@@ -154,7 +155,9 @@ class Packing:
         begins = np.cumsum(lengths) - lengths
         names = list(self._rows)
         order = sorted(range(len(names)), key=lambda row: os.fsencode(names[row]))
-        keys = np.array([key_of(names[row]) for row in order], dtype=np.int64)
+        keys = np.array(
+            [key_of(os.fsencode(names[row])) for row in order], dtype=np.int64
+        )
         places = np.argsort(keys)
         columns: dict[str, TextColumn | NDArray[Any]] = {
             "names": TextColumn.of(names[row] for row in order),
@@ -200,8 +203,7 @@ class Packing:
                 f"{self.folder} was begun with {about}, not {self._about}. Delete it, or "
                 "give another folder."
             )
-        for name, samples, scale in rows:
-            self._rows[name] = samples, scale
+        self._rows = {name: (samples, scale) for name, samples, scale in rows}
         wanted = SAMPLE_BYTES * sum(samples for samples, _ in self._rows.values())
         path = self.folder / SAMPLES
         if path.stat().st_size < wanted:
@@ -213,13 +215,26 @@ class Packing:
         self._keep()
 
     def _kept(self, text: bytes) -> list[Any]:
+        """Read what was packed by whom, and its files; all of it is right, or refused."""
+        kept, names, number = [], set(), 0
         try:
-            return [json.loads(line) for line in text.splitlines()]
-        except ValueError as error:
+            for number, line in enumerate(text.splitlines(), start=1):
+                one = json.loads(line)
+                if number == 1:
+                    if not isinstance(one, dict):
+                        raise ValueError(f"{one!r} does not say what is packed")
+                else:
+                    _check_row(one)
+                    if one[0] in names:
+                        raise ValueError(f"{one[0]} is there twice")
+                    names.add(one[0])
+                kept.append(one)
+        except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"{self.folder / JOURNAL} is damaged ({error}). Delete the folder and "
-                "pack anew."
+                f"{self.folder / JOURNAL} is damaged in line {number} ({error}). Delete "
+                "the folder and pack anew."
             ) from error
+        return kept
 
     @contextlib.contextmanager
     def _told_of(self) -> Iterator[None]:
@@ -230,6 +245,20 @@ class Packing:
                 f"{self.folder} cannot be written to ({error.strerror}). Make room, or "
                 "mend what is wrong; the same command goes on where it was."
             ) from error
+
+
+def _check_row(row: object) -> None:
+    """Refuse what is no name with a number of samples and a scale."""
+    if not isinstance(row, list) or len(row) != 3:
+        raise ValueError(f"{row!r} is no file with its length and scale")
+    name, samples, scale = row
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{name!r} is no name")
+    # The index has 64 bits for places.
+    if type(samples) is not int or not 0 <= samples < 2**62:
+        raise ValueError(f"{name} has {samples!r} samples")
+    if type(scale) is not float or not 0 < scale <= _LARGEST:
+        raise ValueError(f"{name} has the scale {scale!r}")
 
 
 def _as_integers(

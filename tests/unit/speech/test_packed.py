@@ -22,8 +22,14 @@ from speechbrain_rev.speech import (
     read_audio,
     read_first_channel,
 )
-from speechbrain_rev.speech.columns import map_columns
-from speechbrain_rev.speech.packed import INDEX, JOURNAL, SAMPLES, find_packed
+from speechbrain_rev.speech.columns import TextColumn, map_columns, save_columns
+from speechbrain_rev.speech.packed import (
+    INDEX,
+    JOURNAL,
+    SAMPLES,
+    PackedAudio,
+    find_packed,
+)
 from speechbrain_rev.speech.packing import Packing
 from tests.corpus import write_corpus, write_noise, write_rooms
 
@@ -190,6 +196,181 @@ def test_what_was_begun_and_is_damaged_is_refused(corpus, tmp_path):
         file.write("no JSON\n")
     with pytest.raises(ValueError, match=r"unfinished\.jsonl is damaged"):
         pack(corpus, begun)
+
+
+WAV = "wav/id00000/s00/00000.wav"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"a": 1}', "is no file with its length"),
+        ('["a.wav", 5]', "is no file with its length"),
+        ('["", 5, 1.0]', "'' is no name"),
+        ("[7, 5, 1.0]", "7 is no name"),
+        ('["a.wav", -5, 1.0]', "a.wav has -5 samples"),
+        ('["a.wav", 5.5, 1.0]', "a.wav has 5.5 samples"),
+        ('["a.wav", true, 1.0]', "a.wav has True samples"),
+        ('["a.wav", 1e30, 1.0]', "a.wav has 1e[+]30 samples"),
+        (f'["a.wav", {10**30}, 1.0]', f"a.wav has {10**30} samples"),
+        ('["a.wav", 5, NaN]', "a.wav has the scale nan"),
+        ('["a.wav", 5, Infinity]', "a.wav has the scale inf"),
+        ('["a.wav", 5, 1e300]', "a.wav has the scale 1e[+]300"),
+        ('["a.wav", 5, 0.0]', "a.wav has the scale 0.0"),
+        ('["a.wav", 5, -1.0]', "a.wav has the scale -1.0"),
+        (f'["{WAV}", 0, 1.0]', f"{WAV} is there twice"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_a_journal_of_other_things_than_files_is_refused(
+    corpus, tmp_path, line, reason
+):
+    begun = pack(corpus, tmp_path / "begun.packed", first=3)
+    with (begun / JOURNAL).open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(
+        ValueError,
+        match=rf"unfinished\.jsonl is damaged in line 5 \(.*{reason}.*Delete",
+    ):
+        pack(corpus, begun)
+
+
+def test_a_journal_that_does_not_say_what_is_packed_is_refused(corpus, tmp_path):
+    begun = pack(corpus, tmp_path / "begun.packed", first=3)
+    lines = (begun / JOURNAL).read_text().splitlines(keepends=True)
+    (begun / JOURNAL).write_text("".join(lines[1:]))
+    with pytest.raises(ValueError, match=r"unfinished\.jsonl is damaged in line 1 "):
+        pack(corpus, begun)
+
+
+def _set(name, row, value):
+    def change(columns, about):
+        columns[name] = columns[name].copy()
+        columns[name][row] = value
+
+    return change
+
+
+def _exchange(name):
+    def change(columns, about):
+        columns[name] = columns[name][[1, 0, *range(2, 13)]]
+
+    return change
+
+
+def _rename(row, name):
+    def change(columns, about):
+        names = list(columns["names"])
+        names[row] = name
+        columns["names"] = TextColumn.of(names)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda columns, about: columns.pop("keys"), "has the columns"),
+        (lambda columns, about: columns.update(more=np.ones(13)), "has the columns"),
+        (lambda c, about: c.update(names=c["keys"]), "names are no texts"),
+        (lambda c, about: c.update(keys=c["names"]), "keys are texts"),
+        (lambda c, about: c.update(begins=c["begins"][:12]), r"begins are \[12\]"),
+        (
+            lambda c, about: c.update(places=c["places"][:, None]),
+            r"places are \[13, 1\]",
+        ),
+        (lambda c, about: c.update(lengths=c["lengths"] / 1), r"lengths .* float64"),
+        (
+            lambda c, about: c.update(scales=c["scales"].astype("<f8")),
+            "scales .* float64",
+        ),
+        (_set("begins", 0, -1), "overlap, or leave out"),
+        (_set("begins", 1, 2**62), "overlap, or leave out"),
+        (_set("begins", 1, 0), "overlap, or leave out"),
+        (_set("lengths", 0, -5), "lengths are -5 to"),
+        (_set("lengths", 0, 2**62), "lengths are"),
+        (_set("lengths", 12, 5), "do not end|overlap"),
+        (_exchange("lengths"), "overlap, or leave out"),
+        (_set("scales", 2, np.nan), "a scale is not finite"),
+        (_set("scales", 2, np.inf), "a scale is not finite"),
+        (_set("scales", 2, 0), "a scale is not finite"),
+        (_set("scales", 2, -1), "a scale is not finite"),
+        (_set("places", 0, 13), "places are not"),
+        (_set("places", 0, -1), "places are not"),
+        (_exchange("places"), "keys are not those of the names"),
+        (_exchange("keys"), "keys are not sorted"),
+        (_set("keys", 0, -(2**63)), "keys are not those of the names"),
+        (_rename(0, "wav/id00000/s00/0000.wav"), "keys are not those of the names"),
+        (_rename(0, ""), "'' is empty"),
+        (_rename(1, "wav/id00000/s00/00000.wav"), "there twice"),
+        (_rename(0, "z"), "not sorted"),
+        (lambda columns, about: about.pop("samples"), "samples is ''"),
+        (lambda columns, about: about.update(samples="-1"), "samples is '-1'"),
+        (lambda columns, about: about.update(samples="9" * 99), "samples is '999"),
+        (lambda columns, about: about.update(sample_rate="0"), "sample_rate is '0'"),
+        (
+            lambda columns, about: about.update(sample_rate="16e3"),
+            "sample_rate is '16e3'",
+        ),
+    ],
+)
+def test_an_index_of_anything_but_files_one_behind_another_is_refused(
+    packed, tmp_path, change, reason
+):
+    folder = shutil.copytree(packed, tmp_path / "copied.packed")
+    columns, about = map_columns(packed / INDEX)
+    change(columns, about)
+    save_columns(folder / INDEX, columns, about)
+    with pytest.raises(
+        ValueError, match=rf"index\.columns is damaged: .*{reason}.*pack anew"
+    ):
+        audio_files(folder)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        # Differences of 64 bits that wrap around are above 0.
+        np.array([2**63 - 1, -2, 5]),
+        np.array([-1, 5]),
+        np.array([3, 2, 5]),
+        np.array([3, 6]),
+        np.array([5.0]),
+        np.array([[5]]),
+    ],
+)
+def test_ends_of_texts_that_are_not_in_their_bytes_are_refused(ends):
+    assert list(TextColumn(np.zeros(5, np.uint8), np.array([2, 5]))) == [
+        "\0" * 2,
+        "\0" * 3,
+    ]
+    with pytest.raises(ValueError, match="ends"):
+        TextColumn(np.zeros(5, np.uint8), ends)
+
+
+def test_no_flipped_bit_of_an_index_gives_the_audio_of_another_file(corpus, tmp_path):
+    packed, flipped = tmp_path / "whole.packed", tmp_path / "flipped.packed"
+    pack(corpus / "wav" / "id00000", packed)
+    whole, refused = PackedAudio(str(packed)), []
+    shutil.copytree(packed, flipped)
+    content = (packed / INDEX).read_bytes()
+    for place in range(len(content)):
+        other = bytearray(content)
+        other[place] ^= 1 << place % 8
+        (flipped / INDEX).write_bytes(other)
+        try:
+            opened = PackedAudio(str(flipped))
+        except ValueError as error:
+            refused.append(str(error))
+            continue
+        assert list(opened.names) == list(whole.names)
+        for name in whole.names:
+            ours, theirs = (one.read(name, 0, None) for one in (opened, whole))
+            # A bit of a scale is not noticed, nor is one of the sample rate.
+            assert np.array_equal(np.sign(ours), np.sign(theirs))
+    assert all(str(flipped) in message for message in refused)
+    # The 5 scales have 4 bytes each, the rate has 5.
+    assert len(refused) >= len(content) - 5 * 4 - 5
 
 
 def test_a_full_disk_is_told_of_with_what_to_do(tmp_path, monkeypatch):
