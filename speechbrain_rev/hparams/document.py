@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import re
+import stat
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from ruamel.yaml.resolver import VersionedResolver, implicit_resolvers
 CORE = "tag:yaml.org,2002:"
 NULL = f"{CORE}null"
 REFERENCES = ("!ref", "!copy", "!PLACEHOLDER")
+# A complete file has some 10 kB.
+_MAX_BYTES = 1_000_000
 _SCALARS = ("null", "bool", "int", "float", "str")
 # A text may be "=" or "<<", which have tags of their own.
 _PLAIN = {f"{CORE}{name}" for name in (*_SCALARS, "value", "merge", "seq", "map")}
@@ -181,15 +185,24 @@ def apply(edits: Iterable[Edit], text: str) -> str:
 
 
 def read(file: Path, wanted_by: str = "") -> Document:
-    """Read a hyperparameter file.
+    """Read a hyperparameter file; a base is a regular one, as a user did not name it.
 
     Raises
     ------
     ValueError
-        If it cannot be read; the message says which file names it as its base.
+        If it cannot be read, or has more than a million bytes; the message says which file
+        names it as its base.
     """
     try:
-        return Document(str(file), file.read_text(encoding="utf-8-sig"))
+        # Who opens a FIFO would wait for a writer.
+        with open(file, "rb", opener=_opened_at_once if wanted_by else None) as opened:
+            if wanted_by and not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise ValueError("it is no regular file")
+            content = opened.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
+        text = content.decode("utf-8-sig")
+        return Document(str(file), text.replace("\r\n", "\n").replace("\r", "\n"))
     except (OSError, ValueError) as error:
         child = f", the base of {wanted_by}," if wanted_by else ""
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -198,6 +211,10 @@ def read(file: Path, wanted_by: str = "") -> Document:
         raise ValueError(
             f"The hyperparameter file {file}{child} cannot be read: {reason}."
         ) from error
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def items(node: MappingNode) -> dict[str, Node]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import lzma
+import math
+import tokenize
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from speechbrain_rev.inference.fingerprint import check_fingerprint
+from speechbrain_rev.inference.own_files import REFUSED
 from speechbrain_rev.inference.parquet import (
     check_pyarrow,
     parquet_errors,
@@ -25,9 +31,13 @@ _SUFFIXES = (".npz", ".parquet")
 
 # What a damaged file of arrays raises, one of other methods or with a password too.
 _DAMAGED = (
-    ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, RuntimeError,
-    NotImplementedError, OSError, zlib.error,
+    *REFUSED, zipfile.BadZipFile, zlib.error, lzma.LZMAError, SyntaxError,
+    tokenize.TokenError,
 )  # fmt: skip
+
+_AT_ONCE = 2**20
+#: Axes of each array of an archive; texts but for one of float32.
+_AXES = {"names": 1, "embeddings": 2, "fingerprint": 0, "sources": 1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +47,9 @@ class EmbeddingArchive:
     Attributes
     ----------
     names : tuple of str
-        One per utterance.
+        One per utterance, none twice.
     embeddings : numpy.ndarray, [utterances, dim], float32
-        In the order of the names.
+        In the order of the names, finite.
     fingerprint : str
         Of the model that made them, see ``SpeakerEmbedder``.
     sources : tuple of str
@@ -63,7 +73,9 @@ class EmbeddingArchive:
 
     def __post_init__(self) -> None:
         check_names(self.names)
-        if self.embeddings.ndim != 2 or len(self.embeddings) != len(self.names):
+        _check_type("embeddings", self.embeddings.shape, self.embeddings.dtype)
+        check_fingerprint(self.fingerprint)
+        if len(self.embeddings) != len(self.names):
             raise ValueError(
                 f"{len(self.names)} names for embeddings of shape "
                 f"{list(self.embeddings.shape)}: give one name for each row."
@@ -72,6 +84,15 @@ class EmbeddingArchive:
             raise ValueError(
                 f"{len(self.names)} names for {len(self.sources)} sources: give one "
                 "source for each name, or none at all."
+            )
+        # What is finite in each place would be another array.
+        if (
+            self.names
+            and not np.isfinite([self.embeddings.min(), self.embeddings.max()]).all()
+        ):
+            rows = np.isfinite(self.embeddings).all(axis=1)
+            raise ValueError(
+                f"the embedding of {self.names[int(rows.argmin())]!r} holds NaN or infinity"
             )
 
     def save(self, path: str | Path) -> None:
@@ -125,7 +146,8 @@ class EmbeddingArchive:
         FileNotFoundError
             If there is no such file.
         ValueError
-            If it is no archive of embeddings.
+            If it is no archive of embeddings: damaged, with other arrays or types, a name
+            that is missing or there twice, or an embedding that is not finite.
         ImportError
             If there is no pyarrow and it is needed.
         """
@@ -135,11 +157,12 @@ class EmbeddingArchive:
                 "on a run first, or speechbrain-rev embed on audio."
             )
         with opened(path) as stored:
-            names = tuple(stored["names"].tolist())
-            embeddings = stored["embeddings"]
-            fingerprint = str(stored["fingerprint"])
-            sources = tuple(stored["sources"].tolist())
-            return cls(names, embeddings, fingerprint, sources)
+            return cls(
+                tuple(stored["names"].tolist()),
+                stored["embeddings"],
+                str(stored["fingerprint"]),
+                tuple(stored["sources"].tolist()),
+            )
 
 
 def check_format(path: Path) -> None:
@@ -199,25 +222,91 @@ def opened(path: str | Path) -> Iterator[Mapping[str, NDArray[Any]]]:
             return
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no .npz file")
-        with np.load(path, allow_pickle=False) as stored:
-            yield stored
+        with zipfile.ZipFile(path) as members:
+            yield _Arrays(members)
     except damaged as error:
         raise ValueError(
             f"{path} is no archive of embeddings ({error}). Remove it and embed again."
         ) from error
 
 
+class _Arrays(Mapping[str, NDArray[Any]]):
+    """The arrays of an .npz file, each no larger than what is there of it."""
+
+    def __init__(self, members: zipfile.ZipFile) -> None:
+        self._members = members
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_AXES)
+
+    def __len__(self) -> int:
+        return len(_AXES)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        member = f"{name}.npy"
+        listed = self._members.namelist().count(member)
+        if listed != 1:
+            raise ValueError(f"it has {listed or 'no'} {member}")
+        with self._members.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            if version not in _HEADERS:
+                raise ValueError(f"{name} are of version {version}")
+            shape, fortran, dtype = _HEADERS[version](file)
+            _check_type(name, shape, dtype)
+            there = self._members.getinfo(member).file_size - file.tell()
+            if fortran or math.prod(shape) * dtype.itemsize != there:
+                raise ValueError(
+                    f"{name} are {list(shape)} of {dtype} by their header, and "
+                    f"{there:,} bytes"
+                )
+            array = np.empty(shape, dtype)
+            content, read = array.reshape(-1).view(np.uint8), 0
+            while part := file.read(_AT_ONCE):
+                content[read : read + len(part)] = np.frombuffer(part, np.uint8)
+                read += len(part)
+        if read != there:
+            raise ValueError(f"{name} end after {read:,} of {there:,} bytes")
+        return array
+
+
+_HEADERS: dict[Any, Any] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def _check_type(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuse an array of an archive that is of another type or has other axes."""
+    texts = name != "embeddings"
+    right = dtype.kind == "U" if texts else dtype == np.float32
+    if (
+        not right
+        or len(shape) != _AXES[name]
+        or 0 in shape[1:]
+        or min(shape, default=0) < 0
+    ):
+        wanted = ["[]", "[n]", "[n, dim]"][_AXES[name]]
+        raise ValueError(
+            f"{name} are {list(shape)} of {dtype}, not {wanted} of "
+            f"{'texts' if texts else 'float32'}"
+        )
+
+
 def check_names(names: Iterable[object]) -> None:
-    """Refuse names that numpy would write as other ones.
+    """Refuse names that numpy would write as other ones, and names that two rows have.
 
     Raises
     ------
     ValueError
-        If one is no text, empty or has a NUL character.
+        If one is no text, empty, has a NUL character or is there twice.
     """
+    names = list(names)
     for name in names:
         if not isinstance(name, str) or not name or "\0" in name:
             raise ValueError(
                 f"{name!r} names no embedding: give texts, not empty and without NUL "
                 "characters."
             )
+    if len(set(names)) < len(names):
+        ((twice, _),) = Counter(names).most_common(1)
+        raise ValueError(f"the name {twice!r} is there twice: give each its own.")

@@ -63,7 +63,7 @@ def write_parquet(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
             "source": pyarrow.array(sources, pyarrow.string()),
         }
     ).replace_schema_metadata({_FINGERPRINT: str(arrays["fingerprint"])})
-    parquet.write_table(table, file)
+    parquet.write_table(table, file, write_page_checksum=True)
 
 
 def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
@@ -84,19 +84,36 @@ def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     Exception
         One of ``parquet_errors`` if it is something else.
     """
-    _, parquet = _pyarrow()
+    pyarrow, parquet = _pyarrow()
     with path.open("rb") as file:
-        table = parquet.read_table(file)
+        table = parquet.read_table(file, page_checksum_verification=True)
     metadata = table.schema.metadata or {}
     rows = table["embedding"].combine_chunks()
-    dim = rows.type.list_size
-    values = rows.flatten().to_numpy(zero_copy_only=False)
-    if values.dtype != np.float32:
-        raise ValueError(f"its embeddings are of {values.dtype}")
-    sources = [one for one in table["source"].to_pylist() if one is not None]
+    dim = getattr(rows.type, "list_size", None)
+    if dim is None or rows.type.value_type != pyarrow.float32():
+        raise ValueError(
+            f"its embeddings are {rows.type}, not lists of float32 of one size"
+        )
+    values = rows.flatten()
+    if rows.null_count or values.null_count:
+        raise ValueError("an embedding, or a number of one, is missing")
+    names, sources = (_texts(table[name], name) for name in ("name", "source"))
+    if None in names:
+        raise ValueError(f"the name of row {names.index(None)} is missing")
+    sources = [one for one in sources if one is not None]
     return {
-        "names": np.array(table["name"].to_pylist(), dtype=str),
-        "embeddings": values.reshape(-1, dim),
+        "names": np.array(names, dtype=str),
+        "embeddings": values.to_numpy().reshape(-1, dim),
         "fingerprint": np.array(metadata[_FINGERPRINT].decode()),
         "sources": np.array(sources, dtype=str),
     }
+
+
+def _texts(column: Any, name: str) -> list[Any]:
+    """Read a column of texts, which numpy would not all give back."""
+    if str(column.type) not in ("string", "large_string"):
+        raise ValueError(f"its column {name} is of {column.type}, not of texts")
+    texts: list[Any] = column.to_pylist()
+    if any("\0" in text for text in texts if text):
+        raise ValueError(f"its column {name} has a text with a NUL character")
+    return texts

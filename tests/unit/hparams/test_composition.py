@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,43 @@ class TestResolve:
         )
         found = values(resolve(folder / "near.yaml", {"seed": "3"}))
         assert (found["seed"], found["margin"], found["names"]) == (3, 0.4, ["c"])
+
+    @pytest.mark.skipif(os.name != "posix", reason="there are no such files elsewhere")
+    @pytest.mark.parametrize("kind", ["fifo", "zero", "null", "socket", "folder"])
+    def test_a_base_is_a_regular_file(self, write, tmp_path, kind):
+        folder, base = write(near="base: base.yaml\n"), tmp_path / "base.yaml"
+        if kind == "fifo":
+            os.mkfifo(base)
+        elif kind == "folder":
+            base.mkdir()
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(str(base))
+        else:
+            # Whoever reads one to its end does not come back.
+            base.symlink_to(f"/dev/{kind}")
+        with pytest.raises(
+            ValueError, match=r"base\.yaml, the base of .*near\.yaml, cannot be read: "
+        ):
+            resolve(folder / "near.yaml")
+
+    def test_a_base_and_a_file_have_a_bounded_size(self, write):
+        folder = write(near="base: base.yaml\n", base="seed: 1\n")
+        for name in ("base.yaml", "near.yaml"):
+            os.truncate(folder / name, 2**40)
+            with pytest.raises(
+                ValueError,
+                match=rf"{name}.* cannot be read: it has more than 1,000,000",
+            ):
+                resolve(folder / "near.yaml")
+
+    def test_lines_end_in_any_way(self, write):
+        folder = write(near="base: train.yaml\n")
+        (folder / "near.yaml").write_bytes(
+            b"\xef\xbb\xbfbase: train.yaml\r\nseed: 5\rmargin: 0.3\r\n"
+        )
+        found = values(resolve(folder / "near.yaml"))
+        assert (found["seed"], found["margin"]) == (5, 0.3)
 
     def test_base_is_found_beside_the_file_that_names_it(self, write, tmp_path):
         write()

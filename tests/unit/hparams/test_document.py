@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hyperpyyaml import load_hyperpyyaml
 
-from speechbrain_rev.hparams import resolve
+from speechbrain_rev.hparams import document, resolve
 from speechbrain_rev.hparams.document import Document, excerpt, read, unknown
 from tests.unit.hparams.files import refusal
 
@@ -125,7 +125,7 @@ class TestRefusals:
         def denied(*args, **options):
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(Path, "read_text", denied)
+        monkeypatch.setattr(document, "open", denied, raising=False)
         with pytest.raises(
             ValueError, match=r"file a\.yaml cannot be read: Permission"
         ):

@@ -1,4 +1,6 @@
 import os
+import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -196,11 +198,224 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path):
     np.savez(path, names=np.array([{}], dtype=object))
     with pytest.raises(ValueError, match="embed again"):
         EmbeddingArchive.load(path)
-    np.savez(
-        path, names=["a"], embeddings=np.ones((2, 3)), fingerprint="x", sources=["s"]
-    )
+    write_npz(path, names=["a"])
     with pytest.raises(ValueError, match="1 names for embeddings"):
         EmbeddingArchive.load(path)
+
+
+def write_npz(path, **changed):
+    """Write what an archive of two rows is, but for some arrays; None leaves one out."""
+    arrays = {
+        "names": ["a", "b"],
+        "embeddings": np.ones((2, 3), np.float32),
+        "fingerprint": "x",
+        "sources": ["s", "t"],
+        **changed,
+    }
+    np.savez(path, **{name: a for name, a in arrays.items() if a is not None})
+
+
+def with_one(value):
+    rows = np.ones((2, 3), np.float32)
+    rows[1, 2] = value
+    return rows
+
+
+BAD_ROWS = [
+    (np.ones((2, 3)), r"\[2, 3\] of float64, not \[n, dim\] of float32"),
+    (np.ones((2, 3), np.float16), "of float16, not"),
+    (np.ones((2, 3), np.int32), "of int32, not"),
+    (np.ones((2, 3), ">f4"), "of >f4, not"),
+    (np.full((2, 3), "1.0"), "of <U3, not"),
+    (np.ones(2, np.float32), r"embeddings are \[2\] of float32"),
+    (np.ones((2, 0), np.float32), r"embeddings are \[2, 0\] of float32"),
+    (with_one(np.nan), "the embedding of 'b' holds NaN or infinity"),
+    (with_one(-np.inf), "the embedding of 'b' holds NaN or infinity"),
+]
+
+
+@pytest.mark.parametrize(("rows", "said"), BAD_ROWS)
+def test_rows_of_anything_but_finite_float32_are_refused(tmp_path, rows, said):
+    path = tmp_path / "some.npz"
+    write_npz(path, embeddings=rows)
+    with pytest.raises(ValueError, match=rf"some\.npz is no archive .*{said}.*again"):
+        EmbeddingArchive.load(path)
+    with pytest.raises(ValueError, match=said):
+        EmbeddingArchive(("a", "b"), rows, "x")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"names": ["a", "a"]}, "the name 'a' is there twice"),
+        ({"names": ["a", ""]}, "'' names no embedding"),
+        ({"names": ["a", "b", "c"]}, "3 names for embeddings"),
+        ({"names": [1.0, 2.0]}, "names are .* of float64, not .* of texts"),
+        ({"names": [b"a", b"b"]}, r"names are .* of \|S1, not .* of texts"),
+        ({"names": "ab"}, r"names are \[\] of <U2, not \[n\] of texts"),
+        ({"names": [["a"], ["b"]]}, r"names are \[2, 1\] of <U1"),
+        ({"names": None}, r"it has no names\.npy"),
+        ({"embeddings": None}, r"it has no embeddings\.npy"),
+        ({"fingerprint": None}, r"it has no fingerprint\.npy"),
+        ({"fingerprint": ["x"]}, r"fingerprint are \[1\] of <U1"),
+        ({"fingerprint": 7}, "fingerprint are .* of int64"),
+        ({"fingerprint": "x\x1b[2J"}, "a fingerprint is a text of printable"),
+        ({"sources": ["s"]}, "2 names for 1 sources"),
+        ({"sources": [1, 2]}, "sources are .* of int64"),
+        ({"sources": "st"}, r"sources are \[\] of"),
+    ],
+)
+def test_other_names_sources_and_fingerprints_are_refused(tmp_path, changed, said):
+    path = tmp_path / "some.npz"
+    write_npz(path)
+    assert EmbeddingArchive.load(path).names == ("a", "b")
+    write_npz(path, **changed)
+    with pytest.raises(ValueError, match=rf"some\.npz is no archive .*{said}.*again"):
+        EmbeddingArchive.load(path)
+
+
+def with_header(shape, dtype="<f4", content=bytes(24), version=(1, 0)):
+    """Write an array whose header says what is given."""
+    header = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}\n"
+    size = struct.pack("<H", len(header))
+    return b"\x93NUMPY" + bytes(version) + size + header.encode() + content
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize(
+    ("member", "said"),
+    [
+        (with_header("(2, 2)"), r"embeddings are \[2, 2\] of float32 .* and 24 bytes"),
+        (with_header("(2, 4)"), r"embeddings are \[2, 4\] of float32 .* and 24 bytes"),
+        (with_header(f"(2, {10**12})"), "embeddings are .* and 24 bytes"),
+        (with_header(f"(2, {10**30})"), "embeddings are .* and 24 bytes"),
+        (with_header("(2, -3)"), "embeddings are"),
+        (with_header("(2, 3)", "|O"), "of object, not"),
+        (with_header("(2, 3)", "<f99"), "descr"),
+        (with_header("(" * 300), "EOF in multi-line"),
+        (with_header("(2, 3)", version=(9, 9)), r"of version \(9, 9\)"),
+        (b"", "EOF"),
+        (b"no array", "magic"),
+    ],
+    ids=map(str, range(11)),
+)
+def test_a_header_that_lies_is_refused_with_the_name_of_the_file(
+    tmp_path, method, member, said
+):
+    path = tmp_path / "some.npz"
+    write_npz(path, embeddings=None)
+    with zipfile.ZipFile(path, "a", method) as members:
+        members.writestr("embeddings.npy", member)
+    with pytest.raises(ValueError, match=rf"some\.npz is no archive .*{said}"):
+        EmbeddingArchive.load(path)
+
+
+def test_two_arrays_of_one_name_are_refused(tmp_path):
+    path = tmp_path / "some.npz"
+    write_npz(path)
+    with zipfile.ZipFile(path, "a") as members, pytest.warns(UserWarning, match="Dup"):
+        members.writestr("embeddings.npy", with_header("(2, 3)"))
+    with pytest.raises(ValueError, match=r"some\.npz .*it has 2 embeddings\.npy"):
+        EmbeddingArchive.load(path)
+
+
+def test_an_archive_that_is_read_may_be_written_to(tmp_path):
+    write_npz(tmp_path / "some.npz")
+    rows = EmbeddingArchive.load(tmp_path / "some.npz").embeddings
+    rows -= rows.mean(axis=0)
+    assert not rows.any()
+
+
+def write_parquet(path, **changed):
+    """Write a table of two rows, but for some columns; None leaves one out."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {
+        "name": ["a", "b"],
+        "embedding": pyarrow.array(
+            [[1.0] * 3] * 2, pyarrow.list_(pyarrow.float32(), 3)
+        ),
+        "source": ["s", "t"],
+        **changed,
+    }
+    metadata = columns.pop("metadata", {b"fingerprint": b"x"})
+    table = pyarrow.table({n: c for n, c in columns.items() if c is not None})
+    parquet.write_table(table.replace_schema_metadata(metadata), path)
+
+
+def lists(rows, kind="float32", size=3):
+    pyarrow = pytest.importorskip("pyarrow")
+    return pyarrow.array(rows, pyarrow.list_(getattr(pyarrow, kind)(), size))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"name": ["a", "a"]}, "the name 'a' is there twice"),
+        ({"name": ["a", None]}, "the name of row 1 is missing"),
+        ({"name": ["a", ""]}, "'' names no embedding"),
+        ({"name": ["a", "b\0"]}, "column name has a text with a NUL"),
+        ({"name": [1, 2]}, "column name is of int64, not of texts"),
+        ({"name": [b"a", b"b"]}, "column name is of binary, not of texts"),
+        ({"name": None}, "name"),
+        ({"source": [1, 2]}, "column source is of int64"),
+        ({"source": ["s", None]}, "2 names for 1 sources"),
+        ({"source": None}, "source"),
+        ({"embedding": None}, "embedding"),
+        ({"embedding": ["1", "2"]}, "embeddings are string, not lists"),
+        ({"embedding": [1.0, 2.0]}, "embeddings are double, not lists"),
+        (
+            {"embedding": ([1.0] * 3, "float64")},
+            "embeddings are fixed_size_list.*double",
+        ),
+        ({"embedding": ([1] * 3, "int32")}, "embeddings are fixed_size_list.*int32"),
+        ({"embedding": ([1.0] * 3, "float32", -1)}, "embeddings are list<"),
+        ({"embedding": ([1.0, None, 1.0],)}, "an embedding, or a number of one"),
+        ({"embedding": (None,)}, "an embedding, or a number of one"),
+        ({"embedding": ([1.0, float("nan"), 1.0],)}, "of 'b' holds NaN"),
+        ({"embedding": ([1.0, float("inf"), 1.0],)}, "of 'b' holds NaN"),
+        ({"metadata": {}}, "fingerprint"),
+        ({"metadata": {b"fingerprint": b"\xff"}}, "utf-8"),
+        (
+            {"metadata": {b"fingerprint": b"x\n"}},
+            "a fingerprint is a text of printable",
+        ),
+    ],
+)
+def test_other_tables_are_refused(tmp_path, changed, said):
+    path = tmp_path / "some.parquet"
+    write_parquet(path)
+    loaded = EmbeddingArchive.load(path)
+    assert (loaded.names, loaded.sources) == (("a", "b"), ("s", "t"))
+    if isinstance(changed.get("embedding"), tuple):
+        last, *kind = changed["embedding"]
+        changed = {"embedding": lists([[1] * 3, last], *kind)}
+    write_parquet(path, **changed)
+    with pytest.raises(ValueError, match=rf"some\.parquet is no archive .*{said}"):
+        EmbeddingArchive.load(path)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_no_flipped_bit_of_an_archive_gives_other_embeddings(tmp_path, suffix):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / f"some{suffix}"
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3) + 1
+    EmbeddingArchive(("ann", "bob"), rows, "f00d", ("s", "t")).save(path)
+    content, refused = path.read_bytes(), []
+    for place in range(0, len(content), 3):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            found = EmbeddingArchive.load(path)
+        except ValueError as error:
+            refused.append(str(error))
+            continue
+        assert found.names == ("ann", "bob")
+        assert np.array_equal(found.embeddings, rows)
+    assert len(refused) > len(content) / 9
+    assert all(f"some{suffix} is no archive of embeddings" in said for said in refused)
 
 
 def test_an_embedder_without_a_fingerprint_cannot_fill_an_archive(tmp_path, files):
