@@ -54,6 +54,18 @@ STUDY, DATA, NOISE = "{STUDY}", "{DATA}", "{NOISE}"
 _IN_PATHS = r"[\w./+@=-]"
 #: Of all files together, unpacked.
 MAX_BYTES = 2**30
+#: Each takes memory, however small it is.
+MAX_FILES = 100_000
+#: What lzma may take beside that; what is packed here needs a quarter of it.
+_LZMA_BYTES = 2**28
+# Of headers of sparse files tarfile raises what it meets.
+_DAMAGED = (
+    tarfile.TarError, lzma.LZMAError, EOFError, ValueError, LookupError, OverflowError,
+)  # fmt: skip
+
+
+class _RefusedError(ValueError):
+    """What can be read and is no study."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -168,15 +180,17 @@ def unpack(file: Path, study: Path, data: Path, noise: Path | None) -> int:
     Raises
     ------
     ValueError
-        If there is a study already, the file is missing, damaged or holds what no study has, a
-        path has unusual characters, or there is noise and there was none, or the other
-        way round.
+        If there is a study already, the file is missing, damaged, too large or holds what
+        no study has, a path has unusual characters, or there is noise and there was none,
+        or the other way round.
     """
     if not file.is_file():
         raise ValueError(f"There is no file {file}. Name one that pack wrote.")
     try:
         texts = dict(_texts(file))
-    except (tarfile.TarError, lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
+    except _RefusedError:
+        raise
+    except _DAMAGED as error:
         raise ValueError(f"{file} is damaged, or no study that was packed.") from error
     if SETTING not in texts:
         raise ValueError(f"{file} holds no study: it lacks {SETTING}.")
@@ -186,6 +200,13 @@ def unpack(file: Path, study: Path, data: Path, noise: Path | None) -> int:
     places = {STUDY: _place(study.resolve()), DATA: _place(data.resolve())}
     if noise:
         places[NOISE] = _place(noise.resolve())
+    # A text may be words for places alone, which are longer.
+    characters = sum(
+        len(text) + sum(text.count(word) * len(place) for word, place in places.items())
+        for text in texts.values()
+    )
+    if characters > MAX_BYTES:
+        raise ValueError(_too_large(file))
     with writing_alone(study):
         if (study / SETTING).exists():
             raise ValueError(f"{study} holds a study already. Name another folder.")
@@ -223,23 +244,36 @@ def _small_files(study: Path) -> Iterator[Path]:
 def _texts(file: Path) -> Iterator[tuple[str, str]]:
     """Read the files of an archive, of names that a study has."""
     # Of names and sizes, too, no more is read than there may be.
-    unpacking = lzma.LZMADecompressor()
-    raw = unpacking.decompress(file.read_bytes(), MAX_BYTES)
-    if not unpacking.eof and not unpacking.needs_input:
-        raise ValueError(
-            f"{file} holds more than {MAX_BYTES} bytes; studies have less."
-        )
+    unpacking = lzma.LZMADecompressor(memlimit=_LZMA_BYTES)
+    with file.open("rb") as packed:
+        raw = unpacking.decompress(packed.read(MAX_BYTES), MAX_BYTES)
+        if packed.read(1) or (not unpacking.eof and not unpacking.needs_input):
+            raise _RefusedError(_too_large(file))
     if not unpacking.eof:
         raise EOFError(f"{file} ends too soon.")
     with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as tar:
+        seen: set[str] = set()
         for member in tar:
-            content = tar.extractfile(member) if member.isreg() else None
+            # Of a sparse one only its size tells how much it is.
+            wanted = (
+                member.isreg() and not member.issparse() and member.name not in seen
+            )
+            content = tar.extractfile(member) if wanted else None
             if content is None or not _is_of_a_study(member.name):
-                raise ValueError(
-                    f"{file} holds {member.name[:200]!r}, which no study has. Take one that "
-                    "this script packed."
+                raise _RefusedError(
+                    f"{file} holds {member.name[:200]!r}, which no study has, or "
+                    "not twice. Take one that this script packed."
+                )
+            seen.add(member.name)
+            if len(seen) > MAX_FILES:
+                raise _RefusedError(
+                    f"{file} holds more than {MAX_FILES} files; studies have less."
                 )
             yield member.name, content.read().decode()
+
+
+def _too_large(file: Path) -> str:
+    return f"{file} holds more than {MAX_BYTES} bytes; studies have less."
 
 
 def _is_of_a_study(name: str) -> bool:

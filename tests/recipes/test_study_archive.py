@@ -251,6 +251,104 @@ def test_names_that_would_be_huge_are_refused_before_they_are_read(
         archive.unpack(tmp_path / "file", tmp_path / "moved", tmp_path, None)
 
 
+def write_tar(path, *members):
+    """Write an archive of members, each a name and what else its header says."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, pax in members:
+            info = tarfile.TarInfo(name)
+            info.pax_headers = pax
+            tar.addfile(info)
+    path.write_bytes(lzma.compress(raw.getvalue()))
+
+
+def gnu_sparse(name, size):
+    """Write the header of a file of holes, as GNU tar does."""
+    info = tarfile.TarInfo(name)
+    info.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    # Of 24 pieces none is given; then there is the size without holes.
+    header[483:495] = f"{size:011o} ".encode()
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    return bytes(header)
+
+
+SPARSE = {
+    "old": {"GNU.sparse.size": str(2**40), "GNU.sparse.numblocks": "0"},
+    "middle": {"GNU.sparse.map": f"{2**40},0", "GNU.sparse.size": str(2**40)},
+    "damaged": {"GNU.sparse.map": "a,b", "GNU.sparse.size": str(2**40)},
+}
+
+
+@pytest.mark.parametrize("kind", ["gnu", *SPARSE])
+def test_files_of_holes_are_refused_before_they_are_filled(tmp_path, kind, monkeypatch):
+    path = tmp_path / "file"
+    if kind == "gnu":
+        raw = gnu_sparse("setting.json", 2**36 - 1)
+        path.write_bytes(lzma.compress(raw + bytes(1024)))
+    else:
+        write_tar(path, ("setting.json", SPARSE[kind]))
+
+    def fill(*_):
+        raise AssertionError("it is filled")
+
+    monkeypatch.setattr(tarfile.TarFile, "extractfile", fill)
+    with pytest.raises(ValueError, match=r"file (is damaged|holds 'setting\.json')"):
+        archive.unpack(path, tmp_path / "moved", tmp_path, None)
+    assert not (tmp_path / "moved").exists()
+
+
+def test_one_file_is_there_once(tmp_path):
+    write_tar(tmp_path / "file", ("setting.json", {}), ("setting.json", {}))
+    with pytest.raises(
+        ValueError, match=r"'setting\.json', which no study has, or not"
+    ):
+        archive.unpack(tmp_path / "file", tmp_path / "moved", tmp_path, None)
+
+
+def test_very_many_files_are_refused(written, tmp_path, monkeypatch):
+    archive.pack(written, tmp_path / "file")
+    monkeypatch.setattr(archive, "MAX_FILES", 3)
+    with pytest.raises(ValueError, match="holds more than 3 files"):
+        archive.unpack(tmp_path / "file", tmp_path / "moved", tmp_path, tmp_path)
+    assert not (tmp_path / "moved").exists()
+
+
+def test_words_that_become_long_paths_are_counted_as_these(
+    written, tmp_path, monkeypatch
+):
+    (written / "margins.json").write_text("{DATA}" * 10_000)
+    archive.pack(written, tmp_path / "file")
+    data = tmp_path / ("a" * 200)
+    data.mkdir()
+    monkeypatch.setattr(archive, "MAX_BYTES", 1_000_000)
+    with pytest.raises(ValueError, match="holds more than 1000000 bytes"):
+        archive.unpack(tmp_path / "file", tmp_path / "moved", data, data)
+    assert not (tmp_path / "moved").exists()
+    # What is packed has more than what is there of it.
+    archive.unpack(tmp_path / "file", tmp_path / "moved", tmp_path, tmp_path)
+    text = (tmp_path / "moved" / "margins.json").read_text()
+    assert text == str(tmp_path) * 10_000
+
+
+def test_a_packed_file_that_is_too_large_itself_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "MAX_BYTES", 10_000)
+    (tmp_path / "file").write_bytes(lzma.compress(b"", preset=0) + bytes(20_000))
+    with pytest.raises(ValueError, match="holds more than 10000 bytes"):
+        archive.unpack(tmp_path / "file", tmp_path / "moved", tmp_path, None)
+
+
+def test_memory_for_unpacking_is_bounded(written, tmp_path):
+    archive.pack(written, tmp_path / "file")
+    raw = lzma.decompress((tmp_path / "file").read_bytes())
+    # A dictionary takes as much, whatever is packed.
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 2**29, "preset": 0}]
+    (tmp_path / "file").write_bytes(lzma.compress(raw, filters=filters))
+    with pytest.raises(ValueError, match="is damaged, or no study"):
+        archive.unpack(tmp_path / "file", tmp_path / "moved", tmp_path, tmp_path)
+
+
 def test_a_study_that_is_written_to_is_not_packed(written, tmp_path):
     with locks.writing_alone(written), pytest.raises(ValueError, match="Another"):
         archive.pack(written, tmp_path / "file")
