@@ -17,6 +17,8 @@ from speechbrain_rev.sizes import card_text, size_text
 
 # What of a plan has to be what is asked for, so that it is not made anew.
 _ASKED = ("memory_budget", "max_gradient_error", "bounds")
+# The budget, and what of it a step does not have.
+_SHARES = "memory_budget_bytes", "staying_bytes", "reserved_bytes"
 # Cards have less than they are called by, and CUDA takes some: of 11 GB 10.4 GiB are left.
 _OF_NAMED = 0.9
 
@@ -71,7 +73,7 @@ def plan_for_run(
         _refuse_other_channels(plan, step, plan_file)
         return plan.with_about(plan_file=str(plan_file))
     if memory_budget is None:
-        plan = Plan.load(kept)
+        plan = _read(kept)
         if "plan_file" in plan.about:
             _warn_of_other_training(plan, step, str(kept))
         else:
@@ -83,7 +85,7 @@ def plan_for_run(
         )
         return plan
     if kept.is_file():
-        plan = Plan.load(kept)
+        plan = _read(kept)
         given = plan.about.get("plan_file")
         asked = {"memory_budget": memory_budget, **_limit(step, max_gradient_error)}
         same = all(plan.about.get(name) == asked.get(name) for name in _ASKED)
@@ -119,10 +121,7 @@ def in_words(plan: Plan) -> str:
     about = plan.about
     if "plan_file" in about:
         return f"{plan}; of plan_file {about['plan_file']}"
-    budget, staying, reserved = (
-        int(about.get(name, 0))
-        for name in ("memory_budget_bytes", "staying_bytes", "reserved_bytes")
-    )
+    budget, staying, reserved = (int(about.get(name, 0)) for name in _SHARES)
     if not staying:
         return str(plan)
     aside = f", {size_text(reserved)} for what is not counted" if reserved else ""
@@ -149,9 +148,22 @@ def _bounds(step: TrainingStep) -> str:
     return ", ".join(map(str, step.encoder.compression.rules.values()))
 
 
+def _read(path: str | Path) -> Plan:
+    """Read a plan, whose shares of its budget have to make it up."""
+    plan = Plan.load(path)
+    shares = [int(plan.about[name]) for name in _SHARES if name in plan.about]
+    if len(shares) == len(_SHARES) and shares[0] - sum(shares[1:]) != plan.budget_bytes:
+        whole, staying, reserved = _SHARES
+        raise ValueError(
+            f"{path}: This is no plan (budget_bytes is {plan.budget_bytes}, but {whole} less "
+            f"{staying} and {reserved} is {shares[0] - sum(shares[1:])}). Plan anew."
+        )
+    return plan
+
+
 def _load(plan_file: str, kept: Path) -> Plan:
     if Path(plan_file).is_file():
-        return Plan.load(plan_file)
+        return _read(plan_file)
     own = f", or leave plan_file out and go on with {kept}" if kept.is_file() else ""
     raise FileNotFoundError(
         f"plan_file: {plan_file} is no file. Give the plan that `speechbrain-rev plan "

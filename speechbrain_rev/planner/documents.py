@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+# More bytes, or channels, than anything has.
+_LARGEST = 2**60
+_SHOWN = 60
 
 
 @contextlib.contextmanager
@@ -31,7 +36,7 @@ def reading(kind: str, remedy: str) -> Iterator[None]:
     Traceback (most recent call last):
     ...
     ValueError: This is no plan (budget_bytes is 'much' and takes a whole number of at
-    least 0). Plan anew.
+    least 0, at most 2 to the power of 60). Plan anew.
     """
     try:
         yield
@@ -46,19 +51,45 @@ def reading(kind: str, remedy: str) -> Iterator[None]:
         raise ValueError(f"This is no {kind} ({reason}). {remedy}") from error
 
 
+def parsed(text: str) -> Mapping[str, Any]:
+    """Parse JSON of names with values, none of them there twice."""
+    return mapping("it", json.loads(text, object_pairs_hook=_once))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{_shown(name)} is there twice")
+        found[name] = value
+    return found
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+
+
 def whole(name: str, value: object, *, least: int | None = 0) -> int:
     """Take a whole number, of bytes or channels; ``least`` is None where all will do."""
-    if type(value) is int and (least is None or value >= least):
+    lowest = -_LARGEST if least is None else least
+    if type(value) is int and lowest <= value <= _LARGEST:
         return value
     bound = "" if least is None else f" of at least {least}"
-    raise ValueError(f"{name} is {value!r} and takes a whole number{bound}")
+    raise ValueError(
+        f"{name} is {_shown(value)} and takes a whole number{bound}, at most 2 to the "
+        "power of 60"
+    )
 
 
-def finite(name: str, value: object) -> float:
+def finite(name: str, value: object, *, most: float = sys.float_info.max) -> float:
     """Take a finite number that is not below zero, as a time is."""
-    if type(value) in (int, float) and 0 <= value <= sys.float_info.max:  # type: ignore[operator]
+    if type(value) in (int, float) and 0 <= value <= most:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
-    raise ValueError(f"{name} is {value!r} and takes a finite number, at least 0")
+    bound = "" if most == sys.float_info.max else f" and at most {most:g}"
+    raise ValueError(
+        f"{name} is {_shown(value)} and takes a finite number, at least 0{bound}"
+    )
 
 
 def channels(value: object) -> list[int | None] | None:
@@ -66,7 +97,7 @@ def channels(value: object) -> list[int | None] | None:
     if value is None:
         return None
     if not isinstance(value, list):
-        raise ValueError(f"channels is {value!r} and takes a list or null")
+        raise ValueError(f"channels is {_shown(value)} and takes a list or null")
     return [c if c is None else whole("channels", c, least=1) for c in value]
 
 
@@ -74,7 +105,7 @@ def mapping(name: str, value: object) -> Mapping[str, Any]:
     """Take what was a dict."""
     if isinstance(value, Mapping):
         return value
-    raise ValueError(f"{name} is {value!r} and takes names with values")
+    raise ValueError(f"{name} is {_shown(value)} and takes names with values")
 
 
 def texts(name: str, value: object) -> dict[str, str]:
@@ -82,5 +113,7 @@ def texts(name: str, value: object) -> dict[str, str]:
     found = dict(mapping(name, value))
     for key, text in found.items():
         if not isinstance(text, str):
-            raise ValueError(f"{name} has {text!r} under {key!r} and takes texts")
+            raise ValueError(
+                f"{name} has {_shown(text)} under {_shown(key)} and takes texts"
+            )
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,9 @@ from speechbrain_rev.planner.network import as_network, give, not_made_for
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import size_text
 from speechbrain_rev.whole_files import write_whole
+
+# A step of more, or an error of a million norms, is none; nor has a plan so many bytes.
+_MOST_SECONDS, _MOST_ERROR, _MOST_BYTES = 1e9, 1e6, 10_000_000
 
 
 @dataclass(frozen=True)
@@ -100,25 +104,47 @@ class Plan:
             If the text is no plan.
         """
         with documents.reading("plan", "Plan anew."):
-            found = cls(**documents.mapping("it", json.loads(text)))
+            found = cls(**documents.parsed(text))
             modes = documents.mapping("modes", found.modes)
             if not modes:
                 raise ValueError("modes names no block")
-            return cls(
+            errors = {
+                name: documents.finite(name, getattr(found, name), most=_MOST_ERROR)
+                for name in ("predicted_gradient_error", "measured_gradient_error")
+            }
+            plan = cls(
                 {name: Mode(mode).value for name, mode in modes.items()},
                 documents.channels(found.channels),
                 documents.whole("budget_bytes", found.budget_bytes),
                 documents.whole("predicted_bytes", found.predicted_bytes),
                 documents.whole("measured_bytes", found.measured_bytes),
-                documents.finite("seconds", found.seconds),
+                documents.finite("seconds", found.seconds, most=_MOST_SECONDS),
                 documents.texts("about", found.about),
-                documents.finite(
-                    "predicted_gradient_error", found.predicted_gradient_error
-                ),
-                documents.finite(
-                    "measured_gradient_error", found.measured_gradient_error
-                ),
+                **errors,
             )
+            plan._check()
+            return plan
+
+    def _check(self) -> None:
+        """Refuse numbers that no plan has together."""
+        if self.measured_bytes > self.budget_bytes:
+            raise ValueError(
+                f"measured_bytes is {self.measured_bytes}, more than budget_bytes, which "
+                f"is {self.budget_bytes}"
+            )
+        errors = self.predicted_gradient_error, self.measured_gradient_error
+        if Mode.COMPRESS.value not in self.modes.values() and any(errors):
+            raise ValueError(
+                f"gradient errors are {errors[0]:g} and {errors[1]:g}, and no block "
+                "compresses"
+            )
+        for name, text in self.about.items():
+            if name.endswith("_bytes") and not re.fullmatch(
+                r"\d{1,18}", text, re.ASCII
+            ):
+                raise ValueError(
+                    f"{name} is {text[:60]!r} and takes digits, at most 18"
+                )
 
     def save(self, path: str | Path) -> None:
         """Write it to a file."""
@@ -136,8 +162,11 @@ class Plan:
             If it cannot be read.
         """
         try:
-            with documents.reading("plan", "Plan anew."):
-                text = Path(path).read_text(encoding="utf-8")
+            with documents.reading("plan", "Plan anew."), open(path, "rb") as file:
+                content = file.read(_MOST_BYTES + 1)
+                if len(content) > _MOST_BYTES:
+                    raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+                text = content.decode()
             return cls.from_json(text)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error

@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass, replace
 
 from speechbrain_rev.planner.block_profile import BlockProfile, Pair, waiting_bytes
 from speechbrain_rev.planner.capped import lightest_capped, solve_capped
-from speechbrain_rev.planner.documents import finite, mapping, reading, texts, whole
+from speechbrain_rev.planner.documents import (
+    finite,
+    mapping,
+    parsed,
+    reading,
+    texts,
+    whole,
+)
 from speechbrain_rev.planner.problem import Cost, Infeasible, Problem
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.reversible.modes import fallback
@@ -354,7 +361,7 @@ class Profile:
             If the text is no profile.
         """
         with reading("profile", "Profile anew."):
-            document = dict(mapping("it", json.loads(text)))
+            document = dict(parsed(text))
             blocks = [BlockProfile.read(**plain) for plain in document.pop("blocks")]
             found = cls(blocks=blocks, **document)
             whole("base_bytes", found.base_bytes)

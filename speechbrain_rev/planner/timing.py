@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from speechbrain_rev.planner.documents import mapping, reading, texts
+from speechbrain_rev.planner.documents import parsed, reading, texts
 from speechbrain_rev.planner.network import Network, keeping_modes
 from speechbrain_rev.planner.trace import Step, Work, trace_seconds, trace_work
 from speechbrain_rev.reversible import Mode
@@ -107,7 +107,7 @@ class Speed:
         with reading("speed of a device", "Write one with speechbrain-rev calibrate."):
             plain: dict[str, Any] = {
                 name: math.inf if value is None else value
-                for name, value in mapping("it", json.loads(text)).items()
+                for name, value in parsed(text).items()
             }
             return cls(**plain)
 

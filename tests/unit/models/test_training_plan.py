@@ -517,6 +517,28 @@ def test_each_thing_that_a_plan_file_is_not_for_is_said_once(first, kept):
     assert plan.about["plan_file"] == str(first[0])
 
 
+@pytest.mark.parametrize("given", ["plan_file", "memory_budget", None])
+@pytest.mark.parametrize(
+    ("name", "number", "said"),
+    [
+        ("memory_budget_bytes", "7", "but memory_budget_bytes less staying_bytes and"),
+        ("staying_bytes", "0", "but memory_budget_bytes less staying_bytes and"),
+        ("staying_bytes", "1e9", "staying_bytes is '1e9' and takes digits"),
+        ("reserved_bytes", "-1", "reserved_bytes is '-1' and takes digits"),
+    ],
+)
+def test_a_plan_whose_budget_is_not_what_its_shares_leave_is_refused(
+    first, tmp_path, given, name, number, said
+):
+    bad = tmp_path / "bad.json"
+    first[1].with_about(**{name: number}).save(bad)
+    budget = first[1].about["memory_budget"]
+    options = {"plan_file": str(bad), "memory_budget": budget, None: None}[given]
+    kept = tmp_path / "kept.json" if given == "plan_file" else bad
+    with pytest.raises(ValueError, match=rf"bad\.json: This is no plan .*{said}"):
+        made(step_of(), kept, **({given: options} if given else {}))
+
+
 def test_a_budget_is_not_met_by_a_plan_file_that_was_kept(first, kept):
     step = step_of(searches_chunk=True)
     made(step, kept, plan_file=first[0])

@@ -233,11 +233,14 @@ def test_what_is_no_plan_is_refused(change):
     [
         ("modes", [None, "store", 3]),
         ("channels", ["abcd", 4, {}, [0], [-5], [1.5], ["8"], [True], [[8]]]),
-        ("budget_bytes", [None, "8", -1, 0.5, float("nan"), True, []]),
-        ("predicted_bytes", ["8", -1, 0.5]),
-        ("measured_bytes", ["8", -1, 0.5]),
-        ("seconds", [None, "1", -1, float("nan"), float("inf"), True, 10**400]),
+        ("channels", [[2**61], [10**400]]),
+        ("budget_bytes", [None, "8", -1, 0.5, float("nan"), True, [], 2**61, 10**400]),
+        ("predicted_bytes", ["8", -1, 0.5, 2**61, 10**400]),
+        ("measured_bytes", ["8", -1, 0.5, 2**61, 10]),
+        ("seconds", [None, "1", -1, float("nan"), float("inf"), True, 10**400, 1e300]),
         ("about", [None, "a card", [], {"device": 3}, {"device": None}]),
+        ("predicted_gradient_error", [None, "0", -1, float("nan"), 1e300]),
+        ("measured_gradient_error", [None, "0", -1, float("inf"), 1e300]),
     ],
 )
 def test_a_plan_with_a_value_of_another_kind_is_refused(name, values):
@@ -245,6 +248,53 @@ def test_a_plan_with_a_value_of_another_kind_is_refused(name, values):
         document = asdict(SOME_PLAN) | {name: value}
         with pytest.raises(ValueError, match=rf"This is no plan \({name}.*Plan anew"):
             Plan.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"measured_bytes": 10}, "measured_bytes is 10, more than budget_bytes, .* 9"),
+        (
+            {"measured_gradient_error": 0.1},
+            "errors are 0 and 0.1, and no block compresses",
+        ),
+        ({"predicted_gradient_error": 0.1}, "errors are 0.1 and 0, and no block"),
+        ({"about": {"card_bytes": "much"}}, "card_bytes is 'much' and takes digits"),
+        ({"about": {"staying_bytes": "-5"}}, "staying_bytes is '-5' and takes digits"),
+        ({"about": {"memory_budget_bytes": "9" * 5000}}, "memory_budget_bytes is '999"),
+        ({"about": {"card_bytes": "nan"}}, "card_bytes is 'nan' and takes digits"),
+    ],
+)
+def test_numbers_that_no_plan_has_together_are_refused_in_a_line_of_the_file(
+    tmp_path, changed, said
+):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(asdict(SOME_PLAN) | changed))
+    with pytest.raises(
+        ValueError, match=rf"plan\.json: This is no plan .*{said}.*Plan anew"
+    ) as error:
+        Plan.load(path)
+    assert len(str(error.value)) < 400 + len(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_value_is_there_once_and_shown_in_part(tmp_path):
+    text = SOME_PLAN.to_json()
+    twice = text.replace('"1": "recompute"', '"0": "recompute"')
+    with pytest.raises(ValueError, match=r"This is no plan .'0' is there twice"):
+        Plan.from_json(twice)
+    long = text.replace('"seconds": 0.5', f'"seconds": "{"a" * 10_000}"')
+    with pytest.raises(ValueError, match="seconds is 'aaa") as error:
+        Plan.from_json(long)
+    assert len(str(error.value)) < 300
+
+
+def test_a_file_that_no_plan_fills_is_not_read_to_its_end(tmp_path):
+    path = tmp_path / "plan.json"
+    with path.open("w") as file:
+        file.truncate(2**40)
+    with pytest.raises(ValueError, match=r"plan\.json: .* more than 10,000,000 bytes"):
+        Plan.load(path)
 
 
 @pytest.mark.parametrize(
