@@ -39,6 +39,8 @@ _OGG_PAGE_BYTES = 27 + 255 + 255 * 255
 # A header of NIST has 1024; what is not read of a longer one is not needed.
 _NIST_BYTES = 2**16
 _COUNTED_AT_ONCE = 2**16
+# Before, libsndfile ended with the last whole frame, without a word.
+_TELLS_OF_CUT_FLAC = (1, 2, 2)
 
 
 @dataclass(frozen=True)
@@ -308,6 +310,13 @@ def _of_flac(file: BinaryIO, base: int) -> _Samples | None:
     head = file.read(5)
     if len(head) < 5 or int.from_bytes(head, "big") % 2**36:
         return None
+    version = soundfile.__libsndfile_version__
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < _TELLS_OF_CUT_FLAC:
+        raise ValueError(
+            f"{file.name} cannot be read as audio: it does not say how long it is, and "
+            f"libsndfile {version} not whether it is whole. Convert it again, or install "
+            "soundfile 0.13 or newer."
+        )
     status = os.fstat(file.fileno())
     count = _decoded(str(file.name), status.st_size, status.st_mtime_ns)
     if not count:

@@ -236,6 +236,23 @@ def test_flac_of_unknown_length_that_is_cut_short_is_refused(tmp_path, noise, mi
             read(path)
 
 
+def test_flac_of_unknown_length_needs_a_libsndfile_that_tells_of_a_cut(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "stream.flac"
+    soundfile.write(path, RAMP, 16000)
+    monkeypatch.setattr(soundfile, "__libsndfile_version__", "1.2.0")
+    assert audio_info(path).samples == 1000
+    say(path, b"fLaC", 22, ">I", 0)
+    with pytest.raises(
+        ValueError, match=r"stream\.flac .*libsndfile 1\.2\.0 not whether"
+    ):
+        audio_info(path)
+    # Of a version that has no number at its end.
+    monkeypatch.setattr(soundfile, "__libsndfile_version__", "1.2.2-exp")
+    assert audio_info(path).samples == 1000
+
+
 def test_a_wav_file_of_nothing_but_other_chunks_holds_no_samples(tmp_path):
     path = tmp_path / "empty.wav"
     soundfile.write(path, RAMP[:0], 16000)
