@@ -128,6 +128,30 @@ def test_a_file_that_is_cut_short_is_refused_by_every_reader(
             read(path)
 
 
+@pytest.mark.parametrize(("format", "subtype"), [*HEADERS, ("FLAC", "PCM_16")])
+def test_wherever_a_file_ends_no_samples_are_missing_unsaid(tmp_path, format, subtype):
+    path = tmp_path / "cut.wav"
+    soundfile.write(path, RAMP[:101], 16000, format=format, subtype=subtype)
+    content, whole = path.read_bytes(), read_audio(path, sample_rate=16000)
+    sizes = [
+        *range(1, len(content) - 100, 31),
+        *range(len(content) - 100, len(content)),
+    ]
+    refused = []
+    for size in sizes:
+        path.write_bytes(content[:size])
+        try:
+            (block,) = read_blocks(path)
+        except ValueError as error:
+            refused.append(str(error))
+            continue
+        # A byte that makes the size even.
+        assert size == len(content) - 1
+        assert torch.equal(block[0], whole)
+    assert len(refused) >= len(sizes) - 1
+    assert all(str(path) in message for message in refused)
+
+
 @pytest.mark.parametrize(("format", "subtype"), HEADERS)
 def test_what_follows_the_samples_is_none_of_them(tmp_path, format, subtype):
     path = tmp_path / "padded.wav"
