@@ -116,7 +116,7 @@ def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
     """
     with open(path, "rb") as file:
         found = _samples(file)
-        file_bytes = file.seek(0, 2)
+        file_bytes = _bytes_of(file)
     end = file_bytes
     if found is not None and found.size is not None:
         end = found.begin + found.size
@@ -226,6 +226,10 @@ def _samples(file: BinaryIO) -> _Samples | None:
     return None
 
 
+def _bytes_of(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
 def _behind_tag(file: BinaryIO) -> int:
     """Find where a file begins behind an ID3 tag, which libsndfile skips."""
     head = file.read(10)
@@ -284,7 +288,7 @@ def _only_chunks(file: BinaryIO, base: int, chunks: _Chunks, position: int) -> b
         if not (name.isascii() and name.decode().isprintable()):
             return False
         end = begin - chunks.counted + size
-    return 0 <= file.seek(0, 2) - end < chunks.multiple
+    return 0 <= _bytes_of(file) - end < chunks.multiple
 
 
 def _of_nist(file: BinaryIO, base: int) -> _Samples | None:
@@ -348,7 +352,7 @@ def _as_said(
 ) -> _Samples:
     """Take the size that a header has at a place, or the rest of a file for none."""
     most = 256 ** struct.calcsize(form) - 1
-    rest = max(0, file.seek(0, 2) - start)
+    rest = max(0, _bytes_of(file) - start)
     # ffmpeg writes the largest number, with or without a sign.
     if size == 0 or (size > rest and size in (most // 2, most)):
         if rest > most:
