@@ -254,19 +254,20 @@ class _Arrays(Mapping[str, NDArray[Any]]):
             shape, fortran, dtype = _HEADERS[version](file)
             _check_type(name, shape, dtype)
             there = self._members.getinfo(member).file_size - file.tell()
-            if fortran or math.prod(shape) * dtype.itemsize != there:
+            if math.prod(shape) * dtype.itemsize != there:
                 raise ValueError(
                     f"{name} are {list(shape)} of {dtype} by their header, and "
                     f"{there:,} bytes"
                 )
-            array = np.empty(shape, dtype)
+            # Its last axis is the outer one where it is in Fortran's order.
+            array = np.empty(shape[::-1] if fortran else shape, dtype)
             content, read = array.reshape(-1).view(np.uint8), 0
             while part := file.read(_AT_ONCE):
                 content[read : read + len(part)] = np.frombuffer(part, np.uint8)
                 read += len(part)
         if read != there:
             raise ValueError(f"{name} end after {read:,} of {there:,} bytes")
-        return array
+        return array.T if fortran else array
 
 
 _HEADERS: dict[Any, Any] = {

@@ -319,6 +319,17 @@ def test_two_arrays_of_one_name_are_refused(tmp_path):
         EmbeddingArchive.load(path)
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_rows_in_any_order_in_memory_come_back(tmp_path, suffix):
+    pytest.importorskip("pyarrow")
+    wide = np.arange(24, dtype=np.float32).reshape(4, 6)
+    for rows in (wide.T[:4], wide[::2, ::3], np.asfortranarray(wide), wide[:, :1]):
+        names = tuple("abcdef"[: len(rows)])
+        EmbeddingArchive(names, rows, "x").save(tmp_path / f"some{suffix}")
+        found = EmbeddingArchive.load(tmp_path / f"some{suffix}").embeddings
+        assert np.array_equal(found, rows)
+
+
 def test_an_archive_that_is_read_may_be_written_to(tmp_path):
     write_npz(tmp_path / "some.npz")
     rows = EmbeddingArchive.load(tmp_path / "some.npz").embeddings
