@@ -1,16 +1,22 @@
-"""Files written whole or not at all, and their digests. Standard library only."""
+"""Files written whole or not at all, and their checksums. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+#: Checksums of a folder's files, as ``sha256sum -c`` reads them.
+SUMS = "SHA256SUMS"
 
 _BLOCK_BYTES = 2**20
+# Before the checksum that ends a line of rows.
+_ROW_SUM = b', "sha256": "'
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
@@ -126,6 +132,190 @@ def digest_of(path: str | Path, algorithm: str) -> str:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def sums_in(folder: str | Path) -> dict[str, str]:
+    """Read the checksums of a folder's files.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder, which may have no ``SHA256SUMS``.
+
+    Returns
+    -------
+    dict of str to str
+        SHA-256 in hexadecimal digits by name, relative to the folder.
+
+    Raises
+    ------
+    OSError
+        If they cannot be read.
+
+    Examples
+    --------
+    >>> sums_in(tempfile.mkdtemp())
+    {}
+    """
+    path = Path(folder, SUMS)
+    if not path.is_file():
+        return {}
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return {name: digest for digest, _, name in (x.partition("  ") for x in lines)}
+
+
+def write_sums(folder: str | Path, digests: Mapping[str, str]) -> None:
+    """Write the checksums of a folder's files, whole.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder.
+    digests : mapping of str to str
+        SHA-256 in hexadecimal digits by name, relative to the folder.
+
+    Raises
+    ------
+    OSError
+        If they cannot be written.
+
+    Examples
+    --------
+    >>> folder = tempfile.mkdtemp()
+    >>> write_sums(folder, {"train.csv": "f00d"})
+    >>> sums_in(folder)
+    {'train.csv': 'f00d'}
+    """
+    lines = (f"{digest}  {name}\n" for name, digest in digests.items())
+    write_whole(Path(folder, SUMS), "".join(lines))
+
+
+def check_sum(path: str | Path, *, folder: str | Path | None = None) -> None:
+    """Refuse a file that is not as its checksum says; one without is as it is.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file, which is there.
+    folder : str or Path, optional
+        Whose ``SHA256SUMS`` name it; by default its own.
+
+    Raises
+    ------
+    ValueError
+        If it is not as it was written.
+
+    Examples
+    --------
+    >>> file = Path(tempfile.mkdtemp(), "train.csv")
+    >>> file.touch()
+    >>> check_sum(file)
+    >>> write_sums(file.parent, {"train.csv": digest_of(file, "sha256")})
+    >>> check_sum(file)
+    >>> write_whole(file, "x")
+    >>> check_sum(file)
+    Traceback (most recent call last):
+    ValueError: ...train.csv is not as it was written: ...
+    """
+    beside = Path(path).parent if folder is None else Path(folder)
+    # A name of another folder begins with ../, as sha256sum takes it.
+    name = Path(os.path.relpath(path, beside)).as_posix()
+    written = sums_in(beside).get(name)
+    if written is not None and digest_of(path, "sha256") != written:
+        raise ValueError(
+            f"{path} is not as it was written: its checksum in {beside / SUMS} differs. "
+            f"Bring back the file as it was. To take it as it is, delete the line of "
+            f"{name} there."
+        )
+
+
+def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file of lines of JSON, whole, each with a checksum.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    rows : iterable of mapping
+        Plain values without text at the top; each line gets "sha256" beside them, which
+        is that of all lines to here.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+
+    Examples
+    --------
+    >>> file = Path(tempfile.mkdtemp(), "train_log.jsonl")
+    >>> write_rows(file, [{"epoch": 1}])
+    >>> file.read_text()[:24]
+    '{"epoch": 1, "sha256": "'
+    >>> read_rows(file)
+    [{'epoch': 1}]
+    """
+    digest, lines = hashlib.sha256(), []
+    for row in rows:
+        begin = json.dumps(row)[:-1].encode()
+        digest.update(begin)
+        lines.append(begin + _ROW_SUM + digest.hexdigest().encode() + b'"}\n')
+    write_whole(path, b"".join(lines))
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    r"""Read what ``write_rows`` wrote, or lines without checksums of an earlier version.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+
+    Returns
+    -------
+    list of dict
+        The rows, without checksums.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    ValueError
+        If it is not as it was written; file and line are named.
+
+    Examples
+    --------
+    >>> file = Path(tempfile.mkdtemp(), "train_log.jsonl")
+    >>> write_whole(file, '{"epoch": 1}\n{"epo')
+    >>> read_rows(file)
+    Traceback (most recent call last):
+    ValueError: ...train_log.jsonl, line 2, is not as it was written. ...
+    """
+    digest = hashlib.sha256()
+    rows: list[dict[str, Any]] = []
+    content = Path(path).read_bytes()
+    summed = _ROW_SUM in content
+    for number, line in enumerate(content.splitlines(keepends=True), start=1):
+        begin, _, end = line.rpartition(_ROW_SUM)
+        digest.update(begin)
+        try:
+            row = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            row = None
+        if summed:
+            whole = end == digest.hexdigest().encode() + b'"}\n'
+        else:
+            # A text would be a checksum under a name that is damaged.
+            whole = isinstance(row, dict) and not any(
+                isinstance(value, str) for value in row.values()
+            )
+        if not (whole and isinstance(row, dict)):
+            raise ValueError(
+                f"{path}, line {number}, is not as it was written. Bring back the file as "
+                "it was, or move it away: the lines of earlier epochs are then missing."
+            )
+        row.pop("sha256", None)
+        rows.append(row)
+    return rows
 
 
 def check_writable(name: str, folder: str | Path) -> None:

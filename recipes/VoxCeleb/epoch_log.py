@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from speechbrain.utils.train_logger import TensorboardLogger
 
 from speechbrain_rev import plots
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.whole_files import read_rows, write_rows
 
 LOG = "train_log.jsonl"
 CURVES = "training_curves.png"
@@ -29,6 +28,11 @@ class EpochLog:
         The run's folder, which gets train_log.jsonl and training_curves.png.
     tensorboard : bool
         Whether its folder tensorboard gets the same numbers.
+
+    Raises
+    ------
+    ValueError
+        If the lines that are there are not as they were written.
     """
 
     def __init__(self, output_folder: str | Path, *, tensorboard: bool = False) -> None:
@@ -36,6 +40,8 @@ class EpochLog:
         self._tensorboard = tensorboard
         self._board: TensorBoard | None = None
         self._cannot_draw = False
+        # Now, and not after an epoch.
+        self._rows()
         # SpeechBrain writes DEBUG into log.txt, where matplotlib lists all fonts.
         logging.getLogger("matplotlib").setLevel(logging.INFO)
 
@@ -47,16 +53,18 @@ class EpochLog:
         stats : dict
             Plain numbers, "epoch" among them.
         """
-        path = self._folder / LOG
-        lines = path.read_text().splitlines() if path.exists() else []
-        rows = [row for row in map(json.loads, lines) if row["epoch"] < stats["epoch"]]
+        rows = [row for row in self._rows() if row["epoch"] < stats["epoch"]]
         rows.append(stats)
-        write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+        write_rows(self._folder / LOG, rows)
         self._draw(rows)
         if self._tensorboard:
             if self._board is None:
                 self._board = TensorBoard(self._folder / TENSORBOARD, stats["epoch"])
             self._board.log_epoch(stats)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        path = self._folder / LOG
+        return read_rows(path) if path.exists() else []
 
     def _draw(self, rows: list[dict[str, Any]]) -> None:
         path = self._folder / CURVES

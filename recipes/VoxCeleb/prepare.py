@@ -18,10 +18,12 @@ into the run's save folder, never into the data folder:
 - bad_files.txt: files that cannot be used, and why
 - prepared.json: the settings; with the same settings again, nothing is done, and
   with others, once there are checkpoints, it is refused: speakers keep their numbers
+- SHA256SUMS: checksums of all these but bad_files.txt, which are compared when one is read
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -31,6 +33,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from data_settings import Prepared, Settings, existing, paths_given
 from layout import (
@@ -41,6 +44,7 @@ from layout import (
     without_originals,
 )
 from pack_folder import pack
+from run_settings import RESULT, owned
 from speech_files import check_files, report_problems
 from speechbrain.dataio.encoder import CategoricalEncoder
 from tqdm import tqdm
@@ -51,14 +55,23 @@ from speechbrain_rev.hparams import compose, plain_settings
 from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.speech import audio_exists, write_manifest
 from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.whole_files import (
+    SUMS,
+    check_sum,
+    check_writable,
+    digest_of,
+    sums_in,
+    write_sums,
+    write_whole,
+)
 
 logger = logging.getLogger(__name__)
 
-VALID_TRIALS = "valid_trials.txt"
+TRAIN, VALID_TRIALS = "train.csv", "valid_trials.txt"
 RECORD = "prepared.json"
 LABELS = "label_encoder.txt"
 BAD_FILES = "bad_files.txt"
+LISTS = (TRAIN, VALID_TRIALS, LABELS)
 
 
 def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
@@ -78,14 +91,15 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
     Raises
     ------
     ValueError
-        If a folder or list is missing, a file cannot be used, no speaker is left, or
-        the folder has checkpoints of a training with other settings.
+        If a folder or list is missing, a file cannot be used, no speaker is left, the
+        folder has checkpoints of a training with other settings, or what was written
+        before is not as it was written.
     """
     save_folder, fingerprint = Path(save_folder), settings.fingerprint()
     done = save_folder / RECORD
-    earlier = json.loads(done.read_text(encoding="utf-8")) if done.is_file() else {}
+    earlier = _record(save_folder) if done.is_file() else {}
     checks = {"bad_files": settings.bad_files, "check_audio": settings.check_audio}
-    begun = any(save_folder.glob("CKPT*/CKPT.yaml"))
+    begun = any(save_folder.glob("CKPT*/CKPT.yaml")) or RESULT in sums_in(save_folder)
     if earlier.get("settings") == fingerprint:
         if earlier.get("checks", checks) == checks:
             return read_prepared(save_folder)
@@ -98,16 +112,43 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
     elif begun:
         raise ValueError(_changed(save_folder, earlier.get("settings"), fingerprint))
     save_folder.mkdir(parents=True, exist_ok=True)
+    # First: it must not vouch for lists of a preparation that does not come to its end.
+    for name in (RECORD, SUMS):
+        Path(save_folder, name).unlink(missing_ok=True)
     prepared = _prepare(settings, save_folder)
     record = {"settings": fingerprint, "checks": checks, "prepared": asdict(prepared)}
-    write_whole(done, json.dumps(record, indent=1) + "\n")
+    text = json.dumps(record, indent=1) + "\n"
+    sums = {name: digest_of(save_folder / name, "sha256") for name in LISTS}
+    own = hashlib.sha256(text.encode()).hexdigest()
+    write_sums(save_folder, {**sums, RECORD: own})
+    write_whole(done, text)
     return prepared
 
 
 def read_prepared(save_folder: str | Path) -> Prepared:
-    """Read what was prepared in a run's save folder."""
-    text = Path(save_folder, RECORD).read_text(encoding="utf-8")
-    return Prepared(**json.loads(text)["prepared"])
+    """Read what was prepared in a run's save folder, with lists that belong to it."""
+    for name in sums_in(save_folder).keys() & {*LISTS}:
+        if not Path(save_folder, name).is_file():
+            raise ValueError(
+                f"{save_folder} has a {RECORD} but no {name}. Bring the file back; where "
+                f"no training has begun, deleting {RECORD} lists the data anew."
+            )
+        check_sum(Path(save_folder, name))
+    return Prepared(**_record(save_folder)["prepared"])
+
+
+def _record(save_folder: str | Path) -> dict[str, Any]:
+    """Read what the lists in a run's save folder were made of."""
+    path = Path(save_folder, RECORD)
+    check_sum(path)
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged ({error}). Bring back the file as it was; where no "
+            "training has begun, deleting it lists the data anew."
+        ) from error
+    return record
 
 
 def _prepare(settings: Settings, save_folder: Path) -> Prepared:
@@ -133,7 +174,7 @@ def _prepare(settings: Settings, save_folder: Path) -> Prepared:
             "Check data_folder, train_list, trial_lists and valid_speakers."
         )
     utterances = [utterance for spoken in train.values() for utterance in spoken]
-    write_manifest(save_folder / "train.csv", utterances)
+    write_manifest(save_folder / TRAIN, utterances)
     write_whole(save_folder / VALID_TRIALS, "".join(lines))
     write_label_encoder(save_folder / LABELS, train)
     return Prepared(
@@ -158,6 +199,7 @@ def write_label_encoder(path: Path, speakers: Iterable[str]) -> None:
 def speaker_numbers(save_folder: str | Path) -> dict[str, int]:
     """Read the number of each training speaker in a run's save folder."""
     encoder = CategoricalEncoder()
+    check_sum(Path(save_folder, LABELS))
     encoder.load(Path(save_folder, LABELS))
     return encoder.lab2ind
 
@@ -288,7 +330,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     else:
         settings = plain_settings(compose(argv).text)
-        print(prepare(Settings.of(settings), settings["save_folder"]).in_words())
+        folder = Path(settings["output_folder"])
+        check_writable("output_folder", folder)
+        with owned(folder):
+            prepared = prepare(Settings.of(settings), settings["save_folder"])
+        print(prepared.in_words())
 
 
 if __name__ == "__main__":

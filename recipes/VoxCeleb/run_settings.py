@@ -6,19 +6,38 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from data_settings import Prepared
 from speechbrain.utils.distributed import if_main_process, run_on_main
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.hparams import OptimizerWarning, resolve
 from speechbrain_rev.inference.encoder_settings import ENCODER_SETTINGS
-from speechbrain_rev.inference.run_folder import HYPERPARAMS, WEIGHTS, read_settings
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.inference.run_folder import (
+    HYPERPARAMS,
+    WEIGHTS,
+    read_settings,
+    read_weights,
+)
+from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
+from speechbrain_rev.lobes.checkpoints import average_of_last_epochs, is_end_of_epoch
+from speechbrain_rev.locks import LOCK, locked
+from speechbrain_rev.whole_files import (
+    check_sum,
+    digest_of,
+    sums_in,
+    write_sums,
+    write_whole,
+)
 
+#: The encoder in checkpoints.
+ENCODER = "embedding_model"
+#: The run's weights, as checksums in save_folder name them.
+RESULT = f"../{WEIGHTS}"
 # What shapes of weights depend on; of the data, prepare.py refuses others.
 _SHAPES = (*ENCODER_SETTINGS, "speeds")
 
@@ -52,6 +71,95 @@ def refuse_other_network(settings: Mapping[str, Any]) -> None:
             f"({'; '.join(changes)}). Give another output_folder, or the settings as they "
             "were."
         )
+
+
+def owned(folder: Path) -> AbstractContextManager[None]:
+    """Keep a run's folder from other commands; the main process has it for all.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The output_folder, which is there.
+
+    Raises
+    ------
+    ValueError
+        If another command has it; host, process and begin are named.
+    """
+    if not if_main_process():
+        return nullcontext()
+    return locked(folder / LOCK, str(folder), "writing into", instead="output_folder")
+
+
+def finished(settings: Mapping[str, Any]) -> bool:
+    """Tell whether a run has come to its end, as far as the settings want it.
+
+    Parameters
+    ----------
+    settings : mapping
+        The training's plain settings.
+
+    Returns
+    -------
+    bool
+        Whether output_folder has the weights of as many epochs, or more, and of the same
+        average.
+
+    Raises
+    ------
+    ValueError
+        If they are not as they were written.
+    """
+    folder, sums = Path(settings["output_folder"]), sums_in(settings["save_folder"])
+    if not (folder / WEIGHTS).is_file() or not (folder / HYPERPARAMS).is_file():
+        return False
+    if not sums:
+        return _has_average(settings)
+    if RESULT not in sums:
+        return False
+    check_sum(folder / WEIGHTS, folder=settings["save_folder"])
+    then = read_settings(folder, ("number_of_epochs", "average_checkpoints"))
+    return (
+        then["number_of_epochs"] >= settings["number_of_epochs"]
+        and then["average_checkpoints"] == settings["average_checkpoints"]
+    )
+
+
+def _has_average(settings: Mapping[str, Any]) -> bool:
+    """Tell whether weights of a time without checksums are those that training ends with."""
+    checkpointer = WholeCheckpointer(settings["save_folder"])
+    newest = checkpointer.find_checkpoint()
+    if newest is None or not is_end_of_epoch(newest):
+        return False
+    if newest.meta.get("epoch", 0) < settings["number_of_epochs"]:
+        return False
+    average = average_of_last_epochs(
+        checkpointer, ENCODER, settings["average_checkpoints"]
+    )
+    weights = read_weights(settings["output_folder"]).state_dict
+    return average.keys() == weights.keys() and all(
+        torch.equal(value, weights[name]) for name, value in average.items()
+    )
+
+
+def mark_finished(settings: Mapping[str, Any], *, done: bool) -> None:
+    """Say that the weights in output_folder are the run's last, or that they are not.
+
+    Parameters
+    ----------
+    settings : mapping
+        The training's settings.
+    done : bool
+        Whether they are: then they have a checksum.
+    """
+    save = settings["save_folder"]
+    sums = sums_in(save)
+    was = sums.pop(RESULT, None)
+    if done:
+        path = Path(settings["output_folder"], WEIGHTS)
+        sums[RESULT] = digest_of(path, "sha256")
+    if done or was is not None:
+        write_sums(save, sums)
 
 
 @contextmanager

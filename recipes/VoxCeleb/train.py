@@ -35,7 +35,15 @@ from prepare import (
     prepare,
     read_prepared,
 )
-from run_settings import kept_in, refuse_other_network, write_hyperparams
+from run_settings import (
+    ENCODER,
+    finished,
+    kept_in,
+    mark_finished,
+    owned,
+    refuse_other_network,
+    write_hyperparams,
+)
 from self_test import WatchedSteps, run_self_test, without_data
 from speechbrain.utils.checkpoints import (
     mark_as_loader,
@@ -317,14 +325,30 @@ def main(argv=None):
     refuse_other_network(settings)
     if settings["tensorboard"]:
         check_tensorboard()
-    check_writable("output_folder", settings["output_folder"])
     # Persistent, debugging leaves checkpoints, which need their settings.
     trial = dry or (run_opts.debug and not run_opts.debug_persistently)
-    with kept_in(settings, trial=trial) as folder:
-        prepared, hparams = prepare_run(text, settings, folder)
-        train(prepared, hparams, run_opts, folder, dry)
+    output = Path(settings["output_folder"])
+    if not trial and finished(settings):
+        # As its lists are: what differs is refused.
+        prepare(Settings.of(settings), settings["save_folder"])
+        run_on_main(print, args=[_already_finished(settings)])
+    else:
+        check_writable("output_folder", output)
+        with owned(output), kept_in(settings, trial=trial) as folder:
+            if not trial:
+                run_on_main(mark_finished, args=[settings], kwargs={"done": False})
+            prepared, hparams = prepare_run(text, settings, folder)
+            train(prepared, hparams, run_opts, folder, dry)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def _already_finished(settings):
+    return (
+        f"{settings['output_folder']} is a finished run of at least "
+        f"{settings['number_of_epochs']} epochs: nothing is trained or changed. To train "
+        "on, give more by --number_of_epochs; to train anew, another output_folder."
+    )
 
 
 def self_test(argv):
@@ -367,11 +391,12 @@ def train(prepared, hparams, run_opts, folder, dry):
 def finish(hparams):
     """Write the run's results."""
     average = average_of_last_epochs(
-        hparams["checkpointer"], "embedding_model", hparams["average_checkpoints"]
+        hparams["checkpointer"], ENCODER, hparams["average_checkpoints"]
     )
     path = Path(hparams["output_folder"], "embedding_model.ckpt")
     torch.save(average, f"{path}.part")
     Path(f"{path}.part").replace(path)
+    mark_finished(hparams, done=True)
 
 
 def run():

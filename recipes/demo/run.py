@@ -8,7 +8,6 @@ prove that the path works, not how accurate a network is on people.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -41,6 +40,7 @@ from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.speech import read_manifest
+from speechbrain_rev.whole_files import read_rows
 
 REPOSITORY = Path(__file__).parents[2]
 # A vanilla encoder, as it is trained by default and with each block checkpointed, and a
@@ -195,8 +195,7 @@ def summarise(
     output: Path, run: Path, reports: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Print the table and where the pictures are."""
-    lines = (run / "train_log.jsonl").read_text().splitlines()
-    epochs = [json.loads(line) for line in lines]
+    epochs = read_rows(run / "train_log.jsonl")
     curves = {}
     print(f"{'EER %':<26}{'cosine':>8}{'AS-Norm':>9}")
     for name, report in reports.items():

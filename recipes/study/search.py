@@ -54,7 +54,7 @@ from running.trainings import (
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.locks import writing_alone
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.whole_files import read_rows, write_whole
 
 RESULTS = "search.json"
 SEED = 1986
@@ -173,7 +173,7 @@ def valid_eers(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     for run in runs:
         candidate = run.condition.name.partition(":")[0]
         log = run.folder / "train_log.jsonl"
-        last = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+        last = read_rows(log)[-1]
         of = rates.setdefault(candidate, {})
         of[run.condition.arch] = last["valid_eer_percent"]
     return rates

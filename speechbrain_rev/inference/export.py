@@ -59,7 +59,7 @@ from speechbrain_rev.inference.thresholds import (
 )
 from speechbrain_rev.lobes.checkpointer import verify_checkpoint
 from speechbrain_rev.lobes.classifier import true_speakers
-from speechbrain_rev.whole_files import permissions
+from speechbrain_rev.whole_files import check_sum, permissions
 
 LABELS = "label_encoder.txt"
 CARD = "README.md"
@@ -110,8 +110,9 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
     weights = read_weights(run)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in encoder_of(encoder).parameters())
-    labels = CategoricalEncoder()
-    labels.load(own_file(run, f"save/{LABELS}"))
+    labels, numbers = CategoricalEncoder(), own_file(run, f"save/{LABELS}")
+    check_sum(numbers)
+    labels.load(numbers)
     classifier = _narrowed(run, len(labels), settings)
     cohort, results = run_cohort(run, weights.fingerprint), _results(run, weights)
     prepared = _json(run, _PREPARED)
@@ -257,6 +258,7 @@ def _json(run: Path, name: str) -> dict[str, Any] | None:
     path = run / name
     if not path.exists():
         return None
+    check_sum(path)
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 

@@ -18,14 +18,18 @@ import torch
 import yaml
 
 from speechbrain_rev.inference.fingerprint import fingerprint_of
-from speechbrain_rev.inference.own_files import REFUSED, own_file
+from speechbrain_rev.inference.own_files import REFUSED, open_own, own_file
 from speechbrain_rev.inference.plain_yaml import plain_values
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.lobes.checkpointer import BRAIN, COUNTER, place_of
+from speechbrain_rev.whole_files import check_sum, write_whole
 
 HYPERPARAMS = "hyperparams.yaml"
 WEIGHTS = "embedding_model.ckpt"
 
 CLASSIFIER = "classifier.ckpt"
+METAFNAME = "CKPT.yaml"
+
+_MAX_NUMBER = 20
 
 
 @dataclass(frozen=True)
@@ -114,11 +118,13 @@ def read_weights(folder: str | PathLike[str]) -> Weights:
     FileNotFoundError
         If the folder holds neither.
     ValueError
-        If the file holds anything but tensors, or they are not finite.
+        If the file holds anything but tensors, they are not finite, or it is not as
+        training wrote it.
     """
     folder = Path(folder)
     if (folder / WEIGHTS).exists():
         path = own_file(folder, WEIGHTS)
+        check_sum(path, folder=folder / "save")
     else:
         path = _newest_checkpoint(folder, WEIGHTS)
     return _read_tensors(path)
@@ -253,7 +259,7 @@ def _newest_checkpoint(folder: Path, name: str) -> Path:
     """Find a file in the newest of the checkpoints that have it."""
     names = [
         meta.parent.relative_to(folder)
-        for meta in (folder / "save").glob("CKPT*/CKPT.yaml")
+        for meta in (folder / "save").glob(f"CKPT*/{METAFNAME}")
         if (meta.parent / name).exists()
     ]
     if not names:
@@ -262,17 +268,33 @@ def _newest_checkpoint(folder: Path, name: str) -> Path:
             "been trained? Give its output_folder once the first checkpoint is there "
             "(ckpt_interval_steps, or the end of an epoch)."
         )
-    # SpeechBrain reads CKPT.yaml with a loader that builds objects.
-    times = {place: _unixtime(folder, place / "CKPT.yaml") for place in names}
-    newest = max(names, key=lambda place: (times[place], place))
-    return own_file(folder, newest / name)
+    newest = max(names, key=lambda place: (_place(folder, place), place))
+    path = own_file(folder, newest / name)
+    check_sum(path)
+    return path
 
 
-def _unixtime(folder: Path, name: Path) -> float:
-    time = plain_values(folder, name, ["unixtime"]).get("unixtime", 0.0)
-    if not isinstance(time, int | float):
-        raise ValueError(
-            f"{folder / name} has a unixtime that is no number, so that the newest "
-            "checkpoint is not known. Remove that checkpoint to use another."
+def _place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:
+    """Tell how far a checkpoint is; SpeechBrain's loader of CKPT.yaml builds objects."""
+    said = checkpoint / METAFNAME, checkpoint / COUNTER, checkpoint / BRAIN
+    meta, counter, brain = said
+    for file in said:
+        if (folder / file).is_file():
+            check_sum(own_file(folder, file))
+    try:
+        return place_of(
+            plain_values(folder, meta, ["unixtime", "end-of-epoch"]),
+            _text(folder, counter) if (folder / counter).exists() else None,
+            plain_values(folder, brain, ["step"]) if (folder / brain).exists() else {},
         )
-    return float(time)
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / checkpoint} does not say its epoch and step ({error}), so that the "
+            "newest checkpoint is not known. Remove that checkpoint to use another."
+        ) from error
+
+
+def _text(folder: Path, name: Path) -> str:
+    """Read a file of one number."""
+    with open_own(folder, name) as file:
+        return file.read(_MAX_NUMBER).decode()

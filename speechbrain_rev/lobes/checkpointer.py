@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import yaml
 from speechbrain.utils.checkpoints import (
     CKPT_PREFIX,
     METAFNAME,
+    PARAMFILE_EXT,
     Checkpoint,
     Checkpointer,
     ckpt_recency,
@@ -22,12 +25,14 @@ from speechbrain.utils.checkpoints import (
 from speechbrain.utils.distributed import ddp_barrier, if_main_process
 
 from speechbrain_rev.processes import gathered, process_rank
-from speechbrain_rev.whole_files import digest_of
+from speechbrain_rev.whole_files import SUMS, digest_of, sums_in
 
 logger = logging.getLogger(__name__)
 
-#: Checksums of a checkpoint's files, as ``sha256sum -c`` reads them.
-CHECKSUMS = "SHA256SUMS"
+#: Checksums of a checkpoint's files.
+CHECKSUMS = SUMS
+#: Files of a checkpoint that say its epoch and its step, as SpeechBrain writes them.
+COUNTER, BRAIN = f"counter{PARAMFILE_EXT}", f"brain{PARAMFILE_EXT}"
 # What a file calls the states of all processes.
 _EACH = "processes"
 
@@ -40,6 +45,9 @@ class WholeCheckpointer(Checkpointer):
     gets its name when the others are complete and on the disk, and loses it before the
     others are deleted. Checksums are written with them and compared before anything is
     loaded.
+
+    The newest checkpoint is the one of the highest epoch and step (``place_of``), where
+    SpeechBrain asks a clock, which may have been set back or be another machine's.
 
     Example
     -------
@@ -111,23 +119,58 @@ class WholeCheckpointer(Checkpointer):
         verify_checkpoint(checkpoint)
         super().load_checkpoint(checkpoint)
 
+    def find_checkpoints(
+        self,
+        importance_key: Callable[[Checkpoint], Any] | None = None,
+        max_key: str | None = None,
+        min_key: str | None = None,
+        ckpt_predicate: Callable[[Checkpoint], bool] | None = None,
+        max_num_checkpoints: int | None = None,
+    ) -> list[Checkpoint]:
+        """Find what SpeechBrain's method of this name would, the newest by their place.
+
+        Returns
+        -------
+        list of Checkpoint
+            The most important first.
+
+        Raises
+        ------
+        ValueError
+            As ``list_checkpoints``.
+        """
+        if importance_key in (None, ckpt_recency) and not (max_key or min_key):
+            importance_key = _place
+        found: list[Checkpoint] = super().find_checkpoints(
+            importance_key, max_key, min_key, ckpt_predicate, max_num_checkpoints
+        )
+        return found
+
     def list_checkpoints(self) -> list[Checkpoint]:
         """List all checkpoints.
 
         Raises
         ------
         ValueError
-            If the file that makes a folder one is damaged; it names the folder.
+            If a file that says what and of when a folder is, is damaged; it names the
+            folder.
         """
+        for folder, meta in self._metas():
+            if meta is None:
+                raise ValueError(_untrusted(folder, f"{METAFNAME} is damaged"))
+            # They choose which is loaded, whose files are then compared as a whole.
+            _compare(folder, {METAFNAME, COUNTER, BRAIN} & sums_in(folder).keys())
+        found: list[Checkpoint] = super().list_checkpoints()
+        return found
+
+    def _metas(self) -> Iterator[tuple[Path, dict[str, Any] | None]]:
+        """Give each checkpoint's folder and what it says of itself, None if damaged."""
         for path in self.checkpoints_dir.glob(f"{CKPT_PREFIX}*/{METAFNAME}"):
             try:
                 meta = yaml.safe_load(path.read_text(encoding="utf-8"))
             except (yaml.YAMLError, UnicodeDecodeError):
                 meta = None
-            if not isinstance(meta, dict):
-                raise ValueError(_untrusted(path.parent, f"{METAFNAME} is damaged"))
-        found: list[Checkpoint] = super().list_checkpoints()
-        return found
+            yield path.parent, meta if isinstance(meta, dict) else None
 
     def _clear_unfinished(self) -> None:
         """Delete what a process that was killed left of a checkpoint."""
@@ -150,7 +193,7 @@ class WholeCheckpointer(Checkpointer):
 
         A folder is no checkpoint any more before the first of its files is gone.
         """
-        keys = [{"min_key": key} for key in min_keys or ()]
+        keys: list[dict[str, Any]] = [{"min_key": key} for key in min_keys or ()]
         keys += [{"max_key": key} for key in max_keys or ()]
         keys += [{"importance_key": key} for key in importance_keys]
         found: set[Path] = set()
@@ -200,9 +243,16 @@ class WholeCheckpointer(Checkpointer):
                 self.recoverables[name].load_state_dict(_own_state(state))
 
     def _save_checkpoint_metafile(
-        self, fpath: Path, *args: Any, **kwargs: Any
+        self, fpath: Path, meta_to_include: Mapping[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        return super()._save_checkpoint_metafile(_unfinished(fpath), *args, **kwargs)
+        # Never before that of an earlier one: others, and checkpoints without epochs, go
+        # by it.
+        times = [(meta or {}).get("unixtime", 0.0) for _, meta in self._metas()]
+        after = math.nextafter(max(times, default=0.0), math.inf)
+        meta = {"unixtime": max(time.time(), after), **meta_to_include}
+        return super()._save_checkpoint_metafile(
+            _unfinished(fpath), meta, *args, **kwargs
+        )
 
 
 def verify_checkpoint(checkpoint: Checkpoint) -> None:
@@ -237,13 +287,76 @@ def verify_checkpoint(checkpoint: Checkpoint) -> None:
             stacklevel=2,
         )
         return
-    lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
-    written = {name: digest for digest, _, name in (x.partition("  ") for x in lines)}
     expected = {
         METAFNAME,
         *(Path(path).name for path in checkpoint.paramfiles.values()),
     }
-    for name in sorted(expected | written.keys()):
+    _compare(folder, expected | sums_in(folder).keys())
+
+
+def place_of(
+    meta: Mapping[str, Any], counter: str | None, brain: Mapping[str, Any]
+) -> tuple[int, bool, int, float]:
+    """Tell where in its training a checkpoint is, so that the latest is the largest.
+
+    Parameters
+    ----------
+    meta : mapping
+        What ``CKPT.yaml`` holds.
+    counter : str or None
+        The content of ``counter.ckpt``, SpeechBrain's of epochs; None if there is none.
+    brain : mapping
+        What ``brain.ckpt`` holds; empty if there is none.
+
+    Returns
+    -------
+    epoch : int
+        The epoch, 0 if it is not known.
+    ended : bool
+        Whether it is at its end.
+    step : int
+        The step in the epoch.
+    unixtime : float
+        When it was written, which counts where nothing else tells two apart; of what has
+        no counter it is all that is known.
+
+    Raises
+    ------
+    ValueError
+        If one of these is no number.
+
+    Example
+    -------
+    >>> early = place_of({"end-of-epoch": True, "unixtime": 9.5}, "3", {"step": 0})
+    >>> late = place_of({"end-of-epoch": False, "unixtime": 7.5}, "4", {"step": 20})
+    >>> early, late > early
+    ((3, True, 0, 9.5), True)
+    """
+    unixtime, step = meta.get("unixtime", 0.0), brain.get("step", 0)
+    if not isinstance(step, int) or not isinstance(unixtime, int | float):
+        raise ValueError(f"step {step!r} or unixtime {unixtime!r} is no number")
+    if counter is None:
+        return 0, False, 0, float(unixtime)
+    return int(counter), bool(meta.get("end-of-epoch")), step, float(unixtime)
+
+
+def _place(checkpoint: Checkpoint) -> tuple[int, bool, int, float]:
+    counter, brain = (Path(checkpoint.path, name) for name in (COUNTER, BRAIN))
+    try:
+        return place_of(
+            checkpoint.meta,
+            counter.read_text(encoding="utf-8") if counter.is_file() else None,
+            yaml.safe_load(brain.read_bytes()) if brain.is_file() else {},
+        )
+    except (ValueError, AttributeError, yaml.YAMLError) as error:
+        why = f"{COUNTER} or {BRAIN} is damaged ({error})"
+        raise ValueError(_untrusted(Path(checkpoint.path), why)) from error
+
+
+def _compare(folder: Path, names: Iterable[str]) -> None:
+    """Compare files of a checkpoint with the checksums that it has."""
+    written = sums_in(folder)
+    for name in sorted(names):
         path = folder / name
         if not path.is_file() or digest_of(path, "sha256") != written.get(name):
             what = "is damaged" if path.is_file() else "is missing"

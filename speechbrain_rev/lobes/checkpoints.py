@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from speechbrain.utils.checkpoints import (
-    METAFNAME,
     Checkpoint,
     Checkpointer,
     average_checkpoints,
@@ -18,9 +17,10 @@ from speechbrain.utils.checkpoints import (
     register_checkpoint_hooks,
 )
 
-from speechbrain_rev.lobes.checkpointer import verify_checkpoint
+from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
+from speechbrain_rev.whole_files import check_sum
 
 #: What a checkpointer calls the channels at a time.
 CHANNELS = "channels"
@@ -194,18 +194,19 @@ def load_finished_run(
     Raises
     ------
     ValueError
-        If the run is not finished, or is of another encoder or number of classes.
+        If the run is not finished, is damaged, or is of another encoder or number of
+        classes.
     """
-    weights = Path(folder, "embedding_model.ckpt")
-    # Their names are their dates.
-    newest = max(Path(folder, "save").glob(f"CKPT*/{METAFNAME}"), default=None)
+    weights, save = Path(folder, "embedding_model.ckpt"), Path(folder, "save")
+    newest = WholeCheckpointer(save).find_checkpoint() if save.is_dir() else None
     if newest is None or not weights.exists():
         raise ValueError(
             f"pretrained_run is {folder}, which lacks embedding_model.ckpt or the "
             "checkpoints in save: give the output_folder of a finished run."
         )
-    path = newest.with_name("classifier.ckpt")
-    verify_checkpoint(Checkpoint(newest.parent, {}, {"classifier": path}))
+    path = newest.path / "classifier.ckpt"
+    check_sum(weights, folder=save)
+    verify_checkpoint(Checkpoint(newest.path, {}, {"classifier": path}))
     encoder, classifier = (
         torch.load(file, "cpu", weights_only=True) for file in (weights, path)
     )

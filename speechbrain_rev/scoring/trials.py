@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from speechbrain_rev.scoring.arrays import as_labels, as_values, same_length
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.whole_files import check_sum, write_whole
 
 _FORMAT = "'label path path', label 1 for the same speaker and 0 for different ones"
 _SCORED = (
@@ -179,7 +179,7 @@ def read_trials(path: str | Path) -> Trials:
         If there is no such file.
     ValueError
         If the file is empty, no text, has a malformed line (the message names file and
-        line), or trials of one kind only.
+        line), trials of one kind only, or not the checksum of a ``SHA256SUMS`` beside it.
 
     Example
     -------
@@ -191,6 +191,8 @@ def read_trials(path: str | Path) -> Trials:
     >>> trials.labels.tolist(), trials.test
     ([1, 0], ('a/2.wav', 'b/1.wav'))
     """
+    if Path(path).is_file():
+        check_sum(path)
     trials, _ = _read(Path(path), "trial list", ("label", "enrol", "test"), _FORMAT)
     return trials
 

@@ -14,7 +14,7 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.whole_files import digest_of
+from speechbrain_rev.whole_files import check_sum, digest_of
 
 from .columns import GrowingTexts, TextColumn, map_columns, save_columns
 
@@ -225,7 +225,8 @@ def read_manifest(path: str | Path) -> Manifest:
     Raises
     ------
     ValueError
-        If it is missing, empty or has other columns.
+        If it is missing, empty, has other columns or not the checksum of a
+        ``SHA256SUMS`` beside it.
 
     Example
     -------
@@ -236,6 +237,7 @@ def read_manifest(path: str | Path) -> Manifest:
     """
     if not Path(path).is_file():
         raise ValueError(f"There is no manifest {path}. Prepare the data first.")
+    check_sum(path)
     mapped, digest = Path(f"{path}{MAPPED}"), digest_of(path, "blake2b")
     if mapped.is_file():
         try:

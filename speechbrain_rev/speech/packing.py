@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from speechbrain_rev.locks import lock
+from speechbrain_rev.locks import LOCK, locked
 
 from .columns import TextColumn, save_columns
 from .packed import (
@@ -73,25 +73,22 @@ class Packing:
                 f"{folder} does not end in {SUFFIX}, by which a packed folder is known. "
                 f"Give {self.folder.name}{SUFFIX}."
             )
-        path = self.folder / JOURNAL
-        if (self.folder / INDEX).exists() and not path.exists():
-            raise ValueError(
-                f"{folder} is packed already. Delete it to pack anew, or give another."
-            )
+        self._refuse_packed()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._about = {"source": source, "sample_rate": sample_rate}
         #: Length and scale of what is there, by name, in the order of the samples.
         self._rows: dict[str, tuple[int, float]] = {}
         self._waiting: list[str] = []
         self._unkept = 0
-        self._journal = path.open("a+b")
-        try:
-            lock(self._journal, str(self.folder), "packing")
-            self._samples = (self.folder / SAMPLES).open("ab")
+        with contextlib.ExitStack() as files:
+            place = self.folder / LOCK
+            files.enter_context(locked(place, str(self.folder), "packing"))
+            # Another process may have finished meanwhile.
+            self._refuse_packed()
+            self._journal = files.enter_context((self.folder / JOURNAL).open("a+b"))
+            self._samples = files.enter_context((self.folder / SAMPLES).open("ab"))
             self._go_on()
-        except BaseException:
-            self._journal.close()
-            raise
+            self._owned = files.pop_all()
 
     def __enter__(self) -> Packing:
         return self
@@ -110,6 +107,7 @@ class Packing:
             for file in (self._samples, self._journal):
                 with contextlib.suppress(OSError):
                     file.close()
+            self._owned.close()
 
     def __contains__(self, name: str) -> bool:
         return name in self._rows
@@ -177,6 +175,13 @@ class Packing:
         self._journal.close()
         (self.folder / JOURNAL).unlink()
         forget(self.folder)
+
+    def _refuse_packed(self) -> None:
+        if (self.folder / INDEX).exists() and not (self.folder / JOURNAL).exists():
+            raise ValueError(
+                f"{self.folder} is packed already. Delete it to pack anew, or give "
+                "another."
+            )
 
     def _keep(self) -> None:
         """See that samples are on the disk, then that the journal says so."""

@@ -1,13 +1,14 @@
 """Short training runs of the recipe, in this process or in one that is killed."""
 
 import importlib
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
+
+from speechbrain_rev.whole_files import read_rows
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "VoxCeleb"
 HPARAMS = Path(__file__).parents[2] / "hparams"
@@ -53,11 +54,10 @@ def arguments(data: Path, output: Path, **changed: object) -> list[str]:
 
 def log(folder: Path) -> list[dict]:
     """What a run wrote down about its epochs, without what no second run repeats."""
-    lines = (folder / "train_log.jsonl").read_text().splitlines()
     timings = {"minutes", "utterances_per_second", "process_resident_peak_bytes"}
     return [
-        {k: v for k, v in json.loads(line).items() if k not in timings}
-        for line in lines
+        {k: v for k, v in row.items() if k not in timings}
+        for row in read_rows(folder / "train_log.jsonl")
     ]
 
 

@@ -21,6 +21,7 @@ from speechbrain_rev import scoring
 from speechbrain_rev.inference.encoder_settings import encoder_of, run_settings
 from speechbrain_rev.inference.run_folder import WEIGHTS, read_settings, read_weights
 from speechbrain_rev.optim.strict import MIN_8BIT_ELEMENTS
+from speechbrain_rev.whole_files import read_rows
 
 if TYPE_CHECKING:
     from design.conditions import Comparison, Condition
@@ -253,8 +254,7 @@ class Study:
     def epochs(self, name: str, seed: int) -> list[dict[str, Any]]:
         """Read what a training wrote down about its epochs; empty if it never did."""
         path = self.run_folder(name, seed) / EPOCHS
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines]
+        return read_rows(path) if path.exists() else []
 
     def unfinished(self, name: str) -> dict[str, str]:
         """Say what is missing of a condition's trainings, by seed; empty if nothing is."""
