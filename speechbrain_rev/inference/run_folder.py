@@ -20,7 +20,12 @@ import yaml
 from speechbrain_rev.inference.fingerprint import fingerprint_of
 from speechbrain_rev.inference.own_files import REFUSED, open_own, own_file
 from speechbrain_rev.inference.plain_yaml import plain_values
-from speechbrain_rev.lobes.checkpointer import BRAIN, COUNTER, place_of
+from speechbrain_rev.lobes.checkpointer import (
+    BRAIN,
+    COUNTER,
+    check_known,
+    place_of,
+)
 from speechbrain_rev.whole_files import check_sum, write_whole
 
 HYPERPARAMS = "hyperparams.yaml"
@@ -270,17 +275,14 @@ def _newest_checkpoint(folder: Path, name: str) -> Path:
         )
     newest = max(names, key=lambda place: (_place(folder, place), place))
     path = own_file(folder, newest / name)
-    check_sum(path)
+    check_known(folder / newest, [name])
     return path
 
 
 def _place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:
     """Tell how far a checkpoint is; SpeechBrain's loader of CKPT.yaml builds objects."""
-    said = checkpoint / METAFNAME, checkpoint / COUNTER, checkpoint / BRAIN
-    meta, counter, brain = said
-    for file in said:
-        if (folder / file).is_file():
-            check_sum(own_file(folder, file))
+    meta, counter, brain = (checkpoint / name for name in (METAFNAME, COUNTER, BRAIN))
+    check_known(folder / checkpoint, (METAFNAME, COUNTER, BRAIN))
     try:
         return place_of(
             plain_values(folder, meta, ["unixtime", "end-of-epoch"]),

@@ -159,7 +159,7 @@ class WholeCheckpointer(Checkpointer):
             if meta is None:
                 raise ValueError(_untrusted(folder, f"{METAFNAME} is damaged"))
             # They choose which is loaded, whose files are then compared as a whole.
-            _compare(folder, {METAFNAME, COUNTER, BRAIN} & sums_in(folder).keys())
+            check_known(folder, (METAFNAME, COUNTER, BRAIN))
         found: list[Checkpoint] = super().list_checkpoints()
         return found
 
@@ -292,6 +292,28 @@ def verify_checkpoint(checkpoint: Checkpoint) -> None:
         *(Path(path).name for path in checkpoint.paramfiles.values()),
     }
     _compare(folder, expected | sums_in(folder).keys())
+
+
+def check_known(folder: Path, names: Iterable[str]) -> None:
+    """Compare some files of a checkpoint with the checksums that it has of them.
+
+    Parameters
+    ----------
+    folder : Path
+        The checkpoint's.
+    names : iterable of str
+        The files; what has no checksum is taken as it is.
+
+    Raises
+    ------
+    ValueError
+        If one that has is missing or differs.
+
+    Example
+    -------
+    >>> check_known(getfixture("tmp_path"), ["CKPT.yaml"])
+    """
+    _compare(folder, set(names) & sums_in(folder).keys())
 
 
 def place_of(

@@ -1,13 +1,16 @@
+import hashlib
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import soundfile
 
+from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.scoring import read_trials
 from speechbrain_rev.speech import read_manifest
 from tests.corpus import write_corpus
-from tests.recipes.runs import recipe
+from tests.recipes.runs import arguments, recipe
 
 prepare = recipe("prepare")
 
@@ -319,3 +322,77 @@ def test_nothing_is_written_into_the_data_folder(corpus, tmp_path):
         corpus.chmod(0o700)
     assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*")} == before
     assert (tmp_path / "train.csv").exists()
+
+
+LISTS = ("train.csv", "valid_trials.txt", "label_encoder.txt")
+
+
+@pytest.mark.parametrize("list_written", range(len(LISTS)))
+def test_a_preparation_that_was_cut_off_is_not_vouched_for(
+    corpus, tmp_path, monkeypatch, list_written
+):
+    """Of one with other settings no list may pass for one of the first."""
+    first, other = (
+        settings(corpus, valid_speakers=2),
+        settings(corpus, valid_speakers=3),
+    )
+    for name, chosen in (("wanted", first), ("others", other), ("run", first)):
+        prepare.prepare(chosen, tmp_path / name)
+
+    def wrote(path, *args, _write):
+        _write(path, *args)
+        if path.name == LISTS[list_written]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        for writer in ("write_manifest", "write_whole", "write_label_encoder"):
+            patch.setattr(
+                prepare, writer, partial(wrote, _write=getattr(prepare, writer))
+            )
+        with pytest.raises(KeyboardInterrupt):
+            prepare.prepare(other, tmp_path / "run")
+    files = [
+        (tmp_path / n / LISTS[list_written]).read_bytes() for n in ("run", "others")
+    ]
+    assert files[0] == files[1]
+    prepare.prepare(first, tmp_path / "run")
+    for name in (*LISTS, "prepared.json", "SHA256SUMS"):
+        wanted = (tmp_path / "wanted" / name).read_bytes()
+        assert (tmp_path / "run" / name).read_bytes() == wanted, name
+
+
+def test_a_list_that_was_prepared_and_is_missing_is_named(corpus, tmp_path):
+    prepare.prepare(settings(corpus), tmp_path)
+    (tmp_path / "label_encoder.txt").unlink()
+    with pytest.raises(ValueError, match=r"prepared\.json but no label_encoder\.txt"):
+        prepare.prepare(settings(corpus), tmp_path)
+
+
+def test_checksums_of_lists_are_those_of_sha256sum(corpus, tmp_path):
+    prepare.prepare(settings(corpus, valid_speakers=2), tmp_path)
+    lines = (tmp_path / "SHA256SUMS").read_text().splitlines()
+    assert {line.split("  ")[1]: line.split("  ")[0] for line in lines} == {
+        name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+        for name in (*LISTS, "prepared.json")
+    }
+
+
+def test_lists_of_a_time_without_checksums_are_taken(corpus, tmp_path):
+    first = prepare.prepare(settings(corpus), tmp_path)
+    (tmp_path / "SHA256SUMS").unlink()
+    before = snapshot(tmp_path)
+    assert prepare.prepare(settings(corpus), tmp_path) == first
+    assert snapshot(tmp_path) == before
+
+
+def test_nothing_is_prepared_where_another_command_writes(corpus, tmp_path):
+    argv = arguments(corpus, tmp_path)
+    with (
+        locked(tmp_path / LOCK, "the run", "writing into"),
+        pytest.raises(ValueError, match=r"Another process is writing into .*: process"),
+    ):
+        prepare.main(argv[:-1])
+    assert not (tmp_path / "save").exists()
+    prepare.main(argv[:-1])
+    assert (tmp_path / "save" / "prepared.json").is_file()
+    assert not (tmp_path / LOCK).exists()

@@ -1,15 +1,19 @@
 """What a run's folder keeps when something else is done in it."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
 from speechbrain_rev.inference import SpeakerEmbedder
+from speechbrain_rev.lobes.checkpoints import load_finished_run
+from speechbrain_rev.locks import LOCK, locked
 from tests.corpus import write_corpus
-from tests.recipes.runs import SHORT, arguments, recipe
+from tests.recipes.runs import SHORT, arguments, recipe, run
 
 #: Whose chunk is not searched: what was counted for one trial serves the others.
 FEW_STEPS = SHORT | {"steps_per_epoch": 2, "chunk": "null"}
+WEIGHTS = Path("embedding_model.ckpt")
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +128,142 @@ def test_a_trial_that_fails_leaves_them_too(train, data, folder):
 def test_more_epochs_go_on_with_the_run(train, data, folder):
     train.main(arguments(data, folder, **FEW_STEPS | {"number_of_epochs": 2}))
     assert "number_of_epochs: 2" in (folder / "hyperparams.yaml").read_text()
+
+
+def test_a_finished_run_that_is_started_again_says_so_and_changes_nothing(
+    data, finished, tmp_path
+):
+    # At one place, which its settings name, and as the script, which writes logs.
+    folder = shutil.move(shutil.copytree(finished, tmp_path / "copy"), tmp_path / "run")
+    argv = [*arguments(data, folder, **FEW_STEPS)]
+    before = contents(folder)
+    again = run(argv)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == (
+        f"{folder} is a finished run of at least 1 epochs: nothing is trained or changed. "
+        "To train on, give more by --number_of_epochs; to train anew, another "
+        "output_folder.\n"
+    )
+    assert contents(folder) == before
+
+
+def test_a_finished_run_whose_checkpoints_are_gone_keeps_its_weights(
+    train, data, folder, capsys
+):
+    for checkpoint in (folder / "save").glob("CKPT*"):
+        shutil.rmtree(checkpoint)
+    before = contents(folder)
+    train.main(arguments(data, folder, **FEW_STEPS))
+    assert "is a finished run" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="other data settings"):
+        train.main(arguments(data, folder, **FEW_STEPS | {"valid_speakers": 2}))
+    assert contents(folder) == before
+
+
+def test_more_epochs_go_on_from_the_last_one_and_end_anew(train, data, folder, capsys):
+    before, log = contents(folder), (folder / "train_log.jsonl").read_bytes()
+    longer = arguments(data, folder, **FEW_STEPS | {"number_of_epochs": 2})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Between the last checkpoint and the result.
+        patch.setattr(train, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train.main(longer)
+    assert contents(folder)[WEIGHTS] == before[WEIGHTS]
+    train.main(longer)
+    assert "is a finished run" not in capsys.readouterr().out
+    assert contents(folder)[WEIGHTS] != before[WEIGHTS]
+    assert (folder / "train_log.jsonl").read_bytes().startswith(log)
+    train.main(longer)
+    assert "is a finished run of at least 2 epochs" in capsys.readouterr().out
+
+
+def test_a_finished_run_of_a_time_without_checksums_stays_as_it_is(
+    train, data, folder, capsys
+):
+    (folder / "save" / "SHA256SUMS").unlink()
+    before = contents(folder)
+    train.main(arguments(data, folder, **FEW_STEPS))
+    assert "is a finished run" in capsys.readouterr().out
+    assert contents(folder) == before
+
+
+def test_one_training_owns_its_folder(train, data, folder):
+    longer = arguments(data, folder, **FEW_STEPS | {"number_of_epochs": 2})
+    with locked(folder / LOCK, "the run", "writing into"):
+        before = contents(folder)
+        for option in ([], ["--dry_run"]):
+            with pytest.raises(
+                ValueError, match=r"writing into .*: process \d+ on .*outp"
+            ):
+                train.main([*longer, *option])
+        assert contents(folder) == before
+    train.main(longer)
+    assert not (folder / LOCK).exists()
+
+
+def flip(path):
+    """Change a bit in the middle of a file, and in no character that ends a line."""
+    content = bytearray(path.read_bytes())
+    place = next(
+        i for i in range(len(content) // 2, 0, -1) if chr(content[i]).isalnum()
+    )
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def interrupted(train, data, tmp_path_factory):
+    """A run with validation, of which an epoch is to come."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    train.main(arguments(data, folder, **FEW_STEPS | {"valid_speakers": 2}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "save/train.csv",
+        "save/valid_trials.txt",
+        "save/label_encoder.txt",
+        "save/prepared.json",
+        "train_log.jsonl",
+        "embedding_model.ckpt",
+    ],
+)
+def test_a_flipped_bit_in_what_a_run_goes_on_with_is_refused(
+    train, data, interrupted, tmp_path, name
+):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
+    flip(folder / name)
+    before = contents(folder)
+    changed = FEW_STEPS | {"valid_speakers": 2}
+    if name != WEIGHTS.name:
+        changed |= {"number_of_epochs": 2}
+    with pytest.raises(ValueError, match=rf"{name}\b.* is not as it was written"):
+        train.main(arguments(data, folder, **changed))
+    weights = [n for n in before if n.suffix == ".ckpt" or n.name == "train_log.jsonl"]
+    assert all(contents(folder)[n] == before[n] for n in weights)
+
+
+def test_flipped_bits_are_refused_by_who_evaluates(interrupted, tmp_path):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
+    for name in ("train.csv", "valid_trials.txt", "label_encoder.txt"):
+        flip(folder / "save" / name)
+    flip(folder / WEIGHTS)
+    extract = recipe("extract")
+    with pytest.raises(ValueError, match=r"train\.csv is not as it was written"):
+        extract.cohort_files(folder / "save" / "train.csv")
+    with pytest.raises(ValueError, match=r"valid_trials\.txt is not as it was written"):
+        extract.trial_files([folder / "save" / "valid_trials.txt"], folder)
+    with pytest.raises(
+        ValueError, match=r"label_encoder\.txt is not as it was written"
+    ):
+        recipe("prepare").speaker_numbers(folder / "save")
+    with pytest.raises(ValueError, match=r"embedding_model\.ckpt is not as it was"):
+        SpeakerEmbedder.from_run(folder)
+    with pytest.raises(ValueError, match=r"embedding_model\.ckpt is not as it was"):
+        load_finished_run({}, folder)

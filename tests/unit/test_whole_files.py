@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Files are written whole or not at all, and are as they were written."""
 
 import os
 import stat
@@ -8,7 +8,17 @@ import pytest
 from speechbrain_rev import whole_files
 from speechbrain_rev.plots.style import new_figure, save
 from speechbrain_rev.scoring import Trials, write_scores
-from speechbrain_rev.whole_files import check_writable, write_whole
+from speechbrain_rev.whole_files import (
+    SUMS,
+    check_sum,
+    check_writable,
+    digest_of,
+    read_rows,
+    sums_in,
+    write_rows,
+    write_sums,
+    write_whole,
+)
 
 
 @pytest.fixture
@@ -91,3 +101,66 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, name):
         check_writable("output_folder", tmp_path / name)
     check_writable("output_folder", tmp_path / "new" / "run")
     assert not list((tmp_path / "new" / "run").iterdir())
+
+
+def test_every_flipped_bit_of_rows_is_refused_with_file_and_line(tmp_path):
+    path = tmp_path / "train_log.jsonl"
+    rows = [{"epoch": 1, "loss": 0.1, "streams": {"a": 1.5}}, {"epoch": 2, "loss": 7.0}]
+    for count in (1, 2):
+        write_rows(path, rows[:count])
+        assert read_rows(path) == rows[:count]
+        content = path.read_bytes()
+        for bit in range(8 * len(content)):
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            with pytest.raises(
+                ValueError, match=r"train_log\.jsonl, line [12], is not"
+            ):
+                read_rows(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: lines[1:],
+        lambda lines: lines[::-1],
+        lambda lines: [lines[0], lines[2]],
+        lambda lines: ['{"epoch": 1}\n', *lines[1:]],
+    ],
+)
+def test_rows_that_are_missing_or_moved_are_refused(tmp_path, change):
+    path = tmp_path / "train_log.jsonl"
+    write_rows(path, [{"epoch": epoch} for epoch in (1, 2, 3)])
+    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+    with pytest.raises(ValueError, match="is not as it was written"):
+        read_rows(path)
+
+
+def test_rows_of_a_time_without_checksums_are_read_and_get_them(tmp_path):
+    path = tmp_path / "train_log.jsonl"
+    path.write_text('{"epoch": 1, "loss": NaN}\n{"epoch": 2, "loss": 0.5}\n')
+    rows = read_rows(path)
+    assert [row["epoch"] for row in rows] == [1, 2]
+    write_rows(path, rows)
+    assert path.read_text().count('"sha256"') == 2
+
+
+def test_a_file_is_compared_with_the_checksum_that_its_folder_has(tmp_path):
+    save = tmp_path / "save"
+    save.mkdir()
+    names = ("train.csv", "../weights")
+    for name in names:
+        (save / name).write_text(name)
+    write_sums(save, {name: digest_of(save / name, "sha256") for name in names})
+    for name in names:
+        check_sum(save / name, folder=save)
+        content = (save / name).read_bytes()
+        (save / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(ValueError, match=r"(train\.csv|weights) is not as it was"):
+            check_sum(save / name, folder=save)
+        # As the error advises.
+        write_sums(save, {n: d for n, d in sums_in(save).items() if n != name})
+        check_sum(save / name, folder=save)
+    (save / SUMS).unlink()
+    check_sum(save / "train.csv")

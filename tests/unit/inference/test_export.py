@@ -25,6 +25,7 @@ from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.classifier import CosineClassifier
 from speechbrain_rev.speech import Utterance, write_manifest
+from speechbrain_rev.whole_files import digest_of, write_sums
 from tests.run_folders import (
     SPEAKERS,
     TINY,
@@ -511,6 +512,18 @@ def test_a_damaged_classifier_is_refused(tmp_path):
     torch.save({"weight": torch.zeros(9, 16)}, path)
     with pytest.raises(ValueError, match=r"classifier\.ckpt is damaged"):
         export_run(tmp_path / "run", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["label_encoder.txt", "prepared.json"])
+def test_what_a_run_was_made_of_is_exported_as_it_was_written(tmp_path, name):
+    write_finished_run(tmp_path / "run")
+    path = tmp_path / "run/save" / name
+    write_sums(path.parent, {name: digest_of(path, "sha256")})
+    export_run(tmp_path / "run", tmp_path / "out")
+    path.write_bytes(path.read_bytes().replace(b"1", b"3"))
+    with pytest.raises(ValueError, match=rf"{name} is not as it was written"):
+        export_run(tmp_path / "run", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_command_exports_and_says_what_is_missing(run, tmp_path, capsys):

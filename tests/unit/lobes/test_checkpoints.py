@@ -4,11 +4,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from speechbrain.utils.checkpoints import Checkpointer
+import yaml
+from speechbrain.utils.checkpoints import (
+    Checkpointer,
+    mark_as_loader,
+    mark_as_saver,
+    register_checkpoint_hooks,
+)
+from speechbrain.utils.epoch_loop import EpochCounter
 
+from speechbrain_rev.inference.run_folder import read_classifier
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes import checkpointer as own
-from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
+from speechbrain_rev.lobes.checkpointer import (
+    WholeCheckpointer,
+    place_of,
+    verify_checkpoint,
+)
 from speechbrain_rev.lobes.checkpoints import (
     CHANNELS,
     KeptChannels,
@@ -359,3 +371,112 @@ def test_each_process_loads_its_own_state(tmp_path, monkeypatch):
         state.value = 99
         checkpointer.restore_states("state")
         assert state.value == value
+
+
+@register_checkpoint_hooks
+class Step:
+    """What a Brain says of itself."""
+
+    step = 0
+
+    @mark_as_saver
+    def save(self, path):
+        Path(path).write_text(yaml.dump({"step": self.step}))
+
+    @mark_as_loader
+    def load(self, path, end_of_epoch):
+        self.step = yaml.safe_load(Path(path).read_text())["step"]
+
+
+class Training:
+    """A run whose weights tell when they were saved."""
+
+    def __init__(self, run):
+        self.model, self.step = torch.nn.Linear(1, 1), Step()
+        self.counter = EpochCounter(9)
+        parts = {"classifier": self.model, "counter": self.counter, "brain": self.step}
+        self.checkpointer = WholeCheckpointer(run / "save", parts)
+
+    def save(self, epoch, step, *, keep=9, **meta):
+        self.counter.current, self.step.step = epoch, step
+        self.model.weight.data.fill_(100 * epoch + step)
+        ended = step == 0
+        self.checkpointer.save_and_keep_only(
+            meta={"epoch": epoch, **meta},
+            end_of_epoch=ended,
+            num_to_keep=keep,
+            ckpt_predicate=lambda found: is_end_of_epoch(found) == ended,
+        )
+
+    def kept(self):
+        found = self.checkpointer.list_checkpoints()
+        weights = (torch.load(c.paramfiles["classifier"])["weight"] for c in found)
+        return {int(weight) for weight in weights}
+
+
+#: Epoch and step; 0 is the epoch's end.
+SAVED = [(1, 2), (1, 0), (2, 2), (2, 4), (2, 0), (10, 2), (10, 4)]
+
+
+@pytest.mark.parametrize("back", ["the clock", "what was written"])
+def test_a_clock_set_back_neither_deletes_nor_hides_the_newest(
+    tmp_path, monkeypatch, back
+):
+    training, now = Training(tmp_path), 1e9
+    for epoch, step in SAVED:
+        now -= 3600
+        # Of an earlier version all times are what the clock said.
+        meta = {} if back == "the clock" else {"unixtime": now}
+        with monkeypatch.context() as patch:
+            if back == "the clock":
+                patch.setattr("time.time", lambda now=now: now)
+            training.save(epoch, step, keep=1, **meta)
+    assert training.kept() == {200, 1004}
+    resumed = Training(tmp_path)
+    resumed.checkpointer.recover_if_possible()
+    assert (resumed.counter.current, resumed.step.step) == (9, 4)
+    assert read_classifier(tmp_path).state_dict["weight"].item() == 1004
+    modules = {"embedding_model": torch.nn.ReLU(), "classifier": resumed.model}
+    torch.nn.init.zeros_(resumed.model.weight)
+    torch.save({}, tmp_path / "embedding_model.ckpt")
+    load_finished_run(modules, tmp_path)
+    assert resumed.model.weight.item() == 1004
+
+
+def test_without_epochs_the_order_of_saving_counts_and_no_clock(tmp_path, monkeypatch):
+    model = torch.nn.Linear(1, 1)
+    checkpointer = WholeCheckpointer(tmp_path, {"model": model})
+    for number in range(4):
+        monkeypatch.setattr("time.time", lambda number=number: 1e9 - 3600 * number)
+        model.weight.data.fill_(number)
+        checkpointer.save_and_keep_only(num_to_keep=2)
+    assert len(checkpointer.list_checkpoints()) == 2
+    # SpeechBrain's own reader, too.
+    for reader in (checkpointer, Checkpointer(tmp_path, {"model": model})):
+        torch.nn.init.zeros_(model.weight)
+        reader.recover_if_possible()
+        assert model.weight.item() == 3
+
+
+@pytest.mark.parametrize("name", ["counter.ckpt", "brain.ckpt", "CKPT.yaml"])
+def test_an_epoch_or_step_that_is_damaged_does_not_hide_the_newest(tmp_path, name):
+    training = Training(tmp_path)
+    for epoch, step in ((1, 0), (2, 4)):
+        training.save(epoch, step)
+    path = training.checkpointer.find_checkpoint().path / name
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"2", b"0").replace(b"4", b"0"))
+    assert path.read_bytes() != content
+    with pytest.raises(ValueError, match=rf"{name} is damaged.*rm -r"):
+        training.checkpointer.recover_if_possible()
+    with pytest.raises(ValueError, match=rf"{name} is damaged.*rm -r"):
+        read_classifier(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("counter", "brain"),
+    [("x", {}), ("3", {"step": "x"}), ("", {}), ("3", {"step": 1.5})],
+)
+def test_a_place_that_is_no_number_is_refused(counter, brain):
+    with pytest.raises(ValueError, match=r"no number|invalid literal"):
+        place_of({"unixtime": 1.0}, counter, brain)
