@@ -19,9 +19,8 @@ import os, sys, time
 from pathlib import Path
 from speechbrain_rev.locks import locked
 with locked(Path(sys.argv[1]), "it", "writing"):
-    child = os.fork() if "fork" in sys.argv else 1
-    if child:
-        print(child, flush=True)
+    if "fork" not in sys.argv or not os.fork():
+        print(os.getpid(), flush=True)
     time.sleep(600)
 """
 
