@@ -54,6 +54,7 @@ from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.hparams import compose, plain_settings
 from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.speech import audio_exists, write_manifest
+from speechbrain_rev.speech.manifest import MAPPED
 from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
 from speechbrain_rev.whole_files import (
     SUMS,
@@ -118,7 +119,9 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
     prepared = _prepare(settings, save_folder)
     record = {"settings": fingerprint, "checks": checks, "prepared": asdict(prepared)}
     text = json.dumps(record, indent=1) + "\n"
-    sums = {name: digest_of(save_folder / name, "sha256") for name in LISTS}
+    written = (save_folder / name for name in (*LISTS, f"{TRAIN}{MAPPED}"))
+    # The mapped rows may have found no place on the disk.
+    sums = {path.name: digest_of(path, "sha256") for path in written if path.exists()}
     own = hashlib.sha256(text.encode()).hexdigest()
     write_sums(save_folder, {**sums, RECORD: own})
     write_whole(done, text)

@@ -241,6 +241,7 @@ def read_manifest(path: str | Path) -> Manifest:
     mapped, digest = Path(f"{path}{MAPPED}"), digest_of(path, "blake2b")
     if mapped.is_file():
         try:
+            check_sum(mapped)
             manifest, about = Manifest.mapped(mapped)
             if about.get("manifest") == digest:
                 return manifest

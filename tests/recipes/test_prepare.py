@@ -373,8 +373,19 @@ def test_checksums_of_lists_are_those_of_sha256sum(corpus, tmp_path):
     lines = (tmp_path / "SHA256SUMS").read_text().splitlines()
     assert {line.split("  ")[1]: line.split("  ")[0] for line in lines} == {
         name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
-        for name in (*LISTS, "prepared.json")
+        for name in (*LISTS, "train.csv.columns", "prepared.json")
     }
+
+
+def test_mapped_rows_with_a_flipped_bit_are_made_anew(corpus, tmp_path, caplog):
+    prepare.prepare(settings(corpus), tmp_path)
+    mapped = tmp_path / "train.csv.columns"
+    written = mapped.read_bytes()
+    names = list(read_manifest(tmp_path / "train.csv"))
+    mapped.write_bytes(written.replace(b"id00001/s00/00000", b"id00001/s00/00001"))
+    assert list(read_manifest(tmp_path / "train.csv")) == names
+    assert "made anew" in caplog.text
+    assert mapped.read_bytes() == written
 
 
 def test_lists_of_a_time_without_checksums_are_taken(corpus, tmp_path):

@@ -4,12 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.lobes.checkpoints import load_finished_run
 from speechbrain_rev.locks import LOCK, locked
 from tests.corpus import write_corpus
-from tests.recipes.runs import SHORT, arguments, recipe, run
+from tests.recipes.runs import SHORT, arguments, recipe, run, weights
 
 #: Whose chunk is not searched: what was counted for one trial serves the others.
 FEW_STEPS = SHORT | {"steps_per_epoch": 2, "chunk": "null"}
@@ -245,8 +246,18 @@ def test_a_flipped_bit_in_what_a_run_goes_on_with_is_refused(
         changed |= {"number_of_epochs": 2}
     with pytest.raises(ValueError, match=rf"{name}\b.* is not as it was written"):
         train.main(arguments(data, folder, **changed))
-    weights = [n for n in before if n.suffix == ".ckpt" or n.name == "train_log.jsonl"]
-    assert all(contents(folder)[n] == before[n] for n in weights)
+    kept = [n for n in before if n.suffix == ".ckpt" or n.name == "train_log.jsonl"]
+    assert all(contents(folder)[n] == before[n] for n in kept)
+
+
+def test_weights_that_were_deleted_are_made_anew_of_the_checkpoints(
+    train, data, folder
+):
+    wanted = weights(folder)
+    (folder / WEIGHTS).unlink()
+    train.main(arguments(data, folder, **FEW_STEPS))
+    found = weights(folder)
+    assert all(torch.equal(value, wanted[name]) for name, value in found.items())
 
 
 def test_flipped_bits_are_refused_by_who_evaluates(interrupted, tmp_path):
