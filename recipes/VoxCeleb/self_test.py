@@ -17,7 +17,7 @@ from hyperpyyaml import load_hyperpyyaml
 from loaders import train_loader
 from memory_plan import PLAN, give_modes
 from prepare import prepare
-from run_settings import write_hyperparams
+from run_settings import mark_finished, write_hyperparams
 from speechbrain.utils.distributed import get_local_rank
 from steps import CheckedSteps
 from training_log import Tally
@@ -160,6 +160,8 @@ def _settings_in(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         # Checkpoints are folders.
         if path.is_file():
             shutil.copy(path, folder / "save")
+    # Other data settings may be tried: nothing is trained there.
+    mark_finished(own, done=False)
     return own
 
 

@@ -1,13 +1,15 @@
 """What a run's folder keeps when something else is done in it."""
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from speechbrain_rev.inference import SpeakerEmbedder
-from speechbrain_rev.lobes.checkpoints import load_finished_run
+from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
+from speechbrain_rev.lobes.checkpoints import is_end_of_epoch, load_finished_run
 from speechbrain_rev.locks import LOCK, locked
 from tests.corpus import write_corpus
 from tests.recipes.runs import SHORT, arguments, recipe, run, weights
@@ -192,6 +194,35 @@ def test_a_finished_run_of_a_time_without_checksums_stays_as_it_is(
     assert contents(folder) == before
 
 
+def test_a_clock_that_is_set_back_changes_no_run(
+    train, data, folder, tmp_path, monkeypatch
+):
+    twin = shutil.copytree(folder, tmp_path / "twin")
+    longer = FEW_STEPS | {"number_of_epochs": 3, "average_checkpoints": 2}
+    train.main(arguments(data, twin, **longer))
+    now = time.time
+    monkeypatch.setattr("time.time", lambda: now() - 86400)
+    train.main(arguments(data, folder, **longer))
+    kept = {
+        found.meta["epoch"]
+        for found in WholeCheckpointer(folder / "save").list_checkpoints()
+        if is_end_of_epoch(found)
+    }
+    assert kept == {2, 3}
+    wanted = weights(twin)
+    assert all(torch.equal(v, wanted[name]) for name, v in weights(folder).items())
+
+
+def test_a_self_test_of_a_finished_run_may_have_other_data(
+    train, data, finished, capsys
+):
+    before = contents(finished)
+    changed = FEW_STEPS | {"seed": 7}
+    train.main([*arguments(data, finished, **changed), "--self_test"])
+    assert "Exact: 3 steps" in capsys.readouterr().out
+    assert contents(finished) == before
+
+
 def test_one_training_owns_its_folder(train, data, folder):
     longer = arguments(data, folder, **FEW_STEPS | {"number_of_epochs": 2})
     with locked(folder / LOCK, "the run", "writing into"):
@@ -278,3 +309,19 @@ def test_flipped_bits_are_refused_by_who_evaluates(interrupted, tmp_path):
         SpeakerEmbedder.from_run(folder)
     with pytest.raises(ValueError, match=r"embedding_model\.ckpt is not as it was"):
         load_finished_run({}, folder)
+
+
+def test_of_several_processes_one_owns_the_folder(tmp_path, monkeypatch):
+    run_settings = recipe("run_settings")
+    monkeypatch.setattr(run_settings, "if_main_process", lambda: False)
+    with locked(tmp_path / LOCK, "the run", "writing into"):
+        others = [run_settings.owned(tmp_path) for _ in range(2)]
+        for other in others:
+            with other:
+                pass
+        monkeypatch.setattr(run_settings, "if_main_process", lambda: True)
+        with (
+            pytest.raises(ValueError, match="another output_folder"),
+            run_settings.owned(tmp_path),
+        ):
+            pass
