@@ -129,7 +129,8 @@ def _sign(file: int) -> None:
     # Where the disk is full the lock holds all the same.
     with contextlib.suppress(OSError):
         os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(owner).encode(), 0)
+        os.lseek(file, 0, os.SEEK_SET)
+        os.write(file, json.dumps(owner).encode())
 
 
 def _owner(place: Path) -> str:

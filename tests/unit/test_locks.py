@@ -84,7 +84,7 @@ def test_a_disk_that_is_full_does_not_hinder_a_lock(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("os.pwrite", full)
+    monkeypatch.setattr("os.ftruncate", full)
     with (
         locked(tmp_path / LOCK, "it", "packing"),
         # Whose it is could not be written.
