@@ -75,16 +75,15 @@ def locked(
         logger.warning(
             f"{what} cannot be locked ({error}): see that no other process is {doing} it."
         )
-        yield
-        return
     try:
         yield
     finally:
-        # While it is held: whoever opens it later makes another. Not every system
-        # deletes a file that is open.
-        with contextlib.suppress(OSError):
-            place.unlink()
-        lock.release()
+        if lock.is_locked:
+            # While it is held: whoever opens it later makes another. Not every system
+            # deletes a file that is open.
+            with contextlib.suppress(OSError):
+                place.unlink()
+            lock.release()
 
 
 @contextlib.contextmanager

@@ -113,9 +113,6 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
     elif begun:
         raise ValueError(_changed(save_folder, earlier.get("settings"), fingerprint))
     save_folder.mkdir(parents=True, exist_ok=True)
-    # First: it must not vouch for lists of a preparation that does not come to its end.
-    for name in (RECORD, SUMS):
-        Path(save_folder, name).unlink(missing_ok=True)
     prepared = _prepare(settings, save_folder)
     record = {"settings": fingerprint, "checks": checks, "prepared": asdict(prepared)}
     text = json.dumps(record, indent=1) + "\n"
@@ -177,6 +174,9 @@ def _prepare(settings: Settings, save_folder: Path) -> Prepared:
             "Check data_folder, train_list, trial_lists and valid_speakers."
         )
     utterances = [utterance for spoken in train.values() for utterance in spoken]
+    # Before: it must not vouch for lists of a preparation that does not come to its end.
+    for name in (RECORD, SUMS):
+        (save_folder / name).unlink(missing_ok=True)
     write_manifest(save_folder / TRAIN, utterances)
     write_whole(save_folder / VALID_TRIALS, "".join(lines))
     write_label_encoder(save_folder / LABELS, train)

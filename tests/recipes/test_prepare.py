@@ -361,6 +361,15 @@ def test_a_preparation_that_was_cut_off_is_not_vouched_for(
         assert (tmp_path / "run" / name).read_bytes() == wanted, name
 
 
+def test_a_preparation_that_is_refused_leaves_an_earlier_one_in_force(corpus, tmp_path):
+    first = prepare.prepare(settings(corpus), tmp_path)
+    before = snapshot(tmp_path)
+    with pytest.raises(ValueError, match="valid_speakers is 5"):
+        prepare.prepare(settings(corpus, valid_speakers=5), tmp_path)
+    assert prepare.prepare(settings(corpus), tmp_path) == first
+    assert snapshot(tmp_path) == before
+
+
 def test_a_list_that_was_prepared_and_is_missing_is_named(corpus, tmp_path):
     prepare.prepare(settings(corpus), tmp_path)
     (tmp_path / "label_encoder.txt").unlink()
