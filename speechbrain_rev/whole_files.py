@@ -100,6 +100,34 @@ def opened_whole(path: str | Path) -> Iterator[IO[bytes]]:
             raise
 
 
+def check_path(path: object, what: str, remedy: str = "Write it to a file.") -> None:
+    """Refuse an open file, bytes or anything else where the path of a file is needed.
+
+    Parameters
+    ----------
+    path : object
+        What was given.
+    what : str
+        What is read, for the error.
+    remedy : str
+        What to do instead, in a sentence.
+
+    Raises
+    ------
+    ValueError
+        If it is no path.
+
+    Examples
+    --------
+    >>> check_path("a.wav", "audio")
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ValueError(
+            f"{what} is read by the path of its file, and {type(path).__name__} is none. "
+            f"{remedy}"
+        )
+
+
 def digest_of(path: str | Path, algorithm: str) -> str:
     """Compute a file's digest, of which a part at a time is in memory.
 

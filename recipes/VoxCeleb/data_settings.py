@@ -9,6 +9,8 @@ from typing import Any
 
 from speechbrain_rev.whole_files import digest_of
 
+_TREATMENT = "bad_files", "check_audio", "any_extension", "outside_files"
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -37,6 +39,10 @@ class Settings:
         What is done if files cannot be used.
     check_audio : bool
         Whether files are decoded as a whole, and not their headers only.
+    any_extension : bool
+        Whether lists may say .wav where files are .flac, or the reverse.
+    outside_files : bool
+        Whether names and links may lead out of data_folder and trials_folder.
     """
 
     data_folder: str
@@ -49,17 +55,29 @@ class Settings:
     seed: int = 0
     bad_files: str = "refuse"
     check_audio: bool = False
+    any_extension: bool = False
+    outside_files: bool = False
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> Settings:
         """Select from a training's settings what the lists depend on."""
-        chosen = {name: knobs[name] for name in cls.__dataclass_fields__}
+        # A complete file of an earlier version has not all of them.
+        chosen = {n: knobs[n] for n in cls.__dataclass_fields__ if n in knobs}
         return cls(**{**chosen, "trial_lists": tuple(chosen["trial_lists"])})
+
+    def treatment(self) -> dict[str, object]:
+        """Return how files are looked at, which is heeded before a training begins."""
+        return {name: getattr(self, name) for name in _TREATMENT}
+
+    @property
+    def within(self) -> str | None:
+        """Where training files must be; None for anywhere."""
+        return None if self.outside_files else self.data_folder
 
     def fingerprint(self) -> dict[str, object]:
         """Return the settings and a digest of each list's content."""
         given = asdict(self)
-        for name in ("trials_folder", "bad_files", "check_audio"):
+        for name in ("trials_folder", *_TREATMENT):
             del given[name]
         for name in ("train_list", "valid_trials", "trial_lists"):
             lists = given[name] if name == "trial_lists" else paths_given(given[name])
@@ -87,6 +105,11 @@ class Prepared:
         Files that could not be used.
     single : int
         Training speakers with one utterance only.
+    seen : int or None
+        Files of audio in the data folder or the training list, each of which is in one of
+        the counts; None where they were not counted.
+    passed_over : int
+        Of these, those beside the folder of the speakers' folders.
     """
 
     utterances: int
@@ -96,15 +119,27 @@ class Prepared:
     valid_trials: int
     dropped: int = 0
     single: int = 0
+    seen: int | None = None
+    passed_over: int = 0
+
+    def accounts_for_all(self) -> bool:
+        """Tell whether each file that was seen is in one of the counts."""
+        used = self.utterances + self.held_out
+        without = self.left_out + self.dropped + self.passed_over
+        return self.seen in (None, used + without)
 
     def in_words(self) -> str:
         """Say it."""
+        seen = "" if self.seen is None else f"Seen: {self.seen} files of audio. "
+        beside = ""
+        if self.passed_over:
+            beside = f"Passed over beside the speakers' folders: {self.passed_over}. "
         return (
-            f"Training: {self.utterances} utterances of {self.speakers} speakers. "
+            f"{seen}Training: {self.utterances} utterances of {self.speakers} speakers. "
             f"Validation: {self.valid_trials} trials, {self.held_out} utterances held "
             f"out. Left out because their speakers are in trial lists: {self.left_out}. "
-            f"Dropped because they cannot be used: {self.dropped}. Speakers with one "
-            f"utterance only: {self.single}."
+            f"Dropped because they cannot be used: {self.dropped}. {beside}Speakers with "
+            f"one utterance only: {self.single}."
         )
 
 

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import torch
 from layout import OTHER_SUFFIXES, without_originals
-from speech_files import Problem, read_ahead, read_checked, report_problems
+from speech_files import (
+    Problem,
+    check_name,
+    read_ahead,
+    read_checked,
+    report_problems,
+)
 from tqdm import tqdm
 
 from speechbrain_rev.speech import audio_files
@@ -26,6 +32,7 @@ def pack(
     sample_rate: int,
     drop: bool = False,
     first_channel: bool = False,
+    outside_files: bool = False,
 ) -> None:
     """Pack all WAV and FLAC files below a folder; what was begun goes on.
 
@@ -41,6 +48,8 @@ def pack(
         Whether files that cannot be used are left out, and not refused.
     first_channel : bool
         Whether of several channels the first is taken.
+    outside_files : bool
+        Whether links may lead out of the source.
 
     Raises
     ------
@@ -48,9 +57,13 @@ def pack(
         If there is no such folder, the packed one is there already, or files cannot be
         used: those that can stay packed for the next time.
     """
+    within = None if outside_files else source
     files = without_originals(audio_files(source, AUDIO_SUFFIXES + OTHER_SUFFIXES))
 
     def read(path: Path) -> torch.Tensor | Problem:
+        name = path.relative_to(source).as_posix()
+        if problem := check_name(source, name, within=within):
+            return problem
         found = read_checked(
             path, sample_rate=sample_rate, whole=True, first_channel=first_channel
         )

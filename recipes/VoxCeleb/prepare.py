@@ -2,7 +2,7 @@
 
 python recipes/VoxCeleb/prepare.py FILE [--key=value ...]
 python recipes/VoxCeleb/prepare.py --pack FOLDER PACKED [--sample_rate=16000]
-    [--bad_files=refuse|drop] [--first_channel]
+    [--bad_files=refuse|drop] [--first_channel] [--outside_files]
 
 The second packs audio (speech, noise or room responses) into the folder PACKED, whose
 name ends in .packed: 16-bit samples in one file, and an index. It stands wherever FOLDER
@@ -28,32 +28,39 @@ import json
 import logging
 import os
 import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from hashlib import blake2b
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data_settings import Prepared, Settings, existing, paths_given
 from layout import (
     OTHER_SUFFIXES,
     audio_below,
+    beside,
+    find_files,
+    refuse_outside,
     speaker_of,
     speech_root,
+    unusual_depths,
     without_originals,
 )
 from pack_folder import pack
 from run_settings import RESULT, owned
-from speech_files import check_files, report_problems
+from speech_files import Problem, Wrong, check_files, report_problems
 from speechbrain.dataio.encoder import CategoricalEncoder
 from tqdm import tqdm
 from validation import held_out_speakers, validation_lines
 
 from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.hparams import compose, plain_settings
+from speechbrain_rev.lists import read_lines, split_line
 from speechbrain_rev.scoring import Trials, read_trials
-from speechbrain_rev.speech import audio_exists, write_manifest
+from speechbrain_rev.speech import read_manifest, write_manifest
+from speechbrain_rev.speech.labels import read_labels
 from speechbrain_rev.speech.manifest import MAPPED
 from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
 from speechbrain_rev.whole_files import (
@@ -99,29 +106,47 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
     save_folder, fingerprint = Path(save_folder), settings.fingerprint()
     done = save_folder / RECORD
     earlier = _record(save_folder) if done.is_file() else {}
-    checks = {"bad_files": settings.bad_files, "check_audio": settings.check_audio}
+    checks, known = settings.treatment(), earlier.get("settings")
     begun = any(save_folder.glob("CKPT*/CKPT.yaml")) or RESULT in sums_in(save_folder)
-    if earlier.get("settings") == fingerprint:
-        if earlier.get("checks", checks) == checks:
+    same = known is not None and _contents(known) == _contents(fingerprint)
+    folder = os.path.abspath(settings.data_folder)
+    if same and folder == _folder_of(earlier):
+        if {**Settings("").treatment(), **earlier.get("checks", checks)} == checks:
             return read_prepared(save_folder)
         if begun:
             logger.warning(
                 f"{save_folder.parent} goes on with the files that it began with: "
-                "bad_files and check_audio are heeded before a training begins."
+                f"{', '.join(checks)} are heeded before a training begins."
             )
             return read_prepared(save_folder)
+    elif begun and not same:
+        raise ValueError(_changed(save_folder, known, fingerprint))
     elif begun:
-        raise ValueError(_changed(save_folder, earlier.get("settings"), fingerprint))
+        _refuse_other_data(settings, save_folder, _folder_of(earlier))
+        if RESULT in sums_in(save_folder):
+            return read_prepared(save_folder)
     save_folder.mkdir(parents=True, exist_ok=True)
-    prepared = _prepare(settings, save_folder)
-    record = {"settings": fingerprint, "checks": checks, "prepared": asdict(prepared)}
+    # A record must not vouch for lists of a preparation that does not come to its end; of
+    # a training that has begun they are the same but for the paths.
+    outdated = (SUMS,) if begun else (RECORD, SUMS)
+    prepared = _prepare(settings, save_folder, save_folder / BAD_FILES, outdated)
+    record = {
+        "settings": fingerprint,
+        "folder": folder,
+        "checks": checks,
+        "prepared": asdict(prepared),
+    }
     text = json.dumps(record, indent=1) + "\n"
     written = (save_folder / name for name in (*LISTS, f"{TRAIN}{MAPPED}"))
     # The mapped rows may have found no place on the disk.
     sums = {path.name: digest_of(path, "sha256") for path in written if path.exists()}
     own = hashlib.sha256(text.encode()).hexdigest()
+    # The checksums of a record that is there already must not come before it.
+    if begun:
+        write_whole(done, text)
     write_sums(save_folder, {**sums, RECORD: own})
-    write_whole(done, text)
+    if not begun:
+        write_whole(done, text)
     return prepared
 
 
@@ -151,17 +176,28 @@ def _record(save_folder: str | Path) -> dict[str, Any]:
     return record
 
 
-def _prepare(settings: Settings, save_folder: Path) -> Prepared:
+def _prepare(
+    settings: Settings, save_folder: Path, bad_files: Path, outdated: Sequence[str] = ()
+) -> Prepared:
     root = speech_root(settings.data_folder)
-    found = _listed(settings.train_list) or _found(root)
+    if settings.train_list is None:
+        found, problems, passed_over = _in_folder(root, settings)
+    else:
+        found, problems, passed_over = _listed(root, settings), [], 0
+    seen = sum(map(len, found.values())) + len(problems) + passed_over
     tested = _tested(settings)
     by_speaker = {s: paths for s, paths in sorted(found.items()) if s not in tested}
     left_out = sum(len(paths) for s, paths in found.items() if s in tested)
-    usable, problems = check_files(
-        by_speaker, root, sample_rate=settings.sample_rate, whole=settings.check_audio
+    files = sum(map(len, by_speaker.values())) + len(problems)
+    usable, wrong = check_files(
+        by_speaker,
+        root,
+        sample_rate=settings.sample_rate,
+        whole=settings.check_audio,
+        within=settings.within,
     )
-    files, drop = sum(map(len, by_speaker.values())), settings.bad_files == "drop"
-    report_problems(problems, files, save_folder / BAD_FILES, drop=drop)
+    problems += wrong
+    report_problems(problems, files, bad_files, drop=settings.bad_files == "drop")
     held_out = held_out_speakers(
         {s: list(names) for s, names in usable.items()}, settings
     )
@@ -174,13 +210,7 @@ def _prepare(settings: Settings, save_folder: Path) -> Prepared:
             "Check data_folder, train_list, trial_lists and valid_speakers."
         )
     utterances = [utterance for spoken in train.values() for utterance in spoken]
-    # Before: it must not vouch for lists of a preparation that does not come to its end.
-    for name in (RECORD, SUMS):
-        (save_folder / name).unlink(missing_ok=True)
-    write_manifest(save_folder / TRAIN, utterances)
-    write_whole(save_folder / VALID_TRIALS, "".join(lines))
-    write_label_encoder(save_folder / LABELS, train)
-    return Prepared(
+    prepared = Prepared(
         len(utterances),
         len(train),
         left_out,
@@ -188,7 +218,16 @@ def _prepare(settings: Settings, save_folder: Path) -> Prepared:
         valid_trials=len(lines),
         dropped=len(problems),
         single=sum(len(spoken) == 1 for spoken in train.values()),
+        seen=seen,
+        passed_over=passed_over,
     )
+    assert prepared.accounts_for_all()
+    for name in outdated:
+        (save_folder / name).unlink(missing_ok=True)
+    write_manifest(save_folder / TRAIN, utterances)
+    write_whole(save_folder / VALID_TRIALS, "".join(lines))
+    write_label_encoder(save_folder / LABELS, train)
+    return prepared
 
 
 def write_label_encoder(path: Path, speakers: Iterable[str]) -> None:
@@ -201,37 +240,67 @@ def write_label_encoder(path: Path, speakers: Iterable[str]) -> None:
 
 def speaker_numbers(save_folder: str | Path) -> dict[str, int]:
     """Read the number of each training speaker in a run's save folder."""
-    encoder = CategoricalEncoder()
-    check_sum(Path(save_folder, LABELS))
-    encoder.load(Path(save_folder, LABELS))
-    return encoder.lab2ind
+    return read_labels(Path(save_folder, LABELS))
 
 
-def _found(root: Path) -> dict[str, list[str]]:
-    found = defaultdict(list)
+def _in_folder(
+    root: Path, settings: Settings
+) -> tuple[dict[str, list[str]], list[Problem], int]:
+    """Find all audio: that of speakers, that of none, and how much lies beside."""
+    found, problems = defaultdict(list), []
     # Speech of another kind must not be missing without a word.
     paths = audio_below(root, AUDIO_SUFFIXES + OTHER_SUFFIXES)
     listed = tqdm(paths, desc="listing", unit="file", leave=False)
-    for path in without_originals(listed):
+    used = without_originals(listed)
+    for path in used:
         name = path.relative_to(root).as_posix()
-        found[speaker_of(name)].append(name)
-    return {speaker: sorted(names) for speaker, names in found.items()}
+        if "/" in name:
+            found[speaker_of(name)].append(name)
+        else:
+            words = f"{path} lies in the folder of the speakers' folders"
+            problems.append(Problem(Wrong.NO_SPEAKER, str(path), words))
+    if words := unusual_depths(root, (n for names in found.values() for n in names)):
+        logger.warning(words)
+    others = beside(settings.data_folder, root, used)
+    if others:
+        logger.warning(
+            f"{len(others)} files of audio in {settings.data_folder} are passed over: the "
+            f"speakers' folders are in {root}, and they are not, such as "
+            f"{', '.join(map(str, others[:3]))}."
+        )
+    problems.sort(key=lambda problem: problem.path)
+    return {s: sorted(names) for s, names in found.items()}, problems, len(others)
 
 
-def _listed(train_list: str | None) -> dict[str, list[str]] | None:
-    if train_list is None:
-        return None
+def _listed(root: Path, settings: Settings) -> dict[str, list[str]]:
+    """Read the training list, each file of which is of one speaker."""
+    train_list, form = existing(settings.train_list), "'speaker path'"
+    lines: dict[str, tuple[str, int]] = {}
     found = defaultdict(list)
-    text = existing(train_list).read_text(encoding="utf-8")
-    for number, line in enumerate(text.rstrip().split("\n"), start=1):
-        fields = line.split()
+    for number, line in enumerate(read_lines(train_list, form), start=1):
+        fields = split_line(line, 2)
         if len(fields) != 2:
             raise ValueError(
                 f"{train_list}, line {number}: {line[:60]!r} has {len(fields)} fields "
-                "instead of 2. Lines must be 'speaker path'."
+                f"instead of 2. Lines must be {form}, with a tab between them where one "
+                "has spaces."
             )
-        found[fields[0]].append(fields[1])
-    return dict(found)
+        # One file, however many slashes a line has.
+        speaker, name = fields[0], str(PurePosixPath(fields[1]))
+        other, at = lines.setdefault(name, (speaker, number))
+        if other != speaker:
+            raise ValueError(
+                f"{train_list}, lines {at} and {number}: {name!r} is of the speakers "
+                f"{other!r} and {speaker!r}. Leave the right one."
+            )
+        found[speaker].append(name)
+    if not found:
+        raise ValueError(f"{train_list} is empty; lines must be {form}.")
+    there = find_files(root, list(lines), any_extension=settings.any_extension)
+    if there.renamed and settings.bad_files == "refuse":
+        raise ValueError(f"{train_list}: {there.lacking()}")
+    # What is missing is told of with all else that is wrong.
+    return {s: [there.files.get(n, n) for n in names] for s, names in found.items()}
 
 
 def _tested(settings: Settings) -> set[str]:
@@ -240,7 +309,7 @@ def _tested(settings: Settings) -> set[str]:
     for path in (*settings.trial_lists, *paths_given(settings.valid_trials)):
         trials = read_trials(path)
         _refuse_other_names(path, trials)
-        missing = _missing_audio(trials, settings.trials_folder or settings.data_folder)
+        missing = _missing_audio(path, trials, settings)
         if missing and path == settings.valid_trials:
             raise ValueError(
                 f"{path}: {missing} Set trials_folder or correct the list."
@@ -268,21 +337,77 @@ def _refuse_other_names(path: str, trials: Trials) -> None:
             )
 
 
-def _missing_audio(trials: Trials, folder: str) -> str | None:
+def _missing_audio(path: str, trials: Trials, settings: Settings) -> str:
     """Look for the audio of a trial list; say what is missing."""
+    folder = settings.trials_folder or settings.data_folder
     try:
-        root = speech_root(folder)
+        root, lacking = speech_root(folder, "trials_folder"), ""
     except ValueError as error:
-        return str(error)
-    paths = [root / name for name in trials.utterances]
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        there = pool.map(audio_exists, paths)
-        missing = [
-            path for path, is_file in zip(paths, there, strict=True) if not is_file
-        ]
-    if not missing:
-        return None
-    return f"{len(missing)} of {len(paths)} files are missing, such as {missing[0]}."
+        root, lacking = Path(folder), str(error)
+    if not settings.outside_files:
+        refuse_outside(path, trials.utterances, root, folder)
+    return (
+        lacking
+        or find_files(
+            root, trials.utterances, any_extension=settings.any_extension
+        ).lacking()
+    )
+
+
+def _folder_of(record: Mapping[str, Any]) -> str:
+    """Give the data folder of a preparation; early ones were of one working folder."""
+    folder: str = record.get("folder") or record["settings"]["data_folder"]
+    return os.path.abspath(folder)
+
+
+def _contents(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what settings say of the data, wherever folder and lists are."""
+    return {
+        name: list(value.values()) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name != "data_folder"
+    }
+
+
+def _refuse_other_data(settings: Settings, save_folder: Path, earlier: str) -> None:
+    """Refuse a data folder of another path, unless what it holds is the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        _prepare(settings, Path(folder), save_folder / BAD_FILES)
+        then, now = (_summary(at) for at in (save_folder, Path(folder)))
+    changes = [
+        f"{n}: was {then.get(n)}, is {now.get(n)}"
+        for n in {**then, **now}
+        if then.get(n) != now.get(n)
+    ]
+    if changes:
+        raise ValueError(
+            f"{save_folder.parent} has checkpoints of a training on {earlier}, and "
+            f"{settings.data_folder} holds other data: {len(changes)} utterances or lists "
+            f"differ, such as {changes[0]}. Give another output_folder, or the data as "
+            "they were."
+        )
+    logger.warning(
+        f"{settings.data_folder} holds the data of {earlier}: {save_folder.parent} goes "
+        "on with them."
+    )
+
+
+def _summary(save_folder: Path) -> dict[str, object]:
+    """Give what is to be the same wherever the data are, of whatever file format."""
+    lists: dict[str, object] = {
+        f"utterance {one.ID}": f"{one.samples} samples of {one.spk_id}"
+        for one in read_manifest(save_folder / TRAIN)
+    }
+    trials = [
+        [field.rpartition(".")[0] or field for field in split_line(line, 3)]
+        for line in read_lines(save_folder / VALID_TRIALS, "'label path path'")
+    ]
+    for name, content in (
+        (VALID_TRIALS, trials),
+        (LABELS, speaker_numbers(save_folder)),
+    ):
+        lists[name] = blake2b(repr(content).encode(), digest_size=8).hexdigest()
+    return lists
 
 
 def _changed(
@@ -324,12 +449,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument("--sample_rate", type=int, default=16000)
         parser.add_argument("--bad_files", choices=("refuse", "drop"), default="refuse")
         parser.add_argument("--first_channel", action="store_true")
+        parser.add_argument("--outside_files", action="store_true")
         options = parser.parse_args(argv)
         pack(
             *options.pack,
             sample_rate=options.sample_rate,
             drop=options.bad_files == "drop",
             first_channel=options.first_channel,
+            outside_files=options.outside_files,
         )
     else:
         settings = plain_settings(compose(argv).text)

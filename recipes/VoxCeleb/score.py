@@ -247,6 +247,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="lines 'enrol test label score', whose metrics are computed",
     )
     parser.add_argument("--trials", nargs="+", help="instead of the run's trial_lists")
+    parser.add_argument(
+        "--data_folder",
+        help="where the training data are now, if the run's trial_lists moved with them",
+    )
     parser.add_argument("--cohort_top_n", type=int, help="instead of the run's")
     parser.add_argument(
         "--subtract_mean",
@@ -273,14 +277,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 def score_run(options: argparse.Namespace, place: Place) -> None:
     """Score a run's trial lists, and print what came of it."""
     folder = options.run_folder
-    settings = read_settings(folder, ("trial_lists", "cohort_top_n"))
+    settings = read_settings(
+        folder, ("trial_lists", "cohort_top_n"), optional=("data_folder",)
+    )
     check_fresh(folder)
+    top_n = options.cohort_top_n
     manifest = read_manifest(folder / "save" / "train.csv")
     report = score(
         folder,
-        lists_of(options.trials, settings),
+        lists_of(options.trials, settings, options.data_folder),
         {utterance.ID: utterance.spk_id for utterance in manifest},
-        cohort_top_n=options.cohort_top_n or settings["cohort_top_n"],
+        cohort_top_n=settings["cohort_top_n"] if top_n is None else top_n,
         subtract_mean=options.subtract_mean,
         replicates=options.bootstrap,
         place=place,

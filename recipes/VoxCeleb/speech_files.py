@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from tqdm import tqdm
 
+from speechbrain_rev.lists import is_listable, way_out
 from speechbrain_rev.speech import (
     Utterance,
     audio_info,
@@ -26,6 +27,8 @@ from speechbrain_rev.whole_files import write_whole
 THREADS, AHEAD = 16, 256
 #: Below, a whole utterance is taken for silence: 6 steps of 16 bit.
 SILENCE = 2e-4
+# Files that an error names of each thing that is wrong.
+_EXAMPLES = 3
 
 
 ADVICE = "Mend them, leave them out of train_list, or give bad_files: drop."
@@ -42,6 +45,9 @@ class Wrong(Enum):
     CHANNELS = "several channels", "sox IN -c 1 OUT"
     EMPTY = "no samples", "delete it"
     TWICE = "same name twice", "keep one of them"
+    OUTSIDE = "outside the folder", "correct the name, or give --outside_files=true"
+    NAME = "name for no list", "rename it"
+    NO_SPEAKER = "no speaker's folder", "put it into a folder of its speaker"
     NOT_FINITE = "NaN or infinity", "convert it again"
     SILENT = "silent", "delete it"
 
@@ -74,6 +80,7 @@ def check_files(
     *,
     sample_rate: int,
     whole: bool,
+    within: str | Path | None = None,
 ) -> tuple[dict[str, dict[str, Utterance]], list[Problem]]:
     """Look at the header of each file, or at all of it.
 
@@ -88,6 +95,8 @@ def check_files(
     whole : bool
         Whether each file is decoded, which finds silence, NaN and damage behind headers,
         and takes as long as reading the corpus.
+    within : str, Path or None
+        Where files must be, behind all links; None for anywhere.
 
     Returns
     -------
@@ -100,6 +109,8 @@ def check_files(
 
     def checked(row: tuple[str, str]) -> Utterance | Problem:
         speaker, name = row
+        if problem := check_name(root, name, within=within):
+            return problem
         read = read_checked(root / name, sample_rate=sample_rate, whole=whole)
         if isinstance(read, Problem):
             return read
@@ -123,6 +134,33 @@ def check_files(
         else:
             problems.append(one)
     return dict(usable), problems
+
+
+def check_name(root: Path, name: str, *, within: str | Path | None) -> Problem | None:
+    """Say what is wrong with a file's name, before the file is looked at.
+
+    Parameters
+    ----------
+    root : Path
+        What the name is relative to.
+    name : str
+        The file's.
+    within : str, Path or None
+        Where it must be, behind all links; None for anywhere.
+
+    Returns
+    -------
+    Problem or None
+        None if nothing is wrong.
+    """
+    path = str(root / name)
+    if within is not None and (why := way_out(root, name, within=within)):
+        return Problem(Wrong.OUTSIDE, path, f"{name!r} {why}, out of {within}")
+    if not is_listable(name):
+        words = f"{name!r} has a tab or a line break, or a space at an end"
+        # As one line of the list of such files.
+        return Problem(Wrong.NAME, repr(path)[1:-1], words)
+    return None
 
 
 def read_ahead(
@@ -204,7 +242,7 @@ def report_problems(
     Raises
     ------
     ValueError
-        If there are problems and they are not to be dropped; it has an example of each.
+        If there are problems and they are not to be dropped; it has examples of each.
     """
     path.unlink(missing_ok=True)
     if not problems:
@@ -219,7 +257,8 @@ def report_problems(
     for wrong in Wrong:
         found = [p for p in problems if p.wrong is wrong]
         if found:
-            example = f"{found[0].detail}; {wrong.advice}"
+            also = "".join(f"; also {p.path}" for p in found[1:_EXAMPLES])
+            example = f"{found[0].detail}{also}; {wrong.advice}"
             told.append(f"{len(found)} {wrong.words} ({example})")
     raise ValueError(
         f"{len(problems)} of {files} files cannot be used: {', '.join(told)}. All of "

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from layout import LAYOUT_WORDS, speaker_of
+from layout import LAYOUT_WORDS, find_files, speaker_of, speech_root
 
+from speechbrain_rev.lists import joined_line
+from speechbrain_rev.scoring import read_trials
 from speechbrain_rev.speech import generator
 
 if TYPE_CHECKING:
@@ -60,8 +62,7 @@ def _too_few(speakers: Sequence[str], settings: Settings) -> str:
 def validation_lines(held_out: dict[str, list[str]], settings: Settings) -> list[str]:
     """Make the lines of the validation list: the user's own, or of held-out speakers."""
     if settings.valid_trials is not None:
-        text = Path(settings.valid_trials).read_text(encoding="utf-8")
-        return [f"{line}\n" for line in text.rstrip().split("\n")]
+        return _own_lines(settings.valid_trials, settings)
     if not held_out:
         return []
     draws = generator("valid trials", settings.seed)
@@ -72,8 +73,22 @@ def validation_lines(held_out: dict[str, list[str]], settings: Settings) -> list
         (a, b) for a, b in combinations(everyone, 2) if speaker_of(a) != speaker_of(b)
     ]
     impostors = _some(impostors, IMPOSTORS_PER_TARGET * len(targets), draws)
-    lines = [f"1 {a} {b}\n" for a, b in targets]
-    return lines + [f"0 {a} {b}\n" for a, b in impostors]
+    lines = [joined_line("1", a, b) for a, b in targets]
+    return lines + [joined_line("0", a, b) for a, b in impostors]
+
+
+def _own_lines(path: str, settings: Settings) -> list[str]:
+    """Copy the user's own list, with the names of the files that are there."""
+    trials = read_trials(path)
+    root = speech_root(settings.trials_folder or settings.data_folder, "trials_folder")
+    found = find_files(root, trials.utterances, any_extension=settings.any_extension)
+    files = found.files
+    return [
+        joined_line(str(label), files.get(a, a), files.get(b, b))
+        for label, a, b in zip(
+            trials.labels.tolist(), trials.enrol, trials.test, strict=True
+        )
+    ]
 
 
 def _target_pairs(names: Sequence[str]) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import os
 import sys
 import traceback
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:
             # Closed by the caller (>&-), who wants to read nothing.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    _name_user()
     parsed = _parser().parse_args(arguments)
     try:
         parsed.run(parsed)
@@ -64,6 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _name_user() -> None:
+    """Give a user without a name one, as torch's compiler cannot be imported without."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["LOGNAME"] = f"uid{os.getuid()}"
+
+
 def _told(words: str) -> int:
     """Say in one line what is wrong, and give the exit status."""
     print(f"speechbrain-rev: {' '.join(words.split())}", file=sys.stderr)
@@ -80,6 +90,7 @@ def run_script(script: Callable[[], object]) -> None:
     script : callable
         The recipe's ``main``, which reads the command line.
     """
+    _name_user()
     own = (Path(__file__).parents[1], Path(sys.argv[0]).resolve().parent)
     try:
         script()

@@ -249,6 +249,8 @@ KNOBS = {
     "trial_lists": Knob("list of str"),
     "trials_folder": Knob("str"),
     "bad_files": Knob("str", one_of=("refuse", "drop")),
+    "any_extension": Knob("bool"),
+    "outside_files": Knob("bool"),
     "check_audio": Knob("bool"),
     "max_unread": Knob("int", at_least=0),
     "valid_speakers": Knob("int", at_least=0),

@@ -25,7 +25,7 @@ from speechbrain_rev.inference.parquet import (
     read_parquet,
     write_parquet,
 )
-from speechbrain_rev.whole_files import opened_whole
+from speechbrain_rev.whole_files import check_path, opened_whole
 
 _SUFFIXES = (".npz", ".parquet")
 
@@ -151,6 +151,7 @@ class EmbeddingArchive:
         ImportError
             If there is no pyarrow and it is needed.
         """
+        check_path(path, "an archive of embeddings")
         if not Path(path).is_file():
             raise FileNotFoundError(
                 f"There are no embeddings at {path}. Run recipes/VoxCeleb/extract.py "

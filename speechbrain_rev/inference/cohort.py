@@ -23,8 +23,9 @@ from speechbrain_rev.inference.run_folder import (
     read_settings,
     read_weights,
 )
+from speechbrain_rev.scoring.as_norm import check_top_n
 from speechbrain_rev.speech import read_manifest
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.whole_files import check_path, write_whole
 
 COHORT = "cohort.safetensors"
 #: Of training speech, in a run's folder.
@@ -64,6 +65,7 @@ class Cohort:
 
     def __post_init__(self) -> None:
         check_fingerprint(self.fingerprint)
+        check_top_n(self.top_n, len(self.means))
 
     @classmethod
     def of(
@@ -83,7 +85,7 @@ class Cohort:
         speakers : mapping of str to str
             The speaker of each training utterance; every one must have an embedding.
         top_n : int
-            Nearest speakers to look at; at most all there are.
+            Nearest speakers to look at, 2 or more; all there are where it is more.
         subtract_mean : bool
             Whether embeddings are centred on the mean of the training set's.
 
@@ -95,7 +97,8 @@ class Cohort:
         Raises
         ------
         ValueError
-            If a speaker has no embedding.
+            If a speaker has no embedding, or ``top_n`` or the number of speakers is
+            below two.
         """
         rows = [row for row, name in enumerate(archive.names) if name in speakers]
         found = [speakers[archive.names[row]] for row in rows]
@@ -172,6 +175,7 @@ def read_cohort(source: str | PathLike[str]) -> Cohort:
     ValueError
         If a file is damaged, leads out of the folder or is of other weights.
     """
+    check_path(source, "the cohort of a model", "Give the model's folder.")
     folder = Path(source)
     if not is_exported(folder) and (folder / HYPERPARAMS).exists():
         found = run_cohort(folder, read_weights(folder).fingerprint)
@@ -192,8 +196,6 @@ def read_cohort(source: str | PathLike[str]) -> Cohort:
             raise ValueError("it holds something else")
         if means.dtype != np.float64 or not np.isfinite(means).all():
             raise ValueError("its means are not finite float64 numbers")
-        if type(top_n) is not int or not 2 <= top_n <= len(means):
-            raise ValueError(f"top_n is {top_n} of {len(means)} speakers")
         if named.dtype != np.uint8:
             raise ValueError("its fingerprint is no text")
         return Cohort(means, top_n, named.tobytes().decode(), centre)

@@ -59,6 +59,7 @@ from speechbrain_rev.inference.thresholds import (
 )
 from speechbrain_rev.lobes.checkpointer import verify_checkpoint
 from speechbrain_rev.lobes.classifier import true_speakers
+from speechbrain_rev.speech.labels import read_labels
 from speechbrain_rev.whole_files import check_sum, permissions
 
 LABELS = "label_encoder.txt"
@@ -110,9 +111,8 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
     weights = read_weights(run)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in encoder_of(encoder).parameters())
-    labels, numbers = CategoricalEncoder(), own_file(run, f"save/{LABELS}")
-    check_sum(numbers)
-    labels.load(numbers)
+    labels = CategoricalEncoder()
+    labels.update_from_iterable(read_labels(own_file(run, f"save/{LABELS}")))
     classifier = _narrowed(run, len(labels), settings)
     cohort, results = run_cohort(run, weights.fingerprint), _results(run, weights)
     prepared = _json(run, _PREPARED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -301,7 +302,9 @@ def _source(file: str | Path, channels: Channels, window: float | None) -> str:
     treated += "" if window is None else f"|mean of windows of {float(window)} s"
     if found := find_packed(file):
         packed, name = found
-        return f"{packed.folder}/{name}|{packed.stamp}{treated}"
+        # A link to the folder is no other audio.
+        folder = os.path.realpath(packed.folder)
+        return f"{folder}/{name}|{packed.stamp}{treated}"
     path = Path(file).resolve()
     # A missing file is named with its remedy where it is read.
     status = path.stat() if path.exists() else None

@@ -66,6 +66,12 @@ class Recording:
             return cls(Path(audio), None, fspath(audio))
         if isinstance(audio, np.ndarray):
             audio = _tensor(audio, what)
+        if _is_open(audio):
+            raise ValueError(
+                f"{what} is of type {type(audio).__name__}; give a path, or samples: "
+                "samples, rate = soundfile.read(file, always_2d=True), of which samples.T "
+                "and sample_rate=rate are taken. Bytes are made a file by io.BytesIO."
+            )
         if not isinstance(audio, Tensor):
             raise ValueError(
                 f"{what} is of type {type(audio).__name__}; give a path, or an array or a "
@@ -165,6 +171,11 @@ class Recording:
             yield one_channel(part, channels)
 
 
+def _is_open(audio: object) -> bool:
+    """Tell whether it is an open file, or what is in one."""
+    return isinstance(audio, (bytes, bytearray, memoryview)) or hasattr(audio, "read")
+
+
 def _tensor(audio: NDArray[Any], what: str) -> Tensor:
     """Make a tensor of an array, of which nothing may be lost or misread."""
     if isinstance(audio, np.ma.MaskedArray):
@@ -227,7 +238,8 @@ def recordings(
     if isinstance(audio, np.ndarray) and audio.dtype.kind in "UO":
         # An array of paths.
         audio, is_array = audio.tolist(), False
-    alone = is_array or isinstance(audio, (str, PathLike))
+    # An open file could be iterated over, line by line.
+    alone = is_array or isinstance(audio, (str, PathLike)) or _is_open(audio)
     if alone:
         found = [Recording.of(audio, sample_rate, alone_is)]  # type: ignore[arg-type]
     else:

@@ -175,8 +175,8 @@ class Thresholds:
             self.missing or f"The model's thresholds are not of {normalisation} scores."
         )
         return None, (
-            f"No threshold is known. {why} Give threshold=SCORE, chosen on trials of "
-            "your own kind of speech (scoring.det_curve finds it)."
+            f"No threshold is known. {why} Give threshold=SCORE (--threshold=SCORE), "
+            "chosen on trials of your own kind of speech (scoring.det_curve finds it)."
         )
 
     def _named(self, name: str, normalisation: Normalisation) -> tuple[float, str]:
@@ -374,4 +374,4 @@ def run_thresholds(folder: Path, fingerprint: str) -> Thresholds:
 
 def _choice(fitting: Sequence[Threshold]) -> str:
     names = ", ".join(repr(one.name) for one in fitting)
-    return names and f"Give threshold=NAME, one of {names}."
+    return names and f"Give threshold=NAME (--threshold=NAME), one of {names}."

@@ -24,6 +24,8 @@ from speechbrain_rev.inference.thresholds import (
 )
 from speechbrain_rev.inference.waveform import WaveformEncoder
 from speechbrain_rev.lobes import SpeakerEncoder, inference_form
+from speechbrain_rev.lobes.pretrained import unwrapped
+from speechbrain_rev.whole_files import check_path
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,13 @@ def read_run(folder: str | PathLike[str]) -> Trained:
     FileNotFoundError, ValueError
         As of ``SpeakerEmbedder.from_run``.
     """
+    check_path(folder, "a run", "Give its folder.")
     settings = run_settings(folder)
     encoder = encoder_of(settings)
     weights = read_weights(folder)
+    own = unwrapped(weights.state_dict, encoder.state_dict())
     try:
-        encoder.load_state_dict(weights.state_dict, strict=True)
+        encoder.load_state_dict(own, strict=True)
     except RuntimeError as error:
         raise ValueError(
             f"{weights.path} does not fit the encoder that hyperparams.yaml beside it "
@@ -148,6 +152,7 @@ def read_exported(source: str | PathLike[str]) -> Trained:
     FileNotFoundError, ValueError
         As of ``SpeakerEmbedder.from_hparams``.
     """
+    check_path(source, "an exported model", "Give its folder.")
     found = read_model(source)
     thresholds = read_thresholds(Path(source))
     return Trained(

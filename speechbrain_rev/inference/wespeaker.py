@@ -23,7 +23,7 @@ from speechbrain_rev.inference.run_folder import (
     write_run,
 )
 from speechbrain_rev.inference.wespeaker_names import from_wespeaker, to_wespeaker
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.whole_files import check_path, write_whole
 
 # The largest of WeSpeaker's ResNets, with a classifier of a million speakers, has half.
 _MAX_BYTES = 2 * 2**30
@@ -85,6 +85,7 @@ def convert_from_wespeaker(
     OSError
         If the folder cannot be written.
     """
+    check_path(path, "a WeSpeaker model")
     path = Path(path)
     theirs = _read(path)
     try:

@@ -15,12 +15,16 @@ from torch import Tensor
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.pretrained import unwrapped
 
 _STAGES = range(4)
 _COUNTER = ".num_batches_tracked"
 # The classifier of training.
 _DROPPED = "projection."
+# Of data-parallel and compiled training, Lightning, and others' own.
+_WRAPPERS = ("module.", "_orig_mod.", "model.", "front.")
 _OTHER_NETWORKS = {
+    "front.": "a ResNet within a larger one, such as WeSpeaker's SimAM ResNets (samresnet)",
     "seg_2.": "a second linear layer (two_emb_layer: true), which ours lack",
     "seg_bn_1.": "a second linear layer (two_emb_layer: true), which ours lack",
     "pool.": "a pooling with weights of its own; ours is TSTP, which has none",
@@ -37,7 +41,8 @@ def from_wespeaker(
     ----------
     state_dict : mapping of str to torch.Tensor
         Of the network, with the classifier of its training (``projection``), which is
-        left out, or without.
+        left out, or without. Where a wrapper put one prefix before all names (``module.``,
+        ``front.``), it is taken off.
 
     Returns
     -------
@@ -63,7 +68,7 @@ def from_wespeaker(
     >>> settings["blocks"], settings["n_mels"], weights.keys() == encoder.state_dict().keys()
     ([1, 2, 1, 1], 80, True)
     """
-    kept = {k: v.detach() for k, v in state_dict.items() if not k.startswith(_DROPPED)}
+    kept = _of_network({k: v.detach() for k, v in state_dict.items()})
     for prefix, what in _OTHER_NETWORKS.items():
         found = next((name for name in kept if name.startswith(prefix)), None)
         if found is not None:
@@ -109,6 +114,15 @@ def to_wespeaker(
     names = _names(settings)
     _check(state_dict, {ours: shape for ours, (_, shape) in names.items()})
     return {theirs: state_dict[ours].detach() for ours, (theirs, _) in names.items()}
+
+
+def _of_network(state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Leave out the classifier, and what wrappers put before all other names."""
+    while True:
+        kept = {k: v for k, v in state_dict.items() if not k.startswith(_DROPPED)}
+        state_dict = unwrapped(kept, (), _WRAPPERS)
+        if state_dict is kept:
+            return kept
 
 
 def _recognised(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def check_input(name: str, n_mels: int, feats: Tensor, lengths: Tensor | None) -
     Raises
     ------
     ValueError
-        If shapes are others, or lengths are not relative.
+        If it is no tensor of floats, shapes are others, or lengths are not relative.
 
     Examples
     --------
@@ -38,6 +38,12 @@ def check_input(name: str, n_mels: int, feats: Tensor, lengths: Tensor | None) -
     ValueError: revnet57 needs at least 9 frames, but got [2, 5, 80] as ...
     """
     expected = f"[batch, time, {n_mels}]"
+    if not isinstance(feats, Tensor) or not feats.is_floating_point():
+        kind = feats.dtype if hasattr(feats, "dtype") else type(feats).__name__
+        raise ValueError(
+            f"{name} takes filterbanks as a tensor of floats, but got {kind}. Pass "
+            "torch.as_tensor(feats).float(), if that is what they mean."
+        )
     if feats.dim() != 3 or feats.shape[2] != n_mels:
         raise ValueError(
             f"{name} takes filterbanks {expected}, but got "

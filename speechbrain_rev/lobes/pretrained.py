@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from speechbrain.utils.fetching import FetchConfig, FetchSource, LocalStrategy
@@ -101,6 +101,47 @@ class ModelPretrainer(Pretrainer):
             labels.expect_len(speakers)
 
 
+T = TypeVar("T")
+
+#: What wrappers put before each name: DataParallel and DDP, torch.compile.
+_WRAPPERS = ("module.", "_orig_mod.")
+
+
+def unwrapped(
+    state_dict: Mapping[str, T],
+    names: Collection[str],
+    prefixes: Sequence[str] = _WRAPPERS,
+) -> Mapping[str, T]:
+    """Take off what a wrapper put before all names of a state dict.
+
+    Parameters
+    ----------
+    state_dict : mapping of str to object
+        Of a module or of its wrapper.
+    names : collection of str
+        Those of the module; where it has one of them, nothing is taken off.
+    prefixes : sequence of str
+        Those that are known.
+
+    Returns
+    -------
+    mapping of str to object
+        Without the prefix; the same where not all names begin with one of them.
+
+    Example
+    -------
+    >>> list(unwrapped({"module.weight": 1, "module.bias": 2}, ["weight", "bias"]))
+    ['weight', 'bias']
+    """
+    if not state_dict or not state_dict.keys().isdisjoint(names):
+        return state_dict
+    for prefix in prefixes:
+        if all(name.startswith(prefix) for name in state_dict):
+            inner = {n.removeprefix(prefix): v for n, v in state_dict.items()}
+            return unwrapped(inner, names, prefixes)
+    return state_dict
+
+
 def load_strictly(module: nn.Module, path: str | Path) -> None:
     """Load weights into a module: all that it has, and nothing else.
 
@@ -109,7 +150,8 @@ def load_strictly(module: nn.Module, path: str | Path) -> None:
     module : nn.Module
         Gets the weights.
     path : str or Path
-        A state dict, as ``torch.save`` writes it. Only tensors are read from it.
+        A state dict, as ``torch.save`` writes it, or an open file of one. Only tensors are
+        read from it. Names may be those of a wrapper (``module.``, ``_orig_mod.``).
 
     Raises
     ------
@@ -135,7 +177,7 @@ def load_strictly(module: nn.Module, path: str | Path) -> None:
             "folder again, or ask whoever made it."
         ) from error
     try:
-        module.load_state_dict(state_dict, strict=True)
+        module.load_state_dict(unwrapped(state_dict, module.state_dict()), strict=True)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
             f"{path} does not fit what hyperparams.yaml describes: {error} Both must be "

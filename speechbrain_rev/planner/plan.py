@@ -15,7 +15,7 @@ from speechbrain_rev.planner import documents
 from speechbrain_rev.planner.network import as_network, give, not_made_for
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import size_text
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.whole_files import check_path, write_whole
 
 # A step of more, or an error of a million norms, is none; nor has a plan so many bytes.
 _MOST_SECONDS, _MOST_ERROR, _MOST_BYTES = 1e9, 1e6, 10_000_000
@@ -161,6 +161,7 @@ class Plan:
         OSError
             If it cannot be read.
         """
+        check_path(path, "a plan", "Plan.from_json takes its text.")
         try:
             with documents.reading("plan", "Plan anew."), open(path, "rb") as file:
                 content = file.read(_MOST_BYTES + 1)

@@ -41,6 +41,11 @@ _OURS = re.compile(r".+-[0-9a-f]{16}\.json|tmp\w{8}\.part", re.ASCII)
 def profile_folder() -> Path:
     """Tell where profiles are kept: in ``SPEECHBRAIN_REV_PROFILES``, or the user's cache.
 
+    Raises
+    ------
+    RuntimeError
+        If neither is known, for the user has no home folder.
+
     Examples
     --------
     >>> profile_folder().is_absolute()
@@ -82,7 +87,8 @@ def saved_profile(
     Warns
     -----
     UserWarning
-        If a file is damaged, and so the profile is made anew, or none can be written.
+        If a file is damaged, and so the profile is made anew, or none can be written or
+        the user has no home folder.
 
     Examples
     --------
@@ -108,7 +114,17 @@ def saved_profile(
         "kernels": flags_in_words(),
         "code": _code_digest(),
     }
-    folder = profile_folder() if folder is None else folder
+    if folder is None:
+        try:
+            folder = profile_folder()
+        except RuntimeError:
+            warnings.warn(
+                "The profile is not kept, for this user has no home folder. Name a folder "
+                f"by {VARIABLE}.",
+                stacklevel=2,
+            )
+            made = make()
+            return replace(made, about={**made.about, **key})
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = folder / f"{key.get('encoder', 'network')}-{digest[:16]}.json"
     found = _read(path, key)

@@ -97,8 +97,8 @@ def cohort_statistics(
     Raises
     ------
     ValueError
-        If a vector is zero or not finite, the dimensions differ, ``top_n`` is below
-        two or above the cohort's size, or a row's scores are all the same.
+        If a vector is zero or not finite, the dimensions differ, ``top_n`` is no whole
+        number from two to the cohort's size, or a row's scores are all the same.
 
     Example
     -------
@@ -115,14 +115,7 @@ def cohort_statistics(
             f"embeddings have {embeddings.shape[1]} dimensions but the cohort has "
             f"{cohort.shape[1]}; both must come from the same network."
         )
-    # A cohort that is silently smaller than asked for gives scores that cannot be
-    # compared with anybody's, so it is the caller who says so.
-    if not 2 <= top_n <= len(cohort):
-        raise ValueError(
-            f"top_n is {top_n}, but the cohort has {len(cohort)} speakers. Give a "
-            f"top_n (cohort_top_n in a recipe) from 2 to {len(cohort)}, or a cohort "
-            f"of more training speakers."
-        )
+    check_top_n(top_n, len(cohort))
     precision = np.result_type(embeddings.dtype, cohort.dtype, np.float32)
     unit_cohort = (cohort / cohort_norms[:, None]).astype(precision, copy=False).T
     mean, std = np.empty(len(embeddings)), np.empty(len(embeddings))
@@ -142,6 +135,37 @@ def cohort_statistics(
             f"the same embedding given for many cohort speakers."
         )
     return mean, std
+
+
+def check_top_n(top_n: object, speakers: int) -> None:
+    """Refuse a number of nearest speakers that a cohort does not have.
+
+    A cohort that is silently smaller than asked for gives scores that cannot be compared
+    with anybody's, so it is the caller who chooses a smaller one.
+
+    Parameters
+    ----------
+    top_n : object
+        How many are to be looked at.
+    speakers : int
+        Of the cohort.
+
+    Raises
+    ------
+    ValueError
+        If it is no whole number from two to the cohort's size.
+
+    Example
+    -------
+    >>> check_top_n(600, 5994)
+    """
+    whole = isinstance(top_n, int | np.integer) and not isinstance(top_n, bool)
+    if not whole or not 2 <= top_n <= speakers:  # type: ignore[operator]
+        raise ValueError(
+            f"top_n is {top_n!r}, but the cohort has {speakers} speakers. Give a whole "
+            f"top_n (cohort_top_n in a recipe) from 2 to {speakers}, or a cohort of more "
+            "training speakers."
+        )
 
 
 def as_norm(

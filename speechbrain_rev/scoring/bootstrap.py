@@ -20,6 +20,8 @@ from speechbrain_rev.scoring.metrics import DetCurve
 
 # Draws in a row without a target or an impostor trial, after which it is given up.
 _MOST_EMPTY = 1000
+# Of two, all draws with trials of both kinds are one: an interval of no width.
+_FEWEST_SPEAKERS = 3
 # Seconds before a bar shows how far it is.
 _SHOWN_AFTER = 5
 
@@ -86,12 +88,12 @@ def bootstrap(
     ------
     ValueError
         If the lengths differ, a label does not say whether its two speakers are one,
-        there are fewer than two speakers or replicates, or as :func:`det_curve`.
+        there are fewer than three speakers or two replicates, or as :func:`det_curve`.
 
     Example
     -------
     >>> rates = bootstrap(
-    ...     [0.9, 0.2, 0.7, 0.3], [1, 0, 1, 0], "aabb", "abba", replicates=20
+    ...     [0.9, 0.2, 0.7, 0.3], [1, 0, 1, 0], "aabb", "abbc", replicates=20
     ... )
     >>> float(rates.eer.max())
     0.0
@@ -198,5 +200,12 @@ def _check(
         raise ValueError(
             f"labels[{row}] is {label[row]}, but its speakers are {str(names[row])!r} and "
             f"{str(names[len(label) + row])!r}. Give the speaker of each side, or do "
+            "without intervals."
+        )
+    speakers = len({*enrol.tolist(), *test.tolist()})
+    if speakers < _FEWEST_SPEAKERS:
+        raise ValueError(
+            f"the list has {speakers} speaker(s), of whom each draw has the same trials. "
+            f"An interval takes {_FEWEST_SPEAKERS} or more: give a longer list, or do "
             "without intervals."
         )

@@ -1,7 +1,8 @@
 """Trial lists: who is compared with whom, and whether they are one speaker.
 
 The format is VoxCeleb's, a trial per line: ``label path path`` with label 1 for the
-same speaker and 0 for different ones, and paths relative to the folder of audio.
+same speaker and 0 for different ones, and paths relative to the folder of audio. Where
+paths have spaces, tabs separate the three.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from speechbrain_rev.lists import joined_line, read_lines, split_line
 from speechbrain_rev.scoring.arrays import as_labels, as_values, same_length
-from speechbrain_rev.whole_files import check_sum, write_whole
+from speechbrain_rev.whole_files import check_path, check_sum, write_whole
 
 _FORMAT = "'label path path', label 1 for the same speaker and 0 for different ones"
 _SCORED = (
@@ -165,8 +167,8 @@ def read_trials(path: str | Path) -> Trials:
     Parameters
     ----------
     path : str or pathlib.Path
-        A UTF-8 text file with a line ``label path path`` per trial. Blank lines at the
-        end are allowed.
+        A UTF-8 text file with a line ``label path path`` per trial, separated by spaces,
+        or by tabs where paths have spaces. Blank lines at the end are allowed.
 
     Returns
     -------
@@ -178,8 +180,9 @@ def read_trials(path: str | Path) -> Trials:
     FileNotFoundError
         If there is no such file.
     ValueError
-        If the file is empty, no text, has a malformed line (the message names file and
-        line), trials of one kind only, or not the checksum of a ``SHA256SUMS`` beside it.
+        If the file is empty, no text, has a malformed line or one pair with two labels
+        (the message names file and lines), trials of one kind only, or not the checksum of
+        a ``SHA256SUMS`` beside it.
 
     Example
     -------
@@ -191,9 +194,7 @@ def read_trials(path: str | Path) -> Trials:
     >>> trials.labels.tolist(), trials.test
     ([1, 0], ('a/2.wav', 'b/1.wav'))
     """
-    if Path(path).is_file():
-        check_sum(path)
-    trials, _ = _read(Path(path), "trial list", ("label", "enrol", "test"), _FORMAT)
+    trials, _ = _read(path, "trial list", ("label", "enrol", "test"), _FORMAT)
     return trials
 
 
@@ -203,7 +204,8 @@ def read_scores(path: str | Path) -> tuple[Trials, NDArray[np.float64]]:
     Parameters
     ----------
     path : str or pathlib.Path
-        A UTF-8 text file with a line ``enrol test label score`` per trial.
+        A UTF-8 text file with a line ``enrol test label score`` per trial, separated as
+        of :func:`read_trials`.
 
     Returns
     -------
@@ -229,31 +231,35 @@ def read_scores(path: str | Path) -> tuple[Trials, NDArray[np.float64]]:
     >>> trials.test, scores.tolist()
     (('b', 'c'), [0.75, -0.5])
     """
-    return _read(Path(path), "score file", ("enrol", "test", "label", "score"), _SCORED)
+    return _read(path, "score file", ("enrol", "test", "label", "score"), _SCORED)
 
 
 def _read(
-    path: Path, what: str, fields: tuple[str, ...], form: str
+    path: str | Path, what: str, fields: tuple[str, ...], form: str
 ) -> tuple[Trials, NDArray[np.float64]]:
     """Read a line per trial; scores are 0 where there are none."""
+    check_path(path, f"a {what}")
+    path = Path(path)
     if not path.is_file():
         wrong = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(
             f"The {what} {path} {wrong}. Give a text file with lines {form}."
         )
-    lines = _text(path, form).rstrip().split("\n")
-    if lines == [""]:
+    check_sum(path)
+    lines = read_lines(path, form)
+    if not lines:
         raise ValueError(f"The {what} {path} is empty; lines must be {form}.")
     labels, scores = np.empty(len(lines), dtype=np.int8), np.zeros(len(lines))
-    enrol, test = [], []
+    sides = {name: np.empty(len(lines), dtype=np.int64) for name in ("enrol", "test")}
     # One string object per utterance, however many trials meet it.
-    names: dict[str, str] = {}
+    numbers: dict[str, int] = {}
     for row, line in enumerate(lines):
-        values = line.split()
+        values = split_line(line, len(fields))
         if len(values) != len(fields):
             raise ValueError(
                 f"{path}, line {row + 1}: {_shown(line)} has {len(values)} fields "
-                f"instead of {len(fields)}. Lines must be {form}."
+                f"instead of {len(fields)}. Lines must be {form}; where a path has "
+                "spaces, separate them with tabs."
             )
         found = dict(zip(fields, values, strict=True))
         if found["label"] not in ("0", "1"):
@@ -262,16 +268,42 @@ def _read(
                 f"0 nor 1. Lines must be {form}."
             )
         labels[row] = found["label"] == "1"
-        enrol.append(names.setdefault(found["enrol"], found["enrol"]))
-        test.append(names.setdefault(found["test"], found["test"]))
+        for side, rows in sides.items():
+            rows[row] = numbers.setdefault(found[side], len(numbers))
         if "score" in found:
             scores[row] = _number(found["score"], f"{path}, line {row + 1}", form)
+    _refuse_two_labels(path, sides["enrol"], sides["test"], labels, lines)
     if labels.min() == labels.max():
         raise ValueError(
             f"All {len(lines)} trials of {path} have the label {labels[0]}. Error "
             f"rates need trials of the same speaker (1) and of different speakers (0)."
         )
-    return Trials(labels, tuple(enrol), tuple(test)), scores
+    names = list(numbers)
+    enrol, test = (tuple(names[i] for i in rows.tolist()) for rows in sides.values())
+    return Trials(labels, enrol, test), scores
+
+
+def _refuse_two_labels(
+    path: Path,
+    enrol: NDArray[np.int64],
+    test: NDArray[np.int64],
+    labels: NDArray[np.int8],
+    lines: list[str],
+) -> None:
+    """Refuse one pair with two labels, its sides swapped or not."""
+    first, second = np.minimum(enrol, test), np.maximum(enrol, test)
+    order = np.lexsort((np.arange(len(labels)), second, first))
+    same = (np.diff(first[order]) == 0) & (np.diff(second[order]) == 0)
+    wrong = np.flatnonzero(same & (np.diff(labels[order]) != 0))
+    if not len(wrong):
+        return
+    # The conflict that a reader of the file meets first.
+    at = wrong[order[wrong + 1].argmin()]
+    a, b = (int(row) for row in order[at : at + 2])
+    raise ValueError(
+        f"{path}, lines {a + 1} and {b + 1}: one pair with two labels, "
+        f"{_shown(lines[a], 120)} and {_shown(lines[b], 120)}. Leave the right one."
+    )
 
 
 def _number(text: str, place: str, form: str) -> float:
@@ -304,7 +336,8 @@ def write_scores(path: str | Path, trials: Trials, scores: ArrayLike) -> None:
     Raises
     ------
     ValueError
-        If there are not as many scores as trials, or a score is not finite.
+        If there are not as many scores as trials, a score is not finite, or no line can
+        hold a name.
 
     Example
     -------
@@ -322,21 +355,10 @@ def write_scores(path: str | Path, trials: Trials, scores: ArrayLike) -> None:
         trials.enrol, trials.test, trials.labels.tolist(), score.tolist(), strict=True
     )
     lines = (
-        f"{enrol} {test} {label} {value:.6f}\n" for enrol, test, label, value in rows
+        joined_line(enrol, test, str(label), f"{value:.6f}")
+        for enrol, test, label, value in rows
     )
     write_whole(path, "".join(lines))
-
-
-def _text(path: Path, form: str) -> str:
-    content = path.read_bytes()
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}, line {line}: no UTF-8 text ({error.reason}). Give a text file "
-            f"with lines {form}."
-        ) from error
 
 
 def _shown(text: str, longest: int = 60) -> str:

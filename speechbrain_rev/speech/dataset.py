@@ -124,9 +124,14 @@ class ChunkDataset(Dataset[Chunk]):
         seed: int = 0,
     ) -> None:
         self.manifest = Manifest.of(utterances)
-        self._numbers = np.array(
-            [speaker_numbers[name] for name in self.manifest.speaker_names]
-        )
+        names = self.manifest.speaker_names
+        if unknown := [name for name in names if name not in speaker_numbers]:
+            raise ValueError(
+                f"{len(unknown)} speakers of the manifest have no number, the first "
+                f"{unknown[0]!r}: train.csv and label_encoder.txt are of two "
+                "preparations. Prepare the data again."
+            )
+        self._numbers = np.array([speaker_numbers[name] for name in names])
         self.samples = samples
         self.sample_rate = sample_rate
         self.seed = seed

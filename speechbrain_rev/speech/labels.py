@@ -1,8 +1,15 @@
-"""Labels of speakers, where each speed makes another speaker."""
+"""Labels of speakers: their numbers in a file, and where each speed makes another one."""
 
 from __future__ import annotations
 
+from ast import literal_eval
+from pathlib import Path
+
 import torch
+from speechbrain.dataio.encoder import CategoricalEncoder
+
+from speechbrain_rev.lists import read_lines
+from speechbrain_rev.whole_files import check_sum
 
 # Each look at labels on a GPU waits for it.
 _LOOKS = (1, 10, 100, 1000)
@@ -66,3 +73,52 @@ def check_speakers(
             f"speed(s) means speakers 0 to {speakers - 1}. Give --out_n_neurons: the "
             "number of your speakers times that of the speeds."
         )
+
+
+def read_labels(path: str | Path) -> dict[str, int]:
+    """Read the number of each speaker, as SpeechBrain's encoder of labels writes them.
+
+    Parameters
+    ----------
+    path : str or Path
+        ``label_encoder.txt``.
+
+    Returns
+    -------
+    dict of str to int
+        From 0 on, in order.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    ValueError
+        If it is damaged or was edited, by its lines or its checksum; it names the file.
+
+    Example
+    -------
+    >>> encoder = CategoricalEncoder()
+    >>> encoder.update_from_iterable(["ann", "bob"])
+    >>> path = getfixture("tmp_path") / "label_encoder.txt"
+    >>> encoder.save(path)
+    >>> read_labels(path)
+    {'ann': 0, 'bob': 1}
+    """
+    check_sum(path)
+    numbers: dict[str, int] = {}
+    for line, text in enumerate(read_lines(path, "'speaker' => number"), start=1):
+        if f"{text}\n" == CategoricalEncoder.EXTRAS_SEPARATOR:
+            break
+        label, _, number = text.rpartition(CategoricalEncoder.VALUE_SEPARATOR)
+        try:
+            speaker, placed = literal_eval(label), int(number)
+            good = isinstance(speaker, str) and placed == len(numbers)
+        except (ValueError, SyntaxError):
+            good = False
+        if not good or speaker in numbers:
+            raise ValueError(
+                f"{path}, line {line}: {text[:60]!r} does not number the next speaker, "
+                f"{len(numbers)}. Copy the file from the run again, or prepare anew."
+            )
+        numbers[speaker] = placed
+    return numbers

@@ -14,7 +14,8 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.whole_files import check_sum, digest_of
+from speechbrain_rev.lists import read_text
+from speechbrain_rev.whole_files import check_path, check_sum, digest_of
 
 from .columns import GrowingTexts, TextColumn, map_columns, save_columns
 
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 #: What is behind the name of a manifest in that of its mapped form.
 MAPPED = ".columns"
+
+# What a column of lengths holds.
+_MOST_SAMPLES = 2**63 - 1
 
 
 # A million of them are in memory while data are prepared: no dictionary each.
@@ -216,7 +220,7 @@ def read_manifest(path: str | Path) -> Manifest:
     Parameters
     ----------
     path : str or Path
-        A CSV file with the columns ID, wav, samples, spk_id.
+        A CSV file in UTF-8 with the columns ID, wav, samples, spk_id.
 
     Returns
     -------
@@ -225,8 +229,8 @@ def read_manifest(path: str | Path) -> Manifest:
     Raises
     ------
     ValueError
-        If it is missing, empty, has other columns or not the checksum of a
-        ``SHA256SUMS`` beside it.
+        If it is missing, empty, has other columns or is in another encoding, a row has
+        other fields, or it has not the checksum of a ``SHA256SUMS`` beside it.
 
     Example
     -------
@@ -235,6 +239,7 @@ def read_manifest(path: str | Path) -> Manifest:
     >>> read_manifest(path)[0].samples
     16000
     """
+    check_path(path, "a manifest")
     if not Path(path).is_file():
         raise ValueError(f"There is no manifest {path}. Prepare the data first.")
     check_sum(path)
@@ -261,25 +266,47 @@ def read_manifest(path: str | Path) -> Manifest:
 
 def _rows(path: str | Path) -> Iterator[Utterance]:
     wanted = [field.name for field in fields(Utterance)]
-    with Path(path).open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        if rows.fieldnames is None or not set(wanted) <= set(rows.fieldnames):
-            raise ValueError(
-                f"{path} has the columns {rows.fieldnames}; it needs {wanted}."
-            )
-        row = None
-        for row in rows:
-            try:
-                samples = int(row["samples"])
-            except (ValueError, TypeError):
+    # A byte order mark is no part of the first column's name.
+    with Path(path).open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file, strict=True)
+        try:
+            if rows.fieldnames is None or not set(wanted) <= set(rows.fieldnames):
                 raise ValueError(
-                    f"{path}, line {rows.line_num}: samples is {row['samples']!r}; it "
-                    "must be the length of the utterance in samples."
-                ) from None
-            if row["spk_id"] is None or row["wav"] is None:
-                raise ValueError(
-                    f"{path}, line {rows.line_num} has fewer fields than {wanted}."
+                    f"{path} has the columns {rows.fieldnames}; it needs {wanted}."
                 )
-            yield Utterance(row["ID"], row["wav"], samples, row["spk_id"])
+            row = None
+            for row in rows:
+                yield _utterance(row, wanted, f"{path}, line {rows.line_num}")
+        except UnicodeDecodeError:
+            # It names the line; to be read once more is for files that are refused only.
+            read_text(path, ",".join(wanted))
+            raise
+        except csv.Error as error:
+            raise ValueError(
+                f"{path}, from line {rows.line_num + 1} on: it is no CSV ({error}). Lines must be "
+                f"{','.join(wanted)}."
+            ) from error
         if row is None:
             raise ValueError(f"{path} lists no utterance.")
+
+
+def _utterance(row: dict[str, str | None], wanted: list[str], place: str) -> Utterance:
+    """Check a row, of which any field may be missing."""
+    name, wav, given, speaker = (row[column] for column in wanted)
+    try:
+        samples = int(given or "")
+    except ValueError:
+        samples = -1
+    if not 0 <= samples <= _MOST_SAMPLES:
+        shown = None if given is None else given[:40]
+        raise ValueError(
+            f"{place}: samples is {shown!r}; it must be the length of the utterance in "
+            f"samples, from 0 to {_MOST_SAMPLES}."
+        )
+    if not name or not wav or not speaker:
+        raise ValueError(f"{place} has fewer fields than {wanted}, or empty ones.")
+    if None in row:
+        raise ValueError(
+            f"{place} has more fields than the header. Put names with commas in quotes."
+        )
+    return Utterance(name, wav, samples, speaker)

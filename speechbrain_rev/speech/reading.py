@@ -290,7 +290,7 @@ def files_below(folder: str | Path) -> Iterable[Path] | None:
 
 def _below(folder: Path) -> Iterator[Path]:
     """Find files at any depth, through links as well."""
-    for inside, folders, files in os.walk(folder, followlinks=True):
+    for inside, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
         yield from (Path(inside, name) for name in files)
         here = Path(inside).resolve()
         # A link to a folder that it is in would lead round and round.
@@ -299,6 +299,11 @@ def _below(folder: Path) -> Iterator[Path]:
             for name in folders
             if not here.is_relative_to(Path(inside, name).resolve())
         ]
+
+
+def _refuse(error: OSError) -> None:
+    """Raise what os.walk would pass over: a folder that cannot be listed."""
+    raise error
 
 
 def _decode(

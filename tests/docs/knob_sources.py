@@ -81,6 +81,8 @@ KNOB_SOURCES: dict[str, tuple[str, str]] = {
     "trial_lists": ("", "ours; SpeechBrain has one, verification_file"),
     "trials_folder": ("", "ours"),
     "bad_files": ("", "ours"),
+    "any_extension": ("", "ours"),
+    "outside_files": ("", "ours"),
     "check_audio": ("", "ours"),
     "max_unread": ("files", "ours"),
     "valid_speakers": ("speakers", "ours; the paper trains on all (V-A), which 0 does"),

@@ -1,7 +1,10 @@
+import shutil
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 from speechbrain_rev.inference import EmbeddingArchive, FbankStatistics, SpeakerEmbedder
 from speechbrain_rev.scoring import read_trials
@@ -130,6 +133,84 @@ def test_a_missing_utterance_is_named(run):
         extract(run)
 
 
+def without_audio_there(run, data, here):
+    """A run whose data folder, lists among them, is now another one."""
+    (here / "lists").mkdir(parents=True)
+    for name in ("one.txt", "other.txt"):
+        shutil.copy(run / name, here / "lists" / name)
+    shutil.copytree(data / "wav", here / "wav")
+    text = (run / "hyperparams.yaml").read_text()
+    text = text.replace(str(data), "/gone").replace(f"{run}/o", "/gone/lists/o")
+    (run / "hyperparams.yaml").write_text(f"{text}\ndata_folder: /gone\n")
+    path = run / "save" / "train.csv"
+    path.write_text(path.read_text().replace(str(data), "/gone"))
+    return here
+
+
+def test_data_that_moved_are_found_by_their_folder(run, data, tmp_path, embedded):
+    expected = extract(run)
+    for name in ("trials", "cohort"):
+        (run / "embeddings" / f"{name}.npz").unlink()
+    here = without_audio_there(run, data, tmp_path / "here")
+    with pytest.raises(
+        ValueError,
+        match=r"/gone does not exist.* --data_folder=\.\.\. or --trials_folder=",
+    ):
+        extract(run)
+    with pytest.raises(FileNotFoundError, match=r"/gone/lists/one\.txt"):
+        extract(run, "--trials_folder", here)
+    with pytest.raises(ValueError, match=r"16 of 16 files.*--data_folder"):
+        extract(run, "--trials", run / "one.txt", "--trials_folder", here)
+    embedded.clear()
+    found = extract(run, "--data_folder", here)
+    assert all(Path(file).is_relative_to(here) for file in embedded)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.names == theirs.names
+        assert np.array_equal(ours.embeddings, theirs.embeddings)
+    recipe("score").main([str(run), "--data_folder", str(here), "--bootstrap=0"])
+    assert (run / "scores" / "one.cosine.txt").is_file()
+
+
+def test_files_of_another_extension_are_told_of_and_taken_if_asked(
+    run, data, tmp_path, embedded
+):
+    here = without_audio_there(run, data, tmp_path / "here")
+    for path in list((here / "wav").rglob("*.wav")):
+        wav, rate = soundfile.read(path, dtype="int16")
+        soundfile.write(path.with_suffix(".flac"), wav, rate)
+        path.unlink()
+    with pytest.raises(
+        ValueError, match=r"8 of 8 files .* 8 are there .*\.flac: --any_extension takes"
+    ):
+        extract(run, "--data_folder", here)
+    with pytest.raises(ValueError, match=r"training utterances 16 .*--any_extension"):
+        recipe("extract").cohort_files(run / "save/train.csv", data_folder=here)
+    trials, cohort = extract(run, "--data_folder", here, "--any_extension")
+    assert all(str(file).endswith(".flac") for file in embedded)
+    assert set(trials.names) == set(read_trials(run / "one.txt").utterances)
+    assert list(cohort.names) == [u.ID for u in read_manifest(run / "save/train.csv")]
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.wav", "{tmp}/secret.wav", "id00005/link.wav"]
+)
+def test_trials_that_lead_out_of_their_folder_are_refused(run, data, tmp_path, name):
+    shutil.copytree(data, tmp_path / "copy")
+    shutil.copy(data / "wav/id00004/s00/00000.wav", tmp_path / "secret.wav")
+    shutil.copy(tmp_path / "secret.wav", tmp_path / "copy/secret.wav")
+    (tmp_path / "copy/wav/id00005/link.wav").symlink_to(tmp_path / "secret.wav")
+    with (run / "one.txt").open("a") as file:
+        file.write(f"0 id00004/s00/00000.wav {name.format(tmp=tmp_path)}\n")
+    given = ("--trials", run / "one.txt", "--trials_folder", tmp_path / "copy")
+    with pytest.raises(ValueError, match=r"one\.txt: 1 names lead out of .*--outside_"):
+        extract(run, *given)
+    root = tmp_path / "copy/wav"
+    with pytest.raises(ValueError, match=r"1 names lead out of .*copy/wav, such as"):
+        recipe("extract").trial_files([run / "one.txt"], root)
+    trials, _ = extract(run, *given, "--outside_files")
+    assert name.format(tmp=tmp_path) in trials.names
+
+
 def test_channels_of_files_are_averaged_and_said(tmp_path, caplog):
     sides = np.stack([speech_like(seed=1), speech_like(seed=2)])
     stereo = {"s.wav": write_audio(tmp_path / "s.wav", sides.T)}
@@ -142,3 +223,10 @@ def test_channels_of_files_are_averaged_and_said(tmp_path, caplog):
     ]
     assert np.allclose(*found, rtol=1e-5)
     assert "1 of 1 utterances have several channels, which were averaged" in caplog.text
+
+
+@pytest.mark.parametrize("count", ["0", "-1"])
+def test_no_utterances_of_a_speaker_are_refused(run, count, capsys):
+    with pytest.raises(SystemExit):
+        extract(run, f"--utterances_per_speaker={count}")
+    assert f"takes 1 or more, not {count}" in capsys.readouterr().err

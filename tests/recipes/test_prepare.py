@@ -1,4 +1,5 @@
 import hashlib
+import os
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -8,7 +9,8 @@ import soundfile
 
 from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.scoring import read_trials
-from speechbrain_rev.speech import read_manifest
+from speechbrain_rev.speech import audio_exists, read_manifest
+from speechbrain_rev.whole_files import digest_of, sums_in, write_sums
 from tests.corpus import write_corpus
 from tests.recipes.runs import arguments, recipe
 
@@ -297,6 +299,441 @@ def test_a_listed_file_that_is_missing_or_broken_is_named(corpus, tmp_path):
     train_list.write_text("id00000 id00000/s00/none.wav\nid1 id00001/s00/00000.wav\n")
     with pytest.raises(ValueError, match=r"none\.wav cannot be read.*no such file"):
         prepare.prepare(settings(corpus, train_list=str(train_list)), tmp_path)
+
+
+def write_copies(source, folder, place):
+    """Copy a corpus' files to other places in their speakers' folders."""
+    for path in sorted((source / "wav").rglob("*.wav")):
+        speaker, session, name = path.relative_to(source / "wav").parts
+        target = folder / place(speaker, session, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return folder
+
+
+PLACES = {
+    "flat": lambda speaker, session, name: f"{speaker}/{session}-{name}",
+    "deep": lambda speaker, session, name: f"{speaker}/book/{session}/part/{name}",
+    "spaces": lambda speaker, session, name: f"{speaker} x/my {session}/{name}",
+    "mixed": lambda speaker, session, name: (
+        f"{speaker}/{session}-{name}"
+        if "s00" in session
+        else f"{speaker}/{session}/{name}"
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["folder", "packed"])
+def test_speech_of_any_depth_is_used_and_accounted_for(corpus, tmp_path, place, kind):
+    data = write_copies(corpus, tmp_path / "data", PLACES[place])
+    if kind == "packed":
+        prepare.main(["--pack", str(data), str(tmp_path / "data.packed")])
+        data = tmp_path / "data.packed"
+    prepared = prepare.prepare(settings(data, valid_speakers=2), tmp_path / "save")
+    assert (prepared.seen, prepared.utterances, prepared.held_out) == (24, 16, 8)
+    assert prepared.speakers == 4
+    trials = read_trials(tmp_path / "save" / "valid_trials.txt")
+    assert len(trials) == prepared.valid_trials
+    for name in trials.utterances:
+        assert audio_exists(data / name)
+
+
+def test_other_depths_than_voxcelebs_are_told_of_with_examples(
+    corpus, tmp_path, caplog
+):
+    data = write_copies(corpus, tmp_path / "data", PLACES["mixed"])
+    prepare.prepare(settings(data), tmp_path / "save")
+    assert (
+        "The first folder is taken for the speaker: 12 files at depth 2" in caplog.text
+    )
+    assert "; 12 files at depth 3, such as id00000/s01/00000.wav, id00" in caplog.text
+    caplog.clear()
+    prepare.prepare(settings(corpus), tmp_path / "usual")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_audio_in_no_speakers_folder_is_counted_with_three_examples(
+    corpus, tmp_path, drop
+):
+    shutil.copytree(corpus / "wav", tmp_path / "data")
+    for number in range(4):
+        shutil.copy(
+            corpus / "wav/id00000/s00/00000.wav", tmp_path / f"data/{number}.wav"
+        )
+    chosen = settings(tmp_path / "data", bad_files="drop" if drop else "refuse")
+    if drop:
+        prepared = prepare.prepare(chosen, tmp_path / "save")
+        assert (prepared.seen, prepared.utterances, prepared.dropped) == (28, 24, 4)
+        assert "Seen: 28 files of audio." in prepared.in_words()
+        return
+    with pytest.raises(
+        ValueError, match=r"4 no speaker's folder .*/0\.wav.*/1\.wav.*/2\.wav; put"
+    ):
+        prepare.prepare(chosen, tmp_path / "save")
+
+
+def test_audio_beside_the_speakers_folders_is_counted_and_named(
+    corpus, tmp_path, caplog
+):
+    shutil.copytree(corpus / "wav", tmp_path / "data/dev/wav")
+    shutil.copytree(corpus / "wav/id00001", tmp_path / "data/test/wav/id9")
+    prepared = prepare.prepare(settings(tmp_path / "data"), tmp_path / "save")
+    assert (prepared.seen, prepared.utterances, prepared.passed_over) == (28, 24, 4)
+    assert "4 files of audio in" in caplog.text
+    assert "test/wav/id9/s00/00000.wav" in caplog.text
+    assert "Passed over beside the speakers' folders: 4." in prepared.in_words()
+
+
+def test_links_that_join_folders_of_the_data_folder_are_no_other_audio(
+    corpus, tmp_path, caplog
+):
+    data = tmp_path / "data"
+    shutil.copytree(corpus / "wav", data / "parts")
+    (data / "wav").mkdir()
+    for speaker in (data / "parts").iterdir():
+        (data / "wav" / speaker.name).symlink_to(speaker)
+    prepared = prepare.prepare(settings(data), tmp_path / "save")
+    assert (prepared.seen, prepared.utterances, prepared.passed_over) == (24, 24, 0)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("name", [" first", "a\tb", "a\nb", "\ufeffmark"])
+def test_names_that_no_list_can_hold_are_refused_or_dropped(corpus, tmp_path, name):
+    shutil.copytree(corpus / "wav", tmp_path / "data")
+    shutil.move(tmp_path / "data/id00002", tmp_path / "data" / name)
+    with pytest.raises(ValueError, match=r"4 name for no list .*; rename it"):
+        prepare.prepare(settings(tmp_path / "data"), tmp_path / "save")
+    assert (tmp_path / "save/bad_files.txt").read_text().count("\n") == 4
+    prepared = prepare.prepare(
+        settings(tmp_path / "data", bad_files="drop", valid_speakers=2),
+        tmp_path / "save",
+    )
+    assert (prepared.seen, prepared.dropped, prepared.speakers) == (24, 4, 3)
+    assert len(read_trials(tmp_path / "save/valid_trials.txt")) == prepared.valid_trials
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(corpus, tmp_path, monkeypatch):
+    scandir = os.scandir
+
+    def locked(folder):
+        if str(folder).endswith("id00002/s01"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    with pytest.raises(PermissionError, match="id00002/s01"):
+        prepare.prepare(settings(corpus), tmp_path / "save")
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("separator", [" ", "\t"])
+def test_a_byte_order_mark_in_the_training_list_makes_no_speaker(
+    corpus, tmp_path, mark, end, separator
+):
+    lines = [
+        f"id0000{speaker}{separator}id0000{speaker}/s0{session}/00000.wav{end}"
+        for session in range(2)
+        for speaker in range(6)
+    ]
+    # Two lists that were joined.
+    text = mark + "".join(lines[:6]) + mark + "".join(lines[6:])
+    (tmp_path / "list.txt").write_bytes(text.encode())
+    chosen = settings(corpus, train_list=str(tmp_path / "list.txt"))
+    prepared = prepare.prepare(chosen, tmp_path / "save")
+    assert (prepared.utterances, prepared.speakers, prepared.seen) == (12, 6, 12)
+    assert speakers_of(tmp_path / "save/train.csv") == {f"id0000{s}" for s in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("id1 id1/ü.wav\n".encode("latin-1"), r"list\.txt, line 1: no UTF-8 text"),
+        ("id1 id1/a.wav\n".encode("utf-16"), r"list\.txt, line 1: no UTF-8 text"),
+        ("id1 id1/a.wav\n".encode("utf-16-le"), r"line 1: no UTF-8 text.*NUL"),
+        (b"", r"list\.txt is empty"),
+        (b"id1 my/a b.wav\n", r"line 1: .* 3 fields .*with a tab between"),
+        (
+            b"id1 id1/a.wav\nid2 id1/b.wav\nid2 id1//a.wav\n",
+            r"lines 1 and 3: 'id1/a\.wav' is of the speakers 'id1' and 'id2'",
+        ),
+    ],
+)
+def test_an_unusable_training_list_is_refused_with_its_line(
+    corpus, tmp_path, content, named
+):
+    (tmp_path / "list.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=named):
+        prepare.prepare(
+            settings(corpus, train_list=str(tmp_path / "list.txt")), tmp_path / "save"
+        )
+
+
+def test_names_with_spaces_in_lists_are_separated_by_tabs(corpus, tmp_path):
+    data = write_copies(corpus, tmp_path / "data", PLACES["spaces"])
+    speakers = [f"id0000{number} x" for number in range(5)]
+    lines = [f"{speaker}\t{speaker}/my s00/00000.wav\n" for speaker in speakers]
+    (tmp_path / "list.txt").write_text("".join(lines))
+    names = [f"{s}/my s0{k}/00000.wav" for s in speakers[:2] for k in range(2)]
+    own = f"1\t{names[0]}\t{names[1]}\n0\t{names[0]}\t{names[2]}\n"
+    (tmp_path / "own.txt").write_text(own)
+    chosen = settings(
+        data,
+        train_list=str(tmp_path / "list.txt"),
+        valid_trials=str(tmp_path / "own.txt"),
+    )
+    prepared = prepare.prepare(chosen, tmp_path / "save")
+    assert (prepared.utterances, prepared.left_out) == (3, 2)
+    assert speakers_of(tmp_path / "save/train.csv") == set(speakers[2:])
+    assert (tmp_path / "save/valid_trials.txt").read_text() == own
+    assert list(prepare.speaker_numbers(tmp_path / "save")) == speakers[2:]
+
+
+@pytest.fixture
+def outside(corpus, tmp_path):
+    """A data folder, of which one session is a link to elsewhere."""
+    shutil.copytree(corpus, tmp_path / "data")
+    shutil.move(tmp_path / "data/wav/id00000/s01", tmp_path / "elsewhere")
+    (tmp_path / "data/wav/id00000/s01").symlink_to(tmp_path / "elsewhere")
+    return tmp_path / "data"
+
+
+def test_links_that_leave_the_data_folder_are_refused_unless_allowed(outside, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"2 outside the folder .*elsewhere.*--outside_"
+    ):
+        prepare.prepare(settings(outside), tmp_path / "save")
+    dropping = settings(outside, bad_files="drop")
+    assert prepare.prepare(dropping, tmp_path / "save").dropped == 2
+    with pytest.raises(ValueError, match=r"2 outside the folder .*elsewhere"):
+        prepare.main(["--pack", str(outside), str(tmp_path / "data.packed")])
+    allowed = settings(outside, outside_files=True)
+    assert prepare.prepare(allowed, tmp_path / "other").utterances == 24
+    prepare.main(
+        ["--pack", str(outside), str(tmp_path / "data.packed"), "--outside_files"]
+    )
+    packed = prepare.prepare(settings(tmp_path / "data.packed"), tmp_path / "packed")
+    assert packed.utterances == 24
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("../../elsewhere/00000.wav", r"has \.\."),
+        ("id00000/../id00000/s00/00000.wav", r"has \.\."),
+        ("{tmp}/elsewhere/00000.wav", "is absolute"),
+        ("id00000/s01/00000.wav", "leads through a link"),
+    ],
+)
+def test_names_that_leave_the_data_folder_are_refused_unless_allowed(
+    outside, tmp_path, name, why
+):
+    name = name.format(tmp=tmp_path)
+    lines = [f"id0000{s} id0000{s}/s00/00000.wav\n" for s in range(1, 3)]
+    (tmp_path / "list.txt").write_text("".join([*lines, f"id7 {name}\n"]))
+    listed = {"train_list": str(tmp_path / "list.txt")}
+    with pytest.raises(ValueError, match=f"1 outside the folder .*{why}"):
+        prepare.prepare(settings(outside, **listed), tmp_path / "save")
+    allowed = settings(outside, **listed, outside_files=True)
+    assert prepare.prepare(allowed, tmp_path / "save").utterances == 3
+
+
+@pytest.mark.parametrize("setting", ["trial_lists", "valid_trials"])
+@pytest.mark.parametrize("name", ["id00000/s01/00000.wav", "id00000/../id00000/x.wav"])
+def test_trials_that_leave_their_folder_are_refused_unless_allowed(
+    outside, tmp_path, setting, name
+):
+    path = tmp_path / "trials.txt"
+    path.write_text(f"1 id00000/s00/00000.wav {name}\n{TRIALS}")
+    given = (str(path),) if setting == "trial_lists" else str(path)
+    with pytest.raises(ValueError, match=r"trials\.txt: 1 names lead out of .*such as"):
+        prepare.prepare(settings(outside, **{setting: given}), tmp_path / "save")
+    if "s01" in name:
+        allowed = settings(outside, **{setting: given}, outside_files=True)
+        assert prepare.prepare(allowed, tmp_path / "save").speakers == 3
+
+
+def test_a_list_that_says_another_extension_is_told_so(corpus, tmp_path, trials):
+    data = write_corpus(tmp_path / "flac", seconds=0.1, suffix=".flac")
+    lines = [f"id0000{s} id0000{s}/s00/00000.wav\n" for s in range(3)]
+    (tmp_path / "list.txt").write_text("".join(lines))
+    for listed in (
+        {"train_list": str(tmp_path / "list.txt")},
+        {"valid_trials": str(trials)},
+    ):
+        with pytest.raises(
+            ValueError, match=r"3 of 3 files.* 3 are there .*\.flac: --any_extension"
+        ):
+            prepare.prepare(settings(data, **listed), tmp_path / "save")
+    chosen = settings(data, **listed, any_extension=True)
+    assert prepare.prepare(chosen, tmp_path / "save").left_out == 8
+    assert (tmp_path / "save/valid_trials.txt").read_text() == TRIALS.replace(
+        ".wav", ".flac"
+    )
+    chosen = settings(data, train_list=str(tmp_path / "list.txt"), any_extension=True)
+    assert prepare.prepare(chosen, tmp_path / "other").utterances == 3
+    for utterance in read_manifest(tmp_path / "other/train.csv"):
+        assert soundfile.info(utterance.wav).format == "FLAC"
+
+
+@pytest.fixture
+def begun(corpus, tmp_path):
+    """A run that has checkpoints, of a data folder of its own."""
+    shutil.copytree(corpus, tmp_path / "data")
+    prepare.prepare(settings(tmp_path / "data", valid_speakers=2), tmp_path / "save")
+    (tmp_path / "save/CKPT+1").mkdir()
+    (tmp_path / "save/CKPT+1/CKPT.yaml").touch()
+    return tmp_path / "save"
+
+
+@pytest.mark.parametrize("spelling", ["slash", "relative", "link", "moved"])
+def test_a_data_folder_by_another_path_is_the_same_data(
+    begun, tmp_path, monkeypatch, spelling
+):
+    names = "valid_trials.txt", "label_encoder.txt"
+    before = [(begun / name).read_bytes() for name in names]
+    data = tmp_path / "data"
+    if spelling == "slash":
+        data = f"{data}/"
+    elif spelling == "relative":
+        monkeypatch.chdir(tmp_path)
+        data = "data"
+    elif spelling == "link":
+        data = tmp_path / "link"
+        data.symlink_to(tmp_path / "data")
+    else:
+        data = data.rename(tmp_path / "other")
+    rows = list(read_manifest(begun / "train.csv"))
+    prepared = prepare.prepare(settings(data, valid_speakers=2), begun)
+    assert (prepared.utterances, prepared.held_out) == (16, 8)
+    assert [(begun / name).read_bytes() for name in names] == before
+    now = list(read_manifest(begun / "train.csv"))
+    assert [replace(u, wav="") for u in now] == [replace(u, wav="") for u in rows]
+    for utterance in now:
+        assert soundfile.info(utterance.wav).frames == utterance.samples
+
+
+@pytest.mark.parametrize("stopped_at", ["train.csv", "SHA256SUMS", "prepared.json"])
+def test_a_run_whose_data_moved_survives_a_kill(
+    begun, tmp_path, monkeypatch, stopped_at
+):
+    moved = settings((tmp_path / "data").rename(tmp_path / "other"), valid_speakers=2)
+    replace_file = os.replace
+
+    def stopping(source, target):
+        replace_file(source, target)
+        if os.path.basename(target) == stopped_at:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            prepare.prepare(moved, begun)
+    assert prepare.prepare(moved, begun).utterances == 16
+    for utterance in read_manifest(begun / "train.csv"):
+        assert soundfile.info(utterance.wav).frames == utterance.samples
+
+
+def test_a_finished_run_whose_data_moved_stays_as_it_is(begun, tmp_path):
+    (tmp_path / "embedding_model.ckpt").write_bytes(b"weights")
+    sums = sums_in(begun)
+    sums["../embedding_model.ckpt"] = digest_of(
+        tmp_path / "embedding_model.ckpt", "sha256"
+    )
+    write_sums(begun, sums)
+    moved = (tmp_path / "data").rename(tmp_path / "other")
+    before = snapshot(begun)
+    assert prepare.prepare(settings(moved, valid_speakers=2), begun).utterances == 16
+    assert snapshot(begun) == before
+
+
+def test_a_data_folder_that_was_converted_is_the_same_data(begun, tmp_path):
+    for path in list((tmp_path / "data").rglob("*.wav")):
+        wav, rate = soundfile.read(path, dtype="int16")
+        target = tmp_path / "other" / path.relative_to(tmp_path / "data")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(target.with_suffix(".flac"), wav, rate)
+    trials = (begun / "valid_trials.txt").read_text()
+    prepare.prepare(settings(tmp_path / "other", valid_speakers=2), begun)
+    now = (begun / "valid_trials.txt").read_text()
+    assert now == trials.replace(".wav", ".flac")
+
+
+def test_a_relative_data_folder_of_another_working_folder_is_another(
+    corpus, begun, tmp_path, monkeypatch
+):
+    prepare.prepare(settings(corpus, valid_speakers=2), tmp_path / "first")
+    for name, seconds in (("here", 0.1), ("there", 0.2)):
+        write_corpus(tmp_path / name / "speech", seconds=seconds)
+    monkeypatch.chdir(tmp_path / "here")
+    prepare.prepare(settings("speech"), tmp_path / "run/save")
+    monkeypatch.chdir(tmp_path / "there")
+    first = next(iter(read_manifest(tmp_path / "run/save/train.csv")))
+    assert first.wav.startswith(str(tmp_path / "here"))
+    prepare.prepare(settings("speech"), tmp_path / "run/save")
+    first = next(iter(read_manifest(tmp_path / "run/save/train.csv")))
+    assert first.wav.startswith(str(tmp_path / "there"))
+
+
+@pytest.mark.parametrize("change", ["gone", "longer", "added"])
+def test_a_data_folder_that_holds_other_data_is_refused_with_checkpoints(
+    begun, tmp_path, change
+):
+    data = (tmp_path / "data").rename(tmp_path / "other")
+    row = read_manifest(begun / "train.csv")[0]
+    path = data / "wav" / f"{row.ID}.wav"
+    if change == "gone":
+        path.unlink()
+    elif change == "longer":
+        wav, rate = soundfile.read(path)
+        soundfile.write(path, [*wav, 0.0], rate)
+    else:
+        shutil.copy(path, path.with_name("77777.wav"))
+    before = snapshot(begun)
+    with pytest.raises(
+        ValueError, match=r"other holds other data: [0-9]+ utterances or"
+    ):
+        prepare.prepare(settings(data, valid_speakers=2), begun)
+    assert snapshot(begun) == before
+
+
+def test_lists_that_moved_are_the_same_lists(begun, tmp_path, trials):
+    (begun / "CKPT+1/CKPT.yaml").unlink()
+    data, moved = tmp_path / "data", tmp_path / "moved.txt"
+    first = prepare.prepare(settings(data, trial_lists=(str(trials),)), begun)
+    (begun / "CKPT+1/CKPT.yaml").touch()
+    trials.rename(moved)
+    before = snapshot(begun)
+    assert prepare.prepare(settings(data, trial_lists=(str(moved),)), begun) == first
+    assert snapshot(begun) == before
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (lambda text: text.replace("=> 2", "=> 99999999999999999999"), 3),
+        (lambda text: text.replace("=> 2", "=> 1"), 3),
+        (lambda text: text.replace("'id00001'", "'id00000'"), 2),
+        (lambda text: text.replace("'id00001'", "id00001"), 2),
+        (lambda text: "\n" + text, 1),
+    ],
+)
+def test_labels_that_number_no_speakers_are_refused_with_their_line(
+    corpus, tmp_path, edit, line
+):
+    prepare.prepare(settings(corpus), tmp_path)
+    (tmp_path / "SHA256SUMS").unlink()
+    path = tmp_path / "label_encoder.txt"
+    expected = {f"id0000{number}": number for number in range(6)}
+    assert prepare.speaker_numbers(tmp_path) == expected
+    text = path.read_text()
+    path.write_bytes(("\ufeff" + text).replace("\n", "\r\n").encode())
+    assert prepare.speaker_numbers(tmp_path) == expected
+    path.write_text(edit(text))
+    with pytest.raises(ValueError, match=rf"label_encoder\.txt, line {line}: "):
+        prepare.speaker_numbers(tmp_path)
 
 
 def test_m4a_files_get_the_command_that_converts_them(tmp_path):

@@ -301,3 +301,22 @@ def test_scoring_before_extracting_says_what_to_run(tmp_path, data):
     run = write_scorable_run(tmp_path / "run", data)
     with pytest.raises(FileNotFoundError, match=r"extract\.py"):
         recipe("score").main([str(run)])
+
+
+def test_two_speakers_have_no_interval(tmp_path, capsys):
+    file = tmp_path / "scores.txt"
+    file.write_text("a/1 a/2 1 0.5\na/1 b/1 0 0.25\nb/1 b/2 1 0.125\n")
+    (row,) = recipe("score").score_file(file)["results"]
+    assert "eer_95" not in row
+    said = capsys.readouterr().out
+    assert (
+        "No intervals: the list has 2 speaker(s), of whom each draw has the same"
+        in said
+    )
+    assert "(--bootstrap 0)" in said
+
+
+@pytest.mark.parametrize("top_n", ["0", "-1", "1"])
+def test_a_cohort_of_too_few_speakers_is_refused_and_not_the_run_s_taken(run, top_n):
+    with pytest.raises(ValueError, match=f"top_n is {top_n}, but the cohort has"):
+        recipe("score").main([str(run), f"--cohort_top_n={top_n}"])

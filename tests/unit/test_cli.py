@@ -1,3 +1,4 @@
+import ast
 import json
 import os
 import re
@@ -914,6 +915,32 @@ class TestVerify:
         assert cli.main([*arguments, "--threshold=2020"]) == 0
         assert "threshold 2020.0000: given by the caller" in capsys.readouterr().out
 
+    def test_advice_about_thresholds_can_be_followed(self, audio, tmp_path, capsys):
+        write_run(tmp_path / "run")
+        arguments = ["verify", str(tmp_path / "run"), *audio, "--device=cpu"]
+        assert cli.main(arguments) == 0
+        assert "Give threshold=SCORE (--threshold=SCORE)" in capsys.readouterr().out
+        rows = [
+            {
+                "trials": name, "method": "cosine", "targets": 3, "impostors": 4,
+                "eer": 0.25, "thresholds": {"EER": 0.4},
+            }
+            for name in ("one", "my other")
+        ]  # fmt: skip
+        made = read_weights(tmp_path / "run").fingerprint
+        report = {"model": made, "subtract_mean": False, "results": rows}
+        (tmp_path / "run/scores").mkdir()
+        (tmp_path / "run/scores/results.json").write_text(json.dumps(report))
+        assert cli.main(arguments) == 0
+        said = capsys.readouterr().out
+        assert "(--threshold=NAME), one of 'one', 'my other'." in said
+        option, names = re.search(
+            r"\((--threshold=)NAME\), one of (.*)\.", said
+        ).groups()
+        for name in ast.literal_eval(names):
+            assert cli.main([*arguments, f"{option}{name}"]) == 0
+            assert f"EER of the list {name}" in capsys.readouterr().out
+
     def test_as_norm_without_a_cohort_is_one_line(self, run_folder, audio, capsys):
         arguments = ["verify", run_folder, *audio, "--device=cpu", "--as-norm"]
         assert "has no embeddings/cohort.npz" in refuse(arguments, capsys)
@@ -1010,3 +1037,20 @@ def test_memory_that_a_recipe_has_not_got_is_one_line_where_it_is_said(tmp_path)
     assert ended.stderr.startswith("script.py: A step takes 3 GiB. End")
     bare = "def main():\n    raise MemoryError\nrun_script(main)"
     assert "Traceback" in run_as_script(tmp_path, bare).stderr
+
+
+_NOBODY = """
+import os, sys
+os.getuid = lambda: 54321
+from speechbrain_rev.cli.command import main
+sys.exit(main(["memory", "resnet34", "--batch", "4"]))
+"""
+
+
+def test_a_command_runs_for_a_user_without_name_and_home():
+    known = {k: v for k, v in os.environ.items() if k in ("PATH", "PYTHONPATH")}
+    done = subprocess.run(
+        [sys.executable, "-c", _NOBODY], env=known, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Optimizer states" in done.stdout

@@ -48,7 +48,7 @@ def score_baselines(
     """
     manifest = run / "save" / "train.csv"
     speakers = {item.ID: item.spk_id for item in read_manifest(manifest)}
-    tested = extract.trial_files(trial_lists, extract.speech_root(data))
+    tested = extract.trial_files(trial_lists, extract.speech_root(data), within=data)
     cohort = extract.cohort_files(manifest, utterances_per_speaker)
     sizes = read_settings(run, ["n_mels", "sample_rate"])
     rows: dict[str, list[dict[str, Any]]] = {}

@@ -66,6 +66,8 @@ EDGES = {
     "trial_lists": ([[], ["x"]], [["x", ""]]),
     "trials_folder": (["x"], [""]),
     "bad_files": (["refuse", "drop"], ["keep", ""]),
+    "any_extension": ([True, False], []),
+    "outside_files": ([True, False], []),
     "check_audio": ([True, False], []),
     "max_unread": ([0, 100], [-1]),
     "valid_speakers": ([0, 2], [-1]),

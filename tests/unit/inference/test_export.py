@@ -429,6 +429,20 @@ def test_a_run_that_does_not_fit_together_is_refused(tmp_path, changed, message)
     assert not (tmp_path / "out").exists()
 
 
+def test_labels_that_an_editor_saved_are_exported_and_damaged_ones_refused(tmp_path):
+    write_finished_run(tmp_path / "run")
+    path = tmp_path / "run/save/label_encoder.txt"
+    text = path.read_text()
+    path.write_bytes(("\ufeff" + text).replace("\n", "\r\n").encode())
+    export_run(tmp_path / "run", tmp_path / "out")
+    assert (tmp_path / "out/label_encoder.txt").read_text() == text
+    path.write_text(text.replace("=> 1", "=> 7"))
+    with pytest.raises(
+        ValueError, match=r"label_encoder\.txt, line 2: .* next speaker, 1"
+    ):
+        export_run(tmp_path / "run", tmp_path / "other")
+
+
 def test_a_classifier_of_other_embeddings_is_refused(tmp_path):
     write_finished_run(tmp_path / "run")
     save = tmp_path / "run/save"
@@ -448,7 +462,7 @@ def test_a_cohort_that_cannot_be_read_is_not_handed_out(tmp_path):
     report = json.loads(path.read_text())
     report["cohort"]["top_n"] = 1
     path.write_text(json.dumps(report))
-    with pytest.raises(ValueError, match="top_n is 1 of 3 speakers"):
+    with pytest.raises(ValueError, match="top_n is 1, but the cohort has 3 speakers"):
         export_run(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -1,22 +1,33 @@
+import functools
+import io
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
 
 from speechbrain_rev.inference import (
+    EmbeddingArchive,
+    EnrolledSpeaker,
     FbankStatistics,
     SpeakerEmbedder,
     WaveformEncoder,
     batches,
+    read_cohort,
 )
 from speechbrain_rev.inference.front_ends import SpeechBrainFbank
+from speechbrain_rev.inference.wespeaker import convert_from_wespeaker
 from speechbrain_rev.lobes import build_encoder, inference_form
-from speechbrain_rev.scoring import cosine_trials, eer, read_trials
+from speechbrain_rev.lobes.pretrained import load_strictly
+from speechbrain_rev.planner import Plan
+from speechbrain_rev.scoring import cosine_trials, eer, read_scores, read_trials
+from speechbrain_rev.speech import audio_info, read_audio, read_blocks, read_manifest
 from tests.run_folders import TINY, speech_like, write_audio, write_run
 
 # Sums of other grouping; one part in 100,000 of the embedding's length.
@@ -379,6 +390,76 @@ def test_a_gpu_that_is_not_there_is_refused(run, monkeypatch):
     with pytest.raises(ValueError, match="sees 0 CUDA devices"):
         SpeakerEmbedder.from_run(run[0], device="cuda")
     assert SpeakerEmbedder.from_run(run[0]).device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "opened", [io.BytesIO, bytes, bytearray], ids=["a file", "bytes", "a bytearray"]
+)
+def test_open_files_are_refused_with_what_to_do_which_works(embedder, tmp_path, opened):
+    path = write_audio(tmp_path / "a.wav", speech_like())
+    content = path.read_bytes()
+    for given in (opened(content), [opened(content)]):
+        with pytest.raises(
+            ValueError, match=r"samples, rate = soundfile\.read\(file, alw"
+        ):
+            embedder.embed(given)
+    with pytest.raises(ValueError, match=r"^a is of type .*soundfile\.read"):
+        embedder.verify(opened(content), path)
+    samples, rate = soundfile.read(io.BytesIO(content), always_2d=True)
+    found = embedder.embed(samples.T, sample_rate=rate)
+    np.testing.assert_allclose(found, embedder.embed(path), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("read", "what"),
+    [
+        (audio_info, "audio"),
+        (functools.partial(read_audio, sample_rate=16000), "audio"),
+        (lambda file: list(read_blocks(file)), "audio"),
+        (read_manifest, "a manifest"),
+        (read_trials, "a trial list"),
+        (read_scores, "a score file"),
+        (EmbeddingArchive.load, "an archive of embeddings"),
+        (EnrolledSpeaker.load, "an enrolled speaker"),
+        (SpeakerEmbedder.from_run, "a run"),
+        (SpeakerEmbedder.from_hparams, "an exported model"),
+        (read_cohort, "the cohort of a model"),
+        (Plan.load, "a plan"),
+        (lambda file: convert_from_wespeaker(file, "nowhere"), "a WeSpeaker model"),
+    ],
+)
+def test_an_open_file_where_a_path_is_needed_is_told_so(read, what):
+    with pytest.raises(
+        ValueError,
+        match=f"^{what} is read by the path of its file, and BytesIO is none",
+    ):
+        read(io.BytesIO(b"content"))
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_weights_that_a_wrapper_saved_are_loaded(run, embedder, tmp_path, prefix):
+    shutil.copytree(run[0], tmp_path / "run")
+    path = tmp_path / "run" / "embedding_model.ckpt"
+    weights = torch.load(path, weights_only=True)
+    torch.save({f"{prefix}{name}": t for name, t in weights.items()}, path)
+    wave = speech_like()
+    found = SpeakerEmbedder.from_run(tmp_path / "run", device="cpu")
+    assert np.array_equal(found.embed(wave, 16000), embedder.embed(wave, 16000))
+
+
+def test_weights_of_a_wrapper_are_loaded_strictly(tmp_path):
+    linear, wrapper = torch.nn.Linear(2, 2), torch.nn.Module()
+    wrapper.module = torch.nn.Linear(2, 2)
+    for module in (wrapper, wrapper.module):
+        file = io.BytesIO()
+        torch.save(wrapper.state_dict(), file)
+        file.seek(0)
+        before = [p.clone() for p in wrapper.parameters()]
+        load_strictly(module, file)
+        assert all(map(torch.equal, wrapper.parameters(), before))
+    torch.save({"module.weight": torch.ones(2, 2)}, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=r'Missing key.*"bias"'):
+        load_strictly(linear, tmp_path / "a.ckpt")
 
 
 def test_an_empty_list_is_refused(embedder):

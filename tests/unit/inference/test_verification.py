@@ -10,6 +10,7 @@ import safetensors.numpy
 from speechbrain_rev import scoring
 from speechbrain_rev.inference import (
     Cohort,
+    EmbeddingArchive,
     EnrolledSpeaker,
     SpeakerEmbedder,
     Threshold,
@@ -150,6 +151,20 @@ def test_a_long_recording_in_windows_is_centred_as_a_short_one(loaded):
     found = loaded.verify(*long, RATE, window=0.5, cohort=cohort)
     # A mean of three in float32, of which a tenth is left once it is centred.
     assert found.score == pytest.approx(short.score, rel=NORMED_SCORE)
+
+
+@pytest.mark.parametrize("top_n", [-2, 0, 1, 2.5, True])
+def test_a_cohort_that_looks_at_too_few_speakers_is_refused(top_n):
+    means = np.eye(4)
+    with pytest.raises(ValueError, match=rf"top_n is {top_n}, .* 4 speakers"):
+        Cohort(means, top_n, "f00d")
+    archive = EmbeddingArchive(tuple("abcd"), means.astype(np.float32), "f00d")
+    speakers = dict(zip("abcd", "wxyz", strict=True))
+    with pytest.raises(ValueError, match=rf"top_n is {top_n}, .* 4 speakers"):
+        Cohort.of(archive, speakers, top_n=top_n)
+    assert Cohort.of(archive, speakers, top_n=10**30).top_n == 4
+    with pytest.raises(ValueError, match=r"top_n is 5, but the cohort has 4 speakers"):
+        Cohort(means, 5, "f00d")
 
 
 def test_a_cohort_of_another_model_or_precision_is_refused(loaded, run):

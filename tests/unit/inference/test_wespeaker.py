@@ -188,6 +188,20 @@ def test_a_classifier_is_left_out_and_fractions_of_batches_are_cut(basic, tmp_pa
     assert weights["stem.norms.0.num_batches_tracked"].dtype == torch.int64
 
 
+@pytest.mark.parametrize(
+    "prefix", ["module.", "front.", "module.front.", "model.", "module._orig_mod."]
+)
+def test_what_wrappers_put_before_all_names_is_taken_off(basic, prefix):
+    expected_settings, expected = from_wespeaker(basic.state_dict())
+    theirs = {f"{prefix}{name}": t for name, t in basic.state_dict().items()}
+    outer = "module." if prefix.startswith("module.") else ""
+    theirs[f"{outer}projection.weight"] = torch.ones(5, 16)
+    settings, weights = from_wespeaker(theirs)
+    assert settings == expected_settings
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
 def changed(**tensors):
     def change(state):
         for name, tensor in tensors.items():
@@ -228,8 +242,18 @@ REFUSED = [
     (changed(pool__linear1__weight=torch.ones(1)), "pooling with weights of its own"),
     (changed(frontend__x=torch.ones(1)), "front-end with weights of its own"),
     (
-        lambda s: {f"module.{n}": t for n, t in s.items()},
-        "no weights layer1.0.conv1.weight.*holds module.conv1.weight",
+        lambda s: {f"encoder.{n}": t for n, t in s.items()},
+        "no weights layer1.0.conv1.weight.*holds encoder.conv1.weight",
+    ),
+    (
+        lambda s: (
+            {f"module.front.{n}": t for n, t in s.items() if "seg" not in n}
+            | {
+                "module.pooling.linear1.weight": torch.ones(1),
+                "module.bottleneck.bias": torch.ones(1),
+            }
+        ),
+        "holds front.conv1.weight: .*a ResNet within a larger one, such as .*SimAM",
     ),
     (
         lambda s: {

@@ -4,13 +4,14 @@ import copy
 import functools
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hyperpyyaml import load_hyperpyyaml
 from torch import nn
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes import build_encoder, inference_form
 from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.planner import Plan
 from tests.unit.lobes.encoders import KINDS, feats, tiny
@@ -186,6 +187,21 @@ def test_pooling_takes_the_variance_asked_for(correction):
 def test_input_of_a_wrong_shape_is_refused(shape, words):
     with pytest.raises(ValueError, match=words):
         tiny("revnet57")(torch.randn(shape))
+
+
+@pytest.mark.parametrize("kind", ["int64", "int16", "uint8", "bool", "complex64"])
+@pytest.mark.parametrize("form", [lambda encoder: encoder, inference_form])
+def test_features_that_are_no_floats_are_refused(kind, form):
+    encoder = form(tiny("revnet57").eval())
+    whole = torch.ones(2, 43, 80, dtype=getattr(torch, kind))
+    with pytest.raises(
+        ValueError, match=rf"as a tensor of floats, but got torch\.{kind}"
+    ):
+        encoder(whole)
+    with pytest.raises(ValueError, match="as a tensor of floats, but got float32"):
+        encoder(
+            whole.float().numpy() if kind != "complex64" else np.ones(2, np.float32)
+        )
 
 
 @pytest.mark.parametrize(

@@ -168,3 +168,15 @@ def test_the_folder_is_the_variable_s_or_in_the_cache(monkeypatch, tmp_path):
     monkeypatch.delenv(saved.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert saved.profile_folder() == tmp_path / "speechbrain_rev" / "profiles"
+
+
+def test_a_user_without_a_home_folder_gets_a_profile_that_is_not_kept(
+    monkeypatch, maker
+):
+    for name in ("HOME", "XDG_CACHE_HOME", saved.VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    with pytest.warns(UserWarning, match=f"no home folder.*{saved.VARIABLE}"):
+        found = saved.saved_profile(KEY, maker)
+    assert found.blocks == [BLOCK]
+    assert KEY.items() <= found.about.items()

@@ -76,9 +76,11 @@ def test_memory_does_not_grow_with_the_embeddings(rng):
     assert peak < 100e6
 
 
-@pytest.mark.parametrize("top_n", [0, 1, 31])
+@pytest.mark.parametrize("top_n", [-3, 0, 1, 31, 2.5, 10**30, True, "5", np.nan])
 def test_a_top_n_the_cohort_cannot_give_is_refused_not_clamped(rng, top_n):
-    with pytest.raises(ValueError, match=f"top_n is {top_n}, .* 30 speakers.*2 to 30"):
+    with pytest.raises(
+        ValueError, match=f"top_n is {top_n!r}, .* 30 speakers.*2 to 30"
+    ):
         cohort_statistics(
             rng.normal(size=(3, 4)), rng.normal(size=(30, 4)), top_n=top_n
         )

@@ -86,7 +86,8 @@ def test_intervals_are_as_wide_as_lists_of_other_speakers_differ():
 
 
 def test_draws_without_both_kinds_are_drawn_again():
-    found = bootstrap([1.0, 0.0], [1, 0], "aa", "ab", replicates=20)
+    # Of three speakers some draws lack a, who alone has a target, or both b and c.
+    found = bootstrap([1.0, 0.0, 0.0], [1, 0, 0], "aaa", "abc", replicates=20)
     assert found.eer.tolist() == [0.0] * 20
 
 
@@ -97,6 +98,7 @@ def test_draws_without_both_kinds_are_drawn_again():
         ({"labels": [0, 1]}, r"labels\[0\] is 0.*'a' and 'a'"),
         ({"replicates": 1}, "at least 2"),
         ({"scores": [1.0, np.nan]}, "NaN"),
+        ({}, r"has 2 speaker\(s\), of whom each draw .* takes 3 or more"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(changed, message):

@@ -13,7 +13,10 @@ names = st.text(
     st.characters(exclude_categories=("Z", "C")), min_size=1, max_size=12
 ).filter(lambda name: len(name.split()) == 1)
 rows = st.lists(
-    st.tuples(st.integers(0, 1), names, names), min_size=2, max_size=20
+    st.tuples(st.integers(0, 1), names, names),
+    min_size=2,
+    max_size=20,
+    unique_by=lambda trial: frozenset(trial[1:]),
 ).filter(lambda trials: len({label for label, _, _ in trials}) == 2)
 
 
@@ -54,6 +57,16 @@ GOOD = "1 a b\n0 a c\n"
         ("", "trials.txt is empty"),
         (" \n\n", "trials.txt is empty"),
         ("x" * 500, r"line 1: 'x{60}\.\.\.' has 1 fields"),
+        (
+            "1 a b/my c\n0 a d\n",
+            "line 1: .* has 4 fields.*has spaces, separate .* tabs",
+        ),
+        (
+            GOOD + "1 a c\n",
+            "lines 2 and 3: one pair with two labels, '0 a c' and '1 a c'",
+        ),
+        (GOOD + "1 c a\n0 b a\n", "lines 2 and 3: one pair .* '0 a c' and '1 c a'"),
+        ("0 b a\n" + GOOD, "lines 1 and 2: one pair with two labels"),
     ],
 )
 def test_a_bad_list_is_refused_with_file_and_line(tmp_path, content, message):
@@ -68,6 +81,33 @@ def test_a_file_that_is_no_text_is_refused_with_its_line(tmp_path):
     path.write_bytes(GOOD.encode() + b"1 a \xff\n")
     with pytest.raises(ValueError, match=r"trials.txt, line 3: no UTF-8 text"):
         read_trials(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-32"])
+def test_a_list_in_wide_characters_is_refused_with_its_line(tmp_path, encoding):
+    path = tmp_path / "trials.txt"
+    path.write_bytes(GOOD.encode(encoding))
+    with pytest.raises(ValueError, match=r"trials.txt, line 1: no UTF-8 text.*Save it"):
+        read_trials(path)
+
+
+def test_a_byte_order_mark_within_joined_lists_is_no_part_of_a_name(tmp_path):
+    path = tmp_path / "scores.txt"
+    path.write_text("\ufeffa b 1 0.5\n\ufeffa c 0 0.25\n")
+    assert read_scores(path)[0].utterances == ("a", "b", "c")
+
+
+def test_a_pair_that_stands_there_twice_with_one_label_is_kept(tmp_path):
+    path = tmp_path / "trials.txt"
+    path.write_text(GOOD + "1 b a\n")
+    assert read_trials(path).labels.tolist() == [1, 0, 1]
+
+
+def test_one_pair_with_two_labels_is_refused_in_scores_too(tmp_path):
+    path = tmp_path / "scores.txt"
+    path.write_text("a b 1 0.5\na c 0 0.25\nb a 0 0.5\n")
+    with pytest.raises(ValueError, match=r"scores.txt, lines 1 and 3: one pair"):
+        read_scores(path)
 
 
 def test_a_missing_list_and_a_folder_are_refused_by_name(tmp_path):
@@ -181,3 +221,32 @@ def test_a_bad_score_file_is_refused_with_file_and_line(tmp_path, content, messa
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
         read_scores(path)
+
+
+spaced = st.text("ab \u00a0\u3000\x1c/ü'\"\\#", min_size=1, max_size=8).filter(
+    lambda name: name == name.strip()
+)
+
+
+@given(
+    pairs=st.lists(
+        st.tuples(spaced, spaced), min_size=2, max_size=8, unique_by=frozenset
+    )
+)
+@settings(deadline=None, max_examples=60)
+def test_names_with_spaces_come_back_from_scores(tmp_path_factory, pairs):
+    path = tmp_path_factory.mktemp("scores") / "scores.txt"
+    enrol, test = zip(*pairs, strict=True)
+    labels = [row % 2 for row in range(len(pairs))]
+    write_scores(path, Trials(labels, enrol, test), labels)
+    trials, scores = read_scores(path)
+    assert (trials.enrol, trials.test) == (enrol, test)
+    assert scores.tolist() == labels
+
+
+@pytest.mark.parametrize("name", ["a\tb", "a\nb", "a ", " a", "\ufeffa"])
+def test_a_name_that_no_line_can_hold_is_not_written(tmp_path, name):
+    trials = Trials([1, 0], [name, "a"], ["b", "c"])
+    with pytest.raises(ValueError, match=r"cannot stand in a list.*Rename it"):
+        write_scores(tmp_path / "scores.txt", trials, [1, 0])
+    assert not (tmp_path / "scores.txt").exists()

@@ -193,3 +193,9 @@ def test_the_first_utterances_of_a_batch_are_a_copy():
     assert len(batch.first(4)) == 3
     first.wavs.fill_(9.0)
     assert batch.wavs[:, 0].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_speakers_that_have_no_number_are_named(utterances):
+    numbers = {u.spk_id: n for n, u in enumerate(utterances) if u.spk_id != "id00001"}
+    with pytest.raises(ValueError, match=r"1 speakers .* have no number.*'id00001'"):
+        ChunkDataset(utterances, numbers, samples=SAMPLES)

@@ -43,6 +43,11 @@ def test_a_manifest_comes_back_as_written(path):
         ("ID,wav,samples,spk_id\na,a.wav\n", "line 2.*None"),
         ("ID,wav,samples,spk_id\na,a.wav,7\n", "line 2 has fewer fields"),
         ("ID,wav,samples,spk_id\n\n", "lists no utterance"),
+        (f"ID,wav,samples,spk_id\na,a.wav,{2**63},s\n", "line 2: samples is '9223"),
+        ("ID,wav,samples,spk_id\na,a.wav,-1,s\n", "line 2: samples is '-1'"),
+        ("ID,wav,samples,spk_id\na,a.wav,7,s,t\n", "line 2 has more fields than"),
+        ("ID,wav,samples,spk_id\n,a.wav,7,s\n", "line 2 has fewer fields .* empty"),
+        ('ID,wav,samples,spk_id\na,"a.wav,7,s\n', "from line 2 on: it is no CSV"),
     ],
 )
 def test_an_unusable_manifest_is_refused_by_name(tmp_path, content, named):
@@ -51,6 +56,23 @@ def test_an_unusable_manifest_is_refused_by_name(tmp_path, content, named):
         path.write_text(content)
     with pytest.raises(ValueError, match=named):
         read_manifest(path)
+
+
+def test_a_manifest_of_another_encoding_is_refused_with_its_line(tmp_path):
+    path, text = tmp_path / "train.csv", "ID,wav,samples,spk_id\na,ü.wav,7,s\n"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"train\.csv, line 2: no UTF-8 text.*ID,wav"):
+        read_manifest(path)
+    path.write_text(text, encoding="utf-16")
+    with pytest.raises(ValueError, match=r"train\.csv, line 1: no UTF-8 text"):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_a_manifest_that_a_spreadsheet_saved_has_the_same_rows(path, ends):
+    text = path.read_bytes().decode().replace("\r\n", ends)
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert list(read_manifest(path)) == ROWS
 
 
 def test_a_manifest_that_is_edited_is_read_as_it_is_now(path):

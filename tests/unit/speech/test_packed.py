@@ -437,6 +437,13 @@ def test_a_folder_packed_anew_is_read_anew(corpus, tmp_path):
     assert _source(path, None, None) != before
 
 
+def test_a_link_to_a_packed_folder_is_no_other_audio(corpus, tmp_path):
+    path = audio_files(pack(corpus, tmp_path / "made.packed"))[0]
+    (tmp_path / "link.packed").symlink_to(tmp_path / "made.packed")
+    other = tmp_path / "link.packed" / path.relative_to(tmp_path / "made.packed")
+    assert _source(other, None, None) == _source(path, None, None)
+
+
 def test_links_are_followed_and_do_not_lead_round(corpus, tmp_path):
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "wav").symlink_to(corpus / "wav")
