@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +18,12 @@ from typing import IO, Any
 SUMS = "SHA256SUMS"
 
 _BLOCK_BYTES = 2**20
+_MEND = "Make room there, or mend what is wrong"
+# What the system says where a disk takes no more, whatever the file.
+_OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+# What is not finished is called by its own name with this much more, of at most 255 bytes.
+_PART, _DRAWN = ".part", "?" * 8
+_MOST_OF_NAME = 255 - len(f"..{_DRAWN}{_PART}")
 # Before the checksum that ends a line of rows.
 _ROW_SUM = b', "sha256": "'
 
@@ -64,7 +73,7 @@ def opened_whole(path: str | Path) -> Iterator[IO[bytes]]:
     Raises
     ------
     OSError
-        If it cannot be written.
+        If it cannot be written; nothing of it stays.
 
     Examples
     --------
@@ -83,20 +92,22 @@ def opened_whole(path: str | Path) -> Iterator[IO[bytes]]:
         with open(path, "wb") as file:
             yield file
         return
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, suffix=".part", delete=False
-    ) as part:
+    with naming(path, f"{_MEND}; what was there is as it was."):
+        prefix, part = _unfinished(path.name), ""
         try:
-            yield part.file
-            part.flush()
-            # Else a loss of power may leave the name without the content.
-            os.fsync(part.fileno())
-            part.close()
-            os.chmod(part.name, permissions(path))
-            os.replace(part.name, path)
+            with tempfile.NamedTemporaryFile(
+                dir=path.parent, prefix=prefix, suffix=_PART, delete=False
+            ) as file:
+                part = file.name
+                yield file.file
+                file.flush()
+                # Else a loss of power may leave the name without the content.
+                os.fsync(file.fileno())
+            os.chmod(part, permissions(path))
+            os.replace(part, path)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(part.name)
+                os.unlink(part)
             raise
 
 
@@ -126,6 +137,142 @@ def check_path(path: object, what: str, remedy: str = "Write it to a file.") -> 
             f"{what} is read by the path of its file, and {type(path).__name__} is none. "
             f"{remedy}"
         )
+
+
+@contextlib.contextmanager
+def folder_whole(path: str | Path) -> Iterator[Path]:
+    """Make a folder, which takes its place when the block ends without an error.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder, which is not there or empty; the one that it is in exists. No other
+        process makes it.
+
+    Yields
+    ------
+    pathlib.Path
+        The folder that becomes it.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; nothing of it stays.
+
+    Examples
+    --------
+    >>> folder = Path(tempfile.mkdtemp(), "model")
+    >>> with folder_whole(folder) as part:
+    ...     write_whole(part / "weights", b"1")
+    ...     folder.exists()
+    False
+    >>> [file.name for file in folder.iterdir()]
+    ['weights']
+    """
+    path = Path(path).resolve()
+    with naming(path, f"{_MEND}, and give the same command again."):
+        clear_unfinished(path.parent, path.name)
+        prefix = _unfinished(path.name)
+        part = Path(tempfile.mkdtemp(dir=path.parent, prefix=prefix, suffix=_PART))
+        try:
+            yield part
+            # It was made for its owner alone.
+            os.chmod(part, 0o111 | permissions(part / "new"))
+            os.replace(part, path)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+
+
+def clear_unfinished(folder: str | Path, name: str | None = None) -> None:
+    """Delete what processes that were killed left of files and folders made whole.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Where they are; it need not be there.
+    name : str, optional
+        Of the one that was to be written; by default, all. No other process writes it.
+
+    Examples
+    --------
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / ".plan.json.abcdefgh.part").touch()
+    >>> clear_unfinished(folder, "plan")
+    >>> clear_unfinished(folder, "plan.json")
+    >>> list(folder.iterdir())
+    []
+    """
+    prefix = ".*." if name is None else glob.escape(_unfinished(name))
+    for part in Path(folder).glob(f"{prefix}{_DRAWN}{_PART}"):
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+
+
+def is_of_disk(error: BaseException) -> bool:
+    """Tell whether an error says that a disk takes no more.
+
+    Parameters
+    ----------
+    error : BaseException
+        Of the system, or one that ``naming`` made of it.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> is_of_disk(OSError(errno.ENOSPC, "No space left on device"))
+    True
+    >>> is_of_disk(FileNotFoundError(errno.ENOENT, "No such file or directory"))
+    False
+    """
+    return isinstance(error, OSError) and error.errno in _OF_DISKS
+
+
+@contextlib.contextmanager
+def naming(path: str | Path, advice: str) -> Iterator[None]:
+    """Name what cannot be written where a disk takes no more, and what to do.
+
+    Parameters
+    ----------
+    path : str or Path
+        What is written in the block.
+    advice : str
+        In whole sentences.
+
+    Raises
+    ------
+    OSError
+        In the place of what the system says of the disk; other errors stay as they are.
+
+    Examples
+    --------
+    >>> with naming("plan.json", "Make room."):
+    ...     raise OSError(errno.ENOSPC, "No space left on device")
+    Traceback (most recent call last):
+    OSError: plan.json cannot be written (No space left on device). Make room.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or not is_of_disk(error):
+            raise
+        reason = os.strerror(error.errno)
+        named = OSError(f"{path} cannot be written ({reason}). {advice}")
+        named.errno = error.errno
+        raise named from error
+
+
+def _unfinished(name: str) -> str:
+    """Give what names of files begin with that are to become this one."""
+    encoded = os.fsencode(name)
+    if len(encoded) > _MOST_OF_NAME:
+        name = hashlib.blake2b(encoded, digest_size=16).hexdigest()
+    return f".{name}."
 
 
 def digest_of(path: str | Path, algorithm: str) -> str:
@@ -367,7 +514,9 @@ def check_writable(name: str, folder: str | Path) -> None:
     """
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder) as file:
+        with tempfile.NamedTemporaryFile(
+            dir=folder, prefix=_unfinished("x"), suffix=_PART
+        ) as file:
             file.write(b"x")
     except OSError as error:
         raise OSError(

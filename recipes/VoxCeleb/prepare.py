@@ -67,6 +67,7 @@ from speechbrain_rev.whole_files import (
     SUMS,
     check_sum,
     check_writable,
+    clear_unfinished,
     digest_of,
     sums_in,
     write_sums,
@@ -129,6 +130,7 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
     # A record must not vouch for lists of a preparation that does not come to its end; of
     # a training that has begun they are the same but for the paths.
     outdated = (SUMS,) if begun else (RECORD, SUMS)
+    clear_unfinished(save_folder)
     prepared = _prepare(settings, save_folder, save_folder / BAD_FILES, outdated)
     record = {
         "settings": fingerprint,
@@ -234,8 +236,11 @@ def write_label_encoder(path: Path, speakers: Iterable[str]) -> None:
     """Write the number of each speaker, in the order given."""
     encoder = CategoricalEncoder()
     encoder.update_from_iterable(speakers)
-    encoder.save(f"{path}.part")
-    os.replace(f"{path}.part", path)
+    # SpeechBrain's own way writes where it is told to, half of it where a disk is full.
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder, LABELS)
+        encoder.save(part)
+        write_whole(path, part.read_bytes())
 
 
 def speaker_numbers(save_folder: str | Path) -> dict[str, int]:

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from speechbrain_rev.lobes.checkpoints import average_of_last_epochs, is_end_of_
 from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.whole_files import (
     check_sum,
+    clear_unfinished,
     digest_of,
     sums_in,
     write_sums,
@@ -73,8 +74,11 @@ def refuse_other_network(settings: Mapping[str, Any]) -> None:
         )
 
 
-def owned(folder: Path) -> AbstractContextManager[None]:
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
     """Keep a run's folder from other commands; the main process has it for all.
+
+    What a process that was killed left of files there is deleted.
 
     Parameters
     ----------
@@ -87,8 +91,11 @@ def owned(folder: Path) -> AbstractContextManager[None]:
         If another command has it; host, process and begin are named.
     """
     if not if_main_process():
-        return nullcontext()
-    return locked(folder / LOCK, str(folder), "writing into", instead="output_folder")
+        yield
+        return
+    with locked(folder / LOCK, str(folder), "writing into", instead="output_folder"):
+        clear_unfinished(folder)
+        yield
 
 
 def finished(settings: Mapping[str, Any]) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -49,6 +47,7 @@ from speechbrain_rev.inference.run_folder import (
     read_classifier,
     read_settings,
     read_weights,
+    saved_bytes,
 )
 from speechbrain_rev.inference.thresholds import (
     THRESHOLDS,
@@ -59,8 +58,9 @@ from speechbrain_rev.inference.thresholds import (
 )
 from speechbrain_rev.lobes.checkpointer import verify_checkpoint
 from speechbrain_rev.lobes.classifier import true_speakers
+from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.speech.labels import read_labels
-from speechbrain_rev.whole_files import check_sum, permissions
+from speechbrain_rev.whole_files import check_sum, folder_whole, write_whole
 
 LABELS = "label_encoder.txt"
 CARD = "README.md"
@@ -93,19 +93,28 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
     ------
     FileNotFoundError
         If the run has no weights, checkpoints or labels.
+    OSError
+        If ``out`` cannot be written; then nothing of it stays.
     ValueError
-        If ``out`` is there and not empty, a file of the run is not what training
-        writes, or embeddings or scores are of other weights than the run has now.
+        If ``out`` is there and not empty or another process writes it, a file of the run
+        is not what training writes, or embeddings or scores are of other weights than the
+        run has now.
     """
     # "." and ".." have no name that one beside them could begin with.
     run, out = Path(run), Path(out).resolve()
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(
-            f"{out} is there already and not empty: nothing is overwritten. Give "
-            "another folder, or remove it."
-        )
     if not out.parent.is_dir():
         raise ValueError(f"There is no folder {out.parent} to write {out.name} into.")
+    with writing_alone(out):
+        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+            raise ValueError(
+                f"{out} is there already and not empty: nothing is overwritten. Give "
+                "another folder, or remove it."
+            )
+        return _export(run, out)
+
+
+def _export(run: Path, out: Path) -> list[str]:
+    """Do what ``export_run`` says, while nobody else writes the folder."""
     settings = read_settings(run, ENCODER_SETTINGS, optional=DESCRIBED)
     encoder = _usual_encoder(run)
     weights = read_weights(run)
@@ -132,10 +141,7 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
             fingerprint=weights.fingerprint,
         )
     )
-    part = Path(
-        tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.", suffix=".part")
-    )
-    try:
+    with folder_whole(out) as part:
         text = model_yaml({**encoder, "out_n_neurons": len(labels)})
         (part / HYPERPARAMS).write_text(text, encoding="utf-8")
         (part / CARD).write_text(card, encoding="utf-8")
@@ -149,12 +155,6 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
         read_thresholds(part)
         if cohort is not None:
             read_cohort(part)
-        # It was made for its owner alone.
-        part.chmod(0o111 | permissions(part / "new"))
-        part.replace(out)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
     return missing
 
 
@@ -209,9 +209,9 @@ def _write_tensors(
     cohort: Cohort | None,
 ) -> None:
     tensors = {n: t.contiguous().clone() for n, t in weights.state_dict.items()}
-    torch.save(tensors, folder / WEIGHTS)
-    (folder / SAFETENSORS).write_bytes(safetensors.torch.save(tensors))
-    torch.save(classifier, folder / CLASSIFIER)
+    write_whole(folder / WEIGHTS, saved_bytes(tensors))
+    write_whole(folder / SAFETENSORS, safetensors.torch.save(tensors))
+    write_whole(folder / CLASSIFIER, saved_bytes(classifier))
     if cohort is not None:
         cohort.write(folder / COHORT)
 

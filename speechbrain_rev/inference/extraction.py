@@ -24,7 +24,7 @@ from speechbrain_rev.inference.audio import Channels
 from speechbrain_rev.inference.speaker import SpeakerEmbedder
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.speech.packed import find_packed
-from speechbrain_rev.whole_files import check_file
+from speechbrain_rev.whole_files import check_file, clear_unfinished
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ def embed_into(
     path = Path(path)
     _check_work(path, embedder, files)
     with writing_alone(path):
+        clear_unfinished(path.parent, path.name)
         return _embed_into(path, embedder, files, channels, window, on_bad)
 
 

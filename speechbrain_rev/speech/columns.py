@@ -6,8 +6,8 @@ object for each row would cost hundreds of bytes of it in every process that rea
 
 from __future__ import annotations
 
+import json
 import os
-import tempfile
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ from typing import overload
 
 import numpy as np
 import safetensors
+import safetensors.numpy
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
-from speechbrain_rev.whole_files import permissions
+from speechbrain_rev.whole_files import write_whole
 
 _AT_ONCE = 2**16
 
@@ -148,6 +148,11 @@ def save_columns(
         By name.
     about : mapping of str to str
         What else is to be said of them.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; nothing of it stays.
     """
     arrays: dict[str, NDArray[np.generic]] = {}
     for name, column in columns.items():
@@ -155,13 +160,18 @@ def save_columns(
             arrays[f"{name}.bytes"], arrays[f"{name}.ends"] = column.data, column.ends
         else:
             arrays[name] = column
-    with tempfile.TemporaryDirectory(dir=Path(path).parent, suffix=".part") as folder:
-        part = Path(folder, "columns")
-        save_file(arrays, part, dict(about))
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.chmod(permissions(Path(path)))
-        part.replace(path)
+    write_whole(path, _in_order(safetensors.numpy.save(arrays, dict(about))))
+
+
+def _in_order(content: bytes) -> bytes:
+    """Sort what safetensors says of a file, which it writes in any order."""
+    begin = 8
+    size = int.from_bytes(content[:begin], "little")
+    header = json.loads(content[begin : begin + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    assert len(text) <= size
+    return content[:begin] + text.ljust(size) + content[begin + size :]
 
 
 def map_columns(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
 import logging
-import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speechbrain_rev.lists import read_text
-from speechbrain_rev.whole_files import check_path, check_sum, digest_of
+from speechbrain_rev.whole_files import check_path, check_sum, digest_of, opened_whole
 
 from .columns import GrowingTexts, TextColumn, map_columns, save_columns
 
@@ -201,14 +201,20 @@ def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
     path : str or Path
         The file to write.
     utterances : iterable of Utterance
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
     """
-    part = Path(f"{path}.part")
-    with part.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
+    with opened_whole(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        rows = csv.writer(text)
         rows.writerow(field.name for field in fields(Utterance))
         rows.writerows(astuple(utterance) for utterance in utterances)
-    os.replace(part, path)
-    read_manifest(path)
+        text.detach()
+    manifest = Manifest.of(_rows(path))
+    manifest.save(f"{path}{MAPPED}", {"manifest": digest_of(path, "blake2b")})
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -257,7 +263,7 @@ def read_manifest(path: str | Path) -> Manifest:
         rows.save(mapped, {"manifest": digest})
     except OSError as error:
         logger.warning(
-            f"{mapped} cannot be written ({error.strerror}): each process has all rows of "
+            f"{mapped} cannot be written ({error.strerror or error}): each process has all rows of "
             f"{path} in its memory."
         )
         return rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from speechbrain_rev.locks import LOCK, locked
+from speechbrain_rev.whole_files import clear_unfinished, naming
 
 from .columns import TextColumn, save_columns
 from .packed import (
@@ -74,17 +74,18 @@ class Packing:
                 f"Give {self.folder.name}{SUFFIX}."
             )
         self._refuse_packed()
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._about = {"source": source, "sample_rate": sample_rate}
         #: Length and scale of what is there, by name, in the order of the samples.
         self._rows: dict[str, tuple[int, float]] = {}
         self._waiting: list[str] = []
         self._unkept = 0
-        with contextlib.ExitStack() as files:
+        with self._named(), contextlib.ExitStack() as files:
+            self.folder.mkdir(parents=True, exist_ok=True)
             place = self.folder / LOCK
             files.enter_context(locked(place, str(self.folder), "packing"))
             # Another process may have finished meanwhile.
             self._refuse_packed()
+            clear_unfinished(self.folder)
             self._journal = files.enter_context((self.folder / JOURNAL).open("a+b"))
             self._samples = files.enter_context((self.folder / SAMPLES).open("ab"))
             self._go_on()
@@ -136,7 +137,7 @@ class Packing:
         if name in self._rows:
             raise ValueError(f"{name} is in {self.folder} already.")
         values, scale = _as_integers(wav.numpy(), name)
-        with self._told_of():
+        with self._named():
             self._samples.write(values.tobytes())
         self._rows[name] = len(values), scale
         self._waiting.append(json.dumps([name, len(values), scale]) + "\n")
@@ -147,7 +148,8 @@ class Packing:
     def finish(self) -> None:
         """Write the index; from now on the folder can be read."""
         self._keep()
-        self._samples.close()
+        with self._named():
+            self._samples.close()
         lengths = np.array([row[0] for row in self._rows.values()], dtype=np.int64)
         scales = np.array([row[1] for row in self._rows.values()], dtype=np.float32)
         begins = np.cumsum(lengths) - lengths
@@ -170,10 +172,10 @@ class Packing:
             "sample_rate": str(self._about["sample_rate"]),
             "samples": str(int(lengths.sum())),
         }
-        with self._told_of():
+        with self._named():
             save_columns(self.folder / INDEX, columns, about)
-        self._journal.close()
-        (self.folder / JOURNAL).unlink()
+            self._journal.close()
+            (self.folder / JOURNAL).unlink()
         forget(self.folder)
 
     def _refuse_packed(self) -> None:
@@ -185,7 +187,7 @@ class Packing:
 
     def _keep(self) -> None:
         """See that samples are on the disk, then that the journal says so."""
-        with self._told_of():
+        with self._named():
             self._samples.flush()
             os.fsync(self._samples.fileno())
             self._journal.write("".join(self._waiting).encode())
@@ -241,15 +243,11 @@ class Packing:
             ) from error
         return kept
 
-    @contextlib.contextmanager
-    def _told_of(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OSError(
-                f"{self.folder} cannot be written to ({error.strerror}). Make room, or "
-                "mend what is wrong; the same command goes on where it was."
-            ) from error
+    def _named(self) -> contextlib.AbstractContextManager[None]:
+        advice = (
+            "Make room, or mend what is wrong; the same command goes on where it was."
+        )
+        return naming(self.folder, advice)
 
 
 def _check_row(row: object) -> None:

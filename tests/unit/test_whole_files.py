@@ -12,7 +12,9 @@ from speechbrain_rev.whole_files import (
     SUMS,
     check_sum,
     check_writable,
+    clear_unfinished,
     digest_of,
+    folder_whole,
     read_rows,
     sums_in,
     write_rows,
@@ -38,6 +40,62 @@ def test_what_was_there_stays_where_writing_fails(tmp_path, full):
         write_whole(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, full):
+    path = tmp_path / "plan.json"
+    with pytest.raises(
+        OSError, match=r"plan\.json cannot be written \(No space"
+    ) as told:
+        write_whole(path, "new")
+    assert told.value.errno == 28
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def half_made():
+        with folder_whole(out) as part:
+            write_whole(part / "weights", "1")
+            raise ValueError("no model")
+
+    with pytest.raises(ValueError, match="no model"):
+        half_made()
+    assert not list(tmp_path.iterdir())
+
+    def replace(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(whole_files.os, "replace", replace)
+    with pytest.raises(OSError, match=r"out cannot be written"), folder_whole(out):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["plan.json", "[a]*?", "\xe4" * 127])
+def test_what_killed_processes_left_is_deleted_and_nothing_else(
+    tmp_path, monkeypatch, name
+):
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    others = [tmp_path / other for other in (name, "other", ".plan.json.mine.part")]
+    for other in others:
+        other.write_text("kept")
+    # A killed process deletes nothing.
+    monkeypatch.setattr(whole_files.os, "unlink", killed)
+    monkeypatch.setattr(whole_files.os, "replace", killed)
+    with pytest.raises(Killed):
+        write_whole(tmp_path / name, "new")
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 4
+    clear_unfinished(tmp_path, "a")
+    assert len(list(tmp_path.iterdir())) == 4
+    clear_unfinished(tmp_path, name)
+    assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
 def test_a_link_stays_one(tmp_path):
