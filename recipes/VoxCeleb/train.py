@@ -60,7 +60,7 @@ from speechbrain_rev.hparams import (
     compose,
     plain_settings,
 )
-from speechbrain_rev.inference.run_folder import HYPERPARAMS
+from speechbrain_rev.inference.run_folder import HYPERPARAMS, WEIGHTS, saved_bytes
 from speechbrain_rev.lobes.checkpoints import (
     CHANNELS,
     KeptChannels,
@@ -69,7 +69,7 @@ from speechbrain_rev.lobes.checkpoints import (
 )
 from speechbrain_rev.scoring import Trials, cosine_trials, eer, read_trials
 from speechbrain_rev.speech import GlobalRandomState
-from speechbrain_rev.whole_files import check_writable
+from speechbrain_rev.whole_files import check_writable, write_whole
 
 logger = logging.getLogger("train")
 
@@ -273,7 +273,7 @@ def compose_run(argv):
 
 def prepare_run(text, settings, folder):
     """List the data and write the settings; the main process works, all read."""
-    sb.create_experiment_directory(settings["output_folder"])
+    log.begin(settings["output_folder"])
     run_on_main(prepare, args=[Settings.of(settings), settings["save_folder"]])
     prepared = read_prepared(settings["save_folder"])
     run_on_main(write_hyperparams, args=[folder, text, settings, prepared])
@@ -390,12 +390,15 @@ def train(prepared, hparams, run_opts, folder, dry):
 
 def finish(hparams):
     """Write the run's results."""
-    average = average_of_last_epochs(
-        hparams["checkpointer"], ENCODER, hparams["average_checkpoints"]
+    checkpointer = hparams["checkpointer"]
+    # A run that was killed behind its last checkpoint has one too many.
+    checkpointer.delete_checkpoints(
+        num_to_keep=hparams["keep_checkpoints"], ckpt_predicate=is_end_of_epoch
     )
-    path = Path(hparams["output_folder"], "embedding_model.ckpt")
-    torch.save(average, f"{path}.part")
-    Path(f"{path}.part").replace(path)
+    average = average_of_last_epochs(
+        checkpointer, ENCODER, hparams["average_checkpoints"]
+    )
+    write_whole(Path(hparams["output_folder"], WEIGHTS), saved_bytes(average))
     mark_finished(hparams, done=True)
 
 

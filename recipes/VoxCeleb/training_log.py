@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import resource
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import speechbrain as sb
 import torch
 from speechbrain.utils.distributed import if_main_process
 from tqdm import tqdm
@@ -25,6 +28,54 @@ BAR_PEAKS = {
     "cuda_allocated_peak_bytes": "allocated peak",
     "process_resident_peak_bytes": "resident peak",
 }
+
+
+def begin(folder: str | Path) -> None:
+    """Make a run's folder and its log.txt, which lacks lines where a disk is full.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The output_folder.
+
+    Raises
+    ------
+    OSError
+        If nothing can be written there.
+    """
+    # What is lost of these first lines is told of by the next one.
+    told, logging.raiseExceptions = logging.raiseExceptions, False
+    try:
+        sb.create_experiment_directory(str(folder))
+    except ValueError as error:
+        # logging makes one of what the system says of log.txt.
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise OSError(
+            f"{Path(folder, 'log.txt')} cannot be written ({error.__cause__.strerror}). "
+            "Make room, or give another output_folder."
+        ) from error
+    finally:
+        logging.raiseExceptions = told
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler):
+                _lose_lines(handler)
+
+
+def _lose_lines(handler: logging.StreamHandler[Any]) -> None:
+    """Let a log go without what a disk does not take, said once and not at each line."""
+    place, said = getattr(handler, "baseFilename", "stdout"), []
+
+    def without(record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            type(handler).handleError(handler, record)
+        elif not said:
+            said.append(error)
+            words = f"{place} cannot be written ({error.strerror}): it lacks lines."
+            print(words, file=sys.stderr)
+
+    handler.handleError = without  # type: ignore[method-assign]
 
 
 def shown(stats: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from speechbrain_rev.cli import (
     sweeps,
 )
 from speechbrain_rev.cli.spelling import ArgumentParser
+from speechbrain_rev.whole_files import is_of_disk
 
 # What to do where memory ran out; commands that run tensors say it of their own options.
 _LESS_MEMORY = "End what else uses it, and try again."
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output (head, less) has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError, ImportError) as error:
-        return _told(str(error))
+        return _told(_words(error))
     except (MemoryError, RuntimeError) as error:
         from speechbrain_rev.planner.room import is_out_of_memory
 
@@ -74,6 +75,17 @@ def _name_user() -> None:
         os.environ["LOGNAME"] = f"uid{os.getuid()}"
 
 
+def _words(error: Exception) -> str:
+    """Give an error's words; where a disk is full, what it is that cannot be written."""
+    if isinstance(error, OSError) and is_of_disk(error) and error.strerror:
+        place = error.filename or "A file"
+        return (
+            f"{place} cannot be written ({error.strerror}). Make room, or mend what is "
+            "wrong, and give the same command again."
+        )
+    return str(error)
+
+
 def _told(words: str) -> int:
     """Say in one line what is wrong, and give the exit status."""
     print(f"speechbrain-rev: {' '.join(words.split())}", file=sys.stderr)
@@ -83,7 +95,8 @@ def _told(words: str) -> int:
 def run_script(script: Callable[[], object]) -> None:
     """Run a recipe; an error of the user ends it with one line instead of a traceback.
 
-    Errors that come from elsewhere than this package and the recipe keep theirs.
+    Errors that come from elsewhere than this package and the recipe keep theirs, but for a
+    disk that is full.
 
     Parameters
     ----------
@@ -97,9 +110,9 @@ def run_script(script: Callable[[], object]) -> None:
     except (ValueError, OSError, ImportError, MemoryError) as error:
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
         ours = any(raised_in.resolve().is_relative_to(folder) for folder in own)
-        if not ours or not str(error):
+        if not is_of_disk(error) and (not ours or not str(error)):
             raise
-        sys.exit(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}")
+        sys.exit(f"{Path(sys.argv[0]).name}: {' '.join(_words(error).split())}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 CHECKSUMS = SUMS
 #: Files of a checkpoint that say its epoch and its step, as SpeechBrain writes them.
 COUNTER, BRAIN = f"counter{PARAMFILE_EXT}", f"brain{PARAMFILE_EXT}"
+# Of a disk that is full, torch's writer makes a RuntimeError with one of these words.
+_TORCH_CANNOT_WRITE = ("inline_container", "iostream", "PytorchStreamWriter")
 # What a file calls the states of all processes.
 _EACH = "processes"
 
@@ -95,14 +98,17 @@ class WholeCheckpointer(Checkpointer):
             if checkpoint is not None:
                 _finish(Path(checkpoint.path))
         except (OSError, RuntimeError) as error:
-            # Torch's writer makes a RuntimeError of a disk that is full.
-            if isinstance(error, RuntimeError) and "inline_container" not in str(error):
+            if isinstance(error, RuntimeError) and not any(
+                words in str(error) for words in _TORCH_CANNOT_WRITE
+            ):
                 raise
-            self._clear_unfinished()
+            with contextlib.suppress(OSError):
+                self._clear_unfinished()
             newest = self.find_checkpoint()
+            reason = getattr(error, "strerror", None) or error
             kept = "there is none" if newest is None else f"the newest is {newest.path}"
             raise OSError(
-                f"No checkpoint could be written to {self.checkpoints_dir} ({error}). "
+                f"No checkpoint could be written to {self.checkpoints_dir} ({reason}). "
                 f"Earlier ones are as they were: {kept}. Make room there (keep_checkpoints "
                 "says how many are kept), and give the same command again to go on."
             ) from error
@@ -191,8 +197,10 @@ class WholeCheckpointer(Checkpointer):
     ) -> None:
         """Delete what SpeechBrain's method of this name would, with these arguments.
 
-        A folder is no checkpoint any more before the first of its files is gone.
+        A folder is no checkpoint any more before the first of its files is gone. What a
+        process that was killed left of others is deleted as well.
         """
+        self._clear_unfinished()
         keys: list[dict[str, Any]] = [{"min_key": key} for key in min_keys or ()]
         keys += [{"max_key": key} for key in max_keys or ()]
         keys += [{"importance_key": key} for key in importance_keys]
