@@ -73,7 +73,6 @@ class Packing:
                 f"{folder} does not end in {SUFFIX}, by which a packed folder is known. "
                 f"Give {self.folder.name}{SUFFIX}."
             )
-        self._refuse_packed()
         self._about = {"source": source, "sample_rate": sample_rate}
         #: Length and scale of what is there, by name, in the order of the samples.
         self._rows: dict[str, tuple[int, float]] = {}
@@ -83,7 +82,7 @@ class Packing:
             self.folder.mkdir(parents=True, exist_ok=True)
             place = self.folder / LOCK
             files.enter_context(locked(place, str(self.folder), "packing"))
-            # Another process may have finished meanwhile.
+            # Here: one that was killed at its end left a lock, which goes with this one.
             self._refuse_packed()
             clear_unfinished(self.folder)
             self._journal = files.enter_context((self.folder / JOURNAL).open("a+b"))
