@@ -108,6 +108,7 @@ def writing_alone(path: Path) -> Iterator[None]:
     Traceback (most recent call last):
     ValueError: Another process is writing ...rows.npz: process ... on ..., since ...
     """
+    path = path.resolve()  # where what is written through a link lies
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         # Nobody writes there.

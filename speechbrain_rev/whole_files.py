@@ -365,7 +365,9 @@ def write_sums(folder: str | Path, digests: Mapping[str, str]) -> None:
     write_whole(Path(folder, SUMS), "".join(lines))
 
 
-def check_sum(path: str | Path, *, folder: str | Path | None = None) -> None:
+def check_sum(
+    path: str | Path, *, folder: str | Path | None = None, name: str | None = None
+) -> None:
     """Refuse a file that is not as its checksum says; one without is as it is.
 
     Parameters
@@ -374,6 +376,8 @@ def check_sum(path: str | Path, *, folder: str | Path | None = None) -> None:
         The file, which is there.
     folder : str or Path, optional
         Whose ``SHA256SUMS`` name it; by default its own.
+    name : str, optional
+        What it is called there; by default where it is from the folder.
 
     Raises
     ------
@@ -394,7 +398,7 @@ def check_sum(path: str | Path, *, folder: str | Path | None = None) -> None:
     """
     beside = Path(path).parent if folder is None else Path(folder)
     # A name of another folder begins with ../, as sha256sum takes it.
-    name = Path(os.path.relpath(path, beside)).as_posix()
+    name = name or Path(os.path.relpath(path, beside)).as_posix()
     written = sums_in(beside).get(name)
     if written is not None and digest_of(path, "sha256") != written:
         raise ValueError(

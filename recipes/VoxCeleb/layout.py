@@ -60,6 +60,7 @@ def speech_root(data_folder: str | Path, option: str = "data_folder") -> Path:
         )
     for layout in LAYOUTS:
         if any(True for _ in audio_below(data_folder / layout)):
+            _refuse_corpora(given, data_folder / layout)
             return data_folder / layout
     other = next(audio_below(data_folder, OTHER_SUFFIXES), None)
     if other is not None:
@@ -71,9 +72,66 @@ def speech_root(data_folder: str | Path, option: str = "data_folder") -> Path:
     raise ValueError(f"There is no speech in {given}. {LAYOUT_WORDS}")
 
 
+def _refuse_corpora(given: str | Path, root: Path) -> None:
+    """Refuse a folder of corpora, each of which would be taken for one speaker."""
+    if not root.is_dir():
+        return  # it is packed
+    layouts = LAYOUTS[:-1]
+    found = [p / x for p in sorted(root.iterdir()) for x in layouts if (p / x).is_dir()]
+    if found:
+        raise ValueError(
+            f"{given} holds folders of speakers' folders, such as "
+            f"{', '.join(str(path.relative_to(root)) for path in found[:3])}: each would "
+            f"be taken for one speaker. Give one of them. {LAYOUT_WORDS}"
+        )
+
+
 def speaker_of(name: str) -> str:
     """Return the speaker of an utterance named as in a trial list."""
     return name.split("/")[0]
+
+
+def speaker_in(root: Path, name: str) -> str:
+    """Return the speaker of a file of a list, however its path is spelt.
+
+    Parameters
+    ----------
+    root : Path
+        The folder of the speakers' folders.
+    name : str
+        Relative to it: ``./id1/a.wav`` and ``../wav/id1/a.wav`` are of id1.
+    """
+    path = Path(os.path.normpath(root / name))
+    return (
+        path.relative_to(root).parts[0]
+        if path.is_relative_to(root)
+        else speaker_of(name)
+    )
+
+
+def refuse_one_folder_twice(root: Path, speakers: Iterable[str]) -> None:
+    """Refuse two speakers whose folders are one, by a link.
+
+    Parameters
+    ----------
+    root : Path
+        The folder of the speakers' folders.
+    speakers : iterable of str
+        Their names.
+
+    Raises
+    ------
+    ValueError
+        It names both.
+    """
+    known: dict[str, str] = {}
+    for speaker in sorted(speakers):
+        other = known.setdefault(os.path.realpath(root / speaker), speaker)
+        if other != speaker:
+            raise ValueError(
+                f"{root / other} and {root / speaker} are one folder, and would be two "
+                "speakers. Leave one of them out."
+            )
 
 
 def audio_below(

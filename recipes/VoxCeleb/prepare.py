@@ -42,7 +42,9 @@ from layout import (
     audio_below,
     beside,
     find_files,
+    refuse_one_folder_twice,
     refuse_outside,
+    speaker_in,
     speaker_of,
     speech_root,
     unusual_depths,
@@ -112,7 +114,12 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
     same = known is not None and _contents(known) == _contents(fingerprint)
     folder = os.path.abspath(settings.data_folder)
     if same and folder == _folder_of(earlier):
-        if {**Settings("").treatment(), **earlier.get("checks", checks)} == checks:
+        treated = {
+            **Settings("").treatment(),
+            **earlier.get("checks", checks),
+        } == checks
+        # Lists of an earlier version, which may not be read any more, cost little here.
+        if treated and (begun or RECORD in sums_in(save_folder)):
             return read_prepared(save_folder)
         if begun:
             logger.warning(
@@ -154,7 +161,15 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
 
 def read_prepared(save_folder: str | Path) -> Prepared:
     """Read what was prepared in a run's save folder, with lists that belong to it."""
-    for name in sums_in(save_folder).keys() & {*LISTS}:
+    sums = sums_in(save_folder)
+    lacking = [name for name in (*LISTS, RECORD) if name not in sums]
+    # A run of an earlier version has none, or that of its weights alone.
+    if lacking and Path(save_folder, SUMS).is_file() and sums.keys() != {RESULT}:
+        raise ValueError(
+            f"{Path(save_folder, SUMS)} lacks {', '.join(lacking)}. Bring the file back as "
+            "it was. To take the lists as they are, delete it."
+        )
+    for name in sums.keys() & {*LISTS}:
         if not Path(save_folder, name).is_file():
             raise ValueError(
                 f"{save_folder} has a {RECORD} but no {name}. Bring the file back; where "
@@ -187,7 +202,11 @@ def _prepare(
     else:
         found, problems, passed_over = _listed(root, settings), [], 0
     seen = sum(map(len, found.values())) + len(problems) + passed_over
+    refuse_one_folder_twice(root, found)
     tested = _tested(settings)
+    # Links may give a speaker another name.
+    behind = {os.path.realpath(root / speaker) for speaker in tested}
+    tested |= {s for s in found if os.path.realpath(root / s) in behind}
     by_speaker = {s: paths for s, paths in sorted(found.items()) if s not in tested}
     left_out = sum(len(paths) for s, paths in found.items() if s in tested)
     files = sum(map(len, by_speaker.values())) + len(problems)
@@ -313,7 +332,8 @@ def _tested(settings: Settings) -> set[str]:
     tested = set()
     for path in (*settings.trial_lists, *paths_given(settings.valid_trials)):
         trials = read_trials(path)
-        _refuse_other_names(path, trials)
+        root = _trials_root(settings)[0]
+        _refuse_other_names(path, trials, root)
         missing = _missing_audio(path, trials, settings)
         if missing and path == settings.valid_trials:
             raise ValueError(
@@ -324,14 +344,14 @@ def _tested(settings: Settings) -> set[str]:
                 f"{path}: {missing} Training does without; before extract.py, set "
                 "trials_folder to where they are."
             )
-        tested.update(map(speaker_of, trials.utterances))
+        tested.update(speaker_in(root, name) for name in trials.utterances)
     return tested
 
 
-def _refuse_other_names(path: str, trials: Trials) -> None:
+def _refuse_other_names(path: str, trials: Trials, root: Path) -> None:
     """Refuse names that do not begin with the speaker: nobody would be left out."""
     for label, *names in zip(trials.labels, trials.enrol, trials.test, strict=True):
-        speakers = [speaker_of(name) for name in names]
+        speakers = [speaker_in(root, name) for name in names]
         if (speakers[0] == speakers[1]) != bool(label):
             raise ValueError(
                 f"{path}: the trial {label} {' '.join(names)} is of the speakers "
@@ -345,10 +365,7 @@ def _refuse_other_names(path: str, trials: Trials) -> None:
 def _missing_audio(path: str, trials: Trials, settings: Settings) -> str:
     """Look for the audio of a trial list; say what is missing."""
     folder = settings.trials_folder or settings.data_folder
-    try:
-        root, lacking = speech_root(folder, "trials_folder"), ""
-    except ValueError as error:
-        root, lacking = Path(folder), str(error)
+    root, lacking = _trials_root(settings)
     if not settings.outside_files:
         refuse_outside(path, trials.utterances, root, folder)
     return (
@@ -357,6 +374,15 @@ def _missing_audio(path: str, trials: Trials, settings: Settings) -> str:
             root, trials.utterances, any_extension=settings.any_extension
         ).lacking()
     )
+
+
+def _trials_root(settings: Settings) -> tuple[Path, str]:
+    """Find the folder of the trials' speakers, or say why there is none."""
+    folder = settings.trials_folder or settings.data_folder
+    try:
+        return speech_root(folder, "trials_folder"), ""
+    except ValueError as error:
+        return Path(folder), str(error)
 
 
 def _folder_of(record: Mapping[str, Any]) -> str:
@@ -467,7 +493,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         settings = plain_settings(compose(argv).text)
         folder = Path(settings["output_folder"])
         check_writable("output_folder", folder)
-        with owned(folder):
+        with owned(folder, Path(settings["save_folder"])):
             prepared = prepare(Settings.of(settings), settings["save_folder"])
         print(prepared.in_words())
 

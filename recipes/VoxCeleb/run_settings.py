@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,8 @@ def refuse_other_network(settings: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def owned(folder: Path) -> Iterator[None]:
-    """Keep a run's folder from other commands; the main process has it for all.
+def owned(folder: Path, save: Path | None = None) -> Iterator[None]:
+    """Keep a run's folders from other commands; the main process has them for all.
 
     What a process that was killed left of files there is deleted.
 
@@ -84,17 +84,26 @@ def owned(folder: Path) -> Iterator[None]:
     ----------
     folder : pathlib.Path
         The output_folder, which is there.
+    save : pathlib.Path, optional
+        The save_folder, which may lie elsewhere.
 
     Raises
     ------
     ValueError
-        If another command has it; host, process and begin are named.
+        If another command has one of them; host, process and begin are named.
     """
     if not if_main_process():
         yield
         return
-    with locked(folder / LOCK, str(folder), "writing into", instead="output_folder"):
-        clear_unfinished(folder)
+    named = {"output_folder": folder}
+    if save is not None and not save.resolve().is_relative_to(folder.resolve()):
+        save.mkdir(parents=True, exist_ok=True)
+        named["save_folder"] = save
+    with ExitStack() as locks:
+        for option, path in named.items():
+            lock = locked(path / LOCK, str(path), "writing into", instead=option)
+            locks.enter_context(lock)
+            clear_unfinished(path)
         yield
 
 
@@ -124,7 +133,7 @@ def finished(settings: Mapping[str, Any]) -> bool:
         return _has_average(settings)
     if RESULT not in sums:
         return False
-    check_sum(folder / WEIGHTS, folder=settings["save_folder"])
+    check_sum(folder / WEIGHTS, folder=settings["save_folder"], name=RESULT)
     then = read_settings(folder, ("number_of_epochs", "average_checkpoints"))
     return (
         then["number_of_epochs"] >= settings["number_of_epochs"]
@@ -140,6 +149,9 @@ def _has_average(settings: Mapping[str, Any]) -> bool:
         return False
     if newest.meta.get("epoch", 0) < settings["number_of_epochs"]:
         return False
+    kept = sum(map(is_end_of_epoch, checkpointer.list_checkpoints()))
+    if kept < min(settings["average_checkpoints"], settings["number_of_epochs"]):
+        return True  # of those that are left, they would be another average
     average = average_of_last_epochs(
         checkpointer, ENCODER, settings["average_checkpoints"]
     )
@@ -147,6 +159,31 @@ def _has_average(settings: Mapping[str, Any]) -> bool:
     return average.keys() == weights.keys() and all(
         torch.equal(value, weights[name]) for name, value in average.items()
     )
+
+
+def refuse_without_checkpoints(settings: Mapping[str, Any]) -> None:
+    """Refuse to train a finished run from its beginning, in the place of its weights.
+
+    Parameters
+    ----------
+    settings : mapping
+        The training's plain settings.
+
+    Raises
+    ------
+    ValueError
+        If output_folder has weights, and save_folder no checkpoint to go on from.
+    """
+    weights = Path(settings["output_folder"], WEIGHTS)
+    if (
+        weights.is_file()
+        and not WholeCheckpointer(settings["save_folder"]).find_checkpoint()
+    ):
+        raise ValueError(
+            f"{weights} is of a finished run without checkpoints in "
+            f"{settings['save_folder']}: it cannot go on, and would begin anew. Give another "
+            "output_folder, or bring the checkpoints back."
+        )
 
 
 def mark_finished(settings: Mapping[str, Any], *, done: bool) -> None:

@@ -111,6 +111,17 @@ def score(
     return report
 
 
+def _there(trial_lists: list[Path]) -> list[Path]:
+    """Refuse lists that are not there; data that moved may have taken them along."""
+    for path in trial_lists:
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"The trial list {path} does not exist. If the data have moved, say where "
+                "they are now with --data_folder; or give other lists: --trials LIST."
+            )
+    return trial_lists
+
+
 def draw(curves: Mapping[str, scoring.DetCurve], path: Path) -> None:
     """Draw the DET curves, or say why not: no figure is lost for a picture."""
     try:
@@ -285,7 +296,7 @@ def score_run(options: argparse.Namespace, place: Place) -> None:
     manifest = read_manifest(folder / "save" / "train.csv")
     report = score(
         folder,
-        lists_of(options.trials, settings, options.data_folder),
+        _there(lists_of(options.trials, settings, options.data_folder)),
         {utterance.ID: utterance.spk_id for utterance in manifest},
         cohort_top_n=settings["cohort_top_n"] if top_n is None else top_n,
         subtract_mean=options.subtract_mean,

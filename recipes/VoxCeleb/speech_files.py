@@ -45,7 +45,12 @@ class Wrong(Enum):
     CHANNELS = "several channels", "sox IN -c 1 OUT"
     EMPTY = "no samples", "delete it"
     TWICE = "same name twice", "keep one of them"
-    OUTSIDE = "outside the folder", "correct the name, or give --outside_files=true"
+    OUTSIDE = (
+        "outside the folder",
+        (
+            "correct the name, or give --outside_files (--outside_files=true of train.py)"
+        ),
+    )
     NAME = "name for no list", "rename it"
     NO_SPEAKER = "no speaker's folder", "put it into a folder of its speaker"
     NOT_FINITE = "NaN or infinity", "convert it again"

@@ -42,6 +42,7 @@ from run_settings import (
     mark_finished,
     owned,
     refuse_other_network,
+    refuse_without_checkpoints,
     write_hyperparams,
 )
 from self_test import WatchedSteps, run_self_test, without_data
@@ -334,8 +335,10 @@ def main(argv=None):
         run_on_main(print, args=[_already_finished(settings)])
     else:
         check_writable("output_folder", output)
-        with owned(output), kept_in(settings, trial=trial) as folder:
+        save = Path(settings["save_folder"])
+        with owned(output, save), kept_in(settings, trial=trial) as folder:
             if not trial:
+                refuse_without_checkpoints(settings)
                 run_on_main(mark_finished, args=[settings], kwargs={"done": False})
             prepared, hparams = prepare_run(text, settings, folder)
             train(prepared, hparams, run_opts, folder, dry)

@@ -32,7 +32,7 @@ _SUFFIXES = (".npz", ".parquet")
 # What a damaged file of arrays raises, one of other methods or with a password too.
 _DAMAGED = (
     *REFUSED, zipfile.BadZipFile, zlib.error, lzma.LZMAError, SyntaxError,
-    tokenize.TokenError,
+    tokenize.TokenError, SystemError,
 )  # fmt: skip
 
 _AT_ONCE = 2**20

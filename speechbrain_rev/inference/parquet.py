@@ -86,7 +86,10 @@ def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     """
     pyarrow, parquet = _pyarrow()
     with path.open("rb") as file:
+        told = parquet.ParquetFile(file).metadata.num_rows
         table = parquet.read_table(file, page_checksum_verification=True)
+    if len(table) != told:
+        raise ValueError(f"it has {len(table)} rows, and says that there are {told}")
     metadata = table.schema.metadata or {}
     rows = table["embedding"].combine_chunks()
     dim = getattr(rows.type, "list_size", None)

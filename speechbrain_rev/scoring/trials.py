@@ -8,6 +8,7 @@ paths have spaces, tabs separate the three.
 from __future__ import annotations
 
 import math
+import posixpath
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -272,7 +273,10 @@ def _read(
             rows[row] = numbers.setdefault(found[side], len(numbers))
         if "score" in found:
             scores[row] = _number(found["score"], f"{path}, line {row + 1}", form)
-    _refuse_two_labels(path, sides["enrol"], sides["test"], labels, lines)
+    spelt: dict[str, int] = {}
+    one = [spelt.setdefault(posixpath.normpath(n), i) for n, i in numbers.items()]
+    enrol_of, test_of = (np.array(one)[sides[side]] for side in ("enrol", "test"))
+    _refuse_two_labels(path, enrol_of, test_of, labels, lines)
     if labels.min() == labels.max():
         raise ValueError(
             f"All {len(lines)} trials of {path} have the label {labels[0]}. Error "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -139,7 +140,8 @@ class Packing:
         with self._named():
             self._samples.write(values.tobytes())
         self._rows[name] = len(values), scale
-        self._waiting.append(json.dumps([name, len(values), scale]) + "\n")
+        row = [name, len(values), scale]
+        self._waiting.append(json.dumps([*row, _sum_of(row)]) + "\n")
         self._unkept += len(values)
         if self._unkept > _KEPT_EVERY:
             self._keep()
@@ -209,7 +211,7 @@ class Packing:
                 f"{self.folder} was begun with {about}, not {self._about}. Delete it, or "
                 "give another folder."
             )
-        self._rows = {name: (samples, scale) for name, samples, scale in rows}
+        self._rows = {name: (samples, scale) for name, samples, scale, *_ in rows}
         wanted = SAMPLE_BYTES * sum(samples for samples, _ in self._rows.values())
         path = self.folder / SAMPLES
         if path.stat().st_size < wanted:
@@ -249,11 +251,18 @@ class Packing:
         return naming(self.folder, advice)
 
 
+def _sum_of(row: list[Any]) -> int:
+    return zlib.crc32(json.dumps(row).encode())
+
+
 def _check_row(row: object) -> None:
-    """Refuse what is no name with a number of samples and a scale."""
-    if not isinstance(row, list) or len(row) != 3:
+    """Refuse what is no name with a number of samples, a scale and their checksum."""
+    # Earlier versions wrote none.
+    if not isinstance(row, list) or len(row) not in (3, 4):
         raise ValueError(f"{row!r} is no file with its length and scale")
-    name, samples, scale = row
+    if row[3:] not in ([], [_sum_of(row[:3])]):
+        raise ValueError("it is not as it was written")
+    name, samples, scale = row[:3]
     if not isinstance(name, str) or not name:
         raise ValueError(f"{name!r} is no name")
     # The index has 64 bits for places.

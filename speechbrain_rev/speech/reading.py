@@ -291,7 +291,15 @@ def files_below(folder: str | Path) -> Iterable[Path] | None:
 def _below(folder: Path) -> Iterator[Path]:
     """Find files at any depth, through links as well."""
     for inside, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
-        yield from (Path(inside, name) for name in files)
+        for name in files:
+            path = Path(inside, name)
+            # Files have an ending; folders of a disk that is not there have none.
+            if not path.suffix and path.is_symlink() and not path.exists():
+                raise FileNotFoundError(
+                    f"{path} leads to {os.readlink(path)}, which is not there. Mount or "
+                    "copy it, or delete the link."
+                )
+            yield path
         here = Path(inside).resolve()
         # A link to a folder that it is in would lead round and round.
         folders[:] = [

@@ -837,9 +837,74 @@ def test_mapped_rows_with_a_flipped_bit_are_made_anew(corpus, tmp_path, caplog):
 def test_lists_of_a_time_without_checksums_are_taken(corpus, tmp_path):
     first = prepare.prepare(settings(corpus), tmp_path)
     (tmp_path / "SHA256SUMS").unlink()
+    (tmp_path / "CKPT+1").mkdir()
+    (tmp_path / "CKPT+1/CKPT.yaml").touch()
     before = snapshot(tmp_path)
     assert prepare.prepare(settings(corpus), tmp_path) == first
     assert snapshot(tmp_path) == before
+
+
+def test_lists_that_an_earlier_version_wrote_are_made_anew(corpus, tmp_path):
+    first = prepare.prepare(settings(corpus, valid_speakers=2), tmp_path)
+    trials = (tmp_path / "valid_trials.txt").read_text()
+    (tmp_path / "SHA256SUMS").unlink()
+    (tmp_path / "valid_trials.txt").write_text("1 ann lee/a.wav ann lee/b.wav\n")
+    assert prepare.prepare(settings(corpus, valid_speakers=2), tmp_path) == first
+    assert (tmp_path / "valid_trials.txt").read_text() == trials
+
+
+@pytest.mark.parametrize("text", ["", None])
+def test_checksums_that_lack_lists_are_refused(corpus, tmp_path, text):
+    prepare.prepare(settings(corpus), tmp_path)
+    path = tmp_path / "SHA256SUMS"
+    path.write_text(path.read_text().replace("  train.csv\n", "  urain.csv\n"))
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=r"SHA256SUMS lacks train\.csv"):
+        prepare.read_prepared(tmp_path)
+
+
+@pytest.mark.parametrize("spelling", ["./id00001", "id00000/../id00001", "alias"])
+def test_test_speakers_are_left_out_however_they_are_spelt(tmp_path, spelling):
+    write_corpus(tmp_path / "data")
+    if spelling == "alias":
+        wav = tmp_path / "data" / "wav"
+        (wav / "id00001").rename(tmp_path / "apart")
+        (wav / "alias").symlink_to(tmp_path / "apart")
+        (wav / "id00001").symlink_to(tmp_path / "apart")
+    trials = tmp_path / "trials.txt"
+    trials.write_text(
+        "1 id00000/s00/00000.wav id00000/s01/00000.wav\n"
+        f"0 id00000/s00/00000.wav {spelling}/s00/00000.wav\n"
+    )
+    given = settings(
+        tmp_path / "data",
+        trial_lists=(str(trials),),
+        outside_files=spelling != "./id00001",
+    )
+    if spelling == "alias":
+        with pytest.raises(ValueError, match=r"alias and .*id00001 are one folder"):
+            prepare.prepare(given, tmp_path / "save")
+        (tmp_path / "data/wav/id00001").unlink()
+    prepare.prepare(given, tmp_path / "save")
+    found = prepare.speaker_numbers(tmp_path / "save")
+    assert not {"id00000", "id00001", "alias"} & found.keys()
+    assert len(found) == 4
+
+
+def test_a_folder_of_corpora_is_refused(tmp_path):
+    for name in ("vox1/wav", "vox2/dev/aac"):
+        write_corpus(tmp_path / "made", speakers=3, seconds=0.1)
+        shutil.copytree(tmp_path / "made/wav", tmp_path / "data" / name)
+    with pytest.raises(ValueError, match=r"such as vox1/wav, vox2/dev/aac: each would"):
+        prepare.prepare(settings(tmp_path / "data"), tmp_path / "save")
+
+
+def test_a_folder_on_a_disk_that_is_not_there_is_named(tmp_path):
+    write_corpus(tmp_path / "data")
+    (tmp_path / "data/wav/id00009").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(FileNotFoundError, match=r"id00009 leads to .*unmounted, which"):
+        prepare.prepare(settings(tmp_path / "data"), tmp_path / "save")
 
 
 def test_nothing_is_prepared_where_another_command_writes(corpus, tmp_path):

@@ -163,6 +163,45 @@ def test_a_finished_run_whose_checkpoints_are_gone_keeps_its_weights(
     assert contents(folder) == before
 
 
+def test_more_epochs_without_checkpoints_do_not_begin_anew(train, data, folder):
+    for checkpoint in (folder / "save").glob("CKPT*"):
+        shutil.rmtree(checkpoint)
+    before = contents(folder)
+    with pytest.raises(ValueError, match="finished run without checkpoints"):
+        train.main(arguments(data, folder, **FEW_STEPS | {"number_of_epochs": 2}))
+    assert contents(folder) == before
+
+
+def test_an_average_of_which_checkpoints_are_gone_is_not_made_anew(
+    train, data, folder, capsys
+):
+    longer = arguments(
+        data, folder, **FEW_STEPS | {"number_of_epochs": 2, "average_checkpoints": 2}
+    )
+    train.main(longer)
+    first, *_ = sorted((folder / "save").glob("CKPT*"), key=lambda p: p.stat().st_mtime)
+    shutil.rmtree(first)
+    (folder / "save" / "SHA256SUMS").unlink()
+    before = contents(folder)
+    train.main(longer)
+    assert "is a finished run" in capsys.readouterr().out
+    assert contents(folder) == before
+
+
+def test_two_runs_do_not_share_a_save_folder(tmp_path):
+    run_settings = recipe("run_settings")
+    first, second, save = (tmp_path / name for name in ("first", "second", "save"))
+    first.mkdir()
+    second.mkdir()
+    with (
+        run_settings.owned(first, save),
+        pytest.raises(ValueError, match=r"into .*save: process .* another save_folder"),
+        run_settings.owned(second, save),
+    ):
+        pass
+    assert not any(path.name == LOCK for path in tmp_path.rglob("*"))
+
+
 def test_more_epochs_go_on_from_the_last_one_and_end_anew(train, data, folder, capsys):
     before, log = contents(folder), (folder / "train_log.jsonl").read_bytes()
     longer = arguments(data, folder, **FEW_STEPS | {"number_of_epochs": 2})

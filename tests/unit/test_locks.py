@@ -108,6 +108,16 @@ def test_one_process_embeds_into_an_archive(tmp_path):
         embed_into(path, Embedder(), {"a": "a.wav"})
 
 
+def test_what_a_link_leads_to_is_locked(tmp_path):
+    (tmp_path / "link.npz").symlink_to(tmp_path / "rows.npz")
+    with (
+        writing_alone(tmp_path / "rows.npz"),
+        pytest.raises(ValueError, match="Another process is writing"),
+        writing_alone(tmp_path / "link.npz"),
+    ):
+        pass
+
+
 def test_one_process_packs_a_folder(tmp_path):
     begun = tmp_path / "begun.packed"
     with (

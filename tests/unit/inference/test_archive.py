@@ -1,3 +1,4 @@
+import contextlib
 import os
 import struct
 import zipfile
@@ -328,6 +329,31 @@ def test_rows_in_any_order_in_memory_come_back(tmp_path, suffix):
         EmbeddingArchive(names, rows, "x").save(tmp_path / f"some{suffix}")
         found = EmbeddingArchive.load(tmp_path / f"some{suffix}").embeddings
         assert np.array_equal(found, rows)
+
+
+def test_a_parquet_footer_that_lies_loses_no_row(tmp_path):
+    pytest.importorskip("pyarrow")
+    path, rows = tmp_path / "some.parquet", np.eye(3, 4, dtype=np.float32)
+    EmbeddingArchive(("a", "b", "c"), rows, "x").save(path)
+    whole = path.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for place in range(footer, len(whole) - 8):
+        for bit in range(2):  # of a count of three rows
+            damaged = bytearray(whole)
+            damaged[place] ^= 2 << bit
+            path.write_bytes(damaged)
+            with contextlib.suppress(ValueError):
+                assert len(EmbeddingArchive.load(path).names) == 3
+
+
+def test_a_name_of_no_character_is_refused(tmp_path):
+    path = tmp_path / "some.npz"
+    names = np.frombuffer(b"\xff" * 12, "<U1")
+    np.savez(
+        path, names=names, embeddings=np.eye(3, 4, dtype=np.float32), fingerprint="x"
+    )
+    with pytest.raises(ValueError, match=r"some\.npz"):
+        EmbeddingArchive.load(path)
 
 
 def test_an_archive_that_is_read_may_be_written_to(tmp_path):

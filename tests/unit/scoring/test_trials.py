@@ -67,6 +67,7 @@ GOOD = "1 a b\n0 a c\n"
         ),
         (GOOD + "1 c a\n0 b a\n", "lines 2 and 3: one pair .* '0 a c' and '1 c a'"),
         ("0 b a\n" + GOOD, "lines 1 and 2: one pair with two labels"),
+        (GOOD + "0 ./a x/../b\n", "lines 1 and 3: one pair with two labels"),
     ],
 )
 def test_a_bad_list_is_refused_with_file_and_line(tmp_path, content, message):

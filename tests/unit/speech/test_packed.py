@@ -121,9 +121,29 @@ def test_packing_goes_on_where_it_was(corpus, packed, tmp_path):
         file.write('["wav/id00001/s0')
     pack(corpus, again, first=8)
     lines = (again / JOURNAL).read_text().splitlines()
-    assert [len(json.loads(line)) for line in lines[1:]] == [3] * 8
+    assert [len(json.loads(line)) for line in lines[1:]] == [4] * 8
     pack(corpus, again)
     same_pack(again, packed)
+
+
+def test_a_journal_of_an_earlier_version_goes_on(corpus, packed, tmp_path):
+    again = pack(corpus, tmp_path / "again.packed", first=5)
+    about, *rows = map(json.loads, (again / JOURNAL).read_text().splitlines())
+    lines = [about, *(row[:3] for row in rows)]
+    (again / JOURNAL).write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    pack(corpus, again)
+    same_pack(again, packed)
+
+
+def test_a_length_in_the_journal_that_changed_is_noticed(corpus, tmp_path):
+    again = pack(corpus, tmp_path / "again.packed", first=5)
+    lines = (again / JOURNAL).read_text().splitlines()
+    row = json.loads(lines[3])
+    row[1] -= 1
+    lines[3] = json.dumps(row)
+    (again / JOURNAL).write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=r"damaged in line 4 \(it is not as it was"):
+        pack(corpus, again)
 
 
 @pytest.mark.parametrize("journal", [None, "", '{"source": '])
