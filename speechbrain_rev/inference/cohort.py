@@ -116,7 +116,9 @@ class Cohort:
             centre = embeddings.mean(axis=0)
             embeddings = scoring.subtract_mean(embeddings, centre)
         names, means = scoring.speaker_means(embeddings, found)
-        return cls(means, min(top_n, len(names)), archive.fingerprint, centre)
+        if isinstance(top_n, int):
+            top_n = min(top_n, len(names))
+        return cls(means, top_n, archive.fingerprint, centre)
 
     def check_model(self, fingerprint: str) -> None:
         """Refuse to normalise scores of another model than the one that made it.

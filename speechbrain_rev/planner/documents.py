@@ -10,6 +10,7 @@ from typing import Any
 
 # More bytes, or channels, than anything has.
 _LARGEST = 2**60
+_MOST_CHANNELS = 10**6
 _SHOWN = 60
 
 
@@ -96,9 +97,14 @@ def channels(value: object) -> list[int | None] | None:
     """Take channels at a time, at each level, or null."""
     if value is None:
         return None
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not value:
         raise ValueError(f"channels is {_shown(value)} and takes a list or null")
-    return [c if c is None else whole("channels", c, least=1) for c in value]
+    found = [c if c is None else whole("channels", c, least=1) for c in value]
+    if any(c is not None and c > _MOST_CHANNELS for c in found):
+        raise ValueError(
+            f"channels is {_shown(value)} and takes at most {_MOST_CHANNELS:,} each"
+        )
+    return found
 
 
 def mapping(name: str, value: object) -> Mapping[str, Any]:

@@ -192,8 +192,10 @@ def _check(
     names: NDArray[np.str_],
     replicates: int,
 ) -> None:
-    if replicates < 2:
-        raise ValueError(f"replicates is {replicates}; at least 2 tell a spread.")
+    if type(replicates) is not int or replicates < 2:
+        raise ValueError(
+            f"replicates is {replicates!r}; a whole number of at least 2 tells a spread."
+        )
     wrong = np.flatnonzero((enrol == test) != label.astype(bool))
     if len(wrong):
         row = int(wrong[0])

@@ -153,7 +153,7 @@ def test_a_long_recording_in_windows_is_centred_as_a_short_one(loaded):
     assert found.score == pytest.approx(short.score, rel=NORMED_SCORE)
 
 
-@pytest.mark.parametrize("top_n", [-2, 0, 1, 2.5, True])
+@pytest.mark.parametrize("top_n", [-2, 0, 1, 2.5, True, None])
 def test_a_cohort_that_looks_at_too_few_speakers_is_refused(top_n):
     means = np.eye(4)
     with pytest.raises(ValueError, match=rf"top_n is {top_n}, .* 4 speakers"):

@@ -232,8 +232,8 @@ def test_what_is_no_plan_is_refused(change):
     ("name", "values"),
     [
         ("modes", [None, "store", 3]),
-        ("channels", ["abcd", 4, {}, [0], [-5], [1.5], ["8"], [True], [[8]]]),
-        ("channels", [[2**61], [10**400]]),
+        ("channels", ["abcd", 4, {}, [], [0], [-5], [1.5], ["8"], [True], [[8]]]),
+        ("channels", [[2**61], [10**400], [10**7]]),
         ("budget_bytes", [None, "8", -1, 0.5, float("nan"), True, [], 2**61, 10**400]),
         ("predicted_bytes", ["8", -1, 0.5, 2**61, 10**400]),
         ("measured_bytes", ["8", -1, 0.5, 2**61, 10]),

@@ -97,6 +97,7 @@ def test_draws_without_both_kinds_are_drawn_again():
         ({"enrol": ["x"] * 3}, r"labels\[\d\] is|enrol_speakers"),
         ({"labels": [0, 1]}, r"labels\[0\] is 0.*'a' and 'a'"),
         ({"replicates": 1}, "at least 2"),
+        ({"replicates": 10.5}, "a whole number of at least 2"),
         ({"scores": [1.0, np.nan]}, "NaN"),
         ({}, r"has 2 speaker\(s\), of whom each draw .* takes 3 or more"),
     ],
