@@ -83,6 +83,7 @@ def test_a_plan_is_kept_on_resume_and_made_anew_for_another_budget(
     assert (folder / "plan.json").read_text() == kept
     assert "memory plan: " in caplog.text
     assert PLANNED not in caplog.text
+    again = arguments(data, folder, **FEW_STEPS | {"number_of_epochs": 3})
     train.main([*again, "--memory_budget=900MB"])
     assert PLANNED in caplog.text
     now = json.loads((folder / "plan.json").read_text())
@@ -135,6 +136,7 @@ def test_channels_are_those_of_the_first_step_whatever_plans_later(
     longer = FEW_STEPS | {"number_of_epochs": 3}
     train.main(arguments(data, folder, **longer, mode="recompute"))
     assert channels_of(folder) == {channels}
+    longer = FEW_STEPS | {"number_of_epochs": 4}
     with pytest.raises(ValueError, match="chunk: auto, which goes on"):
         train.main(arguments(data, folder, **longer, chunk=7000, mode="store"))
 
@@ -144,8 +146,9 @@ def test_a_plan_of_another_card_is_refused(train, data, begun, tmp_path):
     folder = shutil.copytree(begun, tmp_path / "run")
     path = folder / "plan.json"
     path.write_text(path.read_text().replace('"device": "cpu"', '"device": "A card"'))
+    longer = FEW_STEPS | {"number_of_epochs": 2}
     with pytest.raises(ValueError, match=r"made for device A card, and this is cpu"):
-        train.main(arguments(data, folder, **FEW_STEPS, memory_budget=PLENTY))
+        train.main(arguments(data, folder, **longer, memory_budget=PLENTY))
 
 
 @pytest.mark.slow
