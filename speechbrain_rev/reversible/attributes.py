@@ -285,15 +285,16 @@ class KeptTensor:
     Large ones are copied as long as it is not known that the first run leaves them alone.
     """
 
-    def __init__(self, x: Tensor, name: str) -> None:
+    def __init__(self, x: Tensor, name: str, *, written: bool = False) -> None:
         self._x, self._name, self._version = x, name, x._version
-        self._written = False
+        self._written = written  # where it is known
         copied = self._is_small() or _large.get(x, True)
         self._copy: Tensor | None = x.detach().clone() if copied else None
 
     def complete(self) -> None:
         """Note whether the first run wrote to it; drop the copy of a large one if not."""
-        self._written = self._x._version != self._version or self._may_differ()
+        changed = self._x._version != self._version
+        self._written = self._written or changed or self._may_differ()
         if self._is_small():
             return
         if self._written and self._copy is None:

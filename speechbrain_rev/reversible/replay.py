@@ -504,6 +504,10 @@ def _standing_in(
                 _second_runs.pop(m, None)
 
 
+#: In training these write to their buffers, which need not be found out.
+_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+
+
 def _buffers_before(
     modules: Sequence[nn.Module], ours: bool
 ) -> dict[Place, KeptTensor | None]:
@@ -519,8 +523,11 @@ def _buffers_before(
                 buffers[i, name] = None
             else:
                 kept = f"{type(owner).__name__}.{name}"
+                written = owner.training and type(owner) in _NORMS
                 buffers[i, name] = (
-                    Untouched(buffer) if untouched else KeptTensor(buffer, kept)
+                    Untouched(buffer)
+                    if untouched
+                    else KeptTensor(buffer, kept, written=written)
                 )
     return buffers
 

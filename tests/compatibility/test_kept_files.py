@@ -263,7 +263,7 @@ def test_a_run_keeps_the_plan_of_its_budget(kept):
 
 #: Plans whose estimated time became longer, not the plan: recomputed blocks of other people
 #: note and compare their state, which is much of so small a step.
-SLOWER = pytest.mark.xfail(strict=True, reason="17 % longer than in 0.1.0")
+SLOWER = pytest.mark.xfail(strict=True, reason="10 % longer than in 0.1.0")
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ ENGINE = [
     Mutant(
         "2: a buffer is not put back for the second run",
         REPLAY_CODE,
-        "Untouched(buffer) if untouched else",
-        "Untouched(buffer) if True else",
+        "                    if untouched\n",
+        "                    if True\n",
         CHAIN,
         "output_depends_on",
     ),
