@@ -66,7 +66,7 @@ class Settings:
         return cls(**{**chosen, "trial_lists": tuple(chosen["trial_lists"])})
 
     def treatment(self) -> dict[str, object]:
-        """Return how files are looked at, which is heeded before a training begins."""
+        """Return how files are looked at, which is heeded before training begins."""
         return {name: getattr(self, name) for name in _TREATMENT}
 
     @property
@@ -123,7 +123,7 @@ class Prepared:
     passed_over: int = 0
 
     def accounts_for_all(self) -> bool:
-        """Tell whether each file that was seen is in one of the counts."""
+        """Return whether each file that was seen is in one of the counts."""
         used = self.utterances + self.held_out
         without = self.left_out + self.dropped + self.passed_over
         return self.seen in (None, used + without)

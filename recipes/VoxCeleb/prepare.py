@@ -103,7 +103,7 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
     ------
     ValueError
         If a folder or list is missing, a file cannot be used, no speaker is left, the
-        folder has checkpoints of a training with other settings, or what was written
+        folder has checkpoints of a run with other settings, or what was written
         before is not as it was written.
     """
     save_folder, fingerprint = Path(save_folder), settings.fingerprint()
@@ -114,17 +114,15 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
     same = known is not None and _contents(known) == _contents(fingerprint)
     folder = os.path.abspath(settings.data_folder)
     if same and folder == _folder_of(earlier):
-        treated = {
-            **Settings("").treatment(),
-            **earlier.get("checks", checks),
-        } == checks
-        # Lists of an earlier version, which may not be read any more, cost little here.
-        if treated and (begun or RECORD in sums_in(save_folder)):
+        treated = {**Settings("").treatment(), **earlier.get("checks", checks)}
+        # Without checksums a record vouches for no lists: an interrupted preparation may
+        # have written them, or an earlier version, which a run goes on with.
+        if treated == checks and (begun or RECORD in sums_in(save_folder)):
             return read_prepared(save_folder)
         if begun:
             logger.warning(
                 f"{save_folder.parent} goes on with the files that it began with: "
-                f"{', '.join(checks)} are heeded before a training begins."
+                f"{', '.join(checks)} are heeded before training begins."
             )
             return read_prepared(save_folder)
     elif begun and not same:
@@ -134,11 +132,8 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
         if RESULT in sums_in(save_folder):
             return read_prepared(save_folder)
     save_folder.mkdir(parents=True, exist_ok=True)
-    # A record must not vouch for lists of a preparation that does not come to its end; of
-    # a training that has begun they are the same but for the paths.
-    outdated = (SUMS,) if begun else (RECORD, SUMS)
     clear_unfinished(save_folder)
-    prepared = _prepare(settings, save_folder, save_folder / BAD_FILES, outdated)
+    prepared = _prepare(settings, save_folder, save_folder / BAD_FILES)
     record = {
         "settings": fingerprint,
         "folder": folder,
@@ -150,12 +145,8 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
     # The mapped rows may have found no place on the disk.
     sums = {path.name: digest_of(path, "sha256") for path in written if path.exists()}
     own = hashlib.sha256(text.encode()).hexdigest()
-    # The checksums of a record that is there already must not come before it.
-    if begun:
-        write_whole(done, text)
+    write_whole(done, text)
     write_sums(save_folder, {**sums, RECORD: own})
-    if not begun:
-        write_whole(done, text)
     return prepared
 
 
@@ -193,9 +184,7 @@ def _record(save_folder: str | Path) -> dict[str, Any]:
     return record
 
 
-def _prepare(
-    settings: Settings, save_folder: Path, bad_files: Path, outdated: Sequence[str] = ()
-) -> Prepared:
+def _prepare(settings: Settings, save_folder: Path, bad_files: Path) -> Prepared:
     root = speech_root(settings.data_folder)
     if settings.train_list is None:
         found, problems, passed_over = _in_folder(root, settings)
@@ -243,8 +232,8 @@ def _prepare(
         passed_over=passed_over,
     )
     assert prepared.accounts_for_all()
-    for name in outdated:
-        (save_folder / name).unlink(missing_ok=True)
+    # Before the lists: what vouches for them comes last.
+    (save_folder / SUMS).unlink(missing_ok=True)
     write_manifest(save_folder / TRAIN, utterances)
     write_whole(save_folder / VALID_TRIALS, "".join(lines))
     write_label_encoder(save_folder / LABELS, train)
@@ -255,7 +244,7 @@ def write_label_encoder(path: Path, speakers: Iterable[str]) -> None:
     """Write the number of each speaker, in the order given."""
     encoder = CategoricalEncoder()
     encoder.update_from_iterable(speakers)
-    # SpeechBrain's own way writes where it is told to, half of it where a disk is full.
+    # SpeechBrain writes into the file itself: half of it where a disk is full.
     with tempfile.TemporaryDirectory() as folder:
         part = Path(folder, LABELS)
         encoder.save(part)
@@ -323,7 +312,7 @@ def _listed(root: Path, settings: Settings) -> dict[str, list[str]]:
     there = find_files(root, list(lines), any_extension=settings.any_extension)
     if there.renamed and settings.bad_files == "refuse":
         raise ValueError(f"{train_list}: {there.lacking()}")
-    # What is missing is told of with all else that is wrong.
+    # Missing files are reported with all else that is wrong.
     return {s: [there.files.get(n, n) for n in names] for s, names in found.items()}
 
 
@@ -412,7 +401,7 @@ def _refuse_other_data(settings: Settings, save_folder: Path, earlier: str) -> N
     ]
     if changes:
         raise ValueError(
-            f"{save_folder.parent} has checkpoints of a training on {earlier}, and "
+            f"{save_folder.parent} has checkpoints of a run on {earlier}, and "
             f"{settings.data_folder} holds other data: {len(changes)} utterances or lists "
             f"differ, such as {changes[0]}. Give another output_folder, or the data as "
             "they were."

@@ -108,7 +108,7 @@ def owned(folder: Path, save: Path | None = None) -> Iterator[None]:
 
 
 def finished(settings: Mapping[str, Any]) -> bool:
-    """Tell whether a run has come to its end, as far as the settings want it.
+    """Return whether a run has come to its end, as far as the settings want it.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def finished(settings: Mapping[str, Any]) -> bool:
 
 
 def _has_average(settings: Mapping[str, Any]) -> bool:
-    """Tell whether weights of a time without checksums are those that training ends with."""
+    """Return whether weights without a checksum are those that training ends with."""
     checkpointer = WholeCheckpointer(settings["save_folder"])
     newest = checkpointer.find_checkpoint()
     if newest is None or not is_end_of_epoch(newest):

@@ -43,7 +43,7 @@ def begin(folder: str | Path) -> None:
     OSError
         If nothing can be written there.
     """
-    # What is lost of these first lines is told of by the next one.
+    # The next line says that some of these first lines are lost.
     told, logging.raiseExceptions = logging.raiseExceptions, False
     try:
         sb.create_experiment_directory(str(folder))
