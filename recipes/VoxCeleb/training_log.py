@@ -144,6 +144,8 @@ def progress_bar(name: str, total: int, done: int, *, off: bool) -> tqdm:
         miniters=1,
         file=None if watched else _Lines(),
         delay=0 if watched else LINE_SECONDS,
+        # A log has no cursor to move below the bars that are open.
+        position=None if watched else 0,
     )
 
 

@@ -1,8 +1,10 @@
+import contextlib
 import io
 import sys
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from tests.recipes.runs import recipe
 from tests.unit.lobes.encoders import tiny
@@ -120,10 +122,16 @@ def test_the_bar_tells_speed_remaining_time_loss_and_memory(monkeypatch, clock):
     )
 
 
-def test_a_log_file_gets_a_line_every_few_minutes(monkeypatch, clock):
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_log_file_gets_a_line_every_few_minutes(monkeypatch, clock, others):
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
-    with training_log.progress_bar("epoch 1", 4000, 0, off=False) as bar:
+    with contextlib.ExitStack() as stack:
+        for _ in range(others):
+            stack.enter_context(tqdm(file=io.StringIO()))
+        bar = stack.enter_context(
+            training_log.progress_bar("epoch 1", 4000, 0, off=False)
+        )
         for _ in range(700):
             clock.now += 1.0
             training_log.show_step(bar, 4, 4.5, "cpu")
