@@ -39,7 +39,7 @@ class EpochLog:
         self._folder = Path(output_folder)
         self._tensorboard = tensorboard
         self._board: TensorBoard | None = None
-        self._cannot_draw = False
+        self._cannot_draw = self._knows_gaps = False
         # Now, and not after an epoch.
         self._rows()
         # SpeechBrain writes DEBUG into log.txt, where matplotlib lists all fonts.
@@ -54,6 +54,12 @@ class EpochLog:
             Plain numbers, "epoch" among them.
         """
         rows = [row for row in self._rows() if row["epoch"] < stats["epoch"]]
+        if len(rows) < stats["epoch"] - 1 and not self._knows_gaps:
+            logger.warning(
+                f"{self._folder / LOG} has lines of {len(rows)} epochs before epoch "
+                f"{stats['epoch']}: the others were cut off or moved away."
+            )
+        self._knows_gaps = True
         rows.append(stats)
         write_rows(self._folder / LOG, rows)
         self._draw(rows)

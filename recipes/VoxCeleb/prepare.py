@@ -23,7 +23,6 @@ into the run's save folder, never into the data folder:
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -140,14 +139,24 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
         "checks": checks,
         "prepared": asdict(prepared),
     }
-    text = json.dumps(record, indent=1) + "\n"
-    written = (save_folder / name for name in (*LISTS, f"{TRAIN}{MAPPED}"))
-    # The mapped rows may have found no place on the disk.
-    sums = {path.name: digest_of(path, "sha256") for path in written if path.exists()}
-    own = hashlib.sha256(text.encode()).hexdigest()
-    write_whole(done, text)
-    write_sums(save_folder, {**sums, RECORD: own})
+    write_whole(done, json.dumps(record, indent=1) + "\n")
+    write_missing_sums(save_folder)
     return prepared
+
+
+def write_missing_sums(save_folder: str | Path) -> None:
+    """Write checksums of lists that have none.
+
+    Those of a run of an earlier version have none, nor have those of one that was killed
+    when its lists were there and their checksums were not.
+    """
+    sums = sums_in(save_folder)
+    if RECORD in sums:
+        return
+    paths = [Path(save_folder, n) for n in (*LISTS, f"{TRAIN}{MAPPED}", RECORD)]
+    # The mapped rows may have found no place on the disk.
+    found = {path.name: digest_of(path, "sha256") for path in paths if path.exists()}
+    write_sums(save_folder, {**sums, **found})
 
 
 def read_prepared(save_folder: str | Path) -> Prepared:

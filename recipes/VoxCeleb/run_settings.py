@@ -15,7 +15,7 @@ from data_settings import Prepared
 from speechbrain.utils.distributed import if_main_process, run_on_main
 
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.hparams import OptimizerWarning, resolve
+from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.inference.encoder_settings import ENCODER_SETTINGS
 from speechbrain_rev.inference.run_folder import (
     HYPERPARAMS,
@@ -41,6 +41,8 @@ ENCODER = "embedding_model"
 RESULT = f"../{WEIGHTS}"
 # What shapes of weights depend on; of the data, prepare.py refuses others.
 _SHAPES = (*ENCODER_SETTINGS, "speeds")
+# What write_hyperparams counts.
+_COUNTED = ("out_n_neurons", "steps_per_epoch")
 
 
 def refuse_other_network(settings: Mapping[str, Any]) -> None:
@@ -72,6 +74,33 @@ def refuse_other_network(settings: Mapping[str, Any]) -> None:
             f"({'; '.join(changes)}). Give another output_folder, or the settings as they "
             "were."
         )
+
+
+def changed_settings(settings: Mapping[str, Any]) -> list[str]:
+    """List settings that a run in output_folder was made with other values of.
+
+    Parameters
+    ----------
+    settings : mapping
+        The training's plain settings.
+
+    Returns
+    -------
+    list of str
+        Name, value then and value now. Numbers that follow from the data are left out,
+        what lies in output_folder, and what the run of an earlier version did not know.
+    """
+    output = str(settings["output_folder"])
+    path = Path(output, HYPERPARAMS)
+    then = plain_settings(path.read_text(encoding="utf-8"))
+    return [
+        f"{name}: was {then[name]}, is {value}"
+        for name, value in settings.items()
+        if name in then
+        and name not in _COUNTED
+        and value != then[name]
+        and not str(value).startswith(output)
+    ]
 
 
 @contextmanager

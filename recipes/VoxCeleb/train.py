@@ -34,9 +34,11 @@ from prepare import (
     Settings,
     prepare,
     read_prepared,
+    write_missing_sums,
 )
 from run_settings import (
     ENCODER,
+    changed_settings,
     finished,
     kept_in,
     mark_finished,
@@ -276,6 +278,7 @@ def prepare_run(text, settings, folder):
     """List the data and write the settings; the main process works, all read."""
     log.begin(settings["output_folder"])
     run_on_main(prepare, args=[Settings.of(settings), settings["save_folder"]])
+    run_on_main(write_missing_sums, args=[settings["save_folder"]])
     prepared = read_prepared(settings["save_folder"])
     run_on_main(write_hyperparams, args=[folder, text, settings, prepared])
     run_on_main(print, args=[prepared.in_words()])
@@ -347,11 +350,14 @@ def main(argv=None):
 
 
 def _already_finished(settings):
-    return (
+    words = (
         f"{settings['output_folder']} is a finished run of at least "
         f"{settings['number_of_epochs']} epochs: nothing is trained or changed. To train "
         "on, give more by --number_of_epochs; to train anew, another output_folder."
     )
+    if changes := changed_settings(settings):
+        words += f" These settings had no effect: {'; '.join(changes)}."
+    return words
 
 
 def self_test(argv):

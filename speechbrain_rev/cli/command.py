@@ -26,6 +26,8 @@ from speechbrain_rev.whole_files import is_of_disk
 
 # What to do where memory ran out; commands that run tensors say it of their own options.
 _LESS_MEMORY = "End what else uses it, and try again."
+# As shells have it of Ctrl-C.
+_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, or 2 after an error of the user or where memory ran out, which is one line on
-        stderr.
+        0; 2 after an error of the user or where memory ran out, 130 after Ctrl-C, each
+        of which is one line on stderr.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -54,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read the output (head, less) has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        print("\nspeechbrain-rev: interrupted.", file=sys.stderr)
+        return _INTERRUPTED
     except (ValueError, OSError, ImportError) as error:
         return _told(_words(error))
     except (MemoryError, RuntimeError) as error:
@@ -96,7 +101,7 @@ def run_script(script: Callable[[], object]) -> None:
     """Run a recipe; an error of the user ends it with one line instead of a traceback.
 
     Errors that come from elsewhere than this package and the recipe keep theirs, but for a
-    disk that is full.
+    disk that is full. Ctrl-C ends it with one line, too, and status 130.
 
     Parameters
     ----------
@@ -107,6 +112,9 @@ def run_script(script: Callable[[], object]) -> None:
     own = (Path(__file__).parents[1], Path(sys.argv[0]).resolve().parent)
     try:
         script()
+    except KeyboardInterrupt:
+        print(f"\n{Path(sys.argv[0]).name}: interrupted.", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
     except (ValueError, OSError, ImportError, MemoryError) as error:
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
         ours = any(raised_in.resolve().is_relative_to(folder) for folder in own)

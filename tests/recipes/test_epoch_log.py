@@ -28,6 +28,23 @@ def test_an_epoch_trained_again_replaces_its_line_and_those_after_it(tmp_path):
     assert [(row["epoch"], row["lr"]) for row in rows(tmp_path)] == [(1, 0.1), (2, 0.4)]
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_lines_that_were_cut_off_are_missed_once(tmp_path, caplog):
+    log = epoch_log.EpochLog(tmp_path)
+    for epoch in (1, 2, 3):
+        log.write({**STATS, "epoch": epoch})
+    assert caplog.messages == []
+    path = tmp_path / epoch_log.LOG
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    log = epoch_log.EpochLog(tmp_path)
+    for epoch in (4, 5):
+        log.write({**STATS, "epoch": epoch})
+    (said,) = caplog.messages
+    assert said.endswith(
+        "1 epochs before epoch 4: the others were cut off or moved away."
+    )
+
+
 def test_curves_are_drawn_after_each_epoch_of_all_so_far(tmp_path, monkeypatch):
     drawn = []
 

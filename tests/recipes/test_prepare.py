@@ -842,6 +842,14 @@ def test_lists_of_a_time_without_checksums_are_taken(corpus, tmp_path):
     before = snapshot(tmp_path)
     assert prepare.prepare(settings(corpus), tmp_path) == first
     assert snapshot(tmp_path) == before
+    # Whoever trains on with them vouches for them as they are.
+    prepare.write_missing_sums(tmp_path)
+    labels = tmp_path / "label_encoder.txt"
+    labels.write_text(labels.read_text().replace("id00001", "id00007"))
+    with pytest.raises(
+        ValueError, match=r"label_encoder\.txt is not as it was written"
+    ):
+        prepare.read_prepared(tmp_path)
 
 
 def test_lists_that_an_earlier_version_wrote_are_made_anew(corpus, tmp_path):

@@ -150,6 +150,14 @@ def test_a_finished_run_that_is_started_again_says_so_and_changes_nothing(
     assert contents(folder) == before
 
 
+def test_settings_that_a_finished_run_does_not_heed_are_named(
+    train, data, folder, capsys
+):
+    train.main(arguments(data, folder, **FEW_STEPS | {"lr": 0.5}))
+    words = "output_folder. These settings had no effect: lr: was 0.1, is 0.5.\n"
+    assert capsys.readouterr().out.endswith(words)
+
+
 def test_a_finished_run_whose_checkpoints_are_gone_keeps_its_weights(
     train, data, folder, capsys
 ):

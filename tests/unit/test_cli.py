@@ -1025,6 +1025,20 @@ def test_a_recipes_own_errors_end_in_one_line(tmp_path):
     assert ended.stderr == "script.py: no such folder\n"
 
 
+def test_ctrl_c_is_one_line_of_recipes_and_commands(tmp_path, capsys, monkeypatch):
+    code = "def main():\n    raise KeyboardInterrupt\nrun_script(main)"
+    ended = run_as_script(tmp_path, code)
+    assert ended.returncode == 130
+    assert ended.stderr == "\nscript.py: interrupted.\n"
+
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("speechbrain_rev.cli.command._env", interrupted)
+    assert cli.main(["env"]) == 130
+    assert capsys.readouterr().err == "\nspeechbrain-rev: interrupted.\n"
+
+
 def test_other_errors_of_a_recipe_keep_their_traceback(tmp_path):
     ended = run_as_script(tmp_path, "import json\nrun_script(lambda: json.loads('{'))")
     assert ended.returncode == 1
