@@ -27,12 +27,23 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         "which is compared with PyTorch before it is written.",
     )
     run_help = (
-        "output_folder of a training run (recipes/VoxCeleb/train.py); for a graph also "
-        "what export or convert wrote"
+        "output_folder of a training run (recipes/VoxCeleb/train.py, or SpeechBrain's own "
+        "script); for a graph also what export or convert wrote"
     )
     command.add_argument("run_folder", metavar="RUN", help=run_help)
     out_help = "folder to write, new or empty; or a file, MODEL.onnx or MODEL.pt2"
     command.add_argument("out", metavar="OUT", help=out_help)
+    labels_help = (
+        "for a folder: the label_encoder.txt that numbers the training's speakers; default: "
+        "RUN/save/label_encoder.txt"
+    )
+    command.add_argument("--labels", metavar="FILE", help=labels_help)
+    speeds_help = (
+        "for a folder: how many classes the training made of each speaker, as speed "
+        "perturbation does, the speaker as recorded first; default: what RUN's "
+        "hyperparams.yaml says, or 1 where there are as many classes as speakers"
+    )
+    command.add_argument("--speeds", metavar="N", type=int, help=speeds_help)
 
 
 def _export(parsed: argparse.Namespace) -> None:
@@ -40,9 +51,16 @@ def _export(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.inference.graph_files import ENDINGS
 
     if Path(parsed.out).suffix.lower() in ENDINGS:
+        if parsed.labels is not None or parsed.speeds is not None:
+            raise ValueError(
+                f"--labels and --speeds are of the classifier, and {parsed.out} is a graph, "
+                "which has none. Leave them out, or give a folder."
+            )
         _export_graph(parsed)
         return
-    missing = export_run(parsed.run_folder, parsed.out)
+    missing = export_run(
+        parsed.run_folder, parsed.out, labels=parsed.labels, speeds=parsed.speeds
+    )
     print(f"{parsed.out}: README.md says what is in it and how it is loaded.")
     for words in missing:
         print(f"It lacks {words}.")

@@ -10,7 +10,12 @@ from typing import Any
 
 from speechbrain_rev.hparams.knobs import KNOBS, Knob
 from speechbrain_rev.inference.front_ends import FRONT_ENDS
-from speechbrain_rev.inference.run_folder import read_settings
+from speechbrain_rev.inference.run_folder import (
+    HYPERPARAMS,
+    read_objects,
+    read_settings,
+)
+from speechbrain_rev.inference.run_objects import ENCODERS
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.lobes.pooling import CORRECTIONS
 
@@ -33,6 +38,10 @@ _KNOBS = KNOBS | {
 def run_settings(folder: str | PathLike[str]) -> dict[str, Any]:
     """Read which encoder a run has, and behind which front-end.
 
+    The encoder, Fbank and InputNormalization that hyperparams.yaml describes say it, under
+    whatever names they stand there. A file that describes no encoder, or several, says it
+    by plain values of the names of ``ENCODER_SETTINGS``.
+
     Parameters
     ----------
     folder : str or path-like
@@ -48,12 +57,33 @@ def run_settings(folder: str | PathLike[str]) -> dict[str, Any]:
     FileNotFoundError
         If there is no such folder, or no hyperparams.yaml in it.
     ValueError
-        If a value is missing or none that it takes.
+        If a value is missing or none that it takes, or features are not made as
+        this package makes them.
     """
-    found = read_settings(folder, ENCODER_SETTINGS, optional=tuple(ASSUMED))
-    settings = ASSUMED | found
+    objects = read_objects(folder)
+    plain = set(ENCODER_SETTINGS) <= objects.file.top.keys()
+    described = None
+    if len(objects.encoders()) == 1 or not plain:
+        described = objects.settings()
+    if described is None:
+        described = _plain_settings(folder)
+    settings = ASSUMED | described
     check_settings(settings, folder)
     return settings
+
+
+def _plain_settings(folder: str | PathLike[str]) -> dict[str, Any]:
+    """Read the settings of a file that does not describe its encoder as an object."""
+    found = read_settings(folder, [], optional=(*ENCODER_SETTINGS, *ASSUMED))
+    missing = [name for name in ENCODER_SETTINGS if name not in found]
+    if missing:
+        raise ValueError(
+            f"{Path(folder, HYPERPARAMS)} lacks {', '.join(missing)}, and describes no "
+            f"encoder of this package ({ENCODERS[0]} or {ENCODERS[1]}). Give the "
+            "output_folder of a run that trained one, or add these to the file as plain "
+            "values."
+        )
+    return found
 
 
 def check_settings(settings: Mapping[str, Any], folder: str | PathLike[str]) -> None:

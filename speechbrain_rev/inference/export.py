@@ -25,7 +25,6 @@ from speechbrain_rev.inference.cohort import (
 )
 from speechbrain_rev.inference.encoder_settings import (
     ASSUMED,
-    ENCODER_SETTINGS,
     encoder_of,
     run_settings,
 )
@@ -40,15 +39,16 @@ from speechbrain_rev.inference.model_yaml import model_yaml
 from speechbrain_rev.inference.own_files import own_file
 from speechbrain_rev.inference.results import RESULTS, read_results
 from speechbrain_rev.inference.run_folder import (
-    CLASSIFIER,
     HYPERPARAMS,
     WEIGHTS,
     Weights,
     read_classifier,
-    read_settings,
+    read_objects,
     read_weights,
     saved_bytes,
+    trained_epochs,
 )
+from speechbrain_rev.inference.run_objects import CLASSIFIERS, RunObjects
 from speechbrain_rev.inference.thresholds import (
     THRESHOLDS,
     Threshold,
@@ -56,20 +56,27 @@ from speechbrain_rev.inference.thresholds import (
     read_thresholds,
     thresholds_of,
 )
-from speechbrain_rev.lobes.checkpointer import verify_checkpoint
+from speechbrain_rev.lobes.checkpointer import CHECKSUMS, verify_checkpoint
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.speech.labels import read_labels
 from speechbrain_rev.whole_files import check_sum, folder_whole, write_whole
 
 LABELS = "label_encoder.txt"
+CLASSIFIER = "classifier.ckpt"
 CARD = "README.md"
 
 # What recipes/VoxCeleb leaves in a run's folder.
 _PREPARED = "save/prepared.json"
 
 
-def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
+def export_run(
+    run: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    labels: str | PathLike[str] | None = None,
+    speeds: int | None = None,
+) -> list[str]:
     """Write a trained run as a model that SpeechBrain and this package load.
 
     The folder can be moved. It holds hyperparams.yaml, embedding_model.ckpt,
@@ -80,9 +87,17 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
     Parameters
     ----------
     run : str or path-like
-        The ``output_folder`` of a training run.
+        The ``output_folder`` of a training run, of recipes/VoxCeleb or of SpeechBrain's
+        own script.
     out : str or path-like
         The folder to write, which is not there yet or empty.
+    labels : str or path-like, optional
+        The file in which SpeechBrain's CategoricalEncoder numbers the speakers; by default
+        save/label_encoder.txt of the run.
+    speeds : int, optional
+        How many classes the training made of each speaker, the speaker as recorded first;
+        by default what hyperparams.yaml says, and 1 where there are as many classes as
+        speakers.
 
     Returns
     -------
@@ -100,6 +115,11 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
         is not what training writes, or embeddings or scores are of other weights than the
         run has now.
     """
+    if speeds is not None and speeds < 1:
+        raise ValueError(
+            f"speeds is {speeds}: a training makes at least 1 class of each speaker. Leave "
+            "it out to go by hyperparams.yaml."
+        )
     # "." and ".." have no name that one beside them could begin with.
     run, out = Path(run), Path(out).resolve()
     if not out.parent.is_dir():
@@ -110,24 +130,25 @@ def export_run(run: str | PathLike[str], out: str | PathLike[str]) -> list[str]:
                 f"{out} is there already and not empty: nothing is overwritten. Give "
                 "another folder, or remove it."
             )
-        return _export(run, out)
+        return _export(run, out, _labels(run, labels), speeds)
 
 
-def _export(run: Path, out: Path) -> list[str]:
+def _export(run: Path, out: Path, listed: Path, speeds: int | None) -> list[str]:
     """Do what ``export_run`` says, while nobody else writes the folder."""
-    settings = read_settings(run, ENCODER_SETTINGS, optional=DESCRIBED)
-    encoder = _usual_encoder(run)
+    encoder, objects = _usual_encoder(run), read_objects(run)
+    # Of the names that a card shows, another recipe may have some for objects.
+    settings = objects.plain_values(DESCRIBED) | encoder
     weights = read_weights(run)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in encoder_of(encoder).parameters())
     labels = CategoricalEncoder()
-    labels.update_from_iterable(read_labels(own_file(run, f"save/{LABELS}")))
-    classifier = _narrowed(run, len(labels), settings)
+    labels.update_from_iterable(read_labels(listed))
+    classifier = _narrowed(run, objects, len(labels), settings, speeds)
     cohort, results = run_cohort(run, weights.fingerprint), _results(run, weights)
     prepared = _json(run, _PREPARED)
     names = list_names(results, prepared)
     thresholds = thresholds_of(results, names).known if results else ()
-    missing = _missing(run, cohort, results, thresholds)
+    missing = _missing(run, objects, weights, cohort, results, thresholds)
     card = model_card(
         CardFacts(
             settings=settings,
@@ -172,15 +193,34 @@ def _usual_encoder(run: Path) -> dict[str, Any]:
     return encoder
 
 
+def _labels(run: Path, labels: str | PathLike[str] | None) -> Path:
+    """Find the numbers of the speakers."""
+    if labels is None:
+        return own_file(
+            run,
+            f"save/{LABELS}",
+            given="the folder of a training run, and the file that numbers its speakers "
+            "where it lies elsewhere (--labels FILE)",
+        )
+    if not Path(labels).is_file():
+        raise FileNotFoundError(
+            f"There is no file {labels}. Give the label_encoder.txt that SpeechBrain's "
+            "CategoricalEncoder wrote for this training."
+        )
+    return Path(labels)
+
+
 def _missing(
     run: Path,
+    objects: RunObjects,
+    weights: Weights,
     cohort: Cohort | None,
     results: dict[str, Any] | None,
     thresholds: Sequence[Threshold],
 ) -> list[str]:
     """Say in words what a model of this run will lack."""
     missing = []
-    if not (run / WEIGHTS).exists():
+    if not (run / WEIGHTS).exists() and not _ended(run, objects, weights):
         missing.append(
             "the end of its training: the weights are of a checkpoint before"
         )
@@ -202,6 +242,15 @@ def _missing(
     return missing
 
 
+def _ended(run: Path, objects: RunObjects, weights: Weights) -> bool:
+    """Tell whether a checkpoint is the end of a training by SpeechBrain's own script."""
+    epochs = objects.epochs()
+    trained = trained_epochs(run, weights.path.parent)
+    if epochs is None or trained is None or not objects.by_speechbrain():
+        return False
+    return trained >= epochs
+
+
 def _write_tensors(
     folder: Path,
     weights: Weights,
@@ -216,28 +265,45 @@ def _write_tensors(
         cohort.write(folder / COHORT)
 
 
-def _narrowed(run: Path, speakers: int, settings: dict[str, Any]) -> dict[str, Tensor]:
+def _narrowed(
+    run: Path,
+    objects: RunObjects,
+    speakers: int,
+    settings: dict[str, Any],
+    given: int | None,
+) -> dict[str, Tensor]:
     """Give the newest classifier's weights of the true speakers."""
+    if objects.encoders() and not objects.has_cosines():
+        raise ValueError(
+            f"{run / HYPERPARAMS} describes no classifier of cosines ({CLASSIFIERS[0]} or "
+            f"{CLASSIFIERS[1]}), and an exported model has one. SpeakerEmbedder.from_run "
+            "loads the folder as it is."
+        )
     found = read_classifier(run)
     folder = found.path.parent
-    verify_checkpoint(Checkpoint(folder, {}, {"classifier": found.path}))
-    if not isinstance(settings.get("speeds"), list):
-        raise ValueError(
-            f"{run / HYPERPARAMS} does not say the speeds of the training, so that the "
-            "classes of the true speakers are unknown. Give the folder of a run of "
-            "recipes/VoxCeleb/train.py."
-        )
+    # SpeechBrain's own Checkpointer writes no checksums.
+    if (folder / CHECKSUMS).exists() or not objects.by_speechbrain():
+        verify_checkpoint(Checkpoint(folder, {}, {"classifier": found.path}))
     if list(found.state_dict) != ["weight"] or found.state_dict["weight"].dim() != 2:
         raise ValueError(
             f"{found.path}: a classifier's one weight is [classes, input_size], but this "
             f"has {', '.join(found.state_dict) or 'none'}."
         )
-    weight, speeds = found.state_dict["weight"], len(settings["speeds"])
+    weight = found.state_dict["weight"]
     if weight.shape[1] != settings["embedding_dim"]:
         raise ValueError(
             f"{found.path}: the classifier takes embeddings of {weight.shape[1]} numbers, "
             f"but embedding_dim is {settings['embedding_dim']} in {run / HYPERPARAMS}. "
             "Are both of one training?"
+        )
+    speeds = _speeds(objects, settings) if given is None else given
+    if speeds is None and len(weight) == speakers:
+        speeds = 1
+    if speeds is None:
+        raise ValueError(
+            f"{run / HYPERPARAMS} does not say the speeds of the training, and the "
+            f"classifier {found.path} has {len(weight)} classes for {speakers} speakers. "
+            "Give --speeds N, how many classes the training made of each speaker."
         )
     if len(weight) != speakers * speeds:
         raise ValueError(
@@ -245,6 +311,13 @@ def _narrowed(run: Path, speakers: int, settings: dict[str, Any]) -> dict[str, T
             f"{speakers} speakers times {speeds} speed(s)."
         )
     return {"weight": true_speakers(weight, speeds=speeds).clone()}
+
+
+def _speeds(objects: RunObjects, settings: dict[str, Any]) -> int | None:
+    """Tell how many classes augmentation made of a speaker, by its object or setting."""
+    speeds = settings.get("speeds")
+    found = objects.speeds()
+    return len(speeds) if found is None and isinstance(speeds, list) else found
 
 
 def _results(run: Path, weights: Weights) -> dict[str, Any] | None:

@@ -19,7 +19,8 @@ import yaml
 
 from speechbrain_rev.inference.fingerprint import fingerprint_of
 from speechbrain_rev.inference.own_files import REFUSED, open_own, own_file
-from speechbrain_rev.inference.plain_yaml import plain_values
+from speechbrain_rev.inference.plain_yaml import YamlFile, plain_values
+from speechbrain_rev.inference.run_objects import RunObjects
 from speechbrain_rev.lobes.checkpointer import (
     BRAIN,
     COUNTER,
@@ -31,7 +32,6 @@ from speechbrain_rev.whole_files import check_sum, write_whole
 HYPERPARAMS = "hyperparams.yaml"
 WEIGHTS = "embedding_model.ckpt"
 
-CLASSIFIER = "classifier.ckpt"
 METAFNAME = "CKPT.yaml"
 
 _MAX_NUMBER = 20
@@ -103,6 +103,29 @@ def read_settings(
     return found
 
 
+def read_objects(folder: str | PathLike[str]) -> RunObjects:
+    """Read which objects a run's ``hyperparams.yaml`` describes, building none.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        The ``output_folder`` of a training run.
+
+    Returns
+    -------
+    RunObjects
+        To ask for the encoder and for what its checkpoints are called.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such folder, or no hyperparams.yaml in it.
+    ValueError
+        If the file is no YAML mapping, or too large.
+    """
+    return RunObjects(YamlFile(Path(folder), HYPERPARAMS))
+
+
 def read_weights(folder: str | PathLike[str]) -> Weights:
     """Read the weights a run ended with, or those of its newest checkpoint.
 
@@ -110,8 +133,8 @@ def read_weights(folder: str | PathLike[str]) -> Weights:
     ----------
     folder : str or path-like
         The ``output_folder`` of a training run. ``embedding_model.ckpt``, written at
-        the end of training, is taken if it is there, else the one in the newest of the
-        checkpoints in ``save``.
+        the end of training, is taken if it is there, else the encoder in the newest of
+        the checkpoints, under the name that the Checkpointer of hyperparams.yaml gives it.
 
     Returns
     -------
@@ -130,9 +153,10 @@ def read_weights(folder: str | PathLike[str]) -> Weights:
     if (folder / WEIGHTS).exists():
         path = own_file(folder, WEIGHTS)
         check_sum(path, folder=folder / "save")
-    else:
-        path = _newest_checkpoint(folder, WEIGHTS)
-    return _read_tensors(path)
+        return _read_tensors(path)
+    objects = _objects(folder)
+    name = objects.saved_encoder() if objects else Path(WEIGHTS).stem
+    return _read_tensors(_newest_checkpoint(folder, name, objects))
 
 
 def read_classifier(folder: str | PathLike[str]) -> Weights:
@@ -155,7 +179,34 @@ def read_classifier(folder: str | PathLike[str]) -> Weights:
     ValueError
         If the file holds anything but tensors, or they are not finite.
     """
-    return _read_tensors(_newest_checkpoint(Path(folder), CLASSIFIER))
+    folder = Path(folder)
+    objects = _objects(folder)
+    name = objects.saved_classifier() if objects else "classifier"
+    return _read_tensors(_newest_checkpoint(folder, name, objects))
+
+
+def trained_epochs(folder: str | PathLike[str], checkpoint: Path) -> int | None:
+    """Give the epoch at whose end a checkpoint was written.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        The ``output_folder`` of a training run.
+    checkpoint : pathlib.Path
+        The folder of a checkpoint in it.
+
+    Returns
+    -------
+    int or None
+        From 1 on; None if it was written within an epoch, or does not say.
+    """
+    epoch, ended, *_ = _place(Path(folder), checkpoint.relative_to(folder))
+    return epoch if ended else None
+
+
+def _objects(folder: Path) -> RunObjects | None:
+    """Read the objects of a run's YAML, where there is one."""
+    return read_objects(folder) if (folder / HYPERPARAMS).exists() else None
 
 
 def _read_tensors(path: Path) -> Weights:
@@ -260,20 +311,21 @@ def saved_bytes(state_dict: Mapping[str, torch.Tensor]) -> bytes:
     return content.getvalue()
 
 
-def _newest_checkpoint(folder: Path, name: str) -> Path:
+def _newest_checkpoint(folder: Path, stem: str, objects: RunObjects | None) -> Path:
     """Find a file in the newest of the checkpoints that have it."""
-    names = [
+    name, place = f"{stem}.ckpt", objects.checkpoints() if objects else Path("save")
+    found = [
         meta.parent.relative_to(folder)
-        for meta in (folder / "save").glob(f"CKPT*/{METAFNAME}")
+        for meta in (folder / place).glob(f"CKPT*/{METAFNAME}")
         if (meta.parent / name).exists()
     ]
-    if not names:
+    if not found:
         raise FileNotFoundError(
-            f"{folder} has neither {name} nor a checkpoint with it in save: has this run "
+            f"{folder} has neither {name} nor a checkpoint with it in {place}: has this run "
             "been trained? Give its output_folder once the first checkpoint is there "
             "(ckpt_interval_steps, or the end of an epoch)."
         )
-    newest = max(names, key=lambda place: (_place(folder, place), place))
+    newest = max(found, key=lambda one: (_place(folder, one), one))
     path = own_file(folder, newest / name)
     check_known(folder / newest, [name])
     return path

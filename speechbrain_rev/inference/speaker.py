@@ -95,13 +95,15 @@ class SpeakerEmbedder:
         """Load the encoder that a training run made.
 
         Nothing in the folder is executed: plain values are read from its
-        ``hyperparams.yaml`` and tensors from its weights.
+        ``hyperparams.yaml`` and tensors from its weights. The run may be of SpeechBrain's
+        own script: the encoder, Fbank and InputNormalization are found that the file
+        describes, under any names.
 
         Parameters
         ----------
         folder : str or path-like
             The run's ``output_folder``. Its ``embedding_model.ckpt`` is taken, or the
-            newest checkpoint while the run has not ended.
+            newest checkpoint where there is none.
         device, precision
             As of the class.
 
@@ -116,8 +118,9 @@ class SpeakerEmbedder:
             If the folder, its hyperparams.yaml or any weights are missing.
         ValueError
             If a file is not what training writes, leads out of the folder, or the
-            weights are not those of the encoder that hyperparams.yaml names; or if the
-            device or the precision cannot be used.
+            weights are not those of the encoder that hyperparams.yaml names; if the run's
+            features are not made as this package makes them; or if the device or the
+            precision cannot be used.
         """
         device = usable_device(device)
         usable_precision(precision, device)

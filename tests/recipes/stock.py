@@ -6,13 +6,16 @@ classifier gives log-probabilities.
 """
 
 import re
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import speechbrain
 import torch
 from speechbrain.dataio.batch import PaddedBatch
+from speechbrain.dataio.encoder import CategoricalEncoder
 from speechbrain.nnet.schedulers import update_learning_rate
 
 from speechbrain_rev.reversible.watching import WatchingWarning
@@ -130,6 +133,38 @@ def fit(
         valid_loader_kwargs=options,
     )
     return made
+
+
+def write_experiment(folder: Path, file: Path, overrides: dict[str, Any]) -> None:
+    """Write the run's hyperparams.yaml by SpeechBrain itself, as its scripts do."""
+    with pytest.MonkeyPatch.context() as patch:
+        # They are changed for the whole process.
+        patch.setattr(sys, "excepthook", sys.excepthook)
+        patch.setattr(speechbrain.utils.logger, "setup_logging", lambda *_: None)
+        speechbrain.create_experiment_directory(
+            folder, str(file), overrides, save_env_desc=False
+        )
+
+
+def write_labels(folder: Path) -> None:
+    """Number the speakers where the script does."""
+    labels = CategoricalEncoder()
+    labels.load_or_create(
+        path=folder / "save/label_encoder.txt",
+        from_iterables=[[f"speaker{n}" for n in range(SPEAKERS)]],
+    )
+
+
+def assert_embeds_as(brain: Any, wav: torch.Tensor, embedding: Any) -> None:
+    """Compare an embedding with what the trained modules make of a waveform."""
+    modules = brain.modules.eval()
+    with torch.no_grad():
+        feats = modules.compute_features(wav[None])
+        feats = modules.mean_var_norm(feats, torch.ones(1))
+        expected = modules.embedding_model(feats).flatten()
+    # On a CPU normalisations are folded into convolutions, whose sums round otherwise.
+    error = (torch.from_numpy(embedding) - expected).norm()
+    assert error <= 1e-5 * expected.norm()
 
 
 def with_line(text: str, line: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from hyperpyyaml import load_hyperpyyaml, resolve_references
 
 from speechbrain_rev.hparams import resolve
-from speechbrain_rev.inference import SpeakerEmbedder
+from speechbrain_rev.inference import SpeakerEmbedder, export_run
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
@@ -18,10 +18,13 @@ from speechbrain_rev.speech import SpeakerAugment
 from tests.corpus import write_noise, write_rooms
 from tests.recipes.stock import (
     KEYS,
+    assert_embeds_as,
     blocks,
     documented_lines,
     fit,
     in_small,
+    write_experiment,
+    write_labels,
     write_shape,
 )
 
@@ -300,32 +303,29 @@ class TestCommandLine:
         assert "!ref" not in copy
 
 
-def test_a_trained_encoder_embeds_when_the_file_names_it(tmp_path):
-    name = "train_resnet"
-    path = write_shape(tmp_path, name, lines_for(name, *KEYS))
+@pytest.mark.parametrize("name", ["train_resnet", *slowly("train_ecapa_tdnn")])
+def test_a_trained_encoder_embeds_and_is_exported(tmp_path, name):
+    path = write_shape(tmp_path, name, lines_for(name, "embedding_model"))
     hparams, _ = load(path, tmp_path)
+    run = Path(hparams["output_folder"])
+    write_experiment(run, path, {"data_folder": "nowhere", "output_folder": str(run)})
     brain = fit(hparams)
-    folders = {"data_folder": "nowhere", "output_folder": hparams["output_folder"]}
-    # As SpeechBrain's create_experiment_directory writes it.
-    copy = Path(hparams["output_folder"], "hyperparams.yaml")
-    copy.write_text(resolve_references(path.read_text(), folders).read())
-    with pytest.raises(ValueError, match=r"lacks arch, .*add these"):
-        SpeakerEmbedder.from_run(copy.parent, device="cpu")
-    named = blocks("yaml")[3]
-    sizes = "widths: [8, 8, 8, 8]\nblocks: [1, 1, 1, 1]"
-    named = named.replace("widths: null\nblocks: null", sizes)
-    copy.write_text(f"{copy.read_text()}{named}")
+    write_labels(run)
     wav = torch.randn(8000)
-    embedder = SpeakerEmbedder.from_run(copy.parent, device="cpu")
-    modules = brain.modules.eval()
-    with torch.no_grad():
-        feats = modules.mean_var_norm(
-            modules.compute_features(wav[None]), torch.ones(1)
-        )
-        expected = modules.embedding_model(feats).flatten()
-    embedding = torch.from_numpy(embedder.embed(wav, sample_rate=16000))
-    # On a CPU normalisations are folded into convolutions, whose sums round otherwise.
-    assert (embedding - expected).norm() <= 1e-5 * expected.norm()
+    embedding = SpeakerEmbedder.from_run(run, device="cpu").embed(
+        wav, sample_rate=16000
+    )
+    assert_embeds_as(brain, wav, embedding)
+    # All but what this script does not make.
+    missing = export_run(run, tmp_path / "model")
+    assert [words.partition(",")[0] for words in missing] == [
+        "cohort.safetensors",
+        "measured error rates: the run has no scores/results.json",
+    ]
+    exported = SpeakerEmbedder.from_hparams(tmp_path / "model", device="cpu")
+    assert_embeds_as(brain, wav, exported.embed(wav, sample_rate=16000))
+    weight = torch.load(tmp_path / "model/classifier.ckpt", weights_only=True)["weight"]
+    assert torch.equal(weight, hparams["classifier"].weight)
 
 
 def test_scores_that_are_no_cosines_are_refused_at_the_first_step(tmp_path):

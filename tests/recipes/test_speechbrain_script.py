@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,16 @@ from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.utils.distributed import run_on_main
 
 from speechbrain_rev.hparams import resolve
-from speechbrain_rev.inference import SpeakerEmbedder
-from tests.recipes.stock import SPEAKERS, Script, fit, utterances
+from speechbrain_rev.inference import SpeakerEmbedder, export_run
+from tests.recipes.stock import (
+    SPEAKERS,
+    Script,
+    assert_embeds_as,
+    fit,
+    utterances,
+    write_experiment,
+    write_labels,
+)
 from tests.run_folders import speech_like, write_audio
 
 HPARAMS = Path(__file__).parents[2] / "hparams"
@@ -126,6 +135,27 @@ class TestContract:
         assert again["wav_augment"].step == hparams["wav_augment"].step == 4
         weight = largest(again["embedding_model"])
         assert torch.equal(weight, largest(hparams["embedding_model"]))
+
+    @pytest.mark.parametrize("encoder", ENCODERS)
+    def test_what_it_leaves_embeds_and_is_exported(self, trained, encoder, tmp_path):
+        hparams, brain = trained(encoder)
+        run = tmp_path / "run"
+        shutil.copytree(hparams["output_folder"], run)
+        file = tmp_path / "resolved.yaml"
+        file.write_text(resolve(HPARAMS / f"{encoder}.yaml", TINY))
+        folders = {"data_folder": "nowhere", "output_folder": str(run)}
+        write_experiment(run, file, folders)
+        write_labels(run)
+        assert "*id00" in (run / "hyperparams.yaml").read_text()
+        wav = torch.from_numpy(speech_like())
+        embedder = SpeakerEmbedder.from_run(run, device="cpu")
+        assert_embeds_as(brain, wav, embedder.embed(wav, sample_rate=16000))
+        export_run(run, tmp_path / "model")
+        weight = torch.load(tmp_path / "model/classifier.ckpt", weights_only=True)
+        # The speed recorded, of three.
+        assert torch.equal(weight["weight"], hparams["classifier"].weight[:SPEAKERS])
+        embedder = SpeakerEmbedder.from_hparams(tmp_path / "model", device="cpu")
+        assert_embeds_as(brain, wav, embedder.embed(wav, sample_rate=16000))
 
     def test_validation_leaves_labels_and_augmentation_alone(self, load):
         hparams = load("revnet57")

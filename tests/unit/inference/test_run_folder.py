@@ -24,33 +24,102 @@ def test_plain_values_are_read_and_no_tag_is_followed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "value", ["!new:os.system [ls]", "!!python/object/apply:os.system [ls]", "!ref <a>"]
+    "value",
+    [
+        "!new:os.system [ls]",
+        "!!python/object/apply:os.system [ls]",
+        "!!python/name:os.system",
+        "!ref <a>",
+        "[1, !tuple (1, 2)]",
+        "*b",
+    ],
 )
 def test_a_tag_where_a_plain_value_is_needed_is_refused(tmp_path, value):
-    (tmp_path / "hyperparams.yaml").write_text(f"a: 1\narch: {value}\n")
-    with pytest.raises(ValueError, match="without tags and references"):
+    (tmp_path / "hyperparams.yaml").write_text(
+        f"a: 1\nb: &b [!name:x ]\narch: {value}\n"
+    )
+    with pytest.raises(ValueError, match=r"line [23] has the tag !.*without tags and"):
         read_settings(tmp_path, ["arch"])
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "expected"),
     [
-        "&a [*a]",
-        "&a x",
-        "*x",
-        "[1, *x]",
-        "{a: *x}",
-        "{<<: *y}",
-        "{<<: {a: 1}}",
-        "{a: {<<: [{a: 1}]}}",
-        "[&b [1, 1], [*b, *b]]",
+        ("&a x", "x"),
+        ("*x", [1]),
+        ("[1, *x]", [1, [1]]),
+        ("{b: *x}", {"b": [1]}),
+        ("{<<: *y}", {"a": 1}),
+        ("{<<: *y, a: 2}", {"a": 2}),
+        ("{<<: [{a: 3}, *y]}", {"a": 3}),
+        ("[&b [1, 1], [*b, *b]]", [[1, 1], [[1, 1], [1, 1]]]),
     ],
 )
-def test_a_value_that_repeats_a_part_of_the_file_is_refused(tmp_path, value):
+def test_aliases_and_merges_are_what_they_stand_for(tmp_path, value, expected):
     text = f"x: &x [1]\ny: &y {{a: 1}}\narch: {value}\n"
     (tmp_path / "hyperparams.yaml").write_text(text)
-    with pytest.raises(ValueError, match="repeats a part of the file"):
+    assert read_settings(tmp_path, ["arch"]) == {"arch": expected}
+
+
+def test_a_key_is_merged_into_the_file_itself(tmp_path):
+    text = "y: &y {arch: revnet57, n_mels: 40}\n<<: *y\nn_mels: 80\n"
+    (tmp_path / "hyperparams.yaml").write_text(text)
+    expected = {"arch": "revnet57", "n_mels": 80}
+    assert read_settings(tmp_path, ["arch", "n_mels"]) == expected
+
+
+def doubled(count, line):
+    """Lines of which each has the one before twice."""
+    lines = [line(f"&a{i}", f"*a{i - 1}", i) for i in range(1, count + 1)]
+    return f"a0: &a0 [x, x]\n{''.join(lines)}arch: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("arch: &a [*a]\n", r"line 1: \*a is a part of itself"),
+        ("x: 1\narch: &a {b: {c: *a}}\n", r"line 2: \*a is a part of itself"),
+        ("arch: &a {<<: *a}\n", r"line 1: \*a is a part of itself"),
+        ("arch: *x\n", "line 1: found undefined alias 'x'"),
+        ("arch: {<<: [1]}\n", "line 1: expected a mapping for merging"),
+        ("arch: 1\nx: {b: 1, b: 2}\n", "line 2: b stands there twice"),
+        ("arch: 1\nx: 2\narch: 3\n", "line 3: arch stands there twice"),
+        (f"x: {'[' * 51}{']' * 51}\n", "line 1: it is nested deeper than 50"),
+        (
+            doubled(60, lambda own, last, i: f"a{i}: {own} [{last}, {last}]\n"),
+            r"line 19: with aliases expanded .* 1,000,000 characters",
+        ),
+        (
+            doubled(60, lambda own, last, i: f"a{i}: {own} {{b: {last}, c: {last}}}\n"),
+            "with aliases expanded",
+        ),
+        (
+            "a0: &a0 {x: 1}\n"
+            + "".join(
+                f"a{i + 1}: &a{i + 1} {{<<: [*a{i}, *a{i}]}}\n" for i in range(60)
+            ),
+            "with aliases expanded",
+        ),
+        (
+            f"x: &x {'y' * 1000}\narch: [{'*x, ' * 1000}*x]\n",
+            "line 2: with aliases expanded",
+        ),
+        (
+            "".join(f"? &a{i + 1} [*a{i}, *a{i}]\n: 1\n" for i in range(60)).replace(
+                "*a0", "x"
+            ),
+            "with aliases expanded",
+        ),
+        ("arch: \u0007\n", "special characters are not allowed"),
+    ],
+)
+def test_what_has_no_end_is_refused_in_one_line(tmp_path, text, message):
+    (tmp_path / "hyperparams.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
         read_settings(tmp_path, ["arch"])
+    assert "\n" not in str(error.value)
+    assert "hyperparams.yaml" in str(error.value)
+    assert len(str(error.value)) < 1000
 
 
 def test_anchors_of_other_values_are_passed_over(tmp_path):
