@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -60,7 +61,7 @@ class Recording:
         Raises
         ------
         ValueError
-            If it is none, or has no sample rate.
+            If it is none.
         """
         if isinstance(audio, (str, PathLike)):
             return cls(Path(audio), None, fspath(audio))
@@ -86,11 +87,6 @@ class Recording:
             raise ValueError(
                 f"{what} holds {str(audio.dtype).removeprefix('torch.')} values; give "
                 "floats from -1 to 1 (16-bit integers divided by 32768)."
-            )
-        if sample_rate is None:
-            raise ValueError(
-                f"{what} is an array, which does not say its sample rate, and it is not "
-                "guessed: give sample_rate, in hertz."
             )
         samples = audio.detach().cpu()
         rate = whole_rate(sample_rate, what)
@@ -202,6 +198,7 @@ def recordings(
     audio: Audio | Iterable[Audio],
     sample_rate: object = None,
     *,
+    assumed_rate: int,
     alone_is: str = "the waveform",
 ) -> tuple[list[Recording], bool]:
     """Tell one utterance from several, and what each is.
@@ -212,6 +209,8 @@ def recordings(
         What is to be embedded.
     sample_rate : int or None
         Hertz of arrays and tensors.
+    assumed_rate : int
+        Hertz of those where none is given: that of the model.
     alone_is : str
         How errors call one utterance in memory.
 
@@ -225,15 +224,23 @@ def recordings(
     Raises
     ------
     ValueError
-        If something is no audio, there is none at all, or a sample rate is missing or
-        has nothing to be of.
+        If something is no audio, there is none at all, or a sample rate has nothing to be
+        of.
+
+    Warns
+    -----
+    UserWarning
+        If an array has no sample rate.
 
     Example
     -------
-    >>> found, alone = recordings(["a.wav", np.zeros(16000)], 16000)
+    >>> found, alone = recordings(
+    ...     ["a.wav", np.zeros(16000)], 16000, assumed_rate=16000
+    ... )
     >>> [one.what for one in found], alone
     (['a.wav', 'utterance 1 of the list'], False)
     """
+    rate = assumed_rate if sample_rate is None else sample_rate
     is_array = isinstance(audio, Tensor | np.ndarray)
     if isinstance(audio, np.ndarray) and audio.dtype.kind in "UO":
         # An array of paths.
@@ -241,14 +248,14 @@ def recordings(
     # An open file could be iterated over, line by line.
     alone = is_array or isinstance(audio, (str, PathLike)) or _is_open(audio)
     if alone:
-        found = [Recording.of(audio, sample_rate, alone_is)]  # type: ignore[arg-type]
+        found = [Recording.of(audio, rate, alone_is)]  # type: ignore[arg-type]
     else:
         if not isinstance(audio, Iterable):
             raise ValueError(
                 f"{audio!r} is no audio; give a path, an array, a tensor, or a list of them."
             )
         found = [
-            Recording.of(one, sample_rate, f"utterance {index} of the list")
+            Recording.of(one, rate, f"utterance {index} of the list")
             # A generator may fill one buffer again and again.
             for index, one in enumerate(
                 _copies(audio) if iter(audio) is audio else audio
@@ -257,6 +264,13 @@ def recordings(
     if not found:
         raise ValueError("there is nothing to embed; give at least one utterance.")
     check_rate(sample_rate, found)
+    arrays = [one.what for one in found if isinstance(one.audio, Tensor)]
+    if sample_rate is None and arrays:
+        warnings.warn(
+            f"Arrays do not say their sample rate: {arrays[0]} is taken as of "
+            f"{assumed_rate} Hz, the model's. Give sample_rate, in hertz.",
+            stacklevel=3,
+        )
     return found, alone
 
 

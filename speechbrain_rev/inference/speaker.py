@@ -197,7 +197,8 @@ class SpeakerEmbedder:
             is one utterance always; ``list(batch)`` makes a list of rows.
         sample_rate : int, optional
             Hertz of arrays and tensors, which do not say it; files say their own.
-            Anything else than the encoder's is resampled.
+            Anything else than the encoder's is resampled. Without it arrays are taken as
+            of the encoder's rate, with a warning.
         channels : "mean" or int, optional
             What to do with several channels: average them, or take the one of this
             number, counted from 0. Without it, they are refused.
@@ -218,7 +219,7 @@ class SpeakerEmbedder:
             shorter than a quarter of a second or too long, silent, NaN, absurdly loud or
             no floats. The message names it: its path, or its place in the list.
         """
-        found, alone = recordings(audio, sample_rate)
+        found, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
         rows = self._rows(found, channels, window)
         return np.asarray(rows[0]) if alone else rows
 
@@ -259,7 +260,7 @@ class SpeakerEmbedder:
         ValueError
             As ``embed``.
         """
-        found, alone = recordings(audio, sample_rate)
+        found, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
         if alone:
             raise ValueError("embed_each takes a list; embed takes one utterance.")
         return self._running.each(found, channels, window, on_bad)
@@ -299,7 +300,7 @@ class SpeakerEmbedder:
         ValueError
             As ``embed``; if all of it is silent; if a length is out of range.
         """
-        found, alone = recordings(audio, sample_rate)
+        found, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
         if not alone:
             raise ValueError("windows takes one recording, and no list.")
         return self._running.windows(found[0], channels, seconds, hop)
@@ -336,7 +337,7 @@ class SpeakerEmbedder:
                 "an embedder without a fingerprint cannot enrol: its speakers could not be "
                 "told from another's. Give SpeakerEmbedder one."
             )
-        found, alone = recordings(audio, sample_rate)
+        found, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
         if alone:
             raise ValueError("enrol takes a list of utterances: [utterance].")
         return EnrolledSpeaker(self._rows(found, channels, window), self.fingerprint)
@@ -382,7 +383,12 @@ class SpeakerEmbedder:
         """
         if cohort is not None:
             cohort.check_model(self.fingerprint)
-        speakers, heard = sides({"a": a, "b": b}, sample_rate, self.fingerprint)
+        speakers, heard = sides(
+            {"a": a, "b": b},
+            sample_rate,
+            self.fingerprint,
+            assumed_rate=self.sample_rate,
+        )
         if heard:
             rows = self._rows(list(heard.values()), channels, window)
             for name, row in zip(heard, rows, strict=True):

@@ -57,6 +57,8 @@ def sides(
     given: Mapping[str, Audio | EnrolledSpeaker],
     sample_rate: int | None,
     fingerprint: str,
+    *,
+    assumed_rate: int,
 ) -> tuple[dict[str, EnrolledSpeaker], dict[str, Recording]]:
     """Part what is to be compared into enrolled speakers and recordings to embed.
 
@@ -68,6 +70,8 @@ def sides(
         Hertz of arrays and tensors.
     fingerprint : str
         Of the model that compares.
+    assumed_rate : int
+        Hertz of arrays where none is given: that of the model.
 
     Returns
     -------
@@ -80,7 +84,7 @@ def sides(
     ------
     ValueError
         If one is a list, a speaker was enrolled by another model, or the sample rate is
-        missing or not asked for.
+        not asked for.
     """
     speakers: dict[str, EnrolledSpeaker] = {}
     heard: dict[str, Recording] = {}
@@ -90,7 +94,9 @@ def sides(
             speakers[name] = side
             continue
         rate = None if isinstance(side, (str, PathLike)) else sample_rate
-        (found, *_), alone = recordings(side, rate, alone_is=name)
+        (found, *_), alone = recordings(
+            side, rate, assumed_rate=assumed_rate, alone_is=name
+        )
         if not alone:
             raise ValueError(f"{name} is a list. Give one utterance, or enrol it.")
         heard[name] = found

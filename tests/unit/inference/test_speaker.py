@@ -237,12 +237,24 @@ def test_one_channel_is_taken_as_it_is(embedder):
         )
 
 
-def test_a_sample_rate_is_never_guessed_nor_passed_over(embedder, tmp_path):
+def test_arrays_without_a_sample_rate_are_of_the_model_s_and_said_to_be(
+    embedder, tmp_path
+):
     path, wave = write_audio(tmp_path / "a.wav", speech_like()), speech_like(seed=1)
-    with pytest.raises(ValueError, match="not guessed: give sample_rate"):
-        embedder.embed(wave)
-    with pytest.raises(ValueError, match=r"utterance 1 of the list is an array"):
-        embedder.embed([path, wave])
+    said = f"is taken as of {embedder.sample_rate} Hz, the model's"
+    with pytest.warns(UserWarning, match=rf"the waveform {said}") as caught:
+        found = embedder.embed(wave)
+    assert caught[0].filename == __file__
+    assert close(found, embedder.embed(wave, embedder.sample_rate))
+    with pytest.warns(UserWarning, match=rf"utterance 1 of the list {said}") as caught:
+        embedder.embed([path, wave, wave])
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match=rf"b {said}"):
+        embedder.verify(path, wave)
+
+
+def test_a_sample_rate_is_not_passed_over(embedder, tmp_path):
+    path, wave = write_audio(tmp_path / "a.wav", speech_like()), speech_like(seed=1)
     for audio in (path, [path, path]):
         with pytest.raises(
             ValueError, match="sample_rate is 8000, but files say their"
@@ -319,7 +331,6 @@ def test_bad_audio_is_named_by_its_place_or_path(embedder, bad, message, tmp_pat
         (np.array([0.1, 1e300] * 8000), 16000, r"1e\+300, but full scale is 1"),
         (speech_like(), 16000.5, "rate of 16000.5; give"),
         (speech_like(), "16000", "rate of '16000'; give"),
-        (speech_like(), None, "give sample_rate"),
         (speech_like(), True, "rate of True; give"),
         (speech_like(), float("nan"), "rate of nan; give"),
         (speech_like(), float("inf"), "rate of inf; give"),

@@ -302,14 +302,6 @@ def test_other_dimensions_than_the_model_s_are_refused_in_words(loaded):
         loaded.verify(wave, wave, RATE, cohort=Cohort(np.ones((5, 3)), 3, made))
 
 
-def test_of_two_sides_the_one_without_a_rate_is_named(loaded, tmp_path):
-    path, wave = write_audio(tmp_path / "a.wav", speech_like(0.5)), speech_like(0.5)
-    with pytest.raises(
-        ValueError, match=r"^b is an array, which does not say its sample"
-    ):
-        loaded.verify(path, wave)
-
-
 def test_lists_and_single_utterances_are_not_taken_for_each_other(loaded):
     wave = speech_like(0.5)
     with pytest.raises(ValueError, match=r"a is a list\. Give one utterance, or enrol"):
