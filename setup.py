@@ -19,9 +19,10 @@ class BuildWithHparams(build_py):
         if self.editable_mode:
             return
         folder = Path(self.build_lib, "speechbrain_rev", "hparams", "files")
-        self.mkpath(str(folder))
-        for file in sorted(Path("hparams").glob("*.yaml")):
-            self.copy_file(str(file), str(folder / file.name))
+        for file in sorted(Path("hparams").rglob("*.yaml")):
+            copy = folder / file.relative_to("hparams")
+            self.mkpath(str(copy.parent))
+            self.copy_file(str(file), str(copy))
 
 
 setup(cmdclass={"build_py": BuildWithHparams})
