@@ -1,52 +1,87 @@
-"""Where the statistics of a run's epochs are kept: lines, curves and TensorBoard."""
+"""Where the statistics of a run's epochs are kept: lines, curves and other loggers."""
 
 from __future__ import annotations
 
 import importlib
 import logging
+import os
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from speechbrain.utils.train_logger import TensorboardLogger
+from speechbrain.utils.distributed import if_main_process
+from speechbrain.utils.train_logger import TensorboardLogger, WandBLogger
 
 from speechbrain_rev import plots
-from speechbrain_rev.whole_files import read_rows, write_rows
+from speechbrain_rev.whole_files import read_rows, write_rows, write_whole
 
 LOG = "train_log.jsonl"
 CURVES = "training_curves.png"
 TENSORBOARD = "tensorboard"
+#: Names the run of wandb that a run is, so that it goes on there too.
+WANDB_RUN = "wandb_run.txt"
+
+#: The module of each logger, and what is called of it.
+_NEEDS = {
+    "tensorboard": ("torch.utils.tensorboard", "SummaryWriter"),
+    "wandb": ("wandb", "init"),
+}
 
 logger = logging.getLogger("train")
 
 
 class EpochLog:
-    """Keeps the statistics of a run's epochs; for the main process alone.
+    """Keeps the statistics of a run's epochs, and lets go of other loggers at its end.
 
     Parameters
     ----------
     output_folder : str or Path
         The run's folder, which gets train_log.jsonl and training_curves.png.
-    tensorboard : bool
-        Whether its folder tensorboard gets the same numbers.
+    to : "tensorboard", "wandb" or None
+        Who gets the same numbers; wandb's run begins at once.
+    project : str, optional
+        That of wandb; by default wandb chooses, which reads WANDB_PROJECT.
+    config : mapping, optional
+        The run's plain settings, for wandb.
 
     Raises
     ------
     ValueError
-        If the lines that are there are not as they were written.
+        If the lines that are there are not as they were written, or wandb begins no run.
     """
 
-    def __init__(self, output_folder: str | Path, *, tensorboard: bool = False) -> None:
+    def __init__(
+        self,
+        output_folder: str | Path,
+        *,
+        to: str | None = None,
+        project: str | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
         self._folder = Path(output_folder)
-        self._tensorboard = tensorboard
-        self._board: TensorBoard | None = None
         self._cannot_draw = self._knows_gaps = False
         # Now, and not after an epoch.
         self._rows()
+        self._other: Logger | None = None
+        if to == "tensorboard":
+            self._other = TensorBoard(self._folder / TENSORBOARD)
+        elif to == "wandb" and if_main_process():
+            self._other = WeightsAndBiases(self._folder, project, config or {})
         # SpeechBrain writes DEBUG into log.txt, where matplotlib lists all fonts.
         logging.getLogger("matplotlib").setLevel(logging.INFO)
 
+    def __enter__(self) -> EpochLog:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._other is not None:
+            self._other.close(failed=kind is not None)
+
     def write(self, stats: dict[str, Any]) -> None:
         """Add an epoch, replacing what a run killed before its checkpoint wrote.
+
+        It is for the main process alone.
 
         Parameters
         ----------
@@ -63,10 +98,8 @@ class EpochLog:
         rows.append(stats)
         write_rows(self._folder / LOG, rows)
         self._draw(rows)
-        if self._tensorboard:
-            if self._board is None:
-                self._board = TensorBoard(self._folder / TENSORBOARD, stats["epoch"])
-            self._board.log_epoch(stats)
+        if self._other is not None:
+            self._other.log_epoch(stats)
 
     def _rows(self) -> list[dict[str, Any]]:
         path = self._folder / LOG
@@ -83,54 +116,173 @@ class EpochLog:
             self._cannot_draw = True
 
 
-class TensorBoard(TensorboardLogger):
-    """SpeechBrain's logger with epochs as steps, none of them twice.
+class Logger(Protocol):
+    """Who gets the numbers of each epoch under the names that train_log.jsonl has."""
+
+    def log_epoch(self, stats: Mapping[str, Any]) -> None:
+        """Add an epoch; of its statistics what is a number."""
+
+    def close(self, *, failed: bool) -> None:
+        """End, because the training has, by itself or by an error."""
+
+
+class TensorBoard:
+    """SpeechBrain's logger for TensorBoard with epochs as steps, none of them twice.
 
     Parameters
     ----------
     folder : Path
         Which may hold the epochs of a run that goes on.
-    first_epoch : int
-        The next epoch; what is there of it and of later ones is hidden.
     """
 
-    def __init__(self, folder: Path, first_epoch: int) -> None:
-        check_tensorboard()
-        from torch.utils.tensorboard import SummaryWriter
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._logger: TensorboardLogger | None = None
 
-        super().__init__(folder)
-        # SpeechBrain's writer hides nothing.
-        self.writer.close()
-        self.writer = SummaryWriter(folder, purge_step=first_epoch)
-
-    def log_epoch(self, stats: dict[str, Any]) -> None:
-        """Add the numbers of an epoch under the names that train_log.jsonl has.
-
-        Parameters
-        ----------
-        stats : dict
-            Of these what is a number, beside "epoch".
-        """
-        self.global_step["meta"] = stats["epoch"] - 1
-        numbers = {k: v for k, v in stats.items() if isinstance(v, int | float)}
+    def log_epoch(self, stats: Mapping[str, Any]) -> None:
+        """Add an epoch; what is there of it and of later ones is hidden."""
+        if self._logger is None:
+            self._logger = TensorboardLogger(self._folder)
+            # SpeechBrain's writer hides nothing.
+            writer = type(self._logger.writer)
+            self._logger.writer.close()
+            self._logger.writer = writer(self._folder, purge_step=stats["epoch"])
+        self._logger.global_step["meta"] = stats["epoch"] - 1
+        numbers = _numbers(stats)
         del numbers["epoch"]
-        self.log_stats(numbers)
+        self._logger.log_stats(numbers)
         # A run that is killed has its epochs.
-        self.writer.flush()
+        self._logger.writer.flush()
+
+    def close(self, *, failed: bool) -> None:
+        """Close the file of events, if there is one."""
+        if self._logger is not None:
+            self._logger.writer.close()
 
 
-def check_tensorboard() -> None:
-    """Refuse to begin without the package tensorboard.
+class WeightsAndBiases:
+    """SpeechBrain's logger for wandb in one run of wandb, whenever training goes on.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder, which keeps the name of wandb's run, and wandb's files where
+        WANDB_DIR names no other place.
+    project : str or None
+        wandb's own choice if None.
+    config : mapping
+        The run's plain settings.
 
     Raises
     ------
-    ImportError
-        If it is missing or too old for torch.
+    ValueError
+        If wandb begins no run.
     """
+
+    def __init__(
+        self, folder: Path, project: str | None, config: Mapping[str, Any]
+    ) -> None:
+        wandb = importlib.import_module("wandb")
+        named = folder / WANDB_RUN
+        if not named.exists():
+            write_whole(named, f"{secrets.token_hex(4)}\n")
+        try:
+            run = wandb.init(
+                project=project,
+                id=named.read_text(encoding="utf-8").strip(),
+                resume="allow",
+                name=os.environ.get("WANDB_NAME", str(folder)),
+                dir=_wandb_folder(folder),
+                config=dict(config),
+                # More epochs than before, for instance.
+                allow_val_change=True,
+            )
+        except wandb.errors.Error as error:
+            raise ValueError(
+                f"logger: wandb cannot begin a run ({' '.join(str(error).split())}). Log in "
+                "by `wandb login`, set WANDB_MODE=offline to send it later by `wandb sync`, "
+                "or set logger: null."
+            ) from error
+        # SpeechBrain's logger calls what it is given, and hides its errors.
+        self._run, self._logger = run, WandBLogger(lambda: run)
+
+    def log_epoch(self, stats: Mapping[str, Any]) -> None:
+        """Add an epoch; one that wandb has already stays as it is."""
+        self._logger.log_stats(_numbers(stats))
+
+    def close(self, *, failed: bool) -> None:
+        """Finish wandb's run, as failed if training has."""
+        self._run.finish(exit_code=int(failed))
+
+
+def _numbers(stats: Mapping[str, Any]) -> dict[str, int | float]:
+    return {k: v for k, v in stats.items() if isinstance(v, int | float)}
+
+
+def _wandb_folder(folder: Path) -> str:
+    return os.environ.get("WANDB_DIR") or str(folder)
+
+
+def check_logger(to: str | None, project: str | None) -> None:
+    """Refuse to begin with a logger whose package is missing.
+
+    Parameters
+    ----------
+    to : str or None
+        The knob logger.
+    project : str or None
+        The knob wandb_project.
+
+    Raises
+    ------
+    ValueError
+        If there is a project and no logger that has projects.
+    ImportError
+        If the package is missing or too old.
+    """
+    if project is not None and to != "wandb":
+        raise ValueError(
+            f"wandb_project: {project} is for logger: wandb, but logger is "
+            f"{to or 'null'}. Give --logger=wandb, or leave wandb_project out."
+        )
+    if to is None:
+        return
+    module, name = _NEEDS[to]
     try:
-        importlib.import_module("torch.utils.tensorboard")
-    except ImportError as error:
+        # A folder of wandb's files is imported as a package with nothing in it.
+        getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
         raise ImportError(
-            "tensorboard: true needs the package tensorboard, which cannot be imported "
-            f"here ({error}): pip install tensorboard, or set tensorboard: false."
+            f"logger: {to} needs the package {to}, which cannot be imported here "
+            f"({error}): pip install speechbrain_rev[{to}], or set logger: null."
         ) from error
+
+
+def logs_in_words(
+    folder: str | Path, *, to: str | None, project: str | None = None
+) -> str:
+    """Say where the statistics of a run's epochs would go.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The output_folder.
+    to : str or None
+        The knob logger.
+    project : str or None
+        The knob wandb_project.
+
+    Returns
+    -------
+    str
+        A sentence.
+    """
+    places = [f"{folder}/{LOG}"]
+    if to == "tensorboard":
+        places.append(f"{folder}/{TENSORBOARD} for TensorBoard")
+    if to == "wandb":
+        chosen = project or os.environ.get("WANDB_PROJECT")
+        which = f"project {chosen}" if chosen else "its default project"
+        files = f"{_wandb_folder(Path(folder))}/wandb"
+        places.append(f"wandb in {which}, with files in {files}")
+    return f"Logs of each epoch: {' and '.join(places)}."

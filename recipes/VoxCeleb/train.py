@@ -24,7 +24,7 @@ import speechbrain as sb
 import torch
 import training_log as log
 import yaml
-from epoch_log import EpochLog, check_tensorboard
+from epoch_log import EpochLog, check_logger, logs_in_words
 from fine_tuning import refuse_own_folder, start_from
 from hyperpyyaml import load_hyperpyyaml
 from loaders import train_loader, valid_loader
@@ -254,6 +254,13 @@ def dry_run(brain, loader):
     if "compression_ratio" in told:
         ratio = told["compression_ratio"]
         words.append(f"Compressed activations: {ratio:.1f} times smaller.")
+    words.append(
+        logs_in_words(
+            brain.hparams.output_folder,
+            to=brain.hparams.logger,
+            project=brain.hparams.wandb_project,
+        )
+    )
     run_on_main(print, args=["\n".join(words)])
 
 
@@ -327,8 +334,7 @@ def main(argv=None):
     sb.utils.distributed.ddp_init_group(run_opts)
     refuse_own_folder(settings)
     refuse_other_network(settings)
-    if settings["tensorboard"]:
-        check_tensorboard()
+    check_logger(settings["logger"], settings["wandb_project"])
     # Persistent, debugging leaves checkpoints, which need their settings.
     trial = dry or (run_opts.debug and not run_opts.debug_persistently)
     output = Path(settings["output_folder"])
@@ -387,10 +393,14 @@ def train(prepared, hparams, run_opts, folder, dry):
     if prepared.valid_trials:
         brain.valid_trials = read_trials(Path(hparams["save_folder"], VALID_TRIALS))
         valid_set = valid_loader(hparams, brain.valid_trials)
-    brain.epoch_log = EpochLog(
-        hparams["output_folder"], tensorboard=hparams["tensorboard"]
-    )
-    brain.fit(hparams["epoch_counter"], train_set, valid_set, progressbar=False)
+    text = (folder / HYPERPARAMS).read_text(encoding="utf-8")
+    with EpochLog(
+        hparams["output_folder"],
+        to=None if brain.debug else hparams["logger"],
+        project=hparams["wandb_project"],
+        config=plain_settings(text),
+    ) as brain.epoch_log:
+        brain.fit(hparams["epoch_counter"], train_set, valid_set, progressbar=False)
     if brain.debug:
         run_on_main(print, args=["--debug: embedding_model.ckpt is not written."])
     else:

@@ -208,7 +208,8 @@ KNOBS = {
     "num_workers": Knob("int", at_least=0),
     "ckpt_interval_steps": Knob("int", at_least=0),
     "keep_checkpoints": _COUNT,
-    "tensorboard": Knob("bool"),
+    "logger": Knob("str", null=True, one_of=("tensorboard", "wandb")),
+    "wandb_project": Knob("str", null=True),
     # encoder
     "arch": Knob("str", one_of=tuple(ARCHITECTURES)),
     "widths": Knob("list of int", null=True, length=4, at_least=1, at_most=2**14),

@@ -32,7 +32,8 @@ KNOB_SOURCES: dict[str, tuple[str, str]] = {
     "num_workers": ("processes", "SpeechBrain"),
     "ckpt_interval_steps": ("steps", "ours; the knob is SpeechBrain's"),
     "keep_checkpoints": ("checkpoints", "ours: as many as WeSpeaker averages"),
-    "tensorboard": ("", "ours"),
+    "logger": ("", "SpeechBrain's loggers; the knob is ours"),
+    "wandb_project": ("", "ours"),
     # encoder
     "arch": ("", "paper (III, Tables II to VI); which one is ours"),
     "widths": ("channels", "paper (Tables II to IV)"),

@@ -1,17 +1,30 @@
+import importlib
 import json
 import logging
+import struct
 import sys
+import types
 
 import pytest
+import torch
 
 from speechbrain_rev.cli import run_script
 from tests.corpus import write_corpus
-from tests.recipes.runs import RECIPE, arguments, recipe
+from tests.recipes.runs import RECIPE, SHORT, arguments, recipe, weights
 
 epoch_log = recipe("epoch_log")
 #: Runs of this file draw nothing.
 DRAW = epoch_log.plots.training_curves
 
+#: Some of what an epoch's line has.
+FIGURES = {
+    "train_accuracy_percent",
+    "lr",
+    "margin",
+    "valid_eer_percent",
+    "utterances_per_second",
+    "process_resident_peak_bytes",
+}
 STATS = {"epoch": 1, "train_loss": 4.5, "lr": 0.1, "margin": 0.2}
 
 
@@ -90,20 +103,55 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(epoch_log.plots, "training_curves", lambda rows, path: None)
 
 
-def test_without_the_package_a_run_for_tensorboard_ends_before_it_begins(
-    train, tmp_path, monkeypatch
-):
-    for name in list(sys.modules):
-        if name.startswith("torch.utils.tensorboard"):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
+def begin(train, monkeypatch, folder, **settings):
+    """Begin a run as the script does, whose errors are one line."""
     monkeypatch.setattr(sys, "argv", [str(RECIPE / "train.py")])
-    folder = tmp_path / "run"
-    argv = arguments(tmp_path / "nowhere", folder, tensorboard=True)
-    # In one line, without a traceback.
-    with pytest.raises(SystemExit, match="pip install tensorboard, or set tensorboard"):
-        run_script(lambda: train.main(argv))
-    assert not folder.exists()
+    argv = arguments(folder.parent / "nowhere", folder, **settings)
+    run_script(lambda: train.main(argv))
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_without_the_package_of_its_logger_a_run_ends_before_it_begins(
+    train, tmp_path, monkeypatch, name
+):
+    for module in list(sys.modules):
+        if module.startswith(("torch.utils.tensorboard", "wandb")):
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)
+    said = rf"logger: {name} needs .* pip install speechbrain_rev\[{name}\], or set"
+    with pytest.raises(SystemExit, match=said):
+        begin(train, monkeypatch, tmp_path / "run", logger=name)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_called_wandb_is_not_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    with pytest.raises(ImportError, match=r"pip install speechbrain_rev\[wandb\]"):
+        epoch_log.check_logger("wandb", None)
+
+
+def test_a_project_without_wandb_is_refused(train, tmp_path, monkeypatch):
+    with pytest.raises(SystemExit, match=r"wandb_project: mine is for logger: wandb"):
+        begin(train, monkeypatch, tmp_path / "run", wandb_project="mine")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"to": None}, "run/train_log.jsonl."),
+        ({"to": "tensorboard"}, "run/train_log.jsonl and run/tensorboard for Tens"),
+        (
+            {"to": "wandb"},
+            " and wandb in its default project, with files in run/wandb.",
+        ),
+        ({"to": "wandb", "project": "mine"}, " and wandb in project mine, with files"),
+    ],
+)
+def test_where_epochs_are_logged_is_told_in_words(settings, expected, monkeypatch):
+    for name in ("WANDB_PROJECT", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert expected in epoch_log.logs_in_words("run", **settings)
 
 
 def scalars(folder):
@@ -135,11 +183,11 @@ def assert_is_the_log(folder):
 @pytest.mark.usefixtures("undrawn")
 def test_tensorboard_has_each_epoch_once_though_some_are_trained_again(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    first = epoch_log.EpochLog(tmp_path, tensorboard=True)
+    first = epoch_log.EpochLog(tmp_path, to="tensorboard")
     for epoch in (1, 2, 3):
         first.write({**STATS, "epoch": epoch, "largest_streams": {"stage": 2.0}})
     # Killed before the checkpoint of the second epoch, and resumed in a new process.
-    second = epoch_log.EpochLog(tmp_path, tensorboard=True)
+    second = epoch_log.EpochLog(tmp_path, to="tensorboard")
     for epoch in (2, 3, 4):
         second.write({**STATS, "epoch": epoch, "train_loss": 4.0 - 0.5 * epoch})
     found = assert_is_the_log(tmp_path)
@@ -151,17 +199,168 @@ def test_a_run_and_its_continuation_are_in_tensorboard_as_in_the_log(train, tmp_
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     data = write_corpus(tmp_path / "corpus")
     folder = tmp_path / "run"
-    short = {"tensorboard": True, "steps_per_epoch": 2, "warmup_epochs": "0.0"}
+    short = {"logger": "tensorboard", "steps_per_epoch": 2, "warmup_epochs": "0.0"}
     train.main(arguments(data, folder, **short, number_of_epochs=1))
     assert len(assert_is_the_log(folder)["train_loss"]) == 1
     train.main(arguments(data, folder, **short, number_of_epochs=3))
     found = assert_is_the_log(folder)
     assert [epoch for epoch, _ in found["train_loss"]] == [1, 2, 3]
-    assert {
-        "train_accuracy_percent",
-        "lr",
-        "margin",
-        "valid_eer_percent",
-        "utterances_per_second",
-        "process_resident_peak_bytes",
-    } < set(found)
+    assert set(found) > FIGURES
+
+
+class Wandb(types.ModuleType):
+    """Stands for the package wandb, and remembers what it is asked for."""
+
+    class errors:
+        class Error(Exception):
+            pass
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.begun, self.logged, self.ended = [], [], []
+
+    def init(self, **options):
+        self.begun.append(options)
+        return self
+
+    def log(self, stats, step):
+        self.logged.append((step, stats))
+
+    def finish(self, exit_code):
+        self.ended.append(exit_code)
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch):
+    for name in ("WANDB_DIR", "WANDB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    fake = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+@pytest.mark.usefixtures("undrawn")
+class TestWandb:
+    def test_a_run_that_goes_on_is_one_run_of_wandb(self, fake_wandb, tmp_path):
+        for epochs in ((1, 2), (3,)):
+            settings = {"number_of_epochs": epochs[-1]}
+            options = {"to": "wandb", "project": "mine", "config": settings}
+            with epoch_log.EpochLog(tmp_path, **options) as log:
+                for epoch in epochs:
+                    log.write({**STATS, "epoch": epoch, "largest_streams": {"a": 1.0}})
+        first, second = fake_wandb.begun
+        assert first == {
+            "project": "mine",
+            "id": (tmp_path / epoch_log.WANDB_RUN).read_text().strip(),
+            "resume": "allow",
+            "name": str(tmp_path),
+            "dir": str(tmp_path),
+            "config": {"number_of_epochs": 2},
+            "allow_val_change": True,
+        }
+        assert second == {**first, "config": {"number_of_epochs": 3}}
+        assert fake_wandb.logged == [(n, {**STATS, "epoch": n}) for n in (1, 2, 3)]
+        assert fake_wandb.ended == [0, 0]
+
+    def test_other_runs_have_other_names(self, fake_wandb, tmp_path):
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            epoch_log.EpochLog(tmp_path / name, to="wandb")
+        assert len({options["id"] for options in fake_wandb.begun}) == 2
+
+    def test_training_that_fails_has_failed_there(self, fake_wandb, tmp_path):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            epoch_log.EpochLog(tmp_path, to="wandb"),
+        ):
+            raise KeyboardInterrupt
+        assert fake_wandb.ended == [1]
+
+    def test_only_the_main_process_begins_one(self, fake_wandb, tmp_path, monkeypatch):
+        monkeypatch.setattr(epoch_log, "if_main_process", lambda: False)
+        with epoch_log.EpochLog(tmp_path, to="wandb"):
+            pass
+        assert fake_wandb.begun == fake_wandb.ended == []
+
+    def test_what_wandb_refuses_is_one_line(self, fake_wandb, tmp_path, monkeypatch):
+        def refuse(**options):
+            raise fake_wandb.errors.Error("No API key\nconfigured.")
+
+        monkeypatch.setattr(fake_wandb, "init", refuse)
+        said = r"cannot begin a run \(No API key configured\.\)\. Log in by `wandb"
+        with pytest.raises(ValueError, match=said):
+            epoch_log.EpochLog(tmp_path, to="wandb")
+
+    def test_the_dry_run_begins_none_and_names_it(
+        self, train, fake_wandb, tmp_path, capsys
+    ):
+        data = write_corpus(tmp_path / "corpus")
+        argv = arguments(data, tmp_path / "run", **SHORT, logger="wandb")
+        train.main([*argv, "--wandb_project=mine", "--dry_run"])
+        assert fake_wandb.begun == []
+        assert "wandb in project mine, with files in" in capsys.readouterr().out
+
+
+def records_of(path):
+    """The records of an offline file of wandb, which is a log as LevelDB writes it."""
+    content, place, record = path.read_bytes(), 7, b""
+    while place < len(content):
+        if (left := -place % 2**15) < 7:
+            place += left  # too short for a header
+            continue
+        length, kind = struct.unpack_from("<HB", content, place + 4)
+        record += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            yield record
+            record = b""
+
+
+def logged_by_wandb(folder):
+    """What the offline files of wandb have: name of the run, project, epochs by step."""
+    proto = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    runs, epochs = set(), {}
+    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+        for content in records_of(path):
+            record = proto.Record.FromString(content)
+            if record.HasField("run"):
+                runs.add((record.run.run_id, record.run.project))
+            if record.HasField("history"):
+                items = record.history.item
+                row = {
+                    i.key or i.nested_key[0]: json.loads(i.value_json) for i in items
+                }
+                epochs[row.get("_step", record.history.step.num)] = row
+    return runs, epochs
+
+
+@pytest.mark.slow
+def test_a_run_and_its_continuation_are_in_wandb_as_in_the_log(
+    train, tmp_path, monkeypatch
+):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "logs"))
+    (tmp_path / "logs").mkdir()
+    data = write_corpus(tmp_path / "corpus")
+    folder = tmp_path / "run"
+    loggers = {"plain": {}, "run": {"logger": "wandb", "wandb_project": "mine"}}
+    for name, settings in loggers.items():
+        for epochs in (1, 3):
+            short = {"steps_per_epoch": 2, "warmup_epochs": "0.0", **settings}
+            argv = arguments(data, tmp_path / name, number_of_epochs=epochs, **short)
+            train.main(argv)
+    runs, epochs = logged_by_wandb(tmp_path / "logs")
+    name = (folder / epoch_log.WANDB_RUN).read_text().strip()
+    assert runs == {(name, "mine")}
+    log = {row["epoch"]: row for row in rows(folder)}
+    assert list(epochs) == list(log) == [1, 2, 3]
+    for epoch, row in log.items():
+        numbers = {k: v for k, v in row.items() if isinstance(v, int | float)}
+        assert numbers.items() <= epochs[epoch].items()
+    assert set(epochs[1]) > FIGURES
+    # Nothing that is drawn depends on the logger.
+    plain = weights(tmp_path / "plain")
+    assert plain.keys() == weights(folder).keys()
+    assert all(torch.equal(plain[key], w) for key, w in weights(folder).items())

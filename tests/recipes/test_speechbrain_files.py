@@ -91,29 +91,37 @@ EMBEDDERS = {
 }
 
 
-def loaded(source):
+def loaded(source, model=MODEL):
     """What the file builds, with the weights, as the script gets them."""
-    params = load(VERIFICATION, data_folder="d", pretrain_path=source, **MODEL)
+    params = load(VERIFICATION, data_folder="d", pretrain_path=source, **model)
     run_on_main(params["pretrainer"].collect_files)
     params["pretrainer"].load_collected()
     params["embedding_model"].eval()
     return params
 
 
-class TestVerification:
-    #: What the script reads, and what it reads if it is there.
-    KEYS = {
-        "data_folder", "output_folder", "save_folder", "verification_file",
-        "split_ratio", "skip_prep", "train_data", "enrol_data", "test_data",
-        "n_train_snts", "train_dataloader_opts", "enrol_dataloader_opts",
-        "test_dataloader_opts", "compute_features", "mean_var_norm",
-        "embedding_model", "pretrainer",
-    }  # fmt: skip
-    OPTIONAL = {"score_norm", "cohort_size", "voxceleb_source"}
+@torch.no_grad()
+def embed_by(params, wavs, lens=None):
+    """Embed waveforms, [batch, samples], as the script does: [batch, embedding_dim]."""
+    lens = torch.ones(len(wavs)) if lens is None else lens
+    feats = params["mean_var_norm"](params["compute_features"](wavs), lens)
+    return params["embedding_model"](feats, lens).squeeze(1).numpy()
 
+
+#: What the verification script reads, and what it reads if it is there.
+KEYS = {
+    "data_folder", "output_folder", "save_folder", "verification_file", "split_ratio",
+    "skip_prep", "train_data", "enrol_data", "test_data", "n_train_snts",
+    "train_dataloader_opts", "enrol_dataloader_opts", "test_dataloader_opts",
+    "compute_features", "mean_var_norm", "embedding_model", "pretrainer",
+}  # fmt: skip
+OPTIONAL = {"score_norm", "cohort_size", "voxceleb_source"}
+
+
+class TestVerification:
     def test_every_key_that_the_script_reads_is_there(self):
         params = load(VERIFICATION, data_folder="d", pretrain_path="m", **MODEL)
-        assert params.keys() >= self.KEYS | {"score_norm", "cohort_size"}
+        assert params.keys() >= KEYS | {"score_norm", "cohort_size"}
         # voxceleb_prepare.py writes lists of these names, and of no others.
         for side in ("train", "enrol", "test"):
             assert params[f"{side}_data"] == f"{params['save_folder']}/{side}.csv"
@@ -130,29 +138,25 @@ class TestVerification:
         expected = EMBEDDERS[source](models / source, device="cpu").embed(files)
         items = [{"id": f.stem, "sig": audio_io.load(f)[0][0]} for f in files]
         options = {**params["test_dataloader_opts"], "collate_fn": PaddedBatch}
-        found = []
-        for batch in DataLoader(items, **options):
-            wavs, lens = batch.sig
-            with torch.no_grad():
-                feats = params["mean_var_norm"](params["compute_features"](wavs), lens)
-                found.append(params["embedding_model"](feats, lens).squeeze(1))
-        np.testing.assert_allclose(torch.cat(found).numpy(), expected, atol=1e-6)
+        batches = DataLoader(items, **options)
+        found = np.concatenate([embed_by(params, *batch.sig) for batch in batches])
+        np.testing.assert_allclose(found, expected, atol=1e-6)
 
     def test_a_model_of_other_values_is_refused(self, models):
         source = models / "exported"
         wrong = {**MODEL, "embedding_dim": 8}
         params = load(VERIFICATION, data_folder="d", pretrain_path=source, **wrong)
         params["pretrainer"].collect_files()
-        with pytest.raises(ValueError, match="does not fit what hyperparams.yaml"):
+        with pytest.raises(ValueError, match=r"does not fit what hyperparams\.yaml"):
             params["pretrainer"].load_collected()
 
     @needs_recipes
     def test_the_list_of_keys_is_that_of_the_script(self):
         source = VERIFICATION_SCRIPT.read_text()
         optional = set(re.findall(r"\"(\w+)\" in params", source))
-        assert optional == self.OPTIONAL
+        assert optional == OPTIONAL
         read = set(re.findall(r"params\[\"(\w+)\"\]", source))
-        assert read - optional == self.KEYS
+        assert read - optional == KEYS
 
     @needs_recipes
     @pytest.mark.parametrize(
@@ -203,21 +207,22 @@ class TestVerification:
             )
 
 
-class TestTraining:
-    SHORT = {
-        "widths": [8, 8, 8, 8],
-        "blocks": [1, 1, 1, 1],
-        "n_mels": 24,
-        # Large enough for the last layer's states to have 8 bit.
-        "embedding_dim": 96,
-        "number_of_epochs": 2,
-        "batch_size": 4,
-        "num_workers": 0,
-        "step_size": 6,
-        "out_n_neurons": SPEAKERS,
-        "sentence_len": 0.3,
-    }
+SHORT = {
+    "widths": [8, 8, 8, 8],
+    "blocks": [1, 1, 1, 1],
+    "n_mels": 24,
+    # Large enough for the last layer's states to have 8 bit.
+    "embedding_dim": 96,
+    "number_of_epochs": 2,
+    "batch_size": 4,
+    "num_workers": 0,
+    "step_size": 6,
+    "out_n_neurons": SPEAKERS,
+    "sentence_len": 0.3,
+}
 
+
+class TestTraining:
     @pytest.fixture
     def downloads(self, tmp_path):
         """Archives in the place of those that the script downloads."""
@@ -235,7 +240,7 @@ class TestTraining:
         settings = {
             "data_folder": tmp_path / "data",
             "output_folder": folder,
-            **self.SHORT,
+            **SHORT,
             **downloads,
         }
         hparams = load(TRAINING, **settings)
@@ -275,7 +280,7 @@ class TestTraining:
             data_folder=data,
             output_folder=tmp_path / "run",
             verification_file=tmp_path / "trials.txt",
-            **self.SHORT,
+            **SHORT,
             **downloads,
         )
         log = (tmp_path / "run" / "train_log.txt").read_text().splitlines()
@@ -283,9 +288,16 @@ class TestTraining:
         self.assert_embeds(tmp_path / "run", tmp_path)
 
     def assert_embeds(self, folder, tmp_path):
+        wave = speech_like()
         embedder = SpeakerEmbedder.from_run(folder, device="cpu")
-        audio = write_audio(tmp_path / "some.wav", speech_like())
-        assert embedder.embed([audio]).shape == (1, self.SHORT["embedding_dim"])
+        (embedding,) = embedder.embed([write_audio(tmp_path / "some.wav", wave)])
+        assert embedding.shape == (SHORT["embedding_dim"],)
+        # The other file takes the checkpoint as it is.
+        (checkpoint,) = (folder / "save").glob("CKPT*")
+        sizes = ("widths", "blocks", "n_mels", "embedding_dim")
+        model = {"arch": "df_revnet89", **{name: SHORT[name] for name in sizes}}
+        found = embed_by(loaded(checkpoint, model), torch.from_numpy(wave)[None])
+        np.testing.assert_allclose(found[0], embedding, atol=1e-6)
 
 
 class Watched(Script):

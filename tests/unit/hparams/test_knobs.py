@@ -31,7 +31,8 @@ EDGES = {
     "num_workers": ([0, 64], [-1]),
     "ckpt_interval_steps": ([0, 1], [-1]),
     "keep_checkpoints": ([1], [0, -1]),
-    "tensorboard": ([True, False], []),
+    "logger": (["tensorboard", "wandb", None], ["TensorBoard", "mlflow", ""]),
+    "wandb_project": (["x", None], [""]),
     "arch": (["resnet34", "df_revnet377"], ["revnet59", "ResNet34", ""]),
     "widths": (
         [[1, 1, 1, 1], [2**14] * 4, None],
