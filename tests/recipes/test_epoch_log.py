@@ -291,14 +291,14 @@ class TestWandb:
         with pytest.raises(ValueError, match=said):
             epoch_log.EpochLog(tmp_path, to="wandb")
 
-    def test_the_dry_run_begins_none_and_names_it(
-        self, train, fake_wandb, tmp_path, capsys
-    ):
+    @pytest.mark.parametrize("trial", ["--dry_run", "--debug"])
+    def test_a_trial_begins_none(self, train, fake_wandb, tmp_path, capsys, trial):
         data = write_corpus(tmp_path / "corpus")
         argv = arguments(data, tmp_path / "run", **SHORT, logger="wandb")
-        train.main([*argv, "--wandb_project=mine", "--dry_run"])
+        train.main([*argv, "--wandb_project=mine", trial])
         assert fake_wandb.begun == []
-        assert "wandb in project mine, with files in" in capsys.readouterr().out
+        names_it = "wandb in project mine, with files in" in capsys.readouterr().out
+        assert names_it == (trial == "--dry_run")
 
 
 def records_of(path):

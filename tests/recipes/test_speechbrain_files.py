@@ -133,7 +133,7 @@ class TestVerification:
         params = loaded(models / source)
         files = [
             write_audio(tmp_path / f"{n}.wav", speech_like(1 + 0.37 * n, seed=n))
-            for n in range(3)
+            for n in range(4)
         ]
         expected = EMBEDDERS[source](models / source, device="cpu").embed(files)
         items = [{"id": f.stem, "sig": audio_io.load(f)[0][0]} for f in files]
