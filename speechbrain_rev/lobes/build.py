@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from speechbrain_rev.architectures import Architecture, architecture
-from speechbrain_rev.compression import ActivationCompression
 from speechbrain_rev.lobes.blocks import ORDINARY_BLOCKS, RESIDUALS
 from speechbrain_rev.lobes.chunks import channels_by_level
-from speechbrain_rev.lobes.encoder import SpeakerEncoder
-from speechbrain_rev.lobes.initialisation import zero_residuals
 from speechbrain_rev.lobes.pooling import CORRECTIONS
 from speechbrain_rev.lobes.stage import Stage
 from speechbrain_rev.lobes.transitions import (
@@ -23,85 +21,68 @@ from speechbrain_rev.lobes.transitions import (
 )
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.coupling import AdditiveCoupling
-from speechbrain_rev.reversible.modes import AppliedPlan, Mode
 from speechbrain_rev.reversible.monitor import Verify
-from speechbrain_rev.reversible.norm import BatchNorm
 
 
-def build_encoder(
+@dataclass(frozen=True)
+class EncoderParts:
+    """What an encoder is made of.
+
+    Attributes
+    ----------
+    row : Architecture
+        The encoder's row of the table, with the sizes that were asked for.
+    channels : list of int or None
+        Channels that stem and transitions work on at a time, at each level.
+    stem : nn.Module
+        What makes the first stage's input.
+    stages : list of Stage
+        The stages.
+    fc : nn.Linear
+        From pooled statistics to the embedding.
+    correction : int
+        0 to pool the population's variance, 1 for the unbiased estimate.
+    """
+
+    row: Architecture
+    channels: list[int | None]
+    stem: nn.Module
+    stages: list[Stage]
+    fc: nn.Linear
+    correction: int
+
+
+def parts_of(
     name: str,
     *,
-    n_mels: int = 80,
-    embedding_dim: int = 256,
-    mode: Mode | str | Mapping[str, Mode | str] | AppliedPlan | None = None,
-    streams: str = "exact",
-    verify: Verify | None = "warn",
-    verify_every: int = 100,
-    chunk: int | str | None = "auto",
-    sync_batchnorm: bool = False,
-    pooling_variance: str = "population",
-    zero_init_residual: bool = False,
-    compression: ActivationCompression | None = None,
-    widths: Sequence[int] | None = None,
-    blocks: Sequence[int] | None = None,
-) -> SpeakerEncoder:
-    """Build an encoder by its name.
+    n_mels: int,
+    embedding_dim: int,
+    streams: str,
+    verify: Verify | None,
+    verify_every: int,
+    chunk: int | str | None,
+    sync_batchnorm: bool,
+    pooling_variance: str,
+    widths: Sequence[int] | None,
+    blocks: Sequence[int] | None,
+) -> EncoderParts:
+    """Make the modules of an encoder, from torch's random state.
 
     Parameters
     ----------
-    name : str
-        One of ``speechbrain_rev.architectures.ARCHITECTURES``.
-    n_mels : int
-        Mel bands of the input; a multiple of 8 for encoders of type II.
-    embedding_dim : int
-        Size of the embedding.
-    mode : Mode or str, or mapping of block name to these, or Plan, or None
-        What blocks keep for the backward pass. None reconstructs what is reversible
-        and stores in vanilla encoders. A plan gives its channels at a time too.
-    streams : {"exact", "float"}
-        Number format of reversible streams. Exact ones are fixed-point numbers below
-        16,384, from which every memory mode makes the same gradients to the bit. Float
-        ones are reconstructed up to an error that grows with depth.
-    verify : {"warn", "raise"} or None
-        What happens if exact streams are not reconstructed to the bit, because
-        something does not compute the same twice; None looks at nothing.
-    verify_every : int
-        Forward passes in training from one look to the next.
-    chunk : int, "auto" or None
-        Working set of reversible encoders: bytes of the float32 map that residual
-        functions work on at a time, for an utterance of 200 frames; stem and transitions
-        take half of it. Normalisations take some channels, bottlenecks' convolutions some
-        utterances of the batch. None works on all at once, in more memory. It decides the
-        order of sums: gradients are equal to the bit in all modes at one chunk.
-    sync_batchnorm : bool
-        Whether batch statistics are shared between processes.
-    pooling_variance : {"population", "unbiased"}
-        Which variance statistics pooling takes; WeSpeaker has the unbiased one.
-    zero_init_residual : bool
-        Whether blocks begin as the identity, see
-        :func:`~speechbrain_rev.lobes.initialisation.zero_residuals`. They do so in the
-        recipe.
-    compression : ActivationCompression or None
-        How blocks in mode "compress" do it; None for its defaults.
-    widths, blocks : sequence of int, or None
-        Channels and blocks of each stage, to make an encoder of another size.
+    name, n_mels, embedding_dim, streams, verify, verify_every, chunk, sync_batchnorm, \
+    pooling_variance, widths, blocks
+        As ``SpeakerEncoder`` takes them.
 
     Returns
     -------
-    SpeakerEncoder
-        The encoder, initialised from torch's random state.
+    EncoderParts
+        What is registered in an encoder, and what it remembers.
 
     Raises
     ------
     ValueError
         If there is no such encoder, or a size does not fit its family.
-
-    Examples
-    --------
-    >>> import torch
-    >>> encoder = build_encoder("revnet57", widths=(8, 16, 16, 16), blocks=(1, 1, 1, 1))
-    >>> encoder(torch.randn(2, 30, 80)).shape
-    torch.Size([2, 1, 256])
     """
     row = architecture(name)
     row = dataclasses.replace(
@@ -127,78 +108,8 @@ def build_encoder(
         width = row.widths[i] * _expansion(row)
     pooled_freq = -(-n_mels // 8)
     fc = nn.Linear(2 * width * pooled_freq, embedding_dim)
-    encoder = SpeakerEncoder(
-        row,
-        stem,
-        stages,
-        fc,
-        n_mels=n_mels,
-        channels=channels,
-        correction=CORRECTIONS[pooling_variance],
-    )
-    if zero_init_residual:
-        zero_residuals(encoder)
-    if compression is not None:
-        if not isinstance(compression, ActivationCompression):
-            raise ValueError(
-                f"compression is {compression!r}; give an ActivationCompression, whose "
-                "rules choose the bounds, or None for its defaults."
-            )
-        encoder.compression = compression
-    if mode is not None:
-        encoder.set_mode(mode)
-    return encoder
-
-
-def settings_of(encoder: SpeakerEncoder) -> dict[str, Any]:
-    """Give the settings that make an encoder like another one, whatever its depth.
-
-    Parameters
-    ----------
-    encoder : SpeakerEncoder
-        As ``build_encoder`` makes them.
-
-    Returns
-    -------
-    dict of str to object
-        Keywords of ``build_encoder`` beside blocks: all that changes what a training
-        step holds or how long it takes. Mode and chunk can change later, and are told by
-        ``block_modes`` and ``channels``; compression matters in its own mode alone.
-
-    Raises
-    ------
-    ValueError
-        If the last layer was replaced by one without ``out_features``.
-
-    Examples
-    --------
-    >>> encoder = build_encoder("resnet34", blocks=(1, 1, 1, 1), pooling_variance="unbiased")
-    >>> settings = settings_of(encoder)
-    >>> settings["pooling_variance"], settings["widths"]
-    ('unbiased', (32, 64, 128, 256))
-    """
-    if not hasattr(encoder.fc, "out_features"):
-        raise ValueError(
-            f"fc of {encoder.architecture.name} is a {type(encoder.fc).__name__}, which "
-            "build_encoder does not make. Plan the network as it is, by "
-            "speechbrain_rev.planner.plan(module, example_batch)."
-        )
-    variances = {correction: name for name, correction in CORRECTIONS.items()}
-    settings = {
-        "widths": encoder.architecture.widths,
-        "n_mels": encoder.n_mels,
-        "embedding_dim": encoder.fc.out_features,
-        "pooling_variance": variances[encoder.correction],
-        "sync_batchnorm": any(
-            norm.sync for norm in encoder.modules() if isinstance(norm, BatchNorm)
-        ),
-    }
-    for chain in encoder.modules():
-        if isinstance(chain, ReversibleChain):
-            settings["streams"] = chain.format_name
-            settings["verify"] = chain.monitor.verify
-            settings["verify_every"] = chain.monitor.every
-    return settings
+    correction = CORRECTIONS[pooling_variance]
+    return EncoderParts(row, list(channels), stem, stages, fc, correction)
 
 
 def _stage(

@@ -1,8 +1,8 @@
 """Speaker encoders: filterbanks in, one embedding per utterance out.
 
-All 25 encoders are one class, which ``build`` fills from a row of ``architectures``: a
-stem, four stages, each entered through a transition, statistics pooling and a linear
-layer. In the reversible families the stages are chains of couplings, and the streams
+All 25 encoders are one class, whose modules ``build`` makes from a row of
+``architectures``: a stem, four stages, each entered through a transition, and a linear
+layer after statistics pooling. In the reversible families the stages are chains of couplings, and the streams
 travel from the stem to the pooling without becoming one tensor in between.
 """
 
@@ -11,18 +11,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speechbrain_rev.architectures import Architecture, counterparts
+from speechbrain_rev.architectures import counterparts
 from speechbrain_rev.compression.activations import ActivationCompression, registering
+from speechbrain_rev.lobes.build import parts_of
+from speechbrain_rev.lobes.initialisation import zero_residuals
 from speechbrain_rev.lobes.inputs import check_input
 from speechbrain_rev.lobes.layers import Masks
 from speechbrain_rev.lobes.masking import level_masks, missing_frames
-from speechbrain_rev.lobes.pooling import embedded, statistics_pooling
+from speechbrain_rev.lobes.pooling import CORRECTIONS, embedded, statistics_pooling
 from speechbrain_rev.lobes.stage import Sizes, Stage
 from speechbrain_rev.lobes.units import run_unit
 from speechbrain_rev.reversible.chain import ReversibleChain
@@ -35,6 +37,8 @@ from speechbrain_rev.reversible.modes import (
     as_mode,
     fallback,
 )
+from speechbrain_rev.reversible.monitor import Verify
+from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.observing import Moment, tell, tell_end
 from speechbrain_rev.reversible.streams import Streams, join, read_both
 from speechbrain_rev.reversible.watching import has_hooks
@@ -43,51 +47,120 @@ from speechbrain_rev.reversible.watching import has_hooks
 class SpeakerEncoder(nn.Module):
     """Map filterbanks to one embedding per utterance.
 
-    Build it with ``build_encoder``.
-
     Parameters
     ----------
-    row : Architecture
-        The encoder's row of the table.
-    stem : nn.Module
-        What makes the first stage's input.
-    stages : sequence of Stage
-        The stages.
-    fc : nn.Linear
-        From pooled statistics to the embedding.
+    name : str
+        One of ``speechbrain_rev.architectures.ARCHITECTURES``.
     n_mels : int
-        Mel bands of the input.
-    channels : sequence of int or None
-        Channels that stem and transitions work on at a time, at each level.
-    correction : int
-        0 to pool the population's variance, 1 for the unbiased estimate.
+        Mel bands of the input; a multiple of 8 for encoders of type II.
+    embedding_dim : int
+        Size of the embedding.
+    mode : Mode or str, or mapping of block name to these, or Plan, or None
+        What blocks keep for the backward pass. None reconstructs what is reversible
+        and stores in vanilla encoders. A plan gives its channels at a time too.
+    streams : {"exact", "float"}
+        Number format of reversible streams. Exact ones are fixed-point numbers below
+        16,384, from which every memory mode makes the same gradients to the bit. Float
+        ones are reconstructed up to an error that grows with depth.
+    verify : {"warn", "raise"} or None
+        What happens if exact streams are not reconstructed to the bit, because
+        something does not compute the same twice; None looks at nothing.
+    verify_every : int
+        Forward passes in training from one look to the next.
+    chunk : int, "auto" or None
+        Working set of reversible encoders: bytes of the float32 map that residual
+        functions work on at a time, for an utterance of 200 frames; stem and transitions
+        take half of it. Normalisations take some channels, bottlenecks' convolutions some
+        utterances of the batch. None works on all at once, in more memory. It decides the
+        order of sums: gradients are equal to the bit in all modes at one chunk.
+    sync_batchnorm : bool
+        Whether batch statistics are shared between processes.
+    pooling_variance : {"population", "unbiased"}
+        Which variance statistics pooling takes; WeSpeaker has the unbiased one.
+    zero_init_residual : bool
+        Whether blocks begin as the identity, see
+        :func:`~speechbrain_rev.lobes.initialisation.zero_residuals`. They do so in the
+        recipe.
+    compression : ActivationCompression or None
+        How blocks in mode "compress" do it; None for its defaults.
+    widths, blocks : sequence of int, or None
+        Channels and blocks of each stage, to make an encoder of another size.
+
+    Raises
+    ------
+    ValueError
+        If there is no such encoder, or a size does not fit its family.
+
+    Examples
+    --------
+    >>> encoder = SpeakerEncoder("revnet57", widths=(8, 16, 16, 16), blocks=(1, 1, 1, 1))
+    >>> encoder(torch.randn(2, 30, 80)).shape
+    torch.Size([2, 1, 256])
+
+    In a YAML:
+
+    >>> from hyperpyyaml import load_hyperpyyaml
+    >>> text = "model: !new:speechbrain_rev.lobes.SpeakerEncoder {name: resnet34}"
+    >>> load_hyperpyyaml(text)["model"].architecture.name
+    'resnet34'
     """
 
     def __init__(
         self,
-        row: Architecture,
-        stem: nn.Module,
-        stages: Sequence[Stage],
-        fc: nn.Linear,
+        name: str,
         *,
-        n_mels: int,
-        channels: Sequence[int | None],
-        correction: int,
+        n_mels: int = 80,
+        embedding_dim: int = 256,
+        mode: Mode | str | Mapping[str, Mode | str] | AppliedPlan | None = None,
+        streams: str = "exact",
+        verify: Verify | None = "warn",
+        verify_every: int = 100,
+        chunk: int | str | None = "auto",
+        sync_batchnorm: bool = False,
+        pooling_variance: str = "population",
+        zero_init_residual: bool = False,
+        compression: ActivationCompression | None = None,
+        widths: Sequence[int] | None = None,
+        blocks: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        self.architecture, self.n_mels, self.correction = row, n_mels, correction
-        self.channels = list(channels)
-        self.stem = stem
-        self.stages = nn.ModuleList(stages)
-        self.fc = fc
+        parts = parts_of(
+            name,
+            n_mels=n_mels,
+            embedding_dim=embedding_dim,
+            streams=streams,
+            verify=verify,
+            verify_every=verify_every,
+            chunk=chunk,
+            sync_batchnorm=sync_batchnorm,
+            pooling_variance=pooling_variance,
+            widths=widths,
+            blocks=blocks,
+        )
+        self.architecture, self.n_mels = parts.row, n_mels
+        self.correction, self.channels = parts.correction, parts.channels
+        self.stem = parts.stem
+        self.stages = nn.ModuleList(parts.stages)
+        self.fc = parts.fc
         before = None
-        for name, chain in self._chains().items():
-            chain.monitor.name, chain.monitor.before = name, before
+        for key, chain in self._chains().items():
+            chain.monitor.name, chain.monitor.before = key, before
             before = chain.monitor
+        if zero_init_residual:
+            zero_residuals(self)
+        if compression is None:
+            compression = ActivationCompression()
+        elif not isinstance(compression, ActivationCompression):
+            raise ValueError(
+                f"compression is {compression!r}; give an ActivationCompression, whose "
+                "rules choose the bounds, or None for its defaults."
+            )
         #: How blocks in mode "compress" do it.
-        self.compression = ActivationCompression()
+        self.compression = compression
         self._modes: dict[str, Mode] = {}
-        self.set_mode(row.default_mode)
+        self.set_mode(parts.row.default_mode)
+        if mode is not None:
+            self.set_mode(mode)
 
     def block_modes(self) -> dict[str, Mode]:
         """Name the blocks and say what each keeps for the backward pass.
@@ -381,3 +454,115 @@ _WAYS_OUT = (
     "Export it: speechbrain-rev export writes ONNX or a torch.export program, and "
     "speechbrain_rev.lobes.inference_form(encoder) can be given to torch.export by itself."
 )
+
+
+def build_encoder(
+    name: str,
+    *,
+    n_mels: int = 80,
+    embedding_dim: int = 256,
+    mode: Mode | str | Mapping[str, Mode | str] | AppliedPlan | None = None,
+    streams: str = "exact",
+    verify: Verify | None = "warn",
+    verify_every: int = 100,
+    chunk: int | str | None = "auto",
+    sync_batchnorm: bool = False,
+    pooling_variance: str = "population",
+    zero_init_residual: bool = False,
+    compression: ActivationCompression | None = None,
+    widths: Sequence[int] | None = None,
+    blocks: Sequence[int] | None = None,
+) -> SpeakerEncoder:
+    """Build an encoder by its name: what ``SpeakerEncoder`` does, as a function.
+
+    A YAML that names it has to write ``!apply:``; ``!new:`` takes classes.
+
+    Parameters
+    ----------
+    name, n_mels, embedding_dim, mode, streams, verify, verify_every, chunk, sync_batchnorm, \
+    pooling_variance, zero_init_residual, compression, widths, blocks
+        As :class:`SpeakerEncoder` takes them.
+
+    Returns
+    -------
+    SpeakerEncoder
+        The encoder, initialised from torch's random state.
+
+    Raises
+    ------
+    ValueError
+        As :class:`SpeakerEncoder` does.
+
+    Examples
+    --------
+    >>> encoder = build_encoder("revnet57", widths=(8, 16, 16, 16), blocks=(1, 1, 1, 1))
+    >>> encoder(torch.randn(2, 30, 80)).shape
+    torch.Size([2, 1, 256])
+    """
+    return SpeakerEncoder(
+        name,
+        n_mels=n_mels,
+        embedding_dim=embedding_dim,
+        mode=mode,
+        streams=streams,
+        verify=verify,
+        verify_every=verify_every,
+        chunk=chunk,
+        sync_batchnorm=sync_batchnorm,
+        pooling_variance=pooling_variance,
+        zero_init_residual=zero_init_residual,
+        compression=compression,
+        widths=widths,
+        blocks=blocks,
+    )
+
+
+def settings_of(encoder: SpeakerEncoder) -> dict[str, Any]:
+    """Give the settings that make an encoder like another one, whatever its depth.
+
+    Parameters
+    ----------
+    encoder : SpeakerEncoder
+        As ``build_encoder`` makes them.
+
+    Returns
+    -------
+    dict of str to object
+        Keywords of ``build_encoder`` beside blocks: all that changes what a training
+        step holds or how long it takes. Mode and chunk can change later, and are told by
+        ``block_modes`` and ``channels``; compression matters in its own mode alone.
+
+    Raises
+    ------
+    ValueError
+        If the last layer was replaced by one without ``out_features``.
+
+    Examples
+    --------
+    >>> encoder = build_encoder("resnet34", blocks=(1, 1, 1, 1), pooling_variance="unbiased")
+    >>> settings = settings_of(encoder)
+    >>> settings["pooling_variance"], settings["widths"]
+    ('unbiased', (32, 64, 128, 256))
+    """
+    if not hasattr(encoder.fc, "out_features"):
+        raise ValueError(
+            f"fc of {encoder.architecture.name} is a {type(encoder.fc).__name__}, which "
+            "build_encoder does not make. Plan the network as it is, by "
+            "speechbrain_rev.planner.plan(module, example_batch)."
+        )
+    variances = {correction: name for name, correction in CORRECTIONS.items()}
+    settings = {
+        "widths": encoder.architecture.widths,
+        "n_mels": encoder.n_mels,
+        "embedding_dim": encoder.fc.out_features,
+        "pooling_variance": variances[encoder.correction],
+        "sync_batchnorm": any(
+            norm.sync for norm in encoder.modules() if isinstance(norm, BatchNorm)
+        ),
+    }
+    for chain in encoder.modules():
+        if isinstance(chain, ReversibleChain):
+            settings["streams"] = chain.format_name
+            settings["verify"] = chain.monitor.verify
+            settings["verify_every"] = chain.monitor.every
+    return settings

@@ -17,8 +17,8 @@ import torch
 from speechbrain_rev.architectures import ARCHITECTURES, Architecture
 from speechbrain_rev.devices import described, random_devices
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
-from speechbrain_rev.lobes.build import settings_of
 from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
+from speechbrain_rev.lobes.encoder import settings_of
 from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.models.counting import training_step
 from speechbrain_rev.planner import Infeasible, Profile

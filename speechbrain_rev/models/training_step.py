@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 from speechbrain_rev.devices import device_name, random_devices
 from speechbrain_rev.lobes import SpeakerEncoder
-from speechbrain_rev.lobes.build import settings_of
+from speechbrain_rev.lobes.encoder import settings_of
 from speechbrain_rev.memory.shapes import cpu_fakes, without_contents
 from speechbrain_rev.planner.calling import trainable
 from speechbrain_rev.reversible.compiled import backend_of

@@ -8,7 +8,7 @@ from torch import nn
 
 from speechbrain_rev.inference.graph import EmbeddingGraph, exported
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.lobes.build import settings_of
+from speechbrain_rev.lobes.encoder import settings_of
 from speechbrain_rev.lobes.inference_form import inference_form
 
 TINY = {

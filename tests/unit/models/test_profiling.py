@@ -11,9 +11,9 @@ import torch
 from speechbrain_rev import devices
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.lobes.build import settings_of
 from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
+from speechbrain_rev.lobes.encoder import settings_of
 from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.models import profiling
 from speechbrain_rev.models.calibration import calibrate, speed_text
