@@ -42,6 +42,10 @@ from speechbrain_rev.hparams.values import (
 
 Path = tuple[str, ...]
 _FOLLOWED = ("!ref", "!copy")
+#: Objects that files of version 0.1.0 name in another way, which still works.
+_NOW_NAMED = {
+    "!apply:speechbrain_rev.lobes.build_encoder": "!new:speechbrain_rev.lobes.SpeakerEncoder"
+}
 _REFERENCE = re.compile(r"<[^>]*>")
 
 
@@ -336,11 +340,15 @@ def _targets(node: Node) -> Iterator[tuple[str, Path]]:
         yield written, tuple(part.strip("]") for part in key.split("["))
 
 
+def _object_of(node: Node) -> str:
+    return _NOW_NAMED.get(str(node.tag), str(node.tag))
+
+
 def _children(dotted: str, old: Node, value: Value) -> dict[str, Value]:
     """Return what changes inside a mapping or an object, which must stay what it is."""
     new = value.node
     if isinstance(old, MappingNode) and isinstance(new, MappingNode):
-        if str(new.tag) in (f"{CORE}map", str(old.tag)):
+        if str(new.tag) == f"{CORE}map" or _object_of(new) == _object_of(old):
             return {
                 key: Value(node, value.document) for key, node in items(new).items()
             }

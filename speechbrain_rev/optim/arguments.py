@@ -1,4 +1,4 @@
-"""Reading what callers of the factory pass: numbers, parameters, what to keep."""
+"""Reading what optimizers are made with: numbers, parameters, what to keep."""
 
 import math
 import numbers
@@ -163,7 +163,7 @@ def parameters_of_one_group(params: Any) -> list[torch.Tensor]:
                 + (f" with options of their own ({', '.join(keys)})" if keys else "")
                 + ". Give all parameters in one, as SpeechBrain clips the gradients of "
                 "the first group alone (leave remove_vector_weight_decay off), and "
-                "options to build_optimizer."
+                "options to the optimizer itself."
             )
         return parameters_of_one_group(items[0]["params"])
     for index, item in enumerate(items):
@@ -199,12 +199,12 @@ def refuse_another_group(param_group: Any) -> NoReturn:
     >>> refuse_another_group({"params": [torch.zeros(2)]})
     Traceback (most recent call last):
         ...
-    ValueError: An optimizer of build_optimizer has one parameter group...
+    ValueError: An optimizer of speechbrain_rev.optim has one parameter group...
     """
     raise ValueError(
-        "An optimizer of build_optimizer has one parameter group, as SpeechBrain clips "
-        "the gradients of the first alone; add_param_group cannot add another. Give "
-        "all parameters to build_optimizer; those without a gradient are left alone."
+        "An optimizer of speechbrain_rev.optim has one parameter group, as SpeechBrain "
+        "clips the gradients of the first alone; add_param_group cannot add another. "
+        "Give all parameters when it is made; those without a gradient are left alone."
     )
 
 

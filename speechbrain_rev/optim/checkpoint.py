@@ -22,7 +22,7 @@ STATES_OF_TORCH = {
 }
 # bitsandbytes wraps its states so that FSDP does not gather them.
 WRAPPED = "__bnb_optimizer_quant_state__"
-# What an optimizer of build_optimizer can say of itself.
+# What an optimizer of this package can say of itself.
 _WRITERS = tuple(
     f"{name} at {bits} bit" for name in STATES_OF_TORCH for bits in (8, 32)
 )
@@ -94,7 +94,7 @@ def written_by(optimizer: torch.optim.Optimizer, state_dict: Any) -> str:
     Returns
     -------
     str
-        As the optimizers of ``build_optimizer`` note it, "adamw at 8 bit" for instance.
+        As the optimizers of this package note it, "adamw at 8 bit" for instance.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def written_by(optimizer: torch.optim.Optimizer, state_dict: Any) -> str:
     if saved not in _WRITERS:
         raise ValueError(
             f"This optimizer is {optimizer.param_groups[0][BUILT_AS]}, but the "
-            f"checkpoint was not written by an optimizer of build_optimizer, so its "
+            f"checkpoint was not written by an optimizer of speechbrain_rev.optim, so its "
             f"states cannot be told. Resume with the optimizer that wrote it, or start "
             f"from its weights alone."
         )

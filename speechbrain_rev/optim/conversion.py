@@ -32,10 +32,10 @@ def convert_checkpoint(
     Parameters
     ----------
     state_dict : mapping
-        What ``state_dict()`` of an optimizer gave that ``build_optimizer`` made under
-        the same name for the same parameters. It is not changed.
+        What ``state_dict()`` of an optimizer of the same class gave, made for the same
+        parameters by this package. It is not changed.
     optimizer : torch.optim.Optimizer
-        Made by ``build_optimizer``; what the checkpoint is for. It is not changed.
+        What the checkpoint is for, of this package too. It is not changed.
 
     Returns
     -------
@@ -46,19 +46,17 @@ def convert_checkpoint(
     Raises
     ------
     ValueError
-        If the checkpoint or the optimizer is not of ``build_optimizer``, if the
-        checkpoint was written under another name, for other parameters or with an
-        option that 8 bit cannot honour.
+        If the checkpoint or the optimizer is not of this package, if the checkpoint was
+        written by another class, for other parameters or with an option that 8 bit
+        cannot honour.
 
     Example
     -------
     A run that was trained at 8 bit goes on at 32:
 
-    >>> from speechbrain_rev.optim import build_optimizer
+    >>> from speechbrain_rev.optim import SGD
     >>> weight = torch.nn.Parameter(torch.ones(4096))
-    >>> old, new = (
-    ...     build_optimizer([weight], name="sgd", bits=bits, lr=0.1) for bits in (8, 32)
-    ... )
+    >>> old, new = (SGD([weight], bits=bits, lr=0.1) for bits in (8, 32))
     >>> weight.sum().backward()
     >>> old.step()
     >>> new.load_state_dict(convert_checkpoint(old.state_dict(), new))
@@ -68,16 +66,17 @@ def convert_checkpoint(
     wanted = optimizer.param_groups[0].get(BUILT_AS)
     if wanted is None:
         raise ValueError(
-            f"optimizer is of class {type(optimizer).__name__} and not made by "
-            f"build_optimizer, so what it asks for cannot be told. Make it with that."
+            f"optimizer is of class {type(optimizer).__name__}, not of "
+            f"speechbrain_rev.optim, so what it asks for cannot be told. Make it by SGD, "
+            f"Adam, AdamW or build_optimizer of that."
         )
     saved = written_by(optimizer, state_dict)
     (name, bits), (saved_name, saved_bits) = map(_name_and_bits, (wanted, saved))
     if name != saved_name:
         raise ValueError(
             f"This optimizer is {wanted}, but the checkpoint holds the states of "
-            f"{saved}: only the bits can be converted. Build the optimizer under the "
-            f"name that wrote it, or start from its weights alone."
+            f"{saved}: only the bits can be converted. Take the optimizer "
+            f"that wrote it, or start from its weights alone."
         )
     pairs = states_by_parameter(optimizer, state_dict)
     group = state_dict["param_groups"][0]

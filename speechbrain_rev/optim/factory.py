@@ -1,4 +1,4 @@
-"""One door to SGD, Adam and AdamW with states of 8 or 32 bit.
+"""SGD, Adam and AdamW with states of 8 or 32 bit, as classes and behind one door.
 
 8-bit states are cut into blocks, each block is divided by its largest magnitude and
 stored as the nearest of 256 values: ``reference.py`` has the scheme, ``strict.py`` its
@@ -9,9 +9,10 @@ them. They are refused here.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 
@@ -26,6 +27,13 @@ from speechbrain_rev.optim.arguments import (
 )
 from speechbrain_rev.optim.checkpoint import BUILT_AS, refuse_other_checkpoint
 from speechbrain_rev.optim.strict import strict_class
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Params: TypeAlias = (
+    Iterable[torch.Tensor] | Iterable[Mapping[str, Any]] | Mapping[str, Any]
+)
 
 
 @dataclass(frozen=True)
@@ -53,8 +61,299 @@ _OPTIMIZERS = {
 }
 
 
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "lr": functools.partial(number, "lr"),
+    "weight_decay": functools.partial(number, "weight_decay"),
+    "momentum": functools.partial(number, "momentum", below=1.0),
+    "dampening": functools.partial(number, "dampening"),
+    "nesterov": functools.partial(switch, "nesterov"),
+    "betas": functools.partial(pair, "betas", below=1.0),
+    "eps": functools.partial(number, "eps", above_zero=True),
+    "amsgrad": functools.partial(switch, "amsgrad"),
+}
+
+
+class _Named(torch.optim.Optimizer):
+    """What SGD, Adam and AdamW share. Making one makes a subclass of the asked bits."""
+
+    _name: ClassVar[str]  # in _OPTIMIZERS
+    _named: ClassVar[type[_Named]]  # the public one, of the classes that compute
+    _bits: ClassVar[int]  # likewise
+
+    def __new__(cls, *_: object, bits: object = 32, **__: object) -> Self:
+        # What it computes with is its base, as of the paths that pathlib.Path makes.
+        # Other bits, or none, are refused by __init__.
+        made = cls if "_bits" in vars(cls) else _computing(cls, 8 if bits == 8 else 32)
+        return object.__new__(made)
+
+    def _init(self, params: Params, bits: int, keep_32bit: Kept, **given: Any) -> None:
+        _check_bits(bits)
+        if bits != self._bits:
+            raise ValueError(
+                f"bits is {bits}, but {type(self).__name__} was made. Give bits to "
+                f"{self._named.__name__} by its name."
+            )
+        options = {key: _READERS[key](value) for key, value in given.items()}
+        refuse_what_is_not_honoured(self._name, bits, options, options["weight_decay"])
+        trained = parameters_of_one_group(params)
+        kept = parameters_to_keep(keep_32bit, trained)
+        group = {"params": trained, BUILT_AS: f"{self._name} at {bits} bit"}
+        start: Callable[..., None] = super().__init__
+        if bits == 8:
+            _refuse_other_than_float32(trained)
+            honoured = ("lr", "weight_decay", *_OPTIMIZERS[self._name].options_at_8bit)
+            options = {key: options[key] for key in honoured}
+            start([group], kept, optim_bits=8, **options)
+        else:
+            start([group], **options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self.param_groups:
+            refuse_another_group(param_group)
+        super().add_param_group(param_group)
+
+
+class _Plain(torch.optim.Optimizer):
+    """What optimizers of torch do otherwise where they compute for a class of ours."""
+
+    _named: ClassVar[type[_Named]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _blank, (self._named,), self.__getstate__()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        dtypes = (param.dtype for param in self.param_groups[0]["params"])
+        refuse_other_checkpoint(self, state_dict, dtypes)
+        super().load_state_dict(state_dict)
+
+
+def _blank(named: type[_Named]) -> Any:
+    return object.__new__(_computing(named, 32))
+
+
+def _computing(named: Any, bits: int) -> type[Any]:
+    """Give the subclass of a public class that computes with states of such bits."""
+    if bits == 32:
+        return _plain_class(named)
+    return strict_class(named, _OPTIMIZERS[named._name].at_8bit)
+
+
+@functools.cache
+def _plain_class(named: Any) -> type[Any]:
+    members = {"__doc__": named.__doc__, "_named": named, "_bits": 32}
+    bases = (named, _Plain, _OPTIMIZERS[named._name].at_32bit)
+    return type(f"{named.__name__}32bit", bases, members)
+
+
+class SGD(_Named):
+    """SGD with momentum, whose states have 8 or 32 bits.
+
+    Parameters
+    ----------
+    params : iterable of torch.Tensor, or one parameter group
+        What to train, see :func:`build_optimizer`.
+    bits : {8, 32}
+        Of each value of the momentum.
+    lr : float
+        Learning rate.
+    momentum : float
+        From 0 to below 1; above 0 at 8 bit.
+    weight_decay : float
+        An L2 penalty.
+    nesterov : bool
+        At 32 bit only.
+    dampening : float
+        At 32 bit only.
+    keep_32bit : torch.nn.Module, torch.Tensor, or iterable of these
+        Whose states stay at 32 bit, see :func:`build_optimizer`.
+
+    Raises
+    ------
+    ValueError, ImportError
+        As :func:`build_optimizer` does.
+
+    Notes
+    -----
+    What computes, and what checkpoints fit, is told by :func:`build_optimizer`, which
+    makes this class for the name "sgd".
+
+    Example
+    -------
+    >>> from hyperpyyaml import load_hyperpyyaml
+    >>> text = "opt_class: !name:speechbrain_rev.optim.SGD {bits: 8, lr: 0.1}"
+    >>> opt_class = load_hyperpyyaml(text)["opt_class"]
+    >>> optimizer = opt_class([torch.nn.Parameter(torch.ones(4096))])
+    >>> isinstance(optimizer, SGD), isinstance(optimizer, torch.optim.Optimizer)
+    (True, True)
+    """
+
+    _name = "sgd"
+
+    def __init__(
+        self,
+        params: Params,
+        *,
+        bits: int,
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        dampening: float = 0.0,
+        keep_32bit: Kept = (),
+    ) -> None:
+        self._init(
+            params,
+            bits,
+            keep_32bit,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            dampening=dampening,
+        )
+
+
+class Adam(_Named):
+    """Adam, whose states have 8 or 32 bits.
+
+    Parameters
+    ----------
+    params : iterable of torch.Tensor, or one parameter group
+        What to train, see :func:`build_optimizer`.
+    bits : {8, 32}
+        Of each value of both moments.
+    lr : float
+        Learning rate.
+    betas : (float, float)
+        Of the first and the second moment, each from 0 to below 1.
+    eps : float
+        Above 0.
+    weight_decay : float
+        An L2 penalty, at 32 bit only.
+    amsgrad : bool
+        At 32 bit only.
+    keep_32bit : torch.nn.Module, torch.Tensor, or iterable of these
+        Whose states stay at 32 bit, see :func:`build_optimizer`.
+
+    Raises
+    ------
+    ValueError, ImportError
+        As :func:`build_optimizer` does.
+
+    Notes
+    -----
+    What computes, and what checkpoints fit, is told by :func:`build_optimizer`, which
+    makes this class for the name "adam".
+
+    Example
+    -------
+    >>> from hyperpyyaml import load_hyperpyyaml
+    >>> text = "opt_class: !name:speechbrain_rev.optim.Adam {bits: 8, lr: 0.001}"
+    >>> opt_class = load_hyperpyyaml(text)["opt_class"]
+    >>> optimizer = opt_class([torch.nn.Parameter(torch.ones(4096))])
+    >>> isinstance(optimizer, Adam), isinstance(optimizer, torch.optim.Optimizer)
+    (True, True)
+    """
+
+    _name = "adam"
+
+    def __init__(
+        self,
+        params: Params,
+        *,
+        bits: int,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        keep_32bit: Kept = (),
+    ) -> None:
+        self._init(
+            params,
+            bits,
+            keep_32bit,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+        )
+
+
+class AdamW(_Named):
+    """Adam with decoupled weight decay, whose states have 8 or 32 bits.
+
+    Parameters
+    ----------
+    params : iterable of torch.Tensor, or one parameter group
+        What to train, see :func:`build_optimizer`.
+    bits : {8, 32}
+        Of each value of both moments.
+    lr : float
+        Learning rate.
+    betas : (float, float)
+        Of the first and the second moment, each from 0 to below 1.
+    eps : float
+        Above 0.
+    weight_decay : float
+        Decoupled: weights shrink by it before the update.
+    amsgrad : bool
+        At 32 bit only.
+    keep_32bit : torch.nn.Module, torch.Tensor, or iterable of these
+        Whose states stay at 32 bit, see :func:`build_optimizer`.
+
+    Raises
+    ------
+    ValueError, ImportError
+        As :func:`build_optimizer` does.
+
+    Notes
+    -----
+    What computes, and what checkpoints fit, is told by :func:`build_optimizer`, which
+    makes this class for the name "adamw".
+
+    Example
+    -------
+    >>> from hyperpyyaml import load_hyperpyyaml
+    >>> text = "opt_class: !name:speechbrain_rev.optim.AdamW {bits: 8, lr: 0.001}"
+    >>> opt_class = load_hyperpyyaml(text)["opt_class"]
+    >>> optimizer = opt_class([torch.nn.Parameter(torch.ones(4096))])
+    >>> isinstance(optimizer, AdamW), isinstance(optimizer, torch.optim.Optimizer)
+    (True, True)
+    """
+
+    _name = "adamw"
+
+    def __init__(
+        self,
+        params: Params,
+        *,
+        bits: int,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        keep_32bit: Kept = (),
+    ) -> None:
+        self._init(
+            params,
+            bits,
+            keep_32bit,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+        )
+
+
+_CLASSES: dict[str, type[_Named]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+
+
 def build_optimizer(
-    params: Iterable[torch.Tensor] | Iterable[Mapping[str, Any]] | Mapping[str, Any],
+    params: Params,
     *,
     name: str,
     bits: int,
@@ -68,12 +367,12 @@ def build_optimizer(
     amsgrad: bool = False,
     keep_32bit: Kept = (),
 ) -> torch.optim.Optimizer:
-    """Build an optimizer with 8-bit or 32-bit states.
+    """Build an :class:`SGD`, :class:`Adam` or :class:`AdamW` by its name.
 
-    At 32 bit it is torch's own optimizer: that is the one results are compared with,
-    it knows every option, and bitsandbytes need not be installed. At 8 bit it is
-    bitsandbytes', held to what it can do, with the arithmetic of torch's: SGD with
-    momentum, AdamW with bias correction and with the decay before the update.
+    At 32 bit torch's own optimizer computes: that is the one results are compared with,
+    it knows every option, and bitsandbytes need not be installed. At 8 bit bitsandbytes'
+    does, held to what it can do, with the arithmetic of torch's: SGD with momentum, AdamW
+    with bias correction and with the decay before the update.
 
     Parameters
     ----------
@@ -107,10 +406,10 @@ def build_optimizer(
 
     Returns
     -------
-    torch.optim.Optimizer
+    SGD, Adam or AdamW
         With one parameter group, for good. Weights in another memory format than the
-        contiguous one keep it. Its checkpoints are refused by an optimizer built
-        otherwise.
+        contiguous one keep it. At 32 bit it is an instance of torch's class as well. Its
+        checkpoints are refused by an optimizer of other bits or another class.
 
     Raises
     ------
@@ -153,37 +452,24 @@ def build_optimizer(
             f"The optimizer {name!r} does not exist; there are "
             f"{', '.join(map(repr, _OPTIMIZERS))}.{hint}"
         )
-    if type(bits) is not int or bits not in (8, 32):
-        raise ValueError(f"bits is {bits!r}; optimizer states can have 8 or 32 bits.")
-    lr = number("lr", lr)
-    weight_decay = number("weight_decay", weight_decay)
-    options = {
-        "momentum": number("momentum", momentum, below=1.0),
-        "dampening": number("dampening", dampening),
-        "nesterov": switch("nesterov", nesterov),
-        "betas": pair("betas", betas, below=1.0),
-        "eps": number("eps", eps, above_zero=True),
-        "amsgrad": switch("amsgrad", amsgrad),
+    _check_bits(bits)
+    given = {
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "momentum": momentum,
+        "dampening": dampening,
+        "nesterov": nesterov,
+        "betas": betas,
+        "eps": eps,
+        "amsgrad": amsgrad,
     }
-    row = _OPTIMIZERS[name]
-    refuse_what_is_not_honoured(name, bits, options, weight_decay)
-    trained = parameters_of_one_group(params)
-    kept = parameters_to_keep(keep_32bit, trained)
-    group = {"params": trained, BUILT_AS: f"{name} at {bits} bit"}
-    common = {"lr": lr, "weight_decay": weight_decay}
-    optimizer: torch.optim.Optimizer
-    if bits == 8:
-        _refuse_other_than_float32(trained)
-        honoured = {key: options[key] for key in row.options_at_8bit}
-        strict = strict_class(row.at_8bit)
-        optimizer = strict([group], kept, optim_bits=8, **common, **honoured)
-    else:
-        honoured = {key: options[key] for key in row.options}
-        build: Callable[..., torch.optim.Optimizer] = row.at_32bit
-        optimizer = build([group], **common, **honoured)
-        optimizer.register_load_state_dict_pre_hook(_refuse_checkpoint_of_other_32bit)
-        optimizer.add_param_group = refuse_another_group  # type: ignore[method-assign]
-    return optimizer
+    options = {key: _READERS[key](value) for key, value in given.items()}
+    refuse_what_is_not_honoured(name, bits, options, options["weight_decay"])
+    own = {
+        key: options[key] for key in ("lr", "weight_decay", *_OPTIMIZERS[name].options)
+    }
+    build: Callable[..., torch.optim.Optimizer] = _CLASSES[name]
+    return build(params, bits=bits, keep_32bit=keep_32bit, **own)
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -268,9 +554,14 @@ def refuse_what_is_not_honoured(
     if bits == 8 and weight_decay and not row.l2_decay_at_8bit:
         raise ValueError(
             f"{name} at 8 bit cannot do an L2 weight_decay ({weight_decay}): "
-            "bitsandbytes would decouple it, which is adamw. Set name to 'adamw', "
-            "weight_decay to 0, or bits to 32."
+            "bitsandbytes would decouple it, which is adamw. Take 'adamw' (the class "
+            "AdamW), or set weight_decay to 0 or bits to 32."
         )
+
+
+def _check_bits(bits: object) -> None:
+    if type(bits) is not int or bits not in (8, 32):
+        raise ValueError(f"bits is {bits!r}; optimizer states can have 8 or 32 bits.")
 
 
 def _refuse_other_than_float32(params: list[torch.Tensor]) -> None:
@@ -282,10 +573,3 @@ def _refuse_other_than_float32(params: list[torch.Tensor]) -> None:
                 f"float32 (autocast lowers the precision of the network, not of its "
                 f"weights), or set bits to 32."
             )
-
-
-def _refuse_checkpoint_of_other_32bit(
-    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
-) -> None:
-    dtypes = (param.dtype for param in optimizer.param_groups[0]["params"])
-    refuse_other_checkpoint(optimizer, state_dict, dtypes)

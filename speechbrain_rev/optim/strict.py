@@ -20,7 +20,6 @@ import torch
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from speechbrain_rev.optim.arguments import refuse_another_group
 from speechbrain_rev.optim.checkpoint import refuse_other_checkpoint
 from speechbrain_rev.optim.reference import block_maxima, dequantise, quantise
 
@@ -111,6 +110,7 @@ def _raise_second(state: Mapping[str, Any]) -> None:
 class _Strict(_Optimizer8bit):
     """What every 8-bit optimizer of ours does otherwise than bitsandbytes'."""
 
+    _named: type[torch.optim.Optimizer]  # the class that users name
     library_name: str  # the library's word for the class
     optimizer_name: str  # the library's word for the arithmetic
 
@@ -126,13 +126,9 @@ class _Strict(_Optimizer8bit):
         # torch's copies and pickles lack what the library adds to an optimizer. Copied
         # parameters have other identities, so what is kept goes by position.
         kept = [id(param) in self._kept for param in self.param_groups[0]["params"]]
-        rebuilt_from = (self.library_name, self.param_groups, kept, self._options)
+        made_by = (self._named, self.library_name)
+        rebuilt_from = (*made_by, self.param_groups, kept, self._options)
         return _rebuild, rebuilt_from, {"state": self.state}
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if self.param_groups:
-            refuse_another_group(param_group)
-        super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -267,18 +263,21 @@ def _stains(grad: torch.Tensor, state: Mapping[str, Any]) -> dict[str, torch.Ten
 
 
 @functools.cache
-def strict_class(library_name: str) -> type[Any]:
-    """Make an optimizer of the library strict.
+def strict_class(named: Any, library_name: str) -> type[Any]:
+    """Let an optimizer of the library compute, strictly, what a class of ours promises.
 
     Parameters
     ----------
+    named : type
+        The class of ours, whose instances these are.
     library_name : str
-        As ``bitsandbytes.optim`` has it.
+        The library's class, as ``bitsandbytes.optim`` has it.
 
     Returns
     -------
     type
-        To be called with one parameter group, what to keep, and the library's options.
+        Whose ``__init__``, after that of ``named``, takes one parameter group, what to
+        keep, and the library's options.
 
     Raises
     ------
@@ -287,15 +286,22 @@ def strict_class(library_name: str) -> type[Any]:
 
     Example
     -------
-    >>> strict_class("SGD").__name__
-    'SGD8bit'
+    >>> from speechbrain_rev.optim import Adam
+    >>> strict_class(Adam, "AdamW").__name__
+    'Adam8bit'
     """
     base = getattr(_bitsandbytes().optim, library_name)
-    members = {"__doc__": _Strict.__doc__, "library_name": library_name}
-    return type(f"{library_name}8bit", (_Strict, base), members)
+    members = {
+        "__doc__": named.__doc__,
+        "library_name": library_name,
+        "_named": named,
+        "_bits": 8,
+    }
+    return type(f"{named.__name__}8bit", (named, _Strict, base), members)
 
 
 def _rebuild(
+    named: Any,
     library_name: str,
     groups: list[dict[str, Any]],
     kept: list[bool],
@@ -303,7 +309,9 @@ def _rebuild(
 ) -> Any:
     params = groups[0]["params"]
     ids = frozenset(id(p) for p, keep in zip(params, kept, strict=True) if keep)
-    return strict_class(library_name)(groups, ids, **options)
+    optimizer = object.__new__(strict_class(named, library_name))
+    _Strict.__init__(optimizer, groups, ids, **options)
+    return optimizer
 
 
 def _bitsandbytes() -> ModuleType:

@@ -11,9 +11,11 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from hyperpyyaml import load_hyperpyyaml
 from torch import nn
 
 from speechbrain_rev.cli import main
+from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import (
     EmbeddingArchive,
     EnrolledSpeaker,
@@ -23,7 +25,7 @@ from speechbrain_rev.inference import (
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.inference.wespeaker import convert_from_wespeaker
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
-from speechbrain_rev.optim import build_optimizer
+from speechbrain_rev.optim import AdamW, build_optimizer
 from speechbrain_rev.planner import Plan, Profile
 from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.reversible import Mode
@@ -364,6 +366,17 @@ def test_settings_of_a_run_are_read_as_data(kept):
             "out_n_neurons": 9,
         }
         assert read_settings(kept / name, list(wanted)) == wanted
+
+
+@pytest.mark.filterwarnings("ignore::speechbrain_rev.hparams.OptimizerWarning")
+def test_a_run_s_own_settings_are_a_file_to_train_by(kept):
+    """They name the encoder by ``!apply:``, as all files of version 0.1.0 did."""
+    text = resolve(kept / make.FINISHED / "hyperparams.yaml")
+    assert "!apply:speechbrain_rev.lobes.build_encoder" in text
+    hparams = load_hyperpyyaml(text)
+    encoder = hparams["embedding_model"]
+    encoder.load_state_dict(make.weights_of(kept / make.FINISHED))
+    assert isinstance(hparams["opt_class"](encoder.parameters()), AdamW)
 
 
 def test_a_copy_elsewhere_is_as_good(kept, expected, tmp_path):

@@ -24,7 +24,7 @@ DOCTESTS = (
     "compression.codec",
     "hparams.composition",
     "hparams.shipped",
-    "lobes.build",
+    "lobes.encoder",
     "memory.meter",
     "optim.factory",
     "planner.planning",

@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+from hyperpyyaml import load_hyperpyyaml
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.hparams import (
@@ -12,7 +13,7 @@ from speechbrain_rev.hparams import (
     top_level_keys,
 )
 from speechbrain_rev.hparams.knobs import KNOBS
-from tests.unit.hparams.files import FOLDER, TRAIN, values
+from tests.unit.hparams.files import DATA, FOLDER, TRAIN, values
 
 OVERRIDE_FILES = sorted(set(FOLDER.glob("*.yaml")) - {TRAIN})
 REGIMES = [file for file in OVERRIDE_FILES if file.stem not in ARCHITECTURES]
@@ -53,6 +54,32 @@ def test_an_override_file_is_short_and_composes(file):
     # A key to a line: no setting hides among others, or in a comment.
     assert len(file.read_text().splitlines()) == len(keys)
     assert list(found_in(file)) == list(top_level_keys(TRAIN))
+
+
+#: How version 0.1.0 and this one name the encoder.
+OLD, NEW = (
+    f"embedding_model: {tag}"
+    for tag in (
+        "!apply:speechbrain_rev.lobes.build_encoder",
+        "!new:speechbrain_rev.lobes.SpeakerEncoder",
+    )
+)
+
+
+@pytest.mark.parametrize(("complete", "over"), [(OLD, NEW), (NEW, OLD), (OLD, OLD)])
+def test_files_of_version_0_1_0_still_compose_and_build(complete, over, tmp_path):
+    text = TRAIN.read_text()
+    assert text.count(NEW) == 1
+    (tmp_path / "train.yaml").write_text(text.replace(NEW, complete))
+    (tmp_path / "mine.yaml").write_text(
+        f"base: train.yaml\nembedding_model: {over.partition(' ')[2]} {{chunk: null}}\n"
+        "arch: revnet57\nblocks: [1, 1, 1, 1]\nwidths: [8, 8, 8, 8]\n"
+    )
+    made = resolve(tmp_path / "mine.yaml", DATA)
+    assert made.count(f"\n{complete}\n") == 1
+    encoder = load_hyperpyyaml(made)["embedding_model"]
+    assert encoder.architecture.widths == (8, 8, 8, 8)
+    assert encoder.channels == [None] * 4
 
 
 @pytest.mark.parametrize("file", [TRAIN, *OVERRIDE_FILES], ids=lambda file: file.stem)

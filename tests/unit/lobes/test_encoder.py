@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import pickle
 
 import numpy as np
@@ -11,7 +12,7 @@ from hyperpyyaml import load_hyperpyyaml
 from torch import nn
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.lobes import build_encoder, inference_form
+from speechbrain_rev.lobes import SpeakerEncoder, build_encoder, inference_form
 from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.planner import Plan
 from tests.unit.lobes.encoders import KINDS, feats, tiny
@@ -161,6 +162,41 @@ def test_copies_and_pickles_embed_alike():
         assert twin.block_modes() == encoder.block_modes()
 
 
+@pytest.mark.parametrize("tag", ["!new:{}.SpeakerEncoder", "!apply:{}.build_encoder"])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_yaml_makes_what_the_function_makes_to_the_bit(name, tag):
+    text = f"""
+encoder: {tag.format("speechbrain_rev.lobes")}
+    name: {name}
+    embedding_dim: 32
+    widths: [8, 8, 16, 16]
+    blocks: [1, 2, 1, 1]
+"""
+    torch.manual_seed(0)
+    encoder = load_hyperpyyaml(text)["encoder"]
+    assert type(encoder) is SpeakerEncoder
+    copies = copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))
+    expected = tiny(name)
+    state = expected.state_dict()
+    x = feats(dtype=torch.float32)
+    y = expected(x)
+    y.square().sum().backward()
+    for each in (encoder, *copies):
+        assert list(each.state_dict()) == list(state)
+        found = each(x)
+        found.square().sum().backward()
+        assert torch.equal(found, y)
+        assert all(map(torch.equal, each.state_dict().values(), state.values()))
+        pairs = zip(each.parameters(), expected.parameters(), strict=True)
+        assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
+
+
+def test_the_class_takes_what_the_function_takes():
+    function = inspect.signature(build_encoder)
+    made = inspect.signature(SpeakerEncoder)
+    assert made.parameters == function.parameters
+
+
 @pytest.mark.parametrize("correction", [0, 1])
 def test_pooling_takes_the_variance_asked_for(correction):
     kind = ["population", "unbiased"][correction]
@@ -214,11 +250,15 @@ def test_features_that_are_no_floats_are_refused(kind, form):
         ({"pooling_variance": "sample"}, "population, unbiased"),
         ({"blocks": (1, -1, 1, 1)}, "1 in all"),
         ({"streams": "half"}, "formats are 'float'"),
+        ({"compression": 0.1}, "compression is 0.1; give an ActivationCompression"),
+        ({"mode": "forget"}, "the modes are"),
     ],
 )
 def test_impossible_sizes_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         tiny("revnet57", **settings)
+    with pytest.raises(ValueError, match=words):
+        SpeakerEncoder("revnet57", **settings)
 
 
 @pytest.mark.parametrize("name", ["revnet46", "df_revnet66", "resnet34"])

@@ -107,9 +107,13 @@ def test_states_of_an_optimizer_from_elsewhere_are_refused(bits):
     foreign = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     layer(torch.ones(1, 64)).sum().backward()
     foreign.step()
-    with pytest.raises(ValueError, match="not written by an optimizer of build_opt"):
+    with pytest.raises(
+        ValueError, match="not written by an optimizer of speechbrain_rev"
+    ):
         trained(bits=bits).load_state_dict(foreign.state_dict())
-    with pytest.raises(ValueError, match="not written by an optimizer of build_opt"):
+    with pytest.raises(
+        ValueError, match="not written by an optimizer of speechbrain_rev"
+    ):
         trained(bits=bits).load_state_dict(layer.state_dict())
 
 
@@ -135,11 +139,11 @@ def malformed(part, value):
         (None, "checkpoint is a NoneType; give the dict"),
         ([1], "checkpoint is a list; give the dict"),
         ("optimizer.ckpt", "checkpoint is a str; give the dict"),
-        ({}, "not written by an optimizer of build_optimizer"),
-        ({"param_groups": None}, "not written by an optimizer of build_optimizer"),
-        ({"param_groups": [1]}, "not written by an optimizer of build_optimizer"),
-        (malformed("built_as", "x"), "not written by an optimizer of build_optimizer"),
-        (malformed("built_as", [8]), "not written by an optimizer of build_optimizer"),
+        ({}, "not written by an optimizer of speechbrain_rev"),
+        ({"param_groups": None}, "not written by an optimizer of speechbrain_rev"),
+        ({"param_groups": [1]}, "not written by an optimizer of speechbrain_rev"),
+        (malformed("built_as", "x"), "not written by an optimizer of speechbrain_rev"),
+        (malformed("built_as", [8]), "not written by an optimizer of speechbrain_rev"),
         (malformed("params", None), "it is of sgd at 8 bit, but has no .*'params'"),
         (malformed("params", 2), "it is of sgd at 8 bit, but has no .*'params'"),
         (malformed("state", None), "it is of sgd at 8 bit, but has no dict of states"),

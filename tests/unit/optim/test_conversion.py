@@ -215,9 +215,11 @@ def test_checkpoints_of_something_else_are_refused(bits):
         ):
             convert_checkpoint(optimizer_of(name, old_bits, steps=1).state_dict(), new)
     foreign = torch.optim.AdamW(new.param_groups[0]["params"])
-    with pytest.raises(ValueError, match="not written by an optimizer of build_opt"):
+    with pytest.raises(
+        ValueError, match="not written by an optimizer of speechbrain_rev"
+    ):
         convert_checkpoint(foreign.state_dict(), new)
-    with pytest.raises(ValueError, match="of class AdamW and not made by build_optim"):
+    with pytest.raises(ValueError, match="of class AdamW, not of speechbrain_rev"):
         convert_checkpoint(new.state_dict(), foreign)
     other_bits = 40 - bits
     wide = optimizer_of("adamw", other_bits, weights=[parameter(80, 80)], steps=1)

@@ -24,11 +24,11 @@ def bits_of(optimizer):
         ("adamw", torch.optim.AdamW),
     ],
 )
-def test_32_bit_is_torchs_own_optimizer_with_the_given_options(name, expected):
+def test_at_32_bit_torchs_own_optimizer_computes_with_the_given_options(name, expected):
     optimizer = build_optimizer(
         [parameter(2)], name=name, bits=32, lr=0.3, weight_decay=0.2, betas=(0.5, 0.6)
     )
-    assert type(optimizer) is expected
+    assert isinstance(optimizer, expected)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["weight_decay"]) == (0.3, 0.2)
     assert group.get("betas", (0.5, 0.6)) == (0.5, 0.6)
@@ -241,7 +241,7 @@ def test_parameters_in_another_form_are_refused(params, message, bits):
 @pytest.mark.parametrize("bits", [8, 32])
 def test_another_parameter_group_is_refused(bits):
     optimizer = build_optimizer([parameter(2)], name="sgd", bits=bits, lr=0.1)
-    with pytest.raises(ValueError, match=r"Give all parameters to build_optimizer"):
+    with pytest.raises(ValueError, match=r"Give all parameters when it is made"):
         optimizer.add_param_group({"params": [parameter(3)]})
     assert len(optimizer.param_groups) == 1
 
