@@ -40,8 +40,8 @@ class KeptChannels:
 
     Example
     -------
-    >>> from speechbrain_rev.lobes import build_encoder
-    >>> encoder = build_encoder("revnet57", widths=(4, 4, 4, 4), blocks=(1, 0, 0, 0))
+    >>> from speechbrain_rev.lobes import SpeakerEncoder
+    >>> encoder = SpeakerEncoder("revnet57", widths=(4, 4, 4, 4), blocks=(1, 0, 0, 0))
     >>> from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
     >>> checkpointer = WholeCheckpointer(getfixture("tmp_path"))
     >>> kept = KeptChannels(encoder)

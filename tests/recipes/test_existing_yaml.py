@@ -1,5 +1,6 @@
 """Lines of this package in YAMLs of SpeechBrain's recipe, run by a Brain like its script's."""
 
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -9,11 +10,12 @@ import speechbrain
 import torch
 from hyperpyyaml import load_hyperpyyaml, resolve_references
 
-from speechbrain_rev.hparams import resolve
+from speechbrain_rev.hparams import compose, resolve
 from speechbrain_rev.inference import SpeakerEmbedder, export_run
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
+from speechbrain_rev.optim import AdamW
 from speechbrain_rev.speech import SpeakerAugment
 from tests.corpus import write_noise, write_rooms
 from tests.recipes.stock import (
@@ -71,7 +73,7 @@ def is_ours(hparams, key):
     value = hparams[key]
     return {
         "embedding_model": lambda: isinstance(value, SpeakerEncoder),
-        "opt_class": lambda: value.func.__name__ == "build_optimizer",
+        "opt_class": lambda: getattr(value, "func", value) is AdamW,
         "wav_augment": lambda: isinstance(value, SpeakerAugment),
         "lr_annealing": lambda: isinstance(value, SpeakerSchedule),
         "compute_cost": lambda: isinstance(value, AAMSoftmax),
@@ -143,7 +145,7 @@ def test_all_lines_together_train_in_each_file(tmp_path, name, precision):
     assert torch.tensor([loss for loss, *_ in brain.steps]).isfinite().all()
 
 
-def resolved(folder):
+def resolved(folder, arch="revnet57"):
     """Write what `speechbrain-rev resolve` prints of a file, in small."""
     small = {
         "widths": [8, 8, 8, 8],
@@ -163,7 +165,7 @@ def resolved(folder):
         "rir_folder": str(write_rooms(folder / "rir")),
     }
     path = folder / "resolved.yaml"
-    path.write_text(resolve(HPARAMS / "revnet57.yaml", small), encoding="utf-8")
+    path.write_text(resolve(HPARAMS / f"{arch}.yaml", small), encoding="utf-8")
     return path
 
 
@@ -240,20 +242,83 @@ def test_a_run_does_not_go_on_with_another_line_than_it_began_with(tmp_path, key
         fit(load(path, tmp_path)[0])
 
 
-def commands():
-    """The document's command lines, as the script's arguments behind the file's name."""
+def commands(file):
+    """The document's command lines for a file, as the script's arguments behind its name."""
     text = "\n".join(block for block in blocks("") if "train_speaker_emb" in block)
     found = [
         shlex.split(command)
         for command in re.findall(r"^python .*", text.replace("\\\n", ""), re.MULTILINE)
     ]
-    assert len(found) == 2
-    assert all(command[2] == "hparams/train_resnet.yaml" for command in found)
-    return [command[4:] for command in found]
+    assert len(found) == 4
+    assert all(command[3] == "--data_folder=/data/VoxCeleb" for command in found)
+    return [command[4:] for command in found if command[2] == file]
 
 
 class TestCommandLine:
-    @pytest.mark.parametrize("arguments", commands(), ids=len)
+    def test_keys_of_a_resolved_file_are_options(self, tmp_path):
+        (arguments,) = commands("resolved.yaml")
+        path = resolved(tmp_path, "df_revnet89")
+        hparams, _ = load(path, tmp_path, *arguments)
+        encoder = hparams["embedding_model"]
+        assert (encoder.architecture.name, encoder.n_mels) == ("revnet57", 64)
+        assert hparams["compute_features"].compute_fbanks.n_mels == 64
+        optimizer = hparams["opt_class"](encoder.parameters())
+        assert isinstance(optimizer, AdamW)
+        assert isinstance(optimizer, torch.optim.AdamW)  # 32 bits
+
+    def test_entries_of_an_object_are_changed_in_braces(self, tmp_path):
+        (arguments,) = commands("mine.yaml")
+        lines = [*lines_for("train_resnet", "embedding_model", "opt_class")]
+        path = write_shape(tmp_path, "train_resnet", lines)
+        hparams, _ = load(path, tmp_path, *arguments)
+        encoder = hparams["embedding_model"]
+        assert (encoder.architecture.name, encoder.n_mels) == ("revnet57", 64)
+        assert hparams["opt_class"].func is AdamW
+        assert hparams["opt_class"].keywords["bits"] == 32
+        for key, wrong in (("embedding_model", "nmae"), ("opt_class", "bit")):
+            with pytest.raises(TypeError, match=f"unexpected keyword .*'{wrong}'"):
+                load(path, tmp_path, f"--{key}={{{wrong}: 8}}")[0][key]([torch.ones(1)])
+
+    def test_what_the_document_lists_is_ignored_silently_here_and_not_by_us(
+        self, tmp_path
+    ):
+        path = write_shape(tmp_path, "train_resnet", lines_for("train_resnet", *KEYS))
+        whole = resolved(tmp_path, "df_revnet89")
+        ours = HPARAMS / "df_revnet89.yaml"
+        other = "!name:speechbrain_rev.optim.SGD {bits: 32}"
+        hparams, _ = load(path, tmp_path, f"--opt_class={other}")
+        assert hparams["opt_class"].func is AdamW
+        assert hparams["opt_class"].keywords["bits"] == 32
+        for more, kind in ((", lr: 0.1}", functools.partial), ("}", dict)):
+            given = f"!apply:typing.cast [any, {other.rstrip('}')}{more}]"
+            opt_class = load(path, tmp_path, f"--opt_class={given}")[0]["opt_class"]
+            assert type(opt_class) is kind
+        with pytest.raises(ValueError, match="cannot become something else"):
+            resolve(ours, {"opt_class": other})
+        hparams, _ = load(path, tmp_path, "--dataloader_options={batch: 8}")
+        assert hparams["dataloader_options"]["batch_size"] == 4
+        with pytest.raises(
+            ValueError, match=r"unknown key 'dataloader_options\.batch'"
+        ):
+            resolve(ours, {"dataloader_options": "{batch: 8}"})
+        _, run_opts, left = speechbrain.parse_arguments([str(whole), "--optimizer=sgd"])
+        assert run_opts.optimizer_step_limit == "sgd"
+        assert left == ""
+        with pytest.raises(ValueError, match="unknown key 'optimizer'"):
+            compose([str(ours), "--optimizer=sgd"])
+        changed, as_it_was = (
+            load(whole, tmp_path, *more)[0] for more in (["--arch=revnet57"], [])
+        )
+        assert changed["embedding_model"].architecture.name == "revnet57"
+        for key in ("optimizer_name", "lr", "number_of_epochs"):
+            assert changed[key] == as_it_was[key]
+        planned, _ = load(whole, tmp_path, "--memory_budget=11GB")
+        modes = planned["embedding_model"].block_modes()
+        assert modes == as_it_was["embedding_model"].block_modes()
+
+    @pytest.mark.parametrize(
+        "arguments", commands("hparams/train_resnet.yaml"), ids=len
+    )
     def test_each_command_of_the_document_takes_the_place_of_keys(
         self, tmp_path, arguments
     ):
