@@ -275,7 +275,7 @@ class TestCommandLine:
         assert (encoder.architecture.name, encoder.n_mels) == ("revnet57", 64)
         assert hparams["opt_class"].func is AdamW
         assert hparams["opt_class"].keywords["bits"] == 32
-        for key, wrong in (("embedding_model", "nmae"), ("opt_class", "bit")):
+        for key, wrong in (("embedding_model", "named"), ("opt_class", "bit")):
             with pytest.raises(TypeError, match=f"unexpected keyword .*'{wrong}'"):
                 load(path, tmp_path, f"--{key}={{{wrong}: 8}}")[0][key]([torch.ones(1)])
 

@@ -191,10 +191,16 @@ encoder: {tag.format("speechbrain_rev.lobes")}
         assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
 
 
-def test_the_class_takes_what_the_function_takes():
-    function = inspect.signature(build_encoder)
-    made = inspect.signature(SpeakerEncoder)
-    assert made.parameters == function.parameters
+def test_the_function_hands_all_that_the_class_takes_to_the_class(monkeypatch):
+    taken = inspect.signature(SpeakerEncoder).parameters
+    assert inspect.signature(build_encoder).parameters == taken
+    given = {name: object() for name in taken}
+    monkeypatch.setitem(
+        build_encoder.__globals__,
+        "SpeakerEncoder",
+        lambda name, **o: {"name": name} | o,
+    )
+    assert build_encoder(**given) == given
 
 
 @pytest.mark.parametrize("correction", [0, 1])
