@@ -27,6 +27,7 @@ ENCODERS = (
     "!new:speechbrain_rev.lobes.SpeakerEncoder",
     "!apply:speechbrain_rev.lobes.build_encoder",
     "!new:speechbrain_rev.lobes.encoder.SpeakerEncoder",
+    "!apply:speechbrain_rev.lobes.encoder.build_encoder",
     "!apply:speechbrain_rev.lobes.build.build_encoder",
 )
 _FBANK = ("!new:speechbrain.lobes.features.Fbank",)
