@@ -1,8 +1,7 @@
 r"""Lists of utterances in text files: lines of fields, and names that stay in a folder.
 
 Fields of a line are separated by spaces or tabs. Where a name has spaces, tabs alone
-separate the fields of its line: ``1<tab>ann lee/a.wav<tab>ann lee/b.wav``. Standard
-library only.
+separate the fields of its line: ``1<tab>ann lee/a.wav<tab>ann lee/b.wav``.
 """
 
 from __future__ import annotations
@@ -10,7 +9,11 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePosixPath
 
+from speechbrain_rev.whole_files import open_regular
+
 _BOM = "\ufeff"
+# Of a file's name and of a path, in bytes, whatever the file system.
+_MOST_OF_NAME, _MOST_OF_PATH = 255, 4095
 
 
 def read_text(path: str | Path, form: str) -> str:
@@ -33,7 +36,7 @@ def read_text(path: str | Path, form: str) -> str:
     OSError
         If it cannot be read.
     ValueError
-        If it is in another encoding; it names file and line.
+        If it is in another encoding, whose file and line are named, or no regular file.
 
     Examples
     --------
@@ -42,7 +45,8 @@ def read_text(path: str | Path, form: str) -> str:
     >>> read_text(path, "'speaker path'")
     'id1 a.wav\n'
     """
-    content = Path(path).read_bytes()
+    with open_regular(path) as file:
+        content = file.read()
     wrong, place = "", 0
     try:
         text = content.decode()
@@ -156,6 +160,42 @@ def is_listable(name: str) -> bool:
     [True, True, False, False]
     """
     return bool(name) and name == name.strip() and not set(name) & set("\t\n\r\0\ufeff")
+
+
+def check_length(name: str, place: str) -> None:
+    """Refuse a path of a list that is longer than that of any file.
+
+    Parameters
+    ----------
+    name : str
+        As the list has it.
+    place : str
+        List and line, for the error.
+
+    Raises
+    ------
+    ValueError
+        If it, or a folder or a file in it, has too many bytes.
+
+    Examples
+    --------
+    >>> check_length("id1/a.wav", "list.txt, line 1")
+    >>> check_length("id1/" + "a" * 300, "list.txt, line 2")
+    Traceback (most recent call last):
+    ValueError: list.txt, line 2: 'id1/aaa...' has a name of 300 bytes; ...
+    """
+    # A character has at most four.
+    if 4 * len(name) <= _MOST_OF_NAME:
+        return
+    longest = max(len(os.fsencode(part)) for part in name.split("/"))
+    what, count, most = "name", longest, _MOST_OF_NAME
+    if longest <= _MOST_OF_NAME:
+        what, count, most = "path", len(os.fsencode(name)), _MOST_OF_PATH
+    if count > most:
+        raise ValueError(
+            f"{place}: {name[:60] + '...'!r} has a {what} of {count} bytes; a {what} of a "
+            f"file has at most {most}. Correct the line."
+        )
 
 
 def way_out(folder: str | Path, name: str, *, within: str | Path | None = None) -> str:

@@ -9,10 +9,15 @@ import hashlib
 import json
 import os
 import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
+
+if sys.platform != "win32":
+    import fcntl
 
 #: Checksums of a folder's files, as ``sha256sum -c`` reads them.
 SUMS = "SHA256SUMS"
@@ -26,13 +31,20 @@ _PART, _DRAWN = ".part", "?" * 8
 _MOST_OF_NAME = 255 - len(f"..{_DRAWN}{_PART}")
 # Before the checksum that ends a line of rows.
 _ROW_SUM = b', "sha256": "'
+# Who reads one of these waits, or does not come to an end.
+_KINDS = (
+    (stat.S_ISFIFO, "a named pipe (FIFO)"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
     """Write a file, which takes the place of what was there when it is complete.
 
     Processes that write one file at once do not meet in it, and where writing fails what
-    was there stays as it is.
+    was there stays as it is. What a process that was killed left is deleted.
 
     Parameters
     ----------
@@ -89,26 +101,55 @@ def opened_whole(path: str | Path) -> Iterator[IO[bytes]]:
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
         # A pipe or a device stays what it is.
-        with open(path, "wb") as file:
-            yield file
+        with open(path, "wb") as pipe:
+            yield pipe
         return
     with naming(path, f"{_MEND}; what was there is as it was."):
-        prefix, part = _unfinished(path.name), ""
+        part = ""
         try:
-            with tempfile.NamedTemporaryFile(
-                dir=path.parent, prefix=prefix, suffix=_PART, delete=False
-            ) as file:
-                part = file.name
-                yield file.file
-                file.flush()
-                # Else a loss of power may leave the name without the content.
-                os.fsync(file.fileno())
-            os.chmod(part, permissions(path))
-            os.replace(part, path)
+            _clear_left(path)
+            part, file = _new_part(path)
+            # Which holds the lock until the file has its name.
+            held = os.dup(file.fileno())
+            try:
+                with file:
+                    yield file
+                    file.flush()
+                    # Else a loss of power may leave the name without the content.
+                    os.fsync(file.fileno())
+                os.chmod(part, permissions(path))
+                os.replace(part, path)
+            finally:
+                os.close(held)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(part)
             raise
+
+
+def _new_part(path: Path) -> tuple[str, IO[bytes]]:
+    """Make what becomes a file: its path, and it, open and locked."""
+    while True:
+        made, part = tempfile.mkstemp(_PART, _unfinished(path.name), path.parent)
+        file: IO[bytes] = os.fdopen(made, "wb")
+        if sys.platform != "win32":
+            # Where there are no locks nobody has this one's, to delete it.
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(made).st_nlink:
+            return part, file
+        # Taken for one that a killed process left, before it was locked.
+        file.close()
+
+
+def _clear_left(path: Path) -> None:
+    """Delete what killed processes left of a file; parts of others are locked."""
+    if sys.platform == "win32":
+        return
+    for part in _parts_of(path.parent, path.name):
+        with contextlib.suppress(OSError), open(part, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(part)
 
 
 def check_path(path: object, what: str, remedy: str = "Write it to a file.") -> None:
@@ -137,6 +178,82 @@ def check_path(path: object, what: str, remedy: str = "Write it to a file.") -> 
             f"{what} is read by the path of its file, and {type(path).__name__} is none. "
             f"{remedy}"
         )
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Refuse a pipe, a socket or a device where a file is to be read.
+
+    Parameters
+    ----------
+    path : str or Path
+        What is to be read. Of a folder, and of what is not there, the error is that of
+        opening it.
+
+    Raises
+    ------
+    ValueError
+        If it is none of a disk's files; the message says what it is.
+
+    Examples
+    --------
+    >>> check_regular(os.devnull)
+    Traceback (most recent call last):
+    ValueError: /dev/null is a device, and only regular files are read. Write ...
+    """
+    with contextlib.suppress(OSError):
+        _refuse_kind(path, os.stat(path).st_mode)
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file to read; what is none of a disk's files is refused without waiting.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+
+    Returns
+    -------
+    binary file
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened.
+    ValueError
+        As ``check_regular``.
+
+    Examples
+    --------
+    >>> file = Path(tempfile.mkdtemp(), "list.txt")
+    >>> write_whole(file, "a.wav")
+    >>> with open_regular(file) as opened:
+    ...     opened.read()
+    b'a.wav'
+    """
+    check_regular(path)
+    file = open(path, "rb", opener=_opened_at_once)  # noqa: SIM115 -- for the caller
+    try:
+        # Another may have been put in its place.
+        _refuse_kind(path, os.fstat(file.fileno()).st_mode)
+    except ValueError:
+        file.close()
+        raise
+    return file
+
+
+def _refuse_kind(path: str | os.PathLike[str], mode: int) -> None:
+    for is_one, kind in _KINDS:
+        if is_one(mode):
+            raise ValueError(
+                f"{path} is {kind}, and only regular files are read. Write what it gives "
+                "to a file, and give that."
+            )
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    """Open without waiting for the writer of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 @contextlib.contextmanager
@@ -203,12 +320,16 @@ def clear_unfinished(folder: str | Path, name: str | None = None) -> None:
     >>> list(folder.iterdir())
     []
     """
-    prefix = ".*." if name is None else glob.escape(_unfinished(name))
-    for part in Path(folder).glob(f"{prefix}{_DRAWN}{_PART}"):
+    for part in _parts_of(folder, name):
         if part.is_dir():
             shutil.rmtree(part, ignore_errors=True)
         else:
             part.unlink(missing_ok=True)
+
+
+def _parts_of(folder: str | Path, name: str | None) -> Iterator[Path]:
+    prefix = ".*." if name is None else glob.escape(_unfinished(name))
+    return Path(folder).glob(f"{prefix}{_DRAWN}{_PART}")
 
 
 def is_of_disk(error: BaseException) -> bool:
@@ -294,6 +415,8 @@ def digest_of(path: str | Path, algorithm: str) -> str:
     ------
     OSError
         If it cannot be read.
+    ValueError
+        If it is no regular file.
 
     Examples
     --------
@@ -303,7 +426,7 @@ def digest_of(path: str | Path, algorithm: str) -> str:
     'e3b0c442'
     """
     digest = hashlib.new(algorithm)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()

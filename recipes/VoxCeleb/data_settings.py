@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from speechbrain_rev.whole_files import digest_of
+from speechbrain_rev.whole_files import check_regular, digest_of
 
 _TREATMENT = "bad_files", "check_audio", "any_extension", "outside_files"
 
@@ -149,7 +149,8 @@ def paths_given(path: str | None) -> list[str]:
 
 
 def existing(path: str | Path) -> Path:
-    """Give the path of a list; ValueError if there is none."""
+    """Give the path of a list; ValueError if there is none, or it is no regular file."""
+    check_regular(path)
     if not Path(path).is_file():
         raise ValueError(f"The list {path} does not exist.")
     return Path(path)

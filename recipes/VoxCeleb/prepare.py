@@ -58,7 +58,7 @@ from validation import held_out_speakers, validation_lines
 
 from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.hparams import compose, plain_settings
-from speechbrain_rev.lists import read_lines, split_line
+from speechbrain_rev.lists import check_length, read_lines, split_line
 from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.speech import read_manifest, write_manifest
 from speechbrain_rev.speech.labels import read_labels
@@ -309,6 +309,7 @@ def _listed(root: Path, settings: Settings) -> dict[str, list[str]]:
             )
         # One file, however many slashes a line has.
         speaker, name = fields[0], str(PurePosixPath(fields[1]))
+        check_length(name, f"{train_list}, line {number}")
         other, at = lines.setdefault(name, (speaker, number))
         if other != speaker:
             raise ValueError(

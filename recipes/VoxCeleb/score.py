@@ -32,7 +32,7 @@ from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.inference import Cohort, EmbeddingArchive
 from speechbrain_rev.inference.run_folder import read_settings, read_weights
 from speechbrain_rev.speech import read_manifest
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.whole_files import check_regular, write_whole
 
 P_TARGETS = (0.01, 0.05)
 #: Draws of speakers for intervals.
@@ -114,6 +114,7 @@ def score(
 def _there(trial_lists: list[Path]) -> list[Path]:
     """Refuse lists that are not there; data that moved may have taken them along."""
     for path in trial_lists:
+        check_regular(path)
         if not path.is_file():
             raise FileNotFoundError(
                 f"The trial list {path} does not exist. If the data have moved, say where "

@@ -35,7 +35,7 @@ from speechbrain_rev.cli import run_script
 from speechbrain_rev.hparams import plain_settings
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
 from speechbrain_rev.locks import writing_alone
-from speechbrain_rev.whole_files import check_file, write_whole
+from speechbrain_rev.whole_files import check_file, check_regular, write_whole
 
 #: Of a study, of what needs no training, and of each training that was scored.
 FILES = ("*.json", f"{BASELINE}/*/{SCORES}", f"{BASELINE}/*/{SCORED}")
@@ -184,6 +184,7 @@ def unpack(file: Path, study: Path, data: Path, noise: Path | None) -> int:
         no study has, a path has unusual characters, or there is noise and there was none,
         or the other way round.
     """
+    check_regular(file)
     if not file.is_file():
         raise ValueError(f"There is no file {file}. Name one that pack wrote.")
     try:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speechbrain_rev.whole_files import check_regular
+
 if TYPE_CHECKING:
     from speechbrain_rev.planner.timing import Speed
 
@@ -108,6 +110,7 @@ def speed_of(parsed: argparse.Namespace) -> Speed:
     if parsed.speed is None:
         return ASSUMED
     path = Path(parsed.speed)
+    check_regular(path)
     if not path.is_file():
         raise FileNotFoundError(
             f"--speed: {path} is no file. Write it by `speechbrain-rev calibrate {path}`, "

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-import os
 import re
-import stat
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +18,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.resolver import VersionedResolver, implicit_resolvers
+
+from speechbrain_rev.whole_files import open_regular
 
 CORE = "tag:yaml.org,2002:"
 NULL = f"{CORE}null"
@@ -185,19 +185,16 @@ def apply(edits: Iterable[Edit], text: str) -> str:
 
 
 def read(file: Path, wanted_by: str = "") -> Document:
-    """Read a hyperparameter file; a base is a regular one, as a user did not name it.
+    """Read a hyperparameter file, a regular one.
 
     Raises
     ------
     ValueError
-        If it cannot be read, or has more than a million bytes; the message says which file
-        names it as its base.
+        If it cannot be read, is no regular file, or has more than a million bytes; the
+        message says which file names it as its base.
     """
     try:
-        # Who opens a FIFO would wait for a writer.
-        with open(file, "rb", opener=_opened_at_once if wanted_by else None) as opened:
-            if wanted_by and not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise ValueError("it is no regular file")
+        with open_regular(file) as opened:
             content = opened.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
@@ -205,16 +202,14 @@ def read(file: Path, wanted_by: str = "") -> Document:
         return Document(str(file), text.replace("\r\n", "\n").replace("\r", "\n"))
     except (OSError, ValueError) as error:
         child = f", the base of {wanted_by}," if wanted_by else ""
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = (
+            error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+        )
         if isinstance(error, UnicodeDecodeError):
             reason = f"it is no text in UTF-8 (byte {error.start + 1})"
         raise ValueError(
             f"The hyperparameter file {file}{child} cannot be read: {reason}."
         ) from error
-
-
-def _opened_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def items(node: MappingNode) -> dict[str, Node]:

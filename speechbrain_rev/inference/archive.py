@@ -25,7 +25,7 @@ from speechbrain_rev.inference.parquet import (
     read_parquet,
     write_parquet,
 )
-from speechbrain_rev.whole_files import check_path, opened_whole
+from speechbrain_rev.whole_files import check_path, check_regular, opened_whole
 
 _SUFFIXES = (".npz", ".parquet")
 
@@ -152,6 +152,7 @@ class EmbeddingArchive:
             If there is no pyarrow and it is needed.
         """
         check_path(path, "an archive of embeddings")
+        check_regular(path)
         if not Path(path).is_file():
             raise FileNotFoundError(
                 f"There are no embeddings at {path}. Run recipes/VoxCeleb/extract.py "
@@ -213,6 +214,7 @@ def opened(path: str | Path) -> Iterator[Mapping[str, NDArray[Any]]]:
     ValueError
         If it is no archive; so if reading what was asked for fails in the block.
     """
+    check_regular(path)
     parquet = Path(path).suffix == ".parquet"
     damaged: tuple[type[Exception], ...] = _DAMAGED
     if parquet:

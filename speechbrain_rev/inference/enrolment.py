@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from speechbrain_rev.inference.fingerprint import check_fingerprint, check_same
 from speechbrain_rev.inference.windows import unit_mean
 from speechbrain_rev.scoring import subtract_mean
-from speechbrain_rev.whole_files import check_path, write_whole
+from speechbrain_rev.whole_files import check_path, check_regular, write_whole
 
 # 10,000 utterances of 1,024 dimensions are 41 MB.
 _MAX_BYTES = 10**8
@@ -133,6 +133,7 @@ class EnrolledSpeaker:
             If it is no enrolled speaker.
         """
         check_path(path, "an enrolled speaker")
+        check_regular(path)
         file = Path(path)
         if not file.is_file():
             raise FileNotFoundError(

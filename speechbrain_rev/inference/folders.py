@@ -25,6 +25,7 @@ from speechbrain_rev.inference.speaker import SpeakerEmbedder
 from speechbrain_rev.inference.windows import check_window
 from speechbrain_rev.speech.packed import find_packed
 from speechbrain_rev.speech.reading import files_below
+from speechbrain_rev.whole_files import check_path
 
 #: What names of audio end in, in small letters. libsndfile reads more, of which other
 #: programs use the endings (.raw, .mat, .sd2) or which hold no speech.
@@ -102,7 +103,7 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
     Raises
     ------
     ValueError
-        If there is no audio.
+        If there is no audio, or something else than a path.
 
     Example
     -------
@@ -113,10 +114,10 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
     >>> list(found.files), found.others
     (['a.FLAC', 'b.wav'], {'.txt': 1})
     """
-    alone = isinstance(audio, (str, PathLike))
-    places = (
-        [Path(audio)] if isinstance(audio, (str, PathLike)) else [*map(Path, audio)]
-    )
+    # Bytes and open files are iterable, and hold no paths.
+    alone = isinstance(audio, (str, PathLike, bytes)) or hasattr(audio, "read")
+    given = audio if isinstance(audio, Iterable) and not alone else [audio]
+    places = [_place(one) for one in given]
     files: dict[str, Path] = {}
     others: Counter[str] = Counter()
     for place in places:
@@ -140,6 +141,16 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
             f"name ends in {', '.join(AUDIO_ENDINGS)}. {listing.passed_over()}".rstrip()
         )
     return listing
+
+
+def _place(audio: object) -> Path:
+    check_path(
+        audio,
+        "audio of a folder or a list",
+        "Of an open file, SpeakerEmbedder.embed takes what soundfile.read gives.",
+    )
+    assert isinstance(audio, (str, PathLike))
+    return Path(audio)
 
 
 def look_through(

@@ -23,7 +23,7 @@ from speechbrain_rev.inference.run_folder import (
     write_run,
 )
 from speechbrain_rev.inference.wespeaker_names import from_wespeaker, to_wespeaker
-from speechbrain_rev.whole_files import check_path, write_whole
+from speechbrain_rev.whole_files import check_path, check_regular, write_whole
 
 # The largest of WeSpeaker's ResNets, with a classifier of a million speakers, has half.
 _MAX_BYTES = 2 * 2**30
@@ -151,6 +151,7 @@ def convert_to_wespeaker(
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    check_regular(path)
     if not path.is_file():
         raise FileNotFoundError(
             f"There is no file {path}. Give the avg_model.pt of a WeSpeaker model."

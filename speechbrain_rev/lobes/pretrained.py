@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 from speechbrain.utils.fetching import FetchConfig, FetchSource, LocalStrategy
 from speechbrain.utils.parameter_transfer import Pretrainer
 from torch import nn
+
+from speechbrain_rev.whole_files import check_regular
 
 
 class ModelPretrainer(Pretrainer):
@@ -158,8 +161,8 @@ def load_strictly(module: nn.Module, path: str | Path) -> None:
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it holds anything but tensors, or a key is missing, surplus or of another
-        shape; the message names them.
+        If it is no regular file, holds anything but tensors, or a key is missing, surplus
+        or of another shape; the message names them.
 
     Example
     -------
@@ -169,6 +172,8 @@ def load_strictly(module: nn.Module, path: str | Path) -> None:
     Traceback (most recent call last):
     ValueError: ... Unexpected key(s) in state_dict: "scale". ...
     """
+    if isinstance(path, (str, os.PathLike)):
+        check_regular(path)
     try:
         state_dict = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError) as error:

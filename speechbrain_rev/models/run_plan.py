@@ -14,6 +14,7 @@ from speechbrain_rev.models.training_plan import budget_bytes_of, plan_training
 from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.sizes import card_text, size_text
+from speechbrain_rev.whole_files import check_regular
 
 # What of a plan has to be what is asked for, so that it is not made anew.
 _ASKED = ("memory_budget", "max_gradient_error", "bounds")
@@ -162,6 +163,7 @@ def _read(path: str | Path) -> Plan:
 
 
 def _load(plan_file: str, kept: Path) -> Plan:
+    check_regular(plan_file)
     if Path(plan_file).is_file():
         return _read(plan_file)
     own = f", or leave plan_file out and go on with {kept}" if kept.is_file() else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from speechbrain_rev.planner.documents import finite, whole
+from speechbrain_rev.planner.documents import block_name, finite, whole
 from speechbrain_rev.planner.problem import Cost
 from speechbrain_rev.reversible import Mode
 
@@ -60,8 +60,7 @@ class BlockProfile:
         ValueError
             If that is damaged.
         """
-        if not isinstance(name, str):
-            raise ValueError(f"name is {name!r} and takes a text")
+        block_name(name)
         found = {
             (before and Mode(before).value, Mode(own).value): Cost(
                 whole("held_bytes", held, least=None),

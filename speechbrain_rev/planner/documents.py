@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,6 +13,11 @@ from typing import Any
 _LARGEST = 2**60
 _MOST_CHANNELS = 10**6
 _SHOWN = 60
+# What is told in digits of what was planned or profiled, and is at least one.
+_COUNTS = {
+    "batch", "blocks", "card_bytes", "embedding_dim", "frames", "memory_budget_bytes",
+    "n_mels", "timed batch",
+}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -123,3 +129,25 @@ def texts(name: str, value: object) -> dict[str, str]:
                 f"{name} has {_shown(text)} under {_shown(key)} and takes texts"
             )
     return found
+
+
+def facts(value: object) -> dict[str, str]:
+    """Take texts about what was planned or profiled, of which some are counts."""
+    found = texts("about", value)
+    for name, text in found.items():
+        least = int(name in _COUNTS)
+        if not least and not name.endswith("_bytes"):
+            continue
+        if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or int(text) < least:
+            raise ValueError(
+                f"{name} is {_shown(text)} and takes digits, at most 18"
+                f"{', for a number of at least 1' * least}"
+            )
+    return found
+
+
+def block_name(value: object) -> str:
+    """Take the name of a block."""
+    if isinstance(value, str) and value:
+        return value
+    raise ValueError(f"a block's name is {_shown(value)} and takes a text, not empty")

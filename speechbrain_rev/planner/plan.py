@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +14,7 @@ from speechbrain_rev.planner import documents
 from speechbrain_rev.planner.network import as_network, give, not_made_for
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import size_text
-from speechbrain_rev.whole_files import check_path, write_whole
+from speechbrain_rev.whole_files import check_path, check_regular, write_whole
 
 # A step of more, or an error of a million norms, is none; nor has a plan so many bytes.
 _MOST_SECONDS, _MOST_ERROR, _MOST_BYTES = 1e9, 1e6, 10_000_000
@@ -113,13 +112,16 @@ class Plan:
                 for name in ("predicted_gradient_error", "measured_gradient_error")
             }
             plan = cls(
-                {name: Mode(mode).value for name, mode in modes.items()},
+                {
+                    documents.block_name(n): Mode(mode).value
+                    for n, mode in modes.items()
+                },
                 documents.channels(found.channels),
                 documents.whole("budget_bytes", found.budget_bytes),
                 documents.whole("predicted_bytes", found.predicted_bytes),
                 documents.whole("measured_bytes", found.measured_bytes),
                 documents.finite("seconds", found.seconds, most=_MOST_SECONDS),
-                documents.texts("about", found.about),
+                documents.facts(found.about),
                 **errors,
             )
             plan._check()
@@ -138,13 +140,6 @@ class Plan:
                 f"gradient errors are {errors[0]:g} and {errors[1]:g}, and no block "
                 "compresses"
             )
-        for name, text in self.about.items():
-            if name.endswith("_bytes") and not re.fullmatch(
-                r"\d{1,18}", text, re.ASCII
-            ):
-                raise ValueError(
-                    f"{name} is {text[:60]!r} and takes digits, at most 18"
-                )
 
     def save(self, path: str | Path) -> None:
         """Write it to a file."""
@@ -157,11 +152,12 @@ class Plan:
         Raises
         ------
         ValueError
-            If the file is no plan; the message names it.
+            If the file is no plan, or no regular file; the message names it.
         OSError
             If it cannot be read.
         """
         check_path(path, "a plan", "Plan.from_json takes its text.")
+        check_regular(path)
         try:
             with documents.reading("plan", "Plan anew."), open(path, "rb") as file:
                 content = file.read(_MOST_BYTES + 1)

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from speechbrain_rev.planner.block_profile import BlockProfile, Pair, waiting_bytes
 from speechbrain_rev.planner.capped import lightest_capped, solve_capped
 from speechbrain_rev.planner.documents import (
+    facts,
     finite,
     mapping,
     parsed,
     reading,
-    texts,
     whole,
 )
 from speechbrain_rev.planner.problem import Cost, Infeasible, Problem
@@ -366,7 +366,7 @@ class Profile:
             found = cls(blocks=blocks, **document)
             whole("base_bytes", found.base_bytes)
             finite("after_seconds", found.after_seconds)
-            texts("about", found.about)
+            facts(found.about)
             if found.max_gradient_error is not None:
                 finite("max_gradient_error", found.max_gradient_error)
             after = {

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.reversible.flags import flags_in_words
-from speechbrain_rev.whole_files import write_whole
+from speechbrain_rev.whole_files import check_regular, open_regular, write_whole
 
 #: Names the folder of profiles where it is set.
 VARIABLE = "SPEECHBRAIN_REV_PROFILES"
@@ -138,7 +138,8 @@ def saved_profile(
 
 def _read(path: Path, key: Mapping[str, str]) -> Profile | None:
     try:
-        profile = Profile.from_json(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            profile = Profile.from_json(file.read().decode())
         kept = key.items() <= profile.about.items()
     except FileNotFoundError:
         return None
@@ -153,9 +154,10 @@ def _read(path: Path, key: Mapping[str, str]) -> Profile | None:
 def _write(path: Path, profile: Profile) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        check_regular(path)
         write_whole(path, profile.to_json())
         _forget(path.parent)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         warnings.warn(
             f"The profile is not kept, for {path} cannot be written: {error}. Name a "
             f"folder that can be by {VARIABLE}.",

@@ -17,9 +17,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from speechbrain_rev.lists import joined_line, read_lines, split_line
+from speechbrain_rev.lists import check_length, joined_line, read_lines, split_line
 from speechbrain_rev.scoring.arrays import as_labels, as_values, same_length
-from speechbrain_rev.whole_files import check_path, check_sum, write_whole
+from speechbrain_rev.whole_files import (
+    check_path,
+    check_regular,
+    check_sum,
+    write_whole,
+)
 
 _FORMAT = "'label path path', label 1 for the same speaker and 0 for different ones"
 _SCORED = (
@@ -181,9 +186,9 @@ def read_trials(path: str | Path) -> Trials:
     FileNotFoundError
         If there is no such file.
     ValueError
-        If the file is empty, no text, has a malformed line or one pair with two labels
-        (the message names file and lines), trials of one kind only, or not the checksum of
-        a ``SHA256SUMS`` beside it.
+        If the file is empty, no regular one, no text, has a malformed line, a path that is
+        too long or one pair with two labels (the message names file and lines), trials of
+        one kind only, or not the checksum of a ``SHA256SUMS`` beside it.
 
     Example
     -------
@@ -240,6 +245,7 @@ def _read(
 ) -> tuple[Trials, NDArray[np.float64]]:
     """Read a line per trial; scores are 0 where there are none."""
     check_path(path, f"a {what}")
+    check_regular(path)
     path = Path(path)
     if not path.is_file():
         wrong = "is a folder" if path.is_dir() else "does not exist"
@@ -270,6 +276,9 @@ def _read(
             )
         labels[row] = found["label"] == "1"
         for side, rows in sides.items():
+            # What is scored need not be named by files.
+            if "score" not in found and found[side] not in numbers:
+                check_length(found[side], f"{path}, line {row + 1}")
             rows[row] = numbers.setdefault(found[side], len(numbers))
         if "score" in found:
             scores[row] = _number(found["score"], f"{path}, line {row + 1}", form)

@@ -23,6 +23,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import soundfile
 
+from speechbrain_rev.whole_files import open_regular
+
 logger = logging.getLogger(__name__)
 
 #: Formats of libsndfile of which it is known whether they are whole; others (VOC, IRCAM,
@@ -110,11 +112,12 @@ def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
     Raises
     ------
     ValueError
-        If it ends before its samples do, or is of a format of which this cannot be told.
+        If it ends before its samples do, is of a format of which this cannot be told, or no
+        regular file.
     soundfile.LibsndfileError, TypeError, UnicodeError, OSError
         If it cannot be read.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         found = _samples(file)
         file_bytes = _bytes_of(file)
     end = file_bytes

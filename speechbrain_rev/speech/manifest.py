@@ -14,8 +14,14 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.lists import read_text
-from speechbrain_rev.whole_files import check_path, check_sum, digest_of, opened_whole
+from speechbrain_rev.lists import check_length, read_text
+from speechbrain_rev.whole_files import (
+    check_path,
+    check_regular,
+    check_sum,
+    digest_of,
+    opened_whole,
+)
 
 from .columns import GrowingTexts, TextColumn, map_columns, save_columns
 
@@ -235,8 +241,9 @@ def read_manifest(path: str | Path) -> Manifest:
     Raises
     ------
     ValueError
-        If it is missing, empty, has other columns or is in another encoding, a row has
-        other fields, or it has not the checksum of a ``SHA256SUMS`` beside it.
+        If it is missing, empty, no regular file, has other columns or is in another
+        encoding, a row has other fields or a path that is too long, or it has not the
+        checksum of a ``SHA256SUMS`` beside it.
 
     Example
     -------
@@ -246,6 +253,7 @@ def read_manifest(path: str | Path) -> Manifest:
     16000
     """
     check_path(path, "a manifest")
+    check_regular(path)
     if not Path(path).is_file():
         raise ValueError(f"There is no manifest {path}. Prepare the data first.")
     check_sum(path)
@@ -311,6 +319,7 @@ def _utterance(row: dict[str, str | None], wanted: list[str], place: str) -> Utt
         )
     if not name or not wav or not speaker:
         raise ValueError(f"{place} has fewer fields than {wanted}, or empty ones.")
+    check_length(wav, place)
     if None in row:
         raise ValueError(
             f"{place} has more fields than the header. Put names with commas in quotes."

@@ -15,6 +15,8 @@ from pathlib import Path
 import soundfile
 import torch
 
+from speechbrain_rev.whole_files import check_path
+
 from .lengths import opened, tell_of_cut
 from .packed import find_packed
 
@@ -250,8 +252,9 @@ def audio_files(
     Raises
     ------
     ValueError
-        If the folder does not exist or holds no such file.
+        If the folder does not exist, is no path or holds no such file.
     """
+    check_path(folder, "audio of a folder", "Give a folder of files.")
     folder = Path(folder)
     below = files_below(folder)
     if below is None:

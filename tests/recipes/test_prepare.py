@@ -301,6 +301,29 @@ def test_a_listed_file_that_is_missing_or_broken_is_named(corpus, tmp_path):
         prepare.prepare(settings(corpus, train_list=str(train_list)), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["a" * 300 + ".wav", "x/" * 2100 + "a.wav"])
+def test_a_name_that_no_file_can_have_is_refused_with_list_and_line(
+    corpus, tmp_path, name
+):
+    train_list, trial_list = tmp_path / "list.txt", tmp_path / "trials.txt"
+    train_list.write_text(f"id00000 id00000/s00/00000.wav\nid1 id1/{name}\n")
+    trial_list.write_text(f"1 id1/a.wav id1/b.wav\n0 id1/a.wav id2/{name}\n")
+    words = r"txt, line 2: 'id\S*\.\.\.' has a (name|path) of \d+ bytes; .*Correct"
+    for given in ({"train_list": str(train_list)}, {"trial_lists": [str(trial_list)]}):
+        with pytest.raises(ValueError, match=words):
+            prepare.prepare(settings(corpus, **given), tmp_path / "save")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no pipes elsewhere")
+def test_a_pipe_among_the_audio_is_a_file_that_cannot_be_used(tmp_path):
+    corpus = write_corpus(tmp_path / "data", speakers=2, utterances=1, seconds=0.1)
+    os.mkfifo(corpus / "wav" / "id00000" / "s00" / "x.wav")
+    with pytest.raises(ValueError, match=r"x\.wav is a named pipe .*bad_files: drop"):
+        prepare.prepare(settings(corpus), tmp_path / "save")
+    chosen = settings(corpus, bad_files="drop")
+    assert prepare.prepare(chosen, tmp_path / "save").dropped == 1
+
+
 def write_copies(source, folder, place):
     """Copy a corpus' files to other places in their speakers' folders."""
     for path in sorted((source / "wav").rglob("*.wav")):

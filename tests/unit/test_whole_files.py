@@ -1,13 +1,25 @@
 """Files are written whole or not at all, and are as they were written."""
 
 import os
+import re
+import socket
 import stat
+import tempfile
 
 import pytest
+import torch
 
 from speechbrain_rev import whole_files
+from speechbrain_rev.hparams import resolve
+from speechbrain_rev.inference import EmbeddingArchive, EnrolledSpeaker
+from speechbrain_rev.inference.wespeaker import convert_from_wespeaker
+from speechbrain_rev.lists import read_lines
+from speechbrain_rev.lobes.pretrained import load_strictly
+from speechbrain_rev.planner import Plan
 from speechbrain_rev.plots.style import new_figure, save
-from speechbrain_rev.scoring import Trials, write_scores
+from speechbrain_rev.scoring import Trials, read_scores, read_trials, write_scores
+from speechbrain_rev.speech import audio_info, read_audio, read_manifest
+from speechbrain_rev.speech.labels import read_labels
 from speechbrain_rev.whole_files import (
     SUMS,
     check_sum,
@@ -15,6 +27,7 @@ from speechbrain_rev.whole_files import (
     clear_unfinished,
     digest_of,
     folder_whole,
+    opened_whole,
     read_rows,
     sums_in,
     write_rows,
@@ -137,6 +150,104 @@ def test_pictures_and_scores_are_written_so(tmp_path, full):
             write(path)
         assert path.read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_a_killed_process_left_goes_and_what_others_write_stays(tmp_path):
+    path, left = tmp_path / "plan.json", tmp_path / ".plan.json.abcdefgh.part"
+    others = [tmp_path / name for name in (".plan.jsonl.abcdefgh.part", ".plan.json.x")]
+    for one in (left, *others):
+        one.write_text("half")
+    with opened_whole(path) as first:
+        assert not left.exists()
+        # Another process is at it.
+        write_whole(path, "second")
+        first.write(b"first")
+    assert path.read_text() == "first"
+    assert set(tmp_path.iterdir()) == {path, *others}
+
+
+def test_a_part_is_locked_until_it_has_its_name(tmp_path, monkeypatch):
+    path, change = tmp_path / "plan.json", os.chmod
+
+    def as_another_writes(part, mode):
+        monkeypatch.setattr(os, "chmod", change)
+        write_whole(path, "second")
+        change(part, mode)
+
+    monkeypatch.setattr(os, "chmod", as_another_writes)
+    write_whole(path, "first")
+    assert path.read_text() == "first"
+
+
+def test_a_part_that_is_taken_for_one_left_is_made_anew(tmp_path, monkeypatch):
+    made, make = [], tempfile.mkstemp
+
+    def taken(*given):
+        file, name = make(*given)
+        made.append(name)
+        if len(made) == 1:
+            os.unlink(name)
+        return file, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", taken)
+    write_whole(tmp_path / "plan.json", "whole")
+    assert (tmp_path / "plan.json").read_text() == "whole"
+    assert len(made) == 2
+
+
+def as_pipe(path):
+    os.mkfifo(path)
+
+
+def as_socket(path):
+    with socket.socket(socket.AF_UNIX) as listening:
+        # From here: a socket's name has at most some hundred characters.
+        listening.bind(os.path.relpath(path))
+
+
+def as_device(path):
+    path.symlink_to("/dev/zero")
+
+
+READERS = {
+    "speech.audio_info": ("a.wav", audio_info),
+    "speech.read_audio": ("a.wav", lambda path: read_audio(path, sample_rate=16000)),
+    "speech.read_manifest": ("train.csv", read_manifest),
+    "speech.read_labels": ("label_encoder.txt", read_labels),
+    "scoring.read_trials": ("trials.txt", read_trials),
+    "scoring.read_scores": ("scores.txt", read_scores),
+    "planner.Plan.load": ("plan.json", Plan.load),
+    "inference.EmbeddingArchive.load (npz)": ("rows.npz", EmbeddingArchive.load),
+    "inference.EmbeddingArchive.load": ("rows.parquet", EmbeddingArchive.load),
+    "inference.EnrolledSpeaker.load": ("ann.safetensors", EnrolledSpeaker.load),
+    "inference.convert_from_wespeaker": (
+        "avg_model.pt",
+        lambda path: convert_from_wespeaker(path, path.with_name("run")),
+    ),
+    "lobes.load_strictly": (
+        "model.ckpt",
+        lambda path: load_strictly(torch.nn.Linear(1, 1), path),
+    ),
+    "hparams.resolve": ("train.yaml", resolve),
+    "lists.read_lines": ("list.txt", lambda path: read_lines(path, "'speaker path'")),
+    "whole_files.digest_of": ("any", lambda path: digest_of(path, "sha256")),
+}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no such files elsewhere")
+@pytest.mark.parametrize("make", [as_pipe, as_socket, as_device])
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path, reader, make, monkeypatch):
+    name, read = READERS[reader]
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / name)
+    kind = {as_pipe: r"a named pipe \(FIFO\)", as_socket: "a socket"}
+    words = (
+        rf"{re.escape(name)} is {kind.get(make, 'a device')}, and only regular files"
+    )
+    with pytest.raises(ValueError, match=words) as error:
+        read(tmp_path / name)
+    assert "\n" not in str(error.value)
 
 
 def test_a_pipe_stays_one(tmp_path):

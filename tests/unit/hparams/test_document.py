@@ -125,7 +125,7 @@ class TestRefusals:
         def denied(*args, **options):
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(document, "open", denied, raising=False)
+        monkeypatch.setattr(document, "open_regular", denied)
         with pytest.raises(
             ValueError, match=r"file a\.yaml cannot be read: Permission"
         ):

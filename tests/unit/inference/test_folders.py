@@ -1,5 +1,6 @@
 """A folder of audio becomes one file, goes on where it was, and loses nothing to a bad one."""
 
+import io
 import os
 import sys
 
@@ -16,9 +17,19 @@ from speechbrain_rev.inference import (
     extraction,
 )
 from speechbrain_rev.inference.folders import list_audio, look_through, told
+from speechbrain_rev.speech import audio_files
 from speechbrain_rev.speech.packing import Packing
 from tests.audio_headers import say_no_length
 from tests.run_folders import speech_like, write_audio
+
+
+@pytest.mark.parametrize("given", [io.BytesIO(b"a\nb\n"), b"a.wav", [io.BytesIO()], 3])
+def test_what_is_no_path_is_refused_in_a_line_that_says_what_to_do(given):
+    words = "is read by the path of its file, and (BytesIO|bytes|int|list) is none"
+    with pytest.raises(ValueError, match=f"{words}.*SpeakerEmbedder.embed takes"):
+        list_audio(given)
+    with pytest.raises(ValueError, match=words):
+        audio_files(given)
 
 
 class Counting(torch.nn.Module):

@@ -263,6 +263,12 @@ def test_a_plan_with_a_value_of_another_kind_is_refused(name, values):
         ({"about": {"staying_bytes": "-5"}}, "staying_bytes is '-5' and takes digits"),
         ({"about": {"memory_budget_bytes": "9" * 5000}}, "memory_budget_bytes is '999"),
         ({"about": {"card_bytes": "nan"}}, "card_bytes is 'nan' and takes digits"),
+        ({"about": {"card_bytes": "0"}}, "card_bytes is '0' and takes .* at least 1"),
+        ({"about": {"batch": "-128"}}, "batch is '-128' and takes .* at least 1"),
+        ({"about": {"frames": "0"}}, "frames is '0' and takes .* at least 1"),
+        ({"about": {"blocks": "many"}}, "blocks is 'many' and takes digits"),
+        ({"about": {"timed batch": "1.5"}}, "timed batch is '1.5' and takes digits"),
+        ({"modes": {"": "store"}}, "a block's name is '' and takes a text, not empty"),
     ],
 )
 def test_numbers_that_no_plan_has_together_are_refused_in_a_line_of_the_file(

@@ -90,6 +90,8 @@ def test_a_damaged_file_is_said_and_made_anew(tmp_path, maker, text):
         {"base_bytes": "3"},
         {"after_seconds": -1},
         {"base_bytes": 10**30},
+        {"about": {"batch": "-4"}},
+        {"about": {"card_bytes": "0"}},
     ],
 )
 def test_so_is_one_whose_values_are_of_another_kind(tmp_path, maker, change):
