@@ -27,7 +27,8 @@ from speechbrain_rev.lobes.checkpointer import (
     check_known,
     place_of,
 )
-from speechbrain_rev.whole_files import check_sum, write_whole
+from speechbrain_rev.locks import writing_alone
+from speechbrain_rev.whole_files import check_sum, folder_whole, write_whole
 
 HYPERPARAMS = "hyperparams.yaml"
 WEIGHTS = "embedding_model.ckpt"
@@ -290,18 +291,20 @@ def write_run(
     ValueError
         If there is something of that name already.
     OSError
-        If it cannot be written.
+        If it cannot be written; then nothing of it stays.
     """
-    folder = Path(folder)
+    # "." and ".." have no name that one beside them could begin with.
+    folder = Path(folder).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(
             f"{folder} is there already, and nothing is written over it. Give the name "
             "of a new folder."
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / WEIGHTS, saved_bytes(state_dict))
-    # Last: a folder without it is no run.
-    write_whole(folder / HYPERPARAMS, yaml.safe_dump(dict(settings), sort_keys=False))
+    # Which makes the folders above.
+    with writing_alone(folder), folder_whole(folder) as part:
+        write_whole(part / WEIGHTS, saved_bytes(state_dict))
+        text = yaml.safe_dump(dict(settings), sort_keys=False)
+        write_whole(part / HYPERPARAMS, text)
 
 
 def saved_bytes(state_dict: Mapping[str, torch.Tensor]) -> bytes:

@@ -1,24 +1,32 @@
 """The recipe's scripts, stopped after each file operation or with a full disk from there."""
 
+import json
 import logging
+import shutil
 import sys
+from pathlib import Path
 
+import matplotlib.figure  # noqa: F401 -- here once, and not in each process that draws
+import numpy as np
 import pytest
 import speechbrain as sb
 
 from speechbrain_rev.cli import run_script
+from speechbrain_rev.inference import EmbeddingArchive, extraction
+from speechbrain_rev.inference.results import read_results
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
-from speechbrain_rev.scoring import read_trials
+from speechbrain_rev.scoring import read_scores, read_trials
 from speechbrain_rev.speech import audio_files, packing, read_audio, read_manifest
 from tests.corpus import write_corpus
 from tests.recipes.runs import RECIPE, SHORT, arguments, log, recipe, weights
 from tests.reliability.operations import (
     FAILURES,
-    SOME_OR_ALL,
     Case,
+    Tried,
     check_failures,
     check_stops,
 )
+from tests.run_folders import write_scorable_run
 
 RATE = 16000
 
@@ -40,75 +48,140 @@ def corpus(tmp_path_factory):
     return write_corpus(folder, speakers=2, utterances=1, seconds=0.1)
 
 
-@pytest.fixture(params=[10**9, 1000], ids=["kept_at_the_end", "kept_often"])
-def a_packing(request, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(packing, "_KEPT_EVERY", request.param)
-    packed = tmp_path / "out" / "corpus.packed"
+class TestPacking(Tried):
+    @pytest.fixture(params=[10**9, 1000], ids=["kept_at_the_end", "kept_often"])
+    def case(self, request, corpus, tmp_path, monkeypatch):
+        monkeypatch.setattr(packing, "_KEPT_EVERY", request.param)
+        packed = tmp_path / "out" / "corpus.packed"
 
-    def accept():
-        """What can be read has all bits of all files."""
-        try:
-            found = audio_files(packed)
-        except ValueError:
-            return
-        assert len(found) == 4
-        for path in audio_files(corpus):
-            wav = read_audio(packed / path.relative_to(corpus), sample_rate=RATE)
-            assert wav.equal(read_audio(path, sample_rate=RATE))
+        def accept():
+            """What can be read has all bits of all files."""
+            try:
+                found = audio_files(packed)
+            except ValueError:
+                return
+            assert len(found) == 4
+            for path in audio_files(corpus):
+                wav = read_audio(packed / path.relative_to(corpus), sample_rate=RATE)
+                assert wav.equal(read_audio(path, sample_rate=RATE))
 
-    return Case(
-        work=script("prepare", "--pack", corpus, packed),
-        folder=tmp_path / "out",
-        accept=accept,
-        goes_on=("corpus.packed/unfinished.jsonl",),
-    )
-
-
-@SOME_OR_ALL
-def test_a_packing_that_is_stopped_anywhere_goes_on(a_packing, most):
-    check_stops(a_packing, most)
+        return Case(
+            work=script("prepare", "--pack", corpus, packed),
+            folder=tmp_path / "out",
+            accept=accept,
+            goes_on=("corpus.packed/unfinished.jsonl",),
+        )
 
 
-@SOME_OR_ALL
-@FAILURES
-def test_a_packing_without_space_says_so_and_goes_on(a_packing, kind, most):
-    check_failures(a_packing, kind, most)
+class TestPreparation(Tried):
+    @pytest.fixture
+    def case(self, tmp_path):
+        data = write_corpus(tmp_path / "data", speakers=4, seconds=0.3)
+        # One that cannot be used, for a list of such.
+        (data / "wav" / "id00003" / "s00" / "text.wav").write_text("RIFF or not")
+        output = tmp_path / "out"
+        given = {"bad_files": "drop", "valid_speakers": 2}
+        command = [a for a in arguments(data, output, **given) if "device" not in a]
+
+        def accept():
+            """Lists that are vouched for are all there."""
+            save = output / "save"
+            if (save / "prepared.json").exists():
+                prepared = recipe("prepare").read_prepared(save)
+                assert prepared.dropped == 1
+                assert (
+                    len(read_manifest(save / "train.csv")) == prepared.utterances == 8
+                )
+                assert len(recipe("prepare").speaker_numbers(save)) == prepared.speakers
+                trials = read_trials(save / "valid_trials.txt")
+                assert len(trials.labels) == prepared.valid_trials
+
+        return Case(work=script("prepare", *command), folder=output, accept=accept)
 
 
-@pytest.fixture
-def a_preparation(tmp_path):
-    data = write_corpus(tmp_path / "data", speakers=4, seconds=0.3)
-    # One that cannot be used, for a list of such.
-    (data / "wav" / "id00003" / "s00" / "text.wav").write_text("RIFF or not")
-    output = tmp_path / "out"
-    given = {"bad_files": "drop", "valid_speakers": 2}
-    command = [a for a in arguments(data, output, **given) if "device" not in a]
-
-    def accept():
-        """Lists that are vouched for are all there."""
-        save = output / "save"
-        if (save / "prepared.json").exists():
-            prepared = recipe("prepare").read_prepared(save)
-            assert prepared.dropped == 1
-            assert len(read_manifest(save / "train.csv")) == prepared.utterances == 8
-            assert len(recipe("prepare").speaker_numbers(save)) == prepared.speakers
-            trials = read_trials(save / "valid_trials.txt")
-            assert len(trials.labels) == prepared.valid_trials
-
-    return Case(work=script("prepare", *command), folder=output, accept=accept)
+@pytest.fixture(scope="module")
+def scorable(tmp_path_factory):
+    """A run and its data, of which nothing is embedded yet."""
+    folder = tmp_path_factory.mktemp("scorable")
+    data = write_corpus(folder / "data", speakers=4, utterances=1, seconds=0.4)
+    return write_scorable_run(folder / "run", data)
 
 
-@SOME_OR_ALL
-def test_a_preparation_that_is_stopped_anywhere_is_made_anew(a_preparation, most):
-    check_stops(a_preparation, most)
+@pytest.fixture(scope="module")
+def extracted(scorable):
+    """The same with embeddings, and what they are."""
+    script("extract", scorable, "--device=cpu")()
+    made = scorable.with_name("extracted")
+    shutil.copytree(scorable, made)
+    shutil.rmtree(scorable / "embeddings")
+    return made
 
 
-@SOME_OR_ALL
-@FAILURES
-def test_a_preparation_without_space_says_so_and_leaves_nothing(
-    a_preparation, kind, most
-):
-    check_failures(a_preparation, kind, most)
+class TestExtraction(Tried):
+    @pytest.fixture
+    def case(self, scorable, extracted, monkeypatch):
+        # Saved after each file.
+        monkeypatch.setattr(extraction, "_SAVE_SECONDS", -1)
+        folder = scorable / "embeddings"
+
+        def accept():
+            """What is there has the right numbers."""
+            for path in folder.glob("*.npz"):
+                found = EmbeddingArchive.load(path)
+                whole = EmbeddingArchive.load(extracted / "embeddings" / path.name)
+                for name, row in zip(found.names, found.embeddings, strict=True):
+                    expected = whole.embeddings[whole.names.index(name)]
+                    assert np.allclose(row, expected, atol=1e-5)
+
+        def read():
+            """Of other batches, sums are rounded otherwise."""
+            found = map(EmbeddingArchive.load, sorted(folder.iterdir()))
+            return [(one.names, one.sources) for one in found]
+
+        return Case(
+            work=script("extract", scorable, "--device=cpu"),
+            folder=folder,
+            accept=accept,
+            read=read,
+        )
+
+
+class TestScoring(Tried):
+    @pytest.fixture
+    def case(self, extracted):
+        folder = extracted / "scores"
+
+        def accept():
+            """Results are there when all that they are of is, and can be read."""
+            for path in folder.glob("*.txt"):
+                read_scores(path)
+            if (folder / "results.json").exists():
+                assert read_results(extracted)["results"]
+                assert len(list(folder.glob("*.txt"))) == 4
+
+        return Case(
+            work=script("score", extracted, "--bootstrap=0"),
+            folder=folder,
+            accept=accept,
+        )
+
+
+class TestScoresOfOthers(Tried):
+    @pytest.fixture
+    def case(self, tmp_path):
+        folder = tmp_path / "out"
+        path = folder / "scores.txt"
+
+        def accept():
+            report = Path(f"{path}.json")
+            assert not report.exists() or json.loads(report.read_text())["results"]
+
+        return Case(
+            work=script("score", "--from-scores", path, "--bootstrap=0"),
+            folder=folder,
+            begin=lambda: path.write_text("a/1 a/2 1 0.75\na/1 b/1 0 -0.5\n"),
+            accept=accept,
+        )
 
 
 @pytest.fixture
@@ -131,7 +204,7 @@ def a_log(tmp_path, monkeypatch):
     return Case(work=work, folder=folder, read=read)
 
 
-@pytest.mark.parametrize("kind", ["full_from", "fails_at", "largest"])
+@FAILURES
 def test_a_log_without_space_lacks_lines_and_costs_no_traceback(a_log, kind):
     check_failures(a_log, kind)
 

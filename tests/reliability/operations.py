@@ -285,6 +285,23 @@ def _check_end(case: Case, expected: object, where: str) -> None:
     case.accept()
 
 
+class Tried:
+    """The tests of a case: a subclass has a fixture of that name."""
+
+    @SOME_OR_ALL
+    def test_what_is_stopped_anywhere_is_done_the_next_time(
+        self, case: Case, most: int | None
+    ) -> None:
+        check_stops(case, most)
+
+    @SOME_OR_ALL
+    @FAILURES
+    def test_without_space_one_line_says_so_and_nothing_half_made_stays(
+        self, case: Case, kind: str, most: int | None
+    ) -> None:
+        check_failures(case, kind, most)
+
+
 def contents(folder: Path) -> dict[str, bytes | None]:
     """Read all files below a folder, and name the folders.
 

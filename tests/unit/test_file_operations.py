@@ -6,19 +6,27 @@ import time
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
+from PIL import Image
 
-from speechbrain_rev import cli
-from speechbrain_rev.inference import EmbeddingArchive, SpeakerEmbedder, extraction
-from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
-from tests.reliability.operations import (
-    FAILURES,
-    SOME_OR_ALL,
-    Case,
-    check_failures,
-    check_stops,
+from speechbrain_rev import cli, scoring
+from speechbrain_rev.inference import (
+    Cohort,
+    EmbeddingArchive,
+    EnrolledSpeaker,
+    SpeakerEmbedder,
+    extraction,
+    graph_files,
 )
+from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
+from speechbrain_rev.models import calibration
+from speechbrain_rev.planner import Plan
+from speechbrain_rev.planner.timing import ASSUMED, Speed
+from speechbrain_rev.plots import style
+from tests.reliability.operations import Case, Tried
 from tests.run_folders import speech_like, write_audio, write_finished_run
 from tests.unit.inference.test_export import scored
+from tests.unit.inference.test_wespeaker import BASIC, model_of, saved
 
 
 @pytest.fixture(scope="module")
@@ -34,67 +42,186 @@ def command(*arguments):
     return lambda: sys.exit(cli.main([str(one) for one in arguments]))
 
 
-@pytest.fixture(params=["rows.npz", "rows.parquet"])
-def an_embedding(request, run, tmp_path, monkeypatch):
-    # Saved after each file.
-    monkeypatch.setattr(extraction, "_SAVE_SECONDS", -1)
-    audio, out = tmp_path / "audio", tmp_path / "out" / request.param
-    files = [audio / f"{n}.wav" for n in range(3)]
-    for seed, file in enumerate(files):
-        write_audio(file, speech_like(seconds=0.3 + 0.2 * seed, seed=seed))
-    embedder = SpeakerEmbedder.from_run(run, device="cpu")
-    expected = {file.name: embedder.embed(file) for file in files}
+class TestEmbedding(Tried):
+    @pytest.fixture(params=["rows.npz", "rows.parquet"])
+    def case(self, request, run, tmp_path, monkeypatch):
+        # Saved after each file.
+        monkeypatch.setattr(extraction, "_SAVE_SECONDS", -1)
+        audio, out = tmp_path / "audio", tmp_path / "out" / request.param
+        files = [audio / f"{n}.wav" for n in range(3)]
+        for seed, file in enumerate(files):
+            write_audio(file, speech_like(seconds=0.3 + 0.2 * seed, seed=seed))
+        embedder = SpeakerEmbedder.from_run(run, device="cpu")
+        expected = {file.name: embedder.embed(file) for file in files}
 
-    def accept():
-        """What is there has the right numbers."""
-        if out.exists():
-            found = EmbeddingArchive.load(out)
-            for name, row in zip(found.names, found.embeddings, strict=True):
-                assert np.allclose(row, expected[name], atol=1e-5)
+        def accept():
+            """What is there has the right numbers."""
+            if out.exists():
+                found = EmbeddingArchive.load(out)
+                for name, row in zip(found.names, found.embeddings, strict=True):
+                    assert np.allclose(row, expected[name], atol=1e-5)
 
-    return Case(
-        work=command("embed", run, audio, "--out", out, "--device=cpu"),
-        folder=out.parent,
-        accept=accept,
-    )
-
-
-@SOME_OR_ALL
-def test_an_embedding_that_is_stopped_anywhere_goes_on(an_embedding, most):
-    check_stops(an_embedding, most)
+        return Case(
+            work=command("embed", run, audio, "--out", out, "--device=cpu"),
+            folder=out.parent,
+            accept=accept,
+        )
 
 
-@SOME_OR_ALL
-@FAILURES
-def test_an_embedding_without_space_says_so_and_goes_on(an_embedding, kind, most):
-    check_failures(an_embedding, kind, most)
+class TestExport(Tried):
+    @pytest.fixture
+    def case(self, run, tmp_path):
+        out = tmp_path / "out" / "model"
+        wave = torch.from_numpy(speech_like())
+        expected = SpeakerEmbedder.from_run(run, device="cpu").embed(wave, 16000)
+
+        def accept():
+            """There is no folder but one that is complete."""
+            if out.exists():
+                embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
+                assert np.array_equal(embedder.embed(wave, 16000), expected)
+                assert len(list(out.iterdir())) == 9
+
+        return Case(work=command("export", run, out), folder=out.parent, accept=accept)
 
 
-@pytest.fixture
-def an_export(run, tmp_path):
-    out = tmp_path / "out" / "model"
-    wave = torch.from_numpy(speech_like())
-    expected = SpeakerEmbedder.from_run(run, device="cpu").embed(wave, 16000)
+class TestConversion(Tried):
+    @pytest.fixture
+    def case(self, tmp_path):
+        weights = saved(tmp_path, model_of(**BASIC).state_dict())
+        out = tmp_path / "out" / "model"
 
-    def accept():
-        """There is no folder but one that is complete."""
-        if out.exists():
-            embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
-            assert np.array_equal(embedder.embed(wave, 16000), expected)
-            assert len(list(out.iterdir())) == 9
+        def accept():
+            """There is no folder but one that can be loaded."""
+            if out.exists():
+                SpeakerEmbedder.from_run(out, device="cpu")
 
-    return Case(work=command("export", run, out), folder=out.parent, accept=accept)
-
-
-@SOME_OR_ALL
-def test_an_export_that_is_stopped_anywhere_is_done_the_next_time(an_export, most):
-    check_stops(an_export, most)
+        return Case(
+            work=command("convert", "wespeaker", weights, out),
+            folder=out.parent,
+            accept=accept,
+        )
 
 
-@SOME_OR_ALL
-@FAILURES
-def test_an_export_without_space_says_so_and_leaves_nothing(an_export, kind, most):
-    check_failures(an_export, kind, most)
+class TestConversionBack(Tried):
+    @pytest.fixture
+    def case(self, tmp_path):
+        weights = saved(tmp_path, model_of(**BASIC).state_dict())
+        assert not cli.main(["convert", "wespeaker", str(weights), f"{tmp_path}/run"])
+        out = tmp_path / "out" / "avg_model.pt"
+
+        def accept():
+            """There are all weights, or none."""
+            if out.exists():
+                found, given = (
+                    torch.load(p, weights_only=True) for p in (out, weights)
+                )
+                assert found.keys() <= given.keys()
+                assert all(given[name].equal(one) for name, one in found.items())
+
+        return Case(
+            work=command("convert", "wespeaker", "--back", tmp_path / "run", out),
+            folder=out.parent,
+            accept=accept,
+        )
+
+
+class TestGraph(Tried):
+    """Graphs are converted in memory, and then written."""
+
+    @pytest.fixture(params=[".onnx", ".pt2"])
+    def case(self, request, run, tmp_path, monkeypatch):
+        content, ending = b"a graph" * 100, request.param
+        out = tmp_path / "out" / f"model{ending}"
+        # To convert one takes seconds.
+        made = (lambda program, metadata: content, lambda content: None)
+        monkeypatch.setitem(graph_files._FORMATS, ending, made)
+        monkeypatch.setattr(graph_files, "_program", lambda trained: None)
+
+        def accept():
+            assert not out.exists() or out.read_bytes() == content
+
+        return Case(work=command("export", run, out), folder=out.parent, accept=accept)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".onnx", ".pt2"])
+def test_what_torch_exports_is_written_by_nothing_else(run, tmp_path, ending):
+    if ending == ".onnx":
+        pytest.importorskip("onnxscript")
+    out = tmp_path / "out" / f"model{ending}"
+    case = Case(command("export", run, out), out.parent)
+    _, found, _ = case.undisturbed()
+    assert list(found) == [out.name]
+
+
+def plan_of_two():
+    modes = {"0": "store", "1": "recompute"}
+    return Plan(modes, None, 9, 8, 8, 0.5, {"network": "Sequential"})
+
+
+def some_rows(seed=0):
+    return np.random.default_rng(seed).standard_normal((3, 4)).astype(np.float32)
+
+
+def read_picture(path):
+    with Image.open(path) as picture:
+        picture.load()
+
+
+#: How each file is written and read.
+FILES = {
+    "plan.json": (lambda path: plan_of_two().save(path), Plan.load),
+    "speaker.safetensors": (
+        lambda path: EnrolledSpeaker(some_rows(), "f00d").save(path),
+        EnrolledSpeaker.load,
+    ),
+    "cohort.safetensors": (
+        lambda path: Cohort(some_rows().astype(float), 2, "f00d", None).write(path),
+        lambda path: path.read_bytes(),
+    ),
+    "rows.npz": (
+        lambda path: EmbeddingArchive(("a", "b", "c"), some_rows(), "f00d").save(path),
+        EmbeddingArchive.load,
+    ),
+    "scores.txt": (
+        lambda path: scoring.write_scores(
+            path, scoring.Trials([1, 0], ["a", "a"], ["b", "c"]), [0.75, -0.5]
+        ),
+        scoring.read_scores,
+    ),
+    "det.png": (lambda path: style.save(Figure((1, 1)), path), read_picture),
+}
+
+
+class TestFile(Tried):
+    """Files of one function: what was there before stays until the new one is whole."""
+
+    @pytest.fixture(params=FILES)
+    def case(self, request, tmp_path, monkeypatch):
+        monkeypatch.setattr(sys, "argv", ["script.py"])
+        write, read = FILES[request.param]
+        path = tmp_path / "out" / request.param
+
+        return Case(
+            work=lambda: cli.run_script(lambda: write(path)),
+            folder=path.parent,
+            begin=lambda: write(path),
+            accept=lambda: read(path),
+        )
+
+
+class TestCalibration(Tried):
+    @pytest.fixture
+    def case(self, tmp_path, monkeypatch):
+        out = tmp_path / "out" / "speed.json"
+        monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: ASSUMED)
+
+        def accept():
+            if out.exists():
+                assert Speed.from_json(out.read_text()) == ASSUMED
+
+        return Case(work=command("calibrate", out), folder=out.parent, accept=accept)
 
 
 class Steps:
@@ -122,41 +249,31 @@ def train_and_save(folder, epochs):
     time.time = lambda: float(steps.epoch)
     while steps.epoch < epochs:
         steps.epoch += 1
-        optimizer.zero_grad()
-        model(torch.full((1, 30), float(steps.epoch))).sum().backward()
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, float(steps.epoch))
         optimizer.step()
         checkpointer.save_and_keep_only(meta={"epoch": steps.epoch}, num_to_keep=2)
     checkpointer.delete_checkpoints(num_to_keep=2)
 
 
-@pytest.fixture
-def a_training(tmp_path, monkeypatch):
-    save = tmp_path / "save"
-    monkeypatch.setattr(time, "time", time.time)
-    monkeypatch.setattr(sys, "argv", ["train.py"])
+class TestCheckpoints(Tried):
+    @pytest.fixture
+    def case(self, tmp_path, monkeypatch):
+        save = tmp_path / "save"
+        monkeypatch.setattr(time, "time", time.time)
+        monkeypatch.setattr(sys, "argv", ["train.py"])
 
-    def accept():
-        """Each checkpoint is as it was written, and there is always one."""
-        found = WholeCheckpointer(save).list_checkpoints()
-        assert found
-        for checkpoint in found:
-            verify_checkpoint(checkpoint)
-            torch.load(checkpoint.path / "model.ckpt", weights_only=True)
+        def accept():
+            """Each checkpoint is as it was written, and there is always one."""
+            found = WholeCheckpointer(save).list_checkpoints()
+            assert found
+            for checkpoint in found:
+                verify_checkpoint(checkpoint)
+                torch.load(checkpoint.path / "model.ckpt", weights_only=True)
 
-    return Case(
-        work=lambda: cli.run_script(lambda: train_and_save(save, 3)),
-        folder=save,
-        begin=lambda: train_and_save(save, 2),
-        accept=accept,
-    )
-
-
-@SOME_OR_ALL
-def test_checkpoints_that_are_stopped_anywhere_go_on(a_training, most):
-    check_stops(a_training, most)
-
-
-@SOME_OR_ALL
-@FAILURES
-def test_checkpoints_without_space_say_so_and_leave_nothing(a_training, kind, most):
-    check_failures(a_training, kind, most)
+        return Case(
+            work=lambda: cli.run_script(lambda: train_and_save(save, 3)),
+            folder=save,
+            begin=lambda: train_and_save(save, 2),
+            accept=accept,
+        )
