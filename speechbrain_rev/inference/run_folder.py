@@ -289,22 +289,23 @@ def write_run(
     Raises
     ------
     ValueError
-        If there is something of that name already.
+        If there is something of that name already, or another process writes it.
     OSError
         If it cannot be written; then nothing of it stays.
     """
     # "." and ".." have no name that one beside them could begin with.
     folder = Path(folder).resolve()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(
-            f"{folder} is there already, and nothing is written over it. Give the name "
-            "of a new folder."
-        )
-    # Which makes the folders above.
-    with writing_alone(folder), folder_whole(folder) as part:
-        write_whole(part / WEIGHTS, saved_bytes(state_dict))
-        text = yaml.safe_dump(dict(settings), sort_keys=False)
-        write_whole(part / HYPERPARAMS, text)
+    # Which makes the folders above, and deletes what one that was killed at its end left.
+    with writing_alone(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(
+                f"{folder} is there already, and nothing is written over it. Give the "
+                "name of a new folder."
+            )
+        with folder_whole(folder) as part:
+            write_whole(part / WEIGHTS, saved_bytes(state_dict))
+            text = yaml.safe_dump(dict(settings), sort_keys=False)
+            write_whole(part / HYPERPARAMS, text)
 
 
 def saved_bytes(state_dict: Mapping[str, torch.Tensor]) -> bytes:
