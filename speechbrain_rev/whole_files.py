@@ -117,7 +117,7 @@ def opened_whole(path: str | Path) -> Iterator[IO[bytes]]:
                     file.flush()
                     # Else a loss of power may leave the name without the content.
                     os.fsync(file.fileno())
-                os.chmod(part, permissions(path))
+                os.chmod(part, _permissions(path))
                 os.replace(part, path)
             finally:
                 os.close(held)
@@ -294,7 +294,7 @@ def folder_whole(path: str | Path) -> Iterator[Path]:
         try:
             yield part
             # It was made for its owner alone.
-            os.chmod(part, 0o111 | permissions(part / "new"))
+            os.chmod(part, 0o111 | _permissions(part / "new"))
             os.replace(part, path)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
@@ -683,26 +683,8 @@ def check_file(name: str, file: str | Path) -> None:
         raise ValueError(f"{name} {path} cannot be written: {reason}.")
 
 
-def permissions(path: Path) -> int:
-    """Give those of the file that is replaced, or those that a new one would have.
-
-    Parameters
-    ----------
-    path : Path
-        The file, which need not be there.
-
-    Returns
-    -------
-    int
-        Bits as ``os.chmod`` takes them.
-
-    Examples
-    --------
-    >>> file = Path(tempfile.mkdtemp(), "private")
-    >>> file.touch(mode=0o600)
-    >>> oct(permissions(file))
-    '0o600'
-    """
+def _permissions(path: Path) -> int:
+    """Give those of the file that is replaced, or those that a new one would have."""
     if path.exists():
         return path.stat().st_mode & 0o777
     mask = os.umask(0)
