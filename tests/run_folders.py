@@ -25,10 +25,10 @@ TINY = {
 }
 
 
-def tiny_encoder(seed: int = 0) -> SpeakerEncoder:
+def tiny_encoder(seed: int = 0, arch: str = TINY["arch"]) -> SpeakerEncoder:
     torch.manual_seed(seed)
     encoder = build_encoder(
-        TINY["arch"],
+        arch,
         widths=TINY["widths"],
         blocks=TINY["blocks"],
         n_mels=TINY["n_mels"],
@@ -53,7 +53,7 @@ def write_run(folder: Path, seed: int = 0, **changed: object) -> SpeakerEncoder:
         "checkpointer: !new:os.system [touch executed]",
     ]
     (folder / "hyperparams.yaml").write_text("\n".join(lines + objects) + "\n")
-    encoder = tiny_encoder(seed)
+    encoder = tiny_encoder(seed, str(settings["arch"]))
     torch.save(encoder.state_dict(), folder / "embedding_model.ckpt")
     return encoder
 
