@@ -3,7 +3,7 @@
 from speechbrain_rev.inference.archive import EmbeddingArchive
 from speechbrain_rev.inference.cohort import Cohort, read_cohort
 from speechbrain_rev.inference.enrolment import EnrolledSpeaker
-from speechbrain_rev.inference.export import export_run
+from speechbrain_rev.inference.export import convert_from_speechbrain, export_run
 from speechbrain_rev.inference.extraction import embed_into, embed_share
 from speechbrain_rev.inference.folders import FolderResult, embed_folder
 from speechbrain_rev.inference.graph import EmbeddingGraph
@@ -28,6 +28,7 @@ __all__ = [
     "Verification",
     "WaveformEncoder",
     "Windows",
+    "convert_from_speechbrain",
     "embed_folder",
     "embed_into",
     "embed_share",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,13 @@ from speechbrain_rev.inference.model_card import (
     list_names,
     model_card,
 )
-from speechbrain_rev.inference.model_folder import SAFETENSORS, SUMS, read_model
+from speechbrain_rev.inference.model_folder import (
+    SAFETENSORS,
+    listed_file,
+    load_listed,
+    read_checkpoint_model,
+    read_model,
+)
 from speechbrain_rev.inference.model_yaml import model_yaml
 from speechbrain_rev.inference.own_files import own_file
 from speechbrain_rev.inference.results import RESULTS, read_results
@@ -49,6 +55,7 @@ from speechbrain_rev.inference.run_folder import (
     trained_epochs,
 )
 from speechbrain_rev.inference.run_objects import CLASSIFIERS, RunObjects
+from speechbrain_rev.inference.state_dicts import check_tensors
 from speechbrain_rev.inference.thresholds import (
     THRESHOLDS,
     Threshold,
@@ -60,7 +67,14 @@ from speechbrain_rev.lobes.checkpointer import CHECKSUMS, verify_checkpoint
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.speech.labels import read_labels
-from speechbrain_rev.whole_files import check_sum, folder_whole, write_whole
+from speechbrain_rev.whole_files import (
+    check_path,
+    check_sum,
+    digest_of,
+    folder_whole,
+    write_sums,
+    write_whole,
+)
 
 LABELS = "label_encoder.txt"
 CLASSIFIER = "classifier.ckpt"
@@ -120,8 +134,66 @@ def export_run(
             f"speeds is {speeds}: a training makes at least 1 class of each speaker. Leave "
             "it out to go by hyperparams.yaml."
         )
+    with _new_folder(out) as new:
+        return _export(Path(run), new, _labels(Path(run), labels), speeds)
+
+
+def convert_from_speechbrain(
+    source: str | PathLike[str], out: str | PathLike[str]
+) -> list[str]:
+    """Write a model whose weights are in a .ckpt alone as ``export_run`` writes it.
+
+    ``SpeakerEmbedder.from_hparams`` reads safetensors; a folder that was handed on with
+    ``embedding_model.ckpt`` alone is read here, and nothing in it is executed.
+
+    Parameters
+    ----------
+    source : str or path-like
+        The model's folder, or a file of weights in it. Its hyperparams.yaml is as
+        ``export_run`` writes it.
+    out : str or path-like
+        The folder to write, which is not there yet or empty.
+
+    Returns
+    -------
+    list of str
+        The files of an exported model that the folder did not have, and this lacks too.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the folder, its hyperparams.yaml or its weights are missing.
+    OSError
+        If ``out`` cannot be written; then nothing of it stays.
+    ValueError
+        If a file is anything else than what an exported model has, the folder has
+        ``embedding_model.safetensors`` already, or ``out`` is there and not empty.
+    """
+    check_path(source, "a model", "Give its folder.")
+    settings, weights = read_checkpoint_model(source)
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    copied = (CARD, LABELS, COHORT, THRESHOLDS)
+    others = [listed_file(folder, name) for name in copied if (folder / name).exists()]
+    classifier = None
+    if (folder / CLASSIFIER).exists():
+        classifier = load_listed(folder, CLASSIFIER)
+        sizes = settings["out_n_neurons"], settings["embedding_dim"]
+        expected = {"weight": torch.empty(sizes, device="meta")}
+        check_tensors(classifier, expected, folder / CLASSIFIER)
+    with _new_folder(out) as new, folder_whole(new) as part:
+        (part / HYPERPARAMS).write_text(model_yaml(settings), encoding="utf-8")
+        for path in others:
+            write_whole(part / path.name, path.read_bytes())
+        _write_tensors(part, weights, classifier, None)
+        _finish(part)
+        return [n for n in (CLASSIFIER, *copied) if not (part / n).exists()]
+
+
+@contextlib.contextmanager
+def _new_folder(out: str | PathLike[str]) -> Iterator[Path]:
+    """Give the whole path of a folder that is to be written, by this process alone."""
     # "." and ".." have no name that one beside them could begin with.
-    run, out = Path(run), Path(out).resolve()
+    out = Path(out).resolve()
     if not out.parent.is_dir():
         raise ValueError(f"There is no folder {out.parent} to write {out.name} into.")
     with writing_alone(out):
@@ -130,7 +202,7 @@ def export_run(
                 f"{out} is there already and not empty: nothing is overwritten. Give "
                 "another folder, or remove it."
             )
-        return _export(run, out, _labels(run, labels), speeds)
+        yield out
 
 
 def _export(run: Path, out: Path, listed: Path, speeds: int | None) -> list[str]:
@@ -167,16 +239,21 @@ def _export(run: Path, out: Path, listed: Path, speeds: int | None) -> list[str]
         (part / HYPERPARAMS).write_text(text, encoding="utf-8")
         (part / CARD).write_text(card, encoding="utf-8")
         labels.save(part / LABELS)
-        _write_tensors(part, weights, classifier, cohort)
+        _write_tensors(part, weights.state_dict, classifier, cohort)
         if thresholds:
             (part / THRESHOLDS).write_text(as_json(thresholds), encoding="utf-8")
-        _write_sums(part)
-        # What cannot be loaded is not handed out.
-        read_model(part)
-        read_thresholds(part)
-        if cohort is not None:
-            read_cohort(part)
+        _finish(part)
     return missing
+
+
+def _finish(folder: Path) -> None:
+    """Write the checksums, and refuse to hand out what cannot be loaded."""
+    files = sorted(folder.iterdir())
+    write_sums(folder, {path.name: digest_of(path, "sha256") for path in files})
+    read_model(folder)
+    read_thresholds(folder)
+    if (folder / COHORT).exists():
+        read_cohort(folder)
 
 
 def _usual_encoder(run: Path) -> dict[str, Any]:
@@ -253,14 +330,15 @@ def _ended(run: Path, objects: RunObjects, weights: Weights) -> bool:
 
 def _write_tensors(
     folder: Path,
-    weights: Weights,
-    classifier: dict[str, Tensor],
+    weights: Mapping[str, Tensor],
+    classifier: Mapping[str, Tensor] | None,
     cohort: Cohort | None,
 ) -> None:
-    tensors = {n: t.contiguous().clone() for n, t in weights.state_dict.items()}
+    tensors = {n: t.contiguous().clone() for n, t in weights.items()}
     write_whole(folder / WEIGHTS, saved_bytes(tensors))
     write_whole(folder / SAFETENSORS, safetensors.torch.save(tensors))
-    write_whole(folder / CLASSIFIER, saved_bytes(classifier))
+    if classifier is not None:
+        write_whole(folder / CLASSIFIER, saved_bytes(classifier))
     if cohort is not None:
         cohort.write(folder / COHORT)
 
@@ -334,11 +412,3 @@ def _json(run: Path, name: str) -> dict[str, Any] | None:
     check_sum(path)
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
-
-
-def _write_sums(folder: Path) -> None:
-    lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
-        for path in sorted(folder.iterdir())
-    ]
-    (folder / SUMS).write_text("".join(lines), encoding="utf-8")

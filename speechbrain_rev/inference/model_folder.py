@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -22,22 +23,26 @@ from torch import Tensor
 from speechbrain_rev.inference.encoder_settings import check_settings, encoder_of
 from speechbrain_rev.inference.fingerprint import fingerprint_of
 from speechbrain_rev.inference.model_yaml import ANYWAY, read_model_yaml
-from speechbrain_rev.inference.own_files import open_own
+from speechbrain_rev.inference.own_files import open_own, own_file
 from speechbrain_rev.inference.run_folder import HYPERPARAMS, WEIGHTS
 from speechbrain_rev.inference.state_dicts import (
+    MAX_BYTES,
     check_size,
     check_tensors,
-    read_checkpoint,
+    load_tensors,
     read_safetensors,
 )
 from speechbrain_rev.lobes import SpeakerEncoder
+from speechbrain_rev.lobes.pretrained import unwrapped
+from speechbrain_rev.whole_files import SUMS, check_sum
 
 SAFETENSORS = "embedding_model.safetensors"
-SUMS = "SHA256SUMS"
 
 # Each is some 30 kB of Python objects, whatever the channels, and never less on disk.
 _MAX_BLOCKS, _BLOCK_BYTES = 4000, 512
 _MAX_TEXT_BYTES = 100_000
+# A cohort of 6,000 speakers has 12 MB.
+_MAX_BYTES = 10**8
 _GIVEN = (
     f"a folder that speechbrain-rev export wrote, with {HYPERPARAMS}, {SAFETENSORS} "
     f"and {SUMS}; a model that lies elsewhere has to be downloaded first, as files and "
@@ -75,8 +80,7 @@ def read_model(source: str | PathLike[str]) -> Model:
     Parameters
     ----------
     source : str or path-like
-        Its folder. ``embedding_model.safetensors`` is taken if it is there, else
-        ``embedding_model.ckpt``.
+        Its folder.
 
     Returns
     -------
@@ -93,26 +97,133 @@ def read_model(source: str | PathLike[str]) -> Model:
     folder = Path(source)
     content, _ = read_summed(folder, HYPERPARAMS, _MAX_TEXT_BYTES)
     refuse_code(folder)
-    path = folder / HYPERPARAMS
-    try:
-        settings = read_model_yaml(content.decode(), path)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text: {error}") from error
-    check_settings(settings, folder)
-    name = SAFETENSORS if (folder / SAFETENSORS).exists() else WEIGHTS
-    weights = folder / name
-    with open_own(folder, name, given=_GIVEN) as file:
+    settings = _settings(folder, content)
+    weights = folder / SAFETENSORS
+    if not weights.exists() and (folder / WEIGHTS).exists():
+        raise ValueError(
+            f"{folder} has its weights in {WEIGHTS} alone, and they are read from "
+            f"{SAFETENSORS}. Write a folder with both: {_conversion(folder)}"
+        )
+    with open_own(folder, SAFETENSORS, given=_GIVEN) as file:
         size = os.fstat(file.fileno()).st_size
-        expected = _expected(settings, path, weights, size)
+        expected = _expected(settings, folder, weights, size)
         check_size(size, weights, expected)
         content = file.read(size)
-    _summed(folder, name, content)
-    read = read_safetensors if name == SAFETENSORS else read_checkpoint
-    state_dict = read(content, weights, expected)
+    _check_sum(folder, SAFETENSORS, hashlib.sha256(content).hexdigest())
+    state_dict = read_safetensors(content, weights, expected)
     check_tensors(state_dict, expected, weights)
     encoder = encoder_of(settings)
     encoder.load_state_dict(state_dict, strict=True)
     return Model(encoder, settings, fingerprint_of(state_dict))
+
+
+def read_checkpoint_model(
+    source: str | PathLike[str],
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a model whose weights are in what ``torch.save`` wrote, executing nothing.
+
+    Parameters
+    ----------
+    source : str or path-like
+        Its folder, with ``embedding_model.ckpt``, or another such file in that folder.
+        Checksums are compared where the folder has some.
+
+    Returns
+    -------
+    settings : dict of str to object
+        The plain values of hyperparams.yaml.
+    state_dict : dict of str to torch.Tensor
+        The encoder's, without what wrappers put before its names.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the folder, its hyperparams.yaml or the file is missing.
+    ValueError
+        If hyperparams.yaml is not as export writes it, the file holds anything but the
+        tensors that it describes, or a folder is given that has .safetensors.
+    """
+    path = Path(source)
+    folder, name = (path.parent, path.name) if path.is_file() else (path, WEIGHTS)
+    if path.is_dir() and (path / SAFETENSORS).exists():
+        raise ValueError(
+            f"{path} has {SAFETENSORS} already: load it as it is. To take its {WEIGHTS} "
+            f"instead, give {path / WEIGHTS}."
+        )
+    refuse_code(folder)
+    yaml = listed_file(folder, HYPERPARAMS, _MAX_TEXT_BYTES)
+    settings = _settings(folder, yaml.read_bytes())
+    loaded = load_listed(folder, name)
+    weights = folder / name
+    expected = _expected(settings, folder, weights, weights.stat().st_size)
+    state_dict = dict(unwrapped(loaded, expected))
+    check_tensors(state_dict, expected, weights)
+    return settings, state_dict
+
+
+def listed_file(folder: Path, name: str, most: int = _MAX_BYTES) -> Path:
+    """Find a file of a model's folder, which need not have checksums.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The model's.
+    name : str
+        The file.
+    most : int
+        Bytes that it may have.
+
+    Returns
+    -------
+    pathlib.Path
+        The file.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is missing.
+    ValueError
+        If it leads out of the folder, is larger, or SHA256SUMS has another checksum.
+    """
+    path = own_file(folder, name, given=_GIVEN)
+    if path.stat().st_size > most:
+        raise _too_large(path, most)
+    if is_exported(folder):
+        # Is read as a whole.
+        listed_sums = own_file(folder, SUMS, given=_GIVEN)
+        if listed_sums.stat().st_size > _MAX_TEXT_BYTES:
+            raise _too_large(listed_sums, _MAX_TEXT_BYTES)
+        check_sum(path, folder=folder)
+    return path
+
+
+def load_listed(folder: Path, name: str) -> dict[str, Tensor]:
+    """Load tensors from a .ckpt of a model's folder, executing nothing.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The model's.
+    name : str
+        The file.
+
+    Returns
+    -------
+    dict of str to torch.Tensor
+        On the CPU.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is missing.
+    ValueError
+        As of ``listed_file`` and ``load_tensors``.
+    """
+    return load_tensors(
+        listed_file(folder, name, MAX_BYTES),
+        "Weights are plain tensors: ask whoever made it for "
+        "torch.save(encoder.state_dict(), ...), or for a .safetensors file.",
+    )
 
 
 def read_summed(folder: Path, name: str, most: int) -> tuple[bytes, str]:
@@ -142,15 +253,16 @@ def read_summed(folder: Path, name: str, most: int) -> tuple[bytes, str]:
         If it leads out of the folder, is larger, or differs from what was written.
     """
     content = _read(folder, name, most)
-    return content, _summed(folder, name, content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    _check_sum(folder, name, sha256)
+    return content, sha256
 
 
-def _summed(folder: Path, name: str, content: bytes) -> str:
-    """Give the hash of a file's content, which must be the one in SHA256SUMS."""
+def _check_sum(folder: Path, name: str, sha256: str) -> None:
+    """Refuse a file whose hash is not the one in SHA256SUMS."""
     sums = _read(folder, SUMS, _MAX_TEXT_BYTES).decode(errors="replace")
     lines = (line.partition("  ") for line in sums.splitlines())
     written = {name: digest for digest, _, name in lines}
-    sha256 = hashlib.sha256(content).hexdigest()
     if written.get(name) != sha256:
         what = "is not as it was written" if name in written else "is not listed"
         raise ValueError(
@@ -158,7 +270,6 @@ def _summed(folder: Path, name: str, content: bytes) -> str:
             f"folder again; if you changed {name} yourself, write its checksum there "
             f"(sha256sum {name})."
         )
-    return sha256
 
 
 def refuse_code(folder: Path) -> None:
@@ -187,17 +298,48 @@ def _read(folder: Path, name: str, most: int) -> bytes:
     with open_own(folder, name, given=_GIVEN) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise ValueError(
-            f"{folder / name} has more than {most:,} bytes, which is more than an exported "
-            "model's. Is it another file?"
-        )
+        raise _too_large(folder / name, most)
     return content
 
 
+def _too_large(path: Path, most: int) -> ValueError:
+    return ValueError(
+        f"{path} has more than {most:,} bytes, which is more than an exported model's. Is "
+        "it another file?"
+    )
+
+
+def _settings(folder: Path, content: bytes) -> dict[str, Any]:
+    """Give the plain values of hyperparams.yaml."""
+    path = folder / HYPERPARAMS
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}") from error
+    settings = read_model_yaml(text, path)
+    check_settings(settings, folder)
+    return settings
+
+
+def _conversion(folder: Path) -> str:
+    """Give the command that writes a folder with .safetensors beside one without."""
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    return shlex.join(
+        [
+            "speechbrain-rev",
+            "convert",
+            "speechbrain",
+            f"{named}",
+            f"{named}_safetensors",
+        ]
+    )
+
+
 def _expected(
-    settings: dict[str, Any], path: Path, weights: Path, size: int
+    settings: dict[str, Any], folder: Path, weights: Path, size: int
 ) -> dict[str, Tensor]:
     """Give the names, shapes and types of the encoder's weights, without their memory."""
+    path = folder / HYPERPARAMS
     blocks = sum(settings["blocks"] or ())
     if blocks > _MAX_BLOCKS:
         raise ValueError(

@@ -6,6 +6,7 @@ import os
 import pickle
 import stat
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -86,3 +87,31 @@ def open_own(folder: Path, name: str | Path, *, given: str = _RUN) -> BinaryIO:
         file.close()
         raise ValueError(f"{found} was replaced while it was opened. Try again.")
     return file
+
+
+def quoted(text: str) -> str:
+    r"""Give a name that somebody else chose for one line of an error message.
+
+    Example
+    -------
+    >>> quoted("a\nb"), len(quoted("a" * 1000))
+    ("'a\\nb'", 105)
+    """
+    return repr(text if len(text) <= 100 else f"{text[:100]}...")
+
+
+def some_names(names: Iterable[str]) -> str:
+    """Give the first four names of a file for an error message, and how many follow.
+
+    Example
+    -------
+    >>> some_names(["fc.weight", "fc.bias"]), some_names(f"w{i}" for i in range(90))
+    ('fc.weight, fc.bias', 'w0, w1, w2, w3 and 86 more names')
+    """
+    all_names = [*names]
+    shown = ", ".join(
+        name if name.isprintable() and len(name) <= 100 else quoted(name)
+        for name in all_names[:4]
+    )
+    more = len(all_names) - 4
+    return (shown or "nothing") + (f" and {more:,} more names" if more > 0 else "")

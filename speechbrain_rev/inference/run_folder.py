@@ -18,9 +18,10 @@ import torch
 import yaml
 
 from speechbrain_rev.inference.fingerprint import fingerprint_of
-from speechbrain_rev.inference.own_files import REFUSED, open_own, own_file
+from speechbrain_rev.inference.own_files import open_own, own_file
 from speechbrain_rev.inference.plain_yaml import YamlFile, plain_values
 from speechbrain_rev.inference.run_objects import RunObjects
+from speechbrain_rev.inference.state_dicts import load_tensors
 from speechbrain_rev.lobes.checkpointer import (
     BRAIN,
     COUNTER,
@@ -211,9 +212,7 @@ def _objects(folder: Path) -> RunObjects | None:
 
 
 def _read_tensors(path: Path) -> Weights:
-    content = path.read_bytes()
     state_dict = load_tensors(
-        content,
         path,
         "Remove it to use a checkpoint before it, train again, or ask whoever made it "
         "for torch.save(encoder.state_dict(), ...).",
@@ -227,47 +226,6 @@ def _read_tensors(path: Path) -> Weights:
             "Train with a lower lr, or remove the checkpoint to use one before it."
         )
     return Weights(path, fingerprint_of(state_dict), state_dict)
-
-
-def load_tensors(content: bytes, path: Path, remedy: str) -> dict[str, torch.Tensor]:
-    """Load a state dict from a file's content, executing nothing.
-
-    Parameters
-    ----------
-    content : bytes
-        As ``torch.save`` writes it.
-    path : Path
-        Where it is from, for the errors.
-    remedy : str
-        What to do if it is something else, in sentences.
-
-    Returns
-    -------
-    dict of str to torch.Tensor
-        On the CPU.
-
-    Raises
-    ------
-    ValueError
-        If the content is anything but names and their tensors.
-    """
-    try:
-        state_dict = torch.load(
-            io.BytesIO(content), map_location="cpu", weights_only=True
-        )
-    # torch's own message for a refused pickle advises to load it all the same.
-    except REFUSED as error:
-        raise ValueError(
-            f"{path} is cut short or holds more than plain tensors, and is not loaded. "
-            f"{remedy}"
-        ) from error
-    if not isinstance(state_dict, dict) or not all(
-        # One of the device "meta" has a shape and no numbers.
-        isinstance(name, str) and isinstance(value, torch.Tensor) and not value.is_meta
-        for name, value in state_dict.items()
-    ):
-        raise ValueError(f"{path} is no state dict (names and their tensors). {remedy}")
-    return state_dict
 
 
 def write_run(

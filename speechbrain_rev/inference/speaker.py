@@ -138,9 +138,9 @@ class SpeakerEmbedder:
 
         Nothing in the folder is executed, whatever it holds: settings are read as data
         and compared with what an exported model looks like, and weights are tensors of
-        exactly the names, shapes and types that the encoder has. Both must have the
-        checksums in ``SHA256SUMS``. It takes less memory than four times the weights
-        and 200 MB more.
+        exactly the names, shapes and types that the encoder has, in a .safetensors file.
+        Both must have the checksums in ``SHA256SUMS``. It takes less memory than four
+        times the weights and 200 MB more.
 
         Parameters
         ----------
@@ -161,7 +161,8 @@ class SpeakerEmbedder:
         ValueError
             If a file is damaged, leads out of the folder, or holds anything else than
             an exported model does; the message names it, and says how to load it all
-            the same if you trust it.
+            the same if you trust it. Where the weights are in ``embedding_model.ckpt``
+            alone, it gives the command that writes both.
         """
         device = usable_device(device)
         usable_precision(precision, device)

@@ -1,72 +1,52 @@
 """Weights from files that somebody else made: tensors as expected, or an error.
 
-Neither code nor memory is given to a file. What it must hold is known before it is
-opened, so that a file of another size is not read at all. Of an exported model, what
-torch.save wrote is read here and not by torch.load, which takes files that are a zip to
-one reader and something else to another.
+Nothing of a file is executed, and it takes no more memory than its size allows. An
+exported model is read from safetensors, whose size is known before it is opened. What
+``torch.save`` wrote is read by ``torch.load(weights_only=True)``, after a check that its
+archive holds what it seems to hold, uncompressed, and that its pickle names tensors only.
 """
 
 from __future__ import annotations
 
-import io
 import pickletools
-import sys
+import re
+import struct
 import zipfile
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from speechbrain_rev.inference.own_files import REFUSED
+from speechbrain_rev.inference.own_files import REFUSED, quoted, some_names
+from speechbrain_rev.lobes.pretrained import state_dict_in
 
-# Beside its numbers, a tensor has a name, a shape and, in a .ckpt, two zip headers and
-# room to begin at a multiple of 64 bytes.
-_TENSOR_BYTES = 2048
+# Beside its numbers, a tensor of a .safetensors file has a name, a shape and a place, of
+# some 110 bytes, each of which may become a hundred in memory.
+_TENSOR_BYTES = 512
 _FILE_BYTES = 65536
 
-# Torch writes 160 bytes and 40 instructions of a tensor, safetensors 110 bytes of header.
-# Each byte of those may become a hundred in memory, each of its numbers only one.
-_TOLD_BYTES = 512
-_INSTRUCTIONS = 128
-_MEMBERS = 2
-
-
-@dataclass(frozen=True)
-class _Storage:
-    """Numbers of one type, in the member data/<key>."""
-
-    dtype: torch.dtype
-    key: str
-    numel: int
-
-
-@dataclass(frozen=True)
-class _View:
-    """A tensor, as what it is of a storage."""
-
-    storage: _Storage
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-
-
-# All that torch.save names for tensors. torch's own list, for weights_only, has more:
-# one of bytearray or torch.Tensor takes any memory that a number in the file says.
-_GLOBALS: dict[str, object] = {
-    "collections OrderedDict": OrderedDict,
-    "torch._utils _rebuild_tensor_v2": _View,
-    "torch FloatStorage": torch.float32,
-    "torch LongStorage": torch.int64,
-}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_PLAIN = {
-    "BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "NEWTRUE", "NEWFALSE", "NONE",
-}  # fmt: skip
+#: Of what torch wrote. A classifier of a million speakers at three speeds has 3 GB.
+MAX_BYTES = 2**32
+# Torch writes some 130 bytes of a tensor's name and shape, and 60 of its place. Each of
+# them may become a hundred in memory.
+_MAX_PICKLE_BYTES = 2 * 2**20
+_MAX_DIRECTORY_BYTES = 4 * 2**20
+# Torch pads each header, for numbers to begin at a multiple of 64 bytes.
+_MAX_PADDING_BYTES = 128
+# What may follow a member: its checksum and size, in numbers of 32 or of 64 bits.
+_DESCRIPTOR_BYTES = (0, 16, 24)
+_END = struct.Struct("<4s4H2LH")
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR_64 = struct.Struct("<4sLQL")
+_LOCAL = struct.Struct("<4s5H3L2H")
+# weights_only allows more: a bytearray or a torch.Tensor of any size that a number says.
+_TENSORS = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor_v2|parameter)"
+    r"|torch \w+Storage"
+)
 
 
 def check_size(size: int, path: Path, expected: Mapping[str, Tensor]) -> None:
@@ -87,7 +67,7 @@ def check_size(size: int, path: Path, expected: Mapping[str, Tensor]) -> None:
         If it has another size.
     """
     least = sum(t.numel() * t.element_size() for t in expected.values())
-    most = least + _TENSOR_BYTES * len(expected) + _FILE_BYTES
+    most = least + _most_beside(expected)
     if not least <= size <= most:
         raise ValueError(
             f"{path} has {size:,} bytes; the weights that hyperparams.yaml describes "
@@ -122,7 +102,8 @@ def read_safetensors(
         be no longer than so many tensors take.
     """
     try:
-        header, most = int.from_bytes(content[:8], "little"), _most_told(expected)
+        header = int.from_bytes(content[:8], "little")
+        most = _most_beside(expected)
         if header > most:
             raise ValueError(f"its header has {header:,} bytes, of at most {most:,}")
         return safetensors.torch.load(content)
@@ -133,44 +114,80 @@ def read_safetensors(
         ) from error
 
 
-def read_checkpoint(
-    content: bytes, path: Path, expected: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Read tensors from what ``torch.save`` wrote, and refuse all else in it by name.
+def load_tensors(path: Path, remedy: str) -> dict[str, Tensor]:
+    """Load what ``torch.save`` wrote of a state dict, executing nothing.
 
     Parameters
     ----------
-    content : bytes
-        The file.
     path : pathlib.Path
-        Its name, for the error message.
-    expected : mapping of str to torch.Tensor
-        What it must hold; here only how many.
+        The file. A state dict may be in a dictionary under ``state_dict``, ``model`` or
+        ``model_state_dict``; what else is in that is left out.
+    remedy : str
+        What to do if it is something else, in sentences, for the error message.
 
     Returns
     -------
     dict of str to torch.Tensor
-        On the CPU.
+        On the CPU, in memory of their own.
 
     Raises
     ------
     ValueError
-        If it is no whole zip file of uncompressed members, or its pickle names
-        anything but float32 and int64 tensors.
+        If it is no zip archive of uncompressed members that fill it, its pickle names
+        anything but tensors, it holds anything but names and their tensors, or they are
+        larger than the file; or if it has more than 4 GiB.
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "linear.ckpt"
+    >>> torch.save({"epoch": 3, "state_dict": {"weight": torch.ones(2, 3)}}, path)
+    >>> load_tensors(path, "Train again.")["weight"].shape
+    torch.Size([2, 3])
     """
+    with path.open("rb") as file:
+        try:
+            pickled, sizes = _archived(file)
+            _check_pickle(pickled)
+        except (zipfile.BadZipFile, *REFUSED) as error:
+            reason = str(error) if type(error) is ValueError else "it is damaged"
+            raise ValueError(f"{path} is not loaded: {reason}. {remedy}") from error
     try:
-        return _tensors(content, expected)
-    except (zipfile.BadZipFile, *REFUSED) as error:
-        reason = str(error) if type(error) is ValueError else "it is damaged"
+        # Mapped, a storage that is larger than its record cannot lead out of the file.
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    # torch's own message for a refused pickle advises to load it all the same.
+    except REFUSED as error:
         raise ValueError(
-            f"{path} is not loaded: {reason}. Weights are plain tensors; ask whoever "
-            "made it for torch.save(encoder.state_dict(), ...), or better for a "
-            ".safetensors file."
+            f"{path} is not loaded: it is damaged or holds more than plain tensors. {remedy}"
         ) from error
+    state_dict = state_dict_in(loaded)
+    if not isinstance(state_dict, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor)
+        for name, value in state_dict.items()
+    ):
+        raise ValueError(
+            f"{path} is no state dict (names and their tensors): it holds "
+            f"{_described(state_dict)}. {remedy}"
+        )
+    if any(t.untyped_storage().nbytes() not in sizes for t in state_dict.values()):
+        raise ValueError(
+            f"{path} is not loaded: a tensor has more or fewer numbers than are there. {remedy}"
+        )
+    # One number may be expanded to as many as its strides say, many times over.
+    size, total = path.stat().st_size, sum(t.nbytes for t in state_dict.values())
+    if total > size:
+        raise ValueError(
+            f"{path} is not loaded: its tensors take {total:,} bytes, more than the file "
+            f"with {size:,}. {remedy}"
+        )
+    return {name: value.detach().clone() for name, value in state_dict.items()}
 
 
 def check_tensors(
-    state_dict: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path
+    state_dict: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    path: Path,
+    *,
+    exactly: bool = True,
 ) -> None:
     """Compare names, shapes and types with those expected.
 
@@ -182,6 +199,8 @@ def check_tensors(
         What it must be, on whatever device.
     path : pathlib.Path
         Where it was read from, for the error message.
+    exactly : bool
+        Whether types are compared, which torch converts, and numbers must be finite.
 
     Raises
     ------
@@ -189,189 +208,146 @@ def check_tensors(
         If a tensor is missing, surplus, of another shape or type, or not finite.
     """
     wrong = [f"{name} is missing" for name in expected if name not in state_dict]
-    wrong += [f"{name!r} is surplus" for name in state_dict if name not in expected]
+    wrong += [
+        f"{quoted(name)} is surplus" for name in state_dict if name not in expected
+    ]
     for name, wanted in expected.items():
         if name not in state_dict:
             continue
         value = state_dict[name]
         if type(value) is not Tensor or value.layout != torch.strided:
             wrong.append(f"{name} is no plain tensor")
-        elif (value.shape, value.dtype) != (wanted.shape, wanted.dtype):
+        elif value.shape != wanted.shape or (exactly and value.dtype != wanted.dtype):
             wrong.append(
                 f"{name} is {value.dtype} {list(value.shape)} instead of "
                 f"{wanted.dtype} {list(wanted.shape)}"
             )
-        elif not bool(value.isfinite().all()):
+        elif exactly and not bool(value.isfinite().all()):
             wrong.append(f"{name} holds NaN or infinity")
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError(
-            f"{path} does not fit the encoder that hyperparams.yaml beside it "
-            f"describes: {', '.join(wrong[:3])}{more}. Are both of one model? Download "
-            "the folder again."
+            f"{path} does not fit what hyperparams.yaml beside it describes: "
+            f"{', '.join(wrong[:3])}{more}. It holds "
+            f"{some_names(state_dict)}. Are both of one model? Copy the folder again."
         )
 
 
-def _most_told(expected: Mapping[str, Tensor]) -> int:
-    """Give how many bytes may say what the tensors are."""
-    return _TOLD_BYTES * len(expected) + _FILE_BYTES
+def _most_beside(expected: Mapping[str, Tensor]) -> int:
+    """Give how many bytes of a .safetensors file may be other ones than numbers."""
+    return _TENSOR_BYTES * len(expected) + _FILE_BYTES
 
 
-def _tensors(content: bytes, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Make the tensors in a file of ``torch.save``."""
-    # zipfile takes what begins as something else, and as many members as there are.
-    if content[:4] != b"PK\x03\x04":
-        raise ValueError("it does not begin as a zip file")
-    if content.count(b"PK\x01\x02") > _MEMBERS * len(expected) + 1000:
-        raise ValueError("it has more members than tensors")
-    with zipfile.ZipFile(io.BytesIO(content)) as members:
-        prefix = _checked_members(members, len(content))
-        order = members.NameToInfo.get(f"{prefix}/byteorder")
-        if order is not None and members.read(order) != sys.byteorder.encode():
-            raise ValueError(f"its numbers are not {sys.byteorder}-endian")
-        told = members.getinfo(f"{prefix}/data.pkl")
-        if told.file_size > _most_told(expected):
-            raise ValueError(f"its data.pkl has {told.file_size:,} bytes")
-        views = _views(members.read(told), _INSTRUCTIONS * len(expected) + 1000)
-        storages: dict[str, Tensor] = {}
-        return {
-            name: _tensor(view, members, prefix, storages)
-            for name, view in views.items()
-        }
-
-
-def _checked_members(members: zipfile.ZipFile, size: int) -> str:
-    """Refuse members that readers may take for others; give the folder of all."""
-    infos = members.infolist()
-    names = [info.filename for info in infos]
-    if len({name.casefold() for name in names}) < len(names):
-        raise ValueError("two of its members have one name")
-    prefix = names[0].partition("/")[0]
-    other = [name for name in names if not name.startswith(f"{prefix}/")]
-    if other:
+def _archived(file: BinaryIO) -> tuple[bytes, set[int]]:
+    """Give data.pkl, and the sizes of members, where every reader finds the same ones."""
+    size = file.seek(0, 2)
+    if size > MAX_BYTES:
+        raise ValueError(f"it has {size:,} bytes, more than the {MAX_BYTES:,} allowed")
+    file.seek(0)
+    if file.read(4) != b"PK\x03\x04":
         raise ValueError(
-            f"its member {other[0][:100]!r} is in no folder of the first's"
+            "it is no zip archive, which torch.save writes since torch 1.6"
         )
-    packed = [i.filename for i in infos if i.compress_type != zipfile.ZIP_STORED]
-    if packed:
-        raise ValueError(f"its member {packed[0][:100]} is compressed")
-    if sum(info.file_size for info in infos) > size:
-        raise ValueError("its members are larger than the file")
-    if f"{prefix}/data.pkl" not in names:
-        raise ValueError(f"it has no {prefix[:100]}/data.pkl")
-    return prefix
-
-
-def _tensor(
-    view: _View, members: zipfile.ZipFile, prefix: str, storages: dict[str, Tensor]
-) -> Tensor:
-    """Make a tensor of its storage's record, which is read once."""
-    key, numel = view.storage.key, view.storage.numel
-    if key not in storages:
-        record = members.read(f"{prefix}/data/{key}")
-        if len(record) != numel * view.storage.dtype.itemsize:
+    start, count = _directory(file, size)
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if len(members) != count:
+            raise ValueError(f"it has {len(members):,} members, not {count:,}")
+        prefix, names = members[0].filename.partition("/")[0], set(archive.namelist())
+        if f"{prefix}/constants.pkl" in names:
+            raise ValueError("it is a TorchScript program, not weights")
+        _check_members(members)
+        _check_places(file, members, start)
+        if f"{prefix}/data.pkl" not in names:
+            raise ValueError(f"its archive has no {quoted(prefix)}/data.pkl")
+        told = archive.getinfo(f"{prefix}/data.pkl")
+        if told.file_size > _MAX_PICKLE_BYTES:
             raise ValueError(
-                f"its storage {key[:100]!r} of {numel:,} numbers has {len(record):,} bytes"
+                f"its data.pkl has {told.file_size:,} bytes, more than the "
+                f"{_MAX_PICKLE_BYTES:,} allowed"
             )
-        dtype = view.storage.dtype
-        # Of no bytes, torch makes no tensor.
-        storages[key] = (
-            torch.frombuffer(bytearray(record), dtype=dtype)
-            if record
-            else torch.empty(0, dtype=dtype)
+        damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"its member {quoted(damaged)} is damaged")
+        return archive.read(told), {member.file_size for member in members}
+
+
+def _directory(file: BinaryIO, size: int) -> tuple[int, int]:
+    """Give where the list of members begins and how many it has, which end the file."""
+    most = _END_64.size + _LOCATOR_64.size + _END.size
+    file.seek(max(0, size - most))
+    last = file.read().rjust(most, b"\0")
+    signature, _, _, _, count, length, start, comment = _END.unpack(last[-_END.size :])
+    if signature != b"PK\x05\x06" or comment:
+        raise ValueError("it is cut short, or something follows its archive")
+    stop = size - _END.size
+    located, _, place, _ = _LOCATOR_64.unpack(last[_END_64.size : -_END.size])
+    if located == b"PK\x06\x07":
+        stop = size - most
+        signature, *_, count, length, start = _END_64.unpack(last[: _END_64.size])
+        if place != stop or signature != b"PK\x06\x06":
+            start = -1
+    if start + length != stop:
+        raise ValueError(
+            "something lies before or within its archive that is no part of it"
         )
-    storage = storages[key]
-    if (storage.dtype, len(storage)) != (view.storage.dtype, numel):
-        raise ValueError(f"its storage {key[:100]!r} is of two types or sizes")
-    steps = zip(view.size, view.stride, strict=True)
-    beyond = view.offset + sum((n - 1) * step for n, step in steps) >= numel
-    if 0 not in view.size and beyond:
-        raise ValueError(f"a tensor leads out of its storage {key[:100]!r}")
-    return storage.as_strided(view.size, view.stride, view.offset)
+    if length > _MAX_DIRECTORY_BYTES:
+        raise ValueError(
+            f"its list of members has {length:,} bytes, more than the "
+            f"{_MAX_DIRECTORY_BYTES:,} allowed"
+        )
+    return start, count
 
 
-def _views(pickled: bytes, most: int) -> dict[str, _View]:
-    """Follow a pickle's instructions, those alone that tensors take."""
-    stack: list[Any] = []
-    below: list[list[Any]] = []
-    memo: dict[Any, Any] = {}
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
-        if count > most:
-            raise ValueError(f"its pickle has more than {most:,} instructions")
-        name = opcode.name
-        if name == "GLOBAL" and argument not in _GLOBALS:
-            raise ValueError(f"it names {str(argument)[:100].replace(' ', '.')}")
-        if name == "GLOBAL":
-            stack.append(_GLOBALS[str(argument)])
-        elif name in _PLAIN:
-            stack.append({"NEWTRUE": True, "NEWFALSE": False}.get(name, argument))
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            memo[argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
-        elif name == "MARK":
-            below.append(stack)
-            stack = []
-        elif name == "EMPTY_DICT":
-            stack.append({})
-        elif name == "EMPTY_TUPLE":
-            stack.append(())
-        elif name == "TUPLE":
-            stack, members = below.pop(), stack
-            stack.append(tuple(members))
-        elif name in _TUPLES:
-            start = len(stack) - _TUPLES[name]
-            stack[start:] = [_tuple(stack, start)]
-        elif name == "SETITEM":
-            value, key = stack.pop(), stack.pop()
-            _set(stack[-1], [key, value])
-        elif name == "SETITEMS":
-            stack, members = below.pop(), stack
-            _set(stack[-1], members)
-        elif name == "BINPERSID":
-            stack.append(_storage(stack.pop()))
-        elif name == "REDUCE":
-            arguments, function = stack.pop(), stack.pop()
-            stack.append(_reduced(function, arguments))
-        elif name == "BUILD":
-            # The versions of modules, which a state dict carries along.
-            if type(stack.pop()) is not dict or type(stack[-1]) is not dict:
-                raise ValueError("its pickle builds something")
-        elif name not in ("PROTO", "STOP"):
-            raise ValueError(f"its pickle has the instruction {name}")
-    found = stack.pop()
-    if type(found) is not dict or any(type(v) is not _View for v in found.values()):
-        raise ValueError("it holds something else than names and tensors")
-    return found
+def _check_members(members: list[zipfile.ZipInfo]) -> None:
+    """Refuse compressed members, and names that readers may take for others."""
+    names = [member.filename for member in members]
+    if len({name.casefold() for name in names}) < len(names):
+        raise ValueError("two members of its archive have one name")
+    folder = f"{names[0].partition('/')[0]}/" if names else ""
+    for member, name in zip(members, names, strict=True):
+        if not name.startswith(folder) or name != member.orig_filename:
+            raise ValueError(
+                f"its member {quoted(name)} is not in {quoted(folder)} as the first is"
+            )
+        stored = member.compress_type == zipfile.ZIP_STORED
+        if not stored or member.compress_size != member.file_size:
+            raise ValueError(f"its member {quoted(name)} is compressed")
 
 
-def _tuple(stack: list[Any], start: int) -> tuple[Any, ...]:
-    if start < 0:
-        raise IndexError
-    return tuple(stack[start:])
+def _check_places(
+    file: BinaryIO, members: list[zipfile.ZipInfo], directory: int
+) -> None:
+    """Refuse an archive whose members overlap, or leave room for others."""
+    place = 0
+    ordered = sorted(members, key=lambda member: member.header_offset)
+    following = [*(member.header_offset for member in ordered[1:]), directory]
+    for member, after in zip(ordered, following, strict=True):
+        file.seek(member.header_offset)
+        *_, name, padding = _LOCAL.unpack(file.read(_LOCAL.size))
+        numbers = member.header_offset + _LOCAL.size + name + padding
+        fits = after - numbers - member.file_size in _DESCRIPTOR_BYTES
+        if member.header_offset != place or padding > _MAX_PADDING_BYTES or not fits:
+            raise ValueError(
+                f"its member {quoted(member.filename)} does not fill its place in the "
+                f"archive, bytes {place:,} to {after:,}"
+            )
+        place = after
 
 
-def _set(found: object, members: list[Any]) -> None:
-    if type(found) is not dict or any(type(key) is not str for key in members[::2]):
-        raise ValueError("a name in it is no text")
-    found.update(zip(members[::2], members[1::2], strict=True))
+def _check_pickle(pickled: bytes) -> None:
+    """Refuse what names anything but tensors, before any of it is called."""
+    for opcode, argument, _ in pickletools.genops(pickled):
+        protocol = argument if opcode.name == "PROTO" else opcode.proto
+        if protocol not in (0, 1, 2):
+            raise ValueError(f"its pickle is of protocol {protocol}; torch writes 2")
+        if opcode.name == "GLOBAL" and not _TENSORS.fullmatch(str(argument)):
+            named = quoted(str(argument).replace(" ", "."))
+            raise ValueError(f"it names {named}, and weights are plain tensors")
 
 
-def _storage(identity: object) -> _Storage:
-    match identity:
-        case ("storage", torch.dtype() as dtype, str(key), str(), int(numel)):
-            if numel >= 0 and "/" not in key:
-                return _Storage(dtype, key, numel)
-    raise ValueError("it names a storage in another way than torch")
-
-
-def _reduced(function: object, arguments: object) -> dict[str, Any] | _View:
-    match function, arguments:
-        case (f, ()) if f is OrderedDict:
-            return {}
-        case (f, (_Storage() as storage, int(offset), tuple(size), tuple(stride), *_)):
-            numbers = (offset, *size, *stride)
-            known = f is _View and len(size) == len(stride) <= 8
-            if known and all(type(n) is int and n >= 0 for n in numbers):
-                return _View(storage, offset, size, stride)
-    raise ValueError("it makes tensors in another way than torch")
+def _described(loaded: object) -> str:
+    """Say what a file holds instead of weights."""
+    if isinstance(loaded, dict):
+        return some_names([str(name) for name in loaded])
+    return f"a {type(loaded).__name__}"

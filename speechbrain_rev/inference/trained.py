@@ -17,6 +17,7 @@ from speechbrain_rev.inference.encoder_settings import (
 )
 from speechbrain_rev.inference.model_folder import is_exported, read_model
 from speechbrain_rev.inference.run_folder import read_weights
+from speechbrain_rev.inference.state_dicts import check_tensors
 from speechbrain_rev.inference.thresholds import (
     Thresholds,
     read_thresholds,
@@ -123,14 +124,10 @@ def read_run(folder: str | PathLike[str]) -> Trained:
     settings = run_settings(folder)
     encoder = encoder_of(settings)
     weights = read_weights(folder)
-    own = unwrapped(weights.state_dict, encoder.state_dict())
-    try:
-        encoder.load_state_dict(own, strict=True)
-    except RuntimeError as error:
-        raise ValueError(
-            f"{weights.path} does not fit the encoder that hyperparams.yaml beside it "
-            f"describes. Are both from the same run? {error}"
-        ) from error
+    expected = encoder.state_dict()
+    own = unwrapped(weights.state_dict, expected)
+    check_tensors(own, expected, weights.path, exactly=False)
+    encoder.load_state_dict(own, strict=True)
     thresholds = run_thresholds(Path(folder), weights.fingerprint)
     return Trained(encoder, settings, weights.fingerprint, thresholds)
 

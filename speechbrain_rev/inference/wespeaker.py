@@ -17,16 +17,14 @@ from torch import Tensor
 from speechbrain_rev.inference.encoder_settings import run_settings
 from speechbrain_rev.inference.plain_yaml import plain_values
 from speechbrain_rev.inference.run_folder import (
-    load_tensors,
     read_weights,
     saved_bytes,
     write_run,
 )
+from speechbrain_rev.inference.state_dicts import load_tensors
 from speechbrain_rev.inference.wespeaker_names import from_wespeaker, to_wespeaker
 from speechbrain_rev.whole_files import check_path, check_regular, write_whole
 
-# The largest of WeSpeaker's ResNets, with a classifier of a million speakers, has half.
-_MAX_BYTES = 2 * 2**30
 #: What WeSpeaker's own settings are for the front-end and the pooling that are ours.
 _OURS = {
     "sample_rate": 16000,
@@ -156,13 +154,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(
             f"There is no file {path}. Give the avg_model.pt of a WeSpeaker model."
         )
-    if path.stat().st_size > _MAX_BYTES:
-        raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes, more than the {_MAX_BYTES:,} that "
-            f"any of these networks needs. {_TAKEN}"
-        )
     return load_tensors(
-        path.read_bytes(),
         path,
         f"{_TAKEN} Of another file, load it where you trust it and write "
         "torch.save(model.state_dict(), 'avg_model.pt').",

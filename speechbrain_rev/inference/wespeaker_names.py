@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.inference.own_files import some_names
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.pretrained import unwrapped
 
@@ -21,8 +22,6 @@ _STAGES = range(4)
 _COUNTER = ".num_batches_tracked"
 # The classifier of training.
 _DROPPED = "projection."
-# Of data-parallel and compiled training, Lightning, and others' own.
-_WRAPPERS = ("module.", "_orig_mod.", "model.", "front.")
 _OTHER_NETWORKS = {
     "front.": "a ResNet within a larger one, such as WeSpeaker's SimAM ResNets (samresnet)",
     "seg_2.": "a second linear layer (two_emb_layer: true), which ours lack",
@@ -41,8 +40,8 @@ def from_wespeaker(
     ----------
     state_dict : mapping of str to torch.Tensor
         Of the network, with the classifier of its training (``projection``), which is
-        left out, or without. Where a wrapper put one prefix before all names (``module.``,
-        ``front.``), it is taken off.
+        left out, or without. What wrappers put before all names (``module.``,
+        ``front.``) is taken off, see ``unwrapped``.
 
     Returns
     -------
@@ -120,7 +119,7 @@ def _of_network(state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Leave out the classifier, and what wrappers put before all other names."""
     while True:
         kept = {k: v for k, v in state_dict.items() if not k.startswith(_DROPPED)}
-        state_dict = unwrapped(kept, (), _WRAPPERS)
+        state_dict = unwrapped(kept, ())
         if state_dict is kept:
             return kept
 
@@ -163,7 +162,7 @@ def _size(state_dict: Mapping[str, Tensor], name: str, axis: int) -> int:
     if name not in state_dict or state_dict[name].dim() <= axis:
         raise ValueError(
             f"it has no weights {name}, which a WeSpeaker ResNet has; it holds "
-            f"{_some(state_dict)}."
+            f"{some_names(state_dict)}."
         )
     size = state_dict[name].shape[axis]
     if size == 0:
@@ -215,11 +214,11 @@ def _check(
 ) -> None:
     missing = [name for name in expected if name not in state_dict]
     if missing:
-        raise ValueError(f"it lacks {_some(missing)}.")
+        raise ValueError(f"it lacks {some_names(missing)}.")
     surplus = [name for name in state_dict if name not in expected]
     if surplus:
         raise ValueError(
-            f"it holds {_some(surplus)}, which the network of its other weights has "
+            f"it holds {some_names(surplus)}, which the network of its other weights has "
             "not."
         )
     for name, tensor in state_dict.items():
@@ -244,8 +243,3 @@ def _check(
                 f"{name} holds NaN or infinity: its training has diverged. Take the "
                 "weights of an earlier epoch."
             )
-
-
-def _some(names: Mapping[str, object] | list[str]) -> str:
-    first = ", ".join([*names][:4])
-    return first + (f" and {len(names) - 4} more names" if len(names) > 4 else "")

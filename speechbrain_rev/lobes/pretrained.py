@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,16 +106,48 @@ class ModelPretrainer(Pretrainer):
 
 T = TypeVar("T")
 
-#: What wrappers put before each name: DataParallel and DDP, torch.compile.
-_WRAPPERS = ("module.", "_orig_mod.")
+# What wrappers put before each name: DataParallel and DDP, torch.compile, Lightning, a
+# container of SpeechBrain's or others' own.
+_PREFIXES = (
+    "module.",
+    "_orig_mod.",
+    "model.",
+    "embedding_model.",
+    "encoder.",
+    "front.",
+)
+# Under which name checkpoints of a whole training run have the network's state dict.
+_CONTAINERS = ("state_dict", "model_state_dict", "model")
 
 
-def unwrapped(
-    state_dict: Mapping[str, T],
-    names: Collection[str],
-    prefixes: Sequence[str] = _WRAPPERS,
-) -> Mapping[str, T]:
-    """Take off what a wrapper put before all names of a state dict.
+def state_dict_in(loaded: Any) -> Any:
+    """Find the network's state dict in what a checkpoint of a training run holds.
+
+    Parameters
+    ----------
+    loaded : object
+        What ``torch.load`` gave.
+
+    Returns
+    -------
+    object
+        What it has under ``state_dict``, ``model_state_dict`` or ``model``, where that
+        is a dictionary; else the same.
+
+    Example
+    -------
+    >>> state_dict_in({"epoch": 3, "state_dict": {"weight": 1}})
+    {'weight': 1}
+    """
+    # One in another, but not one in itself.
+    for name in 2 * _CONTAINERS:
+        if isinstance(loaded, dict) and isinstance(loaded.get(name), dict):
+            loaded = loaded[name]
+    return loaded
+
+
+def unwrapped(state_dict: Mapping[str, T], names: Collection[str]) -> Mapping[str, T]:
+    """Take off what wrappers put before all names of a state dict.
 
     Parameters
     ----------
@@ -123,25 +155,26 @@ def unwrapped(
         Of a module or of its wrapper.
     names : collection of str
         Those of the module; where it has one of them, nothing is taken off.
-    prefixes : sequence of str
-        Those that are known.
 
     Returns
     -------
     mapping of str to object
-        Without the prefix; the same where not all names begin with one of them.
+        Without ``module.``, ``_orig_mod.``, ``model.``, ``embedding_model.``,
+        ``encoder.`` or ``front.``, one or several after each other; the same where not
+        all names begin with one of them.
 
     Example
     -------
-    >>> list(unwrapped({"module.weight": 1, "module.bias": 2}, ["weight", "bias"]))
+    >>> wrapped = {"module.encoder.weight": 1, "module.encoder.bias": 2}
+    >>> list(unwrapped(wrapped, ["weight", "bias"]))
     ['weight', 'bias']
     """
     if not state_dict or not state_dict.keys().isdisjoint(names):
         return state_dict
-    for prefix in prefixes:
+    for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in state_dict):
             inner = {n.removeprefix(prefix): v for n, v in state_dict.items()}
-            return unwrapped(inner, names, prefixes)
+            return unwrapped(inner, names)
     return state_dict
 
 
@@ -154,7 +187,8 @@ def load_strictly(module: nn.Module, path: str | Path) -> None:
         Gets the weights.
     path : str or Path
         A state dict, as ``torch.save`` writes it, or an open file of one. Only tensors are
-        read from it. Names may be those of a wrapper (``module.``, ``_orig_mod.``).
+        read from it. It may be in a dictionary (``state_dict_in``), and its names those of
+        a wrapper (``unwrapped``).
 
     Raises
     ------
@@ -175,15 +209,16 @@ def load_strictly(module: nn.Module, path: str | Path) -> None:
     if isinstance(path, (str, os.PathLike)):
         check_regular(path)
     try:
-        state_dict = torch.load(path, map_location="cpu", weights_only=True)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError) as error:
         raise ValueError(
             f"{path} holds more than plain tensors, and is not loaded. Copy the model's "
             "folder again, or ask whoever made it."
         ) from error
     try:
-        module.load_state_dict(unwrapped(state_dict, module.state_dict()), strict=True)
-    except (RuntimeError, TypeError) as error:
+        state_dict = unwrapped(state_dict_in(loaded), module.state_dict())
+        module.load_state_dict(state_dict, strict=True)
+    except (RuntimeError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} does not fit what hyperparams.yaml describes: {error} Both must be "
             "of one model: copy the folder again."

@@ -997,7 +997,7 @@ class TestConvert:
         ("arguments", "message"),
         [
             (["none.pt", "model"], "There is no file none.pt. Give the avg_model.pt"),
-            ([TRAIN, "model"], "train.yaml is cut short or holds more than plain tens"),
+            ([TRAIN, "model"], "train.yaml is not loaded: it is no zip archive"),
             (["avg_model.pt", "."], ". is there already, and nothing is written over"),
             (["--back", "model", "back.pt"], "There is no folder model"),
             (

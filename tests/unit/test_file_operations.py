@@ -15,6 +15,7 @@ from speechbrain_rev.inference import (
     EmbeddingArchive,
     EnrolledSpeaker,
     SpeakerEmbedder,
+    export_run,
     extraction,
     graph_files,
 )
@@ -124,6 +125,23 @@ class TestConversionBack(Tried):
             folder=out.parent,
             accept=accept,
         )
+
+
+class TestConversionToSafetensors(Tried):
+    @pytest.fixture
+    def case(self, run, tmp_path):
+        given, out = tmp_path / "given", tmp_path / "out" / "model"
+        export_run(run, given)
+        (given / "embedding_model.safetensors").unlink()
+
+        def accept():
+            """There is no folder but one that is complete."""
+            if out.exists():
+                SpeakerEmbedder.from_hparams(out, device="cpu")
+                assert len(list(out.iterdir())) == 9
+
+        work = command("convert", "speechbrain", given, out)
+        return Case(work=work, folder=out.parent, accept=accept)
 
 
 class TestGraph(Tried):

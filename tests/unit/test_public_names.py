@@ -27,7 +27,8 @@ PUBLIC = {
     "inference": {
         "Cohort", "EmbeddingArchive", "EmbeddingGraph", "EnrolledSpeaker",
         "FbankStatistics", "FolderResult", "GraphFile", "SpeakerEmbedder", "Threshold",
-        "Thresholds", "Verification", "WaveformEncoder", "Windows", "embed_folder",
+        "Thresholds", "Verification", "WaveformEncoder", "Windows",
+        "convert_from_speechbrain", "embed_folder",
         "embed_into", "embed_share", "export_graph",
         "export_run", "read_cohort",
     },

@@ -1,5 +1,6 @@
 import os
 import pickle
+import zipfile
 
 import pytest
 import torch
@@ -158,7 +159,7 @@ def test_tensors_without_numbers_are_refused(tmp_path):
     write_run(tmp_path)
     empty = {"fc.bias": torch.ones(16, device="meta")}
     torch.save(empty, tmp_path / "embedding_model.ckpt")
-    with pytest.raises(ValueError, match="is no state dict"):
+    with pytest.raises(ValueError, match=r"names 'torch._utils._rebuild_meta_tensor"):
         read_weights(tmp_path)
 
 
@@ -251,12 +252,51 @@ def test_weights_that_are_cut_short_are_refused(tmp_path):
         SpeakerEmbedder.from_run(tmp_path)
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {"model": {"a": torch.ones(1)}}])
-def test_a_file_of_something_else_is_no_state_dict(tmp_path, content):
+def test_an_archive_that_is_none_of_torch_is_refused(tmp_path):
+    write_run(tmp_path)
+    path = tmp_path / "embedding_model.ckpt"
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{archive.namelist()[0].split('/')[0]}/more", bytes(10**7))
+    with pytest.raises(ValueError, match=r"ckpt is not loaded: .*more' is compressed"):
+        SpeakerEmbedder.from_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "is no state dict .*: it holds a list"),
+        ({"a": 1}, r"is no state dict .*: it holds a\."),
+        (
+            {"model": {f"{n}": torch.ones(1) for n in "abcdefg"}},
+            r"stem\S+ is missing.* more\. It holds a, b, c, d and 3 more names\.",
+        ),
+    ],
+)
+def test_a_file_of_something_else_is_named_by_what_it_holds(tmp_path, content, message):
     write_run(tmp_path)
     torch.save(content, tmp_path / "embedding_model.ckpt")
-    with pytest.raises(ValueError, match="no state dict"):
+    with pytest.raises(ValueError, match=message) as error:
         SpeakerEmbedder.from_run(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: {f"module.{n}": t for n, t in s.items()},
+        lambda s: {f"module._orig_mod.encoder.{n}": t for n, t in s.items()},
+        lambda s: {"epoch": 3, "state_dict": {f"model.{n}": t for n, t in s.items()}},
+        lambda s: {"model": {"state_dict": {f"front.{n}": t for n, t in s.items()}}},
+        lambda s: {n: torch.nn.Parameter(t, False) for n, t in s.items()},
+    ],
+)
+def test_weights_of_a_wrapper_are_those_of_what_it_wraps(tmp_path, wrap):
+    state = write_run(tmp_path).state_dict()
+    embedder = SpeakerEmbedder.from_run(tmp_path, device="cpu")
+    expected = embedder.embed(speech_like(), 16000)
+    torch.save(wrap(state), tmp_path / "embedding_model.ckpt")
+    embedder = SpeakerEmbedder.from_run(tmp_path, device="cpu")
+    assert (embedder.embed(speech_like(), 16000) == expected).all()
 
 
 def test_weights_of_another_network_are_refused_not_partly_loaded(tmp_path):
