@@ -234,6 +234,8 @@ def test_data_before_and_behind_an_archive_are_refused():
     with zipfile.ZipFile(io.BytesIO(commented)) as archive:
         assert archive.testzip() is None
     refused(commented, "something follows its archive")
+    # A comment that is announced, and not there.
+    refused(genuine[:-2] + b"\1\0", "something follows its archive")
 
 
 def test_a_second_list_of_members_is_refused():
@@ -258,8 +260,8 @@ def test_hidden_and_overlapping_members_are_refused():
     genuine = sealed(parts(saved(state())).items())
     places, start = walk(genuine)
     hidden = sealed([("archive/more", bytes(50))])[:92]
-    # Between members, and between them and their list.
-    for place in (places[1], start):
+    # Before members, between them, and between them and their list.
+    for place in (0, places[1], start):
         moved = bytearray(genuine[:place] + hidden + genuine[place:])
         at = moved.index(b"PK\x01\x02", start)
         for offset in places:
