@@ -189,10 +189,8 @@ def listed_file(folder: Path, name: str, most: int = _MAX_BYTES) -> Path:
     if path.stat().st_size > most:
         raise _too_large(path, most)
     if is_exported(folder):
-        # Is read as a whole.
-        listed_sums = own_file(folder, SUMS, given=_GIVEN)
-        if listed_sums.stat().st_size > _MAX_TEXT_BYTES:
-            raise _too_large(listed_sums, _MAX_TEXT_BYTES)
+        # check_sum reads all of them.
+        _read(folder, SUMS, _MAX_TEXT_BYTES)
         check_sum(path, folder=folder)
     return path
 
