@@ -17,6 +17,7 @@ _PACKAGES = (
     "torchaudio",
     "speechbrain",
     "bitsandbytes",
+    "huggingface_hub",
     "hyperpyyaml",
     "soundfile",
     "numpy",

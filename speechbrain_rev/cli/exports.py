@@ -24,7 +24,9 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         "anything of it. Score the run first (recipes/VoxCeleb: extract.py, score.py): "
         "error rates and AS-Norm's cohort go with it. A file that ends in .onnx or .pt2: "
         "one graph from waveforms to embeddings, for onnxruntime or torch.export.load, "
-        "which is compared with PyTorch before it is written.",
+        "which is compared with PyTorch before it is written. Both are made of local "
+        "folders only. embed and verify take the folder from the Hugging Face Hub, too, "
+        "once it is uploaded as it is.",
     )
     run_help = (
         "output_folder of a training run (recipes/VoxCeleb/train.py, or SpeechBrain's own "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,8 +24,9 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         Takes a name, what runs it, a summary and details; gives the parser.
     """
     run_help = (
-        "output_folder of a training run (recipes/VoxCeleb/train.py), or what export or "
-        "convert wrote"
+        "output_folder of a training run (recipes/VoxCeleb/train.py), what export or "
+        "convert wrote, or OWNER/MODEL on the Hugging Face Hub, unless a folder is called "
+        "that"
     )
     device_help = "cpu, cuda or cuda:N (default: the GPU if there is one)"
     command = add(
@@ -35,7 +37,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "already from the same model and audio is kept, so that an interrupted command "
         "goes on where it was.",
     )
-    command.add_argument("run_folder", metavar="RUN", help=run_help)
+    command.add_argument("run_folder", metavar="MODEL", help=run_help)
     command.add_argument(
         "audio",
         metavar="AUDIO",
@@ -70,7 +72,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "score whether two audio files have the same speaker",
         "The score is the cosine of the two embeddings, from -1 to 1, or AS-Norm's.",
     )
-    command.add_argument("run_folder", metavar="RUN", help=run_help)
+    command.add_argument("run_folder", metavar="MODEL", help=run_help)
     command.add_argument("first", metavar="A", help="audio file")
     command.add_argument("second", metavar="B", help="audio file")
     command.add_argument(
@@ -89,7 +91,13 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _add_common(command: argparse.ArgumentParser, device_help: str) -> None:
-    """Let a subcommand say how audio is embedded."""
+    """Let a subcommand say which model embeds, and how."""
+    command.add_argument(
+        "--revision",
+        metavar="COMMIT",
+        help="of a model on the Hub: a commit, a branch or a tag (default: main); with a "
+        "whole commit hash and the model in the cache, nothing is asked of the Hub",
+    )
     command.add_argument(
         "--channels",
         metavar="mean|N",
@@ -132,6 +140,7 @@ def _embed(parsed: argparse.Namespace) -> None:
     if parsed.dry_run:
         _look(listing, parsed)
         return
+    _pin(parsed)
     embedder = _embedder(parsed)
     if parsed.out is None:
         _print_rows(embedder, listing, parsed)
@@ -188,11 +197,12 @@ def _print_rows(
 
 
 def _verify(parsed: argparse.Namespace) -> None:
+    _pin(parsed)
     cohort = None
     if parsed.as_norm:
         from speechbrain_rev.inference import read_cohort
 
-        cohort = read_cohort(parsed.run_folder)
+        cohort = read_cohort(parsed.run_folder, revision=parsed.revision)
     embedder = _embedder(parsed)
     found = embedder.verify(
         parsed.first,
@@ -221,11 +231,28 @@ def _threshold(text: str | None, embedder: SpeakerEmbedder) -> float | str | Non
         return text
 
 
+def _pin(parsed: argparse.Namespace) -> None:
+    """Fetch a model on the Hub; replace its revision by the commit, and print that."""
+    from speechbrain_rev.inference.hub import is_hub_id, model_folder
+
+    folder = model_folder(parsed.run_folder, parsed.revision)
+    if is_hub_id(parsed.run_folder) and parsed.revision != folder.name:
+        print(
+            f"{parsed.run_folder}: {parsed.revision or 'main'} is commit {folder.name}. "
+            f"Use the same again by --revision={folder.name}",
+            file=sys.stderr,
+        )
+        parsed.revision = folder.name
+
+
 def _embedder(parsed: argparse.Namespace) -> SpeakerEmbedder:
     """Load a run, or an exported model as strictly as it says of itself."""
     from speechbrain_rev.inference import SpeakerEmbedder
+    from speechbrain_rev.inference.hub import is_hub_id
     from speechbrain_rev.inference.model_folder import is_exported
 
-    exported = is_exported(parsed.run_folder)
-    load = SpeakerEmbedder.from_hparams if exported else SpeakerEmbedder.from_run
-    return load(parsed.run_folder, device=parsed.device, precision=parsed.precision)
+    source = parsed.run_folder
+    options = {"device": parsed.device, "precision": parsed.precision}
+    if is_hub_id(source) or is_exported(source):
+        return SpeakerEmbedder.from_hparams(source, revision=parsed.revision, **options)
+    return SpeakerEmbedder.from_run(source, **options)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from speechbrain_rev import scoring
 from speechbrain_rev.inference.archive import EmbeddingArchive
 from speechbrain_rev.inference.fingerprint import check_fingerprint, check_same
+from speechbrain_rev.inference.hub import reading
 from speechbrain_rev.inference.model_folder import is_exported, read_summed
 from speechbrain_rev.inference.own_files import own_file
 from speechbrain_rev.inference.results import RESULTS, read_results
@@ -155,13 +156,16 @@ class Cohort:
         write_whole(path, safetensors.numpy.save(arrays))
 
 
-def read_cohort(source: str | PathLike[str]) -> Cohort:
+def read_cohort(source: str | PathLike[str], *, revision: str | None = None) -> Cohort:
     """Read the cohort of a model.
 
     Parameters
     ----------
     source : str or path-like
-        The folder of an exported model, or of a run that extract.py has been through.
+        The folder of an exported model, or of a run that extract.py has been through, or
+        the id of a model on the Hugging Face Hub, from which the cohort is fetched too.
+    revision : str, optional
+        Of a model on the Hub, see ``SpeakerEmbedder.from_hparams``. Give the embedder's.
 
     Returns
     -------
@@ -174,11 +178,18 @@ def read_cohort(source: str | PathLike[str]) -> Cohort:
     FileNotFoundError
         If there is none: embeddings of training speech are not at hand, or were not when
         the model was exported.
+    PermissionError, ConnectionError
+        As of ``SpeakerEmbedder.from_hparams``.
     ValueError
         If a file is damaged, leads out of the folder or is of other weights.
     """
     check_path(source, "the cohort of a model", "Give the model's folder.")
-    folder = Path(source)
+    with reading(source, revision, also={COHORT: _MAX_BYTES}) as folder:
+        return _read(folder)
+
+
+def _read(folder: Path) -> Cohort:
+    """Read the cohort of an exported model, or average that of a run."""
     if not is_exported(folder) and (folder / HYPERPARAMS).exists():
         found = run_cohort(folder, read_weights(folder).fingerprint)
         if found is None:

@@ -60,7 +60,7 @@ checksums, names and shapes compared:
 ```python
 from speechbrain_rev.inference import SpeakerEmbedder
 
-embedder = SpeakerEmbedder.from_hparams("FOLDER")  # where this file is
+embedder = SpeakerEmbedder.from_hparams("FOLDER")  # or OWNER/MODEL on the Hub
 embeddings = embedder.embed(["a.wav", "b.wav"])  # [2, {embedding_dim}]
 verified = embedder.verify("a.wav", "b.wav")
 verified.score, verified.same_speaker, verified.origin

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -40,13 +41,13 @@ SAFETENSORS = "embedding_model.safetensors"
 
 # Each is some 30 kB of Python objects, whatever the channels, and never less on disk.
 _MAX_BLOCKS, _BLOCK_BYTES = 4000, 512
-_MAX_TEXT_BYTES = 100_000
+#: Of settings and checksums.
+MAX_TEXT_BYTES = 100_000
 # A cohort of 6,000 speakers has 12 MB.
 _MAX_BYTES = 10**8
 _GIVEN = (
     f"a folder that speechbrain-rev export wrote, with {HYPERPARAMS}, {SAFETENSORS} "
-    f"and {SUMS}; a model that lies elsewhere has to be downloaded first, as files and "
-    "not as links: huggingface_hub.snapshot_download(NAME, local_dir=FOLDER)"
+    f"and {SUMS}, or the id of a model on the Hugging Face Hub, owner/model"
 )
 
 
@@ -95,9 +96,7 @@ def read_model(source: str | PathLike[str]) -> Model:
         If it is anything else than what export writes.
     """
     folder = Path(source)
-    content, _ = read_summed(folder, HYPERPARAMS, _MAX_TEXT_BYTES)
-    refuse_code(folder)
-    settings = _settings(folder, content)
+    settings = model_settings(folder)
     weights = folder / SAFETENSORS
     if not weights.exists() and (folder / WEIGHTS).exists():
         raise ValueError(
@@ -106,8 +105,7 @@ def read_model(source: str | PathLike[str]) -> Model:
         )
     with open_own(folder, SAFETENSORS, given=_GIVEN) as file:
         size = os.fstat(file.fileno()).st_size
-        expected = _expected(settings, folder, weights, size)
-        check_size(size, weights, expected)
+        expected = expected_weights(settings, folder, SAFETENSORS, size)
         content = file.read(size)
     _check_sum(folder, SAFETENSORS, hashlib.sha256(content).hexdigest())
     state_dict = read_safetensors(content, weights, expected)
@@ -115,6 +113,62 @@ def read_model(source: str | PathLike[str]) -> Model:
     encoder = encoder_of(settings)
     encoder.load_state_dict(state_dict, strict=True)
     return Model(encoder, settings, fingerprint_of(state_dict))
+
+
+def model_settings(folder: Path) -> dict[str, Any]:
+    """Read the settings of a model, whose weights need not be there.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The model's.
+
+    Returns
+    -------
+    dict
+        The plain values of hyperparams.yaml, checked.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it or the checksums are missing.
+    ValueError
+        If it is anything else than what export writes, or there is code beside it.
+    """
+    content, _ = read_summed(folder, HYPERPARAMS, MAX_TEXT_BYTES)
+    refuse_code(folder, (path.name for path in folder.iterdir()))
+    return _settings(folder, content)
+
+
+def expected_weights(
+    settings: dict[str, Any], folder: Path, name: str, size: int
+) -> dict[str, Tensor]:
+    """Give the weights that settings describe, and refuse a file of another size.
+
+    Parameters
+    ----------
+    settings : dict
+        Of ``model_settings``.
+    folder : pathlib.Path
+        The model's, for the error message.
+    name : str
+        The file of the weights, for the error message.
+    size : int
+        Its bytes.
+
+    Returns
+    -------
+    dict of str to torch.Tensor
+        On the meta device, without memory.
+
+    Raises
+    ------
+    ValueError
+        If they describe no encoder, or one whose weights take another size.
+    """
+    expected = _expected(settings, folder, folder / name, size)
+    check_size(size, folder / name, expected)
+    return expected
 
 
 def read_checkpoint_model(
@@ -150,8 +204,8 @@ def read_checkpoint_model(
             f"{path} has {SAFETENSORS} already: load it as it is. To take its {WEIGHTS} "
             f"instead, give {path / WEIGHTS}."
         )
-    refuse_code(folder)
-    yaml = listed_file(folder, HYPERPARAMS, _MAX_TEXT_BYTES)
+    refuse_code(folder, (path.name for path in folder.iterdir()))
+    yaml = listed_file(folder, HYPERPARAMS, MAX_TEXT_BYTES)
     settings = _settings(folder, yaml.read_bytes())
     loaded = load_listed(folder, name)
     weights = folder / name
@@ -190,7 +244,7 @@ def listed_file(folder: Path, name: str, most: int = _MAX_BYTES) -> Path:
         raise _too_large(path, most)
     if is_exported(folder):
         # check_sum reads all of them.
-        _read(folder, SUMS, _MAX_TEXT_BYTES)
+        _read(folder, SUMS, MAX_TEXT_BYTES)
         check_sum(path, folder=folder)
     return path
 
@@ -258,9 +312,7 @@ def read_summed(folder: Path, name: str, most: int) -> tuple[bytes, str]:
 
 def _check_sum(folder: Path, name: str, sha256: str) -> None:
     """Refuse a file whose hash is not the one in SHA256SUMS."""
-    sums = _read(folder, SUMS, _MAX_TEXT_BYTES).decode(errors="replace")
-    lines = (line.partition("  ") for line in sums.splitlines())
-    written = {name: digest for digest, _, name in lines}
+    written = read_sums(folder)
     if written.get(name) != sha256:
         what = "is not as it was written" if name in written else "is not listed"
         raise ValueError(
@@ -270,23 +322,57 @@ def _check_sum(folder: Path, name: str, sha256: str) -> None:
         )
 
 
-def refuse_code(folder: Path) -> None:
-    """Refuse a folder that brings code, which a user might take for part of the model.
+def read_sums(folder: Path) -> dict[str, str]:
+    """Read the checksum of each file of a model that is listed.
 
     Parameters
     ----------
     folder : pathlib.Path
         The model's.
 
+    Returns
+    -------
+    dict of str to str
+        Of each name, the SHA-256 that was written.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As of ``read_summed``.
+    """
+    sums = _read(folder, SUMS, MAX_TEXT_BYTES).decode(errors="replace")
+    lines = (line.partition("  ") for line in sums.splitlines())
+    return {name: digest for digest, _, name in lines}
+
+
+def refuse_code(place: str | Path, names: Iterable[str]) -> None:
+    """Refuse a model that brings code, which a user might take for part of it.
+
+    Parameters
+    ----------
+    place : str or pathlib.Path
+        Where the model is, for the error message.
+    names : iterable of str
+        Its files.
+
     Raises
     ------
     ValueError
-        If there is a Python file in it.
+        If a Python file is beside the others.
+
+    Example
+    -------
+    >>> refuse_code("folder", ["README.md", "tools/of_no_concern.py"])
+    >>> refuse_code("folder", ["README.md", "custom.py"])
+    Traceback (most recent call last):
+    ValueError: folder brings code, custom.py, and nothing of a model is run. ...
     """
-    code = sorted(path.name for path in folder.glob("*.py"))
+    code = sorted(n for n in names if n.endswith(".py") and "/" not in n)
     if code:
+        # A terminal would obey control characters.
+        code = [name if name.isprintable() else ascii(name) for name in code]
         raise ValueError(
-            f"{folder} brings code, {', '.join(code)}, and nothing of a model is run. An "
+            f"{place} brings code, {', '.join(code)}, and nothing of a model is run. An "
             f"exported model needs none: remove it to load the rest. {ANYWAY} (With "
             "custom.py, speechbrain.inference.interfaces.foreign_class does.)"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import stat
 import struct
 from collections.abc import Iterable
@@ -21,9 +22,15 @@ REFUSED = (
     struct.error,
 )  # fmt: skip
 
+_SNAPSHOT = re.compile(r"models--[\w.-]+/snapshots/[0-9a-f]{40}", re.ASCII)
+_HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+
 
 def own_file(folder: Path, name: str | Path, *, given: str = _RUN) -> Path:
     """Find a regular file that really lies in the folder, links followed.
+
+    The files of a snapshot in the cache of huggingface_hub are links to where the cache
+    keeps content by its hash. Those links alone lead out of the folder.
 
     Parameters
     ----------
@@ -51,7 +58,7 @@ def own_file(folder: Path, name: str | Path, *, given: str = _RUN) -> Path:
     path = folder / name
     if not path.exists():
         raise FileNotFoundError(f"{folder} has no {name}. Give {given}.")
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if not _is_within(folder.resolve(), path.resolve()):
         raise ValueError(
             f"{path} is a link out of its folder, to {path.resolve()}. It is not "
             "followed: copy the file there if you trust it."
@@ -59,6 +66,19 @@ def own_file(folder: Path, name: str | Path, *, given: str = _RUN) -> Path:
     if not path.is_file():
         raise ValueError(f"{path} is no regular file.")
     return path
+
+
+def _is_within(folder: Path, file: Path) -> bool:
+    """Tell whether a file is in a folder or, if that is a snapshot, in its cache."""
+    if file.is_relative_to(folder):
+        return True
+    snapshot = "/".join(folder.parts[-3:])
+    if not _SNAPSHOT.fullmatch(snapshot) or not _HASH.fullmatch(file.name):
+        return False
+    repository = folder.parents[1]
+    # What several repositories have lies in the cache's own folder since 2.0.
+    shared = repository.parent / "blobs" / file.name[:2]
+    return file.parent in (repository / "blobs", shared)
 
 
 def open_own(folder: Path, name: str | Path, *, given: str = _RUN) -> BinaryIO:

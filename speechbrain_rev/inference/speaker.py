@@ -131,12 +131,13 @@ class SpeakerEmbedder:
         cls,
         source: str | PathLike[str],
         *,
+        revision: str | None = None,
         device: str | torch.device | None = None,
         precision: str = "fp32",
     ) -> SpeakerEmbedder:
         """Load a model that ``speechbrain-rev export`` wrote, from whomever it came.
 
-        Nothing in the folder is executed, whatever it holds: settings are read as data
+        Nothing in the model is executed, whatever it holds: settings are read as data
         and compared with what an exported model looks like, and weights are tensors of
         exactly the names, shapes and types that the encoder has, in a .safetensors file.
         Both must have the checksums in ``SHA256SUMS``. It takes less memory than four
@@ -145,7 +146,14 @@ class SpeakerEmbedder:
         Parameters
         ----------
         source : str or path-like
-            A local folder; of a model elsewhere, download the folder first.
+            A local folder, or the id of a model on the Hugging Face Hub, "owner/model".
+            A folder that is there is always taken for one. Of a model on the Hub, four
+            files are fetched, into the cache of huggingface_hub: settings, weights,
+            checksums and, if it has some, thresholds.
+        revision : str, optional
+            Of a model on the Hub: a branch, a tag or a commit; main by default. It is
+            resolved to a commit once, which is logged at the level INFO. With a whole
+            commit hash and the model in the cache, the Hub is not asked.
         device, precision
             As of the class.
 
@@ -157,7 +165,13 @@ class SpeakerEmbedder:
         Raises
         ------
         FileNotFoundError
-            If the folder or one of its files is missing.
+            If the folder or one of its files is missing; if the Hub has no such model
+            or revision.
+        PermissionError
+            If the model is gated and the user has no access.
+        ConnectionError
+            If the Hub cannot be reached, or a download ends early; the message lists
+            which commits the cache has.
         ValueError
             If a file is damaged, leads out of the folder, or holds anything else than
             an exported model does; the message names it, and says how to load it all
@@ -166,7 +180,7 @@ class SpeakerEmbedder:
         """
         device = usable_device(device)
         usable_precision(precision, device)
-        return cls._of(read_exported(source), device, precision)
+        return cls._of(read_exported(source, revision), device, precision)
 
     @classmethod
     def _of(

@@ -23,8 +23,9 @@ from speechbrain_rev.inference.strict_json import short, strict_json
 Normalisation: TypeAlias = Literal["cosine", "as_norm"]
 
 THRESHOLDS = "thresholds.json"
+#: Of such a file.
+MAX_THRESHOLDS_BYTES = 1_000_000
 
-_MAX_BYTES = 1_000_000
 _MAX_THRESHOLDS, _MAX_NAME, _MAX_TRIALS = 1_000, 200, 10**12
 # AS-Norm counts deviations.
 _LARGEST = {"cosine": 1.0, "as_norm": 1e6}
@@ -318,7 +319,7 @@ def read_thresholds(folder: Path) -> Thresholds:
             missing=f"The model has no {THRESHOLDS}: its run was not scored before it was "
             "exported."
         )
-    content, _ = read_summed(folder, THRESHOLDS, _MAX_BYTES)
+    content, _ = read_summed(folder, THRESHOLDS, MAX_THRESHOLDS_BYTES)
     try:
         found = strict_json(content)
         if not isinstance(found, dict) or list(found) != ["thresholds"]:

@@ -15,6 +15,7 @@ from speechbrain_rev.inference.encoder_settings import (
     encoder_of,
     run_settings,
 )
+from speechbrain_rev.inference.hub import reading
 from speechbrain_rev.inference.model_folder import is_exported, read_model
 from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.inference.state_dicts import check_tensors
@@ -132,12 +133,12 @@ def read_run(folder: str | PathLike[str]) -> Trained:
     return Trained(encoder, settings, weights.fingerprint, thresholds)
 
 
-def read_exported(source: str | PathLike[str]) -> Trained:
-    """Read what export wrote.
+def read_exported(source: str | PathLike[str], revision: str | None = None) -> Trained:
+    """Read what export wrote, here or on the Hub.
 
     Parameters
     ----------
-    source : str or path-like
+    source, revision
         As of ``SpeakerEmbedder.from_hparams``.
 
     Returns
@@ -146,12 +147,12 @@ def read_exported(source: str | PathLike[str]) -> Trained:
 
     Raises
     ------
-    FileNotFoundError, ValueError
+    FileNotFoundError, PermissionError, ConnectionError, ValueError
         As of ``SpeakerEmbedder.from_hparams``.
     """
     check_path(source, "an exported model", "Give its folder.")
-    found = read_model(source)
-    thresholds = read_thresholds(Path(source))
+    with reading(source, revision) as folder:
+        found, thresholds = read_model(folder), read_thresholds(folder)
     return Trained(
         found.encoder, ASSUMED | found.settings, found.fingerprint, thresholds
     )

@@ -9,14 +9,21 @@ import pytest
 from speechbrain_rev import cli
 from speechbrain_rev.inference import Cohort, export_run
 from speechbrain_rev.inference.run_folder import read_weights
+from tests.hub_server import Repository, ask, serving
 from tests.run_folders import speech_like, write_audio, write_finished_run
 
 PAGE = Path(__file__).parents[2] / "docs/embedding.md"
 
 
 @pytest.fixture
-def there(tmp_path, monkeypatch):
-    """The files that the page names."""
+def hub():
+    with serving() as served:
+        yield served
+
+
+@pytest.fixture
+def there(tmp_path, monkeypatch, hub):
+    """The files that the page names, and the model on the Hub."""
     write_finished_run(tmp_path / "run")
     export_run(tmp_path / "run", tmp_path / "my_model")
     for seed, name in enumerate(["a.wav", "b.flac", "c.wav", "speech/d.wav"]):
@@ -29,6 +36,10 @@ def there(tmp_path, monkeypatch):
         "speechbrain_rev.inference.read_cohort",
         lambda _: Cohort(means, 3, fingerprint),
     )
+    files = {path.name: path.read_bytes() for path in (tmp_path / "my_model").iterdir()}
+    hub.repositories["owner/model"] = Repository()
+    hub.repositories["owner/model"].commit(files, "v1.0")
+    ask(hub.endpoint, tmp_path / "cache", monkeypatch)
     monkeypatch.chdir(tmp_path)
 
 
@@ -43,6 +54,6 @@ def test_python_blocks_run_one_after_the_other(there):
 
 def test_commands_run(there):
     commands = re.findall(r"^speechbrain-rev (.*)$", PAGE.read_text(), re.MULTILINE)
-    assert [c.split()[0] for c in commands] == ["verify", "embed", "embed"]
+    assert [c.split()[0] for c in commands] == ["verify", "verify", "embed", "embed"]
     for command in commands:
         assert cli.main([*command.split(), "--device=cpu"]) == 0

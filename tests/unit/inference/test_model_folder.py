@@ -414,12 +414,6 @@ def test_names_in_the_checksums_lead_nowhere(folder):
     SpeakerEmbedder.from_hparams(folder, device="cpu")
 
 
-def test_a_name_of_a_model_elsewhere_is_told_how_to_be_downloaded(folder):
-    for name in ("speechbrain/spkrec-ecapa-voxceleb", "https://example.org/model"):
-        with pytest.raises(FileNotFoundError, match=r"snapshot_download"):
-            SpeakerEmbedder.from_hparams(name)
-
-
 @pytest.mark.parametrize("name", [YAML, TENSORS, "SHA256SUMS"])
 def test_missing_files_are_named(folder, name):
     (folder / CKPT).unlink()
