@@ -136,7 +136,7 @@ def model_settings(folder: Path) -> dict[str, Any]:
         If it is anything else than what export writes, or there is code beside it.
     """
     content, _ = read_summed(folder, HYPERPARAMS, MAX_TEXT_BYTES)
-    refuse_code(folder, (path.name for path in folder.iterdir()))
+    refuse_code(folder, (path.name for path in folder.glob("*.py")))
     return _settings(folder, content)
 
 
@@ -204,7 +204,7 @@ def read_checkpoint_model(
             f"{path} has {SAFETENSORS} already: load it as it is. To take its {WEIGHTS} "
             f"instead, give {path / WEIGHTS}."
         )
-    refuse_code(folder, (path.name for path in folder.iterdir()))
+    refuse_code(folder, (path.name for path in folder.glob("*.py")))
     yaml = listed_file(folder, HYPERPARAMS, MAX_TEXT_BYTES)
     settings = _settings(folder, yaml.read_bytes())
     loaded = load_listed(folder, name)
