@@ -10,6 +10,7 @@ import soundfile
 import torch
 from speechbrain.dataio.encoder import CategoricalEncoder
 
+from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.classifier import CosineClassifier
@@ -53,7 +54,9 @@ def write_run(folder: Path, seed: int = 0, **changed: object) -> SpeakerEncoder:
         "checkpointer: !new:os.system [touch executed]",
     ]
     (folder / "hyperparams.yaml").write_text("\n".join(lines + objects) + "\n")
-    encoder = tiny_encoder(seed, str(settings["arch"]))
+    arch = settings["arch"]
+    # What is no encoder's name is for the reader to refuse.
+    encoder = tiny_encoder(seed, arch if arch in ARCHITECTURES else TINY["arch"])
     torch.save(encoder.state_dict(), folder / "embedding_model.ckpt")
     return encoder
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from speechbrain_rev.inference.model_folder import (
     MAX_TEXT_BYTES,
     SAFETENSORS,
-    SUMS,
     expected_weights,
     model_settings,
     read_sums,
@@ -28,6 +27,7 @@ from speechbrain_rev.inference.model_folder import (
 )
 from speechbrain_rev.inference.run_folder import HYPERPARAMS, WEIGHTS
 from speechbrain_rev.inference.thresholds import MAX_THRESHOLDS_BYTES, THRESHOLDS
+from speechbrain_rev.whole_files import SUMS
 
 logger = logging.getLogger(__name__)
 

@@ -998,7 +998,7 @@ class TestConvert:
         [
             (["none.pt", "model"], "There is no file none.pt. Give the avg_model.pt"),
             ([TRAIN, "model"], "train.yaml is not loaded: it is no zip archive"),
-            (["avg_model.pt", "."], ". is there already, and nothing is written over"),
+            (["avg_model.pt", "."], " is there already, and nothing is written over"),
             (["--back", "model", "back.pt"], "There is no folder model"),
             (
                 ["--back", "model", "no/back.pt"],
