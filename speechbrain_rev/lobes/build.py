@@ -87,9 +87,10 @@ def parts_of(
     row = architecture(name)
     row = dataclasses.replace(
         row,
-        widths=row.widths if widths is None else tuple(widths),
-        blocks=row.blocks if blocks is None else tuple(blocks),
+        widths=row.widths if widths is None else _of_stages("widths", widths),
+        blocks=row.blocks if blocks is None else _of_stages("blocks", blocks),
     )
+    check_switch("sync_batchnorm", sync_batchnorm)
     _check_sizes(row, n_mels, embedding_dim, pooling_variance)
     if not row.reversible and chunk not in ("auto", None):
         raise ValueError(
@@ -110,6 +111,25 @@ def parts_of(
     fc = nn.Linear(2 * width * pooled_freq, embedding_dim)
     correction = CORRECTIONS[pooling_variance]
     return EncoderParts(row, list(channels), stem, stages, fc, correction)
+
+
+def check_switch(name: str, value: object) -> None:
+    """Refuse what is no truth value: the text ``"false"`` would count as true."""
+    if not isinstance(value, bool):
+        raise ValueError(
+            f"{name} is {value!r}, but takes True or False; in a YAML true or false, "
+            "without quotes."
+        )
+
+
+def _of_stages(name: str, numbers: Sequence[int]) -> tuple[int, ...]:
+    """Take one number for each stage; ``_check_sizes`` looks at the numbers."""
+    if isinstance(numbers, Sequence) and not isinstance(numbers, str):
+        return tuple(numbers)
+    raise ValueError(
+        f"{name} is {numbers!r}, but takes a list of 4 whole numbers, one for each "
+        "stage, such as [8, 8, 16, 16], or null for the published ones."
+    )
 
 
 def _stage(

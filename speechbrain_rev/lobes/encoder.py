@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from speechbrain_rev.architectures import counterparts
 from speechbrain_rev.compression.activations import ActivationCompression, registering
-from speechbrain_rev.lobes.build import parts_of
+from speechbrain_rev.lobes.build import check_switch, parts_of
 from speechbrain_rev.lobes.initialisation import zero_residuals
 from speechbrain_rev.lobes.inputs import check_input
 from speechbrain_rev.lobes.layers import Masks
@@ -89,7 +89,8 @@ class SpeakerEncoder(nn.Module):
     Raises
     ------
     ValueError
-        If there is no such encoder, or a size does not fit its family.
+        If there is no such encoder, a size does not fit its family, or a switch is
+        neither True nor False.
 
     Examples
     --------
@@ -124,6 +125,7 @@ class SpeakerEncoder(nn.Module):
         blocks: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
+        check_switch("zero_init_residual", zero_init_residual)
         parts = parts_of(
             name,
             n_mels=n_mels,

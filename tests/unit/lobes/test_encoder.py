@@ -129,6 +129,24 @@ def test_impossible_modes_are_refused(name, mode, words):
         tiny(name, mode=mode)
 
 
+@pytest.mark.parametrize("switch", ["zero_init_residual", "sync_batchnorm"])
+@pytest.mark.parametrize("value", ["false", "maybe", 0, None])
+def test_a_switch_takes_true_or_false(switch, value):
+    with pytest.raises(
+        ValueError, match=rf"^{switch} is {value!r}, but takes True or Fa"
+    ):
+        tiny("revnet57", **{switch: value})
+
+
+@pytest.mark.parametrize("sizes", ["widths", "blocks"])
+@pytest.mark.parametrize("value", [8, "8888", {"a": 8}])
+def test_sizes_of_stages_are_lists(sizes, value):
+    with pytest.raises(
+        ValueError, match=rf"^{sizes} is .*, but takes a list of 4 whole"
+    ):
+        tiny("revnet57", **{sizes: value})
+
+
 def test_reconstruction_saves_memory_over_storing_and_over_the_vanilla_encoder():
     x = feats(2, 200, torch.float32).to("meta")
 
