@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from speechbrain.utils.fetching import FetchConfig, FetchSource, LocalStrategy
 from speechbrain.utils.parameter_transfer import Pretrainer
 from torch import nn
 
+from speechbrain_rev.lobes.encoder import SpeakerEncoder
 from speechbrain_rev.whole_files import check_regular
 
 
@@ -204,7 +206,7 @@ def load_strictly(module: nn.Module, path: str | Path) -> None:
     >>> torch.save({"weight": torch.ones(1, 1), "scale": torch.ones(1)}, path)
     >>> load_strictly(nn.Linear(1, 1, bias=False), path)
     Traceback (most recent call last):
-    ValueError: ... Unexpected key(s) in state_dict: "scale". ...
+    ValueError: ... 1 surplus (the first is scale). ...
     """
     if isinstance(path, (str, os.PathLike)):
         check_regular(path)
@@ -216,13 +218,63 @@ def load_strictly(module: nn.Module, path: str | Path) -> None:
             "folder again, or ask whoever made it."
         ) from error
     try:
-        state_dict = unwrapped(state_dict_in(loaded), module.state_dict())
-        module.load_state_dict(state_dict, strict=True)
+        own = module.state_dict()
+        state_dict = unwrapped(state_dict_in(loaded), own)
+        differences = _differences(state_dict, own)
+        if not differences:
+            module.load_state_dict(state_dict, strict=True)
+            return
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} does not fit what hyperparams.yaml describes: {error} Both must be "
-            "of one model: copy the folder again."
-        ) from error
+        differences = " ".join(str(error).split())
+    advice = "Both must be of one model: copy the folder again."
+    if isinstance(module, SpeakerEncoder):
+        differences = f"this file holds {_in_words(state_dict)}; {differences}"
+        advice = (
+            "Give --arch, --widths, --blocks, --n_mels and --embedding_dim as the "
+            "model's own hyperparams.yaml has them; if it is this one, copy the folder "
+            "again."
+        )
+    raise ValueError(
+        f"{path} does not fit what hyperparams.yaml describes: {differences}. {advice}"
+    )
+
+
+def _differences(given: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Count what of a state dict does not fit, and name the first of each kind."""
+    shapes = (
+        f"{name}, which is {list(given[name].shape)} and not {list(weight.shape)}"
+        for name, weight in own.items()
+        if name in given and given[name].shape != weight.shape
+    )
+    kinds = {
+        "missing": [name for name in own if name not in given],
+        "surplus": [name for name in given if name not in own],
+        "of another shape": list(shapes),
+    }
+    return ", ".join(
+        f"{len(names)} {kind} (the first is {names[0]})"
+        for kind, names in kinds.items()
+        if names
+    )
+
+
+def _in_words(state_dict: Mapping[str, Any]) -> str:
+    """Say of which size an encoder is whose weights these are, as far as they show it."""
+    blocks: list[set[str]] = [set() for _ in range(4)]
+    for name in state_dict:
+        match = re.match(r"stages\.([0-3])\.(chain\.)?blocks\.(\d+)\.", name)
+        if match:
+            blocks[int(match[1])].add(match[3])
+    counts = list(map(len, blocks))
+    if not any(counts) or "fc.weight" not in state_dict:
+        return "no encoder of this package"
+    kind = (
+        "a reversible" if any(".chain." in name for name in state_dict) else "a vanilla"
+    )
+    return (
+        f"{kind} encoder with blocks {counts} and embedding_dim "
+        f"{len(state_dict['fc.weight'])}"
+    )
 
 
 def _beside(source: str | Path | FetchSource, name: str) -> str | FetchSource:

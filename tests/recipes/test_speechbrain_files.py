@@ -150,6 +150,25 @@ class TestVerification:
         with pytest.raises(ValueError, match=r"does not fit what hyperparams\.yaml"):
             params["pretrainer"].load_collected()
 
+    def test_a_model_of_another_size_is_described_in_one_line(self, models):
+        sizes = {k: v for k, v in MODEL.items() if k not in ("widths", "blocks")}
+        params = load(
+            VERIFICATION,
+            data_folder="d",
+            pretrain_path=models / "exported",
+            **sizes,
+        )
+        params["pretrainer"].collect_files()
+        with pytest.raises(ValueError, match="does not fit") as raised:
+            params["pretrainer"].load_collected()
+        said = str(raised.value)
+        assert "\n" not in said
+        assert (
+            f"blocks {MODEL['blocks']} and embedding_dim {MODEL['embedding_dim']}"
+            in said
+        )
+        assert "Give --arch, --widths, --blocks" in said
+
     @needs_recipes
     def test_the_list_of_keys_is_that_of_the_script(self):
         source = VERIFICATION_SCRIPT.read_text()
