@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,9 @@ _NEEDS = {
     "tensorboard": ("torch.utils.tensorboard", "SummaryWriter"),
     "wandb": ("wandb", "init"),
 }
+
+#: What wandb refuses in the name of a project.
+_NOT_IN_A_PROJECT = "/\\#?%:"
 
 logger = logging.getLogger("train")
 
@@ -176,7 +180,7 @@ class WeightsAndBiases:
     Raises
     ------
     ValueError
-        If wandb begins no run.
+        If wandb begins no run, or the file that names its run is damaged.
     """
 
     def __init__(
@@ -186,10 +190,17 @@ class WeightsAndBiases:
         named = folder / WANDB_RUN
         if not named.exists():
             write_whole(named, f"{secrets.token_hex(4)}\n")
+        name = named.read_text(encoding="utf-8", errors="replace").strip()
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", name):
+            raise ValueError(
+                f"{named} holds {name[:40]!r}, but takes the name of a run of wandb, of "
+                "letters, digits, '-', '_' and '.'. Put the name back, or remove the file: "
+                "training then goes on in a new run of wandb."
+            )
         try:
             run = wandb.init(
                 project=project,
-                id=named.read_text(encoding="utf-8").strip(),
+                id=name,
                 resume="allow",
                 name=os.environ.get("WANDB_NAME", str(folder)),
                 dir=_wandb_folder(folder),
@@ -197,11 +208,18 @@ class WeightsAndBiases:
                 # More epochs than before, for instance.
                 allow_val_change=True,
             )
-        except wandb.errors.Error as error:
+        except (wandb.errors.Error, ValueError) as error:
+            # pydantic's, of a variable such as WANDB_MODE, is a ValueError.
+            is_wandbs = isinstance(error, wandb.errors.Error)
+            advice = (
+                "Log in by `wandb login`, set WANDB_MODE=offline to send it later by "
+                "`wandb sync`, or set logger: null."
+                if is_wandbs
+                else "Correct the variable WANDB_... of that name, or set logger: null."
+            )
+            said = " ".join(str(error).partition("For further information")[0].split())
             raise ValueError(
-                f"logger: wandb cannot begin a run ({' '.join(str(error).split())}). Log in "
-                "by `wandb login`, set WANDB_MODE=offline to send it later by `wandb sync`, "
-                "or set logger: null."
+                f"logger: wandb cannot begin a run ({said}). {advice}"
             ) from error
         # SpeechBrain's logger calls what it is given, and hides its errors.
         self._run, self._logger = run, WandBLogger(lambda: run)
@@ -224,7 +242,7 @@ def _wandb_folder(folder: Path) -> str:
 
 
 def check_logger(to: str | None, project: str | None) -> None:
-    """Refuse to begin with a logger whose package is missing.
+    """Refuse to begin with a logger whose package is missing, or a bad project.
 
     Parameters
     ----------
@@ -236,7 +254,8 @@ def check_logger(to: str | None, project: str | None) -> None:
     Raises
     ------
     ValueError
-        If there is a project and no logger that has projects.
+        If there is a project and no logger that has projects, or wandb allows no
+        project of that name.
     ImportError
         If the package is missing or too old.
     """
@@ -247,6 +266,14 @@ def check_logger(to: str | None, project: str | None) -> None:
         )
     if to is None:
         return
+    chosen = project or os.environ.get("WANDB_PROJECT", "")
+    if to == "wandb" and set(chosen) & set(_NOT_IN_A_PROJECT):
+        source = "wandb_project" if project else "WANDB_PROJECT"
+        raise ValueError(
+            f"{source} is {chosen!r}, but the name of a project of wandb has none of "
+            f"{' '.join(_NOT_IN_A_PROJECT)}. Give another name; an entity is given as "
+            "WANDB_ENTITY."
+        )
     module, name = _NEEDS[to]
     try:
         # A folder of wandb's files is imported as a package with nothing in it.

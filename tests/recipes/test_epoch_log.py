@@ -291,6 +291,50 @@ class TestWandb:
         with pytest.raises(ValueError, match=said):
             epoch_log.EpochLog(tmp_path, to="wandb")
 
+    def test_a_variable_that_wandb_cannot_read_is_one_line(
+        self, fake_wandb, tmp_path, monkeypatch
+    ):
+        def refuse(**options):
+            raise ValueError(
+                "1 validation error for Settings\nmode\n  Input should be 'online'\n"
+                "    For further information visit https://somewhere"
+            )
+
+        monkeypatch.setattr(fake_wandb, "init", refuse)
+        said = (
+            r"begin a run \(1 validation .* mode Input should be 'online'\)\. Correct"
+        )
+        with pytest.raises(ValueError, match=said):
+            epoch_log.EpochLog(tmp_path, to="wandb")
+
+    def test_wandb_itself_refuses_a_mode_in_one_line(self, tmp_path, monkeypatch):
+        pytest.importorskip("wandb", reason="wandb is not installed")
+        monkeypatch.setenv("WANDB_MODE", "bogus")
+        with pytest.raises(
+            ValueError, match=r"^logger: wandb cannot begin a run \(.*bogus"
+        ):
+            epoch_log.EpochLog(tmp_path, to="wandb")
+
+    @pytest.mark.parametrize("content", [b"", b"a/b\n", b"two words\n", b"\xff\n"])
+    def test_a_damaged_name_of_its_run_is_refused_by_its_file(
+        self, content, fake_wandb, tmp_path
+    ):
+        (tmp_path / epoch_log.WANDB_RUN).write_bytes(content)
+        with pytest.raises(ValueError, match=r"wandb_run\.txt holds .*remove the file"):
+            epoch_log.EpochLog(tmp_path, to="wandb")
+        assert fake_wandb.begun == []
+
+    @pytest.mark.parametrize("source", ["wandb_project", "WANDB_PROJECT"])
+    def test_a_bad_project_is_refused_before_the_folder_is_made(
+        self, source, train, fake_wandb, tmp_path, monkeypatch
+    ):
+        project = {source: "a/b"} if source == "wandb_project" else {}
+        monkeypatch.setenv("WANDB_PROJECT", "good" if project else "a/b")
+        with pytest.raises(SystemExit, match=rf"{source} is 'a/b', but the name of a"):
+            begin(train, monkeypatch, tmp_path / "run", logger="wandb", **project)
+        assert not (tmp_path / "run").exists()
+        assert fake_wandb.begun == []
+
     @pytest.mark.parametrize("trial", ["--dry_run", "--debug"])
     def test_a_trial_begins_none(self, train, fake_wandb, tmp_path, capsys, trial):
         data = write_corpus(tmp_path / "corpus")
