@@ -290,8 +290,10 @@ def unknown(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f"unknown key {dotted!r}{letters}.{nearest(name, known, prefix)}"
 
 
-def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Suggest the known names that a wrong one may have meant.
+def nearest(
+    name: str, known: Iterable[str], prefix: str = "", *, far: bool = True
+) -> str:
+    """Suggest the known names that a wrong one may have meant; the nearest if far.
 
     Examples
     --------
@@ -305,6 +307,8 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     if close:
         names = [prefix + by_plain_name[plain] for plain in close]
         return f" Did you mean {' or '.join(names)}?"
+    if not far:
+        return ""
     farther = difflib.get_close_matches(
         _without_form(name), by_plain_name, n=1, cutoff=0.0
     )

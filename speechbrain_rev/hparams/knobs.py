@@ -8,6 +8,7 @@ add its row. What has to hold between several is in ``rules``.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -157,13 +158,19 @@ class Knob:
         --------
         >>> Knob("str", one_of=("sgd", "adam")).advice("adm")
         ' Did you mean adam?'
+        >>> Knob("str", one_of=("sgd", "adam")).advice("[sgd, adam]")
+        ' Give one of them.'
         >>> Knob("float", why="It is in seconds.").advice(math.inf)
         ' It is in seconds. It must be finite.'
         """
         words = f" {self.why}" if self.why else ""
         names = [str(name) for name in self.one_of]
         if names and isinstance(value, str):
-            words += nearest(value, names)
+            if len(set(names) & set(re.findall(r"\w+", value))) > 1:
+                words += " Give one of them."
+            else:
+                # A short list is in the sentence before.
+                words += nearest(value, names, far=len(names) > MOST_IN_A_SENTENCE)
         if len(names) > MOST_IN_A_SENTENCE:
             words += f" All are: {', '.join(names)}."
         if isinstance(value, float) and not math.isfinite(value):

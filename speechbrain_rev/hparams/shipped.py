@@ -56,20 +56,29 @@ def file_of(file: str | Path) -> Path:
     Raises
     ------
     ValueError
-        If it is a name, and neither a file here nor one of the package's has it.
+        If it is a name, and neither a file here nor one of the package's has it; or a
+        path that leads nowhere, where the package has a file of the same name.
 
     Examples
     --------
     >>> file_of("revnet57").name
     'revnet57.yaml'
-    >>> file_of("mine/revnet57.yaml").as_posix()
-    'mine/revnet57.yaml'
+    >>> file_of("mine/deep.yaml").as_posix()
+    'mine/deep.yaml'
     """
     path = Path(file)
     is_name = str(file) == path.name and not path.suffix
-    if not is_name or path.exists():
+    if path.exists() or path.is_symlink():
         return path
     files = shipped()
+    if not is_name and path.suffix in ("", ".yaml") and path.stem in files:
+        raise ValueError(
+            f"The hyperparameter file {path} cannot be read: No such file or directory. "
+            f"The package brings one of that name: give {path.stem}, without folder and "
+            "ending."
+        )
+    if not is_name:
+        return path
     if path.name not in files:
         raise ValueError(
             f"The hyperparameter file {path} cannot be read: there is none here, and none "

@@ -193,6 +193,7 @@ class TestRefusals:
             ("optimizer_name", "adamv", "adamw, or null, not adamv. Did you mean adam"),
             ("mode", "recomput", "or null, not recomput. Did you mean recompute?"),
             ("precision", "FP16", "fp32, bf16 or fp16, not FP16. Did you mean fp16"),
+            ("logger", "[wandb, tensorboard]", "not [wandb, tensorboard]. Give one of"),
             ("data_folder", "", "data_folder takes a text, not an empty one."),
             (
                 "widths",
@@ -205,6 +206,10 @@ class TestRefusals:
     )
     def test_the_nearest_name_or_the_reason_is_given(self, key, value, said):
         assert said in refusal(TRAIN, {key: value})
+
+    def test_a_name_that_is_none_of_a_few_is_not_said_to_be_near_one(self):
+        said = refusal(TRAIN, {"logger": "mlflow"})
+        assert said.endswith("logger takes tensorboard or wandb, or null, not mlflow.")
 
     @pytest.mark.parametrize(
         ("key", "value"),
