@@ -297,7 +297,8 @@ class AdamW(_Named):
     eps : float
         Above 0.
     weight_decay : float
-        Decoupled: weights shrink by it before the update.
+        Decoupled: weights shrink by it before the update. The default is 0, that of
+        ``torch.optim.AdamW`` 0.01.
     amsgrad : bool
         At 32 bit only.
     keep_32bit : torch.nn.Module, torch.Tensor, or iterable of these

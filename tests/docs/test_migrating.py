@@ -1,5 +1,6 @@
 """What the page for users of other recipes shows runs, and says what is so."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from hyperpyyaml import load_hyperpyyaml
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.hparams import plain_settings, resolve
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.optim import AdamW
 from tests.recipes.stock import DOCUMENT, KEYS, SHAPES, blocks, with_line
 
 ROOT = DOCUMENT.parents[1]
@@ -165,3 +167,13 @@ class TestWeSpeaker:
         with torch.device("meta"):
             encoder = build_encoder(name, blocks=blocks)
         assert [len(stage.blocks) for stage in encoder.stages] == blocks
+
+
+def test_the_weight_decay_that_each_adamw_has_by_default_is_the_page_s():
+    ours, torchs = (
+        inspect.signature(kind).parameters["weight_decay"].default
+        for kind in (AdamW, torch.optim.AdamW)
+    )
+    assert (ours, torchs) == (0.0, 0.01)
+    said = "`AdamW` has no weight decay by default, `torch.optim.AdamW` 0.01"
+    assert said in TEXT
