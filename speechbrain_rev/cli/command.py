@@ -167,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
         "overrides",
         metavar="--key=value",
         nargs=argparse.REMAINDER,
-        help="values that go before those of the file",
+        help="values that override those of the file",
     )
 
     encoders.add_commands(add)

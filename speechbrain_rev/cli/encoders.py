@@ -61,7 +61,7 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "models",
         _models,
-        "compare the 25 encoders: size, accuracy, memory, what fits a card",
+        "compare the 25 encoders: size, accuracy, memory, what fits a GPU",
         "Error rates are the published ones. Memory was counted, no GPU is needed.",
     )
     add_names(command)
@@ -81,7 +81,7 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     command.add_argument("--type", action="append", help="vanilla, I or II; likewise")
     command.add_argument(
-        "--fits", action="store_true", help="only those whose batch fits the card"
+        "--fits", action="store_true", help="only those whose batch fits the GPU"
     )
     command.add_argument(
         "--sort",
@@ -107,7 +107,7 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         "break a training step's memory down, before and after",
         "Activations, optimizer states, weights, gradients and others of a step that "
         "stores activations with states of 32 bit, and of one with the encoder's default "
-        "mode, or as planned for a card, and states of 8 bit. Counted, no GPU is needed.",
+        "mode, or as planned for a GPU, and 8-bit states. Counted: no GPU is needed.",
     )
     add_names(command)
     command.add_argument("--batch", type=int, help="utterances of a step (default: 64)")
@@ -130,7 +130,7 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="after: 8 (the default) or 32",
     )
     command.add_argument(
-        "--card", metavar="SIZE", help=f"say whether it fits: {CARD_HELP}"
+        "--card", metavar="SIZE", help=f"print whether it fits: {CARD_HELP}"
     )
     add_speed(command, "with --mode=plan, ")
     command.add_argument(

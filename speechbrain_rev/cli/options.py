@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MOST_WORKERS = 4
 
 #: What --card takes.
-CARD_HELP = "e.g. 11GB or 10.5GiB, both in GiB (2**30 bytes), as cards are sold"
+CARD_HELP = "e.g. 11GB or 10.5GiB, both in GiB (2**30 bytes), as GPUs are sold"
 
 
 def refuse_others(
@@ -81,7 +81,7 @@ def add_speed(command: argparse._ActionsContainer, where: str = "") -> None:
     command.add_argument(
         "--speed",
         metavar="SPEED.json",
-        help=f"{where}of the device, as calibrate wrote it (default: an assumed card)",
+        help=f"{where}of the device, as calibrate wrote it (default: an assumed GPU)",
     )
 
 

@@ -41,9 +41,9 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "plan",
         _plan,
-        "plan what encoders keep on a card, so that they train as fast as fits",
+        "plan what encoders keep on a GPU, so that they train as fast as fits",
         "For each encoder: memory of a training step, its time, the largest batch, and "
-        "how many such cards make a total batch of 256. All 25 are predicted, within two "
+        "how many such GPUs make a total batch of 256. All 25 are predicted, within two "
         "minutes; those that are named are counted, which takes up to minutes for a deep "
         "one that hardly fits. No GPU is needed.",
     )
@@ -51,12 +51,12 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     card = command.add_mutually_exclusive_group(required=True)
     card.add_argument("--card", metavar="SIZE", help=f"memory, {CARD_HELP}")
     card.add_argument(
-        "--device", help="cuda or cuda:N: what is free now on the card of this machine"
+        "--device", help="cuda or cuda:N: what is free now on the GPU of this machine"
     )
     card.add_argument(
         "--published",
         action="store_true",
-        help="Table VII of the paper, cards of 11 GiB for a batch of 256, beside what is "
+        help="Table VII of the paper, GPUs of 11 GiB for a batch of 256, beside what is "
         "counted; takes no other option but --json",
     )
     command.add_argument(

@@ -27,7 +27,7 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "sweep",
         _sweep,
-        "find the batch that trains the most utterances a second on a card",
+        "find the batch that trains the most utterances a second on a GPU",
         "Each batch between two bounds has the fastest plan that fits; a larger one uses "
         "a device better, and takes memory from its blocks. A batch takes some seconds, "
         "with --device=cpu half a minute or more. No GPU is needed.",

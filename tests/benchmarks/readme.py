@@ -52,8 +52,8 @@ def models(names: Sequence[str] = ()) -> str:
     training = Training(parse_card(CARD), batch=BATCH, frames=200)
     rows = [_model(model) for model in select(training, names=names)]
     heads = (
-        f"EER is that on Vox1-H, GB the memory per utterance of 2 s, batch the largest on "
-        f"an {CARD} card, bold where {BATCH} fit."
+        "EER on Vox1-H. GB: memory per 2 s utterance. Batch: largest that fits an "
+        f"{CARD.removesuffix('GB')} GB GPU; bold if at least {BATCH}."
     )
     return "\n\n".join([markdown(rows), heads, *sources(training).values()])
 

@@ -33,7 +33,7 @@ _HEAD = """\
 Written by `python -m tests.docs.yaml_reference` from
 [hparams/train.yaml](../hparams/train.yaml) and from the ranges that are checked before a
 training begins. A setting is given in a file, which names its parent
-(`base: train.yaml`), or as `--key=value` on the command line, which goes before all files;
+(`base: train.yaml`), or as `--key=value` on the command line, which overrides all files;
 [the recipe](../recipes/VoxCeleb/README.md) has the commands. A parent is a path from the
 folder of the file that names it or, if nothing lies there, the name of one of
 [these files](#the-files-beside-trainyaml). `speechbrain-rev resolve FILE` prints the sum. A
