@@ -122,7 +122,7 @@ def check_switch(name: str, value: object) -> None:
         )
 
 
-def _of_stages(name: str, numbers: Sequence[int]) -> tuple[int, ...]:
+def _of_stages(name: str, numbers: object) -> tuple[int, ...]:
     """Take one number for each stage; ``_check_sizes`` looks at the numbers."""
     if isinstance(numbers, Sequence) and not isinstance(numbers, str):
         return tuple(numbers)

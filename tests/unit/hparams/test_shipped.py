@@ -30,7 +30,7 @@ def test_a_file_in_the_current_folder_goes_before_a_name(tmp_path, monkeypatch):
 def test_a_path_is_never_taken_for_a_name(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        ValueError, match=r"cannot be read: No such file.* give revnet57, wit"
+        ValueError, match=r"cannot be read: No such file.* give revnet57, without"
     ):
         resolve(path)
 
