@@ -357,5 +357,5 @@ class TestWithoutATrace:
         state = io.BytesIO()
         torch.save({"weight": torch.zeros(1)}, state)
         (run / "embedding_model.ckpt").write_bytes(state.getvalue())
-        with pytest.raises(ValueError, match="does not fit the encoder"):
+        with pytest.raises(ValueError, match="does not fit"):
             export_graph(run, tmp_path / "model.pt2")

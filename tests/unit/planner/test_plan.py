@@ -551,7 +551,7 @@ def test_times_are_measured_where_the_module_is():
 class Slow(nn.Module):
     """Waits in its forward pass."""
 
-    def __init__(self, inner, seconds=0.01):
+    def __init__(self, inner, seconds=0.05):
         super().__init__()
         self.inner, self.seconds = inner, seconds
 
