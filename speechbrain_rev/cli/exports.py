@@ -21,8 +21,8 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         "write a trained model as a folder or a graph for others",
         "What OUT is called says as what. A folder: SpeechBrain's EncoderClassifier and "
         "SpeakerRecognition load it, and SpeakerEmbedder.from_hparams without running "
-        "anything of it. Score the run first (recipes/VoxCeleb: extract.py, score.py): "
-        "error rates and AS-Norm's cohort go with it. A file that ends in .onnx or .pt2: "
+        "anything of it. Score a run of recipes/VoxCeleb/train.py first (extract.py, "
+        "score.py): error rates and AS-Norm's cohort go with it. A file that ends in .onnx or .pt2: "
         "one graph from waveforms to embeddings, for onnxruntime or torch.export.load, "
         "which is compared with PyTorch before it is written. Both are made of local "
         "folders only. embed and verify take the folder from the Hugging Face Hub, too, "

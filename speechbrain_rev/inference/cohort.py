@@ -21,6 +21,7 @@ from speechbrain_rev.inference.own_files import own_file
 from speechbrain_rev.inference.results import RESULTS, read_results
 from speechbrain_rev.inference.run_folder import (
     HYPERPARAMS,
+    by_our_recipe,
     read_settings,
     read_weights,
 )
@@ -193,10 +194,14 @@ def _read(folder: Path) -> Cohort:
     if not is_exported(folder) and (folder / HYPERPARAMS).exists():
         found = run_cohort(folder, read_weights(folder).fingerprint)
         if found is None:
-            raise FileNotFoundError(
-                f"{folder} has no {EMBEDDINGS}. Run recipes/VoxCeleb/extract.py on this "
-                "run first."
-            )
+            remedy = "Run recipes/VoxCeleb/extract.py on this run first."
+            if not by_our_recipe(folder):
+                remedy = (
+                    "recipes/VoxCeleb/extract.py makes it of runs of "
+                    "recipes/VoxCeleb/train.py alone: score without a cohort (without "
+                    "--as-norm), or make a Cohort of embeddings of your training speech."
+                )
+            raise FileNotFoundError(f"{folder} has no {EMBEDDINGS}. {remedy}")
         return found
     path = folder / COHORT
     content, _ = read_summed(folder, COHORT, _MAX_BYTES)

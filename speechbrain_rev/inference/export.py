@@ -46,8 +46,10 @@ from speechbrain_rev.inference.own_files import own_file
 from speechbrain_rev.inference.results import RESULTS, read_results
 from speechbrain_rev.inference.run_folder import (
     HYPERPARAMS,
+    PREPARED,
     WEIGHTS,
     Weights,
+    by_our_recipe,
     read_classifier,
     read_objects,
     read_weights,
@@ -79,9 +81,6 @@ from speechbrain_rev.whole_files import (
 LABELS = "label_encoder.txt"
 CLASSIFIER = "classifier.ckpt"
 CARD = "README.md"
-
-# What recipes/VoxCeleb leaves in a run's folder.
-_PREPARED = "save/prepared.json"
 
 
 def export_run(
@@ -217,7 +216,7 @@ def _export(run: Path, out: Path, listed: Path, speeds: int | None) -> list[str]
     labels.update_from_iterable(read_labels(listed))
     classifier = _narrowed(run, objects, len(labels), settings, speeds)
     cohort, results = run_cohort(run, weights.fingerprint), _results(run, weights)
-    prepared = _json(run, _PREPARED)
+    prepared = _json(run, PREPARED)
     names = list_names(results, prepared)
     thresholds = thresholds_of(results, names).known if results else ()
     missing = _missing(run, objects, weights, cohort, results, thresholds)
@@ -301,15 +300,22 @@ def _missing(
         missing.append(
             "the end of its training: the weights are of a checkpoint before"
         )
+    ours = by_our_recipe(run)
     if cohort is None:
+        makes = "makes" if ours else "makes of runs of recipes/VoxCeleb/train.py alone"
         missing.append(
             f"{COHORT}, for AS-Norm: the run has no {EMBEDDINGS}, which "
-            "recipes/VoxCeleb/extract.py makes"
+            f"recipes/VoxCeleb/extract.py {makes}"
         )
     if not results:
+        other = (
+            "makes of runs of recipes/VoxCeleb/train.py alone; "
+            "speaker_verification_cosine.py of SpeechBrain scores the exported model with "
+            "hparams/speechbrain/verification.yaml"
+        )
         missing.append(
             f"measured error rates: the run has no {RESULTS}, which "
-            "recipes/VoxCeleb/score.py makes"
+            f"recipes/VoxCeleb/score.py {'makes' if ours else other}"
         )
     if results and not thresholds:
         missing.append(
@@ -323,7 +329,8 @@ def _ended(run: Path, objects: RunObjects, weights: Weights) -> bool:
     """Tell whether a checkpoint is the end of a training by SpeechBrain's own script."""
     epochs = objects.epochs()
     trained = trained_epochs(run, weights.path.parent)
-    if epochs is None or trained is None or not objects.by_speechbrain():
+    # Our recipe averages checkpoints after the last epoch, and writes WEIGHTS.
+    if epochs is None or trained is None or by_our_recipe(run):
         return False
     return trained >= epochs
 

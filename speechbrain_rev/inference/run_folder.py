@@ -35,6 +35,8 @@ HYPERPARAMS = "hyperparams.yaml"
 WEIGHTS = "embedding_model.ckpt"
 
 METAFNAME = "CKPT.yaml"
+#: What recipes/VoxCeleb/train.py leaves of its data, and no other script.
+PREPARED = "save/prepared.json"
 
 _MAX_NUMBER = 20
 
@@ -185,6 +187,27 @@ def read_classifier(folder: str | PathLike[str]) -> Weights:
     objects = _objects(folder)
     name = objects.saved_classifier() if objects else "classifier"
     return _read_tensors(_newest_checkpoint(folder, name, objects))
+
+
+def by_our_recipe(folder: str | PathLike[str]) -> bool:
+    """Tell whether recipes/VoxCeleb/train.py made a run, which extract.py and score.py read.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        The ``output_folder`` of a training run.
+
+    Returns
+    -------
+    bool
+        False of runs of SpeechBrain's own script, whatever classes their YAML names.
+
+    Example
+    -------
+    >>> by_our_recipe(getfixture("tmp_path"))
+    False
+    """
+    return Path(folder, PREPARED).exists()
 
 
 def trained_epochs(folder: str | PathLike[str], checkpoint: Path) -> int | None:

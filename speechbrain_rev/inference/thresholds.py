@@ -17,6 +17,7 @@ import numpy as np
 
 from speechbrain_rev.inference.model_folder import read_summed
 from speechbrain_rev.inference.results import RESULTS, read_results
+from speechbrain_rev.inference.run_folder import by_our_recipe
 from speechbrain_rev.inference.strict_json import short, strict_json
 
 #: How a score is made: the cosine of two embeddings, or that normalised by a cohort.
@@ -361,9 +362,14 @@ def run_thresholds(folder: Path, fingerprint: str) -> Thresholds:
     """
     report = read_results(folder)
     if report is None:
+        whose = (
+            ""
+            if by_our_recipe(folder)
+            else " of runs of recipes/VoxCeleb/train.py alone"
+        )
         return Thresholds(
             missing=f"The run has no {RESULTS}: recipes/VoxCeleb/extract.py and score.py "
-            "make it."
+            f"make it{whose}."
         )
     if report["model"] != fingerprint:
         return Thresholds(

@@ -8,7 +8,7 @@ from speechbrain.dataio.encoder import CategoricalEncoder
 from speechbrain.inference.classifiers import EncoderClassifier
 
 from speechbrain_rev import cli
-from speechbrain_rev.inference import SpeakerEmbedder, export_run
+from speechbrain_rev.inference import SpeakerEmbedder, export_run, read_cohort
 from speechbrain_rev.inference.encoder_settings import run_settings
 from speechbrain_rev.inference.run_folder import read_classifier, read_weights
 from speechbrain_rev.inference.run_objects import ENCODERS
@@ -364,6 +364,31 @@ def test_a_training_that_stopped_says_so(tmp_path):
     write_stock(tmp_path / "run", epochs=1)
     missing = export_run(tmp_path / "run", tmp_path / "model")
     assert missing[0].startswith("the end of its training")
+
+
+def test_a_run_of_the_script_with_our_checkpointer_has_ended(tmp_path):
+    """As ``speechbrain-rev resolve`` writes the YAML."""
+    ours = "!new:speechbrain_rev.lobes.checkpointer.WholeCheckpointer"
+    text = STOCK.replace("!new:speechbrain.utils.checkpoints.Checkpointer", ours)
+    write_stock(tmp_path / "run", text)
+    missing = export_run(tmp_path / "run", tmp_path / "model")
+    assert not [words for words in missing if "training" in words]
+    # Our recipe averages checkpoints after the last of them.
+    (tmp_path / "run/save/prepared.json").write_text("null")
+    missing = export_run(tmp_path / "run", tmp_path / "other")
+    assert missing[0].startswith("the end of its training")
+
+
+def test_no_script_is_advised_that_cannot_read_the_run(stock, tmp_path):
+    folder, _ = stock
+    alone = "of runs of recipes/VoxCeleb/train.py alone"
+    cohort, rates = export_run(folder, tmp_path / "model")
+    assert alone in cohort
+    assert alone in rates
+    assert "verification.yaml" in rates
+    assert alone in SpeakerEmbedder.from_run(folder, device="cpu").thresholds.missing
+    with pytest.raises(FileNotFoundError, match=f"{alone}: score without a cohort"):
+        read_cohort(folder)
 
 
 AUGMENT = "!new:speechbrain_rev.speech.SpeakerAugment"
