@@ -79,7 +79,8 @@ def _plain_settings(folder: str | PathLike[str]) -> dict[str, Any]:
     if missing:
         raise ValueError(
             f"{Path(folder, HYPERPARAMS)} lacks {', '.join(missing)}, and describes no "
-            f"encoder of this package ({ENCODERS[0]} or {ENCODERS[1]}). Give the "
+            f"encoder of this package ({ENCODERS[0]} or {ENCODERS[1]}; !name: and "
+            "!include: are not read). Give the "
             "output_folder of a run that trained one, or add these to the file as plain "
             "values."
         )

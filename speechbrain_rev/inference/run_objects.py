@@ -140,6 +140,15 @@ class RunObjects:
             )
         return settings
 
+    def left_out(self) -> dict[str, Any]:
+        """Give the encoder's sizes that the file leaves to their defaults."""
+        found = self.encoders()
+        if len(found) != 1:
+            return {}
+        given = self._arguments(found[0], build_encoder)
+        sizes = {n: given[n] for n in ("n_mels", "embedding_dim")}
+        return {n: v for n, v in sizes.items() if not isinstance(v, yaml.Node)}
+
     def saved_encoder(self) -> str:
         """Give the name that checkpoints have for the encoder."""
         return self._saved(ENCODERS, "embedding_model")
@@ -206,6 +215,7 @@ class RunObjects:
             whole = isinstance(rate, int) and highest in (rate // 2, rate / 2)
             if highest is not None and not whole:
                 self._refuse_features(node, "f_max", highest, None)
+            self._check_rate(node, rate)
             sizes.append((values["n_mels"], rate))
         if any(size != sizes[0] for size in sizes):
             self.file.refuse(
@@ -214,6 +224,24 @@ class RunObjects:
                 "called compute_features. Give that name to what the encoder was trained on.",
             )
         return sizes[0]
+
+    def _check_rate(self, node: yaml.Node, rate: object) -> None:
+        """Refuse filters of another rate than the speech that SpeechBrain's script reads."""
+        speech = self._plain(self.file.top.get("sample_rate"))
+        if speech is not None and speech != rate:
+            self.file.refuse(
+                node,
+                f"{node.tag} has sample_rate: {rate}{self._origin(node, 'sample_rate')}, "
+                f"but the file's sample_rate is {speech}: filters for {rate} Hz saw speech "
+                f"at {speech} Hz. Train with sample_rate: !ref <sample_rate> in Fbank, or "
+                "embed with SpeechBrain's own classes.",
+            )
+
+    def _origin(self, node: yaml.Node, name: str) -> str:
+        """Say of an argument that the file does not give whose default it is."""
+        called = InputNormalization if node.tag in _NORMALISATION else Fbank
+        given = self._arguments(node, called).get(name)
+        return "" if isinstance(given, yaml.Node) else " (SpeechBrain's default)"
 
     def _check_normalisation(self, encoder: yaml.Node) -> None:
         """Refuse normalisation of features that is not ours."""
@@ -264,7 +292,7 @@ class RunObjects:
         found, wanted = words
         self.file.refuse(
             node,
-            f"{node.tag} has {name}: {found}, but this package makes features with "
+            f"{node.tag} has {name}: {found}{self._origin(node, name)}, but this package makes features with "
             f"{name}: {wanted} only. {_REMEDY}",
         )
 
@@ -274,9 +302,24 @@ class RunObjects:
     def _saved(self, tags: tuple[str, ...], usual: str) -> str:
         """Give the name of an object among recoverables, or its own in the file."""
         found = self._tagged(tags)
-        if len(found) != 1:
+        names = self._recovered([node for _, node in found])
+        if usual in names or (not names and len(found) != 1):
             return usual
+        if len(names) > 1:
+            raise ValueError(
+                f"{self.file.path} has {len(names)} objects of this kind among its "
+                f"recoverables, {', '.join(names)}, and which was trained is not known. "
+                f"Call that one {usual} there."
+            )
+        if names:
+            ((name, member),) = names.items()
+            return _file_name(self.file, member, name)
         ((own, wanted),) = found
+        return _file_name(self.file, wanted, own or usual)
+
+    def _recovered(self, wanted: list[yaml.Node]) -> dict[str, yaml.Node]:
+        """Give those of the recoverables that are among some objects, by their names."""
+        names: dict[str, yaml.Node] = {}
         for _, node in self._tagged(_CHECKPOINTERS):
             members = (
                 self.file.members(node) if isinstance(node, yaml.MappingNode) else {}
@@ -284,10 +327,12 @@ class RunObjects:
             recoverables = members.get("recoverables")
             followed = None if recoverables is None else self.file.follow(recoverables)
             if isinstance(followed, yaml.MappingNode):
-                for name, member in self.file.members(followed).items():
-                    if self._object(member) is wanted:
-                        return _file_name(self.file, member, name)
-        return _file_name(self.file, wanted, own or usual)
+                names |= {
+                    name: member
+                    for name, member in self.file.members(followed).items()
+                    if any(self._object(member) is one for one in wanted)
+                }
+        return names
 
     def _object(self, node: yaml.Node) -> yaml.Node | None:
         """Follow references, and what SpeechBrain's command line is given, to an object."""

@@ -17,7 +17,7 @@ from speechbrain_rev.inference.encoder_settings import (
 )
 from speechbrain_rev.inference.hub import reading
 from speechbrain_rev.inference.model_folder import is_exported, read_model
-from speechbrain_rev.inference.run_folder import read_weights
+from speechbrain_rev.inference.run_folder import read_objects, read_weights
 from speechbrain_rev.inference.state_dicts import check_tensors
 from speechbrain_rev.inference.thresholds import (
     Thresholds,
@@ -127,7 +127,17 @@ def read_run(folder: str | PathLike[str]) -> Trained:
     weights = read_weights(folder)
     expected = encoder.state_dict()
     own = unwrapped(weights.state_dict, expected)
-    check_tensors(own, expected, weights.path, exactly=False)
+    try:
+        check_tensors(own, expected, weights.path, exactly=False)
+    except ValueError as error:
+        left_out = read_objects(folder).left_out()
+        if not left_out:
+            raise
+        defaults = ", ".join(f"{name}: {value}" for name, value in left_out.items())
+        raise ValueError(
+            f"{error} hyperparams.yaml does not give {defaults}, which are defaults; write "
+            "there what was trained."
+        ) from error
     encoder.load_state_dict(own, strict=True)
     thresholds = run_thresholds(Path(folder), weights.fingerprint)
     return Trained(encoder, settings, weights.fingerprint, thresholds)

@@ -1,5 +1,8 @@
 """Runs of YAMLs in SpeechBrain's manner, whose objects say what was trained."""
 
+import re
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -239,8 +242,10 @@ def test_what_changes_no_feature_is_taken(tmp_path, line):
 
 def test_what_an_object_is_not_given_is_its_default(tmp_path):
     text = STOCK.replace("    std_norm: false\n", "")
-    with pytest.raises(ValueError, match="std_norm: True"):
+    with pytest.raises(ValueError, match=r"std_norm: True \(SpeechBrain's default\)"):
         settings_of(tmp_path, text)
+    with pytest.raises(ValueError, match="std_norm: True, but"):
+        settings_of(tmp_path, changed("    std_norm: true"))
     with pytest.raises(ValueError, match=r"takes n_mels 24, but the Fbank makes 40"):
         settings_of(tmp_path, STOCK.replace(f"{FBANK}\n    n_mels: !ref <mels>", FBANK))
     text = STOCK.replace("    n_mels: !ref <mels>\n", "    n_mels: 80\n", 1)
@@ -248,6 +253,44 @@ def test_what_an_object_is_not_given_is_its_default(tmp_path):
     text = text.replace("    embedding_dim: !ref <dim>\n", "")
     found = settings_of(tmp_path, text)
     assert (found["n_mels"], found["embedding_dim"]) == (80, 256)
+
+
+@pytest.mark.parametrize(
+    ("top", "line", "shown"),
+    [
+        (
+            8000,
+            "",
+            r"16000 \(SpeechBrain's default\), but the file's sample_rate is 8000",
+        ),
+        (8000, "    sample_rate: 16000\n", "16000, but the file's sample_rate is 8000"),
+        (16000, "    sample_rate: 8000\n", "8000, but the file's sample_rate is 16000"),
+        (8000, "    sample_rate: !ref <sample_rate>\n", None),
+        (16000, "", None),
+    ],
+)
+def test_filters_of_another_rate_than_the_speech_s_are_refused(
+    tmp_path, top, line, shown
+):
+    text = STOCK.replace("rate: 16000\n", f"sample_rate: {top}\n", 1)
+    text = text.replace("    sample_rate: !ref <rate>\n", line)
+    text = text.replace("    f_max: 8000\n", "").replace("<rate>", "<sample_rate>")
+    if shown is None:
+        assert settings_of(tmp_path, text)["sample_rate"] == top
+        return
+    with pytest.raises(ValueError, match=rf"line \d+: .*sample_rate: {shown}"):
+        settings_of(tmp_path, text)
+
+
+def test_a_size_that_is_left_out_is_named_where_weights_have_another(stock, tmp_path):
+    shutil.copytree(stock[0], tmp_path / "run")
+    path = tmp_path / "run/hyperparams.yaml"
+    text = re.sub(r"(?m)^ +embedding_dim: .*\n", "", path.read_text())
+    path.write_text(text)
+    with pytest.raises(
+        ValueError, match=r"does not give embedding_dim: 256, which are"
+    ):
+        SpeakerEmbedder.from_run(tmp_path / "run", device="cpu")
 
 
 def test_arguments_may_be_given_by_their_order(tmp_path):
@@ -276,7 +319,7 @@ def test_sizes_of_several_fbanks_go_by_speechbrain_s_name(tmp_path):
         (f"{STOCK}teacher: {ENCODER} [revnet57]\n", "2 encoders .* on lines 17, 43"),
         (
             STOCK.replace(ENCODER, "!new:my.Encoder"),
-            r"lacks arch, .*no encoder of this",
+            r"lacks arch, .*no encoder of this.*!name: and !include: are not read",
         ),
         (changed("    name: !ref <stages>"), r"arch: \[1, 1, 1, 1\]"),
         (STOCK.replace("    name: revnet57\n", ""), "line 17: .* has no name"),
@@ -315,6 +358,20 @@ def test_of_several_encoders_plain_settings_name_the_trained_one(tmp_path):
     plain += "embedding_dim: 16\nsample_rate: 16000\n"
     text = f"{STOCK}teacher: {ENCODER} [resnet34]\n{plain}"
     assert settings_of(tmp_path, text)["arch"] == "revnet57"
+    # One of the two is saved.
+    write_stock(tmp_path / "run", text)
+    found = read_weights(tmp_path / "run")
+    assert found.path.name == "network.ckpt"
+    both = "        network: !ref <model>\n        other: !ref <teacher>\n"
+    text = text.replace("        network: !ref <model>\n", both)
+    write_stock(tmp_path / "both", text)
+    with pytest.raises(
+        ValueError, match=r"network, other, .*Call that one embedding_m"
+    ):
+        read_weights(tmp_path / "both")
+    text = text.replace("        network:", "        embedding_model:")
+    write_stock(tmp_path / "named", text)
+    assert read_weights(tmp_path / "named").path.name == "embedding_model.ckpt"
 
 
 def test_an_encoder_of_speechbrain_s_command_line_is_found(tmp_path, wave):
