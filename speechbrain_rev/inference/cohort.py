@@ -204,6 +204,12 @@ def _read(folder: Path) -> Cohort:
             raise FileNotFoundError(f"{folder} has no {EMBEDDINGS}. {remedy}")
         return found
     path = folder / COHORT
+    if is_exported(folder) and not path.exists():
+        raise FileNotFoundError(
+            f"{folder} has no {COHORT}: its run had no {EMBEDDINGS} when it was exported. "
+            "If that is a run of recipes/VoxCeleb/train.py, run recipes/VoxCeleb/extract.py "
+            "on it and export it again; else score without a cohort (without --as-norm)."
+        )
     content, _ = read_summed(folder, COHORT, _MAX_BYTES)
     try:
         arrays = safetensors.numpy.load(content)

@@ -810,7 +810,9 @@ def test_a_cohort_of_anything_else_is_refused(folder, arrays):
 
 
 def test_a_model_without_a_cohort_says_so(folder):
-    with pytest.raises(FileNotFoundError, match=r"has no cohort\.safetensors"):
+    with pytest.raises(
+        FileNotFoundError, match=r"has no cohort\.safetensors: .*export"
+    ):
         read_cohort(folder)
 
 
