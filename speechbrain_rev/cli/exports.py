@@ -6,6 +6,9 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+# Of weights and programs, which nobody means as a folder's name.
+_OF_FILES = (".pt", ".pth", ".pt1", ".ckpt", ".safetensors", ".torchscript")
+
 
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand.
@@ -60,6 +63,13 @@ def _export(parsed: argparse.Namespace) -> None:
             )
         _export_graph(parsed)
         return
+    suffix = Path(parsed.out).suffix
+    if suffix.lower() in _OF_FILES:
+        stem = parsed.out.removesuffix(suffix)
+        raise ValueError(
+            f"{parsed.out} would be a folder, and {suffix} is an ending of files. For a "
+            f"graph give {stem}.pt2 or {stem}.onnx, for a folder {stem}."
+        )
     missing = export_run(
         parsed.run_folder, parsed.out, labels=parsed.labels, speeds=parsed.speeds
     )

@@ -236,6 +236,13 @@ def _pin(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.inference.hub import is_hub_id, model_folder
 
     folder = model_folder(parsed.run_folder, parsed.revision)
+    if not folder.exists():
+        raise FileNotFoundError(
+            f"There is no folder {parsed.run_folder}. Give the output_folder of a training "
+            "run (recipes/VoxCeleb/train.py, or SpeechBrain's own script), a folder that "
+            "export or convert wrote, or the id of a model on the Hugging Face Hub, "
+            "owner/model."
+        )
     if is_hub_id(parsed.run_folder) and parsed.revision != folder.name:
         print(
             f"{parsed.run_folder}: {parsed.revision or 'main'} is commit {folder.name}. "

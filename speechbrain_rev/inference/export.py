@@ -36,6 +36,7 @@ from speechbrain_rev.inference.model_card import (
 )
 from speechbrain_rev.inference.model_folder import (
     SAFETENSORS,
+    is_exported,
     listed_file,
     load_listed,
     read_checkpoint_model,
@@ -124,7 +125,8 @@ def export_run(
     OSError
         If ``out`` cannot be written; then nothing of it stays.
     ValueError
-        If ``out`` is there and not empty or another process writes it, a file of the run
+        If ``out`` is there and not empty or another process writes it, ``run`` is an
+        exported model, a file of the run
         is not what training writes, or embeddings or scores are of other weights than the
         run has now.
     """
@@ -132,6 +134,11 @@ def export_run(
         raise ValueError(
             f"speeds is {speeds}: a training makes at least 1 class of each speaker. Leave "
             "it out to go by hyperparams.yaml."
+        )
+    if is_exported(run):
+        raise ValueError(
+            f"{run} is an exported model already. Copy the folder as it is; of MODEL.onnx "
+            "or MODEL.pt2 as OUT a graph is made."
         )
     with _new_folder(out) as new:
         return _export(Path(run), new, _labels(Path(run), labels), speeds)

@@ -32,6 +32,10 @@ from speechbrain_rev.whole_files import SUMS
 logger = logging.getLogger(__name__)
 
 _COMMIT = re.compile("[0-9a-f]{40}")
+_URL = re.compile(
+    r"(?:hf:/{1,2}|https?:/{1,2}(?:huggingface\.co|hf\.co)/)(?:models/)?"
+    r"([\w.-]+/[\w.-]+)"
+)
 _MAX_REASON = 200
 
 
@@ -65,6 +69,34 @@ def is_hub_id(source: object) -> bool:
     except HFValidationError:
         return False
     return True
+
+
+def check_no_url(source: str | PathLike[str]) -> None:
+    """Refuse the address of a model on the Hub, in whose place its id is to be given.
+
+    Parameters
+    ----------
+    source : str or path-like
+        What a user gave.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is an address, and nothing of that name is here.
+
+    Example
+    -------
+    >>> check_no_url("owner/model")
+    >>> check_no_url("https://huggingface.co/owner/model")
+    Traceback (most recent call last):
+    FileNotFoundError: https://... Give the id of a model ... 'owner/model'.
+    """
+    found = _URL.match(os.fspath(source))
+    if found is not None and not os.path.lexists(source):
+        raise FileNotFoundError(
+            f"{source} is an address, and not opened. Give the path of a folder, or the id "
+            f"of a model on the Hugging Face Hub: {found[1]!r}."
+        )
 
 
 def model_folder(
@@ -119,6 +151,7 @@ def model_folder(
                 f"revision={revision!r} (--revision) goes with the id of a model on the "
                 f"Hub, owner/model, but {source} is {what}. Leave the revision out."
             )
+        check_no_url(source)
         return Path(source)
     source, also = str(source), also or {}
     pinned = revision is not None and _COMMIT.fullmatch(revision) is not None
@@ -126,7 +159,7 @@ def model_folder(
         cached = _cached(source, revision, also)
         if cached is not None:
             return cached
-    commit, sizes = _listed(source, revision or "main")
+    commit, sizes = _listed(source, revision or "main", also)
     folder = _fetched(source, commit, sizes, also)
     if not pinned:
         logger.info(
@@ -182,14 +215,17 @@ def _of_hub(repo_id: str, folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _listed(repo_id: str, revision: str) -> tuple[str, dict[str, int | None]]:
+def _listed(
+    repo_id: str, revision: str, also: Mapping[str, int]
+) -> tuple[str, dict[str, int | None]]:
     """Ask the Hub for the commit of a revision, and the sizes of its files."""
     from huggingface_hub import HfApi, constants
 
     def failed(reason: str) -> str:
         return (
-            f"{repo_id} at revision {revision!r} cannot be looked up on the Hub "
-            f"({reason}). {_held(repo_id)}"
+            f"There is no folder {repo_id} here, and as the id of a model on the Hub "
+            f"{repo_id} at revision {revision!r} cannot be looked up ({reason}). "
+            f"{_held(repo_id, revision, also)}"
         )
 
     if constants.HF_HUB_OFFLINE:
@@ -233,7 +269,7 @@ def _checked_sizes(
 ) -> dict[str, int]:
     """Give the bytes of what is to be fetched; refuse what lacks a file or is too large."""
     needed = (HYPERPARAMS, SUMS, SAFETENSORS, *also)
-    _check_complete(place, needed, listed)
+    _check_complete(place, needed, listed, also)
     texts = {HYPERPARAMS: MAX_TEXT_BYTES, SUMS: MAX_TEXT_BYTES}
     largest = {**texts, THRESHOLDS: MAX_THRESHOLDS_BYTES, **also}
     sizes = {}
@@ -256,13 +292,18 @@ def _checked_sizes(
 
 
 def _check_complete(
-    place: str, needed: Sequence[str], listed: Mapping[str, int | None]
+    place: str,
+    needed: Sequence[str],
+    listed: Mapping[str, int | None],
+    also: Mapping[str, int],
 ) -> None:
     """Refuse a repository that lacks files of an exported model."""
     missing = [name for name in needed if name not in listed]
     if not missing:
         return
     remedy = "Give a model that speechbrain-rev export wrote."
+    if set(missing) <= set(also):
+        remedy = "It was exported without: do without, or ask whoever made it."
     if SAFETENSORS in missing and WEIGHTS in listed:
         remedy = (
             f"It has {WEIGHTS}, which is not loaded from the Hub: if you trust it, "
@@ -333,7 +374,7 @@ def _cached(repo_id: str, commit: str, also: Mapping[str, int]) -> Path | None:
     return None if THRESHOLDS in read_sums(folder) else folder
 
 
-def _held(repo_id: str) -> str:
+def _held(repo_id: str, revision: str, also: Mapping[str, int]) -> str:
     """Say which commits of a model the cache has, the newest first, and what to do."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
@@ -343,12 +384,20 @@ def _held(repo_id: str) -> str:
     commits = []
     for snapshot in repository.glob("snapshots/*"):
         with suppress(ValueError, OSError):
-            if _COMMIT.fullmatch(snapshot.name) and _cached(repo_id, snapshot.name, {}):
-                commits.append((snapshot.stat().st_mtime, snapshot.name))
-    if not commits:
+            name = snapshot.name
+            if _COMMIT.fullmatch(name) and _cached(repo_id, name, also):
+                commits.append((snapshot.stat().st_mtime, name))
+    more = ", ".join(also)
+    if more and _COMMIT.fullmatch(revision) and _cached(repo_id, revision, {}):
         return (
-            f"The cache {cache} has no commit of it that is complete. Try again with a "
-            "connection, or give a local folder."
+            f"The cache {cache} has this commit without {more}. Try again with a "
+            f"connection, which fetches it, or do without {more}."
+        )
+    if not commits:
+        lacking = f" and has {more}" if more else ""
+        return (
+            f"The cache {cache} has no commit of it that is complete{lacking}. Try again "
+            "with a connection, or give a local folder."
         )
     names: dict[str, str] = {}
     for ref in repository.glob("refs/**/*"):

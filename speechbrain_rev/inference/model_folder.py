@@ -51,6 +51,14 @@ _GIVEN = (
 )
 
 
+# Of weights in a .ckpt, without checksums.
+_GIVEN_CHECKPOINT = (
+    f"a local folder with {HYPERPARAMS}, as speechbrain-rev export wrote it, and {WEIGHTS}, "
+    "or such a file in it; download a model on the Hub first "
+    "(huggingface_hub.snapshot_download)"
+)
+
+
 def is_exported(folder: str | PathLike[str]) -> bool:
     """Tell whether a folder says of itself that export wrote it: it has checksums."""
     return Path(folder, SUMS).exists()
@@ -135,6 +143,7 @@ def model_settings(folder: Path) -> dict[str, Any]:
     ValueError
         If it is anything else than what export writes, or there is code beside it.
     """
+    _refuse_run(folder)
     content, _ = read_summed(folder, HYPERPARAMS, MAX_TEXT_BYTES)
     refuse_code(folder, (path.name for path in folder.glob("*.py")))
     return _settings(folder, content)
@@ -198,14 +207,19 @@ def read_checkpoint_model(
         tensors that it describes, or a folder is given that has .safetensors.
     """
     path = Path(source)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"There is no folder or file {path}. Give {_GIVEN_CHECKPOINT}."
+        )
     folder, name = (path.parent, path.name) if path.is_file() else (path, WEIGHTS)
     if path.is_dir() and (path / SAFETENSORS).exists():
         raise ValueError(
             f"{path} has {SAFETENSORS} already: load it as it is. To take its {WEIGHTS} "
             f"instead, give {path / WEIGHTS}."
         )
-    refuse_code(folder, (path.name for path in folder.glob("*.py")))
+    _refuse_run(folder)
     yaml = listed_file(folder, HYPERPARAMS, MAX_TEXT_BYTES)
+    refuse_code(folder, (path.name for path in folder.glob("*.py")))
     settings = _settings(folder, yaml.read_bytes())
     loaded = load_listed(folder, name)
     weights = folder / name
@@ -239,7 +253,7 @@ def listed_file(folder: Path, name: str, most: int = _MAX_BYTES) -> Path:
     ValueError
         If it leads out of the folder, is larger, or SHA256SUMS has another checksum.
     """
-    path = own_file(folder, name, given=_GIVEN)
+    path = own_file(folder, name, given=_GIVEN_CHECKPOINT)
     if path.stat().st_size > most:
         raise _too_large(path, most)
     if is_exported(folder):
@@ -375,6 +389,16 @@ def refuse_code(place: str | Path, names: Iterable[str]) -> None:
             f"{place} brings code, {', '.join(code)}, and nothing of a model is run. An "
             f"exported model needs none: remove it to load the rest. {ANYWAY} (With "
             "custom.py, speechbrain.inference.interfaces.foreign_class does.)"
+        )
+
+
+def _refuse_run(folder: Path) -> None:
+    """Refuse a folder of a training run: its save/ is in no exported model."""
+    if (folder / "save").is_dir() and not is_exported(folder):
+        raise FileNotFoundError(
+            f"{folder} is the output_folder of a training run and has no {SUMS}. Load it by "
+            "SpeakerEmbedder.from_run, or make a model of it: speechbrain-rev export "
+            f"{shlex.quote(str(folder))} OUT."
         )
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 _RUN = (
-    "the output_folder of a training run of recipes/VoxCeleb/train.py, which holds "
-    "hyperparams.yaml and embedding_model.ckpt"
+    "the output_folder of a training run (recipes/VoxCeleb/train.py, or SpeechBrain's own "
+    "script), which holds hyperparams.yaml and weights"
 )
 #: What readers raise of a file that is none of their own, or damaged.
 REFUSED = (
@@ -53,6 +53,8 @@ def own_file(folder: Path, name: str | Path, *, given: str = _RUN) -> Path:
     ValueError
         If it leads out of the folder or is no regular file.
     """
+    if folder.exists() and not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is a file, and no folder. Give {given}.")
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. Give {given}.")
     path = folder / name

@@ -546,3 +546,39 @@ def test_the_command_exports_and_says_what_is_missing(run, tmp_path, capsys):
     assert "It lacks cohort.safetensors" in said
     assert cli.main(["export", str(run[0]), str(tmp_path / "out")]) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+def test_an_exported_model_is_not_exported_again(out, tmp_path):
+    with pytest.raises(ValueError, match=r"is an exported model already\. Copy"):
+        export_run(out, tmp_path / "again")
+
+
+@pytest.mark.parametrize("ending", [".pt", ".pth", ".ckpt", ".SAFETENSORS"])
+def test_an_ending_of_files_names_no_folder(run, tmp_path, capsys, ending):
+    assert cli.main(["export", str(run[0]), str(tmp_path / f"m1{ending}")]) == 2
+    assert f"graph give {tmp_path / 'm1.pt2'} or " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_in_the_place_of_a_model_is_named_as_that(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run[0], copy)
+    # As SpeechBrain's script leaves itself there.
+    (copy / "train.py").touch()
+    words = "output_folder of a training run .*from_run.*speechbrain-rev export "
+    with pytest.raises(FileNotFoundError, match=words):
+        SpeakerEmbedder.from_hparams(copy)
+    with pytest.raises(FileNotFoundError, match=words):
+        convert_from_speechbrain(copy, tmp_path / "out")
+
+
+@pytest.mark.parametrize("source", ["owner/model", "a.wav", "folder"])
+def test_what_is_converted_lies_here(tmp_path, monkeypatch, source):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.wav", "mine.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FileNotFoundError, match="Give a local folder with") as error:
+        convert_from_speechbrain(source, "out")
+    assert "snapshot_download" in str(error.value)
+    assert "brings code" not in str(error.value)

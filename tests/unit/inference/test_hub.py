@@ -168,7 +168,9 @@ def test_the_cohort_is_fetched_when_it_is_asked_for(hub, repository):
 
 def test_a_model_without_a_cohort_says_so(hub, repository, exported):
     repository.commit(summed(remove(exported, COHORT)))
-    with pytest.raises(FileNotFoundError, match=f"has no {COHORT}"):
+    with pytest.raises(
+        FileNotFoundError, match=f"has no {COHORT}. It was exported without"
+    ):
         read_cohort(ID)
     assert load().sample_rate == 16000
 
@@ -366,7 +368,10 @@ def test_an_answer_that_is_none_is_no_model(hub, repository, answer, monkeypatch
     monkeypatch.setattr(time, "sleep", lambda _: None)
     hub.answer = answer
     refused(
-        ConnectionError, f"{ID} at revision 'main' cannot be looked up", "no commit"
+        ConnectionError,
+        f"There is no folder {ID} here, and as the id of a model on the Hub",
+        f"{ID} at revision 'main' cannot be looked up",
+        "no commit",
     )
 
 
@@ -390,6 +395,24 @@ def test_without_a_connection_the_cache_is_named_and_what_it_has(
     refused(ConnectionError, f"has commit {first}: give", revision=second)
     (older / TENSORS).unlink()
     refused(ConnectionError, "has no commit of it that is complete")
+
+
+def test_a_commit_whose_cohort_is_not_cached_is_named_as_that(
+    hub, repository, exported, no_connection, tmp_path, monkeypatch
+):
+    commit = load() and repository.refs["main"]
+    other = repository.commit({**exported, "README.md": b"2"})
+    no_connection()
+    with pytest.raises(ConnectionError, match=f"has this commit without {COHORT}") as e:
+        read_cohort(ID, revision=commit)
+    assert "give revision" not in str(e.value)
+    with pytest.raises(ConnectionError, match=f"is complete and has {COHORT}"):
+        read_cohort(ID)
+    ask(hub.endpoint, tmp_path / "cache", monkeypatch)
+    read_cohort(ID)
+    no_connection()
+    with pytest.raises(ConnectionError, match=f"commit {other}: give revision"):
+        read_cohort(ID)
 
 
 def test_where_the_hub_may_not_be_asked_it_is_not(hub, repository, monkeypatch):
@@ -565,6 +588,11 @@ def test_mistakes_are_one_line(hub, exported, audio, tmp_path, command, capsys):
         (["./model/nowhere"], "There is no folder "),
         (["model", "--revision=main"], "(--revision) goes with the id of a model"),
         (["a/b/c", "--revision=main"], "a/b/c is no such id"),
+        (["./a/b"], "no folder ./a/b. Give the output_folder of a training run"),
+        (["a/b/c"], "export or convert wrote, or the id of a model on the Hugging"),
+        (["model/SHA256SUMS"], "model/SHA256SUMS is a file, and no folder"),
+        (["hf://owner/model"], "id of a model on the Hugging Face Hub: 'owner/model'"),
+        ([f"https://huggingface.co/{ID}/tree/main"], f"Face Hub: '{ID}'."),
     ]:
         assert cli.main([command, *arguments, *audio, "--device=cpu"]) == 2
         out, err = capsys.readouterr()
