@@ -162,6 +162,7 @@ def test_memory_that_runs_out_is_one_line_with_advice(
         raise error
 
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
     monkeypatch.setattr(owner, name, greedy)
     assert cli.main(arguments) == 2
     *_, told = capsys.readouterr().err.splitlines()

@@ -20,7 +20,7 @@ from speechbrain_rev.inference import (
 from speechbrain_rev.inference.results import RESULTS
 from speechbrain_rev.inference.strict_json import strict_json
 from speechbrain_rev.inference.thresholds import run_thresholds
-from tests.run_folders import speech_like, write_audio, write_run
+from tests.run_folders import speech_like, write_audio, write_finished_run, write_run
 
 RATE = 16000
 # A row is that of another batch to 1e-5 of its length, on either side of a cosine.
@@ -413,6 +413,7 @@ def test_a_key_that_stands_twice_among_many_is_found_at_once():
     assert seen <= 1
 
 
-def test_a_run_that_was_not_extracted_has_no_cohort(run):
+def test_a_run_that_was_not_extracted_has_no_cohort(tmp_path):
+    write_finished_run(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"cohort\.npz. Run .*extract\.py"):
-        read_cohort(run)
+        read_cohort(tmp_path)
