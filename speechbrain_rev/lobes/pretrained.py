@@ -217,6 +217,7 @@ def load_strictly(module: nn.Module, path: str | Path) -> None:
             f"{path} holds more than plain tensors, and is not loaded. Copy the model's "
             "folder again, or ask whoever made it."
         ) from error
+    state_dict: Mapping[str, Any] = {}
     try:
         own = module.state_dict()
         state_dict = unwrapped(state_dict_in(loaded), own)

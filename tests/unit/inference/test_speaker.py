@@ -28,7 +28,7 @@ from speechbrain_rev.lobes.pretrained import load_strictly
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.scoring import cosine_trials, eer, read_scores, read_trials
 from speechbrain_rev.speech import audio_info, read_audio, read_blocks, read_manifest
-from tests.run_folders import TINY, speech_like, write_audio, write_run
+from tests.run_folders import TINY, speech_like, tiny_encoder, write_audio, write_run
 
 # Sums of other grouping; one part in 100,000 of the embedding's length.
 TOLERANCE = 1e-5
@@ -535,3 +535,10 @@ def test_a_gpu_gives_the_cpu_s_embedding(run):
     assert on_gpu.device.type == "cuda"
     # cuDNN may compute convolutions in TF32: 10 bits of mantissa.
     assert close(on_gpu.embed(wave, 16000), on_cpu, 1e-2)
+
+
+def test_what_is_no_state_dict_is_refused_by_an_encoder_in_one_line(tmp_path):
+    torch.save([torch.ones(2)], tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match="holds no encoder of this package") as error:
+        load_strictly(tiny_encoder(), tmp_path / "a.ckpt")
+    assert "\n" not in str(error.value)
