@@ -89,7 +89,7 @@ def check_no_url(source: str | PathLike[str]) -> None:
     >>> check_no_url("owner/model")
     >>> check_no_url("https://huggingface.co/owner/model")
     Traceback (most recent call last):
-    FileNotFoundError: https://... Give the id of a model ... 'owner/model'.
+    FileNotFoundError: https://... or the id of a model on the Hugging Face Hub: 'owner/model'.
     """
     found = _URL.match(os.fspath(source))
     if found is not None and not os.path.lexists(source):
