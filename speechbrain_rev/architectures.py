@@ -8,12 +8,28 @@ DF-ResNets that they are compared with). To add an encoder, add a row.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 Family = Literal["resnet", "df_resnet", "revnet", "df_revnet"]
 Type = Literal["vanilla", "I", "II"]
 Block = Literal["basic", "bottleneck", "df_bottleneck"]
+
+
+#: What is an encoder's own: its name, its depth, its size, and what was published of it.
+_OWN = {
+    "name",
+    "blocks",
+    "layers",
+    "parameters",
+    "published_params_m",
+    "published_memory_gb",
+    "published_max_batch_11gb",
+    "vox1_o_eer",
+    "vox1_e_eer",
+    "vox1_h_eer",
+    "counterpart",
+}
 
 
 @dataclass(frozen=True)
@@ -39,13 +55,14 @@ class Architecture:
         Convolutions on the main path and the final linear layer, as the name counts.
     parameters : int
         Parameters of the encoder with 80 mel bands and 256-dimensional embeddings.
-    published_params_m : float
-        Parameters as published, in millions.
-    published_memory_gb : float
+    published_params_m : float or None
+        Parameters as published, in millions. This and all that follows is None for an
+        encoder of which nothing was published.
+    published_memory_gb : float or None
         Training memory as published, GB (1e9 bytes) per utterance of 2 seconds.
-    published_max_batch_11gb : int
-        Largest batch on an 11 GiB card, as published.
-    vox1_o_eer, vox1_e_eer, vox1_h_eer : float
+    published_max_batch_11gb : int or None
+        Largest batch on an 11 GB GPU, as published.
+    vox1_o_eer, vox1_e_eer, vox1_h_eer : float or None
         Equal error rates as published, in percent. Not reproduced here.
     counterpart : str or None
         The vanilla encoder that a reversible one is compared with.
@@ -59,12 +76,12 @@ class Architecture:
     blocks: tuple[int, ...]
     layers: int
     parameters: int
-    published_params_m: float
-    published_memory_gb: float
-    published_max_batch_11gb: int
-    vox1_o_eer: float
-    vox1_e_eer: float
-    vox1_h_eer: float
+    published_params_m: float | None = None
+    published_memory_gb: float | None = None
+    published_max_batch_11gb: int | None = None
+    vox1_o_eer: float | None = None
+    vox1_e_eer: float | None = None
+    vox1_h_eer: float | None = None
     counterpart: str | None = None
 
     @property
@@ -81,6 +98,15 @@ class Architecture:
     def width_step(self) -> int:
         """Widths are multiples of this: of halves, or of a half's rearranged part."""
         return {"vanilla": 1, "I": 2, "II": 4}[self.type]
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """All that encoders share whose blocks are alike and which differ in depth alone.
+
+        Whatever field an encoder gets beside those of its own is one of its kind.
+        """
+        shared = [field.name for field in fields(self) if field.name not in _OWN]
+        return tuple(getattr(self, name) for name in shared)
 
     @property
     def training(self) -> TrainingDefaults:

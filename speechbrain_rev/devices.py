@@ -6,6 +6,7 @@ Torch is imported where it is asked, so that what needs none may import this.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -132,3 +133,54 @@ def free_and_held_bytes(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+
+
+@dataclass(frozen=True)
+class CardAtHand:
+    """A GPU of this machine that was asked for its memory.
+
+    Attributes
+    ----------
+    name : str
+        Its model.
+    total_bytes, free_bytes : int
+        Its memory, and what nobody had taken when it was asked.
+    """
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+def card_at_hand(device: str) -> CardAtHand:
+    """Ask a GPU for its memory.
+
+    Parameters
+    ----------
+    device : str
+        cuda, or cuda:N for the GPU of number N.
+
+    Returns
+    -------
+    CardAtHand
+        What this process takes to ask, a few hundred MiB, is not among the free bytes.
+
+    Raises
+    ------
+    ValueError
+        If it is no such device, or there is none.
+
+    Examples
+    --------
+    >>> card_at_hand("cpu")
+    Traceback (most recent call last):
+    ...
+    ValueError: --device takes cuda, or cuda:N for the card of number N, not cpu. Without
+    a GPU name a card's memory, for instance --card=11GB.
+    """
+    import torch
+
+    advice = "Without a GPU name a card's memory, for instance --card=11GB."
+    number = named_device(device, cpu=False, advice=advice).index or 0
+    free, total = torch.cuda.mem_get_info(number)
+    return CardAtHand(torch.cuda.get_device_name(number), total, free)

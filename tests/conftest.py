@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from speechbrain_rev.planner.saved import VARIABLE
+from speechbrain_rev.planner.profile import VARIABLE
 
 
 def pytest_addoption(parser):

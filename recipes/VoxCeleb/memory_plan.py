@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from speechbrain.utils.distributed import run_on_main
 
+from speechbrain_rev.catalog.plans import in_words, plan_for_run
+from speechbrain_rev.catalog.steps import TrainingStep
 from speechbrain_rev.lobes.checkpoints import CHANNELS
-from speechbrain_rev.models.run_plan import in_words, plan_for_run
-from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.whole_files import write_whole
 
@@ -44,7 +44,7 @@ def give_modes(brain, folder):
     if knobs.max_gradient_error is not None and knobs.memory_budget is None:
         raise ValueError(
             f"max_gradient_error is {knobs.max_gradient_error}, which limits what plans of "
-            "memory_budget compress, and memory_budget is null. Give it a size, as 11GiB, "
+            "memory_budget compress, and memory_budget is null. Give it a size, as 11GB, "
             "or leave max_gradient_error out."
         )
     channels = brain.checkpointer.recoverables[CHANNELS]

@@ -22,13 +22,17 @@ from speechbrain.utils.distributed import get_local_rank
 from steps import CheckedSteps
 from training_log import Tally
 
+from speechbrain_rev.catalog.plans import in_words
+from speechbrain_rev.catalog.self_test import (
+    STEPS,
+    FreshTraining,
+    SelfTest,
+    self_test,
+    without_weights,
+)
+from speechbrain_rev.catalog.steps import TrainingStep, budget_bytes_of
 from speechbrain_rev.hparams import OptimizerWarning, placeholders, resolve
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
-from speechbrain_rev.models.first_steps import STEPS, FreshTraining, without_weights
-from speechbrain_rev.models.run_plan import in_words
-from speechbrain_rev.models.self_test import SelfTest, self_test
-from speechbrain_rev.models.training_plan import budget_bytes_of
-from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.speech import ChunkBatch, generator
 from speechbrain_rev.speech.packed import find_packed

@@ -38,7 +38,7 @@ from speechbrain_rev.inference import (
 )
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.speech import read_manifest
 from speechbrain_rev.whole_files import read_rows
 

@@ -12,15 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from speechbrain_rev import __version__
-from speechbrain_rev.cli import (
-    conversions,
-    encoders,
-    exports,
-    plans,
-    speakers,
-    speeds,
-    sweeps,
-)
+from speechbrain_rev.cli import encoders, exports, plans, speakers
 from speechbrain_rev.cli.spelling import ArgumentParser
 from speechbrain_rev.whole_files import is_of_disk
 
@@ -62,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         return _told(_words(error))
     except (MemoryError, RuntimeError) as error:
-        from speechbrain_rev.planner.room import is_out_of_memory
+        from speechbrain_rev.planner.memory import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
@@ -170,13 +162,8 @@ def _parser() -> argparse.ArgumentParser:
         help="values that override those of the file",
     )
 
-    encoders.add_commands(add)
-    plans.add_command(add)
-    sweeps.add_command(add)
-    speeds.add_command(add)
-    speakers.add_commands(add)
-    exports.add_command(add)
-    conversions.add_command(add)
+    for group in (encoders, plans, speakers, exports):
+        group.add_commands(add)
     return parser
 
 

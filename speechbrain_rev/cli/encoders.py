@@ -1,48 +1,24 @@
-"""Subcommands that compare encoders: ``models`` and ``memory``."""
+"""Subcommands that read or count what encoders take: ``models`` and ``memory``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from speechbrain_rev.cli.options import (
     CARD_HELP,
     add_names,
     add_output,
     add_speed,
-    refuse_others,
+    check_plot,
     speed_of,
     workers_for,
 )
-from speechbrain_rev.whole_files import check_file
 
 if TYPE_CHECKING:
-    from speechbrain_rev.models.breakdown_render import Cases
-
-_MODELS_DEFAULTS: dict[str, Any] = {
-    "names": [],
-    "card": None,
-    "batch": 128,
-    "frames": 200,
-    "family": [],
-    "type": [],
-    "fits": False,
-    "sort": None,
-    "reverse": False,
-    "plot": None,
-}
-_MEMORY_DEFAULTS: dict[str, Any] = {
-    "names": [],
-    "batch": 64,
-    "frames": 200,
-    "mode": None,
-    "optimizer_bits": 8,
-    "card": None,
-    "speed": None,
-    "stages": False,
-}
+    from speechbrain_rev.catalog.render import Cases
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -67,19 +43,23 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
     add_names(command)
     command.add_argument("--card", metavar="SIZE", help=f"memory, {CARD_HELP}")
     command.add_argument(
-        "--batch", type=int, help="utterances of a step (default: 128)"
+        "--batch", type=int, default=128, help="utterances of a step (default: 128)"
     )
     command.add_argument(
         "--frames",
         type=int,
+        default=200,
         help="of an utterance: 200 (2 s, the default) or 600 (6 s)",
     )
     command.add_argument(
         "--family",
         action="append",
+        default=[],
         help="resnet, revnet, df_resnet or df_revnet; may be given several times",
     )
-    command.add_argument("--type", action="append", help="vanilla, I or II; likewise")
+    command.add_argument(
+        "--type", action="append", default=[], help="vanilla, I or II; likewise"
+    )
     command.add_argument(
         "--fits", action="store_true", help="only those whose batch fits the GPU"
     )
@@ -90,14 +70,7 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
         "reconstruct, memory (in the default mode) or batch (the largest)",
     )
     command.add_argument("--reverse", action="store_true", help="largest first")
-    command.add_argument(
-        "--published",
-        action="store_true",
-        help="Tables V and VI of the paper, those of 8 bit too, beside what is counted in "
-        "their settings; takes no other option but --json",
-    )
     add_output(command)
-    command.set_defaults(**_MODELS_DEFAULTS)
 
 
 def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -106,14 +79,17 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         _memory,
         "break a training step's memory down, before and after",
         "Activations, optimizer states, weights, gradients and others of a step that "
-        "stores activations with states of 32 bit, and of one with the encoder's default "
-        "mode, or as planned for a GPU, and 8-bit states. Counted: no GPU is needed.",
+        "stores activations with 32-bit states, and of one with the encoder's default mode, "
+        "or as planned for a GPU, and 8-bit states. Counted, no GPU is needed.",
     )
     add_names(command)
-    command.add_argument("--batch", type=int, help="utterances of a step (default: 64)")
+    command.add_argument(
+        "--batch", type=int, default=64, help="utterances of a step (default: 64)"
+    )
     command.add_argument(
         "--frames",
         type=int,
+        default=200,
         help="of an utterance (default: 200, 2 s; others than 200 and 600 take seconds, "
         "and do not go with --mode=plan)",
     )
@@ -127,6 +103,7 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--optimizer_bits",
         metavar="BITS",
         type=int,
+        default=8,
         help="after: 8 (the default) or 32",
     )
     command.add_argument(
@@ -139,33 +116,20 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="also by stages of the encoder: what each holds and works with (seconds "
         "for each encoder)",
     )
-    command.add_argument(
-        "--published",
-        action="store_true",
-        help="Table I of the paper beside the same two steps counted; takes no other "
-        "option but --json and --plot",
-    )
     add_output(command)
     command.set_defaults(
-        **_MEMORY_DEFAULTS,
         less_memory="Name the encoders, which takes one process, or leave out --stages.",
     )
 
 
 def _models(parsed: argparse.Namespace) -> None:
-    from speechbrain_rev import models
+    from speechbrain_rev import catalog
+    from speechbrain_rev.sizes import parse_card
 
-    if parsed.published:
-        from speechbrain_rev.models import published_render
-
-        refuse_others(parsed, _MODELS_DEFAULTS, "Tables V and VI")
-        as_json = published_render.trainings_as_json
-        as_text = published_render.trainings_as_text
-        print(as_json() if parsed.json else as_text(), end="")
-        return
-    card_bytes = None if parsed.card is None else models.parse_card(parsed.card)
-    chosen = models.select(
-        models.Training(card_bytes, batch=parsed.batch, frames=parsed.frames),
+    check_plot(parsed.plot)
+    card_bytes = None if parsed.card is None else parse_card(parsed.card)
+    chosen = catalog.select(
+        catalog.Training(card_bytes, batch=parsed.batch, frames=parsed.frames),
         names=parsed.names,
         families=parsed.family,
         types=parsed.type,
@@ -174,27 +138,22 @@ def _models(parsed: argparse.Namespace) -> None:
         reverse=parsed.reverse,
     )
     if parsed.plot is not None:
-        from speechbrain_rev.models.picture import draw
+        from speechbrain_rev.catalog.pictures import draw_models
 
-        draw(chosen, parsed.plot)
+        draw_models(chosen, parsed.plot)
         print(f"{parsed.plot}: {len(chosen)} encoders")
         return
-    print(models.as_json(chosen) if parsed.json else models.as_text(chosen), end="")
+    render = catalog.models_json if parsed.json else catalog.models_text
+    print(render(chosen), end="")
 
 
 def _memory(parsed: argparse.Namespace) -> None:
-    from speechbrain_rev.models import breakdown_picture, breakdown_render
-    from speechbrain_rev.models.breakdown import PLAN
-    from speechbrain_rev.models.card import parse_card
-    from speechbrain_rev.models.picture import check_png
-    from speechbrain_rev.models.table import MODES
+    from speechbrain_rev.catalog import render
+    from speechbrain_rev.catalog.breakdown import PLAN
+    from speechbrain_rev.catalog.table import MODES
+    from speechbrain_rev.sizes import parse_card
 
-    if parsed.plot is not None:
-        check_png(parsed.plot)
-        check_file("--plot", parsed.plot)
-    if parsed.published:
-        _published(parsed)
-        return
+    check_plot(parsed.plot)
     card_bytes = None if parsed.card is None else parse_card(parsed.card)
     _check_mode(parsed.mode, (*MODES, PLAN))
     planned = parsed.mode == PLAN
@@ -208,19 +167,19 @@ def _memory(parsed: argparse.Namespace) -> None:
         )
     breakdowns = _planned(parsed, card_bytes) if planned else _uniform(parsed)
     if parsed.plot is not None:
-        draw = breakdown_picture.draw_breakdowns
-        if parsed.stages:
-            draw = breakdown_picture.draw_stages
+        from speechbrain_rev.catalog.pictures import draw_breakdowns, draw_stages
+
+        draw = draw_stages if parsed.stages else draw_breakdowns
         draw(breakdowns, parsed.plot, card_bytes)
         print(f"{parsed.plot}: {len(breakdowns)} encoders")
         return
-    render = breakdown_render.as_json if parsed.json else breakdown_render.as_text
-    print(render(breakdowns, card_bytes), end="")
+    show = render.breakdowns_json if parsed.json else render.breakdowns_text
+    print(show(breakdowns, card_bytes), end="")
 
 
 def _check_mode(mode: str | None, counted: Sequence[str]) -> None:
     """Refuse modes in which no step is counted."""
-    from speechbrain_rev.models.table import check_names
+    from speechbrain_rev.catalog.table import check_names
 
     if mode == "compress":
         raise ValueError(
@@ -233,7 +192,7 @@ def _check_mode(mode: str | None, counted: Sequence[str]) -> None:
 def _uniform(parsed: argparse.Namespace) -> Sequence[Cases]:
     """Break steps down in which all blocks have one mode."""
     from speechbrain_rev.architectures import ARCHITECTURES
-    from speechbrain_rev.models.breakdown import before_and_after
+    from speechbrain_rev.catalog.breakdown import before_and_after
 
     return [
         before_and_after(
@@ -249,9 +208,9 @@ def _uniform(parsed: argparse.Namespace) -> Sequence[Cases]:
 
 
 def _planned(parsed: argparse.Namespace, card_bytes: int | None) -> Sequence[Cases]:
-    """Break steps down whose blocks are planned for a card."""
-    from speechbrain_rev.models import Training, planning
-    from speechbrain_rev.models.breakdown import before_and_planned
+    """Break steps down whose blocks are planned for a GPU."""
+    from speechbrain_rev.catalog import Training, plans
+    from speechbrain_rev.catalog.breakdown import before_and_planned
 
     if card_bytes is None:
         raise ValueError(
@@ -264,7 +223,7 @@ def _planned(parsed: argparse.Namespace, card_bytes: int | None) -> Sequence[Cas
         frames=parsed.frames,
         optimizer_bits=parsed.optimizer_bits,
     )
-    encoders = planning.plan_encoders(
+    encoders = plans.plan_encoders(
         training,
         names=parsed.names,
         speed=speed_of(parsed),
@@ -272,16 +231,5 @@ def _planned(parsed: argparse.Namespace, card_bytes: int | None) -> Sequence[Cas
         progress=sys.stderr.isatty(),
     )
     if len(encoders) == 1:
-        planning.check_fits(encoders[0])
+        plans.check_fits(encoders[0])
     return [before_and_planned(encoder, stages=parsed.stages) for encoder in encoders]
-
-
-def _published(parsed: argparse.Namespace) -> None:
-    from speechbrain_rev.models import breakdown_picture, table_one
-
-    refuse_others(parsed, _MEMORY_DEFAULTS, "the two steps of Table I")
-    if parsed.plot is not None:
-        breakdown_picture.draw_table_one(parsed.plot)
-        print(f"{parsed.plot}: {len(table_one.TABLE_ONE)} encoders")
-        return
-    print(table_one.as_json() if parsed.json else table_one.as_text(), end="")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from speechbrain_rev.whole_files import check_regular
+from speechbrain_rev.whole_files import check_file, check_regular
 
 if TYPE_CHECKING:
     from speechbrain_rev.planner.timing import Speed
@@ -18,33 +18,6 @@ _MOST_WORKERS = 4
 
 #: What --card takes.
 CARD_HELP = "e.g. 11GB or 10.5GiB, both in GiB (2**30 bytes), as GPUs are sold"
-
-
-def refuse_others(
-    parsed: argparse.Namespace, defaults: Mapping[str, Any], tables: str
-) -> None:
-    """Refuse options beside --published, which shows tables as they are.
-
-    Parameters
-    ----------
-    parsed : argparse.Namespace
-        The options.
-    defaults : mapping of str to any
-        Options that do not go with it, and their values if they were not given.
-    tables : str
-        What is shown.
-
-    Raises
-    ------
-    ValueError
-        If another option was given; the message names it.
-    """
-    for name, default in defaults.items():
-        if getattr(parsed, name) != default:
-            option = "ENCODER" if name == "names" else f"--{name}"
-            raise ValueError(
-                f"--published shows {tables} of the paper as they are; leave out {option}."
-            )
 
 
 def workers_for(names: Sequence[str]) -> int:
@@ -86,7 +59,7 @@ def add_speed(command: argparse._ActionsContainer, where: str = "") -> None:
 
 
 def speed_of(parsed: argparse.Namespace) -> Speed:
-    """Read the speed that was named, or give that of the assumed card.
+    """Read the speed that was named, or give that of the assumed GPU.
 
     Parameters
     ----------
@@ -114,7 +87,7 @@ def speed_of(parsed: argparse.Namespace) -> Speed:
     if not path.is_file():
         raise FileNotFoundError(
             f"--speed: {path} is no file. Write it by `speechbrain-rev calibrate {path}`, "
-            "or leave --speed out for an assumed card."
+            "or leave --speed out for an assumed GPU."
         )
     try:
         return Speed.from_json(path.read_text(encoding="utf-8"))
@@ -126,4 +99,28 @@ def add_output(command: argparse.ArgumentParser) -> None:
     """Let a subcommand print JSON or draw a picture instead of its text."""
     output = command.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON, in bytes")
-    output.add_argument("--plot", metavar="FILE.png", help="draw a picture instead")
+    output.add_argument(
+        "--plot",
+        metavar="FILE.png",
+        help="draw a picture instead: a name that ends in .png, .pdf or .svg",
+    )
+
+
+def check_plot(path: str | None) -> None:
+    """Refuse, before any work, a picture that cannot be drawn or written.
+
+    Parameters
+    ----------
+    path : str or None
+        Its file, if one was named.
+
+    Raises
+    ------
+    ValueError
+        If its ending is none of a picture, or the file cannot be written.
+    """
+    if path is not None:
+        from speechbrain_rev.catalog.pictures import check_picture
+
+        check_picture(path)
+        check_file("--plot", path)

@@ -1,11 +1,10 @@
-"""The subcommand ``plan``: what fits a card, and how fast."""
+"""Subcommands that plan for a GPU: ``plan``, ``sweep`` and ``calibrate``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from speechbrain_rev.cli.options import (
     CARD_HELP,
@@ -13,38 +12,34 @@ from speechbrain_rev.cli.options import (
     add_output,
     add_speed,
     add_training,
-    refuse_others,
+    check_plot,
     speed_of,
     workers_for,
 )
 from speechbrain_rev.whole_files import check_file
 
-_DEFAULTS: dict[str, Any] = {
-    "names": [],
-    "batch": 128,
-    "frames": 200,
-    "optimizer_bits": 8,
-    "speed": None,
-    "save": None,
-    "plot": None,
-}
 
-
-def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand.
+def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the subcommands.
 
     Parameters
     ----------
     add : callable
         Takes a name, what runs it, a summary and details; gives the parser.
     """
+    _add_plan(add)
+    _add_sweep(add)
+    _add_calibrate(add)
+
+
+def _add_plan(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "plan",
         _plan,
         "plan what encoders keep on a GPU, so that they train as fast as fits",
         "For each encoder: memory of a training step, its time, the largest batch, and "
         "how many such GPUs make a total batch of 256. All 25 are predicted, within two "
-        "minutes; those that are named are counted, which takes up to minutes for a deep "
+        "minutes; those that are named are counted, which takes up to a minute for a deep "
         "one that hardly fits. No GPU is needed.",
     )
     add_names(command)
@@ -53,14 +48,8 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     card.add_argument(
         "--device", help="cuda or cuda:N: what is free now on the GPU of this machine"
     )
-    card.add_argument(
-        "--published",
-        action="store_true",
-        help="Table VII of the paper, GPUs of 11 GiB for a batch of 256, beside what is "
-        "counted; takes no other option but --json",
-    )
     command.add_argument(
-        "--batch", type=int, help="utterances of a step (default: 128)"
+        "--batch", type=int, default=128, help="utterances of a step (default: 128)"
     )
     add_training(command)
     add_speed(command)
@@ -71,35 +60,73 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     add_output(command)
     command.set_defaults(
-        **_DEFAULTS,
         less_memory="Name the encoders, which takes one process, and instead of --device "
-        "the card's memory, for instance --card=11GB.",
+        "the GPU's memory, for instance --card=11GB."
+    )
+
+
+def _add_sweep(add: Callable[..., argparse.ArgumentParser]) -> None:
+    command = add(
+        "sweep",
+        _sweep,
+        "find the batch that trains the most utterances a second on a GPU",
+        "Each batch between two bounds has the fastest plan that fits; a larger one uses "
+        "a device better, and takes memory from its blocks. A batch takes a second or "
+        "two, with --device=cpu half a minute or more. No GPU is needed.",
+    )
+    command.add_argument("name", metavar="ENCODER", help="e.g. revnet57")
+    command.add_argument(
+        "--card", metavar="SIZE", required=True, help=f"memory, {CARD_HELP}"
+    )
+    command.add_argument(
+        "--batches",
+        metavar="FIRST:LAST[:STEP]",
+        default="16:256:16",
+        help="sizes to be tried (default: 16:256:16)",
+    )
+    add_training(command)
+    times = command.add_mutually_exclusive_group()
+    times.add_argument(
+        "--device",
+        help="cpu, cuda or cuda:N: take times there, of a shallow encoder at each batch "
+        "(default: estimate them from counts of operations)",
+    )
+    add_speed(times)
+    add_output(command)
+    command.set_defaults(
+        less_memory="Give smaller --batches, or leave out --device, which estimates times."
+    )
+
+
+def _add_calibrate(add: Callable[..., argparse.ArgumentParser]) -> None:
+    command = add(
+        "calibrate",
+        _calibrate,
+        "measure how fast a device trains, for --speed of plan, sweep and memory",
+        "Blocks of all kinds are timed in all modes, and the speed that explains their "
+        "times best is written. Two minutes or more on a CPU.",
+    )
+    command.add_argument("file", metavar="SPEED.json", help="where it is written")
+    command.add_argument(
+        "--device", default="cpu", help="cpu (the default), cuda or cuda:N"
+    )
+    command.set_defaults(
+        less_memory="End what else uses the device, or give another --device."
     )
 
 
 def _plan(parsed: argparse.Namespace) -> None:
-    from speechbrain_rev.models import Training, parse_card
+    from speechbrain_rev.catalog import Training
+    from speechbrain_rev.sizes import parse_card
 
-    if parsed.published:
-        from speechbrain_rev.models import published_render
-
-        refuse_others(parsed, _DEFAULTS, "the cards of Table VII")
-        as_json = published_render.cards_as_json
-        as_text = published_render.cards_as_text
-        print(as_json() if parsed.json else as_text(), end="")
-        return
-    if parsed.save is not None and len(set(parsed.names)) != 1:
-        raise ValueError("--save writes the plan of one encoder; name one.")
-    if parsed.plot is not None:
-        from speechbrain_rev.models.picture import check_png
-
-        check_png(parsed.plot)
-    for option in ("save", "plot"):
-        if getattr(parsed, option) is not None:
-            check_file(f"--{option}", getattr(parsed, option))
+    if parsed.save is not None:
+        if len(set(parsed.names)) != 1:
+            raise ValueError("--save writes the plan of one encoder; name one.")
+        check_file("--save", parsed.save)
+    check_plot(parsed.plot)
     at_hand = None
     if parsed.device is not None:
-        from speechbrain_rev.models.card_at_hand import card_at_hand
+        from speechbrain_rev.devices import card_at_hand
 
         at_hand = card_at_hand(parsed.device)
     training = Training(
@@ -109,9 +136,9 @@ def _plan(parsed: argparse.Namespace) -> None:
         optimizer_bits=parsed.optimizer_bits,
     )
 
-    from speechbrain_rev.models import planning, planning_render
+    from speechbrain_rev.catalog import plans, render
 
-    encoders = planning.plan_encoders(
+    encoders = plans.plan_encoders(
         training,
         names=parsed.names,
         speed=speed_of(parsed),
@@ -119,14 +146,71 @@ def _plan(parsed: argparse.Namespace) -> None:
         progress=sys.stderr.isatty(),
     )
     if len(encoders) == 1:
-        planning.check_fits(encoders[0])
+        plans.check_fits(encoders[0])
     if parsed.save is not None:
         encoders[0].as_plan().save(parsed.save)
     if parsed.plot is not None:
-        from speechbrain_rev.models.planning_picture import draw_plans
+        from speechbrain_rev.catalog.pictures import draw_plans
 
         draw_plans(encoders, parsed.plot)
         print(f"{parsed.plot}: {len(encoders)} encoders")
         return
-    render = planning_render.as_json if parsed.json else planning_render.as_text
-    print(render(encoders, at_hand), end="")
+    show = render.plans_json if parsed.json else render.plans_text
+    print(show(encoders, at_hand), end="")
+
+
+def _sweep(parsed: argparse.Namespace) -> None:
+    from speechbrain_rev.architectures import architecture
+    from speechbrain_rev.catalog import Training
+    from speechbrain_rev.sizes import parse_card
+
+    check_plot(parsed.plot)
+    row = architecture(parsed.name)
+    card_bytes = parse_card(parsed.card)
+
+    from speechbrain_rev.catalog import plans, render
+
+    batches = plans.parse_batches(parsed.batches)
+    training = Training(
+        card_bytes, batches[0], parsed.frames, optimizer_bits=parsed.optimizer_bits
+    )
+    swept = plans.sweep_encoder(
+        row,
+        training,
+        batches,
+        device=parsed.device,
+        speed=speed_of(parsed),
+        progress=sys.stderr.isatty(),
+    )
+    if parsed.plot is not None:
+        from speechbrain_rev.catalog.pictures import draw_sweep
+
+        draw_sweep(swept, parsed.plot)
+        print(f"{parsed.plot}: {len(swept.sweep.plans)} batches")
+        return
+    show = render.sweep_json if parsed.json else render.sweep_text
+    print(show(swept), end="")
+
+
+def _calibrate(parsed: argparse.Namespace) -> None:
+    check_file("SPEED.json", parsed.file)
+
+    from speechbrain_rev.catalog import steps
+    from speechbrain_rev.devices import timed_device
+    from speechbrain_rev.whole_files import write_whole
+
+    device = timed_device(parsed.device)
+    shown = sys.stderr.isatty()
+    if not shown:
+        names = ", ".join(steps.CALIBRATED)
+        words = f"Blocks of {names} are timed on {device}: minutes on a CPU."
+        print(words, file=sys.stderr, flush=True)
+    speed = steps.calibrate(device, progress=shown)
+    write_whole(parsed.file, speed.to_json())
+    print(
+        f"{parsed.file}: {speed.flops_per_second / 1e9:.3g} GFLOP/s, "
+        f"{speed.bytes_per_second / 1e9:.3g} GB/s, "
+        f"{speed.operations_per_second:.3g} operations/s"
+    )
+    for name, value in speed.about.items():
+        print(f"{name}: {value}")

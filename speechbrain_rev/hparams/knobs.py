@@ -235,7 +235,7 @@ KNOBS = {
         null=True,
         reads=lambda text: text == "auto" or parse_size(text) is not None,
         form="a size such as 11GB, 10.5GiB or 800MB, or auto",
-        why="A card that is sold as 11GB has 11GiB, of 2**30 bytes; 11GB are 1e9 each.",
+        why="11GB is 11 GiB (2**30 bytes each), as a GPU sold as 11 GB has.",
     ),
     "max_gradient_error": Knob("float", null=True, above=0, at_most=1),
     "plan_file": _FILE,

@@ -6,25 +6,291 @@ multiple-choice knapsack. The paper fills a table over bytes from the first bloc
 Here dynamic programming goes from the last block back, over what the rest of the
 network needs at its peak: so the worst moment of each block counts, as does what each
 pair of neighbouring modes costs, and one pass answers every budget.
+
+Where compression makes an error in the gradient, a price on it is added to the time, as in
+Lagrangian relaxation: each answer of the knapsack is a point of (error, time), and the next
+price is the slope between the best point below the limit and the one above it. What is then
+left of the limit is used by changing single blocks, from there and from the plan of the
+least error.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.planner.problem import (
-    Cost,
-    Infeasible,
-    Problem,
-    peak_bytes,
-    squared_error,
-)
+from speechbrain_rev.sizes import size_text
+
+# Times are added as whole picoseconds: the same times in another order are then equal.
+PICOSECONDS = 10**12
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a block costs in one mode, after one mode of the block before it.
+
+    Attributes
+    ----------
+    held_bytes : int
+        Added to what is held between the block's forward and its backward pass;
+        negative where a boundary between modes lets go of something.
+    working_bytes : int
+        At the worst moment of its passes, above what the blocks before it hold.
+    seconds : float
+        Of its forward and backward pass.
+    squared_error : float
+        Square of what it puts into the gradient, as a part of the gradient's norm; of
+        several blocks these add up. 0 in every mode but "compress".
+
+    Examples
+    --------
+    >>> Cost(held_bytes=8, working_bytes=9, seconds=0.001).picoseconds
+    1000000000
+    """
+
+    held_bytes: int
+    working_bytes: int
+    seconds: float
+    squared_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        sizes: tuple[object, ...] = self.held_bytes, self.working_bytes
+        for given in sizes:
+            if not isinstance(given, Integral):
+                raise ValueError(
+                    f"{given!r} are no whole bytes; give an integer, rounded up."
+                )
+        if self.working_bytes < 0 or not 0 <= self.seconds < math.inf:
+            raise ValueError(
+                f"working_bytes is {self.working_bytes} and seconds {self.seconds}; "
+                "neither may be negative, nor the time infinite or NaN. Only "
+                "held_bytes may be below zero."
+            )
+        if not 0 <= self.squared_error < math.inf:
+            raise ValueError(
+                f"squared_error is {self.squared_error}; it must be finite and not "
+                "negative."
+            )
+
+    @property
+    def picoseconds(self) -> int:
+        """The time as a whole number, for sums that do not depend on their order."""
+        return round(self.seconds * PICOSECONDS)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A chain of blocks, the mode of each of which is to be chosen.
+
+    Attributes
+    ----------
+    base_bytes : int
+        Alive before the first block.
+    blocks : sequence of mapping
+        For each block its costs by (mode of the block before, own mode). Before the
+        first block the mode is None. A pair that is missing is not allowed.
+    after_bytes : int
+        What follows the last block works on, above what all blocks hold.
+
+    Examples
+    --------
+    >>> store, reconstruct = Cost(8, 9, 1.0), Cost(0, 9, 1.5)
+    >>> costs = {(None, "store"): store, (None, "reconstruct"): reconstruct}
+    >>> problem = Problem(base_bytes=100, blocks=[costs], after_bytes=2)
+    >>> peak_bytes(problem, ["store"]), peak_bytes(problem, ["reconstruct"])
+    (110, 109)
+    >>> seconds(problem, ["reconstruct"])
+    1.5
+    """
+
+    base_bytes: int
+    blocks: Sequence[Mapping[tuple[str | None, str], Cost]]
+    after_bytes: int
+
+    def __post_init__(self) -> None:
+        if min(self.base_bytes, self.after_bytes) < 0 or not self.blocks:
+            raise ValueError(
+                f"base_bytes is {self.base_bytes}, after_bytes {self.after_bytes} and "
+                f"there are {len(self.blocks)} blocks; bytes may not be negative, and "
+                "at least one block is needed."
+            )
+        reached: set[str | None] = {None}
+        for index, costs in enumerate(self.blocks):
+            following: set[str | None] = {own for b, own in costs if b in reached}
+            if not following:
+                raise ValueError(
+                    f"Block {index} follows {_words(reached)}, but its costs are for "
+                    f"{_words(costs) or 'nothing'}. Add a cost for a pair that starts "
+                    "with a mode the block before can have."
+                )
+            reached = following
+        # The sums below are of int64.
+        every = [cost for costs in self.blocks for cost in costs.values()]
+        most = max(abs(c.held_bytes) + c.working_bytes for c in every)
+        slowest = max(cost.seconds for cost in every)
+        if (
+            self.base_bytes + self.after_bytes + len(self.blocks) * most >= 2**62
+            or len(self.blocks) * slowest * PICOSECONDS >= 2**62
+        ):
+            raise ValueError(
+                f"One of {len(self.blocks)} blocks costs {most} bytes or {slowest} "
+                "seconds; all together may reach 2**62 bytes and 50 days. Are the "
+                "units bytes and seconds?"
+            )
+
+
+class Infeasible(ValueError):
+    """No choice of modes fits into the budget.
+
+    Attributes
+    ----------
+    needed_bytes : int
+        The least peak of any choice.
+    budget_bytes : int
+        What was allowed.
+    remedy : str
+        What to do about it.
+
+    Examples
+    --------
+    >>> print(Infeasible(needed_bytes=3 * 2**30, budget_bytes=2 * 2**30))
+    Even the lightest plan peaks at 3.000 GiB (3221225472 bytes), but the budget is
+    2.000 GiB (2147483648 bytes). Raise the budget, or lower the batch size or the
+    length of the segments.
+    """
+
+    def __init__(
+        self,
+        needed_bytes: int,
+        budget_bytes: int,
+        remedy: str = "Raise the budget, or lower the batch size or the length of the "
+        "segments.",
+    ) -> None:
+        super().__init__(needed_bytes, budget_bytes, remedy)
+        self.needed_bytes = needed_bytes
+        self.budget_bytes = budget_bytes
+        self.remedy = remedy
+
+    @property
+    def lacking_bytes(self) -> int:
+        """By how much the budget is too small."""
+        return self.needed_bytes - self.budget_bytes
+
+    def with_remedy(self, remedy: str) -> Infeasible:
+        """Give the error with another remedy."""
+        return Infeasible(self.needed_bytes, self.budget_bytes, remedy)
+
+    def __str__(self) -> str:
+        return (
+            f"Even the lightest plan peaks at {size_text(self.needed_bytes)} "
+            f"({self.needed_bytes} bytes), but the budget is "
+            f"{size_text(self.budget_bytes)} ({self.budget_bytes} bytes). {self.remedy}"
+        )
+
+
+def peak_bytes(problem: Problem, modes: Sequence[str]) -> int:
+    """Bytes at the worst moment of a training step with these modes.
+
+    Parameters
+    ----------
+    problem : Problem
+        The chain and its costs.
+    modes : sequence of str
+        One mode for each block.
+
+    Returns
+    -------
+    int
+        For every block, what the blocks before it hold and what it works on must fit,
+        and so must what follows the last block: the largest of these.
+
+    Raises
+    ------
+    ValueError
+        If there are more or fewer modes than blocks, or a pair is not allowed.
+    """
+    peak, held = 0, problem.base_bytes
+    for cost in _chosen(problem, modes):
+        peak = max(peak, held + cost.working_bytes)
+        held += cost.held_bytes
+    return max(peak, held + problem.after_bytes)
+
+
+def seconds(problem: Problem, modes: Sequence[str]) -> float:
+    """Time of a training step with these modes.
+
+    Parameters
+    ----------
+    problem : Problem
+        The chain and its costs.
+    modes : sequence of str
+        One mode for each block.
+
+    Returns
+    -------
+    float
+        The sum over the blocks.
+
+    Raises
+    ------
+    ValueError
+        As :func:`peak_bytes`.
+    """
+    return math.fsum(cost.seconds for cost in _chosen(problem, modes))
+
+
+def squared_error(problem: Problem, modes: Sequence[str]) -> float:
+    """Square of the gradient's relative error with these modes.
+
+    Parameters
+    ----------
+    problem : Problem
+        The chain and its costs.
+    modes : sequence of str
+        One mode for each block.
+
+    Returns
+    -------
+    float
+        The sum over the blocks, whose errors are taken as independent.
+
+    Raises
+    ------
+    ValueError
+        As :func:`peak_bytes`.
+    """
+    return math.fsum(cost.squared_error for cost in _chosen(problem, modes))
+
+
+def _chosen(problem: Problem, modes: Sequence[str]) -> list[Cost]:
+    if len(modes) != len(problem.blocks):
+        raise ValueError(
+            f"There are {len(modes)} modes for {len(problem.blocks)} blocks; give one "
+            "for each."
+        )
+    chosen = []
+    before: str | None = None
+    for index, (own, costs) in enumerate(zip(modes, problem.blocks, strict=True)):
+        if (before, own) not in costs:
+            raise ValueError(
+                f"Block {index} cannot be {own!r} after {before!r}; its pairs are "
+                f"{_words(costs)}."
+            )
+        chosen.append(costs[before, own])
+        before = own
+    return chosen
+
+
+def _words(items: Iterable[object]) -> str:
+    return ", ".join(sorted(repr(item) for item in items))
+
 
 #: Ways to run the rest of the network that are kept at each block.
 STATES = 10_000
@@ -32,13 +298,11 @@ STATES = 10_000
 #: By how much a sum of errors may be above its limit by rounding alone.
 ROUNDING = 1e-9
 
-# Of the coefficients that scipy's solver sees.
-_LARGEST = 1e5
+# Prices of errors that are tried; each but the last is nearer to the best one.
+_PRICES = 50
 
 
-def solve(
-    problem: Problem, budget_bytes: int, *, exact: bool = False, states: int = STATES
-) -> list[str]:
+def solve(problem: Problem, budget_bytes: int, *, states: int = STATES) -> list[str]:
     """Choose the fastest modes whose peak is within the budget.
 
     Of equally fast choices (to the picosecond) it is the one with the lowest peak.
@@ -49,10 +313,6 @@ def solve(
         The chain and its costs.
     budget_bytes : int
         What the peak may reach.
-    exact : bool
-        Whether to ask scipy's mixed-integer solver instead: seconds for 60 blocks of
-        five modes, but no end may be in sight where many choices come close to the
-        budget. Of equally fast choices it gives any.
     states : int
         Ways to run the rest of the network that are kept at each block, for each mode
         before it, at least 2. With more of them the choice may be nearer to the
@@ -68,8 +328,6 @@ def solve(
     ------
     Infeasible
         If no choice is within the budget.
-    ArithmeticError
-        If ``exact`` and the solver's tolerances do not suffice for these bytes.
 
     Examples
     --------
@@ -79,8 +337,8 @@ def solve(
     >>> problem = Problem(base_bytes=100, blocks=[first, later, later], after_bytes=0)
     >>> solve(problem, 117)
     ['store', 'reconstruct', 'store']
-    >>> solve(problem, 117, exact=True).count("store"), lightest(problem)
-    (2, ['reconstruct', 'reconstruct', 'store'])
+    >>> lightest(problem)
+    ['reconstruct', 'reconstruct', 'store']
     """
     if states < 2:
         raise ValueError(f"states is {states}; at least 2 are needed.")
@@ -88,8 +346,6 @@ def solve(
     needs = problem.base_bytes + fronts[0][None].need_bytes
     if budget_bytes < needs[0]:
         raise Infeasible(needed_bytes=int(needs[0]), budget_bytes=budget_bytes)
-    if exact:
-        return solve_exactly(problem, budget_bytes)
     return _read(fronts, int(np.searchsorted(needs, budget_bytes, side="right")) - 1)
 
 
@@ -216,10 +472,10 @@ def _read(fronts: list[dict[str | None, _Front]], state: int) -> list[str]:
     return modes
 
 
-def solve_exactly(
-    problem: Problem, budget_bytes: int, max_squared_error: float = np.inf
+def solve_capped(
+    problem: Problem, budget_bytes: int, max_squared_error: float
 ) -> list[str]:
-    """Find the fastest path through the modes with scipy's mixed-integer solver.
+    """Choose fast modes whose peak is within the budget and error within the limit.
 
     Parameters
     ----------
@@ -227,6 +483,72 @@ def solve_exactly(
         The chain and its costs.
     budget_bytes : int
         What the peak may reach.
+    max_squared_error : float
+        What the sum of the squared errors may reach; 0 for lossless modes.
+
+    Returns
+    -------
+    list of str
+        The mode of each block. Another choice may be faster: tests hold that there is one
+        for at most 3 % of random chains of up to 6 blocks, whose times are less than 0.5 %
+        above the fastest on average, and that chains of 40 and 120 blocks are within 1 %
+        of the exact solver.
+
+    Raises
+    ------
+    Infeasible
+        If no choice is known to be within both.
+    ValueError
+        If even without a budget no choice has so small an error.
+
+    Examples
+    --------
+    >>> costs = {"store": Cost(8, 8, 1.0), "compress": Cost(2, 8, 1.2, 1e-4)}
+    >>> costs["recompute"] = Cost(1, 9, 1.5)
+    >>> first = {(None, mode): cost for mode, cost in costs.items()}
+    >>> later = {(before, mode): costs[mode] for before in costs for mode in costs}
+    >>> problem = Problem(base_bytes=0, blocks=[first, later, later], after_bytes=0)
+    >>> [solve_capped(problem, 12, limit).count("compress") for limit in (0, 1e-4, 1)]
+    [0, 1, 2]
+    """
+    try:
+        fastest = solve(problem, budget_bytes)
+        if _within(problem, fastest, max_squared_error):
+            return fastest
+        careful = solve(_priced(problem, max_squared_error, None), budget_bytes)
+    except Infeasible:
+        careful = None
+    if careful is None or not _within(problem, careful, max_squared_error):
+        least = lightest_capped(problem, max_squared_error)
+        raise Infeasible(peak_bytes(problem, least), budget_bytes)
+    above, below = fastest, careful
+    for _ in range(_PRICES):
+        gained = squared_error(problem, above) - squared_error(problem, below)
+        price = (seconds(problem, below) - seconds(problem, above)) / gained
+        if price <= 0:
+            break
+        found = solve(_priced(problem, max_squared_error, price), budget_bytes)
+        known = _value(problem, below, price)
+        if _value(problem, found, price) >= known * (1 - ROUNDING):
+            break
+        if _within(problem, found, max_squared_error):
+            below = found
+        else:
+            above = found
+    repaired = [
+        _repaired(problem, modes, budget_bytes, max_squared_error)
+        for modes in (below, careful)
+    ]
+    return min(repaired, key=lambda modes: seconds(problem, modes))
+
+
+def lightest_capped(problem: Problem, max_squared_error: float) -> list[str]:
+    """Choose the modes of the lowest peak whose error is within the limit.
+
+    Parameters
+    ----------
+    problem : Problem
+        The chain and its costs.
     max_squared_error : float
         What the sum of the squared errors may reach.
 
@@ -237,71 +559,80 @@ def solve_exactly(
 
     Raises
     ------
-    ArithmeticError
-        If the solver's tolerances do not suffice, or there is no such choice.
+    ValueError
+        If no choice has so small an error.
     """
-    from scipy.optimize import LinearConstraint, milp
-
-    count = len(problem.blocks)
-    pairs = [(i, *pair) for i, costs in enumerate(problem.blocks) for pair in costs]
-    costs = [cost for costs in problem.blocks for cost in costs.values()]
-    # A node is a block with the mode before it. A pair of modes leads from one to the
-    # next; as many pairs leave a node as lead to it, and one leaves the first.
-    begins = [(i, before) for i, before, _ in pairs]
-    ends = [(i + 1, own) for i, _, own in pairs]
-    nodes = [node for node in dict.fromkeys([*begins, *ends]) if node[0] < count]
-    flow = [
-        [
-            (end == node) - (begin == node)
-            for begin, end in zip(begins, ends, strict=True)
-        ]
-        for node in nodes
-    ]
-    source = [-(node == (0, None)) for node in nodes]
-
-    block = np.array([i for i, _, _ in pairs])
-    moment = np.arange(count + 1)[:, None]
-    held_bytes = np.array([cost.held_bytes for cost in costs])
-    working_bytes = np.array([cost.working_bytes for cost in costs])
-    peaks = held_bytes * (block < moment) + working_bytes * (block == moment)
-    room = np.full(count + 1, budget_bytes - problem.base_bytes)
-    room[-1] -= problem.after_bytes
-
-    # The solver's tolerances are absolute: large numbers make them small in bytes.
-    byte_unit = max(1, int(np.abs(peaks).max())) / _LARGEST
-    times = np.array([cost.seconds for cost in costs])
-    errors = np.array([cost.squared_error for cost in costs])
-    error_unit = (min(float(errors.max()), max_squared_error) or 1.0) / _LARGEST
-    limits = [LinearConstraint(errors / error_unit, ub=max_squared_error / error_unit)]
-    answer = milp(
-        times * (_LARGEST / (times.max() or 1.0)),
-        integrality=np.ones(len(pairs)),
-        bounds=(0, 1),
-        constraints=[
-            LinearConstraint(np.array(flow), source, source),
-            LinearConstraint(peaks / byte_unit, ub=room / byte_unit),
-            *(limits if np.isfinite(max_squared_error) else []),
-        ],
-        options={"mip_rel_gap": 0.0},
+    free = lightest(problem)
+    if _within(problem, free, max_squared_error):
+        return free
+    for modes in frontier(_priced(problem, max_squared_error, None)):
+        if _within(problem, modes, max_squared_error):
+            return modes
+    raise ValueError(
+        f"No choice of modes has a squared error of at most {max_squared_error:g}. Allow "
+        "more, or lossless modes for every block."
     )
-    if answer.x is None:
-        raise ArithmeticError(
-            f"scipy's solver found no plan, though there is one: {answer.message} Use "
-            "exact=False."
-        )
-    modes = [
-        own for (_, _, own), taken in zip(pairs, answer.x, strict=True) if taken > 0.5
-    ]
-    peak = peak_bytes(problem, modes)
-    if peak > budget_bytes:
-        raise ArithmeticError(
-            f"The plan of scipy's solver peaks at {peak} bytes but the budget is "
-            f"{budget_bytes}: its tolerance is larger than that. Use exact=False."
-        )
-    error = squared_error(problem, modes)
-    if error > max_squared_error * (1 + ROUNDING):
-        raise ArithmeticError(
-            f"The plan of scipy's solver has a squared error of {error:g}, above "
-            f"{max_squared_error:g}: its tolerance is larger than that. Use exact=False."
-        )
-    return modes
+
+
+def _within(problem: Problem, modes: Sequence[str], limit: float) -> bool:
+    return squared_error(problem, modes) <= limit * (1 + ROUNDING)
+
+
+def _value(problem: Problem, modes: Sequence[str], price: float) -> float:
+    return seconds(problem, modes) + price * squared_error(problem, modes)
+
+
+def _priced(problem: Problem, limit: float, price: float | None) -> Problem:
+    """Add the error to the time, for a price; None to count the error alone.
+
+    Times are brought to seconds or less, which a solver counts to the picosecond.
+    """
+    slowest = max(cost.seconds for costs in problem.blocks for cost in costs.values())
+
+    def priced(cost: Cost) -> Cost:
+        # What is above the limit by itself is beyond it, however far.
+        shares = min(cost.squared_error / limit, 2.0) if limit else float(_lossy(cost))
+        if price is None:
+            return replace(cost, seconds=shares)
+        per_share = price * limit
+        whole = cost.seconds + per_share * shares
+        return replace(cost, seconds=whole / (slowest + 2 * per_share))
+
+    blocks = [{pair: priced(c) for pair, c in b.items()} for b in problem.blocks]
+    return replace(problem, blocks=blocks)
+
+
+def _lossy(cost: Cost) -> bool:
+    return cost.squared_error > 0
+
+
+def _repaired(
+    problem: Problem, modes: list[str], budget_bytes: int, limit: float
+) -> list[str]:
+    """Change one block at a time, whichever gains most, while all stays within limits."""
+    best, least = modes, seconds(problem, modes)
+    while True:
+        start = best
+        for changed in _neighbours(problem, start):
+            time = seconds(problem, changed)
+            if (
+                time < least
+                and _within(problem, changed, limit)
+                and peak_bytes(problem, changed) <= budget_bytes
+            ):
+                best, least = changed, time
+        if best is start:
+            return best
+
+
+def _neighbours(problem: Problem, modes: list[str]) -> list[list[str]]:
+    """List the choices that differ in one block, and whose pairs are allowed."""
+    found = []
+    last = len(modes) - 1
+    for i, costs in enumerate(problem.blocks):
+        before = modes[i - 1] if i else None
+        for earlier, own in costs:
+            follows = i == last or (own, modes[i + 1]) in problem.blocks[i + 1]
+            if earlier == before and own != modes[i] and follows:
+                found.append([*modes[:i], own, *modes[i + 1 :]])
+    return found

@@ -1,12 +1,10 @@
-"""What can be planned: named blocks, each with the modes that it can have.
-
-Encoders are such networks by themselves. Any other module becomes one by naming blocks:
-those of reversible chains reconstruct, all can store, recompute or compress.
-"""
+"""What can be planned: named blocks, each with the modes that it can have."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -46,7 +44,7 @@ class Network(Protocol):
     """What a planner asks of a network."""
 
     def named_blocks(self) -> Mapping[str, nn.Module]:
-        """Give the blocks by name; the order in which they run is found by running them.
+        """Give the blocks by name; in which order they run is seen when they do.
 
         Blocks of one chain have names with the same beginning, up to the last dot.
         """
@@ -98,10 +96,10 @@ class NamedBlocks:
             for name, chain in chains.items()
             for i in range(len(chain.blocks))
         }
-        found = chosen_blocks(module, blocks) if blocks or not chains else {}
+        chosen = chosen_blocks(module, blocks) if blocks or not chains else {}
         # A module that is a chain itself has the name "", which all names begin with.
         inside = tuple(f"{name}.".lstrip(".") for name in chains)
-        self._named = [name for name in found if not f"{name}.".startswith(inside)]
+        self._named = [name for name in chosen if not f"{name}.".startswith(inside)]
         self._blocks = {
             name: module.get_submodule(name) for name in (*self._named, *self._chained)
         }
@@ -191,8 +189,8 @@ class NamedBlocks:
                 self.module.compression = self.compression  # type: ignore[assignment]
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """Make blocks that are no couplings tell of their moments for a while."""
+    def watched(self) -> Iterator[None]:
+        """Let blocks that are no couplings report their moments for a while."""
         with contextlib.ExitStack() as hooks:
             for name in self._named:
                 block = self._blocks[name]
@@ -202,8 +200,8 @@ class NamedBlocks:
                         "planned. Name other blocks."
                     )
                 for handle in (
-                    block.register_forward_pre_hook(_tell_begin),
-                    block.register_forward_hook(_tell_end),
+                    block.register_forward_pre_hook(_begins),
+                    block.register_forward_hook(_ends),
                 ):
                     hooks.callback(handle.remove)
             yield
@@ -235,18 +233,25 @@ def keeping_modes(network: Network) -> Iterator[None]:
         network.set_mode(kept)
 
 
-def compare_next(network: Network) -> None:
-    """Let chains compare their streams in the next step, which then holds most."""
+def compare_next(network: Network) -> bool:
+    """Let chains compare their streams in the next step, which then holds most.
+
+    Returns
+    -------
+    bool
+        Whether there are chains, for which the next step is then as a first one.
+    """
     module: nn.Module = getattr(network, "module", cast(nn.Module, network))
-    for chain in module.modules():
-        if isinstance(chain, ReversibleChain):
-            chain.monitor.restart()
+    chains = [m for m in module.modules() if isinstance(m, ReversibleChain)]
+    for chain in chains:
+        chain.monitor.restart()
+    return bool(chains)
 
 
-def telling(network: Network) -> contextlib.AbstractContextManager[None]:
-    """Make blocks tell of their moments for a while, where they do not by themselves."""
+def watched(network: Network) -> contextlib.AbstractContextManager[None]:
+    """Let blocks report their moments for a while, where they do not by themselves."""
     own: Callable[[], contextlib.AbstractContextManager[None]] | None
-    own = getattr(network, "telling", None)
+    own = getattr(network, "watched", None)
     return contextlib.nullcontext() if own is None else own()
 
 
@@ -256,14 +261,14 @@ def _mode_of(block: nn.Module) -> Mode:
     return Mode.RECOMPUTE if recomputes(block) else Mode.STORE
 
 
-def _tell_begin(block: nn.Module, _: Any) -> None:
+def _begins(block: nn.Module, _: Any) -> None:
     tell(block, Moment.FORWARD_BEGINS)
 
 
-def _tell_end(block: nn.Module, _: Any, outputs: Any) -> None:
-    found = [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
-    wanted = [y for y in found if y.requires_grad]
-    if not found:
+def _ends(block: nn.Module, _: Any, outputs: Any) -> None:
+    tensors = [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
+    wanted = [y for y in tensors if y.requires_grad]
+    if not tensors:
         raise ValueError(
             f"{type(block).__name__} returns no tensor and cannot be planned: name other "
             "blocks."
@@ -330,7 +335,7 @@ def give(
     ValueError
         If it cannot have one of them.
     """
-    with contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as restored:
         if channels is not None:
             encoder = cast(Any, network)
             if not hasattr(network, "set_channels"):
@@ -340,9 +345,9 @@ def give(
                 )
             kept = list(encoder.channels)
             encoder.set_channels(channels)
-            undo.callback(encoder.set_channels, kept)
+            restored.callback(encoder.set_channels, kept)
         network.set_mode(modes)
-        undo.pop_all()
+        restored.pop_all()
 
 
 def not_made_for(
@@ -381,4 +386,127 @@ def not_made_for(
     )
 
 
+def warn_caller(message: str) -> None:
+    """Warn whoever called this package, from however deep within it."""
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+_PACKAGE = f"{__name__.partition('.')[0]}."
 _ASKED = ("named_blocks", "allowed_modes", "block_modes", "set_mode")
+
+
+class View:
+    """A network with the modes that a plan may give; all but these it leaves alone.
+
+    Parameters
+    ----------
+    network : Network
+        The network.
+    """
+
+    def __init__(self, network: Network) -> None:
+        #: The network itself.
+        self.network = network
+
+    def named_blocks(self) -> Mapping[str, nn.Module]:
+        """Give the blocks by name."""
+        return self.network.named_blocks()
+
+    def allowed_modes(self) -> Mapping[str, tuple[Mode, ...]]:
+        """Name the blocks and say which modes each can have."""
+        return self.network.allowed_modes()
+
+    def block_modes(self) -> Mapping[str, Mode]:
+        """Name the blocks and say which mode each has."""
+        return self.network.block_modes()
+
+    def set_mode(self, mode: Mapping[str, Mode | str]) -> None:
+        """Give blocks modes, by their names."""
+        self.network.set_mode(mode)
+
+    @property
+    def module(self) -> nn.Module:
+        """What the blocks are in."""
+        network = cast(nn.Module, self.network)
+        module: nn.Module = getattr(network, "module", network)
+        return module
+
+    @property
+    def channels(self) -> Sequence[int | None] | None:
+        """Channels at a time, at each level of an encoder; None of another network."""
+        return getattr(self.network, "channels", None)
+
+    def watched(self) -> contextlib.AbstractContextManager[None]:
+        """Let blocks that are no couplings report their moments for a while."""
+        return watched(self.network)
+
+
+class Without(View):
+    """A network some of whose blocks are not to have a mode.
+
+    Parameters
+    ----------
+    network : Network
+        The network.
+    mode : Mode
+        The mode.
+    names : collection of str
+        Of those blocks.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.planner.network import as_network
+    >>> from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
+    >>> chain = ReversibleChain(AdditiveCoupling(nn.Tanh(), nn.Tanh()) for _ in range(2))
+    >>> network = Without(as_network(chain), Mode.RECONSTRUCT, ["blocks.1"])
+    >>> {name: len(modes) for name, modes in network.allowed_modes().items()}
+    {'blocks.0': 3, 'blocks.1': 2}
+    """
+
+    def __init__(self, network: Network, mode: Mode, names: Collection[str]) -> None:
+        super().__init__(network)
+        self._mode, self._names = mode, frozenset(names)
+
+    def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
+        """Name the blocks and say which modes each can have."""
+        return {
+            name: tuple(
+                m for m in modes if m is not self._mode or name not in self._names
+            )
+            for name, modes in self.network.allowed_modes().items()
+        }
+
+
+class Compressible(View):
+    """A network some of whose blocks may compress.
+
+    Parameters
+    ----------
+    network : Network
+        The network.
+    names : collection of str or None
+        Of those blocks; None for all that can.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.planner.network import as_network
+    >>> network = as_network(nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU()), "*")
+    >>> modes = Compressible(network, ["0"]).allowed_modes()
+    >>> [mode.value for mode in modes["0"]], len(modes["1"])
+    (['store', 'recompute', 'compress'], 2)
+    """
+
+    def __init__(self, network: Network, names: Collection[str] | None = None) -> None:
+        super().__init__(network)
+        self._names = names
+
+    def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
+        """Name the blocks and say which modes each can have."""
+        lossless = self.network.allowed_modes()
+        every = with_compression(lossless)
+        if self._names is None:
+            return every
+        return {n: (every if n in self._names else lossless)[n] for n in lossless}

@@ -3,21 +3,54 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from speechbrain_rev.planner import documents
-from speechbrain_rev.planner.network import as_network, give, not_made_for
+from speechbrain_rev.planner.knapsack import Infeasible
+from speechbrain_rev.planner.memory import live_bytes_peak, unless_memory_runs_out
+from speechbrain_rev.planner.network import (
+    as_network,
+    give,
+    not_made_for,
+)
+from speechbrain_rev.planner.probe import checked_limit, without_optimizer
+from speechbrain_rev.planner.profile import Profile
+from speechbrain_rev.planner.profiling import Profiler, profiler_of
+from speechbrain_rev.planner.step import Channels, NoStep, Step, Trial, step_of
+from speechbrain_rev.planner.timing import ASSUMED
+from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import Mode
-from speechbrain_rev.sizes import size_text
+from speechbrain_rev.sizes import (
+    card_for,
+    enough_text,
+    largest_within,
+    reserve_of,
+    size_text,
+    whole_bytes,
+)
 from speechbrain_rev.whole_files import check_path, check_regular, write_whole
 
 # A step of more, or an error of a million norms, is none; nor has a plan so many bytes.
 _MOST_SECONDS, _MOST_ERROR, _MOST_BYTES = 1e9, 1e6, 10_000_000
+
+#: How often a plan that was above the budget, or the limit of the error, is made anew.
+_TRIES = 8
+
+# What is allowed of a limit that was exceeded: the next plan shall not just miss it.
+_NEARER = 0.98
+
+# By what part of the budget the next plan takes less if memory ran out.
+_LESS = 0.1
+
+#: The largest batch that is looked for.
+LARGEST_BATCH = 10**6
 
 
 @dataclass(frozen=True)
@@ -40,8 +73,8 @@ class Plan:
     about : mapping of str to str
         What was planned, where, and how its times were found.
     predicted_gradient_error, measured_gradient_error : float
-        By what part of its norm a plan that compresses puts the gradient off, of the
-        example batch and with the weights of then; 0 for a lossless plan.
+        Relative error of the gradient of a plan that compresses, of the example batch and
+        with the weights of then; 0 for a lossless plan.
 
     Examples
     --------
@@ -86,7 +119,7 @@ class Plan:
         give(network, self.modes, self.channels)
 
     def with_about(self, **more: str) -> Plan:
-        """Give the plan with more said about it."""
+        """Make the same plan with more in ``about``."""
         return replace(self, about={**self.about, **more})
 
     def to_json(self) -> str:
@@ -187,3 +220,526 @@ class Plan:
         errors = self.predicted_gradient_error, self.measured_gradient_error
         predicted, measured = (f"{100 * error:.2g} %" for error in errors)
         return f"; gradient error {predicted} predicted, {measured} measured"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Channels and modes for a step, before they are run.
+
+    Attributes
+    ----------
+    channels : Channels or None
+        Channels at a time, at each level; None for those of the module.
+    profile : Profile
+        What blocks cost with these.
+    modes : mapping of str to str
+        The fastest modes that fit, or else the lightest.
+    peak_bytes : int
+        What the profile predicts of them.
+    fits : bool
+        Whether that is within what the budget leaves.
+    """
+
+    channels: Channels | None
+    profile: Profile
+    modes: Mapping[str, str]
+    peak_bytes: int
+    fits: bool
+
+
+def plan(
+    module: nn.Module,
+    example_batch: Any,
+    budget_bytes: int | str,
+    *,
+    blocks: str | Sequence[str] = (),
+    loss: Callable[[Any], Tensor] | None = None,
+    measure: bool = True,
+    max_gradient_error: float | None = None,
+) -> Plan:
+    """Choose what each block keeps, so that a training step is as fast as memory allows.
+
+    Parameters
+    ----------
+    module : nn.Module
+        A network, which is not changed: ``Plan.apply`` does that.
+    example_batch : tensor, or tuple, list or dict of such
+        What a training step calls it with: a tuple or list are its arguments, a dict
+        its keywords.
+    budget_bytes : int or str
+        What a step may allocate beside weights, their gradients and the optimizer; or a
+        size, as "800MB" (2**20 bytes each) or "2GiB".
+    blocks : str or sequence of str
+        Names of submodules, or patterns of them, if it is no encoder of ours and has no
+        reversible chains alone.
+    loss : callable or None
+        Makes the loss of what the module returns; None for a sum of squares.
+    measure : bool
+        Whether a copy runs where the module is: then times are taken by the clock, and
+        what is alive is counted there when the plan has been made. False estimates
+        times from counts of operations and counts on meta tensors, as for a module on
+        meta.
+    max_gradient_error : float or None
+        Relative error that compression may make in the gradient of all weights; blocks
+        may then compress. It is measured on a copy where the module is, as are
+        sizes: both are those of the example batch and of today's weights, and change
+        in training, so leave some headroom. Bounds are those of the module's attribute
+        ``compression``, an ``ActivationCompression``: encoders and chains have one, any
+        other module may be given one; without it, bounds are its defaults. None for
+        lossless plans only.
+
+    Returns
+    -------
+    Plan
+        Never over the budget when it was run on the example batch.
+
+    Raises
+    ------
+    Infeasible
+        If no plan fits.
+    ValueError
+        If blocks do not run one after the other, the budget or the limit of the
+        error is not valid, nothing is trained, or a step needs numbers that are not to
+        be computed: with a limit always.
+    MemoryError
+        If a step that stores everything does not fit where the module is, and none
+        can run without numbers, or there is a limit of the error.
+
+    Warns
+    -----
+    UserWarning
+        If a step that stores everything does not fit where the module is, so that it is
+        planned as with ``measure=False``, or what is counted without numbers may be
+        off.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
+    >>> halves = lambda: nn.Sequential(nn.Linear(32, 32), nn.Tanh())
+    >>> chain = ReversibleChain(AdditiveCoupling(halves(), halves()) for _ in range(6))
+    >>> x = torch.randn(64, 32), torch.randn(64, 32)
+    >>> plenty = plan(chain, x, budget_bytes=10**9, measure=False)
+    >>> set(plenty.modes.values())
+    {'store'}
+    >>> modest = plan(chain, x, plenty.measured_bytes * 3 // 4, measure=False)
+    >>> "store" in modest.modes.values(), modest.seconds > plenty.seconds
+    (True, True)
+    """
+    speed = None if measure else ASSUMED
+    step = step_of(module, example_batch, blocks=blocks, loss=loss, speed=speed)
+    return plan_step(step, budget_bytes, max_gradient_error=max_gradient_error)
+
+
+def plan_step(
+    step: Step, budget_bytes: int | str, *, max_gradient_error: float | None = None
+) -> Plan:
+    """Choose what each block of a step keeps, and hold the plan to its budget.
+
+    Parameters
+    ----------
+    step : Step
+        The step. It is not changed.
+    budget_bytes : int or str
+        What all that the step counts may take.
+    max_gradient_error : float or None
+        As of :func:`plan`.
+
+    Returns
+    -------
+    Plan
+        Its ``budget_bytes`` are what was left for what modes change; ``about`` says what
+        was not, where that is something (``staying_bytes``, ``reserved_bytes``).
+
+    Raises
+    ------
+    Infeasible
+        If no plan fits; the message says by how much, and what helps.
+    ValueError, MemoryError
+        As of :func:`plan`.
+    """
+    budget = whole_bytes("budget_bytes", budget_bytes)
+    if max_gradient_error is not None:
+        checked_limit(max_gradient_error)
+    with step.training():
+        left = step.left_bytes(budget)
+        profiler = profiler_of(step, max_gradient_error if left > 0 else None)
+        try:
+            if profiler.probe is None:
+                # What no plan fits is refused before times are taken.
+                counted = choose(profiler, left, is_timed=False)
+                if not counted.fits:
+                    _run(profiler, counted, left)
+            found = _run(profiler, choose(profiler, left), left)
+        except Infeasible as error:
+            raise refusal(profiler, budget, error.needed_bytes) from None
+    fixed = step.fixed_bytes(step.batch)
+    if not fixed and not step.is_card:
+        return found
+    return found.with_about(
+        staying_bytes=str(fixed), reserved_bytes=str(budget - fixed - left)
+    )
+
+
+def choose(profiler: Profiler, left_bytes: int, *, is_timed: bool = True) -> Choice:
+    """Choose channels at a time and modes, so that a step is as fast as fits.
+
+    Fewer channels take less memory and more time. The usual ones are tried from the
+    largest on, until some are no faster than those before, or all blocks can store; if
+    none fits, smaller ones until some do.
+
+    Parameters
+    ----------
+    profiler : Profiler
+        Of the step.
+    left_bytes : int
+        What the budget leaves for what modes change.
+    is_timed : bool
+        Whether times count; else the first that fit are taken.
+
+    Returns
+    -------
+    Choice
+        What is fastest, or, if nothing fits, lightest.
+    """
+    best: Choice | None = None
+    lightest: Choice | None = None
+    usual, small = profiler.step.channels or ((None,), ())
+    for channels in (*usual, *small):
+        if best is not None and channels in small:
+            break
+        profile = (
+            profiler.timed(channels) if is_timed else profiler.counted(channels).profile
+        )
+        try:
+            modes = profile.fastest(left_bytes)
+        except Infeasible:
+            modes = profile.lightest()
+            peak = profile.peak_bytes(modes)
+            if lightest is None or peak < lightest.peak_bytes:
+                lightest = Choice(channels, profile, modes, peak, fits=False)
+            continue
+        peak = profile.peak_bytes(modes)
+        found = Choice(channels, profile, modes, peak, fits=True)
+        if best is not None and profile.seconds(modes) >= best.profile.seconds(
+            best.modes
+        ):
+            break
+        best = found
+        if set(modes.values()) == {Mode.STORE.value}:
+            break
+    chosen = best or lightest
+    assert chosen is not None
+    return chosen
+
+
+def largest_batch(
+    step: Step, budget_bytes: int | str, *, max_gradient_error: float | None = None
+) -> int:
+    """Find the largest batch that has a plan.
+
+    Parameters
+    ----------
+    step : Step
+        A step of any batch. Its lightest modes are those of the others.
+    budget_bytes : int or str
+        As of :func:`plan_step`.
+    max_gradient_error : float or None
+        As of :func:`plan`.
+
+    Returns
+    -------
+    int
+        Samples, 0 if not even one fits. Counted without contents.
+
+    Raises
+    ------
+    ValueError
+        If steps of this network need numbers to be counted, or no other batch can be made
+        of the example batch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> network = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
+    >>> step = step_of(network, torch.randn(16, 64), blocks="?")
+    >>> largest_batch(step, "1MiB") > largest_batch(step, "0.5MiB") > 16
+    True
+    """
+    budget = whole_bytes("budget_bytes", budget_bytes)
+    with step.training():
+        return _largest_batch(profiler_of(step, max_gradient_error), budget)
+
+
+def remedies(step: Step, infeasible: Infeasible) -> list[str]:
+    """List what helps a step that does not fit, each with how far to go.
+
+    Parameters
+    ----------
+    step : Step
+        What does not fit.
+    infeasible : Infeasible
+        What it needs, and the budget.
+
+    Returns
+    -------
+    list of str
+        What to change.
+
+    Examples
+    --------
+    >>> import torch
+    >>> network = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
+    >>> step = step_of(network, torch.randn(4096, 64), blocks="?")
+    >>> changes = remedies(step, Infeasible(12 * 2**20, 4 * 2**20))
+    >>> changes[0][:11], changes[1], changes[-1]
+    ('a batch of ', 'shorter or smaller inputs', 'a budget of 12.0 MiB')
+    """
+    with step.training():
+        return _remedies(Profiler(step), infeasible)
+
+
+def plan_within(profile: Profile, trial: Trial, budget_bytes: int) -> Plan:
+    """Solve for a budget, run the plan once, and solve again if it was above.
+
+    If that leads nowhere, the lightest plan that is known is run.
+
+    Parameters
+    ----------
+    profile : Profile
+        Of the trial.
+    trial : Trial
+        On which plans are tried, without contents too.
+    budget_bytes : int
+        What a step may allocate.
+
+    Returns
+    -------
+    Plan
+        Whose measured peak is within the budget.
+
+    Raises
+    ------
+    Infeasible
+        If none fits; it says what the lightest one took.
+    """
+    allowed = budget_bytes
+    for _ in range(_TRIES):
+        try:
+            modes = profile.fastest(allowed)
+        except Infeasible:
+            break
+        found = _tried(profile, trial, modes, budget_bytes)
+        if found.measured_bytes <= budget_bytes:
+            return found
+        allowed -= found.measured_bytes - budget_bytes
+    found = _tried(profile, trial, profile.lightest(), budget_bytes)
+    if found.measured_bytes > budget_bytes:
+        raise Infeasible(found.measured_bytes, budget_bytes)
+    return found
+
+
+def _tried(
+    profile: Profile, trial: Trial, modes: dict[str, str], budget_bytes: int
+) -> Plan:
+    """Run modes once and make a plan of them, whether or not they fit."""
+    trial.network.set_mode(modes)
+    return Plan(
+        modes,
+        getattr(trial.network, "channels", None),
+        budget_bytes,
+        profile.peak_bytes(modes),
+        trace_bytes(trial.network, trial.run).peak_bytes,
+        profile.seconds(modes),
+        dict(profile.about),
+    )
+
+
+def _run(profiler: Profiler, chosen: Choice, left_bytes: int) -> Plan:
+    """Make a plan that is within its budget, and its limit, when it is run."""
+
+    def solve(profile: Profile, left: int) -> Plan:
+        trial = profiler.counted(chosen.channels).trial
+        if trial is not None:
+            return plan_within(profile, trial, left)
+        with profiler.bare(chosen.channels) as bare:
+            return plan_within(profile, bare, left)
+
+    if profiler.probe is None:
+        return solve(chosen.profile, left_bytes)
+    profiler.probe.set_channels(chosen.channels)
+    with without_optimizer():
+        return _held(profiler, chosen, solve, left_bytes)
+
+
+def _held(
+    profiler: Profiler,
+    chosen: Choice,
+    solve: Callable[[Profile, int], Plan],
+    left_bytes: int,
+) -> Plan:
+    """Make a plan whose error and whose bytes are within limits when the batch runs."""
+    assert profiler.probe is not None
+    allowed, least = left_bytes, math.inf
+    is_real = profiler.counted(chosen.channels).trial is not None
+    for _ in range(_TRIES):
+
+        def within(profile: Profile, allowed: int = allowed) -> Plan:
+            return solve(profile, allowed)
+
+        try:
+            found = held_to_limit(chosen.profile, within, profiler.probe.gradient_error)
+        except Infeasible as error:
+            # It may fit the budget, of which less was allowed.
+            if error.needed_bytes > left_bytes:
+                least = min(least, error.needed_bytes)
+            break
+        if Mode.COMPRESS.value not in found.modes.values():
+            if allowed == left_bytes:
+                return found
+            # It was made for less than a lossless plan has.
+            break
+        peak = found.measured_bytes if is_real else _peak_bytes(profiler.step, found)
+        if peak is not None and peak <= left_bytes:
+            return replace(found, measured_bytes=peak, budget_bytes=left_bytes)
+        least = min(least, math.inf if peak is None else peak)
+        allowed -= int(_LESS * left_bytes) if peak is None else peak - left_bytes
+    try:
+        return solve(replace(chosen.profile, max_gradient_error=0.0), left_bytes)
+    except Infeasible as error:
+        needed = int(min(least, error.needed_bytes))
+        raise Infeasible(needed, left_bytes) from None
+
+
+def _peak_bytes(step: Step, plan: Plan) -> int | None:
+    """Run the whole batch; None if memory ran out."""
+
+    def peak() -> int:
+        trial = step.trial()
+        give(trial.network, plan.modes, plan.channels)
+        return live_bytes_peak(trial.run)
+
+    return unless_memory_runs_out(peak)
+
+
+def _largest_batch(profiler: Profiler, budget_bytes: int) -> int:
+    step = profiler.step
+    lightest = choose(profiler, -1, is_timed=False)
+    if profiler.counted(lightest.channels).needs_numbers:
+        raise ValueError(
+            "Other batches are counted without contents, and so this network takes other "
+            "memory than in real steps, or does not run. Plan for each batch, as sweep does."
+        )
+
+    def peak(batch: int) -> int:
+        with profiler.at(step.at(batch)).bare(lightest.channels) as trial:
+            trial.network.set_mode(lightest.modes)
+            if not step.is_trusted:
+                trial.run()  # What a first step makes is not counted.
+            return trace_bytes(trial.network, trial.run).peak_bytes
+
+    def size(batch: int) -> int:
+        try:
+            return peak(batch) + step.fixed_bytes(batch)
+        except NoStep:
+            raise
+        except Exception as error:  # whatever a network does with another batch
+            if step.is_trusted:
+                raise
+            if batch == 1:  # Of one sample there are no batch statistics.
+                return size(2)
+            raise ValueError(
+                f"A step of {batch} samples does not run ({type(error).__name__}: "
+                f"{error}), so that the largest batch is not known."
+            ) from error
+
+    reserved = reserve_of(budget_bytes) if step.is_card else 0
+    return largest_within(size, budget_bytes - reserved, LARGEST_BATCH)
+
+
+def _remedies(profiler: Profiler, infeasible: Infeasible) -> list[str]:
+    step, budget = profiler.step, infeasible.budget_bytes
+    left = step.left_bytes(budget)
+    found = []
+    for each in step.alternatives(step):
+        if each.of_modes and left <= 0:
+            continue
+        fits = 0
+        if "{fits}" in each.words:
+            try:
+                fits = _largest_batch(profiler, budget)
+            except ValueError:  # of other batches nothing is known
+                continue
+            if not 0 < fits < step.batch:
+                continue
+        needed = enough_text(infeasible.needed_bytes)
+        found.append(each.words.format(fits=fits, needed=needed))
+    return found
+
+
+def refusal(profiler: Profiler, budget_bytes: int, peak_bytes: int) -> Infeasible:
+    """Make the error of a step whose lightest modes have such a peak: what it lacks."""
+    step = profiler.step
+    fixed = step.fixed_bytes(step.batch)
+    used = peak_bytes + fixed
+    refused = Infeasible(card_for(used) if step.is_card else used, budget_bytes)
+    words = [f"It lacks {size_text(refused.lacking_bytes)}."]
+    if fixed and step.left_bytes(budget_bytes) <= 0:
+        words.append(
+            "Weights, gradients, optimizer states, classifier and input take "
+            f"{size_text(fixed)} alone."
+        )
+    helps = _remedies(profiler, refused)
+    chosen = choose(profiler, -1, is_timed=False)
+    if profiler.probe is not None and chosen.profile.is_heavier_for_limit():
+        helps.append(f"more than max_gradient_error={profiler.probe.limit:g}")
+    return refused.with_remedy(f"{' '.join(words)} What helps: {'; '.join(helps)}.")
+
+
+def held_to_limit(
+    profile: Profile,
+    solve: Callable[[Profile], Plan],
+    measured: Callable[[Mapping[str, str]], float],
+) -> Plan:
+    """Solve, measure the error of the plan, and solve again if it was above the limit.
+
+    Errors of blocks add up as independent ones do, by their squares, which is right but
+    for what they have in common. If that leads nowhere, the plan is lossless.
+
+    Parameters
+    ----------
+    profile : Profile
+        With a limit, ``max_gradient_error``.
+    solve : callable
+        Makes a plan of a profile.
+    measured : callable
+        Runs modes and gives the error of the gradient.
+
+    Returns
+    -------
+    Plan
+        With both errors, predicted and measured; the measured one is within the limit.
+
+    Raises
+    ------
+    Infeasible
+        If there is none.
+    """
+    limit = profile.max_gradient_error
+    assert limit is not None
+    allowed = limit
+    for _ in range(_TRIES):
+        found = solve(replace(profile, max_gradient_error=allowed))
+        if Mode.COMPRESS.value not in found.modes.values():
+            return found
+        error = measured(found.modes)
+        if error <= limit:
+            return replace(
+                found,
+                predicted_gradient_error=profile.gradient_error(found.modes),
+                measured_gradient_error=error,
+            )
+        # In proportion to what was predicted, so that the next plan is another one.
+        predicted = profile.gradient_error(found.modes)
+        allowed = predicted * _NEARER * limit / error if error < math.inf else 0.0
+    return solve(replace(profile, max_gradient_error=0.0))

@@ -1,19 +1,28 @@
-"""What each block of a network costs in each mode: the bytes that it holds, and its time.
+"""What each block of a network costs in each mode, after each mode of the block before it.
 
-What a plan needs at its peak follows from it to the byte.
+What a plan needs at its peak follows from it to the byte. Profiles are kept as files, each
+under all that it depends on, so that none is made twice.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import itertools
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from speechbrain_rev.planner.block_profile import BlockProfile, Pair, waiting_bytes
-from speechbrain_rev.planner.capped import lightest_capped, solve_capped
+import torch
+
 from speechbrain_rev.planner.documents import (
+    block_name,
     facts,
     finite,
     mapping,
@@ -21,9 +30,100 @@ from speechbrain_rev.planner.documents import (
     reading,
     whole,
 )
-from speechbrain_rev.planner.problem import Cost, Infeasible, Problem
+from speechbrain_rev.planner.knapsack import (
+    Cost,
+    Infeasible,
+    Problem,
+    lightest_capped,
+    solve_capped,
+)
+from speechbrain_rev.planner.network import warn_caller
+from speechbrain_rev.planner.timing import Speed
+from speechbrain_rev.planner.trace import Work
 from speechbrain_rev.reversible import Mode
+from speechbrain_rev.reversible.flags import flags_in_words
 from speechbrain_rev.reversible.modes import fallback
+from speechbrain_rev.whole_files import check_regular, open_regular, write_whole
+
+#: A mode, and that of the block before; None before the first.
+Pair = tuple["str | None", str]
+
+
+@dataclass(frozen=True)
+class BlockProfile:
+    """What one block costs.
+
+    Attributes
+    ----------
+    name : str
+        The block's; up to the last dot it is that of its chain.
+    gradient_bytes : int
+        Of its weights. In a run of blocks of one chain that reconstruct, gradients wait
+        until the backward pass has left the run.
+    costs : mapping of pair to Cost
+        By the mode of the block before and its own. Weight gradients of later blocks are
+        not among ``working_bytes``.
+    """
+
+    name: str
+    gradient_bytes: int
+    costs: Mapping[Pair, Cost]
+
+    @property
+    def chain(self) -> str:
+        """The name of the chain that the block is in."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def modes(self) -> list[str]:
+        """The modes that the block can have."""
+        return list(dict.fromkeys(own for _, own in self.costs))
+
+    def squared_error(self, mode: str) -> float:
+        """Give the square of the error that a mode puts into the gradient."""
+        errors = (c.squared_error for (_, own), c in self.costs.items() if own == mode)
+        return max(errors, default=0.0)
+
+    @classmethod
+    def read(
+        cls, name: str, gradient_bytes: int, costs: Sequence[Sequence[Any]]
+    ) -> BlockProfile:
+        """Make it of what stands in a profile's document.
+
+        Raises
+        ------
+        ValueError
+            If that is damaged.
+        """
+        block_name(name)
+        found = {
+            (before and Mode(before).value, Mode(own).value): Cost(
+                whole("held_bytes", held, least=None),
+                whole("working_bytes", working),
+                finite("seconds", taken),
+                # Which documents of older versions have not.
+                *(finite("squared_error", error) for error in errors),
+            )
+            for before, own, held, working, taken, *errors in costs
+        }
+        return cls(name, whole("gradient_bytes", gradient_bytes), found)
+
+
+def waiting_bytes(
+    order: Sequence[str], modes: Mapping[str, str], gradient_bytes: Mapping[str, int]
+) -> dict[str, int]:
+    """Bytes of weight gradients of later blocks that wait, at each block."""
+    waits, waiting, run = {}, 0, ""
+    for name in reversed(order):
+        chain = name.rpartition(".")[0]
+        reconstructs = modes.get(name) == Mode.RECONSTRUCT.value
+        if not reconstructs or chain != run:
+            waiting = 0
+        run = chain if reconstructs else ""
+        waits[name] = waiting
+        waiting += gradient_bytes[name] if reconstructs else 0
+    return waits
+
 
 #: What follows the last block, as a block of a problem.
 _END = "end"
@@ -49,6 +149,9 @@ class Profile:
     max_gradient_error : float or None
         What plans' relative error of the gradient may be; None for no limit, which counts
         only where blocks compress.
+    work : mapping of (str, str) to Work
+        Operations by block and mode, under ("", "") outside of blocks; empty where they
+        were not counted.
     """
 
     blocks: Sequence[BlockProfile]
@@ -57,6 +160,7 @@ class Profile:
     after_seconds: float
     about: Mapping[str, str]
     max_gradient_error: float | None = None
+    work: Mapping[tuple[str, str], Work] = field(default_factory=dict)
 
     def problem(self) -> Problem:
         """Put it as what ``knapsack.solve`` takes, with one block more for what follows.
@@ -215,15 +319,15 @@ class Profile:
             If even the lightest modes need more, by their exact peak.
         """
         try:
-            found = solve_capped(self.problem(), budget_bytes, self._squared_limit())
-            return self._named(found)
+            modes = solve_capped(self.problem(), budget_bytes, self._squared_limit())
+            return self._named(modes)
         except Infeasible:
             # The problem counts more than there is where runs end before their chains.
-            modes = self.lightest()
-        needed_bytes = self.peak_bytes(modes)
+            lightest = self.lightest()
+        needed_bytes = self.peak_bytes(lightest)
         if needed_bytes > budget_bytes:
             raise Infeasible(needed_bytes, budget_bytes)
-        return modes
+        return lightest
 
     def lightest(self) -> dict[str, str]:
         """Choose the modes of the lowest predicted peak that are known."""
@@ -234,12 +338,8 @@ class Profile:
         known = [self._named(lightest_capped(self.problem(), limit)), *within]
         return min(known, key=self.peak_bytes)
 
-    def fits(self, budget_bytes: int) -> bool:
-        """Tell by bytes alone whether there is a plan for a budget."""
-        return self.peak_bytes(self.lightest()) <= budget_bytes
-
-    def is_held_up_by_limit(self) -> bool:
-        """Tell whether the lightest modes would be lighter without a limit of the error."""
+    def is_heavier_for_limit(self) -> bool:
+        """Whether the lightest modes would be lighter without a limit of the error."""
         free = replace(self, max_gradient_error=None)
         return free.peak_bytes(free.lightest()) < self.peak_bytes(self.lightest())
 
@@ -247,9 +347,9 @@ class Profile:
         limit = self.max_gradient_error
         return math.inf if limit is None else limit**2
 
-    def _named(self, found: Sequence[str]) -> dict[str, str]:
+    def _named(self, modes: Sequence[str]) -> dict[str, str]:
         """Give modes of a problem to the blocks; the last is that of what follows."""
-        return {b.name: m for b, m in zip(self.blocks, found[:-1], strict=True)}
+        return {b.name: m for b, m in zip(self.blocks, modes[:-1], strict=True)}
 
     def without_reconstruction(self, names: Collection[str]) -> Profile:
         """Make a profile in which some blocks are not reconstructed.
@@ -296,6 +396,23 @@ class Profile:
         ]
         return replace(self, blocks=blocks, after_seconds=seconds["", ""])
 
+    def with_speed(self, speed: Speed) -> Profile:
+        """Make a profile whose times are estimated from the work of its blocks.
+
+        Raises
+        ------
+        ValueError
+            If operations were not counted, as in profiles of version 0.1.0.
+        """
+        if not self.work:
+            raise ValueError(
+                "The profile has no counts of operations, from which times are estimated. "
+                "Profile anew, with a speed."
+            )
+        return self.with_seconds(
+            {key: speed.seconds(work) for key, work in self.work.items()}
+        )
+
     def _mode(self, block: BlockProfile, modes: Mapping[str, str]) -> str:
         mode = modes.get(block.name)
         if mode not in block.modes:
@@ -330,6 +447,7 @@ class Profile:
         own = {block.name: block for block in self.blocks}
         last = {block.chain: block for block in self.blocks}
         blocks = []
+        work = {("", mode): w for (name, mode), w in self.work.items() if not name}
         for name in names:
             chain, _, place = name.rpartition(".")
             like = own.get(name) or (last.get(chain) if place.isdigit() else None)
@@ -339,11 +457,17 @@ class Profile:
                     "network itself."
                 )
             blocks.append(replace(like, name=name))
-        return replace(self, blocks=blocks, about=about)
+            work |= {
+                (name, mode): self.work[like.name, mode]
+                for mode in like.modes
+                if (like.name, mode) in self.work
+            }
+        return replace(self, blocks=blocks, about=about, work=work)
 
     def to_json(self) -> str:
         """Write it as a JSON document, which ``from_json`` reads."""
-        document = asdict(self)
+        document = asdict(replace(self, work={}))
+        document["work"] = [[*key, *asdict(w).values()] for key, w in self.work.items()]
         for block, plain in zip(self.blocks, document["blocks"], strict=True):
             plain["costs"] = [
                 [before, own, *asdict(cost).values()]
@@ -363,7 +487,12 @@ class Profile:
         with reading("profile", "Profile anew."):
             document = dict(parsed(text))
             blocks = [BlockProfile.read(**plain) for plain in document.pop("blocks")]
-            found = cls(blocks=blocks, **document)
+            # Which documents of older versions have not.
+            work = {
+                (str(name), str(mode)): Work(*(whole("work", n) for n in counts))
+                for name, mode, *counts in document.pop("work", [])
+            }
+            found = cls(blocks=blocks, work=work, **document)
             whole("base_bytes", found.base_bytes)
             finite("after_seconds", found.after_seconds)
             facts(found.about)
@@ -388,3 +517,171 @@ def _refuse_gaps(blocks: Sequence[BlockProfile], after: Mapping[str, int]) -> No
         before = list(block.modes)
     if not blocks or not {*before} <= after.keys():
         raise ValueError("blocks or after_bytes are not complete")
+
+
+#: Names the folder of profiles where it is set.
+VARIABLE = "SPEECHBRAIN_REV_PROFILES"
+
+#: Profiles that are kept; a sweep of all encoders makes some hundreds, of 10 to 100 kB.
+KEPT = 1000
+
+# Whatever these do decides what a block costs.
+_PACKAGES = (
+    "compression",
+    "kernels",
+    "lobes",
+    "catalog",
+    "planner",
+    "reversible",
+)
+
+# What we name files, and what a process that was ended leaves of one.
+_OURS = re.compile(r".+-[0-9a-f]{16}\.json|tmp\w{8}\.part", re.ASCII)
+
+
+def profile_folder() -> Path:
+    """Where profiles are kept: ``SPEECHBRAIN_REV_PROFILES``, or in the user's cache.
+
+    Raises
+    ------
+    RuntimeError
+        If neither is known, for the user has no home folder.
+
+    Examples
+    --------
+    >>> profile_folder().is_absolute()
+    True
+    """
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return Path(cache or Path.home() / ".cache") / "speechbrain_rev" / "profiles"
+
+
+def saved_profile(
+    key: Mapping[str, str],
+    make: Callable[[], Profile],
+    folder: Path | None = None,
+) -> Profile:
+    """Read a profile from its file, or make it and write the file.
+
+    The folder holds the ``KEPT`` profiles that were used last: where one more is written
+    the others are deleted. Files that are no profiles stay.
+
+    Parameters
+    ----------
+    key : mapping of str to str
+        All that the profile depends on: hardware, encoder, batch, frames, precision.
+        The versions of torch, cuDNN and the code that is profiled are added, and the
+        flags by which kernels are chosen.
+    make : callable
+        Makes the profile where there is none for just this key.
+    folder : Path or None
+        Of the files; None for ``profile_folder()``.
+
+    Returns
+    -------
+    Profile
+        What it is about includes the key.
+
+    Warns
+    -----
+    UserWarning
+        If a file is damaged, and so the profile is made anew, or none can be written or
+        the user has no home folder.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from speechbrain_rev.planner.knapsack import Cost
+    >>> from speechbrain_rev.planner.profile import BlockProfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> block = BlockProfile("b.0", 0, {(None, "store"): Cost(8, 9, 0.5)})
+    >>> tiny = Profile([block], 0, {"store": 0}, 0.0, {})
+    >>> make = lambda: print("making") or tiny
+    >>> first = saved_profile({"encoder": "tiny", "batch": "4"}, make, folder)
+    making
+    >>> saved_profile({"encoder": "tiny", "batch": "4"}, make, folder) == first
+    True
+    >>> other = saved_profile({"encoder": "tiny", "batch": "8"}, make, folder)
+    making
+    """
+    key = {
+        **key,
+        "torch": torch.__version__,
+        "kernels": flags_in_words(),
+        "code": _code_digest(),
+    }
+    if folder is None:
+        try:
+            folder = profile_folder()
+        except RuntimeError:
+            warn_caller(
+                "The profile is not kept, for this user has no home folder. Name a folder "
+                f"by {VARIABLE}."
+            )
+            made = make()
+            return replace(made, about={**made.about, **key})
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    path = folder / f"{key.get('encoder', 'network')}-{digest[:16]}.json"
+    found = _read(path, key)
+    if found is not None:
+        return found
+    made = make()
+    profile = replace(made, about={**made.about, **key})
+    _write(path, profile)
+    return profile
+
+
+def _read(path: Path, key: Mapping[str, str]) -> Profile | None:
+    try:
+        with open_regular(path) as file:
+            profile = Profile.from_json(file.read().decode())
+        kept = key.items() <= profile.about.items()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        warn_caller(f"{path} cannot be read and is made anew: {error}")
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return profile if kept else None
+
+
+def _write(path: Path, profile: Profile) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_regular(path)
+        write_whole(path, profile.to_json())
+        _forget(path.parent)
+    except (OSError, ValueError) as error:
+        warn_caller(
+            f"The profile is not kept, for {path} cannot be written: {error}. Name a "
+            f"folder that can be by {VARIABLE}."
+        )
+
+
+def _forget(folder: Path) -> None:
+    """Delete all but the profiles that were used last; other processes may do so too."""
+    used: list[tuple[int, Path]] = []
+    for name in os.listdir(folder):
+        if _OURS.fullmatch(name):
+            with contextlib.suppress(OSError):
+                used.append(((folder / name).stat().st_mtime_ns, folder / name))
+    for _, path in sorted(used, reverse=True)[KEPT:]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Digest the code that profiles depend on: one of older code serves no more."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    modules = [package / "architectures.py"]
+    for name in _PACKAGES:
+        modules += sorted((package / name).rglob("*.py"))
+    for path in modules:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speechbrain_rev.planner.problem import Infeasible
-from speechbrain_rev.planner.profile import Profile
-from speechbrain_rev.planner.room import unless_memory_runs_out
+from speechbrain_rev.planner.memory import unless_memory_runs_out
+from speechbrain_rev.planner.plan import Choice, choose, refusal
+from speechbrain_rev.planner.profiling import Profiler, profiler_of
+from speechbrain_rev.planner.step import Channels, Step
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import size_text, whole_bytes
 
-# Above this share it is said that times are not linear in the batch.
+# Above this share times are reported as not linear in the batch.
 _NOTICED_DEVIATION = 0.05
 
 # Through two points there is always a line.
@@ -37,15 +38,22 @@ class BatchPlan:
     modes : mapping of str to str
         A mode for each block; empty if memory ran out while it was profiled.
     predicted_bytes : int
-        Peak of live tensors that a step makes.
+        What the step takes of the budget at its peak.
     seconds : float
         Of a step.
+    channels : Channels or None
+        Channels that blocks work on at a time, at each level.
+    timed_batch : int or None
+        Samples of the steps that were timed, fewer where the batch does not fit; times
+        are scaled to the batch. None where that is not known, or times are estimated.
     """
 
     batch: int
     modes: Mapping[str, str]
     predicted_bytes: int
     seconds: float
+    channels: Channels | None = None
+    timed_batch: int | None = None
 
     @property
     def samples_per_second(self) -> float:
@@ -90,22 +98,6 @@ class Sweep:
         By mode.
     about : mapping of str to str
         What was profiled, where and how, at the smallest batch.
-
-    Examples
-    --------
-    >>> from speechbrain_rev.planner.problem import Cost
-    >>> from speechbrain_rev.planner.block_profile import BlockProfile
-    >>> def profile_for(batch):
-    ...     store = Cost(9 * batch, 9 * batch, 1 + 0.1 * batch)
-    ...     recompute = Cost(1 * batch, 9 * batch, 1 + 0.2 * batch)
-    ...     costs = {(None, "store"): store, (None, "recompute"): recompute}
-    ...     after = {"store": 2 * batch, "recompute": 2 * batch}
-    ...     return Profile([BlockProfile("b.0", 0, costs)], 0, after, 0.0, {})
-    >>> found = sweep(profile_for, range(1, 20), budget_bytes=110)
-    >>> [(p.batch, p.modes["b.0"]) for p in found.plans][8:]
-    [(9, 'store'), (10, 'store'), (11, 'recompute'), (12, 'recompute')]
-    >>> found.best.batch, found.infeasible_batch, f"{found.times['store'].sample_seconds:.3f}"
-    (10, 13, '0.100')
     """
 
     plans: Sequence[BatchPlan]
@@ -146,10 +138,10 @@ class Sweep:
         return "\n".join(lines)
 
     def _fit(self, time: LinearTime) -> str:
-        """Tell how seconds of a step grow with the batch, and how far that is true."""
+        """Write how seconds of a step grow with the batch, and how far that is true."""
         fit = f"t0 {time.fixed_seconds:9.3g}  t1 {time.sample_seconds:9.3g}  "
         if sum(bool(plan.modes) for plan in self.plans) < _FEWEST_FITTED:
-            return f"{fit}too few batches to tell whether it is so"
+            return f"{fit}too few batches to know whether it is so"
         fit += f"off by {100 * time.worst_deviation:.1f} % at most"
         if time.worst_deviation > _NOTICED_DEVIATION:
             fit += ": not linear in the batch"
@@ -157,82 +149,138 @@ class Sweep:
 
 
 def sweep(
-    profile_for: Callable[[int], Profile],
+    step: Step,
     batches: Iterable[int],
     budget_bytes: int | str,
     *,
-    other_seconds: float = 0.0,
+    other_seconds: Callable[[], float] = lambda: 0.0,
+    max_gradient_error: float | None = None,
+    before_batch: Callable[[int], object] = lambda batch: None,
 ) -> Sweep:
     """Plan for each batch size and see which trains the most samples a second.
 
     Parameters
     ----------
-    profile_for : callable
-        Makes the profile of a batch size, for instance with ``profile_module``.
+    step : Step
+        A step of any batch.
     batches : iterable of int
         Sizes to be tried, for instance ``range(lower, upper + 1)``. They are tried from
         the smallest on, until no plan makes one fit.
     budget_bytes : int or str
-        What a step may allocate, as for ``plan``.
-    other_seconds : float
-        What a step takes beside forward and backward pass, whatever the batch: the
+        What a step may take, as for ``plan_step``.
+    other_seconds : callable
+        Takes the time of a step beside forward and backward pass, whatever the batch: the
         optimizer and the way there. Larger batches gain by it.
+    max_gradient_error : float or None
+        As for ``plan``: blocks may then compress. What that does is tried on the smallest
+        batch, or as much of it as fits; on larger ones it does less.
+    before_batch : callable
+        Is called with each batch before it is profiled, for a bar for instance.
 
     Returns
     -------
     Sweep
-        Its plans are predicted and were not run; ``plan`` runs one.
+        Its plans are predicted and were not run; ``plan_step`` runs one.
 
     Raises
     ------
     ValueError
-        If there is no batch, or one below 1, or a time below 0, or the budget is no size.
+        If there is no batch, or one below 1, the budget is no size, or other seconds are
+        below zero or not finite.
     Infeasible
         If no plan makes the smallest batch fit.
     MemoryError
         If memory ran out at every batch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from speechbrain_rev.planner.step import step_of
+    >>> from speechbrain_rev.planner.timing import ASSUMED
+    >>> network = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    >>> step = step_of(network, torch.randn(8, 64), blocks="?", speed=ASSUMED)
+    >>> found = sweep(step, [8, 16], "1GB")
+    >>> found.best.batch
+    16
     """
-    budget_bytes = whole_bytes("budget_bytes", budget_bytes)
+    budget = whole_bytes("budget_bytes", budget_bytes)
     sizes = sorted(set(batches))
-    if not sizes or sizes[0] < 1 or not 0 <= other_seconds < math.inf:
+    if not sizes or sizes[0] < 1:
         raise ValueError(
-            f"batches are {sizes} and other_seconds {other_seconds}; there must be a "
-            "batch, none below 1, and a time of at least 0."
+            f"batches are {sizes}; there must be a batch, and none below 1."
         )
+    with step.training():
+        profiler = profiler_of(step.at(sizes[0]), max_gradient_error)
+        return _swept(profiler, sizes, budget, other_seconds, before_batch)
+
+
+def _swept(
+    profiler: Profiler,
+    sizes: Sequence[int],
+    budget_bytes: int,
+    other_seconds: Callable[[], float],
+    before_batch: Callable[[int], object],
+) -> Sweep:
     plans: list[BatchPlan] = []
     uniform: dict[str, dict[int, float]] = {}
     about: Mapping[str, str] = {}
-    infeasible_batch = None
+    infeasible_batch, other = None, None
     for batch in sizes:
-        profile = unless_memory_runs_out(functools.partial(profile_for, batch))
-        if profile is None:
+        before_batch(batch)
+        own = profiler.at(profiler.step.at(batch))
+        left = own.step.left_bytes(budget_bytes)
+        chosen = unless_memory_runs_out(functools.partial(_chosen, own, left))
+        if chosen is None:
             plans.append(BatchPlan(batch, {}, 0, 0.0))
             continue
-        about = about or profile.about
-        try:
-            chosen = profile.fastest(budget_bytes)
-        except Infeasible as error:
+        if not chosen.fits:
             if not any(plan.modes for plan in plans):
-                raise Infeasible(
-                    error.needed_bytes,
-                    budget_bytes,
-                    f"Raise the budget, or try batches below {batch}.",
-                ) from None
+                raise refusal(own, budget_bytes, chosen.peak_bytes)
             infeasible_batch = batch
             break
-        seconds = profile.seconds(chosen) + other_seconds
-        plans.append(BatchPlan(batch, chosen, profile.peak_bytes(chosen), seconds))
+        about = about or chosen.profile.about
+        other = _checked_seconds(other_seconds()) if other is None else other
+        peak = chosen.peak_bytes + own.step.fixed_bytes(batch)
+        seconds = chosen.profile.seconds(chosen.modes) + other
+        timed = chosen.profile.about.get("timed batch")
+        plans.append(
+            BatchPlan(
+                batch,
+                chosen.modes,
+                peak,
+                seconds,
+                chosen.channels,
+                None if timed is None else int(timed),
+            )
+        )
         for mode in Mode:
-            if any(mode.value in block.modes for block in profile.blocks):
+            if any(mode.value in block.modes for block in chosen.profile.blocks):
                 points = uniform.setdefault(mode.value, {})
-                points[batch] = profile.seconds(profile.uniform(mode)) + other_seconds
+                points[batch] = (
+                    chosen.profile.seconds(chosen.profile.uniform(mode)) + other
+                )
     if not any(plan.modes for plan in plans):
         raise MemoryError(
-            f"Memory ran out while batches {sizes} were profiled. Try smaller ones, or "
-            "profile on meta tensors."
+            f"Memory ran out while batches {list(sizes)} were profiled. Try smaller ones, "
+            "or estimate times instead of measuring them."
         )
     times = {mode: _fitted(points) for mode, points in uniform.items()}
-    return Sweep(plans, budget_bytes, other_seconds, infeasible_batch, times, about)
+    return Sweep(plans, budget_bytes, other or 0.0, infeasible_batch, times, about)
+
+
+def _chosen(profiler: Profiler, left_bytes: int) -> Choice:
+    """Choose a plan; of what does not fit by its bytes alone no time is taken."""
+    counted = choose(profiler, left_bytes, is_timed=False)
+    return choose(profiler, left_bytes) if counted.fits else counted
+
+
+def _checked_seconds(other: float) -> float:
+    if not 0 <= other < math.inf:
+        raise ValueError(
+            f"other_seconds gives {other}; it must be a finite time of at least 0."
+        )
+    return other
 
 
 def _fitted(points: Mapping[int, float]) -> LinearTime:

@@ -15,14 +15,11 @@ import torch
 
 from speechbrain_rev.planner.documents import parsed, reading, texts
 from speechbrain_rev.planner.network import Network, keeping_modes
-from speechbrain_rev.planner.trace import Step, Work, trace_seconds, trace_work
+from speechbrain_rev.planner.trace import Run, Work, trace_seconds
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.reversible.modes import fallback
 
-#: Seconds by block and mode; of what is outside of blocks under ("", "").
-Seconds = Mapping[tuple[str, str], float]
-
-# What a mode takes more than STORE where no clock tells how much: solvers count in
+# What a mode takes more than STORE where no clock shows how much: solvers count in
 # picoseconds, so that this is seen, and blocks take far longer.
 _MORE_SECONDS = 1e-9
 
@@ -39,8 +36,10 @@ class Speed:
         Read and written by all operations.
     operations_per_second : float
         Of operations that do nothing.
+    host_bytes_per_second : float
+        Copied between the device and the machine.
     about : mapping of str to str
-        Under "device" which one, then how this was found.
+        Under "device" which one, then how this was measured.
 
     Raises
     ------
@@ -57,6 +56,7 @@ class Speed:
     bytes_per_second: float
     operations_per_second: float
     about: Mapping[str, str]
+    host_bytes_per_second: float = math.inf
 
     def __post_init__(self) -> None:
         speeds = (
@@ -64,11 +64,12 @@ class Speed:
             self.bytes_per_second,
             self.operations_per_second,
         )
+        every = (*speeds, self.host_bytes_per_second)
         if any(
             isinstance(s, bool) or not isinstance(s, int | float) or not s > 0
-            for s in speeds
+            for s in every
         ):
-            raise ValueError(f"Speeds are {speeds}; each must be above zero.")
+            raise ValueError(f"Speeds are {every}; each must be above zero.")
         if min(speeds) == math.inf:
             raise ValueError(
                 "No speed is finite, so that nothing would take any time; one must be."
@@ -84,6 +85,7 @@ class Speed:
             work.flops / self.flops_per_second
             + work.moved_bytes / self.bytes_per_second
             + work.operations / self.operations_per_second
+            + work.host_bytes / self.host_bytes_per_second
         )
 
     def to_json(self) -> str:
@@ -112,14 +114,15 @@ class Speed:
             return cls(**plain)
 
 
-#: Where no device was measured: a card of 11 GB at about half of its peak figures in
+#: Where no device was measured: an 11 GB GPU at about half of its peak figures in
 #: float32 (an RTX 2080 Ti has 13.4 TFLOP/s and 616 GB/s), which starts an operation in
-#: 10 microseconds. A plan depends on the ratios.
+#: 10 microseconds and copies over PCIe 3.0 x16. A plan depends on the ratios.
 ASSUMED = Speed(
     flops_per_second=6.7e12,
     bytes_per_second=0.4e12,
     operations_per_second=1e5,
-    about={"device": "an assumed card of 11 GB"},
+    host_bytes_per_second=12e9,
+    about={"device": "an assumed 11 GB GPU"},
 )
 
 
@@ -141,7 +144,7 @@ def fitted_speed(
     -------
     Speed
         Least squares of relative errors, no speed below zero. The median and the largest
-        error are added to what is said about it.
+        error are added to ``about``.
 
     Examples
     --------
@@ -166,53 +169,27 @@ def fitted_speed(
     return Speed(flops, moved, operations, {**about, "error of a block's time": errors})
 
 
-def estimated_seconds(
-    network: Network, step: Step, speed: Speed = ASSUMED
-) -> dict[tuple[str, str], float]:
-    """Estimate times from counts of operations.
-
-    Parameters
-    ----------
-    network : Network
-        Its blocks get each mode in turn, and then those that they had.
-    step : callable
-        Runs forward and backward pass, on meta tensors too.
-    speed : Speed
-        Of the device.
-
-    Returns
-    -------
-    dict of (str, str) to float
-        Seconds by block and mode, under ("", "") of the rest.
-    """
-    seconds: dict[tuple[str, str], float] = {}
-    for chosen in uniform_modes(network):
-        for name, work in trace_work(network, step).items():
-            seconds.setdefault((name, chosen.get(name, "")), speed.seconds(work))
-    return seconds
-
-
 def measured_seconds(
-    network: Network, step: Step, device: torch.device, *, repeats: int = 5
+    network: Network, run: Run, device: torch.device, *, repeats: int = 5
 ) -> dict[tuple[str, str], float]:
     """Take times by the clock: medians of training steps, without what is noise.
 
     Parameters
     ----------
-    network, step, device, repeats
+    network, run, device, repeats
         As for :func:`measured_repeats`.
 
     Returns
     -------
     dict of (str, str) to float
         Seconds by block and mode, under ("", "") of the rest, as
-        :func:`beyond_noise` tells them.
+        :func:`beyond_noise` gives them.
     """
-    return beyond_noise(measured_repeats(network, step, device, repeats=repeats))
+    return beyond_noise(measured_repeats(network, run, device, repeats=repeats))
 
 
 def measured_repeats(
-    network: Network, step: Step, device: torch.device, *, repeats: int
+    network: Network, run: Run, device: torch.device, *, repeats: int
 ) -> dict[tuple[str, str], list[float]]:
     """Take times of training steps by the clock, the modes taking turns.
 
@@ -220,7 +197,7 @@ def measured_repeats(
     ----------
     network : Network
         Its blocks get each mode in turn, and then those that they had.
-    step : callable
+    run : callable
         Runs forward and backward pass.
     device : torch.device
         Where it runs.
@@ -235,7 +212,7 @@ def measured_repeats(
     taken: dict[tuple[str, str], list[float]] = {}
     for repeat in range(-1, repeats):
         for chosen in uniform_modes(network):
-            for name, seconds in trace_seconds(network, step, device).items():
+            for name, seconds in trace_seconds(network, run, device).items():
                 if repeat >= 0:
                     taken.setdefault((name, chosen.get(name, "")), []).append(seconds)
     return taken

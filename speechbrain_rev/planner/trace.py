@@ -5,19 +5,18 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from speechbrain_rev.memory import LiveBytes
-from speechbrain_rev.planner.network import Network, compare_next, telling
+from speechbrain_rev.planner.memory import LiveBytes
+from speechbrain_rev.planner.network import Network, compare_next, watched
 from speechbrain_rev.reversible.observing import Moment, observed
 
-Step = Callable[[], Any]
+#: Runs a forward and a backward pass.
+Run = Callable[[], Any]
 _Reading = TypeVar("_Reading")
 
 _FORWARD = (Moment.FORWARD_BEGINS, Moment.FORWARD_ENDS)
@@ -45,6 +44,36 @@ class BlockTrace:
 
 
 @dataclass(frozen=True)
+class Work:
+    """Operations of a block in a training step, forward and backward.
+
+    Attributes
+    ----------
+    flops : int
+        Of convolutions and matrix products, a multiplication and an addition being two.
+    moved_bytes : int
+        Read and written by all operations.
+    operations : int
+        How many there were, views not counted.
+    host_bytes : int
+        Copied from one device to another.
+    """
+
+    flops: int
+    moved_bytes: int
+    operations: int
+    host_bytes: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.flops + other.flops,
+            self.moved_bytes + other.moved_bytes,
+            self.operations + other.operations,
+            self.host_bytes + other.host_bytes,
+        )
+
+
+@dataclass(frozen=True)
 class Trace:
     """What was alive in a training step.
 
@@ -60,29 +89,44 @@ class Trace:
         What the network itself still held when the last block ended is gone.
     peak_bytes : int
         The most at any time.
+    work : mapping of str to Work
+        By block, and under "" what is done outside of blocks; empty if it was not asked
+        for.
     """
 
     blocks: Mapping[str, BlockTrace]
     between_peak_bytes: int
     backward_bytes: int
     peak_bytes: int
+    work: Mapping[str, Work]
 
 
-def trace_bytes(network: Network, step: Step) -> Trace:
+def trace_bytes(
+    network: Network,
+    run: Run,
+    *,
+    device: torch.device | None = None,
+    with_work: bool = False,
+) -> Trace:
     """Run a training step and count what is alive, block by block.
 
     Parameters
     ----------
     network : Network
         Whose blocks to watch.
-    step : callable
+    run : callable
         Runs its forward and backward pass. On meta tensors it computes nothing.
+    device : torch.device or None
+        Whose tensors are counted; None for those of all devices.
+    with_work : bool
+        Whether operations are counted too.
 
     Returns
     -------
     Trace
         Bytes of tensors that the step made; what existed before it is not counted. It
-        is a step in which chains compare their streams, as not every one does.
+        is a step in which chains compare their streams, as not every one does. Work is
+        that of the step after it, as most are.
 
     Raises
     ------
@@ -99,18 +143,24 @@ def trace_bytes(network: Network, step: Step) -> Trace:
     >>> list(trace.blocks), trace.peak_bytes >= trace.between_peak_bytes
     (['blocks.0'], True)
     """
-    compare_next(network)
-    with LiveBytes() as meter:
+    is_first = compare_next(network)
+    work: Mapping[str, Work] = {}
+    with LiveBytes(device) if is_first or not with_work else _Work(device) as meter:
 
-        def read() -> tuple[int, int]:
-            seen = meter.live, meter.peak
+        def read() -> tuple[int, int, Work | None]:
+            seen = meter.live, meter.peak, getattr(meter, "done", None)
             meter.peak = meter.live
             return seen
 
-        moments = _watch(network, step, read)
+        moments = _watch(network, run, read)
+    if with_work:
+        done: _Moments[Any] = moments
+        if is_first:
+            done = _watched_work(network, run, device)
+        work = _differences(done, _work_between, Work(0, 0, 0))
     #: What was alive at a moment, and the most from it to the next.
-    live = {(name, moment): now for name, moment, (now, _) in moments[:-1]}
-    following = [most for *_, (_, most) in moments[1:]]
+    live = {(name, moment): now for name, moment, (now, *_) in moments[:-1]}
+    following = [most for *_, (_, most, _) in moments[1:]]
     peak = {
         (name, moment): most
         for (name, moment, _), most in zip(moments[:-1], following, strict=True)
@@ -130,72 +180,32 @@ def trace_bytes(network: Network, step: Step) -> Trace:
         },
         peak[names[-1], Moment.FORWARD_ENDS],
         live[names[-1], Moment.BACKWARD_BEGINS],
-        max(most for *_, (_, most) in moments),
+        max(most for *_, (_, most, _) in moments),
+        work,
     )
 
 
-@dataclass(frozen=True)
-class Work:
-    """Operations of a block in a training step, forward and backward.
-
-    Attributes
-    ----------
-    flops : int
-        Of convolutions and matrix products, a multiplication and an addition being two.
-    moved_bytes : int
-        Read and written by all operations.
-    operations : int
-        How many there were, views not counted.
-    """
-
-    flops: int
-    moved_bytes: int
-    operations: int
+def _watched_work(
+    network: Network, run: Run, device: torch.device | None
+) -> _Moments[Any]:
+    """Run a step after one that compared streams, and read the work at each moment."""
+    with _Work(device) as meter:
+        return _watch(network, run, lambda: (meter.done,))
 
 
-def trace_work(network: Network, step: Step) -> dict[str, Work]:
-    """Run a training step and count what each block does, without a clock.
-
-    Parameters
-    ----------
-    network : Network
-        Whose blocks to watch.
-    step : callable
-        Runs its forward and backward pass, on meta tensors too.
-
-    Returns
-    -------
-    dict of str to Work
-        By block, and under "" what is done outside of blocks.
-
-    Raises
-    ------
-    ValueError
-        If the blocks do not run one after the other, forward and backward.
-    """
-    with _Counter() as counter:
-        moments = _watch(network, step, lambda: counter.done)
-    found: list[dict[str, int]] = []
-    for i in range(3):
-
-        def between(before: Any, after: Any, i: int = i) -> int:
-            return int(after[i] - before[i])
-
-        found.append(_differences(moments, between))
-    flops, moved, operations = found
-    return {name: Work(flops[name], moved[name], operations[name]) for name in flops}
+def _work_between(before: Any, after: Any) -> Work:
+    pairs = zip(astuple(before[-1]), astuple(after[-1]), strict=True)
+    return Work(*(b - a for a, b in pairs))
 
 
-def trace_seconds(
-    network: Network, step: Step, device: torch.device
-) -> dict[str, float]:
+def trace_seconds(network: Network, run: Run, device: torch.device) -> dict[str, float]:
     """Run a training step and take the time of each block.
 
     Parameters
     ----------
     network : Network
         Whose blocks to watch.
-    step : callable
+    run : callable
         Runs its forward and backward pass.
     device : torch.device
         Where it runs.
@@ -211,7 +221,7 @@ def trace_seconds(
         If the blocks do not run one after the other, forward and backward.
     """
     if device.type != "cuda":
-        clocks = _watch(network, step, time.perf_counter)
+        clocks = _watch(network, run, time.perf_counter)
         return _differences(clocks, lambda before, after: after - before)
 
     def event() -> torch.cuda.Event:
@@ -219,7 +229,7 @@ def trace_seconds(
         now.record(torch.cuda.current_stream(device))
         return now
 
-    events = _watch(network, step, event)
+    events = _watch(network, run, event)
     torch.cuda.synchronize(device)
     return _differences(events, lambda before, after: before.elapsed_time(after) / 1000)
 
@@ -228,7 +238,7 @@ _Moments = list[tuple[str, "Moment | None", _Reading]]
 
 
 def _watch(
-    network: Network, step: Step, read: Callable[[], _Reading]
+    network: Network, run: Run, read: Callable[[], _Reading]
 ) -> _Moments[_Reading]:
     """Run a step and read at each moment of each block, and before and after it."""
     names = {id(block): name for name, block in network.named_blocks().items()}
@@ -238,8 +248,8 @@ def _watch(
         if id(block) in names:
             moments.append((names[id(block)], moment, read()))
 
-    with telling(network), observed(note):
-        step()
+    with watched(network), observed(note):
+        run()
     moments.append(("", None, read()))
     _check(names.values(), [moment[:2] for moment in moments[1:-1]])
     return moments
@@ -249,18 +259,18 @@ def _order(moments: _Moments[Any]) -> list[str]:
     return [name for name, moment, _ in moments if moment is Moment.FORWARD_BEGINS]
 
 
-def _check(names: Any, told: list[tuple[str, Moment | None]]) -> None:
+def _check(names: Any, seen: list[tuple[str, Moment | None]]) -> None:
     """Hold that all blocks ran, one after the other, and back to the first trained."""
-    ran = [name for name, moment in told if moment is Moment.FORWARD_BEGINS]
+    ran = [name for name, moment in seen if moment is Moment.FORWARD_BEGINS]
     expected: list[tuple[str, Moment | None]] = [
         (name, moment) for name in ran for moment in _FORWARD
     ]
-    trains = [(name, Moment.BACKWARD_BEGINS) in told for name in ran]
+    trains = [(name, Moment.BACKWARD_BEGINS) in seen for name in ran]
     back = ran[trains.index(True) :] if True in trains else ran
     expected += [(name, Moment.BACKWARD_BEGINS) for name in reversed(back)]
     idle = sorted(set(names) - set(ran))
-    forward_only = [n for n in back if (n, Moment.BACKWARD_BEGINS) not in told]
-    if not idle and told == expected and len(set(ran)) == len(ran):
+    forward_only = [n for n in back if (n, Moment.BACKWARD_BEGINS) not in seen]
+    if not idle and seen == expected and len(set(ran)) == len(ran):
         return
     if idle:
         what = f"{', '.join(idle)} did not run"
@@ -269,7 +279,7 @@ def _check(names: Any, told: list[tuple[str, Moment | None]]) -> None:
     elif forward_only:
         what = f"{', '.join(forward_only)} had no backward pass"
     else:
-        pairs = zip([*told, ("the end", None)], [*expected, ("", None)], strict=False)
+        pairs = zip([*seen, ("the end", None)], [*expected, ("", None)], strict=False)
         name, moment = next(a for a, b in pairs if a != b)
         what = f"{name} came out of order" + (f" ({moment.value})" if moment else "")
     raise ValueError(
@@ -280,48 +290,50 @@ def _check(names: Any, told: list[tuple[str, Moment | None]]) -> None:
 
 
 def _differences(
-    moments: _Moments[_Reading], between: Callable[[_Reading, _Reading], Any]
+    moments: _Moments[_Reading],
+    between: Callable[[_Reading, _Reading], Any],
+    nothing: Any = 0.0,
 ) -> dict[str, Any]:
     """Add up what lies between moments, by the block that it belongs to."""
-    found: dict[str, Any] = {}
+    total: dict[str, Any] = {}
     for (name, moment, before), (_, _, after) in itertools.pairwise(moments):
         owner = "" if moment is Moment.FORWARD_ENDS else name
-        found[owner] = found.get(owner, 0) + between(before, after)
-    return found
+        total[owner] = total.get(owner, nothing) + between(before, after)
+    return total
 
 
-class _Counter(TorchDispatchMode):
-    """Count what operations compute and move."""
+class _Work(LiveBytes):
+    """Counts what operations compute and move, beside what is alive."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, device: torch.device | None) -> None:
+        super().__init__(device)
         # It would import Triton with this module.
         from torch.utils.flop_counter import flop_registry
 
-        self._flops = self._moved_bytes = self._operations = 0
+        self._flops = self._moved = self._operations = self._host = 0
         self._flops_of = flop_registry
 
     @property
-    def done(self) -> tuple[int, int, int]:
-        """Flops, bytes moved and operations up to now."""
-        return self._flops, self._moved_bytes, self._operations
+    def done(self) -> Work:
+        """All work up to now."""
+        return Work(self._flops, self._moved, self._operations, self._host)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        outputs = func(*args, **kwargs)
+        outputs, tensors, made = self._run(func, args, kwargs)
+        if func.is_view:
+            return outputs
         count = self._flops_of.get(func._overloadpacket)
         if func is torch.ops.aten.convolution_backward.default:
             self._flops += _backward_flops(*args)
         elif count is not None:
             self._flops += count(*args, **kwargs, out_val=outputs)
-        if not func.is_view:
-            tensors = tree_leaves((args, kwargs, outputs))
-            self._moved_bytes += sum(
-                _bytes(x) for x in tensors if isinstance(x, Tensor)
-            )
-            self._operations += 1
+        self._moved += sum(map(_bytes, [*tensors, *made]))
+        self._operations += 1
+        if {x.device for x in tensors if x.dim()} - {x.device for x in made}:
+            self._host += sum(map(_bytes, made))
         return outputs
 
 

@@ -178,7 +178,7 @@ def source_below(figure: Figure, source: str) -> None:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure as PNG, whole or not at all.
+    """Write a figure, whole or not at all, in the format of the file's ending.
 
     Parameters
     ----------
@@ -197,6 +197,7 @@ def save(figure: Figure, path: str | Path) -> None:
         raise FileNotFoundError(
             f"{path} cannot be written: there is no folder {folder}. Make it first."
         )
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=150, facecolor="white")
-    write_whole(path, png.getvalue())
+    picture = io.BytesIO()
+    ending = Path(path).suffix[1:].lower() or "png"
+    figure.savefig(picture, format=ending, dpi=150, facecolor="white")
+    write_whole(path, picture.getvalue())

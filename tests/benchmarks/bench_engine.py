@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from speechbrain_rev.memory.meter import LiveBytes
-from speechbrain_rev.memory.shapes import CPUFakes
+from speechbrain_rev.planner.memory import LiveBytes
+from speechbrain_rev.planner.step import CPUFakes
 
 from .engine_gate import (
     FACTOR,

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from speechbrain_rev.catalog import Training
+from speechbrain_rev.catalog.plans import check_fits, plan_encoders
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
-from speechbrain_rev.memory import live_bytes_peak
-from speechbrain_rev.models import Training
-from speechbrain_rev.models.planning import check_fits, plan_encoders
 from speechbrain_rev.planner import Plan
+from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.sizes import GIB
 
 from .harness import NotEqual, Result, interleaved_seconds

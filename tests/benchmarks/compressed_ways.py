@@ -20,7 +20,7 @@ from speechbrain_rev.compression import (
 from speechbrain_rev.compression.bounds import FixedBound, Rule
 from speechbrain_rev.compression.layers import Kind
 from speechbrain_rev.lobes import SpeakerEncoder
-from speechbrain_rev.memory.meter import LiveBytes
+from speechbrain_rev.planner.memory import LiveBytes
 
 from .compressed_checks import real_speech
 from .compressed_training import N_MELS, state_of

@@ -3,7 +3,7 @@
 The counts are the same on every machine. After a change to what the engine or the
 encoders store, and when a test says so, write them again:
 
-python -m tests.benchmarks --device meta --results speechbrain_rev/models
+python -m tests.benchmarks --device meta --results speechbrain_rev/catalog
 python -m tests.benchmarks.readme
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.models.counting import training_step_peak
-from speechbrain_rev.models.counts import BATCHES, FRAMES, Peak
+from speechbrain_rev.catalog.steps import training_step_peak
+from speechbrain_rev.catalog.table import BATCHES, FRAMES, Peak
 
 from .gradients import check_modes
 from .harness import NotEqual, Result

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder, inference_form
-from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.planner.memory import live_bytes_peak
 from tests.unit.lobes.encoders import with_statistics
 
 from .harness import NotEqual, Result, interleaved_seconds

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.catalog.steps import training_step_peak
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.models.counting import training_step_peak
 
 from .counts import modes_of
 from .gradients import check_modes

@@ -22,13 +22,14 @@ from torch._functorch import config as functorch
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.planner import Infeasible, Plan
-from speechbrain_rev.planner.counting import profile_bytes
+from speechbrain_rev.planner.plan import plan_within
+from speechbrain_rev.planner.profiling import count
+from speechbrain_rev.planner.step import Trial
 from speechbrain_rev.planner.timing import (
     beyond_noise,
     measured_repeats,
     measured_seconds,
 )
-from speechbrain_rev.planner.within import plan_within
 from speechbrain_rev.reversible import Mode
 
 from .gradients import TOLERANCE
@@ -123,9 +124,10 @@ def planned_within(
             encoder = encoder_by(dataclasses.replace(STORE, chunk=chunk), name, **row)
             feats = torch.randn(batch, frames, encoder.n_mels)
         step = functools.partial(train_step, encoder, feats, STORE)
-        profile = profile_bytes(encoder, step, by_mode, {"batch": str(batch)})
+        trial = Trial(encoder, encoder, step)
+        profile = count(trial, {"batch": str(batch)}).with_seconds(by_mode)
         try:
-            plan = plan_within(profile, encoder, step, budget_bytes)
+            plan = plan_within(profile, trial, budget_bytes)
         except Infeasible as error:
             last = error
         else:

@@ -7,22 +7,14 @@ The commands that draw pictures are in ``CONTRIBUTING.md``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from speechbrain_rev.models import (
-    Model,
-    Training,
-    parse_card,
-    published_render,
-    select,
-)
-from speechbrain_rev.models.columns import Column, Row
-from speechbrain_rev.models.published import reproduced_cards, reproduced_trainings
-from speechbrain_rev.models.render import sources
-from speechbrain_rev.models.table import MODES
-from speechbrain_rev.models.table_one import reproduced
+from speechbrain_rev.catalog import Model, Training, select
+from speechbrain_rev.catalog.render import model_sources
+from speechbrain_rev.catalog.table import MODES
+from speechbrain_rev.sizes import parse_card
 
 from . import compressed_tables, deploying_tables, recipe_tables, study_tables
 from .harness import markdown
@@ -32,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 RECIPE = ROOT / "recipes" / "VoxCeleb" / "README.md"
 DOCS = ROOT / "docs"
-PUBLISHED = DOCS / "PUBLISHED.md"
 
 CARD = "11GB"
 BATCH = 128
@@ -55,7 +46,7 @@ def models(names: Sequence[str] = ()) -> str:
         "EER on Vox1-H. GB: memory per 2 s utterance. Batch: largest that fits an "
         f"{CARD.removesuffix('GB')} GB GPU; bold if at least {BATCH}."
     )
-    return "\n\n".join([markdown(rows), heads, *sources(training).values()])
+    return "\n\n".join([markdown(rows), heads, *model_sources(training).values()])
 
 
 def telling_models() -> str:
@@ -78,51 +69,6 @@ def _model(model: Model) -> dict[str, str]:
         shown = f"**{batch}**" if batch is not None and batch >= BATCH else batch
         row[f"batch {mode}"] = "" if shown is None else str(shown)
     return row
-
-
-def table_one() -> str:
-    """Show the paper's Table I beside what is counted here."""
-    rows: dict[str, dict[str, str]] = {}
-    for column, ours in reproduced():
-        head = f"{column.name}, batch {column.batch}"
-        for part, size in ours.report.parts.items():
-            row = rows.setdefault(part, {"GB": part.replace("_", " ")})
-            published = column.parts_gb.get(part)
-            row[f"{head}: published"] = (
-                "not named" if published is None else f"{published:.3f}"
-            )
-            row[f"{head}: counted"] = f"{size / 1e9:.3f}"
-    return markdown(list(rows.values()))
-
-
-def tables_five_and_six() -> str:
-    """Show the paper's Tables V and VI beside what is counted here."""
-    return _beside(
-        published_render.TRAINING_COLUMNS,
-        reproduced_trainings(),
-        published_render.training_sources().values(),
-    )
-
-
-def table_seven() -> str:
-    """Show the paper's Table VII beside what is counted here."""
-    return _beside(
-        published_render.CARDS_COLUMNS,
-        reproduced_cards(),
-        published_render.cards_sources().values(),
-    )
-
-
-def _beside(
-    columns: Sequence[Column[Row]], rows: Sequence[Row], notes: Iterable[str]
-) -> str:
-    """Write columns of text as markdown."""
-    heads = [f"{column.group}: {column.head}".lstrip(": ") for column in columns]
-    cells = [
-        dict(zip(heads, (column.cell(row) for column in columns), strict=True))
-        for row in rows
-    ]
-    return "\n\n".join([markdown(cells), *notes])
 
 
 def paper() -> str:
@@ -326,21 +272,20 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "deploying.md": _there(
         inference=deploying_tables.inference, graphs=deploying_tables.graphs
     ),
-    PUBLISHED: {
-        "table_one": table_one,
-        "tables_five_and_six": tables_five_and_six,
-        "table_seven": table_seven,
-    },
 }
 
 
 def rendered(document: Path) -> str:
-    """Fill each marked place of a document from the committed figures of its name."""
-    text = document.read_text()
-    for name, table in TABLES[document].items():
+    """Give a document with its tables written anew, from the committed figures."""
+    return filled(document.read_text(), TABLES[document])
+
+
+def filled(text: str, tables: Mapping[str, Callable[[], str]]) -> str:
+    """Fill each marked place of a page with the table of its name."""
+    for name, table in tables.items():
         place = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        filled = f"{table()}\n"
-        text = place.sub(lambda m, f=filled: f"{m[1]}{f}{m[2]}", text)
+        new = f"{table()}\n"
+        text = place.sub(lambda m, new=new: f"{m[1]}{new}{m[2]}", text)
     return text
 
 

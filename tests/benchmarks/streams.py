@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.memory import live_bytes_peak
-from speechbrain_rev.memory.shapes import CPUFakes
+from speechbrain_rev.planner.memory import live_bytes_peak
+from speechbrain_rev.planner.step import CPUFakes
 
 from .grid import grid_among_the_formats
 from .harness import NotEqual, Result, interleaved_seconds

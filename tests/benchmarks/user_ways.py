@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from speechbrain_rev.architectures import architecture
+from speechbrain_rev.catalog import counted_peaks
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
-from speechbrain_rev.memory import live_bytes_peak
-from speechbrain_rev.memory.shapes import CPUFakes
-from speechbrain_rev.models.counts import counted_peaks
+from speechbrain_rev.planner.memory import live_bytes_peak
+from speechbrain_rev.planner.step import CPUFakes
 
 from .gradients import TOLERANCE
 from .harness import NotEqual
@@ -268,5 +268,5 @@ def check_committed(way: Way, name: str, frames: int, step: int) -> None:
     if not 0 <= committed - step <= CHECKSUMS:
         raise NotEqual(
             f"{name}, {way.name}, at {frames} frames holds {step} bytes, but the counts in "
-            f"speechbrain_rev/models say {committed}: write them again, see counts.py."
+            f"speechbrain_rev/catalog say {committed}: write them again, see counts.py."
         )

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.models import Training, parse_card
+from speechbrain_rev.catalog import Training
+from speechbrain_rev.sizes import parse_card
 
 from .harness import Result, interleaved_seconds
 from .user_ways import (
@@ -56,8 +57,7 @@ def needed_bytes(way: Way, name: str, frames: int, step: int) -> int:
     """All that training takes of a card, as ``speechbrain-rev models`` adds it up."""
     row, batch = architecture(name), BATCH // way.parts
     training = Training(card_bytes=None, batch=batch, frames=frames)
-    parts = training.needed_bytes(row, row.default_mode, batch)
-    return sum({**parts, "encoder_step": step}.values())
+    return step + sum(training.fixed_bytes(row, batch).values())
 
 
 def fits(card: str, needed: int) -> bool:

@@ -26,7 +26,7 @@ import torch
 
 import speechbrain_rev
 from speechbrain_rev.inference import SpeakerEmbedder, read_cohort
-from speechbrain_rev.planner.saved import VARIABLE
+from speechbrain_rev.planner.profile import VARIABLE
 from tests import wespeaker
 from tests.compatibility.plans import PLANS
 
@@ -84,12 +84,9 @@ RUNS: dict[str, tuple[dict[str, object], int | None]] = {
 COMMANDS = {
     "models": ["models", "--card=11GB", "--batch=128"],
     "models_600_frames": ["models", "revnet57", "resnet152", "--frames=600"],
-    "models_published": ["models", "--published"],
     "memory": ["memory", "--card=11GB"],
     "memory_stages": ["memory", "revnet57", "--stages"],
-    "memory_published": ["memory", "--published"],
     "plan": ["plan", "resnet34", "revnet57", "--card=5GB", "--batch=128"],
-    "plan_published": ["plan", "--published"],
     "sweep": ["sweep", "revnet57", "--card=11GB", "--batches=64:192:64"],
 }
 _DIES = """

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from speechbrain_rev.catalog import Training
+from speechbrain_rev.catalog.plans import plan_encoders
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.models import Training
-from speechbrain_rev.models.planning import plan_encoders
 from speechbrain_rev.planner import Plan, plan
 from speechbrain_rev.sizes import GIB
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from speechbrain_rev.memory import LiveBytes
+from speechbrain_rev.planner.memory import LiveBytes
 from speechbrain_rev.plots import reversible_step
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from speechbrain_rev.models.self_test import self_test
-from tests.unit.models.test_self_test import BATCH, Trained, stores
+from speechbrain_rev.catalog.self_test import self_test
+from tests.unit.catalog.test_self_test import BATCH, Trained, stores
 
 pytestmark = [
     pytest.mark.gpu,

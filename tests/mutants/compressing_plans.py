@@ -4,16 +4,15 @@ from .mutant import Mutant
 
 CAPPED = "tests/unit/planner/test_capped.py"
 COMPRESS = "tests/unit/planner/test_compress.py"
-TRAINING = "tests/unit/models/test_training_plan.py"
-CAPPED_CODE = "speechbrain_rev/planner/capped.py"
+TRAINING = "tests/unit/catalog/test_run_plans.py"
+CAPPED_CODE = "speechbrain_rev/planner/knapsack.py"
 NETWORK_CODE = "speechbrain_rev/planner/network.py"
 PROFILE_CODE = "speechbrain_rev/planner/profile.py"
 SAVING_CODE = "speechbrain_rev/compression/saving.py"
 SELECTED_CODE = "speechbrain_rev/compression/selected.py"
 PROBE_CODE = "speechbrain_rev/planner/probe.py"
-WITHIN_CODE = "speechbrain_rev/planner/within.py"
-RUN_PLAN_CODE = "speechbrain_rev/models/run_plan.py"
-TRAINING_CODE = "speechbrain_rev/models/compressed_plan.py"
+WITHIN_CODE = "speechbrain_rev/planner/plan.py"
+RUN_PLAN_CODE = "speechbrain_rev/catalog/plans.py"
 
 COMPRESSING_PLANS = [
     Mutant(
@@ -73,6 +72,22 @@ COMPRESSING_PLANS = [
         "keeps_the_limit",
     ),
     Mutant(
+        "compressing plan: what is needed is said of lossless plans alone",
+        WITHIN_CODE,
+        "            if error.needed_bytes > left_bytes:\n",
+        "            if False:\n",
+        COMPRESS,
+        "needs_is_reported",
+    ),
+    Mutant(
+        "compressing plan: a batch that does not fit is tried as a whole",
+        PROBE_CODE,
+        "return batch_that_fits(stored_bytes, wanted, step.device)",
+        "return wanted",
+        COMPRESS,
+        "tried_in_part",
+    ),
+    Mutant(
         "compressing plan: errors of blocks are added, not their squares",
         PROBE_CODE,
         "self.squared_errors[name] = error**2",
@@ -129,18 +144,18 @@ COMPRESSING_PLANS = [
         "another_limit",
     ),
     Mutant(
-        "compressing plan: a lossless plan is left with the room of a lossy one",
-        TRAINING_CODE,
-        """                # Which was made for less room than a lossless plan has.
-                break""",
-        "                return plan",
+        "compressing plan: a lossless plan is left with the budget of a lossy one",
+        WITHIN_CODE,
+        """            # It was made for less than a lossless plan has.
+            break""",
+        "            return found",
         TRAINING,
         "has_all_the_room",
     ),
     Mutant(
         "compressing plan: what the whole batch takes is not compared",
-        TRAINING_CODE,
-        "if peak is not None and peak <= left:",
+        WITHIN_CODE,
+        "if peak is not None and peak <= left_bytes:",
         "if peak is not None:",
         TRAINING,
         "whole_batch",

@@ -4,17 +4,18 @@ from .mutant import Mutant
 
 PROFILING_TESTS = "tests/unit/planner/test_profiling.py"
 PLAN_TESTS = "tests/unit/planner/test_plan.py"
-COUNTING_CODE = "speechbrain_rev/planner/counting.py"
-PLAN_CODE = "speechbrain_rev/planner/planning.py"
-WITHIN_CODE = "speechbrain_rev/planner/within.py"
-PROFILE_CODE = "speechbrain_rev/planner/block_profile.py"
+STEP_TESTS = "tests/unit/planner/test_step.py"
+TRACE_TESTS = "tests/unit/planner/test_trace.py"
+PLAN_CODE = "speechbrain_rev/planner/plan.py"
+PROFILE_CODE = "speechbrain_rev/planner/profile.py"
 PROFILING_CODE = "speechbrain_rev/planner/profiling.py"
-VERIFY_CODE = "speechbrain_rev/planner/verify.py"
+PROBE_CODE = "speechbrain_rev/planner/probe.py"
+STEP_CODE = "speechbrain_rev/planner/step.py"
 
 PLANNER = [
     Mutant(
         "planner: what a caller still has by name is held to the backward pass",
-        COUNTING_CODE,
+        PROFILING_CODE,
         "min(b.after_bytes, x) for b, x in",
         "b.after_bytes for b, x in",
         PROFILING_TESTS,
@@ -22,7 +23,7 @@ PLANNER = [
     ),
     Mutant(
         "planner: blocks that are not trained recompute",
-        COUNTING_CODE,
+        PROFILING_CODE,
         "allowed[name] = (Mode.STORE,)",
         "pass",
         PROFILING_TESTS,
@@ -47,14 +48,14 @@ PLANNER = [
     Mutant(
         "planner: what the first step makes is counted",
         PROFILING_CODE,
-        "            hooks.callback(handle.remove)\n        step()",
-        "            hooks.callback(handle.remove)",
+        "                hooks.callback(handle.remove)\n            trial.run()",
+        "                hooks.callback(handle.remove)",
         PROFILING_TESTS,
         "in_any_modes and first_step or not_counted_without",
     ),
     Mutant(
         "planner: what cannot run again is recomputed",
-        VERIFY_CODE,
+        PROBE_CODE,
         "return list(alone)",
         "return []",
         PROFILING_TESTS,
@@ -63,14 +64,14 @@ PLANNER = [
     Mutant(
         "planner: times are taken for a budget that nothing fits",
         PLAN_CODE,
-        "            solve(found.profile)  # what no plan fits is told before times are taken\n",
-        "",
+        "                if not counted.fits:\n",
+        "                if False:\n",
         PROFILING_TESTS,
         "before_times_are_taken",
     ),
     Mutant(
         "planner: gradients are taken where the caller takes none",
-        PROFILING_CODE,
+        STEP_CODE,
         "torch.inference_mode(False)",
         "contextlib.nullcontext()",
         PROFILING_TESTS,
@@ -78,7 +79,7 @@ PLANNER = [
     ),
     Mutant(
         "planner: a plan over the budget is not made anew",
-        WITHIN_CODE,
+        PLAN_CODE,
         "allowed -= found.measured_bytes - budget_bytes",
         "return found",
         PLAN_TESTS,
@@ -91,5 +92,69 @@ PLANNER = [
         "pass",
         "tests/unit/planner/test_profile.py",
         "predicted",
+    ),
+    Mutant(
+        "planner: the first step of another batch is counted",
+        PLAN_CODE,
+        "trial.run()  # What a first step makes is not counted.",
+        "pass",
+        STEP_TESTS,
+        "largest_batch_has_a_plan and made",
+    ),
+    Mutant(
+        "planner: other batches are counted without numbers that are needed",
+        PROFILING_CODE,
+        "return replace(real, needs_numbers=True)",
+        "return real",
+        STEP_TESTS,
+        "counted_in_real_steps",
+    ),
+    Mutant(
+        "planner: one sample without batch statistics ends the search of a batch",
+        PLAN_CODE,
+        "return size(2)",
+        "raise",
+        STEP_TESTS,
+        "largest_batch_has_a_plan and normalised",
+    ),
+    Mutant(
+        "planner: a budget that is advised is rounded down",
+        "speechbrain_rev/sizes.py",
+        "-(-size_bytes * 10 // MIB)",
+        "(size_bytes * 10 // MIB)",
+        STEP_TESTS,
+        "each_is_enough",
+    ),
+    Mutant(
+        "planner: other batches have the rows of the example in another order",
+        STEP_CODE,
+        "return whole[:count].detach()",
+        "return whole[-count:].detach()",
+        STEP_TESTS,
+        "sliced_and_repeated",
+    ),
+    Mutant(
+        "planner: a sweep forgets the limit of the gradient's error",
+        "speechbrain_rev/planner/sweep.py",
+        "profiler_of(step.at(sizes[0]), max_gradient_error)",
+        "profiler_of(step.at(sizes[0]), None)",
+        STEP_TESTS,
+        "swept_where",
+    ),
+    Mutant(
+        "planner: tensors of other devices are counted too",
+        "speechbrain_rev/planner/memory.py",
+        "storage.device.type != self.device.type",
+        "False",
+        TRACE_TESTS,
+        "one_device",
+    ),
+    Mutant(
+        "planner: copies between devices are not counted",
+        "speechbrain_rev/planner/trace.py",
+        "self._host += sum(map(_bytes, made))",
+        "pass",
+        TRACE_TESTS,
+        "copies_from",
     ),
 ]

@@ -1,5 +1,4 @@
 import copy
-import importlib
 import json
 import logging
 import shutil
@@ -7,9 +6,10 @@ import shutil
 import pytest
 import torch
 
+from speechbrain_rev.catalog.plans import in_words
 from speechbrain_rev.compression import reference
-from speechbrain_rev.models.run_plan import in_words
 from speechbrain_rev.planner import Plan
+from speechbrain_rev.planner.probe import CompressionProbe
 from tests.corpus import write_corpus
 from tests.recipes.runs import SHORT, arguments, weights
 
@@ -55,14 +55,16 @@ def channels_of(folder):
 
 def least(train, data, folder):
     """The least budget, as the error says it."""
-    with pytest.raises(ValueError, match=r"It lacks .*hoose another arch") as error:
+    with pytest.raises(
+        ValueError, match=r"It lacks .*What helps: another arch"
+    ) as error:
         trained(train, data, folder, memory_budget="0.05MB")
     return error.value.needed_bytes
 
 
 def test_a_budget_changes_memory_and_no_bit(train, data, tmp_path, caplog):
     stored = trained(train, data, tmp_path / "stored", mode="store")
-    budget = f"{(least(train, data, tmp_path / 'least') + 20_000) / 1e6:.6f}MB"
+    budget = f"{least(train, data, tmp_path / 'least') + 20_000}B"
     planned = trained(train, data, tmp_path / "planned", memory_budget=budget)
     assert all(torch.equal(planned[key], value) for key, value in stored.items())
     plan = Plan.load(tmp_path / "planned" / "plan.json")
@@ -195,7 +197,7 @@ def test_a_limit_of_the_error_lets_plans_compress_and_is_kept(
     monkeypatch.setattr(reference, "SLICE", 2**12)
     with pytest.raises(ValueError, match="It lacks") as error:
         trained(train, data, tmp_path / "least", memory_budget="0.05MB", **WIDE)
-    budget = f"{(error.value.needed_bytes - 10_000) / 1e6:.6f}MB"
+    budget = f"{error.value.needed_bytes - 10_000}B"
     limited = {"memory_budget": budget, "max_gradient_error": 0.05}
     folder = tmp_path / "run"
     trained(train, data, folder, **limited, **WIDE)
@@ -217,14 +219,13 @@ def test_a_limit_of_the_error_lets_plans_compress_and_is_kept(
     # weights that the training goes on with.
     caplog.clear()
     seen = []
-    planner = importlib.import_module("speechbrain_rev.models.training_plan")
-    probed = planner.TrainingProbe.of
+    probed = CompressionProbe.__init__
 
-    def probe(step, *args):
-        seen.append(copy.deepcopy(step.encoder.state_dict()))
-        return probed(step, *args)
+    def probe(self, step, *args):
+        seen.append(copy.deepcopy(step.module.state_dict()))
+        probed(self, step, *args)
 
-    monkeypatch.setattr(planner.TrainingProbe, "of", probe)
+    monkeypatch.setattr(CompressionProbe, "__init__", probe)
     newest = max(folder.glob("save/CKPT*"), key=lambda path: path.stat().st_mtime)
     train.main(arguments(data, folder, **longer, **limited, normalisation_error=0.02))
     assert PLANNED in caplog.text

@@ -6,8 +6,7 @@ import shutil
 import pytest
 import torch
 
-from speechbrain_rev.models.training_plan import plan_training
-from speechbrain_rev.planner import Infeasible, Plan
+from speechbrain_rev.planner import Infeasible, Plan, plan_step
 from tests.recipes.study import contents, copy_with, study, trained_run
 
 budget, measures = study("measurements.budget"), study("measurements.steps")
@@ -166,11 +165,11 @@ def test_half_of_the_memory_is_a_budget_for_which_there_is_a_plan(run):
     half = budget.half_of_the_memory(step)
     assert half.halved == "memory"
     assert half.counted_bytes == half.stored_bytes // 2
-    assert half.memory_budget == f"{half.counted_bytes / 1e6:.6f}MB"
-    plan = plan_training(step, half.counted_bytes)
+    assert half.memory_budget == f"{half.counted_bytes}B"
+    plan = plan_step(step.step(), half.counted_bytes)
     assert plan.measured_bytes + half.staying_bytes <= half.counted_bytes
     assert {"store", "reconstruct"} <= set(plan.modes.values())
-    without_limit = plan_training(step, 10**9)
+    without_limit = plan_step(step.step(), 10**9)
     assert set(without_limit.modes.values()) == {"store"}
     assert without_limit.measured_bytes + half.staying_bytes == half.stored_bytes
 
@@ -180,6 +179,6 @@ def test_activations_are_halved_where_no_plan_takes_half_of_the_memory(run):
     half = budget.half_of_the_memory(step)
     assert half.halved == "activations"
     with pytest.raises(Infeasible):
-        plan_training(step, half.stored_bytes // 2)
+        plan_step(step.step(), half.stored_bytes // 2)
     activations = half.stored_bytes - half.staying_bytes
     assert half.counted_bytes == half.staying_bytes + activations // 2

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.models import Training, parse_card
-from speechbrain_rev.models.counting import training_step_peak
-from speechbrain_rev.models.counts import counted_peaks
+from speechbrain_rev.catalog import Training, counted_peaks
+from speechbrain_rev.catalog.steps import training_step_peak
+from speechbrain_rev.sizes import parse_card
 from tests.benchmarks import __main__ as command
 from tests.benchmarks import readme, tables, user_ways, users
 from tests.benchmarks.harness import NotEqual, Result

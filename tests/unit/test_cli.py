@@ -13,28 +13,16 @@ import torch
 
 from speechbrain_rev import __version__, cli, environment, whole_files
 from speechbrain_rev.architectures import architecture
+from speechbrain_rev.catalog import Training, models_text, plans, select, steps
+from speechbrain_rev.catalog.breakdown import before_and_after
+from speechbrain_rev.catalog.plans import plan_encoders, sweep_encoder
+from speechbrain_rev.catalog.render import breakdowns_text, plans_text, sweep_text
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import EmbeddingArchive, SpeakerEmbedder, export_run
 from speechbrain_rev.inference.run_folder import read_weights
-from speechbrain_rev.models import (
-    Training,
-    as_text,
-    breakdown_render,
-    calibration,
-    parse_card,
-    planning,
-    planning_render,
-    published_render,
-    select,
-    sweeping,
-    sweeping_render,
-    table_one,
-)
-from speechbrain_rev.models.breakdown import before_and_after
-from speechbrain_rev.models.planning import plan_encoders
-from speechbrain_rev.models.sweeping import sweep_encoder
-from speechbrain_rev.planner import Plan
+from speechbrain_rev.planner import Plan, profiling
 from speechbrain_rev.planner.timing import ASSUMED, Speed
+from speechbrain_rev.sizes import parse_card
 from speechbrain_rev.speech.packing import Packing
 from tests.run_folders import (
     speech_like,
@@ -127,20 +115,20 @@ class TestCommand:
 
 #: Commands that run tensors: where memory runs out in each, and what it advises.
 OUT_OF_MEMORY = [
-    (["plan", "resnet34", "--card=4GB"], planning, "plan_encoders", "--card=11GB"),
+    (["plan", "resnet34", "--card=4GB"], plans, "plan_encoders", "--card=11GB"),
     (
         ["memory", "resnet34", "--mode=plan", "--card=4GB"],
-        planning,
+        plans,
         "plan_encoders",
         "leave out --stages",
     ),
     (
         ["sweep", "resnet34", "--card=4GB"],
-        sweeping,
+        plans,
         "sweep_encoder",
         "smaller --batches, or leave out --device",
     ),
-    (["calibrate", "speed.json"], calibration, "calibrate", "another --device"),
+    (["calibrate", "speed.json"], steps, "calibrate", "another --device"),
     (["embed", "run", "a.wav"], SpeakerEmbedder, "from_run", "--device=cpu"),
     (["verify", "run", "a.wav", "b.wav"], SpeakerEmbedder, "from_run", "--device=cpu"),
 ]
@@ -174,7 +162,7 @@ def test_other_errors_of_the_runtime_keep_their_traceback(monkeypatch):
     def wrong(*_, **__):
         raise RuntimeError("Expected 4 channels")
 
-    monkeypatch.setattr(planning, "plan_encoders", wrong)
+    monkeypatch.setattr(plans, "plan_encoders", wrong)
     with pytest.raises(RuntimeError, match="Expected 4 channels"):
         cli.main(["plan", "resnet34", "--card=4GB"])
 
@@ -286,8 +274,6 @@ class TestModels:
             "import sys\n"
             "from speechbrain_rev.cli import main\n"
             "assert main(['models', '--card=11GB', '--batch=128']) == 0\n"
-            "assert main(['models', '--published']) == 0\n"
-            "assert main(['plan', '--published']) == 0\n"
             "heavy = {'torch', 'numpy', 'speechbrain', 'bitsandbytes', 'matplotlib',"
             " 'ruamel.yaml', 'triton'} & set(sys.modules)\n"
             "assert not heavy, heavy"
@@ -313,7 +299,7 @@ class TestModels:
             reverse=True,
         )
         assert 0 < len(expected) < len(select(training, families=["revnet"]))
-        assert capsys.readouterr().out == as_text(expected)
+        assert capsys.readouterr().out == models_text(expected)
 
     def test_it_prints_json_of_the_encoders_named(self, capsys):
         assert cli.main(["models", "revnet245", "resnet34", "--json"]) == 0
@@ -331,13 +317,16 @@ class TestModels:
         ("arguments", "message"),
         [
             (["revnet58"], "Did you mean revnet57"),
-            (["--card=11"], "--card takes a card's memory as 11GB, 24GB or 10.5GiB"),
+            (
+                ["--card=11"],
+                "--card takes a GPU's memory as 11GB or 11GiB (2**30 bytes each)",
+            ),
             (["--batch=0"], "from 1 to 1000000 utterances, not 0"),
             (["--frames=300"], "200 and 600 frames, not of 300"),
             (["--family=dfrevnet"], "Did you mean df_revnet"),
             (["--sort=params"], "--sort takes layers, parameters"),
             (["--fits"], "--fits needs a card"),
-            (["--plot=models.svg"], "ends in .png, not models.svg"),
+            (["--plot=models.jpg"], "ends in .png, .pdf or .svg, not models.jpg"),
             (
                 ["--plot=nowhere/models.png"],
                 "nowhere/models.png cannot be written: there is no folder nowhere. Make",
@@ -346,30 +335,6 @@ class TestModels:
     )
     def test_a_mistake_is_one_line(self, arguments, message, capsys):
         assert message in refuse(["models", *arguments], capsys)
-
-    def test_it_prints_the_published_tables_beside_the_counted_ones(self, capsys):
-        assert cli.main(["models", "--published"]) == 0
-        assert capsys.readouterr().out == published_render.trainings_as_text()
-        assert cli.main(["models", "--published", "--json"]) == 0
-        assert capsys.readouterr().out == published_render.trainings_as_json()
-
-    @pytest.mark.parametrize(
-        "option",
-        [
-            *(
-                "--card=11GB",
-                "--batch=1",
-                "--frames=600",
-                "--family=revnet",
-                "--type=I",
-            ),
-            *("--fits", "--sort=batch", "--reverse", "--plot=a.png", "ENCODER"),
-        ],
-    )
-    def test_published_tables_take_no_other_option(self, option, capsys):
-        name = option.partition("=")[0]
-        message = f"--published shows Tables V and VI of the paper as they are; leave out {name}."
-        assert message in refuse(["models", "--published", option], capsys)
 
 
 class TestMemory:
@@ -383,7 +348,7 @@ class TestMemory:
             )
             for name in ("df_resnet56", "resnet34")
         ]
-        text = breakdown_render.as_text(expected, parse_card("24GB"))
+        text = breakdowns_text(expected, parse_card("24GB"))
         assert capsys.readouterr().out == text
 
     def test_it_prints_json_of_before_and_after(self, capsys):
@@ -411,20 +376,11 @@ class TestMemory:
         assert capsys.readouterr().out == f"{picture}: 1 encoders\n"
         assert picture.read_bytes().startswith(b"\x89PNG")
 
-    def test_it_prints_the_published_table_beside_the_counted_one(self, capsys):
-        assert cli.main(["memory", "--published"]) == 0
-        assert capsys.readouterr().out == table_one.as_text()
-        assert cli.main(["memory", "--published", "--json"]) == 0
-        assert capsys.readouterr().out == table_one.as_json()
-
-    @pytest.mark.parametrize(
-        ("arguments", "encoders"), [(["resnet34"], 1), (["--published"], 2)]
-    )
-    def test_it_draws_a_picture(self, arguments, encoders, tmp_path, capsys):
-        picture = tmp_path / "memory.png"
-        assert cli.main(["memory", *arguments, "--plot", str(picture)]) == 0
-        assert capsys.readouterr().out == f"{picture}: {encoders} encoders\n"
-        assert picture.read_bytes().startswith(b"\x89PNG")
+    def test_it_draws_a_picture(self, tmp_path, capsys):
+        picture = tmp_path / "memory.svg"
+        assert cli.main(["memory", "resnet34", "--plot", str(picture)]) == 0
+        assert capsys.readouterr().out == f"{picture}: 1 encoders\n"
+        assert picture.read_bytes().startswith(b"<?xml")
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -443,14 +399,13 @@ class TestMemory:
             (["resnet34", "--batch=0"], "from 1 to 1000000 utterances, not 0"),
             (["resnet34", "--frames=0"], "from 1 to 100000 frames of 10 ms, not 0"),
             (["resnet34", "--optimizer_bits=16"], "bits is 16"),
-            (["resnet34", "--card=11"], "--card takes a card's memory as 11GB"),
-            (["resnet34", "--card=-1GB"], "10.5GiB, not -1GB"),
+            (["resnet34", "--card=11"], "--card takes a GPU's memory as 11GB"),
+            (["resnet34", "--card=-1GB"], "11000000000B, not -1GB"),
             (["resnet34", "--batch=-3"], "utterances, not -3"),
             (["resnet34", "--frames=-3"], "frames of 10 ms, not -3"),
             (["resnet34", "--card=11GB", "--plot=a.png"], "leave out --card"),
             (["resnet34", "--mode=plan"], "none was named: add, for instance, --card"),
             (["resnet34", "--speed=s.json"], "add --mode=plan, or leave it out"),
-            (["--published", "--speed=s.json"], "leave out --speed"),
             (
                 ["resnet34", "--mode=plan", "--card=4GB", f"--speed={__file__}"],
                 "no speed of a device",
@@ -468,11 +423,7 @@ class TestMemory:
                 ["resnet34", "--mode=plan", "--card=2GB", "--batch=100"],
                 "What helps: a batch of ",
             ),
-            (["--published", "--stages"], "leave out --stages"),
-            (["resnet34", "--plot=a.svg"], "ends in .png, not a.svg"),
-            (["--published", "--plot=a.svg"], "ends in .png, not a.svg"),
-            (["--published", "resnet34"], "leave out ENCODER"),
-            (["--published", "--optimizer_bits=32"], "leave out --optimizer_bits"),
+            (["resnet34", "--plot=a.jpg"], "ends in .png, .pdf or .svg, not a.jpg"),
             (["revnet57", "--plot=nowhere/a.png"], "there is no folder nowhere. Make"),
         ],
     )
@@ -489,7 +440,7 @@ class TestPlan:
         arguments = ["plan", "resnet34", *self.OPTIONS, f"--save={file}"]
         assert cli.main(arguments) == 0
         expected = plan_encoders(self.TRAINING, names=["resnet34"])
-        assert capsys.readouterr().out == planning_render.as_text(expected)
+        assert capsys.readouterr().out == plans_text(expected)
         assert Plan.load(file) == expected[0].as_plan()
 
     def test_it_prints_json(self, capsys):
@@ -505,29 +456,18 @@ class TestPlan:
         assert capsys.readouterr().out == f"{picture}: 1 encoders\n"
         assert picture.read_bytes().startswith(b"\x89PNG")
 
-    def test_it_prints_the_published_table_beside_the_counted_one(self, capsys):
-        assert cli.main(["plan", "--published"]) == 0
-        assert capsys.readouterr().out == published_render.cards_as_text()
-        assert cli.main(["plan", "--published", "--json"]) == 0
-        assert capsys.readouterr().out == published_render.cards_as_json()
-
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (
-                ["--published", "--batch=64"],
-                "Table VII of the paper as they are; leave",
-            ),
-            (["--published", "--plot=a.png"], "leave out --plot"),
             (["revnet58", "--card=11GB"], "Did you mean revnet57"),
-            (["resnet34", "--card=11"], "--card takes a card's memory as 11GB"),
-            (["resnet34", "--card=-1GB"], "10.5GiB, not -1GB"),
-            (["resnet34", "--card=0GB"], "10.5GiB, not 0GB"),
-            (["resnet34", "--card=nan"], "10.5GiB, not nan"),
-            (["resnet34", "--card=infGB"], "10.5GiB, not infGB"),
+            (["resnet34", "--card=11"], "--card takes a GPU's memory as 11GB"),
+            (["resnet34", "--card=-1GB"], "11000000000B, not -1GB"),
+            (["resnet34", "--card=0GB"], "11000000000B, not 0GB"),
+            (["resnet34", "--card=nan"], "11000000000B, not nan"),
+            (["resnet34", "--card=infGB"], "11000000000B, not infGB"),
             (
                 ["resnet34", "--card=0.1GB", "--batch=100"],
-                "of 102.4 MiB (107.4 MB) 1.01 GiB stay free",
+                "but the budget is 102.4 MiB (107374182 bytes). It lacks ",
             ),
             (["resnet34", "--card=11GB", "--batch=0"], "utterances, not 0"),
             (["resnet34", "--card=11GB", "--batch=-5"], "utterances, not -5"),
@@ -541,7 +481,7 @@ class TestPlan:
                 "--save no/p cannot be written",
             ),
             (["resnet34", "--card=11GB", "--plot=no/p.png"], "--plot no/p.png cannot"),
-            (["resnet34", "--card=11GB", "--plot=p.pdf"], "ends in .png, not p.pdf"),
+            (["resnet34", "--card=11GB", "--plot=p.gif"], "or .svg, not p.gif"),
             (["resnet34", "--card=2GB", "--batch=100"], "What helps: a batch of "),
         ],
     )
@@ -556,7 +496,7 @@ class TestSweep:
     def test_the_options_reach_the_table(self, capsys):
         assert cli.main(["sweep", *self.OPTIONS]) == 0
         expected = sweep_encoder(architecture("resnet34"), self.TRAINING, [16, 48])
-        assert capsys.readouterr().out == sweeping_render.as_text(expected)
+        assert capsys.readouterr().out == sweep_text(expected)
 
     def test_it_prints_json(self, capsys):
         assert cli.main(["sweep", *self.OPTIONS, "--json"]) == 0
@@ -571,20 +511,22 @@ class TestSweep:
         assert picture.read_bytes().startswith(b"\x89PNG")
 
     def test_memory_that_ran_out_at_every_batch_is_one_line(self, monkeypatch, capsys):
-        def profile(*_, **__):
+        def taken(*_, **__):
             raise MemoryError
 
-        monkeypatch.setattr(sweeping, "encoder_profile", profile)
-        message = "Memory ran out while batches [16, 48] were profiled"
-        assert message in refuse(["sweep", *self.OPTIONS], capsys)
+        monkeypatch.setattr(profiling, "measured_seconds", taken)
+        monkeypatch.setattr(plans, "optimizer_seconds", lambda *_, **__: 0.1)
+        message = "Memory ran out while batches [1, 2] were profiled"
+        options = ["--card=4GB", "--batches=1:2", "--device=cpu"]
+        assert message in refuse(["sweep", "resnet34", *options], capsys)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             (["revnet58", "--card=11GB"], "Did you mean revnet57"),
-            (["resnet34", "--card=11"], "--card takes a card's memory as 11GB"),
-            (["resnet34", "--card=-1GB"], "10.5GiB, not -1GB"),
-            (["resnet34", "--card=nanGB"], "10.5GiB, not nanGB"),
+            (["resnet34", "--card=11"], "--card takes a GPU's memory as 11GB"),
+            (["resnet34", "--card=-1GB"], "11000000000B, not -1GB"),
+            (["resnet34", "--card=nanGB"], "11000000000B, not nanGB"),
             (
                 ["resnet34", "--card=11GB", "--batches=16"],
                 "as 16:256:16 or 1:32, not 16",
@@ -600,7 +542,7 @@ class TestSweep:
             ),
             (["resnet34", "--card=11GB", "--device=cuda:99"], "cuda:99 is not there"),
             (["resnet34", "--card=11GB", "--plot=no/p.png"], "--plot no/p.png cannot"),
-            (["resnet34", "--card=11GB", "--plot=p.pdf"], "ends in .png, not p.pdf"),
+            (["resnet34", "--card=11GB", "--plot=p.gif"], "or .svg, not p.gif"),
             (["resnet34", "--card=1.2GB"], "What helps: "),
             (
                 ["resnet34", "--card=11GB", f"--speed={__file__}"],
@@ -634,7 +576,7 @@ class TestCalibrate:
         self, tmp_path, monkeypatch, capsys
     ):
         speed = Speed(1e12, 2e11, 3e5, {"device": "a test", "torch": "2"})
-        monkeypatch.setattr(calibration, "calibrate", lambda device, **_: speed)
+        monkeypatch.setattr(steps, "calibrate", lambda device, **_: speed)
         file = tmp_path / "speed.json"
         assert cli.main(["calibrate", str(file)]) == 0
         told, progress = capsys.readouterr()
@@ -654,7 +596,7 @@ class TestCalibrate:
             raise OSError(28, "No space left on device")
 
         speed = Speed(1e12, 2e11, 3e5, {"device": "a test"})
-        monkeypatch.setattr(calibration, "calibrate", lambda device, **_: speed)
+        monkeypatch.setattr(steps, "calibrate", lambda device, **_: speed)
         monkeypatch.setattr(whole_files.os, "replace", full)
         file = tmp_path / "speed.json"
         file.write_text("old")
@@ -712,7 +654,6 @@ class TestCalibrate:
             (["calibrate", "speed.json", "--device=cuda:99"], "cuda:99 is not there"),
             (["plan", "--card=4GB", "--speed=no.json"], "no.json is no file. Write"),
             (["plan", "--card=4GB", f"--speed={__file__}"], "no speed of a device"),
-            (["plan", "--published", "--speed=no.json"], "leave out --speed"),
         ],
     )
     def test_a_mistake_is_one_line(self, arguments, message, capsys):

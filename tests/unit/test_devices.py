@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from speechbrain_rev import devices
-from speechbrain_rev.models.training_plan import budget_bytes_of
+from speechbrain_rev.catalog.steps import budget_bytes_of
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from speechbrain_rev import cli, scoring
+from speechbrain_rev.catalog import steps
 from speechbrain_rev.inference import (
     Cohort,
     EmbeddingArchive,
@@ -20,7 +21,6 @@ from speechbrain_rev.inference import (
     graph_files,
 )
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
-from speechbrain_rev.models import calibration
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.planner.timing import ASSUMED, Speed
 from speechbrain_rev.plots import style
@@ -233,7 +233,7 @@ class TestCalibration(Tried):
     @pytest.fixture
     def case(self, tmp_path, monkeypatch):
         out = tmp_path / "out" / "speed.json"
-        monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: ASSUMED)
+        monkeypatch.setattr(steps, "calibrate", lambda *_, **__: ASSUMED)
 
         def accept():
             if out.exists():

@@ -1,15 +1,21 @@
-"""Sizes in words: no zero for what is not nothing, and both units for a card."""
+"""Sizes: a GB of memory is 2**30 bytes everywhere, and no size is written as zero."""
+
+import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from speechbrain_rev.models import parse_card
 from speechbrain_rev.sizes import (
-    GB,
     GIB,
-    MB,
     MIB,
+    card_for,
     card_text,
+    enough_text,
+    largest_within,
+    parse_card,
     parse_size,
+    reserve_of,
     size_text,
     whole_bytes,
 )
@@ -32,24 +38,25 @@ def test_a_small_size_is_no_zero(size_bytes, text):
     assert size_text(size_bytes) == text
 
 
-def test_the_same_words_are_another_size_for_a_card_and_a_budget_and_both_are_said():
-    assert card_text(parse_card("11GB")) == "11 GiB (11.81 GB)"
-    assert card_text(parse_size("11GB")) == "10.24 GiB (11 GB)"
-    assert card_text(parse_size("11GiB")) == card_text(parse_card("11GiB"))
-    assert card_text(100 * MB) == "95.37 MiB (100 MB)"
-    assert card_text(GB) == "953.7 MiB (1 GB)"
-    with pytest.raises(ValueError, match=r"11GB are 11 GiB \(11\.81 GB\)"):
+def test_a_gpu_and_a_budget_of_11gb_are_the_same_size():
+    assert parse_card("11GB") == parse_size("11GB") == parse_card("11GiB") == 11 * GIB
+    assert card_text(parse_card("11GB")) == "11 GiB"
+    assert card_text(parse_size("11000000000B")) == "10.24 GiB"
+    assert card_text(100 * MIB) == "100 MiB"
+    with pytest.raises(ValueError, match=r"--card takes .* 11GB or 11GiB .* not 11\."):
         parse_card("11")
 
 
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
     [
-        ("11GB", 11 * 10**9),
+        ("11GB", 11 * GIB),
         ("10.5 GiB", 10.5 * GIB),
-        (" 800mb ", 800 * 10**6),
+        (" 800mb ", 800 * MIB),
         ("800MiB", 800 * MIB),
         ("0.000001MB", 1),
+        ("500 B", 500),
+        ("100000000000000003B", 10**17 + 3),
     ],
 )
 def test_a_size_is_read_with_its_unit(text, size_bytes):
@@ -57,18 +64,80 @@ def test_a_size_is_read_with_its_unit(text, size_bytes):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "11", "GB", "-1GB", "0GB", "1e3GB", "1TB", "auto", "٣GB", "1.GB"]
+    "text",
+    ["", "11", "GB", "-1GB", "0GB", "0.5B", "1e3GB", "1TB", "auto", "٣GB", "1.GB"],
 )
 def test_what_is_no_size_is_none(text):
     assert parse_size(text) is None
 
 
-@pytest.mark.parametrize("size", [8_000_000, 8e6, "8MB", "8 mb"])
+@pytest.mark.parametrize("size", [8 * MIB, 8.0 * MIB, "8MB", "8 mb", "8388608B"])
 def test_a_caller_gives_bytes_or_a_size(size):
-    assert whole_bytes("budget_bytes", size) == 8_000_000
+    assert whole_bytes("budget_bytes", size) == 8 * MIB
 
 
 @pytest.mark.parametrize("size", ["8", "auto", None, float("inf"), float("nan"), [1]])
 def test_what_a_caller_gives_that_is_no_size_is_refused_by_its_name(size):
     with pytest.raises(ValueError, match=r"budget_bytes is .*, which is no size"):
         whole_bytes("budget_bytes", size)
+
+
+@given(st.integers(1, 2**50))
+def test_a_size_that_is_advised_is_enough_and_hardly_more(size_bytes):
+    advised = parse_size(enough_text(size_bytes))
+    assert size_bytes <= advised <= max(1.001 * size_bytes + 1, size_bytes + MIB / 10)
+
+
+@given(st.integers(0, 2**50))
+def test_the_smallest_gpu_leaves_what_is_used(used_bytes):
+    card_bytes = card_for(used_bytes)
+    assert card_bytes - reserve_of(card_bytes) >= used_bytes
+    assert card_bytes - 1 - reserve_of(card_bytes - 1) < used_bytes
+
+
+#: Growths of sizes: straight lines, steps, and curves of both kinds.
+GROWTHS = {
+    "line": lambda n: 100 + 7 * n,
+    "flat": lambda n: 50,
+    "step": lambda n: 50 if n < 300 else 10**9,
+    "square": lambda n: n * n,
+    "root": lambda n: 1000 * math.isqrt(n),
+}
+
+
+@given(st.sampled_from([*GROWTHS]), st.integers(0, 10**6), st.integers(1, 1000))
+def test_the_largest_number_within_a_limit_is_found(growth, limit, most):
+    size_of = GROWTHS[growth]
+    expected = sum(size_of(n) <= limit for n in range(1, most + 1))
+    assert largest_within(size_of, limit, most) == expected
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.integers(0, 3000))
+def test_it_is_found_whatever_the_sizes_are(steps, limit):
+    sizes = [sum(steps[: n + 1]) for n in range(len(steps))]
+    expected = sum(size <= limit for size in sizes)
+    assert largest_within(lambda n: sizes[n - 1], limit, len(sizes)) == expected
+
+
+@pytest.mark.parametrize(("growth", "most_asked"), [("line", 6), ("square", 30)])
+def test_few_sizes_are_asked_for(growth, most_asked):
+    asked = []
+
+    def size_of(n):
+        asked.append(n)
+        return GROWTHS[growth](n)
+
+    assert largest_within(size_of, 10**6, 10**6) > 900
+    assert len(asked) <= most_asked
+
+
+@pytest.mark.parametrize("last", [1, 3, 700, 99_999, 999_999])
+def test_sizes_that_jump_are_not_crept_along(last):
+    asked = []
+
+    def size_of(n):
+        asked.append(n)
+        return 50 if n <= last else 10**12
+
+    assert largest_within(size_of, 10**9, 10**6) == last
+    assert len(asked) < 120

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from speechbrain_rev.memory.shapes import without_contents
-from speechbrain_rev.models.card import card_for
-from speechbrain_rev.models.training_plan import plan_training, staying_bytes
-from speechbrain_rev.models.training_step import TrainingStep
-from speechbrain_rev.planner import Infeasible
-from speechbrain_rev.planner.trace import trace_bytes
+from speechbrain_rev.catalog.steps import TrainingStep
+from speechbrain_rev.planner import Infeasible, Step, plan_step
+from speechbrain_rev.planner.profiling import stored_bytes
+from speechbrain_rev.sizes import card_for
 
 
 @dataclass(frozen=True)
@@ -38,12 +36,12 @@ class Half:
     halved: str
 
 
-def half_of_the_memory(step: TrainingStep) -> Half:
+def half_of_the_memory(training: TrainingStep) -> Half:
     """Say which budget is half of the memory of a training that stores all activations.
 
     Parameters
     ----------
-    step : TrainingStep
+    training : TrainingStep
         A step of the training; the modes of its encoder do not matter.
 
     Returns
@@ -55,7 +53,8 @@ def half_of_the_memory(step: TrainingStep) -> Half:
     Infeasible
         If no plan takes half of the activations either.
     """
-    staying, stored = staying_bytes(step), _stored_bytes(step)
+    step = training.step()
+    staying, stored = step.fixed_bytes(step.batch), stored_bytes(step)
     whole = staying + stored
     try:
         return _planned(step, whole, staying, whole // 2, "memory")
@@ -71,19 +70,8 @@ def half_of_the_memory(step: TrainingStep) -> Half:
         ) from error
 
 
-def _planned(
-    step: TrainingStep, whole: int, staying: int, counted: int, halved: str
-) -> Half:
+def _planned(step: Step, whole: int, staying: int, counted: int, halved: str) -> Half:
     """Name a budget, if there is a plan for it."""
-    budget = card_for(counted) if step.device.type == "cuda" else counted
-    plan_training(step, budget)
-    return Half(f"{budget / 1e6:.6f}MB", whole, staying, counted, halved)
-
-
-def _stored_bytes(step: TrainingStep) -> int:
-    """Count the most that the tensors of a step take that stores."""
-    with step.shapes() as device:
-        encoder = without_contents(step.encoder, device)
-        encoder.set_mode("store")
-        run = step.run_without_contents(encoder, device)
-        return trace_bytes(encoder, run).peak_bytes
+    budget = card_for(counted) if step.is_card else counted
+    plan_step(step, budget)
+    return Half(f"{budget}B", whole, staying, counted, halved)

@@ -17,10 +17,10 @@ from memory_plan import PLAN
 from speechbrain.utils.checkpoints import METAFNAME, Checkpoint
 from torch import Tensor, nn
 
+from speechbrain_rev.catalog.steps import TrainingStep
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.checkpointer import verify_checkpoint
 from speechbrain_rev.lobes.checkpoints import KeptChannels, is_end_of_epoch
-from speechbrain_rev.models.training_step import TrainingStep
 from speechbrain_rev.planner import Plan
 
 

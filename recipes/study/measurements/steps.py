@@ -16,9 +16,8 @@ from speechbrain_rev.angles import angle_degrees
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.environment import environment
 from speechbrain_rev.inference.encoder_settings import run_settings
-from speechbrain_rev.memory import breakdown, live_bytes_peak
-from speechbrain_rev.memory.report import storage_bytes
 from speechbrain_rev.optim import state_bytes
+from speechbrain_rev.planner.memory import breakdown, live_bytes_peak, storage_bytes
 from speechbrain_rev.planner.timing import interleaved_seconds
 from speechbrain_rev.reversible import Mode
 

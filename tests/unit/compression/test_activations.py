@@ -16,7 +16,7 @@ from speechbrain_rev.compression import (
     RangeBound,
     compress_activations,
 )
-from speechbrain_rev.memory.meter import LiveBytes
+from speechbrain_rev.planner.memory import LiveBytes
 
 
 def small_network(*, inplace: bool = False) -> nn.Sequential:

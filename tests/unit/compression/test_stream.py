@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speechbrain_rev.compression import Form, decode, encode, reference
-from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.planner.memory import live_bytes_peak
 from tests.unit.compression.values import FLOATS, KINDS, values
 
 

@@ -242,7 +242,7 @@ class TestRefusals:
         file.write_text(f"base: {TRAIN}\nmemory_budget: 11\n")
         said = refusal(TRAIN, {"memory_budget": "11"}).removeprefix("command line")
         assert "takes a size such as 11GB, 10.5GiB or 800MB, or auto, or null" in said
-        assert "not 11. A card that is sold as 11GB has 11GiB" in said
+        assert "not 11. 11GB is 11 GiB (2**30 bytes each)" in said
         assert refusal(file) == f"{file}, line 2{said}"
 
     def test_of_a_list_an_example_shows_the_brackets(self):

@@ -11,7 +11,7 @@ from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.blocks import BasicResidual, DFBottleneckResidual
 from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
 from speechbrain_rev.lobes.pieces import can_be_split
-from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.reversible import Recompute, flags, recompute_blocks
 from tests.unit.lobes.encoders import KINDS
 from tests.unit.reversible.chains import BF16, EXACT, FLOAT32, FLOAT64, FP16, distance

@@ -12,7 +12,7 @@ from speechbrain_rev.compression import (
     RangeBound,
 )
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.memory.meter import LiveBytes
+from speechbrain_rev.planner.memory import LiveBytes
 from speechbrain_rev.reversible import Mode
 
 SMALL = {"widths": (16, 16, 32, 32), "blocks": (2, 1, 1, 1)}

@@ -13,8 +13,8 @@ from torch import nn
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder, inference_form
-from speechbrain_rev.memory import live_bytes_peak
 from speechbrain_rev.planner import Plan
+from speechbrain_rev.planner.memory import live_bytes_peak
 from tests.unit.lobes.encoders import KINDS, feats, tiny
 
 NAMES = list(ARCHITECTURES)

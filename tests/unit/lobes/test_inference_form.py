@@ -9,7 +9,7 @@ from torch import nn
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import inference_form
-from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.reversible.norm import BatchNorm
 
 from .encoders import KINDS, feats, tiny, with_statistics

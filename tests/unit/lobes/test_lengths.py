@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.chunks import AUTO
-from speechbrain_rev.memory.meter import LiveBytes
+from speechbrain_rev.planner.memory import LiveBytes
 from speechbrain_rev.reversible.norm import BatchNorm
 from tests.unit.lobes.encoders import KINDS, feats, tiny
 

@@ -2,16 +2,20 @@
 
 import functools
 import random
-from collections import defaultdict
 
 import torch
 from torch import nn
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.memory import LiveBytes
-from speechbrain_rev.planner.counting import profile_bytes
+from speechbrain_rev.planner import profile, step_of
+from speechbrain_rev.planner.memory import LiveBytes
 from speechbrain_rev.planner.network import as_network
+from speechbrain_rev.planner.plan import plan_within
+from speechbrain_rev.planner.profiling import count
+from speechbrain_rev.planner.step import Trial
+from speechbrain_rev.planner.timing import ASSUMED
+from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 
 MIB = 2**20
@@ -96,7 +100,13 @@ def other_on_meta(name):
 
 def profile_of(network, step):
     """Bytes only, as if no block took any time."""
-    return profile_bytes(network, step, defaultdict(float), {"network": "small"})
+    return count(Trial(network, network, step), {"network": "small"})
+
+
+def profile_module(module, x, *, measure=True, **given):
+    """The profile of any module."""
+    speed = None if measure else ASSUMED
+    return profile(step_of(module, x, speed=speed, **given))
 
 
 @functools.cache
@@ -129,3 +139,19 @@ def gradients(module, x, loss_seed=7):
     (y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum().backward()
     found = {name: p.grad.clone() for name, p in module.named_parameters()}
     return found | {name: b.clone() for name, b in module.named_buffers()}
+
+
+def trace_work(network, step):
+    """What each block does in a training step."""
+    return trace_bytes(network, step, with_work=True).work
+
+
+def estimated_seconds(network, step, speed=ASSUMED):
+    """Times by block and mode, from counts of operations."""
+    work = count(Trial(network, network, step), {}, with_work=True).work
+    return {key: speed.seconds(each) for key, each in work.items()}
+
+
+def run_within(profile, network, step, budget_bytes):
+    """The plan of a profile, run."""
+    return plan_within(profile, Trial(network, network, step), budget_bytes)

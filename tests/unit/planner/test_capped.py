@@ -7,16 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speechbrain_rev.planner.capped import lightest_capped, solve_capped
-from speechbrain_rev.planner.knapsack import lightest, solve
-from speechbrain_rev.planner.problem import (
+from speechbrain_rev.planner.knapsack import (
     Cost,
     Infeasible,
     Problem,
+    lightest,
+    lightest_capped,
     peak_bytes,
     seconds,
+    solve,
+    solve_capped,
     squared_error,
 )
+from tests.unit.planner.exact import solve_exactly
 
 MODES = ("store", "recompute", "compress")
 ROUNDING = 1 + 1e-9
@@ -102,7 +105,7 @@ def test_the_integer_solver_finds_the_fastest(seed):
     problem, budget, limit = case(seed)
     best = fastest(problem, budget, limit)
     if best is not None:
-        modes = solve_capped(problem, budget, limit, exact=True)
+        modes = solve_exactly(problem, budget, limit)
         assert within(problem, modes, budget, limit)
         assert seconds(problem, modes) == pytest.approx(best)
 
@@ -175,7 +178,7 @@ def test_long_chains_are_near_the_integer_solver_s_fastest(count, seed, share):
     found = solve_capped(problem, budget, limit)
     assert within(problem, found, budget, limit)
     assert squared_error(problem, solve(problem, budget)) > limit
-    best = solve_capped(problem, budget, limit, exact=True)
+    best = solve_exactly(problem, budget, limit)
     assert seconds(problem, found) <= 1.01 * seconds(problem, best)
 
 

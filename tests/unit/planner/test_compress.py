@@ -18,15 +18,27 @@ from speechbrain_rev.compression import (
     compress_activations,
     reference,
 )
-from speechbrain_rev.memory import LiveBytes
-from speechbrain_rev.planner import Infeasible, Plan, Profile, plan, planning, profiling
-from speechbrain_rev.planner.network import as_network
-from speechbrain_rev.planner.probe import probe_compression
-from speechbrain_rev.planner.profiling import profile_module
-from speechbrain_rev.planner.views import Compressible
-from speechbrain_rev.planner.within import held_to_limit, plan_within
+from speechbrain_rev.planner import (
+    Infeasible,
+    Plan,
+    Profile,
+    Step,
+    memory,
+    plan,
+    step_of,
+)
+from speechbrain_rev.planner.memory import LiveBytes
+from speechbrain_rev.planner.network import Compressible, as_network
+from speechbrain_rev.planner.plan import held_to_limit, plan_within
+from speechbrain_rev.planner.probe import CompressionProbe
+from speechbrain_rev.planner.profiling import Profiler
 from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
-from tests.unit.planner.networks import SCALARS, encoder, gradients, peak_of
+from tests.unit.planner.networks import (
+    SCALARS,
+    encoder,
+    gradients,
+    peak_of,
+)
 
 BLOCKS = ["head", "tail"]
 
@@ -74,21 +86,34 @@ class Mixed(nn.Module):
         return self.tail(torch.cat(self.body(*x.chunk(2, dim=1)), dim=1))
 
 
+def probe_of(module, x, blocks=()):
+    step = step_of(module, x, blocks=blocks)
+    with step.training():
+        return CompressionProbe(step, 1.0)
+
+
 class Case:
     def __init__(self):
         torch.manual_seed(0)
         self.module, self.x = Mixed(), torch.randn(2, 8, 30, 40)
-        self.probe = probe_compression(self.module, self.x, BLOCKS)
-        self.profile = profile_module(
-            self.module, self.x, blocks=BLOCKS, measure=False, probe=self.probe
-        )
+        self.step = step_of(self.module, self.x, blocks=BLOCKS)
+        with self.step.training():
+            self.probe = CompressionProbe(self.step, 1.0)
+            self.profiler = Profiler(self.step, self.probe)
+            counted = self.profiler.counted().profile
+        no_errors = counted.with_errors(dict.fromkeys(self.probe.squared_errors, 0), 0)
+        self.profile = replace(no_errors, max_gradient_error=None)
         lossless = self.profile.with_errors(self.probe.squared_errors, 0.0)
         #: The least that a lossless plan takes.
         self.lossless_bytes = lossless.peak_bytes(lossless.lightest()) + SCALARS
         self.plan = functools.cache(self._plan)
 
     def solve(self, profile, budget):
-        return plan_within(profile, self.probe.network, self.probe.step, budget)
+        return plan_within(profile, self.trial, budget)
+
+    @property
+    def trial(self):
+        return self.probe.trial._replace(network=self.probe.network)
 
     def _plan(self, budget, limit):
         profile = self.profile.with_errors(self.probe.squared_errors, limit)
@@ -123,7 +148,7 @@ def test_a_plan_compresses_where_no_lossless_one_fits(case):
     assert found.modes["head"] == "compress"
     assert found.measured_bytes <= budget
     case.probe.network.set_mode(found.modes)
-    assert peak_of(case.probe.step) <= budget
+    assert peak_of(case.trial.run) <= budget
     assert 0 < found.measured_gradient_error <= 0.05
     # What is predicted of blocks by themselves is what is measured of all.
     ratio = found.measured_gradient_error / found.predicted_gradient_error
@@ -155,7 +180,7 @@ def test_an_error_that_is_above_its_prediction_is_heeded(case):
 
     def solve(own):
         asked.append(own.max_gradient_error)
-        return plan_within(own, case.probe.network, case.probe.step, budget)
+        return plan_within(own, case.trial, budget)
 
     first = held_to_limit(profile, solve, lambda modes: limit)
     assert asked == [limit]
@@ -164,6 +189,20 @@ def test_an_error_that_is_above_its_prediction_is_heeded(case):
     with pytest.raises(Infeasible):
         held_to_limit(profile, solve, lambda modes: 2 * limit)
     assert asked[1] == pytest.approx(0.49 * first.predicted_gradient_error)
+
+
+def test_what_a_plan_that_compresses_needs_is_reported_where_none_fits():
+    torch.manual_seed(0)
+    module, x = nn.Sequential(layers(8, 3), layers(8, 1)), torch.randn(2, 8, 20, 30)
+    given = {"blocks": "?", "measure": False}
+    needed = []
+    for limit in (None, 0.1):
+        with pytest.raises(Infeasible) as caught:
+            plan(module, x, 1, **given, max_gradient_error=limit)
+        needed.append(caught.value.needed_bytes)
+    lossless, lossy = needed
+    assert lossy < lossless
+    assert plan(module, x, lossy + SCALARS, **given, max_gradient_error=0.1)
 
 
 def test_where_no_plan_that_compresses_keeps_the_limit_it_is_lossless(case):
@@ -296,7 +335,7 @@ def test_blocks_that_compression_does_not_cover_have_no_such_mode():
     module = nn.Sequential(
         nn.Conv1d(4, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(152, 4)
     )
-    probe = probe_compression(module, torch.randn(4, 4, 40), ["?"])
+    probe = probe_of(module, torch.randn(4, 4, 40), ["?"])
     assert list(probe.squared_errors) == ["0"]
     allowed = probe.network.allowed_modes()
     assert {n for n, modes in allowed.items() if Mode.COMPRESS in modes} == {"0"}
@@ -322,10 +361,11 @@ def test_without_numbers_it_is_refused():
 def test_what_may_help_where_nothing_fits_is_said():
     module, x = nn.Sequential(layers(8, 6), layers(8, 1)), torch.randn(2, 8, 20, 30)
     limit = {"measure": False, "max_gradient_error": 1e-7}
-    with pytest.raises(
-        Infeasible, match=r"more than max_gradient_error=1e-07; or name m"
-    ):
+    with pytest.raises(Infeasible) as caught:
         plan(module, x, 1, blocks="?", **limit)
+    helps = str(caught.value).partition("What helps: ")[2].split("; ")
+    assert helps[-1] == "more than max_gradient_error=1e-07."
+    assert "more blocks than blocks='?': what is outside of blocks stores" in helps
 
 
 def test_a_gradient_that_tells_nothing_is_refused():
@@ -334,19 +374,36 @@ def test_a_gradient_that_tells_nothing_is_refused():
         plan(module, x, 10**9, blocks="?", max_gradient_error=0.1)
 
 
+class Scaling(nn.Sequential):
+    def __init__(self):
+        super().__init__(layers(4, 1))
+
+    def forward(self, x, scale):
+        return super().forward(x * scale)
+
+
+def test_a_batch_that_does_not_fit_is_tried_in_part(monkeypatch):
+    module, x = nn.Sequential(layers(4, 2), layers(4, 2)), torch.randn(8, 4, 20, 20)
+    step = step_of(module, x, blocks="?")
+    with step.training():
+        trial = step.trial()
+        trial.network.set_mode({"0": "store", "1": "store"})
+        stored = step.copy_bytes + peak_of(trial.run)
+        free = int(stored / 2 / memory.SHARE) + SCALARS
+        monkeypatch.setattr(memory, "available_ram_bytes", lambda: free)
+        assert CompressionProbe(step, 0.1).batch == 4
+
+
 def test_what_the_memory_does_not_hold_is_not_tried(monkeypatch):
-    monkeypatch.setattr(profiling, "has_room", lambda peak, device: False)
-    monkeypatch.setattr(planning, "probe_compression", None)
-    with pytest.raises(
-        MemoryError, match=r"does not fit on cpu.*smaller example batch"
-    ):
-        plan(
-            layers(4, 1),
-            torch.randn(2, 4, 9, 9),
-            10**9,
-            blocks="?",
-            max_gradient_error=0.1,
-        )
+    monkeypatch.setattr(memory, "available_ram_bytes", lambda: 0)
+    monkeypatch.setattr(Step, "trial", None)
+    given = {"blocks": "?", "max_gradient_error": 0.1}
+    with pytest.raises(MemoryError, match=r"one sample on cpu takes .*leave it out"):
+        plan(layers(4, 1), torch.randn(2, 4, 9, 9), 10**9, **given)
+    # Of a batch that cannot be divided no smaller one is tried.
+    batch = torch.randn(2, 4, 9, 9), torch.ones(1, 4, 1, 1)
+    with pytest.raises(MemoryError, match=r"not fit on cpu.* same number of rows"):
+        plan(Scaling(), batch, 10**9, **given)
 
 
 def test_bounds_are_those_that_the_network_was_given():
@@ -358,7 +415,7 @@ def test_bounds_are_those_that_the_network_was_given():
         module.compression = ActivationCompression(
             convolutions=rule, normalisations=rule
         )
-        probe = probe_compression(module, x, "?")
+        probe = probe_of(module, x, "?")
         errors.append(probe.gradient_error(dict.fromkeys("01", "compress")))
     assert errors[0] > 10 * errors[1] > 0
     as_network(module, "?").set_mode({"0": "compress"})
@@ -398,9 +455,8 @@ def test_what_is_compressed_as_a_whole_is_refused():
 
 
 def test_times_are_taken_of_what_compresses_too(case):
-    measured = profile_module(
-        case.module, case.x, blocks=BLOCKS, measure=True, probe=case.probe
-    )
+    with case.step.training():
+        measured = case.profiler.timed()
     assert measured.about["seconds"].startswith("measured on cpu")
     for block in measured.blocks:
         assert "compress" in block.modes
@@ -420,12 +476,14 @@ def test_an_encoder_is_planned_with_its_channels_and_its_rules():
     x = torch.randn(2, 24, 80)
     free = plan(module, x, 10**9, measure=False)
     found = plan(module, x, 10**9, measure=False, max_gradient_error=0.05)
+    # Estimated, and so the same each time.
+    assert found.about["seconds"].startswith("estimated from counts of operations")
     assert found.channels == free.channels == module.channels
     assert found.modes == free.modes
-    probe = probe_compression(module, x)
+    probe = probe_of(module, x)
     # Of the rules that it has: finer bounds, less error.
     module.compression = ActivationCompression(convolutions=RangeBound(1e-1))
-    coarse = probe_compression(module, x)
+    coarse = probe_of(module, x)
     assert probe.squared_errors.keys() == coarse.squared_errors.keys()
     for name, error in probe.squared_errors.items():
         assert error < coarse.squared_errors[name], name
@@ -454,7 +512,7 @@ def test_networks_of_speechbrain_are_planned_by_names_of_blocks(network, names):
         profile_bytes.append(stored.measured_bytes)
     # Counted on meta and on the device it is the same.
     assert profile_bytes[0] == pytest.approx(profile_bytes[1], rel=0.02)
-    probe = probe_compression(module, x, names)
+    probe = probe_of(module, x, names)
     assert probe.squared_errors
     modes = dict.fromkeys(probe.squared_errors, "compress")
     predicted = math.sqrt(sum(probe.squared_errors.values()))

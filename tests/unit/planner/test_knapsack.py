@@ -8,14 +8,16 @@ import scipy.optimize
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from speechbrain_rev.planner.knapsack import lightest, solve
-from speechbrain_rev.planner.problem import (
+from speechbrain_rev.planner.knapsack import (
     Cost,
     Infeasible,
     Problem,
+    lightest,
     peak_bytes,
     seconds,
+    solve,
 )
+from tests.unit.planner.exact import solve_exactly
 
 MODES = ("store", "reconstruct", "recompute")
 
@@ -270,7 +272,7 @@ def test_sixty_blocks_of_five_modes_are_within_a_percent_of_the_exact_solver(sha
     least = peak_bytes(problem, lightest(problem))
     most = peak_bytes(problem, solve(problem, 10**15))
     budget = int(least + share * (most - least))
-    exact = seconds(problem, solve(problem, budget, exact=True))
+    exact = seconds(problem, solve_exactly(problem, budget))
     plan = solve(problem, budget)
     assert peak_bytes(problem, plan) <= budget
     assert exact * (1 - 1e-9) <= seconds(problem, plan) <= 1.01 * exact
@@ -286,7 +288,7 @@ def test_the_exact_solver_finds_the_fastest_of_all_plans(problem, pick):
     budget = pick.choice(plans)[1]
     # Nearer to the budget than its tolerance it may refuse to answer.
     assume(not any(0 < peak - budget < 1e-6 * budget for _, peak, _ in plans))
-    ms, peak = measured(problem, solve(problem, budget, exact=True))
+    ms, peak = measured(problem, solve_exactly(problem, budget))
     assert peak <= budget
     assert ms == min(ms for ms, peak, _ in plans if peak <= budget)
 
@@ -301,7 +303,7 @@ def test_it_does_so_for_longer_chains_whatever_makes_the_peak(seed, after_bytes)
     for share in (0.01, 0.1, 0.5):
         budget = peaks[int(share * len(peaks))] + 1000
         times = [seconds(problem, modes) for _, peak, modes in plans if peak <= budget]
-        plan = solve(problem, budget, exact=True)
+        plan = solve_exactly(problem, budget)
         assert peak_bytes(problem, plan) <= budget
         assert seconds(problem, plan) == pytest.approx(min(times), rel=1e-9)
         assert seconds(problem, solve(problem, budget)) == seconds(problem, plan)
@@ -316,7 +318,7 @@ def test_the_exact_solver_never_returns_a_plan_that_is_over_the_budget(monkeypat
     monkeypatch.setattr(scipy.optimize, "milp", careless)
     problem = chain(*[USUAL] * 3)
     with pytest.raises(ArithmeticError, match=r"peaks at 1031 bytes .* 1030"):
-        solve(problem, 1030, exact=True)
+        solve_exactly(problem, 1030)
 
 
 def test_of_equal_times_in_another_order_the_lighter_plan_is_taken():
@@ -371,7 +373,7 @@ def test_a_way_that_cannot_go_on_is_not_taken():
     # "b" is light and fast, but nothing may follow it.
     first = {(None, "a"): Cost(9, 9, 1.0), (None, "b"): Cost(0, 0, 0.0)}
     problem = Problem(0, [first, {("a", "a"): Cost(0, 0, 1.0)}], 0)
-    assert solve(problem, 100) == solve(problem, 100, exact=True) == ["a", "a"]
+    assert solve(problem, 100) == solve_exactly(problem, 100) == ["a", "a"]
     assert lightest(problem) == ["a", "a"]
 
 

@@ -78,7 +78,7 @@ def test_a_name_that_matches_nothing_is_refused():
         as_network(plain(2), ["blocks.*"])
 
 
-def test_modes_are_given_and_told():
+def test_modes_are_given_and_read():
     network = as_network(Chained(depth=2), ["head", "tail"])
     modes = {
         "head": Mode.RECOMPUTE,
@@ -141,7 +141,7 @@ def test_a_block_without_a_tensor_is_refused():
 
     module = nn.Sequential(Silent())
     network = as_network(module, ["0"])
-    with network.telling(), pytest.raises(ValueError, match="Silent returns no tensor"):
+    with network.watched(), pytest.raises(ValueError, match="Silent returns no tensor"):
         module(torch.zeros(1))
 
 
@@ -165,10 +165,10 @@ def test_a_block_may_return_several_tensors():
     assert list(trace.blocks) == ["linear", "two"]
 
 
-def test_telling_leaves_no_hook_even_after_an_error():
+def test_watching_leaves_no_hook_even_after_an_error():
     module = Chained(depth=1)
     network = as_network(module, ["head", "tail"])
-    with pytest.raises(RuntimeError), network.telling():
+    with pytest.raises(RuntimeError), network.watched():
         module(torch.zeros(1, 3))
     assert not module.head._forward_hooks
     assert not module.tail._forward_pre_hooks

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from speechbrain_rev.planner import Infeasible, Profile
-from speechbrain_rev.planner.block_profile import BlockProfile
-from speechbrain_rev.planner.knapsack import lightest, solve
+from speechbrain_rev.planner.knapsack import Cost, lightest, peak_bytes, solve
 from speechbrain_rev.planner.network import compare_next
-from speechbrain_rev.planner.problem import Cost, peak_bytes
+from speechbrain_rev.planner.profile import BlockProfile
+from speechbrain_rev.planner.profiling import count
+from speechbrain_rev.planner.step import Trial
+from speechbrain_rev.planner.timing import ASSUMED
 from tests.unit.lobes.encoders import KINDS
 from tests.unit.planner.networks import (
     MIB,
@@ -294,6 +296,28 @@ def test_other_times_change_no_byte():
     assert (timed.seconds(modes), profile.seconds(modes)) == (7.0, 3.0)
 
 
-def test_bytes_alone_tell_whether_there_is_a_plan():
-    assert two_blocks().fits(10)
-    assert not two_blocks().fits(9)
+def test_a_profile_keeps_the_work_of_its_blocks_and_those_of_version_0_1_0_have_none():
+    network, step = other_on_meta("plain")
+    profile = count(Trial(network, network, step), {}, with_work=True)
+    modes = {(block.name, mode) for block in profile.blocks for mode in block.modes}
+    assert profile.work.keys() == modes | {("", "")}
+    assert Profile.from_json(profile.to_json()) == profile
+    document = json.loads(profile.to_json())
+    del document["work"]
+    old = Profile.from_json(json.dumps(document))
+    assert old == replace(profile, work={})
+    modes = profile.uniform("store")
+    assert old.peak_bytes(modes) == profile.peak_bytes(modes)
+    assert profile.with_speed(ASSUMED).seconds(modes) > 0
+    with pytest.raises(ValueError, match=r"no counts of operations.* Profile anew"):
+        old.with_speed(ASSUMED)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [3, [3], [["0"]], [["0", "store", -1, 0, 0]], [["0", "store", 1, 0, 0, 0, 0]]],
+)
+def test_work_that_is_none_is_refused(work, plain_document):
+    document = json.loads(plain_document) | {"work": work}
+    with pytest.raises(ValueError, match=r"This is no profile .* Profile anew"):
+        Profile.from_json(json.dumps(document))

@@ -8,13 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from speechbrain_rev.memory import LiveBytes
 from speechbrain_rev.planner import Infeasible, plan, profiling
-from speechbrain_rev.planner.calling import own_batch, step_of
+from speechbrain_rev.planner.memory import LiveBytes
 from speechbrain_rev.planner.network import as_network
-from speechbrain_rev.planner.profiling import profile_module
-from speechbrain_rev.planner.verify import run_once
-from tests.unit.planner.networks import SCALARS, encoder, on_meta, peak_of, plain
+from speechbrain_rev.planner.probe import run_once
+from speechbrain_rev.planner.step import Step, step_of
+from tests.unit.planner.networks import (
+    SCALARS,
+    encoder,
+    on_meta,
+    peak_of,
+    plain,
+    profile_module,
+)
 
 WIDTH = 32
 X = torch.randn(32, 40, WIDTH)
@@ -136,12 +142,11 @@ def lstm():
 
 def peak_after_a_step(module, modes):
     """What a real step allocates, after one that is not counted."""
-    profiling.trainable(module)
-    as_network(module, ["b.*"]).set_mode(modes)
-    step = step_of(module, own_batch(X), None)
-    step()
+    trial = step_of(module, X, blocks=["b.*"]).trial()
+    trial.network.set_mode(modes)
+    trial.run()
     with LiveBytes() as meter:
-        step()
+        trial.run()
     return meter.peak
 
 
@@ -301,22 +306,26 @@ def test_budgets_that_nothing_fits_are_refused_before_times_are_taken(monkeypatc
 
 
 def greedy(copies):
-    def step_that_does_not_fit(*given):
-        copies.append(weakref.ref(given[0]))
+    """Steps where a module is that do not fit there."""
+    make = Step.trial
 
-        def step():
+    def trial_that_does_not_fit(step):
+        trial = make(step)
+        copies.append(weakref.ref(trial.module))
+
+        def run():
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
-        return step
+        return trial._replace(run=run)
 
-    return step_that_does_not_fit
+    return trial_that_does_not_fit
 
 
 def test_what_does_not_fit_where_it_is_is_planned_without_computing(monkeypatch):
     copies = []
     module, x = plain(3), torch.randn(8, 64)
     expected = plan(module, x, 10**9, blocks=["?"], measure=False)
-    monkeypatch.setattr(profiling, "step_of", greedy(copies))
+    monkeypatch.setattr(Step, "trial", greedy(copies))
     with pytest.warns(UserWarning, match=r"does not fit on cpu: .*A smaller example"):
         found = plan(module, x, 10**9, blocks=["?"])
     assert found == expected
@@ -324,15 +333,15 @@ def test_what_does_not_fit_where_it_is_is_planned_without_computing(monkeypatch)
 
 
 def test_what_the_memory_does_not_hold_is_not_tried(monkeypatch):
-    monkeypatch.setattr(profiling, "has_room", lambda peak, device: False)
-    monkeypatch.setattr(profiling, "step_of", None)
+    monkeypatch.setattr(profiling, "fits_device", lambda peak, device: False)
+    monkeypatch.setattr(Step, "trial", None)
     with pytest.warns(UserWarning, match="does not fit on cpu"):
         found = plan(plain(3), torch.randn(8, 64), 10**9, blocks=["?"])
     assert "estimated" in found.about["seconds"]
 
 
 def test_what_neither_fits_nor_runs_without_numbers_is_an_error(monkeypatch):
-    monkeypatch.setattr(profiling, "step_of", greedy([]))
+    monkeypatch.setattr(Step, "trial", greedy([]))
     module = Attribute(layers())
     with pytest.raises(MemoryError, match="none can run without numbers"):
         plan(module, X, 10**9, blocks=["b.*"])

@@ -1,4 +1,7 @@
+"""Profiles are kept as files, each under all that it depends on."""
+
 import dataclasses
+import importlib
 import json
 import os
 from pathlib import Path
@@ -6,13 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from speechbrain_rev.catalog import steps
 from speechbrain_rev.compression import activations
 from speechbrain_rev.lobes import encoder
-from speechbrain_rev.models import profiling, training_plan
-from speechbrain_rev.planner import Profile, saved, trace
-from speechbrain_rev.planner.block_profile import BlockProfile
-from speechbrain_rev.planner.problem import Cost
+from speechbrain_rev.planner import Profile, trace
+from speechbrain_rev.planner.knapsack import Cost
+from speechbrain_rev.planner.profile import BlockProfile
 from speechbrain_rev.reversible import chain
+
+#: The module, whose name is a function of the package too.
+saved = importlib.import_module("speechbrain_rev.planner.profile")
 
 BLOCK = BlockProfile("b.0", 4, {(None, "store"): Cost(9, 9, 0.5)})
 MADE = Profile([BLOCK], 3, {"store": 2}, 0.25, {"seconds": "measured"})
@@ -67,7 +73,7 @@ def test_other_kernels_make_another_profile(tmp_path, maker, monkeypatch):
 
 def test_code_that_counts_and_times_is_among_what_is_digested():
     package = Path(saved.__file__).parents[1]
-    for module in (profiling, training_plan, trace, chain, encoder, activations):
+    for module in (saved, steps, trace, chain, encoder, activations):
         folder = Path(module.__file__).relative_to(package).parts[0]
         assert folder in saved._PACKAGES
 

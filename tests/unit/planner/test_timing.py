@@ -1,13 +1,22 @@
 """Times by the clock: noise makes no mode faster than one that does strictly less."""
 
+import json
+import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from speechbrain_rev.planner import plan
 from speechbrain_rev.planner import timing as planner_timing
-from speechbrain_rev.planner.timing import beyond_noise, interleaved_seconds
+from speechbrain_rev.planner.timing import (
+    ASSUMED,
+    Speed,
+    beyond_noise,
+    interleaved_seconds,
+)
+from speechbrain_rev.planner.trace import Work
 from speechbrain_rev.reversible import Mode
 from tests.unit.planner.networks import plain
 
@@ -79,3 +88,23 @@ def test_what_is_timed_takes_turns_and_a_first_call_is_not_counted():
     assert called == list("ababab")
     assert {name: len(seconds) for name, seconds in taken.items()} == {"a": 2, "b": 2}
     assert all(second >= 0 for seconds in taken.values() for second in seconds)
+
+
+def test_a_speed_of_version_0_1_0_is_read_and_copies_take_it_no_time():
+    document = json.loads(ASSUMED.to_json())
+    del document["host_bytes_per_second"]
+    old = Speed.from_json(json.dumps(document))
+    assert old == replace(ASSUMED, host_bytes_per_second=math.inf)
+    assert Speed.from_json(old.to_json()) == old
+    work = Work(10**9, 10**6, 100)
+    copies = replace(work, host_bytes=10**9)
+    assert old.seconds(copies) == old.seconds(work) == ASSUMED.seconds(work)
+    assert ASSUMED.seconds(copies) > ASSUMED.seconds(work)
+
+
+@pytest.mark.parametrize("speed", [0, -1.0, "fast", True, [1]])
+def test_a_speed_that_is_none_is_refused(speed):
+    for name in ("flops_per_second", "host_bytes_per_second"):
+        document = json.loads(ASSUMED.to_json()) | {name: speed}
+        with pytest.raises(ValueError, match=r"no speed of a device .*above zero"):
+            Speed.from_json(json.dumps(document))

@@ -2,14 +2,17 @@
 
 import functools
 import itertools
+import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from speechbrain_rev.planner.network import NamedBlocks, as_network, compare_next
-from speechbrain_rev.planner.trace import trace_bytes, trace_seconds, trace_work
+from speechbrain_rev.planner.timing import ASSUMED
+from speechbrain_rev.planner.trace import trace_bytes, trace_seconds
 from speechbrain_rev.reversible.observing import Moment, observed
 from tests.unit.lobes.encoders import KINDS, feats
 from tests.unit.planner.networks import (
@@ -25,6 +28,7 @@ from tests.unit.planner.networks import (
     peak_of,
     plain,
     random_modes,
+    trace_work,
 )
 
 #: Made once each: every test gives all blocks their modes.
@@ -47,7 +51,7 @@ def moments_of(network, step):
     seen = []
     with observed(lambda block, moment: seen.append((names[id(block)], moment))):
         if isinstance(network, NamedBlocks):
-            with network.telling():
+            with network.watched():
                 step()
         else:
             step()
@@ -115,7 +119,7 @@ def test_who_watches_other_networks_changes_no_gradient(mode):
     state = {key: value.clone() for key, value in module.state_dict().items()}
     alone = gradients(module, x)
     module.load_state_dict(state)
-    with observed(lambda block, moment: None), network.telling():
+    with observed(lambda block, moment: None), network.watched():
         watched = gradients(module, x)
     for key, value in alone.items():
         assert torch.equal(watched[key], value), key
@@ -359,3 +363,61 @@ def test_every_trace_is_of_a_step_in_which_chains_compare_their_streams(mode):
     first = trace_bytes(network, step).peak_bytes
     later = peak_of(step)
     assert trace_bytes(network, step).peak_bytes == first > later
+
+
+class FromTheMachine(nn.Module):
+    """Copies what it adds from another device."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(50, 50)
+
+    def forward(self, x):
+        made = torch.ones(200, 50, device="cpu")
+        return self.linear(x) + made.to(x.device)
+
+
+SIZE = 4 * 200 * 50
+
+
+def machine_on_meta():
+    module = nn.Sequential(nn.Linear(50, 50), FromTheMachine(), nn.Tanh())
+    module, step = on_meta(module, torch.randn(200, 50))
+    return as_network(module, ["?"]), step
+
+
+def test_tensors_of_one_device_alone_are_counted_where_one_is_named():
+    network, step = machine_on_meta()
+    every, cpu, meta = (
+        trace_bytes(network, step, device=device and torch.device(device))
+        for device in (None, "cpu", "meta")
+    )
+    assert cpu.peak_bytes == cpu.blocks["1"].forward_peak_bytes == SIZE
+    assert cpu.blocks["0"].forward_peak_bytes == cpu.blocks["2"].after_bytes == 0
+    assert meta.blocks["2"].after_bytes == every.blocks["2"].after_bytes >= 2 * SIZE
+    forward = every.blocks["1"].forward_peak_bytes
+    assert forward == meta.blocks["1"].forward_peak_bytes + SIZE
+
+
+def test_copies_from_one_device_to_another_are_counted_as_such():
+    network, step = machine_on_meta()
+    work = trace_work(network, step)
+    assert {name: each.host_bytes for name, each in work.items()} == {
+        "": 0, "0": 0, "1": SIZE, "2": 0,
+    }  # fmt: skip
+    slow = replace(ASSUMED, host_bytes_per_second=SIZE / 8)
+    fast = replace(ASSUMED, host_bytes_per_second=math.inf)
+    assert slow.seconds(work["1"]) - fast.seconds(work["1"]) == pytest.approx(8)
+    assert slow.seconds(work["0"]) == fast.seconds(work["0"])
+
+
+def test_work_is_that_of_a_step_that_compares_no_streams_and_bytes_are_not():
+    traces = {}
+    for verify in ("warn", None):
+        network, step = encoder_on_meta("revnet57", verify=verify)
+        give(network, "reconstruct")
+        traces[verify] = trace_bytes(network, step, with_work=True)
+    assert traces["warn"].work == traces[None].work
+    assert traces["warn"].peak_bytes > traces[None].peak_bytes
+    plain_bytes = trace_bytes(*encoder_on_meta("revnet57"))
+    assert plain_bytes.work == {}

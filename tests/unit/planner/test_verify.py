@@ -7,11 +7,17 @@ import torch
 from torch import nn
 
 from speechbrain_rev.planner import plan
-from speechbrain_rev.planner.profiling import profile_module
-from speechbrain_rev.planner.verify import reproduced
+from speechbrain_rev.planner.probe import reproduced
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 from tests.unit.lobes.encoders import KINDS, feats
-from tests.unit.planner.networks import ARCHITECTURES, Chained, encoder, half, plain
+from tests.unit.planner.networks import (
+    ARCHITECTURES,
+    Chained,
+    encoder,
+    half,
+    plain,
+    profile_module,
+)
 
 WIDTH = 8
 X = torch.linspace(-1, 1, 16 * WIDTH).view(16, WIDTH), torch.ones(16, WIDTH)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.reversible import (
     AdditiveCoupling,
     Mode,

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.reversible import (
     AdditiveCoupling,
     ReversibleChain,

@@ -19,7 +19,7 @@ from speechbrain.lobes.models.ResNet import BasicBlock, ResNet, SEBasicBlock
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.reversible import AdditiveCoupling, recompute_blocks
 
 from .chains import (

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from speechbrain_rev.memory import live_bytes_peak
+from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleChain
 from speechbrain_rev.reversible.wrapping import recompute_blocks
 

@@ -1,0 +1,18 @@
+"""The encoders in one table: size, published accuracy, memory, and what fits a GPU.
+
+What is exported here reads committed counts and needs no torch. Training steps of encoders
+are in ``steps``, plans of them in ``plans``, where the memory of a step goes in
+``breakdown``, and the recipe's self-test in ``self_test``.
+"""
+
+from speechbrain_rev.catalog.render import models_json, models_text
+from speechbrain_rev.catalog.table import Model, Training, counted_peaks, select
+
+__all__ = [
+    "Model",
+    "Training",
+    "counted_peaks",
+    "models_json",
+    "models_text",
+    "select",
+]

@@ -1,0 +1,565 @@
+"""Where the memory of an encoder's training step goes, by parts and by stages, without a GPU."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from speechbrain_rev.architectures import architecture
+from speechbrain_rev.catalog.plans import PlannedEncoder
+from speechbrain_rev.catalog.steps import head_modules, training_step
+from speechbrain_rev.catalog.table import (
+    BATCHES,
+    HEAD,
+    INPUT_BYTES_PER_FRAME,
+    MODES,
+    Head,
+    check_batch,
+    check_names,
+    counted_peaks,
+)
+from speechbrain_rev.lobes import SpeakerEncoder
+from speechbrain_rev.optim import build_optimizer, state_bytes
+from speechbrain_rev.planner.memory import (
+    MemoryReport,
+    live_bytes_peak,
+    make_gradients,
+    storage_bytes,
+)
+from speechbrain_rev.planner.timing import Speed
+from speechbrain_rev.planner.trace import Trace, trace_bytes
+from speechbrain_rev.reversible import Mode
+from speechbrain_rev.sizes import reserve_of
+
+LARGEST_FRAMES = 100_000  # of an utterance: a thousand seconds
+
+#: What the mode is called where each block has one of its own.
+PLAN = "plan"
+
+#: How its activations came about where the encoder itself did not run with it.
+PREDICTED = "predicted for the plan"
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What one part of an encoder takes in a training step.
+
+    Attributes
+    ----------
+    name : str
+        "input", "stem", "stage 1" to "stage 4", each with the transition into it,
+        "pooling, embedding", or "classifier".
+    blocks : mapping of str to int
+        How many of its blocks have each mode; empty where there are no blocks.
+    held_bytes : int
+        What its forward pass adds to what is alive when it ends. Where a stage keeps its
+        output only, this can be what the stage before no longer needs to keep.
+    working_bytes : int
+        The most in one of its passes, above what it and all before it hold.
+    peak_bytes : int
+        The same with what they hold: the most that is alive in its passes.
+    weights_bytes, gradients_bytes, optimizer_states_bytes : int
+        Of its parameters; buffers are among the weights. What several parts share is
+        counted for the first of them.
+    """
+
+    name: str
+    blocks: Mapping[str, int]
+    held_bytes: int
+    working_bytes: int
+    peak_bytes: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_states_bytes: int
+
+
+def stage_memory(
+    encoder: SpeakerEncoder,
+    trace: Trace,
+    optimizer: torch.optim.Optimizer,
+    classifier: nn.Module | None = None,
+) -> list[StageMemory]:
+    """Tell what each part of an encoder takes in a training step that was watched.
+
+    Parameters
+    ----------
+    encoder : SpeakerEncoder
+        With gradients.
+    trace : Trace
+        What was alive in a step of it, block by block.
+    optimizer : torch.optim.Optimizer
+        With states of all parameters.
+    classifier : nn.Module or None
+        Trained with the encoder; it has no part in the step.
+
+    Returns
+    -------
+    list of StageMemory
+        In the order of execution. What they hold adds up to what is alive when the last
+        block's forward pass ends; the largest of their peaks is that of the step;
+        weights, gradients and states add up to those of encoder and classifier.
+
+    Examples
+    --------
+    >>> encoder, step = training_step("resnet34", frames=200, batch=64)
+    >>> optimizer = build_optimizer(encoder.parameters(), name="sgd", bits=8, lr=0)
+    >>> optimizer.step()
+    >>> stages = stage_memory(encoder, trace_bytes(encoder, step), optimizer)
+    >>> [stage.name for stage in stages][:3], max(stage.peak_bytes for stage in stages)
+    (['input', 'stem', 'stage 1'], 4036560136)
+    """
+    counts = _mode_counts(encoder.block_modes())
+    own: dict[str, nn.Module | None] = {"input": None, "stem": encoder.stem}
+    own |= {f"stage {i + 1}": stage for i, stage in enumerate(encoder.stages)}
+    own["pooling, embedding"] = encoder.fc
+    if classifier is not None:
+        own["classifier"] = classifier
+    weights, gradients, states = _Growing(), _Growing(), _Growing()
+    found, held = [], 0
+    for name, (end, peak) in _activations(trace, list(own)).items():
+        module = own[name] or nn.Module()
+        parameters = list(module.parameters())
+        values = tree_leaves([dict(optimizer.state[p]) for p in parameters])
+        found.append(
+            StageMemory(
+                name,
+                counts.get(name, {}),
+                held_bytes=end - held,
+                working_bytes=peak - end,
+                peak_bytes=peak,
+                weights_bytes=weights.add([*parameters, *module.buffers()]),
+                gradients_bytes=gradients.add(p.grad for p in parameters),
+                optimizer_states_bytes=states.add(values),
+            )
+        )
+        held = end
+    return found
+
+
+class _Growing:
+    """Tensors whose memory is counted once, part by part."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Tensor] = []
+        self._bytes = 0
+
+    def add(self, values: Iterable[Any]) -> int:
+        """Add those that are tensors, and say what they add in memory."""
+        before = self._bytes
+        self._tensors += [x for x in values if isinstance(x, Tensor)]
+        self._bytes = storage_bytes(self._tensors)
+        return self._bytes - before
+
+
+def _activations(trace: Trace, names: list[str]) -> dict[str, tuple[int, int]]:
+    """Tell for each part what is alive after its forward pass, and the most in both."""
+    blocks = list(trace.blocks.items())
+    stage_of = {name: _stage_of(name) for name, _ in blocks}
+    base = blocks[0][1].before_bytes
+    last = blocks[-1][1].after_bytes
+    # What lies between two blocks belongs to the second of them.
+    ends = {stage_of[name]: seen.before_bytes for name, seen in blocks[::-1]}
+    found = {"input": (base, base)}
+    stages = list(dict.fromkeys(stage_of.values()))
+    for stage, after in zip(stages, [*stages[1:], None], strict=True):
+        end = last if after is None else ends[after]
+        peaks = [
+            max(seen.forward_peak_bytes, seen.backward_peak_bytes or 0)
+            for name, seen in blocks
+            if stage_of[name] == stage
+        ]
+        found[stage] = (end, max(peaks))
+    found["pooling, embedding"] = (last, trace.between_peak_bytes)
+    # A stage without blocks or a classifier holds nothing of the encoder's step.
+    held = base
+    for name in names:
+        held, _ = found.setdefault(name, (held, held))
+    return {name: found[name] for name in names}
+
+
+def _mode_counts(modes: Mapping[str, Mode]) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for name, mode in modes.items():
+        stage = counts.setdefault(_stage_of(name), {})
+        stage[mode.value] = stage.get(mode.value, 0) + 1
+    return counts
+
+
+def _stage_of(block: str) -> str:
+    """Name the stage of a block: stem, or stages.0.chain.1, which is in stage 1."""
+    place = block.split(".")
+    return f"stage {int(place[1]) + 1}" if place[0] == "stages" else place[0]
+
+
+@dataclass(frozen=True)
+class EncoderBreakdown:
+    """A training step of an encoder, and what it holds.
+
+    Attributes
+    ----------
+    name : str
+        The encoder.
+    mode : str
+        What its blocks keep: "store", "recompute", "reconstruct", or "plan".
+    blocks : mapping of str to int
+        How many blocks have each mode. In mode "reconstruct" those that cannot be
+        reconstructed, stem and transitions, recompute.
+    optimizer_name : str
+        That of the encoder's family: "sgd" or "adamw".
+    optimizer_bits : int
+        Of the optimizer's states: 8 or 32.
+    classes : int
+        Of the classifier; 0 if there is none.
+    how : str
+        How activations came about: words to go on after "activations were".
+    report : MemoryReport
+        The parts. Activations are the peak of the encoder's forward and backward pass.
+        Weights, gradients and optimizer states are those of encoder and classifier.
+        Others are the batch, as waveforms and as filterbanks, and the peak of the
+        classifier's and the loss's own step. The two steps do not peak at once, so that
+        the total is an upper bound.
+    stages : tuple of StageMemory
+        The same by parts of the encoder, if that was asked for.
+    speed : Speed or None
+        Of the device for which a plan is the fastest, if blocks were planned.
+    """
+
+    name: str
+    mode: str
+    blocks: Mapping[str, int]
+    optimizer_name: str
+    optimizer_bits: int
+    classes: int
+    how: str
+    report: MemoryReport
+    stages: tuple[StageMemory, ...] = ()
+    speed: Speed | None = None
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether the encoder itself did not run with its plan."""
+        return self.how == PREDICTED
+
+    def fits(self, card_bytes: int) -> bool:
+        """Whether the step leaves the reserve of a GPU with so much memory free."""
+        return self.report.total_bytes <= card_bytes - reserve_of(card_bytes)
+
+    def all_stages(self) -> StageMemory:
+        """Put all stages together; of their peaks the largest is that of the step."""
+
+        def total(name: str) -> int:
+            return sum(getattr(stage, name) for stage in self.stages)
+
+        return StageMemory(
+            "all",
+            self.blocks,
+            held_bytes=total("held_bytes"),
+            working_bytes=0,
+            peak_bytes=max(stage.peak_bytes for stage in self.stages),
+            weights_bytes=total("weights_bytes"),
+            gradients_bytes=total("gradients_bytes"),
+            optimizer_states_bytes=total("optimizer_states_bytes"),
+        )
+
+
+def encoder_breakdown(
+    name: str,
+    *,
+    mode: str | None = None,
+    batch: int,
+    frames: int,
+    optimizer_bits: int = 8,
+    head: Head = HEAD,
+    stages: bool = False,
+) -> EncoderBreakdown:
+    """Count what a training step of an encoder holds.
+
+    Parameters
+    ----------
+    name : str
+        One of ``speechbrain_rev.architectures.ARCHITECTURES``.
+    mode : str or None
+        What its blocks keep: "store", "recompute" or "reconstruct". None for the
+        default: reconstruct if it is reversible, else store.
+    batch : int
+        Utterances.
+    frames : int
+        Of each; 200 are two seconds.
+    optimizer_bits : {8, 32}
+        Of the states of the optimizer that the encoder's family is trained with.
+    head : Head
+        Shape of the recipe's classifier, by default for VoxCeleb2 at three speeds; of no
+        classes to leave it out.
+    stages : bool
+        Whether to watch the step, and tell what each stage takes: for some seconds.
+
+    Returns
+    -------
+    EncoderBreakdown
+        The parts, in float32.
+
+    Raises
+    ------
+    ValueError
+        If there is no such encoder or it has no such mode, or a number is out of range.
+
+    Examples
+    --------
+    >>> stored = encoder_breakdown("revnet57", mode="store", batch=128, frames=200)
+    >>> reconstructed = encoder_breakdown("revnet57", batch=128, frames=200)
+    >>> reconstructed.mode, stored.report.share("activations") > 0.97
+    ('reconstruct', True)
+    >>> reconstructed.report.total_bytes < 0.25 * stored.report.total_bytes
+    True
+    """
+    check_batch(batch)
+    if not 1 <= frames <= LARGEST_FRAMES:
+        raise ValueError(
+            f"An utterance has from 1 to {LARGEST_FRAMES} frames of 10 ms, not {frames}."
+        )
+    mode = mode or architecture(name).default_mode
+    check_names("mode", [mode], MODES)
+    step = _Step(
+        *training_step(name, mode=mode, batch=batch, frames=frames), mode, batch, frames
+    )
+    return _breakdown(
+        step,
+        lambda: _counted(step),
+        optimizer_bits=optimizer_bits,
+        head=head,
+        stages=stages,
+    )
+
+
+def planned_breakdown(
+    planned: PlannedEncoder, *, stages: bool = False
+) -> EncoderBreakdown:
+    """Count what a training step of an encoder holds whose blocks were planned.
+
+    Parameters
+    ----------
+    planned : PlannedEncoder
+        An encoder on a GPU, and what its blocks keep there.
+    stages : bool
+        As :func:`encoder_breakdown` takes it.
+
+    Returns
+    -------
+    EncoderBreakdown
+        The parts, in float32.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.catalog.plans import plan_encoders
+    >>> from speechbrain_rev.catalog.table import Training
+    >>> training = Training(4 * 2**30, batch=64, frames=200)
+    >>> case = planned_breakdown(*plan_encoders(training, names=["resnet34"]))
+    >>> case.mode, sum(case.blocks.values()), case.how
+    ('plan', 17, 'counted with the plan')
+    """
+    training = planned.model.training
+    encoder, step = training_step(
+        planned.model.row.name, batch=training.batch, frames=training.frames
+    )
+    encoder.set_channels(planned.channels)
+    encoder.set_mode(planned.modes)
+
+    def counted() -> tuple[int, str]:
+        if planned.counted_bytes is None:
+            return planned.predicted_bytes, PREDICTED
+        return planned.counted_bytes, "counted with the plan"
+
+    found = _breakdown(
+        _Step(encoder, step, PLAN, training.batch, training.frames),
+        counted,
+        optimizer_bits=training.optimizer_bits,
+        head=HEAD,
+        stages=stages,
+    )
+    return replace(found, speed=planned.speed)
+
+
+def before_and_after(
+    name: str,
+    *,
+    mode: str | None = None,
+    batch: int,
+    frames: int,
+    optimizer_bits: int = 8,
+    stages: bool = False,
+) -> list[EncoderBreakdown]:
+    """Count a step as it is without this package, and as it is with it.
+
+    Parameters
+    ----------
+    name, mode, batch, frames, optimizer_bits, stages
+        As :func:`encoder_breakdown` takes them, for the step with this package.
+
+    Returns
+    -------
+    list of EncoderBreakdown
+        Stored activations and states of 32 bit; then as asked. One alone if that is
+        the same.
+
+    Raises
+    ------
+    ValueError
+        As :func:`encoder_breakdown` does.
+
+    Examples
+    --------
+    >>> pair = before_and_after("resnet34", batch=64, frames=200)
+    >>> [(case.mode, case.optimizer_bits) for case in pair]
+    [('store', 32), ('store', 8)]
+    """
+    after = encoder_breakdown(
+        name,
+        mode=mode,
+        batch=batch,
+        frames=frames,
+        optimizer_bits=optimizer_bits,
+        stages=stages,
+    )
+    if (after.mode, optimizer_bits) == ("store", 32):
+        return [after]
+    return [_before(name, batch, frames, stages), after]
+
+
+def before_and_planned(
+    planned: PlannedEncoder, *, stages: bool = False
+) -> list[EncoderBreakdown]:
+    """Count a step as it is without this package, and as it is planned for a GPU.
+
+    Parameters
+    ----------
+    planned : PlannedEncoder
+        An encoder on a GPU, and what its blocks keep there.
+    stages : bool
+        As :func:`encoder_breakdown` takes it.
+
+    Returns
+    -------
+    list of EncoderBreakdown
+        Stored activations and states of 32 bit; then as planned.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.catalog.plans import plan_encoders
+    >>> from speechbrain_rev.catalog.table import Training
+    >>> training = Training(4 * 2**30, batch=64, frames=200)
+    >>> planned = plan_encoders(training, names=["resnet34"])
+    >>> [case.mode for case in before_and_planned(*planned)]
+    ['store', 'plan']
+    """
+    training = planned.model.training
+    name = planned.model.row.name
+    before = _before(name, training.batch, training.frames, stages)
+    return [before, planned_breakdown(planned, stages=stages)]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A training step on meta tensors, and what is said of it."""
+
+    encoder: SpeakerEncoder
+    run: Callable[[], None]
+    mode: str
+    batch: int
+    frames: int
+
+
+def _counted(step: _Step) -> tuple[int, str]:
+    """Give the peak of a step from committed counts, or count it, and say how."""
+    name = step.encoder.architecture.name
+    peak = counted_peaks().get((name, step.mode, step.frames))
+    if peak is None:
+        return live_bytes_peak(step.run), "counted just now"
+    how = "counted"
+    if step.batch not in BATCHES:
+        right = min(bisect.bisect(BATCHES, step.batch), len(BATCHES) - 1)
+        few, many = BATCHES[right - 1 : right + 1]
+        how = (
+            "bounded from above by the line through their counts at batches of "
+            f"{few} and {many}"
+        )
+    return peak(step.batch), how
+
+
+def _before(name: str, batch: int, frames: int, stages: bool) -> EncoderBreakdown:
+    return encoder_breakdown(
+        name,
+        mode="store",
+        batch=batch,
+        frames=frames,
+        optimizer_bits=32,
+        stages=stages,
+    )
+
+
+def _breakdown(
+    step: _Step,
+    counted: Callable[[], tuple[int, str]],
+    *,
+    optimizer_bits: int,
+    head: Head,
+    stages: bool,
+) -> EncoderBreakdown:
+    """Break a step down whose activations are counted unless stages are watched."""
+    encoder, row = step.encoder, step.encoder.architecture
+    with torch.device("meta"):
+        classifier = head_modules(head)[0] if head.classes else None
+    model = nn.ModuleList([encoder, *([classifier] if classifier else [])])
+    optimizer = build_optimizer(
+        model.parameters(), name=row.optimizer_name, bits=optimizer_bits, lr=0.0
+    )
+    gradients = make_gradients(model)
+    optimizer.step()
+    found: tuple[StageMemory, ...] = ()
+    if stages:
+        trace = trace_bytes(encoder, step.run)
+        activations, how = trace.peak_bytes, "counted just now"
+        found = tuple(stage_memory(encoder, trace, optimizer, classifier))
+    else:
+        activations, how = counted()
+    modes = [mode.value for mode in encoder.block_modes().values()]
+    speech_bytes = step.batch * step.frames * INPUT_BYTES_PER_FRAME
+    report = MemoryReport(
+        activations_bytes=activations,
+        optimizer_states_bytes=state_bytes(optimizer),
+        weights_bytes=storage_bytes([*model.parameters(), *model.buffers()]),
+        gradients_bytes=storage_bytes(gradients),
+        others_bytes=speech_bytes + _head_step_bytes(head, step.batch),
+        device="meta",
+        input_shape=(step.batch, step.frames, encoder.n_mels),
+        precision="float32",
+    )
+    return EncoderBreakdown(
+        row.name,
+        step.mode,
+        {mode: modes.count(mode) for mode in MODES},
+        row.optimizer_name,
+        optimizer_bits,
+        head.classes,
+        how,
+        report,
+        found,
+    )
+
+
+def _head_step_bytes(head: Head, batch: int) -> int:
+    """Count what ``Head.step_bytes`` bounds."""
+    if not head.classes:
+        return 0
+    with torch.device("meta"):
+        classifier, loss = head_modules(head)
+        embeddings = torch.empty(batch, 1, head.embedding_dim, requires_grad=True)
+        targets = torch.zeros(batch, 1, dtype=torch.long)
+    make_gradients(classifier)
+    embeddings.grad = torch.zeros_like(embeddings)
+    return live_bytes_peak(lambda: loss(classifier(embeddings), targets).backward())

@@ -1,0 +1,339 @@
+"""Encoders, plans, sweeps and breakdowns as pictures: png, pdf or svg, by a file's ending."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from speechbrain_rev.catalog.published import FRAMES, TOTAL_BATCH, as_published
+from speechbrain_rev.catalog.table import SECONDS, Model, Training, counted_with
+from speechbrain_rev.plots import (
+    EncoderPoint,
+    PartsBar,
+    SizedEncoder,
+    by_parameters,
+    encoder_map,
+    memory_parts,
+    plan_map,
+)
+from speechbrain_rev.sizes import GB, GIB, card_text, reserve_of
+
+if TYPE_CHECKING:
+    from speechbrain_rev.catalog.breakdown import EncoderBreakdown, StageMemory
+    from speechbrain_rev.catalog.plans import PlannedEncoder, SweptEncoder
+    from speechbrain_rev.catalog.render import Cases
+
+#: GPUs that have a line whatever was asked: a 2080 Ti's size, and a 3090's.
+CARD_BYTES = (11 * GIB, 24 * GIB)
+
+_ENDINGS = (".png", ".pdf", ".svg")
+
+
+def check_picture(path: str | Path) -> None:
+    """Refuse a name of a picture of another format than those that are drawn.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        The name.
+
+    Raises
+    ------
+    ValueError
+        If it ends neither in .png, .pdf nor .svg.
+
+    Examples
+    --------
+    >>> check_picture("models.png")
+    >>> check_picture("models.jpg")
+    Traceback (most recent call last):
+    ValueError: --plot takes a name that ends in .png, .pdf or .svg, not models.jpg.
+    """
+    if Path(path).suffix.lower() not in _ENDINGS:
+        raise ValueError(
+            f"--plot takes a name that ends in {', '.join(_ENDINGS[:-1])} or "
+            f"{_ENDINGS[-1]}, not {path}."
+        )
+
+
+def draw_models(models: Sequence[Model], path: str | Path) -> None:
+    """Draw the counted peak of a training step against the published Vox1-H EER.
+
+    Parameters
+    ----------
+    models : sequence of Model
+        The encoders, all of the same training. Those of which nothing was counted or
+        published are left out.
+    path : str or pathlib.Path
+        The file to write.
+
+    Raises
+    ------
+    ValueError
+        If no encoder is left to be drawn, or the file's ending is none of a picture.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from speechbrain_rev.catalog import Training, select
+    >>> models = select(Training(None, batch=128, frames=200), families=["resnet"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw_models(models, os.path.join(folder, "models.png"))
+    """
+    check_picture(path)
+    training = models[0].training
+    asked = () if training.card_bytes is None else (training.card_bytes,)
+    points = [point for model in models if (point := _point(model)) is not None]
+    encoder_map(
+        points,
+        path,
+        title=f"Memory of a training step of {training.batch} utterances of "
+        f"{SECONDS[training.frames]} s, against accuracy",
+        eer_label="published Vox1-H EER, %",
+        memory_label="counted peak of a training step, GiB",
+        source="EER as published, not reproduced. Memory counted on meta tensors, "
+        f"float32, torch {counted_with()['torch']}. Shaded: kept free for what CUDA "
+        "takes. No GPU was tried.",
+        cards={size: reserve_of(size) for size in sorted({*CARD_BYTES, *asked})},
+    )
+
+
+def _point(model: Model) -> EncoderPoint | None:
+    row = model.row
+    rate, peak = row.vox1_h_eer, model.step_peak_bytes(row.default_mode)
+    if rate is None or peak is None:
+        return None
+    recomputed = None if row.reversible else model.step_peak_bytes("recompute")
+    return EncoderPoint(
+        row.name, row.family, row.type, rate, peak, row.counterpart, recomputed
+    )
+
+
+def draw_plans(encoders: Sequence[PlannedEncoder], path: str | Path) -> None:
+    """Draw memory for an utterance, and the largest batch, against parameters.
+
+    Parameters
+    ----------
+    encoders : sequence of PlannedEncoder
+        All of the same training. Those of which nothing was counted are left out.
+    path : str or pathlib.Path
+        The file to write.
+
+    Raises
+    ------
+    ValueError
+        If no encoder is left to be drawn, or the file's ending is none of a picture.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from speechbrain_rev.catalog import Training
+    >>> from speechbrain_rev.catalog.plans import plan_encoders
+    >>> training = Training(11 * 2**30, batch=128, frames=200)
+    >>> encoders = plan_encoders(training, names=["resnet34"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw_plans(encoders, os.path.join(folder, "plan.png"))
+    """
+    check_picture(path)
+    training = encoders[0].model.training
+    counted = all(encoder.counted_bytes is not None for encoder in encoders)
+    sized = [found for encoder in encoders if (found := _sized(encoder)) is not None]
+    by_parameters(
+        sized,
+        path,
+        title=f"Training steps of {training.batch} utterances of "
+        f"{SECONDS[training.frames]} s as planned for {_card(training)}, "
+        "and the batch that fits there at least",
+        source="Memory on meta tensors, float32: bars counted, marks "
+        f"{'counted' if counted else 'predicted'}; where there is none, no plan fits. "
+        f"Batch computed, for the lightest mode at the default chunk; line: {TOTAL_BATCH} "
+        "on one GPU. Crosses: published, batches for 11 GiB. No GPU was tried.",
+        total_batch=TOTAL_BATCH,
+    )
+
+
+def _card(training: Training) -> str:
+    assert training.card_bytes is not None
+    return card_text(training.card_bytes)
+
+
+def _sized(encoder: PlannedEncoder) -> SizedEncoder | None:
+    model = encoder.model
+    row, training = model.row, model.training
+    sizes = {mode: model.step_peak_bytes(mode) for mode in model.modes}
+    known = {mode: size for mode, size in sizes.items() if size is not None}
+    if "store" not in known:
+        return None
+    published_gb = row.published_memory_gb if training.frames == FRAMES else None
+    published_batch = row.published_max_batch_11gb if as_published(training) else None
+    return SizedEncoder(
+        row.name,
+        row.family,
+        row.type,
+        row.parameters,
+        lightest_bytes=min(known.values()) / training.batch,
+        stored_bytes=known["store"] / training.batch,
+        planned_bytes=None
+        if encoder.lacking_bytes
+        else encoder.step_bytes / training.batch,
+        largest_batch=encoder.largest_batch or None,
+        published_bytes=None if published_gb is None else published_gb * GB,
+        published_batch=published_batch,
+    )
+
+
+def draw_sweep(swept: SweptEncoder, path: str | Path) -> None:
+    """Draw the mode of each block against the batch, and the throughput below.
+
+    Parameters
+    ----------
+    swept : SweptEncoder
+        The encoder with its plans.
+    path : str or pathlib.Path
+        The file to write.
+
+    Raises
+    ------
+    ValueError
+        If the file's ending is none of a picture.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from speechbrain_rev.architectures import architecture
+    >>> from speechbrain_rev.catalog import Training
+    >>> from speechbrain_rev.catalog.plans import sweep_encoder
+    >>> training = Training(4 * GIB, batch=1, frames=200)
+    >>> swept = sweep_encoder(architecture("resnet34"), training, [8, 16])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw_sweep(swept, os.path.join(folder, "sweep.png"))
+    """
+    check_picture(path)
+    found, training = swept.sweep, swept.training
+    words = [
+        f"Memory predicted on meta tensors, float32; seconds {found.about['seconds']}, "
+        f"torch {found.about['torch']}. Plans were not run."
+    ]
+    if found.infeasible_batch is not None:
+        words.append(f"No plan fits batch {found.infeasible_batch}.")
+    if found.out_of_memory:
+        missing = ", ".join(map(str, found.out_of_memory))
+        words.append(f"White: too little memory to time it, at {missing}.")
+    plan_map(
+        {plan.batch: plan.modes for plan in found.plans},
+        {plan.batch: plan.samples_per_second for plan in found.plans if plan.modes},
+        path,
+        title=f"{swept.row.name}: the fastest plan of each batch of "
+        f"{SECONDS[training.frames]} s utterances on {_card(training)}",
+        source=" ".join(words),
+    )
+
+
+def draw_breakdowns(
+    encoders: Sequence[Cases], path: str | Path, card_bytes: int | None = None
+) -> None:
+    """Draw where the memory of a training step goes, before and after.
+
+    Parameters
+    ----------
+    encoders : sequence of Cases
+        For each encoder its breakdowns; at least one, all of the same batch.
+    path : str or pathlib.Path
+        The file to write.
+    card_bytes : int or None
+        Memory of the GPU that blocks were planned for.
+
+    Raises
+    ------
+    ValueError
+        If the file's ending is none of a picture.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from speechbrain_rev.catalog.breakdown import before_and_after
+    >>> encoders = [before_and_after("revnet57", batch=64, frames=200)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw_breakdowns(encoders, os.path.join(folder, "memory.png"))
+    """
+    check_picture(path)
+    memory_parts(
+        [
+            PartsBar(case.name, _setting(case), case.report.parts)
+            for cases in encoders
+            for case in cases
+        ],
+        path,
+        title=f"Memory of a training step of {_step(encoders, card_bytes)}",
+        source=f"{_how(encoders)} on meta tensors, float32, encoder and classifier. Parts "
+        "do not all peak at once. No GPU was tried.",
+    )
+
+
+def draw_stages(
+    encoders: Sequence[Cases], path: str | Path, card_bytes: int | None = None
+) -> None:
+    """Draw where in an encoder the memory of a training step is, a bar for each stage.
+
+    Parameters
+    ----------
+    encoders : sequence of Cases
+        For each encoder its breakdowns with stages; at least one, all of the same batch.
+    path : str or pathlib.Path
+        The file to write.
+    card_bytes : int or None
+        Memory of the GPU that blocks were planned for.
+
+    Raises
+    ------
+    ValueError
+        If the file's ending is none of a picture.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from speechbrain_rev.catalog.breakdown import before_and_after
+    >>> encoders = [before_and_after("resnet34", batch=64, frames=200, stages=True)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw_stages(encoders, os.path.join(folder, "stages.png"))
+    """
+    check_picture(path)
+    bars = []
+    for case in (case for cases in encoders for case in cases):
+        group = f"{case.name}, {_setting(case)}"
+        bars += [PartsBar(group, stage.name, _parts(stage)) for stage in case.stages]
+    memory_parts(
+        [bar for bar in bars if bar.total],
+        path,
+        title=f"Memory by stages, in a training step of {_step(encoders, card_bytes)}",
+        source=f"{_how(encoders)} on meta tensors, float32. Held: from forward to backward "
+        "pass. Working: the most in either, above what\nthe stage and all before it hold; "
+        "stages do not work at once. No GPU was tried.",
+    )
+
+
+def _step(encoders: Sequence[Cases], card_bytes: int | None) -> str:
+    batch, frames, _ = encoders[0][0].report.input_shape
+    planned = "" if card_bytes is None else f", planned for {card_text(card_bytes)}"
+    return f"{batch} utterances of {frames} frames{planned}"
+
+
+def _how(encoders: Sequence[Cases]) -> str:
+    predicted = any(case.is_predicted for cases in encoders for case in cases)
+    return "Counted, and predicted for plans," if predicted else "Counted"
+
+
+def _setting(case: EncoderBreakdown) -> str:
+    return f"{case.mode}, {case.optimizer_name} {case.optimizer_bits} bit"
+
+
+def _parts(stage: StageMemory) -> dict[str, float]:
+    return {
+        # Where nothing more is kept than by the stage before, less can be.
+        "held": max(0, stage.held_bytes),
+        "working": stage.working_bytes,
+        "optimizer_states": stage.optimizer_states_bytes,
+        "weights": stage.weights_bytes,
+        "gradients": stage.gradients_bytes,
+    }

@@ -1,0 +1,831 @@
+"""Plans of encoders for a GPU: of one batch, of a sweep over batches, and of a run.
+
+Section 3.4 of Jiang et al., "An efficient training framework for reversible neural
+architectures", for the encoders of the table and for the recipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import multiprocessing
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from speechbrain_rev.architectures import Architecture, architecture
+from speechbrain_rev.catalog.published import TOTAL_BATCH
+from speechbrain_rev.catalog.steps import (
+    TrainingStep,
+    budget_bytes_of,
+    encoder_step,
+    head_modules,
+)
+from speechbrain_rev.catalog.table import (
+    BASELINE,
+    HEAD,
+    Model,
+    Training,
+    check_batch,
+    select,
+)
+from speechbrain_rev.devices import device_name, free_and_held_bytes, timed_device
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.optim import build_optimizer
+from speechbrain_rev.planner import Infeasible, Plan, Profile, Sweep, plan_step, sweep
+from speechbrain_rev.planner.memory import make_gradients, unless_memory_runs_out
+from speechbrain_rev.planner.plan import choose, plan_within, refusal
+from speechbrain_rev.planner.profiling import Profiler, profiler_of
+from speechbrain_rev.planner.step import Channels
+from speechbrain_rev.planner.timing import ASSUMED, Speed, seconds_of
+from speechbrain_rev.reversible import Mode
+from speechbrain_rev.reversible.modes import LOSSLESS
+from speechbrain_rev.sizes import card_text, size_text
+from speechbrain_rev.whole_files import check_regular
+
+#: What a plan that was made for a GPU by its size has beside its device.
+PLANNED_CARD = "card_bytes"
+
+# Steps of the optimizer that are timed, after one that is not.
+_REPEATS = 3
+
+# What of a plan has to be what is asked for, so that it is not made anew.
+_ASKED = ("memory_budget", "max_gradient_error", "bounds")
+# The budget, and what of it a step does not have.
+_SHARES = "memory_budget_bytes", "staying_bytes", "reserved_bytes"
+# GPUs have less than they are called by, and CUDA takes some: of 11 GB 10.4 GiB are left.
+_OF_NAMED = 0.9
+
+
+@dataclass(frozen=True)
+class PlannedEncoder:
+    """One encoder and what its blocks keep on a GPU.
+
+    Attributes
+    ----------
+    model : Model
+        The encoder, and the training that is asked about.
+    profile : Profile
+        What each of its blocks costs. Where it can store everything the profile knows no
+        other mode.
+    channels : tuple of int or None
+        Channels that blocks work on at a time, at each level.
+    modes : mapping of str to str
+        A mode for each block: the fastest that fit, or else the lightest.
+    counted_bytes : int or None
+        Peak of the encoder's step with these modes, if that was counted on itself.
+    stored_seconds : float
+        Predicted time of its step, all stored and all channels at once.
+    baseline_seconds : float
+        The same of ``BASELINE``.
+    speed : Speed
+        Of the device that times were predicted for.
+    """
+
+    model: Model
+    profile: Profile
+    channels: Channels
+    modes: Mapping[str, str]
+    counted_bytes: int | None
+    stored_seconds: float
+    baseline_seconds: float
+    speed: Speed
+
+    @property
+    def predicted_bytes(self) -> int:
+        """Peak of the encoder's step, as the profile predicts it."""
+        return self.profile.peak_bytes(self.modes)
+
+    @property
+    def step_bytes(self) -> int:
+        """The same, counted if it was."""
+        counted = self.counted_bytes
+        return self.predicted_bytes if counted is None else counted
+
+    @property
+    def needed_bytes(self) -> int:
+        """All that training needs of the GPU beside what is kept free."""
+        training = self.model.training
+        fixed = training.fixed_bytes(self.model.row, training.batch)
+        return sum(fixed.values()) + self.step_bytes
+
+    @property
+    def lacking_bytes(self) -> int:
+        """By how much it does not fit; 0 if it does."""
+        return max(0, self.needed_bytes - self.model.training.available_bytes)
+
+    def as_plan(self) -> Plan:
+        """Give what a run takes as its ``plan_file``; the peak must be counted."""
+        assert self.counted_bytes is not None
+        training = self.model.training
+        assert training.card_bytes is not None
+        return Plan(
+            modes=self.modes,
+            channels=list(self.channels),
+            budget_bytes=training.step_budget_bytes(self.model.row),
+            predicted_bytes=self.predicted_bytes,
+            measured_bytes=self.counted_bytes,
+            seconds=self.seconds,
+            about={
+                **self.profile.about,
+                "device": f"a GPU of {card_text(training.card_bytes)}",
+                PLANNED_CARD: str(training.card_bytes),
+            },
+        )
+
+    @property
+    def mode_counts(self) -> dict[str, int]:
+        """How many blocks have each mode."""
+        modes = list(self.modes.values())
+        return {mode.value: modes.count(mode.value) for mode in LOSSLESS}
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of a step."""
+        return self.profile.seconds(self.modes)
+
+    @property
+    def times_stored(self) -> float:
+        """The time as a multiple of that of the same encoder, all stored."""
+        return self.seconds / self.stored_seconds
+
+    @property
+    def times_baseline(self) -> float:
+        """The time as a multiple of that of ``BASELINE``, all stored."""
+        return self.seconds / self.baseline_seconds
+
+    @property
+    def utterances_per_second(self) -> float | None:
+        """Predicted for a step and the optimizer's, as a sweep does; None if none fits."""
+        if self.lacking_bytes:
+            return None
+        training = self.model.training
+        more = optimizer_seconds(self.model.row, training, None, speed=self.speed)
+        return training.batch / (self.seconds + more)
+
+    @property
+    def largest_batch(self) -> int | None:
+        """A batch that fits the GPU, and the largest at the default chunk.
+
+        In the lightest mode, or planned if that is more. Plans with finer chunks may fit
+        a larger one. None if none is known, for the encoder was not counted.
+        """
+        known = [self.model.largest_batch(mode) for mode in self.model.modes]
+        if not self.lacking_bytes:
+            known.append(self.model.training.batch)
+        return max((batch for batch in known if batch is not None), default=None)
+
+    @property
+    def cards(self) -> int | None:
+        """Such GPUs that suffice for ``TOTAL_BATCH`` in all; None if no batch fits one."""
+        return _cards(self.largest_batch)
+
+    @property
+    def cards_stored(self) -> int | None:
+        """The same if all is stored, which is how the paper trains vanilla encoders."""
+        return _cards(self.model.largest_batch(Mode.STORE.value))
+
+
+def _cards(largest_batch: int | None) -> int | None:
+    return math.ceil(TOTAL_BATCH / largest_batch) if largest_batch else None
+
+
+def plan_encoders(
+    training: Training,
+    *,
+    names: Sequence[str] = (),
+    speed: Speed = ASSUMED,
+    workers: int = 1,
+    progress: bool = False,
+) -> list[PlannedEncoder]:
+    """Plan encoders for a GPU.
+
+    Parameters
+    ----------
+    training : Training
+        The GPU, batch and length that are asked about.
+    names : sequence of str
+        Which encoders: the peaks of their plans are counted on them. None named means
+        all, whose peaks are predicted.
+    speed : Speed
+        Of the GPU, which times are estimated from.
+    workers : int
+        Processes that share the work; more than one from a script that may be imported
+        again only, as ``multiprocessing`` says.
+    progress : bool
+        Whether a bar on stderr shows what is planned.
+
+    Returns
+    -------
+    list of PlannedEncoder
+        By rising published error rate on Vox1-H.
+
+    Raises
+    ------
+    ValueError
+        If there is no such encoder.
+    MemoryError
+        If one of several processes was ended from outside.
+
+    Examples
+    --------
+    >>> training = Training(11 * 2**30, batch=256, frames=200)
+    >>> (planned,) = plan_encoders(training, names=["resnet34"])
+    >>> planned.lacking_bytes, planned.times_stored > 1, planned.cards
+    (0, True, 1)
+    """
+    models = select(training, names=names, sort="vox1-h")
+    plan_model = functools.partial(_planned, speed=speed, counted=bool(names))
+    with contextlib.ExitStack() as stack:
+        apply: Callable[..., Iterable[list[PlannedEncoder]]] = map
+        if workers > 1:
+            # Processes that were forked with torch's threads would hang.
+            context = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(workers, context)
+            apply = stack.enter_context(pool).map
+        bar: tqdm[Any] = stack.enter_context(
+            tqdm(
+                total=len(models),
+                desc="planning",
+                unit="encoder",
+                leave=False,
+                disable=not progress,
+            )
+        )
+        if workers == 1:
+            plan_model = functools.partial(plan_model, tell=bar.set_postfix_str)
+        planned: dict[str, PlannedEncoder] = {}
+        try:
+            for group in apply(functools.partial(_each, plan_model), _by_kind(models)):
+                planned |= {encoder.model.row.name: encoder for encoder in group}
+                bar.update(len(group))
+        except BrokenProcessPool as error:
+            raise MemoryError(
+                f"One of {workers} processes that plan was ended, most likely since memory "
+                "ran out. Name the encoders, which takes one process."
+            ) from error
+    return [planned[model.row.name] for model in models]
+
+
+def _each(
+    plan_model: Callable[[Model], PlannedEncoder], models: Sequence[Model]
+) -> list[PlannedEncoder]:
+    return [plan_model(model) for model in models]
+
+
+def _by_kind(models: Sequence[Model]) -> list[list[Model]]:
+    """Group encoders that share a profile, so that one process makes it."""
+    groups: dict[object, list[Model]] = {}
+    for model in models:
+        groups.setdefault(model.row.kind, []).append(model)
+    return list(groups.values())
+
+
+def _untold(_: str) -> None:
+    """Other processes have no bar."""
+
+
+def _planned(
+    model: Model,
+    *,
+    speed: Speed,
+    counted: bool,
+    tell: Callable[[str], None] = _untold,
+) -> PlannedEncoder:
+    row, training = model.row, model.training
+    step = encoder_step(row, training, speed=speed)
+    left = training.step_budget_bytes(row)
+    whole = step.channels[0][0]
+    tell(f"{row.name} is profiled")
+    with step.training():
+        profiler = profiler_of(step)
+        # Nothing is faster than to store all with all channels at once. Where that fits
+        # there is nothing to choose, and one traced step told it.
+        stored = profiler.stored(whole)
+        modes: Mapping[str, str] = stored.uniform(Mode.STORE)
+        stored_seconds = stored.seconds(modes)
+        profile, channels, counted_bytes = stored, whole, None
+        fits = stored.peak_bytes(modes) <= left
+        if fits and counted:
+            modes, counted_bytes = _counted(profiler, profile, channels, left, tell)
+            fits = counted_bytes <= left
+        if not fits:
+            chosen = choose(profiler, left)
+            assert chosen.channels is not None
+            profile, channels, modes = chosen.profile, chosen.channels, chosen.modes
+            if counted:
+                modes, counted_bytes = _counted(profiler, profile, channels, left, tell)
+    return PlannedEncoder(
+        model,
+        profile,
+        channels,
+        modes,
+        counted_bytes,
+        stored_seconds,
+        _baseline_seconds(training, speed),
+        speed,
+    )
+
+
+def _baseline_seconds(training: Training, speed: Speed) -> float:
+    """Predict the time of a step of ``BASELINE``, all stored."""
+    stored = _baseline(training.batch, training.frames)
+    return stored.with_speed(speed).seconds(stored.uniform(Mode.STORE))
+
+
+@functools.cache
+def _baseline(batch: int, frames: int) -> Profile:
+    step = encoder_step(architecture(BASELINE), Training(None, batch, frames))
+    with step.training():
+        return Profiler(step).stored()
+
+
+def _counted(
+    profiler: Profiler,
+    profile: Profile,
+    channels: Channels,
+    left_bytes: int,
+    tell: Callable[[str], None],
+) -> tuple[Mapping[str, str], int]:
+    """Count the whole encoder with its plan, or with the lightest one if none fits."""
+    name, runs = profiler.step.about["encoder"], itertools.count(1)
+    with profiler.bare(channels) as trial:
+
+        def run() -> None:
+            tell(f"{name}, plan {next(runs)} is counted")
+            trial.run()
+
+        try:
+            found = plan_within(profile, trial._replace(run=run), left_bytes)
+        except Infeasible as error:
+            return profile.lightest(), error.needed_bytes
+    return found.modes, found.measured_bytes
+
+
+def check_fits(planned: PlannedEncoder) -> None:
+    """Refuse an encoder that does not fit.
+
+    Parameters
+    ----------
+    planned : PlannedEncoder
+        The encoder on a GPU.
+
+    Raises
+    ------
+    Infeasible
+        If it does not fit; the message says by how much, and what to change.
+
+    Examples
+    --------
+    >>> training = Training(2**31, batch=256, frames=200)
+    >>> check_fits(*plan_encoders(training, names=["resnet34"]))
+    Traceback (most recent call last):
+    ...
+    speechbrain_rev.planner.knapsack.Infeasible: Even the lightest plan peaks at ...
+    """
+    if not planned.lacking_bytes:
+        return
+    training = planned.model.training
+    assert training.card_bytes is not None
+    step = encoder_step(planned.model.row, training, speed=planned.speed)
+    with step.training():
+        raise refusal(Profiler(step), training.card_bytes, planned.step_bytes)
+
+
+@dataclass(frozen=True)
+class SweptEncoder:
+    """An encoder and its plans for batches of several sizes.
+
+    Attributes
+    ----------
+    row : Architecture
+        The encoder.
+    training : Training
+        What was asked; its batch says nothing.
+    device : str or None
+        Where it was timed; None if times are estimated.
+    speed : Speed
+        Of the device that they are estimated for, if they are.
+    sweep : Sweep
+        Its budget is the memory of the GPU, and its peaks are all that training needs
+        beside the reserve: the encoder's step, weights, gradients, optimizer states,
+        classifier and input.
+    """
+
+    row: Architecture
+    training: Training
+    device: str | None
+    speed: Speed
+    sweep: Sweep
+
+
+def parse_batches(text: str) -> range:
+    """Read the batches of a sweep.
+
+    Parameters
+    ----------
+    text : str
+        FIRST:LAST or FIRST:LAST:STEP, as 16:256:16; the step is 1 if it is left out.
+
+    Returns
+    -------
+    range
+        From the first on, in steps, to none above the last.
+
+    Raises
+    ------
+    ValueError
+        If it is written otherwise, the last is below the first, or a batch is not from
+        1 to a million.
+
+    Examples
+    --------
+    >>> list(parse_batches("16:64:16")), len(parse_batches("16:64"))
+    ([16, 32, 48, 64], 49)
+    """
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}))?", text, re.ASCII)
+    first, last, step = (int(n or 1) for n in match.groups()) if match else (1, 0, 1)
+    if last < first or not step:
+        raise ValueError(
+            "--batches takes the first, the last and the step between, as 16:256:16 or "
+            f"1:32, not {text}."
+        )
+    for batch in (first, last):
+        check_batch(batch)
+    return range(first, last + 1, step)
+
+
+def sweep_encoder(
+    row: Architecture,
+    training: Training,
+    batches: Iterable[int],
+    *,
+    device: str | None = None,
+    speed: Speed = ASSUMED,
+    progress: bool = False,
+) -> SweptEncoder:
+    """Plan an encoder for each batch size and see which trains the most utterances.
+
+    Parameters
+    ----------
+    row : Architecture
+        The encoder.
+    training : Training
+        GPU, length of utterances and bits of optimizer states.
+    batches : iterable of int
+        Sizes to be tried, from the smallest until no plan makes one fit.
+    device : str or None
+        Where steps of a shallow encoder and of the optimizer are timed: cpu, cuda or
+        cuda:N. Of a batch that does not fit there fewer utterances are timed, and their
+        times scaled. None estimates times from counts.
+    speed : Speed
+        Of the device that they are estimated for; where one times, it says nothing.
+    progress : bool
+        Whether a bar on stderr shows what is planned.
+
+    Returns
+    -------
+    SweptEncoder
+        Its plans were not run.
+
+    Raises
+    ------
+    ValueError
+        If there is no such device, or no batch.
+    Infeasible
+        If no plan makes the smallest batch fit; the message says what to change.
+    MemoryError
+        If memory ran out at every batch, or for the optimizer.
+
+    Examples
+    --------
+    >>> training = Training(4 * 2**30, batch=1, frames=200)
+    >>> swept = sweep_encoder(architecture("resnet34"), training, [16, 48])
+    >>> [set(plan.modes.values()) for plan in swept.sweep.plans][0]
+    {'store'}
+    """
+    assert training.card_bytes is not None
+    where = None if device is None else timed_device(device)
+    sizes = sorted(set(batches))
+    step = encoder_step(row, training, speed=speed, device=where)
+    bar: tqdm[Any]
+    with tqdm(
+        total=len(sizes),
+        desc="sweeping",
+        unit="batch",
+        leave=False,
+        disable=not progress,
+    ) as bar:
+
+        def tell(batch: int) -> None:
+            bar.n = sizes.index(batch)
+            bar.set_postfix(batch=batch)
+
+        found = sweep(
+            step,
+            sizes,
+            training.card_bytes,
+            other_seconds=lambda: _optimizer_seconds(row, training, device, speed),
+            before_batch=tell,
+        )
+    return SweptEncoder(row, training, device, speed, found)
+
+
+def optimizer_seconds(
+    row: Architecture,
+    training: Training,
+    device: str | None,
+    *,
+    speed: Speed = ASSUMED,
+) -> float:
+    """Tell what the optimizer takes for a step, whatever the batch.
+
+    Parameters
+    ----------
+    row : Architecture
+        The encoder; its family says which optimizer.
+    training : Training
+        Bits of the states.
+    device : str or None
+        Where steps of the family's optimizer are timed. None estimates from the bytes
+        of weights, gradients and states that are read and written.
+    speed : Speed
+        Of the device that is estimated for.
+
+    Returns
+    -------
+    float
+        Seconds for the weights of encoder and classifier.
+
+    Examples
+    --------
+    >>> training = Training(None, batch=1, frames=200)
+    >>> round(1e3 * optimizer_seconds(architecture("resnet34"), training, None), 2)
+    0.4
+    """
+    if device is None:
+        # Weights and gradients are read, weights written, states both.
+        sizes = training.fixed_bytes(row, 1)
+        moved = 3 * sizes["weights"] + 2 * sizes["optimizer_states"]
+        return moved / speed.bytes_per_second
+    with torch.device(device):
+        encoder = build_encoder(row.name, widths=row.widths, blocks=row.blocks)
+        classifier, _ = head_modules(HEAD)
+    trained = nn.ModuleList([encoder, classifier])
+    make_gradients(trained)
+    optimizer = build_optimizer(
+        trained.parameters(),
+        name=row.optimizer_name,
+        bits=training.optimizer_bits,
+        lr=0.1,
+    )
+    return seconds_of(optimizer.step, torch.device(device), repeats=_REPEATS)
+
+
+def _optimizer_seconds(
+    row: Architecture, training: Training, device: str | None, speed: Speed
+) -> float:
+    """Tell what the optimizer takes, or that there is no memory for it at any batch."""
+    seconds = unless_memory_runs_out(
+        lambda: optimizer_seconds(row, training, device, speed=speed)
+    )
+    if seconds is None:
+        raise MemoryError(
+            f"Memory ran out on {device} while the step of {row.optimizer_name} was timed "
+            f"on the weights of {row.name}, which every batch has. End what else uses it, "
+            "or leave out --device, which estimates times."
+        )
+    return seconds
+
+
+def plan_for_run(
+    step: TrainingStep,
+    *,
+    kept: Path,
+    plan_file: str | None,
+    memory_budget: str | None,
+    max_gradient_error: float | None = None,
+    say: Callable[[str], object],
+) -> Plan:
+    """Give the plan of a run: that of a file, the one that is kept, or a new one.
+
+    Parameters
+    ----------
+    step : TrainingStep
+        A step of the run.
+    kept : Path
+        Where the run keeps its plan; read if it was made for the same budget.
+    plan_file : str or None
+        A plan's file, which overrides a budget.
+    memory_budget : str or None
+        As ``budget_bytes_of`` takes it. If neither is given, the plan that is kept
+        is the run's.
+    max_gradient_error : float or None
+        As ``plan_step`` takes it: a plan that was kept for another one is made anew.
+    say : callable
+        Is called with what a new plan is made for, and where one is taken that nobody
+        named.
+
+    Returns
+    -------
+    Plan
+        It says which file or which budget it is of.
+
+    Raises
+    ------
+    ValueError
+        If nothing fits the budget, or the plan is for another run, GPU or chunk.
+    FileNotFoundError
+        If the file of a plan is not there.
+
+    Warns
+    -----
+    UserWarning
+        If the plan of a file was made for something else in part.
+    """
+    if plan_file is not None:
+        plan = _load(plan_file, kept)
+        _warn_of_other_training(plan, step, f"plan_file {plan_file}")
+        _refuse_other_channels(plan, step, plan_file)
+        return plan.with_about(plan_file=str(plan_file))
+    if memory_budget is None:
+        plan = _read(kept)
+        if "plan_file" in plan.about:
+            _warn_of_other_training(plan, step, str(kept))
+        else:
+            _refuse_other_training(plan, step, kept)
+        _refuse_other_channels(plan, step, kept)
+        say(
+            f"memory plan: of this run, {kept}, since neither mode, plan_file nor "
+            "memory_budget is given; each of them overrides it"
+        )
+        return plan
+    limit = _limit(step, max_gradient_error)
+    if kept.is_file():
+        plan = _read(kept)
+        given = plan.about.get("plan_file")
+        asked = {"memory_budget": memory_budget, **limit}
+        same = all(plan.about.get(name) == asked.get(name) for name in _ASKED)
+        if given is None and same:
+            _refuse_other_training(plan, step, kept)
+            _refuse_other_channels(plan, step, kept)
+            return plan
+    size = budget_bytes_of(memory_budget, step.device)
+    say(
+        f"memory plan: {memory_budget} is {card_text(size)}; times of blocks on "
+        f"{device_name(step.device)}"
+    )
+    made = plan_step(step.step(), size, max_gradient_error=max_gradient_error)
+    return made.with_about(
+        memory_budget=memory_budget, memory_budget_bytes=str(size), **limit
+    )
+
+
+def in_words(plan: Plan) -> str:
+    """Say what a run's plan does, and how its budget is shared out.
+
+    Parameters
+    ----------
+    plan : Plan
+        As ``plan_for_run`` gives it.
+
+    Returns
+    -------
+    str
+        One line.
+    """
+    about = plan.about
+    if "plan_file" in about:
+        return f"{plan}; of plan_file {about['plan_file']}"
+    budget, staying, reserved = (int(about.get(name, 0)) for name in _SHARES)
+    if not staying:
+        return str(plan)
+    aside = f", {size_text(reserved)} for what is not counted" if reserved else ""
+    return (
+        f"{plan.counts()}; budget {size_text(budget)}, {size_text(staying)} of it for "
+        "weights, gradients, optimizer states and classifier, and a batch's speech"
+        f"{aside}; the step peaks at {size_text(plan.measured_bytes)} counted "
+        f"({size_text(plan.predicted_bytes)} predicted) of the remaining "
+        f"{size_text(plan.budget_bytes)}{plan.error_text()}"
+    )
+
+
+def _limit(step: TrainingStep, max_gradient_error: float | None) -> dict[str, str]:
+    """Say in a plan which error it may have, if any, and of which bounds it is."""
+    if max_gradient_error is None:
+        return {}
+    return {
+        "max_gradient_error": str(float(max_gradient_error)),
+        "bounds": _bounds(step),
+    }
+
+
+def _bounds(step: TrainingStep) -> str:
+    return ", ".join(map(str, step.encoder.compression.rules.values()))
+
+
+def _read(path: str | Path) -> Plan:
+    """Read a plan, whose shares of its budget have to make it up."""
+    plan = Plan.load(path)
+    shares = [int(plan.about[name]) for name in _SHARES if name in plan.about]
+    if len(shares) == len(_SHARES) and shares[0] - sum(shares[1:]) != plan.budget_bytes:
+        whole, staying, reserved = _SHARES
+        raise ValueError(
+            f"{path}: This is no plan (budget_bytes is {plan.budget_bytes}, but {whole} less "
+            f"{staying} and {reserved} is {shares[0] - sum(shares[1:])}). Plan anew."
+        )
+    return plan
+
+
+def _load(plan_file: str, kept: Path) -> Plan:
+    check_regular(plan_file)
+    if Path(plan_file).is_file():
+        return _read(plan_file)
+    own = f", or leave plan_file out and go on with {kept}" if kept.is_file() else ""
+    raise FileNotFoundError(
+        f"plan_file: {plan_file} is no file. Give the plan that `speechbrain-rev plan "
+        f"ENCODER --card SIZE --save FILE` or another run wrote (its plan.json){own}, or "
+        "give memory_budget, which plans."
+    )
+
+
+def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, str]]:
+    """Collect what a plan says of itself and the step says otherwise."""
+    now = step.about()
+    if "bounds" in plan.about:
+        now["bounds"] = _bounds(step)
+    return {
+        name: (plan.about.get(name), now[name])
+        for name in now
+        if plan.about.get(name) != now[name]
+    }
+
+
+def _refuse_other_training(plan: Plan, step: TrainingStep, path: Path) -> None:
+    for name, (then, now) in _differences(plan, step).items():
+        raise ValueError(
+            f"{path} was made {_for_another(name, then, now)}. Delete it to plan anew by "
+            f"memory_budget, or give the modes by plan_file: {path}."
+        )
+
+
+def _for_another(name: str, then: str | None, now: str) -> str:
+    """Say what a plan was made for and what there is."""
+    if name != "chunk":
+        return f"for {name} {then}, and this is {now}"
+    was, is_ = (
+        "chosen by chunk: auto" if x == "chosen" else f"set, which makes {x} channels"
+        for x in (then, now)
+    )
+    return f"where the chunk was {was}, and here it is {is_}"
+
+
+def _warn_of_other_training(plan: Plan, step: TrainingStep, source: str) -> None:
+    """Warn of what decides whether the plan fits; what it does not tell is let pass."""
+    for name, (then, now) in _differences(plan, step).items():
+        if name == "device" and _holds_named_card(step.device, plan.about):
+            continue
+        # Blocks and channels are compared by themselves.
+        if then is not None and name not in ("blocks", "chunk"):
+            warnings.warn(
+                f"{source} was made {_for_another(name, then, now)}: it may take more "
+                "memory than it says, or be slower than another plan.",
+                stacklevel=3,
+            )
+
+
+def _holds_named_card(device: torch.device, about: Mapping[str, str]) -> bool:
+    """Say whether a device has the memory that a plan was made for by its size alone."""
+    if PLANNED_CARD not in about:
+        return False
+    there = free_and_held_bytes(device)
+    return there is None or there >= _OF_NAMED * int(about[PLANNED_CARD])
+
+
+def _refuse_other_channels(plan: Plan, step: TrainingStep, path: str | Path) -> None:
+    """Refuse a plan that would change a chunk that is fixed, or was trained with."""
+    own = list(step.encoder.channels)
+    if plan.channels is None or list(plan.channels) == own:
+        return
+    channels = f"{path} works on {list(plan.channels)} channels at a time"
+    if step.begun:
+        raise ValueError(
+            f"{channels}, but this training began with {own}, which never change. Give "
+            "the plan that it began with, or a memory_budget, which plans for these."
+        )
+    if not step.searches_chunk:
+        raise ValueError(
+            f"{channels}, but the chunk that is set makes {own}. Give chunk: auto, "
+            "which takes the plan's, or a plan for this chunk."
+        )

@@ -1,0 +1,712 @@
+"""Training steps of encoders: of a row of the table on a GPU, and of the recipe.
+
+No GPU is needed to plan them, and no deep encoder is profiled: of each kind a shallow one
+is, which has of each stage the first block and one that all further blocks are like.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from tqdm import tqdm
+
+from speechbrain_rev import devices
+from speechbrain_rev.architectures import ARCHITECTURES, Architecture
+from speechbrain_rev.catalog.table import (
+    INPUT_BYTES_PER_FRAME,
+    Head,
+    Training,
+    other_encoder,
+    shorter_frames,
+)
+from speechbrain_rev.devices import described, device_name, random_devices
+from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
+from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
+from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
+from speechbrain_rev.lobes.encoder import settings_of
+from speechbrain_rev.planner import Step
+from speechbrain_rev.planner.memory import (
+    batch_that_fits,
+    breakdown,
+    live_bytes_peak,
+    make_gradients,
+)
+from speechbrain_rev.planner.step import (
+    Alternative,
+    Channels,
+    Copy,
+    Loss,
+)
+from speechbrain_rev.planner.timing import (
+    ASSUMED,
+    Speed,
+    fitted_speed,
+    measured_seconds,
+    uniform_modes,
+)
+from speechbrain_rev.planner.trace import Work, trace_bytes
+from speechbrain_rev.reversible.compiled import backend_of, compile_pieces
+from speechbrain_rev.sizes import EXAMPLES, parse_size
+
+#: Bytes of a chunk that are tried where none is fixed: the larger, the faster.
+CHUNKS = (None, 2 * AUTO, AUTO)
+
+#: And where nothing fits with those: time grows faster than memory falls.
+SMALL_CHUNKS = (AUTO // 2, AUTO // 4)
+
+# Blocks of a stage that are run.
+_SHALLOW = 2
+
+# No layer has more channels than so many times the width of its stage.
+_WIDEST = 4
+
+#: Utterances of the recipe's steps whose time is taken, at most, elsewhere and on a GPU,
+#: which few do not keep busy.
+_TIMED, _TIMED_ON_CUDA = 4, 32
+
+# Small gradients of a half are not lost.
+_LOSS_SCALE = 1024.0
+
+#: One of each kind of block, of which a device's speed is measured; two blocks a stage.
+CALIBRATED = (
+    "resnet34",
+    "resnet101",
+    "df_resnet56",
+    "revnet57",
+    "revnet155",
+    "df_revnet89",
+)
+
+#: Utterances of the steps, or as many as fit: enough to keep the device busy.
+BATCH = {"cpu": 4, "cuda": 64}
+
+
+def encoder_step(
+    row: Architecture,
+    training: Training,
+    *,
+    speed: Speed | None = ASSUMED,
+    device: torch.device | None = None,
+) -> Step:
+    """Make the training step of a row of the table, for a GPU.
+
+    Parameters
+    ----------
+    row : Architecture
+        The encoder, of any widths and blocks.
+    training : Training
+        Batch, length of utterances and bits of optimizer states.
+    speed : Speed or None
+        Of the device that is asked about, to estimate times from.
+    device : torch.device or None
+        Where the times of a shallow encoder are measured instead.
+
+    Returns
+    -------
+    Step
+        In float32, of the encoder's output alone. Its budgets are the memory of a GPU, for
+        all that training takes.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.planner import profile
+    >>> step = encoder_step(ARCHITECTURES["resnet152"], Training(None, 16, 200))
+    >>> len(profile(step).blocks)
+    51
+    """
+    with torch.device("meta"):
+        encoder = build_encoder(row.name, widths=row.widths, blocks=row.blocks)
+    blocks = shallow_blocks(row)
+    # Encoders of one kind share a profile, kept under the name of the first of them.
+    alike = (other for other in ARCHITECTURES.values() if other.kind == row.kind)
+    first = next(alike, row)
+
+    def inputs(batch: int, device: torch.device) -> Tensor:
+        return torch.randn(batch, training.frames, encoder.n_mels, device=device)
+
+    return Step(
+        encoder,
+        inputs,
+        training.batch,
+        torch.device("meta") if device is None else device,
+        lambda batch, device, copied: _square,
+        samples="noise",
+        fixed_bytes=lambda batch: sum(training.fixed_bytes(row, batch).values()),
+        is_card=True,
+        speed=None if device is not None else speed,
+        shallow=lambda: build_encoder(first.name, widths=row.widths, blocks=blocks),
+        channels=_usual_and_small_channels(encoder),
+        about={
+            "encoder": row.name,
+            "widths": str(row.widths),
+            "blocks": str(len(encoder.named_blocks())),
+            "profiled": f"stages of at most {_SHALLOW} blocks",
+            "batch": str(training.batch),
+            "frames": str(training.frames),
+            "precision": "fp32",
+        },
+        key={
+            "encoder": first.name,
+            "kind": str(row.kind),
+            "blocks of stages": str(blocks),
+            "batch": str(training.batch),
+            "frames": str(training.frames),
+            "precision": "fp32",
+        },
+        is_trusted=True,
+        alternatives=functools.partial(_other_rows, row, training),
+    )
+
+
+def _square(y: Tensor) -> Tensor:
+    return y.square().sum()
+
+
+def _other_rows(row: Architecture, training: Training, step: Step) -> list[Alternative]:
+    """List what else may fit a GPU; lengths and encoders by their counts."""
+    found = [Alternative("a batch of {fits}", of_modes=True)]
+    if training.card_bytes is not None:
+        asked = training.at(step.batch)
+        frames, other = shorter_frames(asked, row), other_encoder(asked, row)
+        if frames is not None:
+            found.append(Alternative(f"--frames={frames}"))
+        if other is not None:
+            found.append(Alternative(f"another encoder, for instance {other}"))
+    if training.optimizer_bits == 32:
+        found.append(Alternative("--optimizer_bits=8"))
+    return [*found, Alternative("a GPU of {needed}")]
+
+
+def shallow_blocks(row: Architecture) -> tuple[int, ...]:
+    """Tell how many blocks of each stage are profiled."""
+    return tuple(min(count, _SHALLOW) for count in row.blocks)
+
+
+def shallow(encoder: SpeakerEncoder) -> SpeakerEncoder:
+    """Build an encoder with few blocks in a stage, which is otherwise alike.
+
+    Parameters
+    ----------
+    encoder : SpeakerEncoder
+        As ``build_encoder`` makes them, of any size.
+
+    Returns
+    -------
+    SpeakerEncoder
+        Newly initialised, on torch's default device.
+
+    Examples
+    --------
+    >>> with torch.device("meta"):
+    ...     small = shallow(build_encoder("df_revnet377", streams="float"))
+    >>> small.architecture.blocks, small.architecture.widths, small.streams
+    ((2, 2, 2, 2), (48, 96, 192, 384), 'float')
+    """
+    row = encoder.architecture
+    blocks = shallow_blocks(row)
+    settings = settings_of(encoder)
+    small = build_encoder(row.name, blocks=blocks, **settings)
+    small.set_channels(encoder.channels)
+    backend = backend_of(encoder)
+    return small if backend is None else compile_pieces(small, backend)
+
+
+def channels_to_try(
+    encoder: SpeakerEncoder, chunks: Sequence[int | None] = CHUNKS
+) -> list[Channels]:
+    """List channels at a time that make a difference, in the order of the chunks.
+
+    Parameters
+    ----------
+    encoder : SpeakerEncoder
+        An encoder; one that is not reversible works on all channels at once.
+    chunks : sequence of int or None
+        Bytes, as ``build_encoder`` takes them.
+
+    Returns
+    -------
+    list of tuple
+        Channels at each level, None where a chunk is as wide as the layers.
+
+    Examples
+    --------
+    >>> with torch.device("meta"):
+    ...     channels_to_try(build_encoder("resnet34"))
+    ...     channels_to_try(build_encoder("revnet57"))[:2]
+    [(None, None, None, None)]
+    [(None, None, None, None), (32, 128, 512, None)]
+    """
+    widths = encoder.architecture.widths
+    found: list[Channels] = []
+    for chunk in chunks if encoder.reversible_blocks() else (None,):
+        sizes = channels_by_level(chunk, encoder.n_mels)
+        channels = tuple(
+            None if size is None or size >= _WIDEST * width else size
+            for size, width in zip(sizes, widths, strict=True)
+        )
+        if channels not in found:
+            found.append(channels)
+    return found
+
+
+def _usual_and_small_channels(encoder: SpeakerEncoder) -> tuple[list[Channels], ...]:
+    """List channels at a time that plans try, and those where nothing fits with them."""
+    usual = channels_to_try(encoder)
+    small = [c for c in channels_to_try(encoder, SMALL_CHUNKS) if c not in usual]
+    return usual, small
+
+
+def head_modules(head: Head) -> tuple[CosineClassifier, AAMSoftmax]:
+    """Make classifier and loss of the recipe, on torch's default device.
+
+    Parameters
+    ----------
+    head : Head
+        Their shape, of at least one class.
+
+    Returns
+    -------
+    CosineClassifier, AAMSoftmax
+        Cosines [batch, 1, classes] of embeddings [batch, 1, embedding_dim]; the loss of
+        them and classes [batch, 1].
+
+    Examples
+    --------
+    >>> classifier, loss = head_modules(Head(classes=10))
+    >>> cosines = classifier(torch.randn(4, 1, 256))
+    >>> cosines.shape, loss(cosines, torch.zeros(4, 1, dtype=torch.long)).shape
+    (torch.Size([4, 1, 10]), torch.Size([]))
+    """
+    return CosineClassifier(head.embedding_dim, head.classes), AAMSoftmax()
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """A training step of the recipe.
+
+    Attributes
+    ----------
+    encoder, classifier, loss : nn.Module
+        What is trained, and the loss of the classifier's cosines.
+    make_optimizer : callable
+        Makes the optimizer of parameters.
+    optimizer_name, optimizer_bits : str, int
+        Which one that is, and of how many bits its states are.
+    batch, frames : int
+        Utterances of a step of one process, and frames of each.
+    precision : str
+        fp32, bf16 or fp16.
+    device : torch.device
+        Where it will run.
+    searches_chunk : bool
+        Whether the chunk is chosen too; False keeps what the encoder was built with.
+    begun : bool
+        Whether steps were taken already: the chunk stays what it is.
+    """
+
+    encoder: SpeakerEncoder
+    classifier: nn.Module
+    loss: nn.Module
+    make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    optimizer_name: str
+    optimizer_bits: int
+    batch: int
+    frames: int
+    precision: str
+    device: torch.device
+    searches_chunk: bool = False
+    begun: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        knobs: Mapping[str, Any],
+        modules: Mapping[str, nn.Module],
+        *,
+        precision: str,
+        device: torch.device,
+        processes: int = 1,
+        begun: bool = False,
+    ) -> TrainingStep:
+        """Describe a step of one process of a training run with such settings.
+
+        Parameters
+        ----------
+        knobs : mapping of str to object
+            Settings of ``hparams/train.yaml``, built.
+        modules : mapping of str to nn.Module
+            With an ``embedding_model`` and a ``classifier``.
+        precision, device, begun
+            As the attributes.
+        processes : int
+            That share a batch.
+        """
+        encoder = modules["embedding_model"]
+        assert isinstance(encoder, SpeakerEncoder)
+        return cls(
+            encoder,
+            modules["classifier"],
+            knobs["compute_cost"],
+            knobs["opt_class"],
+            optimizer_name=knobs["optimizer_name"],
+            optimizer_bits=knobs["optimizer_bits"],
+            batch=-(-knobs["batch_size"] // processes),
+            # Filterbanks are centre-padded, and shift by 10 ms.
+            frames=1 + knobs["chunk_samples"] // (knobs["sample_rate"] // 100),
+            precision=precision,
+            device=device,
+            searches_chunk=knobs["chunk"] == "auto",
+            begun=begun,
+        )
+
+    def about(self) -> dict[str, str]:
+        """Say what a plan for this step is for: all that its budget depends on."""
+        encoder = self.encoder
+        profile = self.about_profile()
+        # Bytes are those of a step that compares streams, however often and whatever then.
+        if profile.pop("verify_every", None) is not None:
+            profile["verify"] = "None" if profile["verify"] == "None" else "yes"
+        return {
+            **profile,
+            "encoder": encoder.architecture.name,
+            "blocks": str(len(encoder.named_blocks())),
+            "optimizer": f"{self.optimizer_name}, {self.optimizer_bits} bit",
+            "chunk": "chosen" if self.searches_chunk else str(encoder.channels),
+        }
+
+    def about_profile(self) -> dict[str, str]:
+        """Say what costs of the encoder's blocks depend on beside depth and channels."""
+        encoder = self.encoder
+        shapes = [list(p.shape) for p in self.classifier.parameters()]
+        settings = settings_of(encoder)
+        if settings["sync_batchnorm"] and dist.is_available() and dist.is_initialized():
+            settings["sync_batchnorm"] = f"{dist.get_world_size()} processes"
+        return {
+            "encoder": encoder.architecture.name,
+            **{name: str(value) for name, value in settings.items()},
+            "compiled": str(backend_of(encoder)),
+            "classifier": f"{type(self.classifier).__name__} {shapes}",
+            "loss": type(self.loss).__name__,
+            "batch": str(self.batch),
+            "frames": str(self.frames),
+            "precision": self.precision,
+            "device": device_name(self.device),
+        }
+
+    def step(self) -> Step:
+        """Give the step as the planner takes it: for all that the process holds."""
+        encoder = self.encoder
+        channels: tuple[Sequence[Channels], ...] = ([tuple(encoder.channels)], [])
+        if self.searches_chunk and not self.begun:
+            channels = _usual_and_small_channels(encoder)
+        on_gpu = self.device.type == "cuda"
+
+        def inputs(batch: int, device: torch.device) -> Tensor:
+            return torch.randn(batch, self.frames, encoder.n_mels, device=device)
+
+        def loss(batch: int, device: torch.device, copied: Copy) -> Loss:
+            classifier = copied(self.classifier)
+            classes = torch.zeros(batch, 1, dtype=torch.long, device=device)
+            scale = _LOSS_SCALE if self.precision == "fp16" else 1.0
+
+            def made(embeddings: Tensor) -> Tensor:
+                value: Tensor = self.loss(classifier(embeddings), classes)
+                return value if scale == 1.0 else scale * value
+
+            return made
+
+        return Step(
+            encoder,
+            inputs,
+            self.batch,
+            self.device,
+            loss,
+            samples="noise",
+            precision=self.precision,
+            fixed_bytes=lambda batch: staying_bytes(replace(self, batch=batch)),
+            is_card=on_gpu,
+            timed_batch=_TIMED_ON_CUDA if on_gpu else _TIMED,
+            shallow=lambda: shallow(encoder),
+            channels=channels,
+            about=self.about(),
+            key=self.about_profile()
+            | {"blocks of stages": str(shallow_blocks(encoder.architecture))},
+            is_trusted=True,
+            alternatives=self._alternatives,
+        )
+
+    def _alternatives(self, step: Step) -> list[Alternative]:
+        """List what can help in the settings."""
+        found = [
+            Alternative(
+                f"batch_size: {{fits}} for each process (now {step.batch})",
+                of_modes=True,
+            ),
+            Alternative(
+                f"lower chunk_samples (now {self.frames} frames)", of_modes=True
+            ),
+            Alternative("another arch"),
+        ]
+        if self.optimizer_bits == 32:
+            found.append(Alternative("optimizer_bits: 8"))
+        fixed = not (self.searches_chunk or self.begun)
+        if fixed and self.encoder.reversible_blocks():
+            words = "a smaller chunk, or chunk: auto, which is searched"
+            found.append(Alternative(words, of_modes=True))
+        return [*found, Alternative("memory_budget: {needed}")]
+
+
+def staying_bytes(step: TrainingStep) -> int:
+    """Count what there is from one step to the next, which modes do not change.
+
+    Parameters
+    ----------
+    step : TrainingStep
+        A step of the training.
+
+    Returns
+    -------
+    int
+        Bytes of weights, gradients, optimizer states and classifier, and a batch's speech.
+    """
+    trained = nn.ModuleList([step.encoder, step.classifier])
+    held = copy.deepcopy(trained).to("meta")
+    report = breakdown(
+        held,
+        lambda: None,
+        inputs=[torch.empty(0, device="meta")],
+        optimizer=step.make_optimizer(held.parameters()),
+    )
+    return report.total_bytes + step.batch * step.frames * INPUT_BYTES_PER_FRAME
+
+
+def budget_bytes_of(budget: str, device: torch.device) -> int:
+    """Read a memory budget.
+
+    Parameters
+    ----------
+    budget : str
+        As 11GB or 10.5GiB (2**30 bytes each), 800MB, or 11000000000B; or auto: what nobody
+        else has taken of the GPU.
+    device : torch.device
+        Where the training runs.
+
+    Returns
+    -------
+    int
+        Bytes that the process may hold, what it holds already among them.
+
+    Raises
+    ------
+    ValueError
+        If it is no size above zero with a unit, or auto where there is no GPU.
+
+    Examples
+    --------
+    >>> budget_bytes_of("11GB", torch.device("cpu")) == 11 * 2**30
+    True
+    """
+    if budget == "auto":
+        size = devices.free_and_held_bytes(device)
+        if size is None:
+            raise ValueError(
+                "memory_budget: auto asks a GPU for its free memory, and this training "
+                f"runs on {device.type}. Give a size, as 11GB."
+            )
+        return size
+    size = parse_size(budget)
+    if size is None:
+        raise ValueError(
+            f"memory_budget takes a size as {EXAMPLES}, or auto, not {budget}."
+        )
+    return size
+
+
+def training_step(
+    name: str,
+    *,
+    mode: str | None = None,
+    frames: int,
+    batch: int,
+    device: str | torch.device = "meta",
+    widths: Sequence[int] | None = None,
+    blocks: Sequence[int] | None = None,
+) -> tuple[SpeakerEncoder, Callable[[], None]]:
+    """Build an encoder and its training step.
+
+    Parameters
+    ----------
+    name, mode, frames, batch, device
+        As :func:`training_step_peak` takes them.
+    widths, blocks : sequence of int, or None
+        Channels and blocks of each stage, for an encoder of another size.
+
+    Returns
+    -------
+    SpeakerEncoder
+        The encoder, its parameters with gradients.
+    callable
+        A forward and backward pass.
+
+    Raises
+    ------
+    ValueError
+        If there is no such encoder, or it has no such mode or size.
+
+    Examples
+    --------
+    >>> encoder, step = training_step("resnet34", frames=200, batch=128)
+    >>> step()
+    >>> encoder.fc.weight.grad.device.type
+    'meta'
+    """
+    with torch.device(device):
+        encoder = build_encoder(name, mode=mode, widths=widths, blocks=blocks)
+        feats = torch.randn(batch, frames, encoder.n_mels)
+    make_gradients(encoder)
+    return encoder, lambda: encoder(feats).square().sum().backward()
+
+
+def training_step_peak(
+    name: str,
+    *,
+    mode: str | None = None,
+    frames: int,
+    batch: int,
+    device: str | torch.device = "meta",
+) -> int:
+    """Count the bytes of live tensors at the peak of a forward and backward pass.
+
+    Parameters
+    ----------
+    name : str
+        An encoder, one of ``speechbrain_rev.architectures.ARCHITECTURES``.
+    mode : str or None
+        What its blocks keep: "store", "recompute" or "reconstruct". None for its
+        default: reconstruct if it is reversible, else store.
+    frames : int
+        Of each utterance; 200 are two seconds.
+    batch : int
+        Utterances.
+    device : str or torch.device
+        "meta" counts without computing; on another device the step runs.
+
+    Returns
+    -------
+    int
+        Bytes in float32 of activations and all that the step makes. Weights, their
+        gradients and the input exist before the step and are not among them.
+
+    Raises
+    ------
+    ValueError
+        If there is no such encoder, or it has no such mode.
+
+    Examples
+    --------
+    >>> store = training_step_peak("resnet34", frames=200, batch=128)
+    >>> recompute = training_step_peak(
+    ...     "resnet34", mode="recompute", frames=200, batch=128
+    ... )
+    >>> recompute < 0.4 * store
+    True
+    """
+    _, step = training_step(name, mode=mode, frames=frames, batch=batch, device=device)
+    return live_bytes_peak(step)
+
+
+def calibrate(
+    device: torch.device,
+    *,
+    names: tuple[str, ...] = CALIBRATED,
+    frames: int = 200,
+    repeats: int = 3,
+    progress: bool = False,
+) -> Speed:
+    """Measure blocks of all kinds in all modes and fit the device's speed to them.
+
+    Parameters
+    ----------
+    device : torch.device
+        A CPU or a GPU with CUDA.
+    names : tuple of str
+        Encoders, of which two blocks a stage run.
+    frames : int
+        Of an utterance.
+    repeats : int
+        Steps of each mode, after one that is not counted.
+    progress : bool
+        Whether a bar on stderr tells how far it is.
+
+    Returns
+    -------
+    Speed
+        For float32. It says how far the times of blocks are from what it explains.
+
+    Raises
+    ------
+    ValueError
+        If the device is neither a CPU nor a GPU with CUDA.
+
+    Examples
+    --------
+    >>> speed = calibrate(torch.device("cpu"), names=("resnet34",), frames=9, repeats=1)
+    >>> speed.flops_per_second > 0
+    True
+    """
+    if device.type not in BATCH:
+        raise ValueError(
+            f"The device is {device}; it must be a CPU or a GPU with CUDA."
+        )
+    works: list[Work] = []
+    seconds: list[float] = []
+    batches: list[int] = []
+    bar = tqdm(
+        names, desc="measuring", unit="encoder", leave=False, disable=not progress
+    )
+    for name in bar:
+        step_of_some = functools.partial(
+            training_step, name, blocks=(2, 2, 2, 2), frames=frames
+        )
+
+        def stored_bytes(count: int, step_of_some: Any = step_of_some) -> int:
+            return live_bytes_peak(step_of_some(batch=count, mode="store")[1])
+
+        batch = batch_that_fits(stored_bytes, BATCH[device.type], device)
+        batches.append(batch)
+        with torch.random.fork_rng(random_devices(device)):
+            encoder, run = step_of_some(batch=batch, device=device)
+            step = _shown(run, bar, name)
+            taken = measured_seconds(encoder, step, device, repeats=repeats)
+            for chosen in uniform_modes(encoder):
+                traced = trace_bytes(encoder, step, with_work=True)
+                for block, work in traced.work.items():
+                    works.append(work)
+                    seconds.append(taken[block, chosen.get(block, "")])
+    sizes = " and ".join(map(str, sorted(set(batches))))
+    about = {
+        "device": described(device),
+        "torch": torch.__version__,
+        "measured": f"{', '.join(names)}: 2 blocks a stage, batch {sizes}, {frames} "
+        "frames, float32",
+    }
+    return fitted_speed(works, seconds, about)
+
+
+def _shown(run: Callable[[], Any], bar: tqdm[str], name: str) -> Callable[[], None]:
+    """Tell on the bar how many steps of an encoder have begun."""
+    count = itertools.count(1)
+
+    def step() -> None:
+        bar.set_postfix_str(f"{name}, step {next(count)}")
+        run()
+
+    return step

@@ -1,0 +1,587 @@
+"""What each encoder takes in training, and what fits a GPU, from committed counts.
+
+Standard library only: nothing is computed, so that the table is there at once.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import difflib
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from speechbrain_rev.architectures import ARCHITECTURES, Architecture, architecture
+from speechbrain_rev.sizes import largest_within, reserve_of
+
+#: Modes that are counted, in the order of columns.
+MODES = ("store", "recompute", "reconstruct")
+
+#: Lengths that were counted: utterances of 2 s, and of 6 s for large-margin training.
+FRAMES = (200, 600)
+SECONDS = {200: 2, 600: 6}
+
+#: Batches that were counted. Utterances of a batch of one have other strides, which
+#: saves copies, so that one is no point of the line through the others.
+BATCHES = (1, 2, 4, 16, 64, 128, 256)
+
+LARGEST_BATCH = 10**6
+
+#: The encoder whose time, all stored, that of the others is compared with.
+BASELINE = "resnet34"
+
+#: 80 filterbanks, the 160 samples of a shift, and the samples before augmentation, which
+#: are a tenth more for the speed of 1.1, in float32.
+INPUT_BYTES_PER_FRAME = 4 * (80 + 160 + 176)
+
+_FLOAT = 4
+
+# Bytes per parameter of one or two states, by their bits. 8-bit states have a float32
+# for each block of 256, and small tensors, of which the DF encoders have many, 32 bit.
+_STATE_BYTES = {8: {"sgd": 1.03, "adamw": 2.25}, 32: {"sgd": 4.0, "adamw": 8.01}}
+
+_COUNTS = Path(__file__).with_name("counts_meta.json")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The peak of a training step as a function of the batch.
+
+    What is alive at one moment of a step is a constant and so much for each utterance;
+    the peak is the largest of these lines, hence convex. Between two batches that were
+    counted the chord is therefore never below it; beyond the last the line of the last
+    two is taken, which is where gradients of parameters no longer matter.
+
+    Attributes
+    ----------
+    batches : sequence of int
+        Batches that were counted, ascending, the first two being 1 and 2.
+    peak_bytes : sequence of int
+        Their peaks.
+
+    Examples
+    --------
+    >>> peak = Peak((1, 2, 4), (90, 100, 300))
+    >>> peak(1), peak(3), peak(6), peak.bytes_per_utterance
+    (90, 200, 500, 100)
+    """
+
+    batches: Sequence[int]
+    peak_bytes: Sequence[int]
+
+    def __call__(self, batch: int) -> int:
+        """Bytes at a batch of so many utterances, rounded up."""
+        if batch == self.batches[0]:
+            return self.peak_bytes[0]
+        right = min(bisect.bisect_left(self.batches, batch), len(self.batches) - 1)
+        few, many = self.batches[right - 1], self.batches[right]
+        low, high = self.peak_bytes[right - 1], self.peak_bytes[right]
+        return low - (low - high) * (batch - few) // (many - few)
+
+    @property
+    def bytes_per_utterance(self) -> int:
+        """What one more utterance adds to a large batch."""
+        few, many = self.batches[-2:]
+        return (self.peak_bytes[-1] - self.peak_bytes[-2]) // (many - few)
+
+
+@functools.cache
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(_COUNTS.read_text(encoding="utf-8"))
+    return document
+
+
+@functools.cache
+def counted_peaks() -> dict[tuple[str, str, int], Peak]:
+    """Read the committed counts.
+
+    Returns
+    -------
+    dict of (encoder, mode, frames) to Peak
+        For the encoders that were counted, the modes that each has, and 200 and 600
+        frames.
+
+    Examples
+    --------
+    >>> counted_peaks()["revnet57", "reconstruct", 200].bytes_per_utterance < 30e6
+    True
+    """
+    return {
+        (row["encoder"], row["mode"], row["frames"]): Peak(
+            tuple(int(batch) for batch in row["peak bytes"]),
+            tuple(row["peak bytes"].values()),
+        )
+        for row in _document()["rows"]
+    }
+
+
+def counted_with() -> dict[str, str]:
+    """Give the date and the torch of the committed counts.
+
+    Examples
+    --------
+    >>> sorted(counted_with())
+    ['date', 'torch']
+    """
+    environment = _document()["environment"]
+    return {key: environment[key] for key in ("date", "torch")}
+
+
+@dataclass(frozen=True)
+class Head:
+    """The recipe's classifier of embeddings, and its loss, which are trained with an encoder.
+
+    Attributes
+    ----------
+    classes : int
+        Rows of its weight: training speakers of VoxCeleb2 dev, each at three speeds.
+        0 for no classifier.
+    embedding_dim : int
+        Columns of its weight.
+
+    Examples
+    --------
+    >>> HEAD.classes, HEAD.parameters
+    (17982, 4603392)
+    """
+
+    classes: int = 5994 * 3
+    embedding_dim: int = 256
+
+    @property
+    def parameters(self) -> int:
+        """Values of its weight."""
+        return self.classes * self.embedding_dim
+
+    def step_bytes(self, batch: int) -> int:
+        """Bound the bytes that cosines, loss and their backward pass make.
+
+        At a small batch they are five copies of the weight (normalised, and on the way
+        back), at a large one four of the cosines and one of the weight.
+        """
+        weight = _FLOAT * self.parameters
+        cosines = _FLOAT * self.classes * batch
+        return math.ceil(max(5.01 * weight, 1.01 * weight + 4.02 * cosines))
+
+
+#: That of every figure that is not of an encoder alone.
+HEAD = Head()
+
+
+def check_batch(batch: int) -> None:
+    """Refuse a batch that no training has.
+
+    Parameters
+    ----------
+    batch : int
+        Utterances of a step.
+
+    Raises
+    ------
+    ValueError
+        If it is not from 1 to a million.
+
+    Examples
+    --------
+    >>> check_batch(128)
+    """
+    if not 1 <= batch <= LARGEST_BATCH:
+        raise ValueError(
+            f"A batch has from 1 to {LARGEST_BATCH} utterances, not {batch}."
+        )
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training whose memory is asked for.
+
+    Attributes
+    ----------
+    card_bytes : int or None
+        Memory of the GPU, if one was named.
+    batch : int
+        Utterances of a step.
+    frames : int
+        Of each utterance: 200 or 600.
+    optimizer_bits : {8, 32}
+        Of the optimizer's states.
+
+    Raises
+    ------
+    ValueError
+        If the batch is not from 1 to a million, the length was not counted, or states
+        do not have such bits.
+
+    Examples
+    --------
+    >>> training = Training(card_bytes=11 * 2**30, batch=128, frames=200)
+    >>> revnet57, resnet152 = architecture("revnet57"), architecture("resnet152")
+    >>> training.largest_batch(revnet57, "reconstruct") > 128
+    True
+    >>> training.largest_batch(resnet152, "store") > 128
+    False
+    """
+
+    card_bytes: int | None
+    batch: int
+    frames: int
+    optimizer_bits: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuse what was not counted."""
+        check_batch(self.batch)
+        if self.frames not in FRAMES:
+            raise ValueError(
+                f"Memory was counted for utterances of {' and '.join(map(str, FRAMES))} "
+                f"frames, not of {self.frames}. Give one of these: what fits a longer "
+                "utterance fits a shorter one. `speechbrain-rev memory` without "
+                "--mode=plan counts any length."
+            )
+        if self.optimizer_bits not in _STATE_BYTES:
+            raise ValueError(
+                f"States of an optimizer have 8 or 32 bit, not {self.optimizer_bits}."
+            )
+
+    def at(self, batch: int) -> Training:
+        """Give the same training with another batch."""
+        return dataclasses.replace(self, batch=batch)
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What is kept free on the GPU for what is not counted."""
+        assert self.card_bytes is not None
+        return reserve_of(self.card_bytes)
+
+    @property
+    def available_bytes(self) -> int:
+        """What the GPU has beside that, below zero on the smallest."""
+        assert self.card_bytes is not None
+        return self.card_bytes - self.reserve_bytes
+
+    def fixed_bytes(self, row: Architecture, batch: int) -> dict[str, int]:
+        """Bytes that a training step needs beside the encoder's own, by what needs them.
+
+        Parameters
+        ----------
+        row : Architecture
+            The encoder.
+        batch : int
+            Utterances of a step.
+
+        Returns
+        -------
+        dict of str to int
+            Of encoder and classifier, whatever the modes of blocks.
+        """
+        parameters = row.parameters + HEAD.parameters
+        state_bytes = _STATE_BYTES[self.optimizer_bits][row.optimizer_name]
+        return {
+            "weights": _FLOAT * parameters,
+            "gradients": _FLOAT * parameters,
+            "optimizer_states": math.ceil(state_bytes * parameters),
+            "classifier_step": HEAD.step_bytes(batch),
+            "input": batch * self.frames * INPUT_BYTES_PER_FRAME,
+        }
+
+    def step_budget_bytes(self, row: Architecture) -> int:
+        """Bytes that all else leaves for the encoder's own step at the batch asked about.
+
+        Parameters
+        ----------
+        row : Architecture
+            The encoder.
+
+        Returns
+        -------
+        int
+            Below zero where all else does not fit by itself.
+        """
+        return self.available_bytes - sum(self.fixed_bytes(row, self.batch).values())
+
+    def needed_bytes(
+        self, row: Architecture, mode: str, batch: int
+    ) -> dict[str, int] | None:
+        """Bytes that a training step needs, by what needs them; their sum is the need.
+
+        Parameters
+        ----------
+        row : Architecture
+            The encoder.
+        mode : str
+            What its blocks keep.
+        batch : int
+            Utterances of a step.
+
+        Returns
+        -------
+        dict of str to int, or None
+            The parts do not all peak at once, so that the sum is an upper bound. None if
+            the encoder has no such mode, or was not counted.
+        """
+        step = counted_peaks().get((row.name, mode, self.frames))
+        if step is None:
+            return None
+        return {"encoder_step": step(batch), **self.fixed_bytes(row, batch)}
+
+    def largest_batch(self, row: Architecture, mode: str) -> int | None:
+        """Find the largest batch whose need leaves the reserve free.
+
+        Parameters
+        ----------
+        row : Architecture
+            The encoder.
+        mode : str
+            What its blocks keep.
+
+        Returns
+        -------
+        int or None
+            Utterances, 0 if not even one fits. None as of :meth:`needed_bytes`.
+        """
+        step = counted_peaks().get((row.name, mode, self.frames))
+        if step is None:
+            return None
+
+        def needed(batch: int) -> int:
+            return step(batch) + sum(self.fixed_bytes(row, batch).values())
+
+        return largest_within(needed, self.available_bytes, LARGEST_BATCH)
+
+    def fits(self, row: Architecture) -> bool:
+        """Tell whether the batch asked about is known to fit, in any mode of all blocks."""
+        found = [self.largest_batch(row, mode) for mode in MODES]
+        return max(batch or 0 for batch in found) >= self.batch
+
+
+def shorter_frames(training: Training, row: Architecture) -> int | None:
+    """Find the longest of the shorter lengths that are counted at which a batch fits.
+
+    Parameters
+    ----------
+    training : Training
+        What does not fit.
+    row : Architecture
+        The encoder.
+
+    Returns
+    -------
+    int or None
+        Frames; None if there is no such length.
+
+    Examples
+    --------
+    >>> training = Training(11 * 2**30, batch=40, frames=600)
+    >>> shorter_frames(training, architecture("resnet152"))
+    200
+    """
+    for frames in sorted(FRAMES, reverse=True):
+        shorter = dataclasses.replace(training, frames=frames)
+        if frames < training.frames and shorter.fits(row):
+            return frames
+    return None
+
+
+def other_encoder(training: Training, row: Architecture) -> str | None:
+    """Find the most accurate encoder of those that fit, if possible a counterpart.
+
+    Parameters
+    ----------
+    training : Training
+        What does not fit.
+    row : Architecture
+        The encoder.
+
+    Returns
+    -------
+    str or None
+        Its name; None if no encoder fits.
+
+    Examples
+    --------
+    >>> training = Training(11 * 2**30, batch=40, frames=600)
+    >>> other_encoder(training, architecture("resnet152"))
+    'revnet230'
+    """
+
+    def order(other: Architecture) -> tuple[bool, float]:
+        rate = other.vox1_h_eer
+        return other.counterpart != row.name, math.inf if rate is None else rate
+
+    fitting = [other for other in ARCHITECTURES.values() if training.fits(other)]
+    return min(fitting, key=order).name if fitting else None
+
+
+@dataclass(frozen=True)
+class Model:
+    """One encoder and what training it takes.
+
+    Attributes
+    ----------
+    row : Architecture
+        The encoder, with what was published about it.
+    training : Training
+        Batch, length and GPU that are asked about.
+    """
+
+    row: Architecture
+    training: Training
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The modes that the encoder has."""
+        return MODES if self.row.reversible else MODES[:2]
+
+    def bytes_per_utterance(self, mode: str, frames: int) -> int | None:
+        """Bytes that one more utterance takes; None if that was not counted."""
+        peak = counted_peaks().get((self.row.name, mode, frames))
+        return None if peak is None else peak.bytes_per_utterance
+
+    def step_peak_bytes(self, mode: str) -> int | None:
+        """Peak of the encoder's own step at the batch asked about; None likewise."""
+        peak = counted_peaks().get((self.row.name, mode, self.training.frames))
+        return None if peak is None else peak(self.training.batch)
+
+    def needed_bytes(self, mode: str) -> int | None:
+        """All that training needs of a GPU at the batch asked about; None likewise."""
+        needed = self.training.needed_bytes(self.row, mode, self.training.batch)
+        return None if needed is None else sum(needed.values())
+
+    def largest_batch(self, mode: str) -> int | None:
+        """Largest batch on the GPU in a mode; None likewise."""
+        return self.training.largest_batch(self.row, mode)
+
+    def fits(self, mode: str) -> bool | None:
+        """Whether the batch asked about fits the GPU; None likewise."""
+        largest = self.largest_batch(mode)
+        return None if largest is None else largest >= self.training.batch
+
+
+def _per_utterance(mode: str) -> Callable[[Model], float | None]:
+    return lambda model: model.bytes_per_utterance(mode, model.training.frames)
+
+
+#: By what the table can be sorted.
+SORT_KEYS: dict[str, Callable[[Model], float | None]] = {
+    "layers": lambda model: model.row.layers,
+    "parameters": lambda model: model.row.parameters,
+    "vox1-o": lambda model: model.row.vox1_o_eer,
+    "vox1-e": lambda model: model.row.vox1_e_eer,
+    "vox1-h": lambda model: model.row.vox1_h_eer,
+    **{mode: _per_utterance(mode) for mode in MODES},
+    "memory": lambda model: _per_utterance(model.row.default_mode)(model),
+    "batch": lambda model: model.largest_batch(model.row.default_mode),
+}
+
+
+def select(
+    training: Training,
+    *,
+    names: Sequence[str] = (),
+    families: Sequence[str] = (),
+    types: Sequence[str] = (),
+    fitting: bool = False,
+    sort: str | None = None,
+    reverse: bool = False,
+) -> list[Model]:
+    """Choose encoders and put them in order.
+
+    Parameters
+    ----------
+    training : Training
+        Batch, length and GPU that are asked about.
+    names, families, types : sequence of str
+        Which encoders; none named means all.
+    fitting : bool
+        Only those whose batch fits the GPU in their default mode.
+    sort : str or None
+        One of ``SORT_KEYS``; None for the order of the published tables.
+    reverse : bool
+        Largest first, or the order of the tables from its end. Encoders without a
+        figure come last either way.
+
+    Returns
+    -------
+    list of Model
+        The encoders.
+
+    Raises
+    ------
+    ValueError
+        If there is no such name, family, type or key, if a GPU is needed and none was
+        named, or if no encoder is left.
+
+    Examples
+    --------
+    >>> training = Training(card_bytes=11 * 2**30, batch=256, frames=200)
+    >>> best = select(training, families=["resnet", "revnet"], fitting=True, sort="vox1-h")
+    >>> best[0].row.name
+    'revnet245'
+    """
+    check_names("--family", families, [row.family for row in ARCHITECTURES.values()])
+    check_names("--type", types, [row.type for row in ARCHITECTURES.values()])
+    check_names("--sort", [] if sort is None else [sort], SORT_KEYS)
+    if training.card_bytes is None and (fitting or sort == "batch"):
+        option = "--fits" if fitting else "--sort=batch"
+        raise ValueError(f"{option} needs a card: add, for instance, --card=11GB.")
+    rows = [architecture(n) for n in names] if names else ARCHITECTURES.values()
+    models = [
+        Model(row, training)
+        for row in dict.fromkeys(rows)
+        if (not families or row.family in families) and (not types or row.type in types)
+    ]
+    if fitting:
+        models = [model for model in models if model.fits(model.row.default_mode)]
+    if not models:
+        raise ValueError(
+            "No encoder is left. Leave out a name, --family, --type or --fits, or lower "
+            f"--batch ({training.batch})."
+        )
+    return _sorted(models, sort, reverse)
+
+
+def _sorted(models: list[Model], sort: str | None, reverse: bool) -> list[Model]:
+    if sort is None:
+        return models[::-1] if reverse else models
+    figures = [(model, SORT_KEYS[sort](model)) for model in models]
+    known = [(model, figure) for model, figure in figures if figure is not None]
+    known.sort(key=lambda pair: pair[1], reverse=reverse)
+    return [model for model, _ in known] + [
+        m for m, figure in figures if figure is None
+    ]
+
+
+def check_names(option: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse names that an option does not take.
+
+    Parameters
+    ----------
+    option : str
+        What takes them, for the error message.
+    given : iterable of str
+        What was given.
+    allowed : iterable of str
+        All that there are.
+
+    Raises
+    ------
+    ValueError
+        With all names, and the nearest one.
+
+    Examples
+    --------
+    >>> check_names("--mode", ["stored"], ["store", "recompute"])
+    Traceback (most recent call last):
+    ValueError: --mode takes store, recompute, not stored. Did you mean store?
+    """
+    names = list(dict.fromkeys(allowed))
+    for name in given:
+        if name in names:
+            continue
+        nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f" Did you mean {nearest[0]}?" if nearest else ""
+        raise ValueError(f"{option} takes {', '.join(names)}, not {name}.{hint}")
