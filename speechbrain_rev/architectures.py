@@ -1,4 +1,4 @@
-"""The 25 encoders as rows of one table, and how each family is trained.
+"""The 25 encoders as rows of one table, how each family is trained, and its head.
 
 Widths, blocks and published figures are those of Tables II to VI of the
 memory-efficient speaker embedding paper (RevNets, DF-RevNets, and the ResNets and
@@ -8,6 +8,7 @@ DF-ResNets that they are compared with). To add an encoder, add a row.
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -247,3 +248,49 @@ def counterparts(name: str) -> list[str]:
     ['revnet46', 'revnet57']
     """
     return [row.name for row in ARCHITECTURES.values() if row.counterpart == name]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The recipe's classifier of embeddings, and its loss, which are trained with an encoder.
+
+    Attributes
+    ----------
+    classes : int
+        Rows of its weight: training speakers of VoxCeleb2 dev, each at three speeds.
+        0 for no classifier.
+    embedding_dim : int
+        Columns of its weight.
+
+    Examples
+    --------
+    >>> HEAD.classes, HEAD.parameters
+    (17982, 4603392)
+    """
+
+    classes: int = 5994 * 3
+    embedding_dim: int = 256
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        """Shape of its one weight: a direction for each class."""
+        return self.classes, self.embedding_dim
+
+    @property
+    def parameters(self) -> int:
+        """Values of its weight."""
+        return math.prod(self.weight_shape)
+
+    def step_bytes(self, batch: int) -> int:
+        """Bound the bytes that cosines, loss and their backward pass make.
+
+        At a small batch they are five copies of the weight (normalised, and on the way
+        back), at a large one four of the cosines and one of the weight.
+        """
+        weight = 4 * self.parameters
+        cosines = 4 * self.classes * batch
+        return math.ceil(max(5.01 * weight, 1.01 * weight + 4.02 * cosines))
+
+
+#: That of every figure that is not of an encoder alone.
+HEAD = Head()

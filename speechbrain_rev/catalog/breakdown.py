@@ -11,20 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from speechbrain_rev.architectures import architecture
+from speechbrain_rev.architectures import (
+    HEAD,
+    Head,
+    architecture,
+)
 from speechbrain_rev.catalog.plans import PlannedEncoder
 from speechbrain_rev.catalog.steps import head_modules, training_step
 from speechbrain_rev.catalog.table import (
     BATCHES,
-    HEAD,
     INPUT_BYTES_PER_FRAME,
     MODES,
-    Head,
     check_batch,
     check_names,
     counted_peaks,
 )
 from speechbrain_rev.lobes import SpeakerEncoder
+from speechbrain_rev.modes import Mode
 from speechbrain_rev.optim import build_optimizer, state_bytes
 from speechbrain_rev.planner.memory import (
     MemoryReport,
@@ -34,7 +37,6 @@ from speechbrain_rev.planner.memory import (
 )
 from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.planner.trace import Trace, trace_bytes
-from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import reserve_of
 
 LARGEST_FRAMES = 100_000  # of an utterance: a thousand seconds
@@ -479,7 +481,8 @@ def _counted(step: _Step) -> tuple[int, str]:
     name = step.encoder.architecture.name
     peak = counted_peaks().get((name, step.mode, step.frames))
     if peak is None:
-        return live_bytes_peak(step.run), "counted just now"
+        meta = torch.device("meta")
+        return live_bytes_peak(step.run, device=meta), "counted just now"
     how = "counted"
     if step.batch not in BATCHES:
         right = min(bisect.bisect(BATCHES, step.batch), len(BATCHES) - 1)

@@ -24,7 +24,11 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from speechbrain_rev.architectures import Architecture, architecture
+from speechbrain_rev.architectures import (
+    HEAD,
+    Architecture,
+    architecture,
+)
 from speechbrain_rev.catalog.published import TOTAL_BATCH
 from speechbrain_rev.catalog.steps import (
     TrainingStep,
@@ -34,7 +38,6 @@ from speechbrain_rev.catalog.steps import (
 )
 from speechbrain_rev.catalog.table import (
     BASELINE,
-    HEAD,
     Model,
     Training,
     check_batch,
@@ -42,6 +45,7 @@ from speechbrain_rev.catalog.table import (
 )
 from speechbrain_rev.devices import device_name, free_and_held_bytes, timed_device
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.modes import LOSSLESS, Mode
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Infeasible, Plan, Profile, Sweep, plan_step, sweep
 from speechbrain_rev.planner.memory import make_gradients, unless_memory_runs_out
@@ -49,8 +53,6 @@ from speechbrain_rev.planner.plan import choose, plan_within, refusal
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
 from speechbrain_rev.planner.step import Channels
 from speechbrain_rev.planner.timing import ASSUMED, Speed, seconds_of
-from speechbrain_rev.reversible import Mode
-from speechbrain_rev.reversible.modes import LOSSLESS
 from speechbrain_rev.sizes import card_text, size_text
 from speechbrain_rev.whole_files import check_regular
 

@@ -11,8 +11,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from speechbrain_rev.architectures import ARCHITECTURES, Architecture, architecture
-from speechbrain_rev.catalog.table import Head, Training
+from speechbrain_rev.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    Head,
+    architecture,
+)
+from speechbrain_rev.catalog.table import (
+    Training,
+)
 from speechbrain_rev.sizes import GB, GIB
 
 if TYPE_CHECKING:

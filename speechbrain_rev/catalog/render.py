@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from speechbrain_rev.architectures import HEAD
 from speechbrain_rev.catalog.published import (
     PAPER,
     TABLE_SEVEN,
@@ -22,13 +23,13 @@ from speechbrain_rev.catalog.published import (
 from speechbrain_rev.catalog.table import (
     BASELINE,
     FRAMES,
-    HEAD,
     MODES,
     SECONDS,
     Model,
     Training,
     counted_with,
 )
+from speechbrain_rev.modes import LOSSLESS, Mode
 from speechbrain_rev.sizes import (
     GIB,
     MIB,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     Cases = Sequence[EncoderBreakdown]
 
 _WIDTH = 120
-_HEADS = {"store": "store", "recompute": "recomp.", "reconstruct": "reconstr."}
 _RESERVE = (
     f"{RESERVE_BYTES / GIB:g} GiB and {RESERVE_SHARE:.0%} of its memory are assumed for "
     "CUDA, workspaces and fragmentation"
@@ -315,7 +315,9 @@ def _model_columns(training: Training) -> list[Column[Model]]:
     lengths = FRAMES if training.card_bytes is None else (training.frames,)
     for frames in lengths:
         title = f"GB per {SECONDS[frames]} s utterance"
-        columns += [Column(title, _HEADS[mode], _gb(mode, frames)) for mode in MODES]
+        columns += [
+            Column(title, Mode(mode).spec.column, _gb(mode, frames)) for mode in MODES
+        ]
         if frames == 200:
             columns.append(
                 Column(title, "publ.", lambda m: _text(m.row.published_memory_gb, "g"))
@@ -323,7 +325,9 @@ def _model_columns(training: Training) -> list[Column[Model]]:
     if training.card_bytes is not None:
         columns.append(Column(f"batch {training.batch}", "fits", _fits))
         title = f"largest batch on {training.card_bytes / GIB:g} GiB"
-        columns += [Column(title, _HEADS[mode], _largest(mode)) for mode in MODES]
+        columns += [
+            Column(title, Mode(mode).spec.column, _largest(mode)) for mode in MODES
+        ]
     return columns
 
 
@@ -536,9 +540,7 @@ def _plan_columns(training: Training) -> list[Column[PlannedEncoder]]:
             lambda e: size_text(e.lacking_bytes) if e.lacking_bytes else "-",
         ),
         Column(plan, "how", _how, is_words=True),
-        Column(plan, "store", lambda e: str(e.mode_counts["store"])),
-        Column(plan, "recom.", lambda e: str(e.mode_counts["recompute"])),
-        Column(plan, "recon.", _reconstructed),
+        *(Column(plan, mode.spec.column, _count(mode)) for mode in LOSSLESS),
         Column(plan, "chunk", lambda e: chunk_text(e.channels)),
         Column(time, "store", lambda e: f"{e.times_stored:.2f}"),
         Column(time, BASELINE, lambda e: f"{e.times_baseline:.2f}"),
@@ -561,9 +563,12 @@ def _how(encoder: PlannedEncoder) -> str:
     return "predicted" if encoder.counted_bytes is None else "counted"
 
 
-def _reconstructed(encoder: PlannedEncoder) -> str:
-    count = encoder.mode_counts["reconstruct"]
-    return str(count) if encoder.model.row.reversible else "-"
+def _count(mode: Mode) -> Callable[[PlannedEncoder], str]:
+    def cell(encoder: PlannedEncoder) -> str:
+        has_it = mode.value in encoder.model.modes
+        return str(encoder.mode_counts[mode.value]) if has_it else "-"
+
+    return cell
 
 
 def _published_cards(encoder: PlannedEncoder) -> int | None:
@@ -629,7 +634,7 @@ def sweep_text(swept: SweptEncoder) -> str:
 
     Examples
     --------
-    >>> from speechbrain_rev.architectures import architecture
+    >>> from speechbrain_rev.architectures import (HEAD, architecture,)
     >>> from speechbrain_rev.catalog.plans import sweep_encoder
     >>> training = Training(4 * GIB, batch=1, frames=200)
     >>> swept = sweep_encoder(architecture("resnet34"), training, [8, 16])
@@ -655,7 +660,7 @@ def sweep_json(swept: SweptEncoder) -> str:
 
     Examples
     --------
-    >>> from speechbrain_rev.architectures import architecture
+    >>> from speechbrain_rev.architectures import (HEAD, architecture,)
     >>> from speechbrain_rev.catalog.plans import sweep_encoder
     >>> training = Training(4 * GIB, batch=1, frames=200)
     >>> swept = sweep_encoder(architecture("resnet34"), training, [8, 16])
@@ -889,12 +894,8 @@ def saved(before: EncoderBreakdown, after: EncoderBreakdown) -> str:
     """
     changes = []
     if before.mode != after.mode:
-        doing = {
-            "recompute": "recomputing",
-            "reconstruct": "reconstructing",
-            "plan": f"planning ({blocks_text(after.blocks)})",
-        }
-        changes.append((doing[after.mode], "activations"))
+        of_what = f" ({blocks_text(after.blocks)})" if after.mode == "plan" else ""
+        changes.append((f"{after.mode}{of_what}", "activations"))
     if before.optimizer_bits != after.optimizer_bits:
         changes.append((f"{after.optimizer_bits} bit", "optimizer_states"))
     words = []

@@ -21,6 +21,7 @@ from speechbrain_rev.catalog.render import Column, aligned
 from speechbrain_rev.catalog.steps import TrainingStep
 from speechbrain_rev.devices import described
 from speechbrain_rev.lobes import SpeakerEncoder
+from speechbrain_rev.modes import Mode
 from speechbrain_rev.optim import state_bytes
 from speechbrain_rev.planner.memory import (
     fits_device,
@@ -32,7 +33,6 @@ from speechbrain_rev.planner.network import all_stored, compare_next
 from speechbrain_rev.planner.probe import without_optimizer
 from speechbrain_rev.planner.step import without_contents
 from speechbrain_rev.planner.trace import trace_bytes
-from speechbrain_rev.reversible import Mode
 from speechbrain_rev.reversible.flags import flags_in_words
 from speechbrain_rev.sizes import reserve_of, size_text
 
@@ -668,9 +668,10 @@ class _Comparison:
         encoder = self.step.encoder
         counts = Counter(encoder.block_modes().values())
         reasons = []
-        if counts[Mode.COMPRESS]:
-            reasons.append(f"{counts[Mode.COMPRESS]} blocks compress")
-        if encoder.streams == "float" and counts[Mode.RECONSTRUCT]:
+        for mode, count in counts.items():
+            if not mode.spec.lossless:
+                reasons.append(f"{count} blocks {mode.value}")
+        if encoder.streams == "float" and any(m.spec.needs_inverse for m in counts):
             reasons.append("streams: float")
         return reasons
 
@@ -679,7 +680,7 @@ class _Comparison:
         encoder = self.step.encoder
         modes, all_stores = encoder.block_modes(), all_stored(encoder)
         recomputed = {
-            name: Mode.RECOMPUTE if mode is Mode.RECONSTRUCT else mode
+            name: Mode.RECOMPUTE if mode.spec.needs_inverse else mode
             for name, mode in modes.items()
         }
 

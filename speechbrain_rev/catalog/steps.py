@@ -19,10 +19,13 @@ from torch import distributed as dist
 from tqdm import tqdm
 
 from speechbrain_rev import devices
-from speechbrain_rev.architectures import ARCHITECTURES, Architecture
+from speechbrain_rev.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    Head,
+)
 from speechbrain_rev.catalog.table import (
     INPUT_BYTES_PER_FRAME,
-    Head,
     Training,
     other_encoder,
     shorter_frames,

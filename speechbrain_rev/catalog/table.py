@@ -16,11 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speechbrain_rev.architectures import ARCHITECTURES, Architecture, architecture
+from speechbrain_rev.architectures import (
+    ARCHITECTURES,
+    HEAD,
+    Architecture,
+    architecture,
+)
+from speechbrain_rev.modes import LOSSLESS, WITHOUT_INVERSE
 from speechbrain_rev.sizes import largest_within, reserve_of
 
-#: Modes that are counted, in the order of columns.
-MODES = ("store", "recompute", "reconstruct")
+#: Modes whose memory is counted, as it does not depend on the speech: columns.
+MODES = tuple(mode.value for mode in LOSSLESS)
 
 #: Lengths that were counted: utterances of 2 s, and of 6 s for large-margin training.
 FRAMES = (200, 600)
@@ -130,47 +136,6 @@ def counted_with() -> dict[str, str]:
     """
     environment = _document()["environment"]
     return {key: environment[key] for key in ("date", "torch")}
-
-
-@dataclass(frozen=True)
-class Head:
-    """The recipe's classifier of embeddings, and its loss, which are trained with an encoder.
-
-    Attributes
-    ----------
-    classes : int
-        Rows of its weight: training speakers of VoxCeleb2 dev, each at three speeds.
-        0 for no classifier.
-    embedding_dim : int
-        Columns of its weight.
-
-    Examples
-    --------
-    >>> HEAD.classes, HEAD.parameters
-    (17982, 4603392)
-    """
-
-    classes: int = 5994 * 3
-    embedding_dim: int = 256
-
-    @property
-    def parameters(self) -> int:
-        """Values of its weight."""
-        return self.classes * self.embedding_dim
-
-    def step_bytes(self, batch: int) -> int:
-        """Bound the bytes that cosines, loss and their backward pass make.
-
-        At a small batch they are five copies of the weight (normalised, and on the way
-        back), at a large one four of the cosines and one of the weight.
-        """
-        weight = _FLOAT * self.parameters
-        cosines = _FLOAT * self.classes * batch
-        return math.ceil(max(5.01 * weight, 1.01 * weight + 4.02 * cosines))
-
-
-#: That of every figure that is not of an encoder alone.
-HEAD = Head()
 
 
 def check_batch(batch: int) -> None:
@@ -434,7 +399,8 @@ class Model:
     @property
     def modes(self) -> tuple[str, ...]:
         """The modes that the encoder has."""
-        return MODES if self.row.reversible else MODES[:2]
+        own = LOSSLESS if self.row.reversible else WITHOUT_INVERSE
+        return tuple(mode.value for mode in own)
 
     def bytes_per_utterance(self, mode: str, frames: int) -> int | None:
         """Bytes that one more utterance takes; None if that was not counted."""

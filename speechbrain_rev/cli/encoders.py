@@ -180,10 +180,11 @@ def _memory(parsed: argparse.Namespace) -> None:
 def _check_mode(mode: str | None, counted: Sequence[str]) -> None:
     """Refuse modes in which no step is counted."""
     from speechbrain_rev.catalog.table import check_names
+    from speechbrain_rev.modes import Mode
 
-    if mode == "compress":
+    if mode in [each.value for each in Mode if not each.spec.lossless]:
         raise ValueError(
-            "--mode=compress is not counted: what it keeps depends on the speech. Give "
+            f"--mode={mode} is not counted: what it keeps depends on the speech. Give "
             f"one of {', '.join(counted)}; the recipe's --dry_run measures it."
         )
     check_names("--mode", [] if mode is None else [mode], counted)

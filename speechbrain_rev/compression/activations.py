@@ -142,7 +142,7 @@ class ActivationCompression:
         """
         if not wanted or _passes.under_way or not _trains(network):
             # Within another network's pass its rules hold.
-            with registering(wanted and everywhere):
+            with registering() if wanted and everywhere else contextlib.nullcontext():
                 yield
             return
         self._check_rules()
@@ -267,15 +267,9 @@ _passes = _Passes()
 
 
 @contextlib.contextmanager
-def registering(wanted: bool = True) -> Iterator[None]:
-    """Compress what layers take in this context, if a pass is under way around it.
-
-    Parameters
-    ----------
-    wanted : bool
-        False to change nothing.
-    """
-    if not wanted or _passes.paused or not _passes.under_way:
+def registering() -> Iterator[None]:
+    """Compress what layers take in this context, if a pass is under way around it."""
+    if _passes.paused or not _passes.under_way:
         yield
         return
     outer = _passes.under_way[-1]
@@ -350,6 +344,75 @@ def compress_activations(
     )
     network.forward = Compressing(network, compression)
     return compression
+
+
+def compress_within(network: nn.Module, compression: ActivationCompression) -> None:
+    """Compress what blocks in mode "compress" save, in one pass over the whole network.
+
+    The pass is around the network, not around each block: what two blocks save of one
+    tensor (the ReLU at the end of one, the convolution that begins the next) is then one
+    copy.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Any network; its class, parameters and state dict stay as they are.
+    compression : ActivationCompression
+        How to compress, and what is noted of the layers.
+
+    Raises
+    ------
+    ValueError
+        If all of the network is compressed already.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.reversible.wrapping import Mode, give_mode
+    >>> layer = lambda: nn.Sequential(nn.Conv1d(8, 8, 3), nn.ReLU())
+    >>> network, compression = nn.Sequential(layer(), layer()), ActivationCompression()
+    >>> compress_within(network, compression)
+    >>> give_mode(network, Mode.COMPRESS, "1")
+    >>> network(torch.randn(4, 8, 50)).sum().backward()
+    >>> list(compression.records)
+    ['1.0']
+    """
+    refuse_what_is_compressed(network)
+    if compression_in(network) is not compression:
+        stop_compressing(network)
+        own = Compressing(network, compression, everywhere=False)
+        network.forward = own
+
+
+def stop_compressing(network: nn.Module) -> None:
+    """Undo ``compress_within``; what ``compress_activations`` did stays."""
+    own = vars(network).get("forward")
+    if isinstance(own, Compressing) and not own.everywhere:
+        del network.forward
+        if own.own is not None:
+            network.forward = own.own
+
+
+def compression_in(network: nn.Module) -> ActivationCompression | None:
+    """Give what compresses a network's blocks or all of it, if there is any."""
+    own = vars(network).get("forward")
+    return own.compression if isinstance(own, Compressing) else None
+
+
+def refuse_what_is_compressed(network: nn.Module) -> None:
+    """Refuse a network all of which is compressed: no block is left to be chosen.
+
+    Raises
+    ------
+    ValueError
+        If ``compress_activations`` was called with it.
+    """
+    own = vars(network).get("forward")
+    if isinstance(own, Compressing) and own.everywhere:
+        raise ValueError(
+            f"{type(network).__name__} has all its activations compressed, by "
+            "compress_activations, in whatever mode its blocks are: none can be given mode "
+            "'compress' beside others, nor can it be planned. Leave that call out."
+        )
 
 
 class Compressing:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.hparams.document import nearest
+from speechbrain_rev.modes import Mode
 from speechbrain_rev.sizes import parse_size
 
 WORDS = {
@@ -225,9 +226,7 @@ KNOBS = {
         "int", at_least=8, at_most=512, why="The encoders halve them three times."
     ),
     "embedding_dim": Knob("int", at_least=1, at_most=2**16),
-    "mode": Knob(
-        "str", null=True, one_of=("store", "reconstruct", "recompute", "compress")
-    ),
+    "mode": Knob("str", null=True, one_of=tuple(mode.value for mode in Mode)),
     "convolution_error": Knob("float", above=0, at_most=1),
     "normalisation_error": Knob("float", above=0, at_most=1),
     "memory_budget": Knob(

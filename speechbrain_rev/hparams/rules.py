@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from speechbrain_rev.architectures import architecture
+from speechbrain_rev.modes import WITHOUT_INVERSE, Mode
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,11 @@ def _longest_chunk(chunk_samples: int, speeds: list[float]) -> int:
 RULES = (
     Rule(
         ("arch", "mode"),
-        lambda arch, mode: mode != "reconstruct" or architecture(arch).reversible,
-        "this encoder is not reversible, nothing can be reconstructed. Give store or "
-        "recompute.",
+        lambda arch, mode: (
+            not Mode(mode).spec.needs_inverse or architecture(arch).reversible
+        ),
+        "this encoder is not reversible, nothing can be reconstructed. Give "
+        f"{' or '.join(mode.value for mode in WITHOUT_INVERSE)}.",
     ),
     Rule(
         ("arch", "chunk"),

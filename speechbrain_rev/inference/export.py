@@ -15,6 +15,7 @@ from speechbrain.dataio.encoder import CategoricalEncoder
 from speechbrain.utils.checkpoints import Checkpoint
 from torch import Tensor
 
+from speechbrain_rev.architectures import Head
 from speechbrain_rev.inference.cohort import (
     COHORT,
     EMBEDDINGS,
@@ -183,8 +184,8 @@ def convert_from_speechbrain(
     classifier = None
     if (folder / CLASSIFIER).exists():
         classifier = load_listed(folder, CLASSIFIER)
-        sizes = settings["out_n_neurons"], settings["embedding_dim"]
-        expected = {"weight": torch.empty(sizes, device="meta")}
+        head = Head(settings["out_n_neurons"], settings["embedding_dim"])
+        expected = {"weight": torch.empty(head.weight_shape, device="meta")}
         check_tensors(classifier, expected, folder / CLASSIFIER)
     with _new_folder(out) as new, folder_whole(new) as part:
         (part / HYPERPARAMS).write_text(model_yaml(settings), encoding="utf-8")

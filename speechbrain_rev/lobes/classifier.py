@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from speechbrain_rev.architectures import HEAD
 from speechbrain_rev.compression.codec import has_contents
 from speechbrain_rev.reversible.autocast import autocast_off
 
@@ -19,8 +20,6 @@ from speechbrain_rev.reversible.autocast import autocast_off
 _COSINE_BOUND = 1.0 - 1e-7
 # Cosines in bfloat16, near 1 in steps of 0.008, may come out above 1.
 _LARGEST_COSINE = 1.01
-# VoxCeleb2's speakers at three speeds, on which published learning rates were found.
-_PUBLISHED_CLASSES = 17982
 # Each look at scores lets the CPU wait for the device.
 _LAST_LOOK = 1000
 
@@ -49,7 +48,7 @@ class CosineClassifier(nn.Module):
         # Xavier's rule for as many classes as rates were found for. For the few of a small
         # corpus it makes directions several times as long, and the longer one is, the less
         # a step of an optimizer turns it, whatever the gradient.
-        bound = math.sqrt(6 / (input_size + _PUBLISHED_CLASSES))
+        bound = math.sqrt(6 / (input_size + HEAD.classes))
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechbrain_rev.architectures import counterparts
-from speechbrain_rev.compression.activations import ActivationCompression, registering
+from speechbrain_rev.compression.activations import ActivationCompression
 from speechbrain_rev.lobes.build import check_switch, parts_of
 from speechbrain_rev.lobes.initialisation import zero_residuals
 from speechbrain_rev.lobes.inputs import check_input
@@ -27,16 +27,17 @@ from speechbrain_rev.lobes.masking import level_masks, missing_frames
 from speechbrain_rev.lobes.pooling import CORRECTIONS, embedded, statistics_pooling
 from speechbrain_rev.lobes.stage import Sizes, Stage
 from speechbrain_rev.lobes.units import run_unit
-from speechbrain_rev.reversible.chain import ReversibleChain
-from speechbrain_rev.reversible.formats import as_format
-from speechbrain_rev.reversible.modes import (
+from speechbrain_rev.modes import (
     LOSSLESS,
     WITHOUT_INVERSE,
     AppliedPlan,
     Mode,
     as_mode,
     fallback,
+    is_lossless,
 )
+from speechbrain_rev.reversible.chain import ReversibleChain
+from speechbrain_rev.reversible.formats import as_format
 from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.observing import Moment, tell, tell_end
@@ -234,7 +235,7 @@ class SpeakerEncoder(nn.Module):
                     f"are {', '.join(names)}."
                 )
             for name in sorted(modes.keys() - reversible):
-                if modes[name] is Mode.RECONSTRUCT:
+                if modes[name].spec.needs_inverse:
                     raise ValueError(
                         f"Block {name!r} of {self.architecture.name} is not "
                         "reversible. Give it mode 'recompute' or 'store'."
@@ -325,7 +326,7 @@ class SpeakerEncoder(nn.Module):
     def _modes_for_all(
         self, mode: Mode, names: Sequence[str], reversible: set[str]
     ) -> dict[str, Mode]:
-        if mode is not Mode.RECONSTRUCT:
+        if not mode.spec.needs_inverse:
             return dict.fromkeys(names, mode)
         if not reversible:
             raise ValueError(
@@ -385,7 +386,7 @@ class SpeakerEncoder(nn.Module):
         if masks[0] is not None:
             # Whatever stands in the padding, NaN too, is as if it were not there.
             x = x.where(masks[0] > 0, 0)
-        wanted = Mode.COMPRESS in self._modes.values()
+        wanted = not is_lossless(self._modes.values())
         with self.compression.during(self, everywhere=False, wanted=wanted):
             pooled = self._pooled(x, masks)
         return embedded(self.fc, pooled, feats.dtype, training=self.training)
@@ -439,9 +440,8 @@ class SpeakerEncoder(nn.Module):
         """Run a unit, in training on some channels at a time."""
         mode = self._modes[name]
         tell(unit, Moment.FORWARD_BEGINS)
-        with registering(mode is Mode.COMPRESS):
-            again = mode is Mode.RECOMPUTE
-            y = run_unit(unit, masks, given, sizes, recomputes=again)
+        with mode.spec.around():
+            y = run_unit(unit, masks, given, sizes, recomputes=mode.spec.runs_twice)
         tell_end(unit, y)
         return y
 

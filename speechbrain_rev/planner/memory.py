@@ -65,6 +65,11 @@ class LiveBytes(TorchDispatchMode):
     ) -> tuple[Any, list[Tensor], list[Tensor]]:
         """Run an operation; give what it returns, the tensors it took and those in it."""
         taken = _tensors((*args, *kwargs.values()) if kwargs else args)
+        outputs = _copied_from_meta(func, args, kwargs)
+        if outputs is not None:
+            if outputs is not args[0]:
+                self._add(outputs.untyped_storage())
+            return outputs, taken, [outputs]
         outputs, is_known = _result(func, args, kwargs, taken)
         made = [outputs] if isinstance(outputs, Tensor) else _tensors((outputs,))
         # What is known makes new tensors alone, or gives its first argument.
@@ -95,7 +100,9 @@ class LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
 
 
-def live_bytes_peak(step: Callable[[], Any]) -> int:
+def live_bytes_peak(
+    step: Callable[[], Any], *, device: torch.device | None = None
+) -> int:
     """Measure the largest number of bytes alive at once that a step allocates.
 
     Parameters
@@ -103,6 +110,8 @@ def live_bytes_peak(step: Callable[[], Any]) -> int:
     step : callable
         Runs what is to be measured, for instance forward and backward pass. Tensors
         that existed before it are not counted; gradients that it creates are.
+    device : torch.device or None
+        Whose tensors are counted; None for those of all devices.
 
     Returns
     -------
@@ -115,7 +124,7 @@ def live_bytes_peak(step: Callable[[], Any]) -> int:
     8000
     """
     gc.collect()
-    meter = LiveBytes()
+    meter = LiveBytes(device)
     with meter:
         step()
     return meter.peak
@@ -130,6 +139,21 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
         elif isinstance(value, list | tuple):
             found += _tensors(value)
     return found
+
+
+def _copied_from_meta(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """Copy a meta tensor to another device, which torch refuses: contents are arbitrary.
+
+    So a step on meta tensors can move what it keeps to the host, as one on a GPU does.
+    """
+    if func is torch.ops.aten._to_copy.default and args[0].is_meta:
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type != "meta":
+            return torch.empty_like(args[0], dtype=kwargs.get("dtype"), device=device)
+    if func is torch.ops.aten.copy_.default and args[1].is_meta and not args[0].is_meta:
+        copied: Tensor = args[0]
+        return copied
+    return None
 
 
 # What operations on meta tensors gave, by all that this depends on. Most of their kernels

@@ -13,31 +13,23 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev.compression import ActivationCompression, Rule
-from speechbrain_rev.compression.selected import (
-    compress_blocks,
-    compresses,
+from speechbrain_rev.compression.activations import (
+    compress_within,
     compression_in,
     refuse_what_is_compressed,
-    store_whole,
+    stop_compressing,
 )
-from speechbrain_rev.reversible import (
-    Mode,
-    Recompute,
-    ReversibleChain,
-    recompute_blocks,
-)
-from speechbrain_rev.reversible.modes import (
+from speechbrain_rev.modes import (
     LOSSLESS,
     WITHOUT_INVERSE,
+    Mode,
     as_mode,
     fallback,
+    is_lossless,
 )
+from speechbrain_rev.reversible import Recompute, ReversibleChain
 from speechbrain_rev.reversible.observing import Moment, tell, tell_end
-from speechbrain_rev.reversible.wrapping import (
-    chosen_blocks,
-    recomputes,
-    store_blocks,
-)
+from speechbrain_rev.reversible.wrapping import chosen_blocks, give_mode, mode_of
 
 
 class Network(Protocol):
@@ -131,7 +123,7 @@ class NamedBlocks:
 
     def block_modes(self) -> dict[str, Mode]:
         """Name the blocks and say which mode each has."""
-        modes = {name: _mode_of(self._blocks[name]) for name in self._named}
+        modes = {name: mode_of(self._blocks[name]) for name in self._named}
         return modes | {name: c.modes[i] for name, (c, i) in self._chained.items()}
 
     def set_mode(self, mode: Mapping[str, Mode | str]) -> None:
@@ -144,7 +136,7 @@ class NamedBlocks:
             the modes that they had.
         """
         modes = {name: as_mode(m) for name, m in mode.items()}
-        allowed = with_compression(self.allowed_modes())
+        allowed = with_lossy(self.allowed_modes())
         for name, m in modes.items():
             if m not in allowed.get(name, ()):
                 raise ValueError(
@@ -163,30 +155,29 @@ class NamedBlocks:
             raise
 
     def _give(self, modes: Mapping[str, Mode]) -> None:
-        if Mode.COMPRESS in modes.values():
+        lossless = is_lossless(modes.values())
+        if not lossless:
             refuse_what_is_compressed(self.module)
         # Other blocks may compress by a plan that named them.
         own = {id(block) for block in self._blocks.values()}
-        others = [
-            m for m in self.module.modules() if compresses(m) and id(m) not in own
-        ]
-        named = [self._blocks[name] for name in modes if name in self._named]
-        store_whole(self.module, [*named, *others])
+        for name, block in self.module.named_modules():
+            if name and id(block) not in own and not mode_of(block).spec.lossless:
+                give_mode(self.module, Mode.STORE, name)
         for name, m in modes.items():
             if name in self._chained:
                 chain, i = self._chained[name]
                 chain.set_mode([*chain.modes[:i], m, *chain.modes[i + 1 :]])
             else:
-                change = recompute_blocks if m is Mode.RECOMPUTE else store_blocks
-                change(self.module, name)
-        compressed = [name for name, m in modes.items() if m is Mode.COMPRESS]
-        alone = isinstance(self.module, ReversibleChain)
-        if not alone and (compressed or Mode.COMPRESS in self.block_modes().values()):
-            chosen = [self._blocks[name] for name in compressed if name in self._named]
-            compress_blocks(self.module, chosen, self.compression)
-            if not hasattr(self.module, "compression"):
-                # For its records, and for an optimizer to be followed.
-                self.module.compression = self.compression  # type: ignore[assignment]
+                give_mode(self.module, m, name)
+        if isinstance(self.module, ReversibleChain):
+            return  # It compresses by itself.
+        if is_lossless(self.block_modes().values()):
+            stop_compressing(self.module)
+            return
+        compress_within(self.module, self.compression)
+        if not hasattr(self.module, "compression"):
+            # For its records, and for an optimizer to be followed.
+            self.module.compression = self.compression  # type: ignore[assignment]
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -207,12 +198,13 @@ class NamedBlocks:
             yield
 
 
-def with_compression(
+def with_lossy(
     allowed: Mapping[str, tuple[Mode, ...]],
 ) -> dict[str, tuple[Mode, ...]]:
-    """Add mode "compress" for all blocks that can store."""
+    """Add the modes that are not lossless for all blocks that can store."""
+    lossy = [mode for mode in Mode if not mode.spec.lossless]
     return {
-        name: (*modes, Mode.COMPRESS) if Mode.STORE in modes else modes
+        name: (*modes, *lossy) if Mode.STORE in modes else modes
         for name, modes in allowed.items()
     }
 
@@ -248,17 +240,18 @@ def compare_next(network: Network) -> bool:
     return bool(chains)
 
 
+def device_of(network: Network) -> torch.device | None:
+    """Give the device that a network's blocks are on; None where there are several."""
+    blocks = network.named_blocks().values()
+    devices = {p.device for block in blocks for p in block.parameters()}
+    return devices.pop() if len(devices) == 1 else None
+
+
 def watched(network: Network) -> contextlib.AbstractContextManager[None]:
     """Let blocks report their moments for a while, where they do not by themselves."""
     own: Callable[[], contextlib.AbstractContextManager[None]] | None
     own = getattr(network, "watched", None)
     return contextlib.nullcontext() if own is None else own()
-
-
-def _mode_of(block: nn.Module) -> Mode:
-    if compresses(block):
-        return Mode.COMPRESS
-    return Mode.RECOMPUTE if recomputes(block) else Mode.STORE
 
 
 def _begins(block: nn.Module, _: Any) -> None:
@@ -506,7 +499,7 @@ class Compressible(View):
     def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
         """Name the blocks and say which modes each can have."""
         lossless = self.network.allowed_modes()
-        every = with_compression(lossless)
+        every = with_lossy(lossless)
         if self._names is None:
             return every
         return {n: (every if n in self._names else lossless)[n] for n in lossless}

@@ -12,11 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from speechbrain_rev.modes import Mode, is_lossless
 from speechbrain_rev.planner import documents
 from speechbrain_rev.planner.knapsack import Infeasible
 from speechbrain_rev.planner.memory import live_bytes_peak, unless_memory_runs_out
 from speechbrain_rev.planner.network import (
     as_network,
+    device_of,
     give,
     not_made_for,
 )
@@ -26,7 +28,6 @@ from speechbrain_rev.planner.profiling import Profiler, profiler_of
 from speechbrain_rev.planner.step import Channels, NoStep, Step, Trial, step_of
 from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.planner.trace import trace_bytes
-from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import (
     card_for,
     enough_text,
@@ -168,7 +169,7 @@ class Plan:
                 f"is {self.budget_bytes}"
             )
         errors = self.predicted_gradient_error, self.measured_gradient_error
-        if Mode.COMPRESS.value not in self.modes.values() and any(errors):
+        if is_lossless(self.modes.values()) and any(errors):
             raise ValueError(
                 f"gradient errors are {errors[0]:g} and {errors[1]:g}, and no block "
                 "compresses"
@@ -215,7 +216,7 @@ class Plan:
 
     def error_text(self) -> str:
         """Say by how much gradients differ; nothing of a lossless plan."""
-        if Mode.COMPRESS.value not in self.modes.values():
+        if is_lossless(self.modes.values()):
             return ""
         errors = self.predicted_gradient_error, self.measured_gradient_error
         predicted, measured = (f"{100 * error:.2g} %" for error in errors)
@@ -594,7 +595,7 @@ def _held(
             if error.needed_bytes > left_bytes:
                 least = min(least, error.needed_bytes)
             break
-        if Mode.COMPRESS.value not in found.modes.values():
+        if is_lossless(found.modes.values()):
             if allowed == left_bytes:
                 return found
             # It was made for less than a lossless plan has.
@@ -617,7 +618,7 @@ def _peak_bytes(step: Step, plan: Plan) -> int | None:
     def peak() -> int:
         trial = step.trial()
         give(trial.network, plan.modes, plan.channels)
-        return live_bytes_peak(trial.run)
+        return live_bytes_peak(trial.run, device=device_of(trial.network))
 
     return unless_memory_runs_out(peak)
 
@@ -730,7 +731,7 @@ def held_to_limit(
     allowed = limit
     for _ in range(_TRIES):
         found = solve(replace(profile, max_gradient_error=allowed))
-        if Mode.COMPRESS.value not in found.modes.values():
+        if is_lossless(found.modes.values()):
             return found
         error = measured(found.modes)
         if error <= limit:

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from speechbrain_rev.compression import ActivationCompression
-from speechbrain_rev.compression.selected import refuse_what_is_compressed
+from speechbrain_rev.compression.activations import refuse_what_is_compressed
 from speechbrain_rev.devices import described, random_devices
+from speechbrain_rev.modes import Mode
 from speechbrain_rev.planner.memory import (
     batch_that_fits,
     is_out_of_memory,
@@ -37,6 +38,7 @@ from speechbrain_rev.planner.network import (
     Network,
     all_stored,
     as_network,
+    device_of,
     keeping_modes,
     warn_caller,
 )
@@ -52,7 +54,7 @@ from speechbrain_rev.planner.step import (
 )
 from speechbrain_rev.planner.timing import measured_seconds
 from speechbrain_rev.planner.trace import Run
-from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
+from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 from speechbrain_rev.reversible.autocast import Autocast
 
 #: The largest difference, as a share of the largest number that goes in or comes out.
@@ -408,7 +410,8 @@ def _batch_of(step: Step) -> int:
             with own.without_contents() as device:
                 trial = own.bare(device)
                 trial.network.set_mode(all_stored(trial.network))
-                return step.copy_bytes + live_bytes_peak(trial.run)
+                peak = live_bytes_peak(trial.run, device=device_of(trial.network))
+                return step.copy_bytes + peak
         except NoStep as error:
             if count == wanted:
                 raise

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from speechbrain_rev.modes import Mode, fallback
 from speechbrain_rev.planner.documents import (
     block_name,
     facts,
@@ -40,9 +41,7 @@ from speechbrain_rev.planner.knapsack import (
 from speechbrain_rev.planner.network import warn_caller
 from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.planner.trace import Work
-from speechbrain_rev.reversible import Mode
 from speechbrain_rev.reversible.flags import flags_in_words
-from speechbrain_rev.reversible.modes import fallback
 from speechbrain_rev.whole_files import check_regular, open_regular, write_whole
 
 #: A mode, and that of the block before; None before the first.
@@ -116,7 +115,7 @@ def waiting_bytes(
     waits, waiting, run = {}, 0, ""
     for name in reversed(order):
         chain = name.rpartition(".")[0]
-        reconstructs = modes.get(name) == Mode.RECONSTRUCT.value
+        reconstructs = name in modes and Mode(modes[name]).spec.needs_inverse
         if not reconstructs or chain != run:
             waiting = 0
         run = chain if reconstructs else ""
@@ -176,7 +175,7 @@ class Profile:
             blocks.append(
                 {
                     pair: replace(cost, working_bytes=cost.working_bytes + later)
-                    if pair[1] == Mode.RECONSTRUCT.value
+                    if Mode(pair[1]).spec.needs_inverse
                     else cost
                     for pair, cost in block.costs.items()
                 }
@@ -283,12 +282,11 @@ class Profile:
         Profile
             Whose other costs are the same.
         """
-        compress = Mode.COMPRESS.value
 
         def costs_of(block: BlockProfile) -> dict[Pair, Cost]:
             return {
                 pair: replace(cost, squared_error=squared_errors[block.name])
-                if pair[1] == compress
+                if not Mode(pair[1]).spec.lossless
                 else cost
                 for pair, cost in block.costs.items()
             }
@@ -420,7 +418,7 @@ class Profile:
                 f"Block {block.name!r} has {mode!r} where one of "
                 f"{', '.join(block.modes)} is needed."
             )
-        return Mode(mode).value
+        return Mode(mode).spec.name
 
     def stretched(self, names: Sequence[str], about: Mapping[str, str]) -> Profile:
         """Make the profile of a deeper network whose further blocks are alike.

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from speechbrain_rev.compression.selected import refuse_what_is_compressed
+from speechbrain_rev.compression.activations import refuse_what_is_compressed
 from speechbrain_rev.devices import described
+from speechbrain_rev.modes import Mode, fallback
 from speechbrain_rev.planner.knapsack import Cost
 from speechbrain_rev.planner.memory import (
     batch_that_fits,
@@ -33,6 +34,7 @@ from speechbrain_rev.planner.network import (
     Without,
     all_stored,
     as_network,
+    device_of,
     keeping_modes,
     warn_caller,
 )
@@ -52,8 +54,7 @@ from speechbrain_rev.planner.profile import (
 from speechbrain_rev.planner.step import Channels, NoStep, Step, Trial
 from speechbrain_rev.planner.timing import ASSUMED, Speed, measured_seconds
 from speechbrain_rev.planner.trace import Run, Trace, Work, trace_bytes
-from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
-from speechbrain_rev.reversible.modes import fallback
+from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 
 #: By how much of the peak a step without contents may differ from a real one.
 _ALIKE = 0.01
@@ -465,7 +466,7 @@ def stored_bytes(
     with step.without_contents() as device:
         trial = step.bare(device, module, channels)
         trial.network.set_mode(all_stored(trial.network))
-        return live_bytes_peak(trial.run)
+        return live_bytes_peak(trial.run, device=device_of(trial.network))
 
 
 def count(
@@ -545,7 +546,10 @@ def _traces(
 
     First blocks of which nothing is trained keep nothing whatever they do: they store.
     """
-    allowed = dict(network.allowed_modes())
+    allowed = {
+        name: tuple(mode for mode in own if mode.spec.planned)
+        for name, own in network.allowed_modes().items()
+    }
     modes = [mode for mode in modes if any(mode in own for own in allowed.values())]
     patterns = [(mode, mode) for mode in modes]
     patterns += [

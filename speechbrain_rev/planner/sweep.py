@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from speechbrain_rev.modes import Mode
 from speechbrain_rev.planner.memory import unless_memory_runs_out
 from speechbrain_rev.planner.plan import Choice, choose, refusal
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
 from speechbrain_rev.planner.step import Channels, Step
-from speechbrain_rev.reversible import Mode
 from speechbrain_rev.sizes import size_text, whole_bytes
 
 # Above this share times are reported as not linear in the batch.

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from speechbrain_rev.modes import Mode, fallback
 from speechbrain_rev.planner.documents import parsed, reading, texts
 from speechbrain_rev.planner.network import Network, keeping_modes
 from speechbrain_rev.planner.trace import Run, Work, trace_seconds
-from speechbrain_rev.reversible import Mode
-from speechbrain_rev.reversible.modes import fallback
 
 # What a mode takes more than STORE where no clock shows how much: solvers count in
 # picoseconds, so that this is seen, and blocks take far longer.

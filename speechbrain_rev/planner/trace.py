@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from speechbrain_rev.planner.memory import LiveBytes
-from speechbrain_rev.planner.network import Network, compare_next, watched
+from speechbrain_rev.planner.network import (
+    Network,
+    compare_next,
+    device_of,
+    watched,
+)
 from speechbrain_rev.reversible.observing import Moment, observed
 
 #: Runs a forward and a backward pass.
@@ -105,7 +110,6 @@ def trace_bytes(
     network: Network,
     run: Run,
     *,
-    device: torch.device | None = None,
     with_work: bool = False,
 ) -> Trace:
     """Run a training step and count what is alive, block by block.
@@ -116,15 +120,14 @@ def trace_bytes(
         Whose blocks to watch.
     run : callable
         Runs its forward and backward pass. On meta tensors it computes nothing.
-    device : torch.device or None
-        Whose tensors are counted; None for those of all devices.
     with_work : bool
         Whether operations are counted too.
 
     Returns
     -------
     Trace
-        Bytes of tensors that the step made; what existed before it is not counted. It
+        Bytes of tensors that the step made on the network's device; what existed before
+        it, and what lies on other devices, is not counted. It
         is a step in which chains compare their streams, as not every one does. Work is
         that of the step after it, as most are.
 
@@ -143,7 +146,7 @@ def trace_bytes(
     >>> list(trace.blocks), trace.peak_bytes >= trace.between_peak_bytes
     (['blocks.0'], True)
     """
-    is_first = compare_next(network)
+    is_first, device = compare_next(network), device_of(network)
     work: Mapping[str, Work] = {}
     with LiveBytes(device) if is_first or not with_work else _Work(device) as meter:
 

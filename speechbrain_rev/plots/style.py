@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from speechbrain_rev.modes import Mode
 from speechbrain_rev.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -18,12 +19,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^vP"
 DASHES = ("-", "--", ":", "-.")
-MODE_COLOURS = {
-    "store": "#8C8C8C",
-    "recompute": "#56B4E9",
-    "reconstruct": "#0072B2",
-    "compress": "#D55E00",
-}
+MODE_COLOURS = {mode.value: mode.spec.colour for mode in Mode}
 # A family and its reversible counterpart share a colour, types have shapes of their own.
 FAMILY_COLOURS = {
     "resnet": COLOURS[0],

@@ -11,7 +11,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from speechbrain_rev.compression.activations import ActivationCompression, registering
+from speechbrain_rev.compression.activations import ActivationCompression
+from speechbrain_rev.modes import Mode, as_mode, is_lossless
 from speechbrain_rev.reversible.autocast import Autocast
 from speechbrain_rev.reversible.buffers import KeptBuffers
 from speechbrain_rev.reversible.compiled import refuse_compiled
@@ -22,7 +23,6 @@ from speechbrain_rev.reversible.coupling import (
     residual,
 )
 from speechbrain_rev.reversible.formats import StreamFormat, as_format
-from speechbrain_rev.reversible.modes import STORING, Mode, as_mode
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
 from speechbrain_rev.reversible.observing import Moment, tell, tell_end
 from speechbrain_rev.reversible.recompute import (
@@ -257,10 +257,10 @@ class ReversibleChain(nn.Module):
         notes = self.monitor.begin(1 + 2 * len(self.blocks), format.limit, x1.device)
         before = None if notes.largest is None else KeptBuffers(self.blocks)
         # Reconstruction writes to the values that it is given.
-        own = self.modes[:1] == [Mode.RECONSTRUCT]
+        own = bool(self.modes) and self.modes[0].spec.needs_inverse
         entered = [enter(x1, x2, format, notes.row(0), own)]
         del x1, x2  # values of their own from here on
-        wanted = Mode.COMPRESS in self.modes
+        wanted = not is_lossless(self.modes)
         with self.compression.during(self, everywhere=False, wanted=wanted):
             streams = self._advance(entered, mask, notes)
         poison = self.monitor.close(notes, format.limit)
@@ -274,7 +274,7 @@ class ReversibleChain(nn.Module):
         """Run the blocks; ``entered`` is emptied, so that no caller keeps its values."""
         streams = entered.pop()
         shared: set[int] = set()
-        if set(self.modes) - {Mode.RECONSTRUCT}:
+        if not all(mode.spec.needs_inverse for mode in self.modes):
             couplings = cast(Iterable[AdditiveCoupling], self.blocks)
             shared = shared_by(f for b in couplings for f in (b.f, b.g))
         modes = self.modes
@@ -286,17 +286,17 @@ class ReversibleChain(nn.Module):
         for mode, run in itertools.groupby(places, _mode_of):
             here = list(run)
             blocks = [cast(AdditiveCoupling, block) for _, (_, block) in here]
-            if mode is Mode.RECONSTRUCT:
+            if mode.spec.needs_inverse:
                 held = [streams]
                 del streams  # the run alone has it, and drops it
                 streams = reconstruct(blocks, held, mask, notes, here[0][0], self.chunk)
                 tell(blocks[-1], Moment.FORWARD_ENDS)
             else:
-                again = mode is Mode.RECOMPUTE
+                again = mode.spec.runs_twice
                 for i, block in enumerate(blocks, here[0][0]):
                     rows = notes.row(1 + 2 * i), notes.row(2 + 2 * i)
                     tell(block, Moment.FORWARD_BEGINS)
-                    with registering(mode is Mode.COMPRESS):
+                    with mode.spec.around():
                         streams = _couple(
                             block, streams, mask, again, shared, self.chunk, rows
                         )
@@ -310,7 +310,7 @@ class ReversibleChain(nn.Module):
                 "does not take. Keep its weights in float32 and train under "
                 "torch.autocast."
             )
-        if set(self.modes) - set(STORING):
+        if any(mode.spec.runs_twice for mode in self.modes):
             refuse_what_cannot_run_again(self)
         if len(self.modes) != len(self.blocks):
             raise RuntimeError(
@@ -322,7 +322,7 @@ class ReversibleChain(nn.Module):
                 (f"blocks.{name}", module)
                 for name, module in self.blocks.named_modules()
                 if name.count(".")
-                and self.modes[int(name.split(".")[0])] not in STORING
+                and self.modes[int(name.split(".")[0])].spec.runs_twice
             )
         if mask is not None and mask.requires_grad:
             raise ValueError("A mask cannot need a gradient: pass mask.detach().")

@@ -1,9 +1,9 @@
-"""To recompute blocks of a network that somebody else wrote, without changing it.
+"""Memory modes for blocks of a network that somebody else wrote, without changing it.
 
 A block that is put behind another module gets another name and another type: its
 checkpoints no longer fit and ``isinstance`` fails in its owner's ``forward``. So it stays
 the object that it is. Only its class becomes a subclass of its class whose ``forward``
-recomputes.
+recomputes. A block that runs once only has its ``forward`` called within a context.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from speechbrain_rev.modes import Mode
 from speechbrain_rev.reversible.recompute import (
     Recompute,
     recompute_call,
@@ -90,13 +91,7 @@ def recompute_blocks(network: Network, *names: str) -> Network:
     >>> isinstance(network[0], nn.Sequential), network(torch.randn(2, 4)).shape
     (True, torch.Size([2, 4]))
     """
-    chosen = chosen_blocks(network, names)
-    for name, module in chosen.items():
-        _refuse_what_cannot_be_chosen(name, module)
-    for module in chosen.values():
-        # One that is in two places, or was chosen before, has its class by now.
-        if not recomputes(module):
-            module.__class__ = _recomputed(type(module))
+    give_mode(network, Mode.RECOMPUTE, *names)
     return network
 
 
@@ -129,11 +124,79 @@ def store_blocks(network: Network, *names: str) -> Network:
       (1): Recompute[Tanh]()
     )
     """
-    for module in chosen_blocks(network, names).values():
-        if isinstance(module, _Recomputed):
-            stored: type[nn.Module] = module._stored
-            module.__class__ = stored  # type: ignore[assignment]
+    give_mode(network, Mode.STORE, *names)
     return network
+
+
+def give_mode(network: nn.Module, mode: Mode, *names: str) -> None:
+    """Give submodules a mode that needs no inverse.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Any network. It is changed in place.
+    mode : Mode
+        For all of them, instead of the mode that each has.
+    *names : str
+        Names or patterns, as for ``recompute_blocks``.
+
+    Raises
+    ------
+    ValueError
+        As ``recompute_blocks``. Then nothing was changed.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Tanh(), nn.Tanh())
+    >>> give_mode(network, Mode.RECOMPUTE, "1")
+    >>> [mode_of(block).value for block in network]
+    ['store', 'recompute']
+    """
+    chosen = chosen_blocks(network, names)
+    if mode.spec.runs_twice:
+        for name, module in chosen.items():
+            _refuse_what_cannot_be_chosen(name, module)
+    for module in chosen.values():
+        # One that is in two places, or was chosen before, has its mode by now.
+        if mode_of(module) is not mode:
+            _store(module)
+            if mode.spec.runs_twice:
+                module.__class__ = _recomputed(type(module))
+            elif mode is not Mode.STORE:
+                module.forward = _Around(module, mode)
+
+
+def mode_of(module: nn.Module) -> Mode:
+    """Tell which mode a submodule was given."""
+    own = vars(module).get("forward")
+    if isinstance(own, _Around):
+        return own.mode
+    return Mode.RECOMPUTE if recomputes(module) else Mode.STORE
+
+
+def _store(module: nn.Module) -> None:
+    own = vars(module).get("forward")
+    if isinstance(own, _Around):
+        del module.forward
+        if own.own is not None:
+            module.forward = own.own
+    if isinstance(module, _Recomputed):
+        stored: type[nn.Module] = module._stored
+        module.__class__ = stored  # type: ignore[assignment]
+
+
+class _Around:
+    """Runs a block that runs once within the context of its mode."""
+
+    def __init__(self, block: nn.Module, mode: Mode) -> None:
+        self.block, self.mode = block, mode
+        self.own = vars(block).get("forward")
+
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+        with self.mode.spec.around():
+            if self.own is not None:
+                return self.own(*inputs, **keywords)
+            return type(self.block).forward(self.block, *inputs, **keywords)
 
 
 def recomputes(module: nn.Module) -> bool:
@@ -195,7 +258,8 @@ def _refuse_what_cannot_be_chosen(name: str, module: nn.Module) -> None:
             f"{name} is scripted and cannot run a second time on other leaves. Choose "
             "blocks before torch.jit.script, or leave it out."
         )
-    if "forward" in vars(module):
+    own = vars(module).get("forward")
+    if (own.own if isinstance(own, _Around) else own) is not None:
         raise ValueError(
             f"{name} ({kind}) has a forward of its own, which hides that of its class "
             "and with it any recomputation. Remove it, put the module behind "

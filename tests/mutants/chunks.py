@@ -162,7 +162,7 @@ CHUNKS = [
     Mutant(
         "7: a chain writes to the tensors that it is given",
         CHAIN_CODE,
-        "own = self.modes[:1] == [Mode.RECONSTRUCT]",
+        "own = bool(self.modes) and self.modes[0].spec.needs_inverse",
         "own = False",
         "tests/unit/reversible/test_composition.py",
         "callers_tensors",

@@ -9,7 +9,7 @@ CAPPED_CODE = "speechbrain_rev/planner/knapsack.py"
 NETWORK_CODE = "speechbrain_rev/planner/network.py"
 PROFILE_CODE = "speechbrain_rev/planner/profile.py"
 SAVING_CODE = "speechbrain_rev/compression/saving.py"
-SELECTED_CODE = "speechbrain_rev/compression/selected.py"
+ACTIVATIONS_CODE = "speechbrain_rev/compression/activations.py"
 PROBE_CODE = "speechbrain_rev/planner/probe.py"
 WITHIN_CODE = "speechbrain_rev/planner/plan.py"
 RUN_PLAN_CODE = "speechbrain_rev/catalog/plans.py"
@@ -113,7 +113,7 @@ COMPRESSING_PLANS = [
     ),
     Mutant(
         "compressing plan: every block of a module compresses",
-        SELECTED_CODE,
+        ACTIVATIONS_CODE,
         "own = Compressing(network, compression, everywhere=False)",
         "own = Compressing(network, compression)",
         COMPRESS,
@@ -122,8 +122,8 @@ COMPRESSING_PLANS = [
     Mutant(
         "compressing plan: a block that compressed goes on when it is to store",
         NETWORK_CODE,
-        "        store_whole(self.module, [*named, *others])\n",
-        "",
+        "            stop_compressing(self.module)\n            return\n",
+        "            return\n",
         COMPRESS,
         "taken_back",
     ),

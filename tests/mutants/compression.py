@@ -89,8 +89,8 @@ COMPRESSION = [
     Mutant(
         "compressed: all blocks of a chain, if one is",
         CHAIN_CODE,
-        "with registering(mode is Mode.COMPRESS):",
-        "with registering():",
+        "with mode.spec.around():",
+        "with Mode.COMPRESS.spec.around():",
         CHAINS,
         "only_blocks",
     ),

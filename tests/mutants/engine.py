@@ -67,7 +67,7 @@ ENGINE = [
     Mutant(
         "6: recomputation stores",
         CHAIN_CODE,
-        "again = mode is Mode.RECOMPUTE",
+        "again = mode.spec.runs_twice",
         "again = False",
         CHAIN,
         "two_streams_of_each_block",

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.architectures import ARCHITECTURES, HEAD, Head
 from speechbrain_rev.catalog import Training, counted_peaks, pictures
 from speechbrain_rev.catalog.breakdown import (
     before_and_after,
@@ -24,7 +24,7 @@ from speechbrain_rev.catalog.render import (
     saved,
 )
 from speechbrain_rev.catalog.steps import head_modules, training_step_peak
-from speechbrain_rev.catalog.table import HEAD, Head, Model
+from speechbrain_rev.catalog.table import Model
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.optim import build_optimizer, state_bytes
 from speechbrain_rev.planner.memory import PARTS, LiveBytes

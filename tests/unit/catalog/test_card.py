@@ -6,11 +6,11 @@ import gc
 import pytest
 import torch
 
-from speechbrain_rev.architectures import ARCHITECTURES, architecture
+from speechbrain_rev.architectures import ARCHITECTURES, HEAD, architecture
 from speechbrain_rev.catalog import Training
 from speechbrain_rev.catalog.breakdown import encoder_breakdown
 from speechbrain_rev.catalog.steps import head_modules
-from speechbrain_rev.catalog.table import HEAD, other_encoder, shorter_frames
+from speechbrain_rev.catalog.table import other_encoder, shorter_frames
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.optim import build_optimizer, state_bytes
 from speechbrain_rev.planner.memory import LiveBytes, live_bytes_peak

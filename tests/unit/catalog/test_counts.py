@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.catalog.steps import training_step_peak
 from speechbrain_rev.catalog.table import BATCHES, FRAMES, MODES, Peak, counted_peaks
-from speechbrain_rev.reversible.modes import LOSSLESS
+from speechbrain_rev.modes import LOSSLESS
 
 PEAKS = counted_peaks()
 STALE = (

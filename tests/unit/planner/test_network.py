@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from speechbrain_rev.modes import LOSSLESS
 from speechbrain_rev.planner.network import NamedBlocks, as_network
 from speechbrain_rev.reversible import (
     AdditiveCoupling,
@@ -14,7 +15,6 @@ from speechbrain_rev.reversible import (
     ReversibleChain,
     recompute_blocks,
 )
-from speechbrain_rev.reversible.modes import LOSSLESS
 from speechbrain_rev.reversible.wrapping import recomputes, store_blocks
 from tests.unit.planner.networks import (
     Chained,

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from speechbrain_rev.modes import LOSSLESS
 from speechbrain_rev.planner import Infeasible, Plan, Profile, plan
 from speechbrain_rev.planner.memory import live_bytes_peak, make_gradients
 from speechbrain_rev.planner.network import as_network
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
-from speechbrain_rev.reversible.modes import LOSSLESS
 from speechbrain_rev.sizes import enough_text, size_text
 from tests.unit.lobes.encoders import feats
 from tests.unit.planner.networks import (

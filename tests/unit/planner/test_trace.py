@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.planner.network import NamedBlocks, as_network, compare_next
 from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.planner.trace import trace_bytes, trace_seconds
@@ -386,17 +387,32 @@ def machine_on_meta():
     return as_network(module, ["?"]), step
 
 
-def test_tensors_of_one_device_alone_are_counted_where_one_is_named():
+def test_tensors_of_the_network_s_device_alone_are_counted():
     network, step = machine_on_meta()
-    every, cpu, meta = (
-        trace_bytes(network, step, device=device and torch.device(device))
-        for device in (None, "cpu", "meta")
+    cpu, meta, every = (
+        live_bytes_peak(step, device=device and torch.device(device))
+        for device in ("cpu", "meta", None)
     )
-    assert cpu.peak_bytes == cpu.blocks["1"].forward_peak_bytes == SIZE
-    assert cpu.blocks["0"].forward_peak_bytes == cpu.blocks["2"].after_bytes == 0
-    assert meta.blocks["2"].after_bytes == every.blocks["2"].after_bytes >= 2 * SIZE
-    forward = every.blocks["1"].forward_peak_bytes
-    assert forward == meta.blocks["1"].forward_peak_bytes + SIZE
+    trace = trace_bytes(network, step)
+    assert trace.blocks["2"].after_bytes >= 2 * SIZE
+    assert trace.peak_bytes == meta
+    assert cpu == SIZE
+    assert meta <= every <= meta + SIZE
+
+
+def test_what_is_kept_on_the_host_can_be_traced_without_contents():
+    module, step = on_meta(
+        nn.Sequential(nn.Linear(50, 50), nn.Tanh()), torch.randn(200, 50)
+    )
+    network = as_network(module, ["?"])
+    kept = trace_bytes(network, step)
+    with torch.autograd.graph.save_on_cpu():
+        moved = trace_bytes(network, step)
+    assert moved.backward_bytes < kept.backward_bytes
+    with torch.autograd.graph.save_on_cpu():
+        work = trace_work(network, step)
+    # Each is copied to the host and back.
+    assert work["1"].host_bytes == 2 * SIZE
 
 
 def test_copies_from_one_device_to_another_are_counted_as_such():

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from speechbrain_rev.compression import ActivationCompression, compress_activations
-from speechbrain_rev.compression.selected import (
-    compress_blocks,
-    compresses,
+from speechbrain_rev.compression.activations import (
+    compress_within,
     compression_in,
-    store_whole,
+    stop_compressing,
 )
-from speechbrain_rev.reversible import recompute_blocks
+from speechbrain_rev.reversible import Mode, recompute_blocks
+from speechbrain_rev.reversible.wrapping import give_mode, mode_of, store_blocks
 
 
 class Layer(nn.Sequential):
@@ -25,7 +25,8 @@ class Layer(nn.Sequential):
 def network_of(*chosen):
     torch.manual_seed(0)
     network = nn.Sequential(*(Layer() for _ in range(3)))
-    compress_blocks(network, [network[i] for i in chosen], ActivationCompression())
+    compress_within(network, ActivationCompression())
+    give_mode(network, Mode.COMPRESS, *map(str, chosen))
     return network
 
 
@@ -50,14 +51,16 @@ def test_copies_compress_the_same_blocks_by_their_own(duplicate):
 
 def test_more_blocks_can_be_chosen_and_all_be_stored_again():
     network = network_of(0)
-    compress_blocks(network, [network[2]], compression_in(network))
+    give_mode(network, Mode.COMPRESS, "2")
+    compress_within(network, compression_in(network))
     assert layers_of(network) == {"0.0", "0.1", "2.0", "2.1"}
-    store_whole(network, [network[0]])
+    store_blocks(network, "0")
     compression_in(network).records.clear()
     assert layers_of(network) == {"2.0", "2.1"}
-    store_whole(network, list(network))
+    store_blocks(network, "*")
+    stop_compressing(network)
     assert compression_in(network) is None
-    assert not any(compresses(block) for block in network)
+    assert [mode_of(block) for block in network] == 3 * [Mode.STORE]
     assert all("forward" not in vars(m) for m in network.modules())
 
 
@@ -70,10 +73,14 @@ def test_a_forward_of_one_s_own_is_called_and_stays():
         return nn.Sequential.forward(network[0], x)
 
     network[0].forward = forward
-    compress_blocks(network, [network[0]], ActivationCompression())
+    compress_within(network, ActivationCompression())
+    give_mode(network, Mode.COMPRESS, "0")
     assert layers_of(network) == {"0.0", "0.1"}
     assert calls == [4]
-    store_whole(network, list(network))
+    with pytest.raises(ValueError, match="has a forward of its own"):
+        recompute_blocks(network, "0")
+    assert mode_of(network[0]) is Mode.COMPRESS
+    store_blocks(network, "*")
     assert network[0].forward is forward
 
 
@@ -86,8 +93,7 @@ def test_an_error_within_a_block_ends_its_compression():
 
 def test_other_blocks_may_recompute():
     network = network_of(0, 2)
-    exact = copy.deepcopy(network)
-    store_whole(exact, list(exact))
+    exact = store_blocks(copy.deepcopy(network), "*")
     recompute_blocks(network, "1")
     assert layers_of(network) == {"0.0", "0.1", "2.0", "2.1"}
     torch.manual_seed(1)
@@ -99,10 +105,21 @@ def test_other_blocks_may_recompute():
     assert 0 < (off - true).norm() < 0.1 * true.norm()
 
 
+def test_a_block_that_compressed_recomputes_and_the_other_way_round():
+    network = network_of(0)
+    recompute_blocks(network, "0")
+    assert mode_of(network[0]) is Mode.RECOMPUTE
+    assert layers_of(network) == set()
+    give_mode(network, Mode.COMPRESS, "0")
+    assert mode_of(network[0]) is Mode.COMPRESS
+    assert type(network[0]) is Layer
+    assert layers_of(network) == {"0.0", "0.1"}
+
+
 def test_what_is_compressed_as_a_whole_has_no_block_to_choose():
     network = nn.Sequential(Layer())
     compression = compress_activations(network)
     with pytest.raises(ValueError, match=r"has all its activations .* Leave that call"):
-        compress_blocks(network, [network[0]], ActivationCompression())
-    store_whole(network, [network[0]])
+        compress_within(network, ActivationCompression())
+    stop_compressing(network)
     assert compression_in(network) is compression
