@@ -9,7 +9,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from speechbrain_rev.plots.style import COLOURS, DASHES, FAINT, finish, new_figure, save
+from speechbrain_rev.plots.style import (
+    COLOURS,
+    DASHES,
+    FAINT,
+    check_some,
+    finish,
+    new_figure,
+    save,
+)
 
 # The first that fit are labelled.
 _RATE_TICKS_PERCENT = (
@@ -59,8 +67,7 @@ def det_plot(curves: Mapping[str, ErrorRates], path: str | Path) -> None:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     det_plot({"ours": curve}, os.path.join(folder, "det.png"))
     """
-    if not curves:
-        raise ValueError("There is no curve to draw; give at least one.")
+    check_some(curves, "curve")
     rates = {name: _rates(name, curve) for name, curve in curves.items()}
     eers = {name: _crossing(*rate) for name, rate in rates.items()}
     low, high = _rate_limits(rates, eers)

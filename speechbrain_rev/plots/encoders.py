@@ -1,34 +1,58 @@
-"""Encoders by memory and error rate."""
+"""Encoders by memory and error rate, and by parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from speechbrain_rev.plots.labels import write_names
 from speechbrain_rev.plots.style import (
+    COLOURS,
     FAINT,
-    FAMILY_COLOURS,
-    FAMILY_NAMES,
     INK,
+    Place,
     caption,
-    encoder_mark,
+    check_some,
     finish,
+    legend_above,
     log_ticks,
     new_figure,
     save,
+    source_below,
+    write_names,
 )
-from speechbrain_rev.sizes import GIB
+from speechbrain_rev.sizes import GIB, MB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# A family and its reversible counterpart share a colour, types have shapes of their own.
+FAMILY_COLOURS = {
+    "resnet": COLOURS[0],
+    "revnet": COLOURS[0],
+    "df_resnet": COLOURS[1],
+    "df_revnet": COLOURS[1],
+}
+FAMILY_NAMES = {
+    "resnet": "ResNet",
+    "revnet": "RevNet",
+    "df_resnet": "DF-ResNet",
+    "df_revnet": "DF-RevNet",
+}
+_TYPE_SHAPES = {"vanilla": "o", "I": "^", "II": "s"}
+_MILLION = 1e6
 _MARK_SIZE = 7.0
+_BAR: dict[str, Any] = {"lw": 1.6, "alpha": 0.35}
+_CROSS: dict[str, Any] = {
+    "ls": "",
+    "marker": "x",
+    "markersize": 6.0,
+    "markeredgewidth": 1.2,
+}
 
 
 @dataclass(frozen=True)
@@ -126,25 +150,8 @@ def encoder_map(
     axes.set_ylabel(memory_label)
     finish(axes, grid="both")
     caption(figure, axes, title, source, columns=4)
-    _names(figure, axes, points, list(cards))
+    _name_points(figure, axes, points)
     save(figure, path)
-
-
-def _check(points: Sequence[EncoderPoint]) -> None:
-    if not points:
-        raise ValueError("There is no encoder to draw; give at least one.")
-    seen = set()
-    for point in points:
-        figures = [point.eer_percent, point.peak_bytes, point.recompute_bytes]
-        if not all(0 < figure < np.inf for figure in figures if figure is not None):
-            raise ValueError(
-                f"{point.name!r} has an error rate of {point.eer_percent} % and "
-                f"{point.peak_bytes} bytes, recomputed {point.recompute_bytes}; each "
-                "must be above zero and finite."
-            )
-        if point.name in seen:
-            raise ValueError(f"{point.name!r} is there twice; leave one out.")
-        seen.add(point.name)
 
 
 def _limits(
@@ -153,11 +160,12 @@ def _limits(
     sizes = [size for p in points for size in (p.peak_bytes, p.recompute_bytes) if size]
     sizes += card_bytes
     axes.set_yscale("log")
-    axes.set_ylim(min(sizes) / GIB / 1.4, max(sizes) / GIB * 1.4)
+    # Names stand below the least ones, and to the right of the last ones.
+    axes.set_ylim(min(sizes) / GIB / 2.5, max(sizes) / GIB * 1.4)
     log_ticks(axes)
     rates = [point.eer_percent for point in points]
     margin = 0.1 * (max(rates) - min(rates)) or 0.1 * rates[0]
-    axes.set_xlim(min(rates) - margin, max(rates) + margin)
+    axes.set_xlim(min(rates) - margin / 2, max(rates) + 1.2 * margin)
 
 
 def _arrows(axes: Axes, points: Sequence[EncoderPoint]) -> None:
@@ -190,49 +198,249 @@ def _marks(axes: Axes, points: Sequence[EncoderPoint]) -> None:
         axes.plot(
             [point.eer_percent for point in members],
             [point.peak_bytes / GIB for point in members],
-            markersize=_MARK_SIZE,
             label=f"{FAMILY_NAMES[family]}, {doing}",
-            zorder=4,
-            **encoder_mark(family, kind),
+            **_mark(family, kind),
         )
         rivals = [p for p in members if p.recompute_bytes is not None]
         if rivals:
             axes.plot(
                 [point.eer_percent for point in rivals],
                 [(point.recompute_bytes or 0) / GIB for point in rivals],
-                ls="",
-                marker="x",
-                markersize=_MARK_SIZE - 1,
-                markeredgecolor=FAMILY_COLOURS[family],
-                markeredgewidth=1.2,
+                color=FAMILY_COLOURS[family],
                 label=f"{FAMILY_NAMES[family]}, recomputed",
                 zorder=3,
+                **_CROSS,
             )
 
 
-def _names(
-    figure: Figure,
-    axes: Axes,
-    points: Sequence[EncoderPoint],
-    card_bytes: Sequence[int],
+def _name_points(figure: Figure, axes: Axes, points: Sequence[EncoderPoint]) -> None:
+    write_names(
+        figure,
+        axes,
+        {p.name: (p.eer_percent, p.peak_bytes / GIB) for p in points},
+        {p.name: FAMILY_COLOURS[p.family] for p in points},
+        marks=[
+            (p.eer_percent, p.recompute_bytes / GIB)
+            for p in points
+            if p.recompute_bytes
+        ],
+        mark_size=_MARK_SIZE,
+        # The arrows come from above.
+        upwards=False,
+    )
+
+
+@dataclass(frozen=True)
+class SizedEncoder:
+    """One encoder in the picture; memory is bytes for each utterance.
+
+    Attributes
+    ----------
+    name, family, type : str
+        As in ``architectures``.
+    parameters : int
+        Its place on the horizontal axes.
+    lightest_bytes, stored_bytes : float
+        The least that one mode for all blocks takes, and what it takes to store all.
+    planned_bytes : float or None
+        What the plan takes; None if nothing fits.
+    largest_batch : int or None
+        On the card; None if nothing fits.
+    published_bytes, published_batch : float and int, or None
+        The same as published, where there are such figures.
+    """
+
+    name: str
+    family: str
+    type: str
+    parameters: int
+    lightest_bytes: float
+    stored_bytes: float
+    planned_bytes: float | None
+    largest_batch: int | None
+    published_bytes: float | None = None
+    published_batch: int | None = None
+
+
+_Height = Callable[[SizedEncoder], "float | None"]
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """What one of the axes shows of an encoder, in its units."""
+
+    label: str
+    mark: _Height
+    cross: _Height
+    bar: tuple[_Height, _Height]
+    named_at: _Height
+
+
+_MEMORY = _Panel(
+    "memory of the encoder's step, MB per utterance",
+    mark=lambda e: e.planned_bytes and e.planned_bytes / MB,
+    cross=lambda e: e.published_bytes and e.published_bytes / MB,
+    bar=(lambda e: e.lightest_bytes / MB, lambda e: e.stored_bytes / MB),
+    named_at=lambda e: e.stored_bytes / MB,
+)
+_BATCH = _Panel(
+    "batch that fits, at least",
+    mark=lambda e: e.largest_batch,
+    cross=lambda e: e.published_batch,
+    bar=(lambda e: e.published_batch, lambda e: e.largest_batch),
+    named_at=lambda e: e.largest_batch,
+)
+
+
+def by_parameters(
+    encoders: Sequence[SizedEncoder],
+    path: str | Path,
+    *,
+    title: str,
+    source: str,
+    total_batch: int,
 ) -> None:
-    places = {p.name: (p.eer_percent, p.peak_bytes / GIB) for p in points}
-    crosses = [
-        (p.eer_percent, p.recompute_bytes / GIB) for p in points if p.recompute_bytes
-    ]
-    arrows = [
-        (places[p.counterpart], places[p.name])
-        for p in points
-        if p.counterpart in places
-    ]
-    left, right = axes.get_xlim()
-    cards = [((left, size / GIB), (right, size / GIB)) for size in card_bytes]
+    """Draw memory and largest batch on logarithmic axes against parameters.
+
+    Marks are the plan's memory and the largest batch, vanilla encoders hollow, reversible
+    ones filled; crosses were published. Bars of memory lead from the lightest mode to all
+    stored, bars of the batch from the published one to the one here.
+
+    Parameters
+    ----------
+    encoders : sequence of SizedEncoder
+        At least one.
+    path : str or pathlib.Path
+        The PNG file to write.
+    title, source : str
+        What is shown, and what it is from.
+    total_batch : int
+        Gets a line: encoders above it need one card for such a batch.
+
+    Raises
+    ------
+    ValueError
+        If there is no encoder, one is there twice, or a figure is not above zero and
+        finite.
+
+    Example
+    -------
+    >>> import os, tempfile
+    >>> words = {"title": "T", "source": "S", "total_batch": 256}
+    >>> small = SizedEncoder("revnet57", "revnet", "II", 6102190, 1.1e7, 6.5e7, 6e7, 846)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     by_parameters([small], os.path.join(folder, "plan.png"), **words)
+    """
+    _check(encoders)
+    figure = new_figure(14.0, 7.2)
+    memory, batch = figure.subplots(1, 2)
+    for axes, panel in ((memory, _MEMORY), (batch, _BATCH)):
+        _draw(axes, panel, encoders)
+    batch.axhline(total_batch, color=INK, lw=1.0, ls=(0, (6, 3)), zorder=1)
+    batch.set_ylim(top=max(batch.get_ylim()[1], 1.2 * total_batch))
+    for axes in (memory, batch):
+        # Names stand to the right of the last ones, and above the highest ones.
+        left, right = axes.get_xlim()
+        axes.set_xlim(right=right + 0.08 * (right - left))
+        axes.set_ylim(top=1.4 * axes.get_ylim()[1])
+        log_ticks(axes)
+        finish(axes, grid="both")
+    source_below(figure, source)
+    memory.plot([], [], color=FAINT, label="published", **_CROSS)
+    words = "memory: lightest mode to all stored; batch: published to here"
+    memory.plot([], [], color=FAINT, label=words, **_BAR)
+    legend_above(figure, memory, title, columns=4)
+    _name_sized(figure, memory, _MEMORY, encoders)
+    _name_sized(figure, batch, _BATCH, encoders)
+    save(figure, path)
+
+
+def _draw(axes: Axes, panel: _Panel, encoders: Sequence[SizedEncoder]) -> None:
+    axes.set_yscale("log")
+    axes.set_xlabel("parameters, millions")
+    axes.set_ylabel(panel.label)
+    for encoder in encoders:
+        bar = _bar(panel, encoder)
+        if bar is not None:
+            colour = FAMILY_COLOURS[encoder.family]
+            axes.plot(*zip(*bar, strict=True), color=colour, zorder=2, **_BAR)
+    kinds = {(e.family, e.type) for e in encoders}
+    order = list(FAMILY_NAMES)
+    for family, kind in sorted(kinds, key=lambda k: (order.index(k[0]), k[1])):
+        members = [e for e in encoders if (e.family, e.type) == (family, kind)]
+        axes.plot(
+            *_places(members, panel.mark),
+            label=FAMILY_NAMES[family]
+            + ("" if kind == "vanilla" else f", type {kind}"),
+            **_mark(family, kind),
+        )
+        colour = FAMILY_COLOURS[family]
+        axes.plot(*_places(members, panel.cross), color=colour, zorder=3, **_CROSS)
+
+
+def _places(
+    encoders: Sequence[SizedEncoder], height: _Height
+) -> tuple[list[float], list[float]]:
+    """Give both coordinates of the encoders that have a figure."""
+    found = [(e.parameters / _MILLION, y) for e in encoders if (y := height(e))]
+    return [x for x, _ in found], [y for _, y in found]
+
+
+def _bar(panel: _Panel, encoder: SizedEncoder) -> tuple[Place, Place] | None:
+    """Give the ends of an encoder's bar, if it has both."""
+    low, high = (end(encoder) for end in panel.bar)
+    if low is None or high is None:
+        return None
+    x = encoder.parameters / _MILLION
+    return (x, low), (x, high)
+
+
+def _name_sized(
+    figure: Figure, axes: Axes, panel: _Panel, encoders: Sequence[SizedEncoder]
+) -> None:
+    places = {
+        e.name: (e.parameters / _MILLION, y)
+        for e in encoders
+        if (y := panel.named_at(e))
+    }
+    if not places:
+        return
+    shown = [_places(encoders, height) for height in (panel.mark, panel.cross)]
     write_names(
         figure,
         axes,
         places,
-        {p.name: FAMILY_COLOURS[p.family] for p in points},
-        marks=[*places.values(), *crosses],
+        {e.name: FAMILY_COLOURS[e.family] for e in encoders},
+        marks=[place for xy in shown for place in zip(*xy, strict=True)],
         mark_size=_MARK_SIZE,
-        lines=[*arrows, *cards],
+        font_size=7.5,
     )
+
+
+def _mark(family: str, kind: str) -> dict[str, Any]:
+    """Hollow for vanilla encoders, filled for reversible ones."""
+    colour = FAMILY_COLOURS[family]
+    return {
+        "ls": "",
+        "marker": _TYPE_SHAPES[kind],
+        "markersize": _MARK_SIZE,
+        "markeredgecolor": colour,
+        "markerfacecolor": "white" if kind == "vanilla" else colour,
+        "markeredgewidth": 1.6,
+        "zorder": 4,
+    }
+
+
+def _check(encoders: Sequence[EncoderPoint] | Sequence[SizedEncoder]) -> None:
+    check_some(encoders, "encoder")
+    seen = set()
+    for encoder in encoders:
+        for name, figure in asdict(encoder).items():
+            if isinstance(figure, (int, float)) and not 0 < figure < np.inf:
+                raise ValueError(
+                    f"{name} of {encoder.name!r} is {figure}; it must be above zero and "
+                    "finite."
+                )
+        if encoder.name in seen:
+            raise ValueError(f"{encoder.name!r} is there twice; leave one out.")
+        seen.add(encoder.name)

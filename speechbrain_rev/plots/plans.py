@@ -18,6 +18,8 @@ from speechbrain_rev.plots.style import (
     INK,
     MODE_COLOURS,
     caption,
+    check_mode,
+    check_some,
     finish,
     new_figure,
     save,
@@ -177,8 +179,7 @@ def _check(
 ) -> list[str]:
     """Check what is to be drawn; give the blocks."""
     planned = {batch: modes for batch, modes in plans.items() if modes}
-    if not planned:
-        raise ValueError("There is no plan to draw; give at least one.")
+    check_some(planned, "plan")
     blocks = list(next(iter(planned.values())))
     for batch, modes in planned.items():
         if list(modes) != blocks:
@@ -186,12 +187,8 @@ def _check(
                 f"The plan of batch {batch} is for {', '.join(modes)}, another one for "
                 f"{', '.join(blocks)}. Give plans of one network."
             )
-        unknown = sorted(set(modes.values()) - set(MODE_COLOURS))
-        if unknown:
-            raise ValueError(
-                f"The plan of batch {batch} has a mode {unknown[0]!r}; modes are "
-                f"{', '.join(MODE_COLOURS)}."
-            )
+        for name, mode in modes.items():
+            check_mode(mode, f"{name!r} in the plan of batch {batch}")
         speed = utterances_per_second.get(batch, math.nan)
         if not 0 < speed < math.inf:
             raise ValueError(

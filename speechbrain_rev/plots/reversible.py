@@ -13,6 +13,8 @@ from speechbrain_rev.plots.style import (
     INK,
     MODE_COLOURS,
     caption,
+    check_mode,
+    check_some,
     finish,
     new_figure,
     save,
@@ -89,14 +91,9 @@ def reversible_step(
 
 
 def _check(alive: Mapping[str, _Passes]) -> None:
-    if not alive:
-        raise ValueError("There is no mode to draw; give at least one.")
+    check_some(alive, "mode")
     for mode, passes in alive.items():
-        if mode not in MODE_COLOURS:
-            raise ValueError(
-                f"The mode {mode!r} is unknown; modes are "
-                f"{', '.join(map(repr, MODE_COLOURS))}."
-            )
+        check_mode(mode, "One curve")
         for sizes in passes:
             if len(sizes) < 2:
                 raise ValueError(

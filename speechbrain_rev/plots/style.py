@@ -1,11 +1,12 @@
-"""What all pictures share: colours, an empty figure, axes, the PNG file."""
+"""What all pictures share: colours, figures, checks, axes, words, names, the file."""
 
 from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Collection, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.whole_files import write_whole
@@ -13,6 +14,10 @@ from speechbrain_rev.whole_files import write_whole
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
+
+#: Where something is in the units of the axes.
+Place = tuple[float, float]
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; yellow is left out as
 # it vanishes on white.
@@ -20,20 +25,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = "osD^vP"
 DASHES = ("-", "--", ":", "-.")
 MODE_COLOURS = {mode.value: mode.spec.colour for mode in Mode}
-# A family and its reversible counterpart share a colour, types have shapes of their own.
-FAMILY_COLOURS = {
-    "resnet": COLOURS[0],
-    "revnet": COLOURS[0],
-    "df_resnet": COLOURS[1],
-    "df_revnet": COLOURS[1],
-}
-FAMILY_NAMES = {
-    "resnet": "ResNet",
-    "revnet": "RevNet",
-    "df_resnet": "DF-ResNet",
-    "df_revnet": "DF-RevNet",
-}
-_TYPE_SHAPES = {"vanilla": "o", "I": "^", "II": "s"}
 FAINT = "#888888"
 INK = "#333333"
 
@@ -63,30 +54,9 @@ def new_figure(width_inches: float, height_inches: float) -> Figure:
             f"Pictures need matplotlib, which cannot be imported here ({error}). "
             f"Install it again: pip install --force-reinstall matplotlib."
         ) from error
-    return Figure(figsize=(width_inches, height_inches), layout="constrained")
-
-
-def encoder_mark(family: str, kind: str) -> dict[str, Any]:
-    """Give the mark of encoders: hollow for vanilla ones, filled for reversible ones.
-
-    Parameters
-    ----------
-    family, kind : str
-        Family and type, as in ``architectures``.
-
-    Returns
-    -------
-    dict
-        Options of matplotlib's ``plot``.
-    """
-    colour = FAMILY_COLOURS[family]
-    return {
-        "ls": "",
-        "marker": _TYPE_SHAPES[kind],
-        "markeredgecolor": colour,
-        "markerfacecolor": "white" if kind == "vanilla" else colour,
-        "markeredgewidth": 1.6,
-    }
+    # Text is a little wider or narrower at another resolution than that it is drawn at.
+    size = (width_inches, height_inches)
+    return Figure(figsize=size, dpi=150, layout="constrained")
 
 
 def log_ticks(axes: Axes) -> None:
@@ -124,6 +94,119 @@ def finish(axes: Axes, *, grid: Literal["both", "x"]) -> None:
     axes.yaxis.label.set_color(INK)
 
 
+def check_panels(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], x: str, y: str
+) -> None:
+    """Refuse panels that cannot be drawn.
+
+    Parameters
+    ----------
+    panels : mapping of str to mapping of str to sequence of (float, float)
+        For each panel's name its curves by name, and the points of each.
+    x, y : str
+        What the numbers of a point count.
+
+    Raises
+    ------
+    ValueError
+        If there is no panel, a panel has no curve or a curve no points, or a number is
+        not above 0.
+
+    Example
+    -------
+    >>> check_panels({"revnet57": {"stored": [(2, 0.0)]}}, "utterances", "seconds")
+    Traceback (most recent call last):
+    ...
+    ValueError: 'stored' of 'revnet57' has a point of 2 utterances and 0.0 seconds; both
+    must be above 0.
+    """
+    check_some(panels, "panel")
+    for panel, curves in panels.items():
+        if not curves:
+            raise ValueError(f"{panel!r} has no curve; leave it out.")
+        for name, points in curves.items():
+            if not points:
+                raise ValueError(f"{name!r} of {panel!r} has no points; leave it out.")
+            for a, b in points:
+                if not (a > 0 and b > 0):
+                    raise ValueError(
+                        f"{name!r} of {panel!r} has a point of {a} {x} and {b} {y}; "
+                        "both must be above 0."
+                    )
+
+
+def check_some(rows: Sized, what: str) -> None:
+    """Refuse to draw nothing.
+
+    Parameters
+    ----------
+    rows : sized
+        What is to be drawn.
+    what : str
+        What one of them is called.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+
+    Example
+    -------
+    >>> check_some([], "bar")
+    Traceback (most recent call last):
+    ValueError: There is no bar to draw; give at least one.
+    """
+    if not rows:
+        raise ValueError(f"There is no {what} to draw; give at least one.")
+
+
+def check_mode(mode: str, what: str) -> None:
+    """Refuse modes that have no colour.
+
+    Parameters
+    ----------
+    mode : str
+        A memory mode.
+    what : str
+        What has it.
+
+    Raises
+    ------
+    ValueError
+        If it is unknown.
+
+    Example
+    -------
+    >>> check_mode("keep", "'b.0' of batch 16")
+    Traceback (most recent call last):
+    ValueError: 'b.0' of batch 16 has the mode 'keep'; modes are 'store', ...
+    """
+    if mode not in MODE_COLOURS:
+        modes = ", ".join(map(repr, MODE_COLOURS))
+        raise ValueError(f"{what} has the mode {mode!r}; modes are {modes}.")
+
+
+def stacked_axes(figure: Figure, number: int, *, share_y: bool = False) -> list[Axes]:
+    """Make axes one below the other, over one horizontal axis.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        An empty figure.
+    number : int
+        How many.
+    share_y : bool
+        Whether they have their vertical axis in common, too.
+
+    Returns
+    -------
+    list of matplotlib.axes.Axes
+        From the top down.
+    """
+    grid = figure.subplots(number, 1, squeeze=False, sharex=True, sharey=share_y)
+    return list(grid[:, 0])
+
+
 def caption(
     figure: Figure, axes: Axes, title: str, source: str, *, columns: int
 ) -> None:
@@ -140,8 +223,7 @@ def caption(
     columns : int
         Of the legend, at most; fewer where they would not fit the figure.
     """
-    figure.suptitle(title, fontsize=11.5, color=INK, x=0.01, ha="left")
-    source_below(figure, source)
+    title_and_source(figure, title, source)
     for number in range(columns, 0, -1):
         legend = axes.legend(
             loc="lower left",
@@ -155,6 +237,48 @@ def caption(
         # What is left of the axes takes less than a sixth.
         if legend.get_window_extent().width <= figure.bbox.width * 5 / 6:
             return
+
+
+def title_and_source(figure: Figure, title: str, source: str) -> None:
+    """Put the title above everything and the source below, where no legend is between.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        The figure.
+    title, source : str
+        The words.
+    """
+    figure.suptitle(title, fontsize=11.5, color=INK, x=0.01, ha="left")
+    source_below(figure, source)
+
+
+def legend_above(figure: Figure, axes: Axes, title: str, *, columns: int) -> None:
+    """Put a legend that is headed by the title above everything.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        The figure.
+    axes : matplotlib.axes.Axes
+        What was drawn, with labels.
+    title : str
+        The words.
+    columns : int
+        Of the legend.
+    """
+    legend = figure.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside upper left",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+        title=title,
+        title_fontsize=11.5,
+        alignment="left",
+    )
+    legend.get_title().set_color(INK)
 
 
 def source_below(figure: Figure, source: str) -> None:
@@ -171,6 +295,102 @@ def source_below(figure: Figure, source: str) -> None:
     width = int(figure.get_figwidth() * 72 / (8 * 0.6))
     lines = [textwrap.fill(line, width) for line in source.splitlines()]
     figure.supxlabel("\n".join(lines), fontsize=8, color=FAINT, x=0.01, ha="left")
+
+
+def write_names(
+    figure: Figure,
+    axes: Axes,
+    places: Mapping[str, Place],
+    colours: Mapping[str, str],
+    *,
+    marks: Collection[Place],
+    mark_size: float,
+    upwards: bool = True,
+    font_size: float = 8.0,
+) -> None:
+    """Write names to the right of points, which settles the layout of the figure.
+
+    From the rightmost point on, a name that would cover a mark or another name moves up
+    until it covers neither, and a thin line ties it to its point. Names of close points
+    stand one above the other, like flags on poles.
+
+    Parameters
+    ----------
+    figure, axes : matplotlib.figure.Figure, matplotlib.axes.Axes
+        With all that has a place in the layout.
+    places : mapping of str to (x, y)
+        What is named, in units of the axes, like marks.
+    colours : mapping of str to str
+        Of each name.
+    marks : collection of (x, y)
+        What must stay visible beside what is named.
+    mark_size : float
+        Of these, in points.
+    upwards : bool
+        Whether names move up, or down; those that would leave the axes move the other way.
+        Leave room for them: where both ways are full, names cover each other.
+    font_size : float
+        Of the names, in points.
+    """
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    point = figure.dpi / 72
+    half, gap = (mark_size / 2 + 1) * point, (mark_size / 2 + 3) * point
+    # Two names side by side must not read as one.
+    apart = 1.5 * point
+    where = {name: axes.transData.transform(xy) for name, xy in places.items()}
+    centres = [*where.values(), *map(axes.transData.transform, marks)]
+    taken = [Bbox([centre - half, centre + half]) for centre in centres]
+    inside, step = axes.bbox.padded(-point), point if upwards else -point
+    for name in sorted(where, key=lambda n: (-where[n][0], step * where[n][1])):
+        text = axes.annotate(
+            name,
+            places[name],
+            (0, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=font_size,
+            color=colours[name],
+            zorder=5,
+            bbox={"facecolor": "white", "alpha": 0.6, "lw": 0, "pad": 0.4},
+        )
+        x, y = where[name]
+        box = text.get_window_extent().padded(apart, 0)
+        beside = box.translated(
+            min(gap, inside.x1 - box.x1),
+            max(inside.y0 - box.y0, 0) + min(inside.y1 - box.y1, 0),
+        )
+        for move in (step, -step):
+            box = beside
+            while box.count_overlaps(taken) and _is_between(box, axes.bbox):
+                box = box.translated(0, move)
+            if _is_between(box, axes.bbox):
+                break
+        right, up = box.x0 + apart - x, (box.y0 + box.y1) / 2 - y
+        text.set_position((right / point, up / point))
+        taken.append(box)
+        if abs(up) > font_size / 2 * point:
+            axes.annotate(
+                "",
+                places[name],
+                (min(right / point - 1, gap / point), up / point),
+                textcoords="offset points",
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": colours[name],
+                    "lw": 0.6,
+                    "shrinkA": 0,
+                    "shrinkB": mark_size / 2,
+                },
+            )
+            taken.append(Bbox([(x, y), (x + gap, y + up)]))
+
+
+def _is_between(box: Bbox, outer: Bbox) -> bool:
+    """Whether a box is neither below nor above another one."""
+    return bool(outer.y0 <= box.y0 and box.y1 <= outer.y1)
 
 
 def save(figure: Figure, path: str | Path) -> None:
@@ -195,5 +415,5 @@ def save(figure: Figure, path: str | Path) -> None:
         )
     picture = io.BytesIO()
     ending = Path(path).suffix[1:].lower() or "png"
-    figure.savefig(picture, format=ending, dpi=150, facecolor="white")
+    figure.savefig(picture, format=ending, facecolor="white")
     write_whole(path, picture.getvalue())

@@ -6,7 +6,6 @@ reconstructed activations; what is told is the angle between the two.
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -118,5 +117,5 @@ def draw(result: Result, path: Path) -> None:
         },
         path,
         title="Angle between gradients of reconstructed and of stored activations",
-        source=textwrap.fill(source, 115),
+        source=source,
     )

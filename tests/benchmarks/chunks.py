@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -129,5 +128,5 @@ def draw(result: Result, path: Path) -> None:
         panels,
         path,
         title="Time of a training step against its memory, by size of the chunks",
-        source=textwrap.fill(source, 115),
+        source=source,
     )

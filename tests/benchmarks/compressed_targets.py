@@ -7,7 +7,6 @@ weight gradients are to be off by 1, 2 and 5 percent of their momentum.
 from __future__ import annotations
 
 import statistics
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,6 +124,6 @@ def draw(result: Result, path: Path) -> None:
         {row["activations"]: row["losses"]["of each step"] for row in result.rows},
         path,
         title="Training goes on with weight gradients off by a part of their momentum",
-        source=textwrap.fill(source, 115),
+        source=source,
         mean_of=25,
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import textwrap
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -356,5 +355,5 @@ def draw(result: Result, path: Path) -> None:
         panels,
         path,
         title="Time of a training step for each utterance, within one budget",
-        source=textwrap.fill(source, 115),
+        source=source,
     )

@@ -76,7 +76,11 @@ def test_a_block_that_is_alone_has_its_own_name(figures, tmp_path):
         ({}, {}, "There is no plan"),
         ({8: {}}, {}, "There is no plan"),
         ({8: {"a": "store"}, 9: {"b": "store"}}, {8: 1, 9: 1}, "batch 9 is for b, "),
-        ({8: {"a": "keep"}}, {8: 1}, "batch 8 has a mode 'keep'; modes are store"),
+        (
+            {8: {"a": "keep"}},
+            {8: 1},
+            "'a' in the plan of batch 8 has the mode 'keep'; modes are 'store'",
+        ),
         ({8: {"a": "store"}}, {}, "Batch 8 trains nan"),
         ({8: {"a": "store"}}, {8: 0}, "Batch 8 trains 0"),
         ({8: {"a": "store"}}, {8: float("inf")}, "Batch 8 trains inf"),

@@ -43,7 +43,7 @@ def test_the_block_is_drawn_forward_and_backward(drawn):
     ("given", "said"),
     [
         ({}, "no mode to draw"),
-        ({"keep": ([1, 1], [1, 1])}, "'keep' is unknown; modes are 'store'"),
+        ({"keep": ([1, 1], [1, 1])}, "has the mode 'keep'; modes are 'store'"),
         ({"store": ([1], [1, 1])}, r"has 1 moment\(s\); give at least 2"),
         ({"store": ([1, 1], [1, -1])}, "-1 bytes are alive"),
     ],

@@ -1,0 +1,83 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from speechbrain_rev.plots import det_plot
+from speechbrain_rev.scoring import det_curve, eer
+
+
+def scored(trials, distance, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = np.append(rng.integers(0, 2, size=trials - 2), [0, 1])
+    return rng.normal(size=trials) + distance * labels, labels
+
+
+def test_det_curves_are_labelled_with_the_eer_that_scoring_computes(drawn):
+    systems = {"cosine": scored(300, 2), "as_norm": scored(300, 3, seed=1)}
+    figure = drawn(det_plot, {name: det_curve(*s) for name, s in systems.items()})
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == [
+        f"{name}: EER {100 * eer(*s):.2f} %" for name, s in systems.items()
+    ]
+
+
+def test_eer_marks_and_ticks_are_at_their_normal_deviates(drawn):
+    scores, labels = scored(300, 2)
+    (axes,) = drawn(det_plot, {"ours": det_curve(scores, labels)}).axes
+    (mark,) = [line for line in axes.lines if line.get_marker() == "o"]
+    expected = norm.ppf(eer(scores, labels))
+    np.testing.assert_allclose(mark.get_xydata(), [[expected, expected]], rtol=1e-9)
+    for place, text in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True):
+        assert place == pytest.approx(norm.ppf(float(text.get_text()) / 100))
+    assert axes.get_xlim() == axes.get_ylim()
+
+
+def test_a_curve_of_voxceleb_size_is_thinned_without_moving_it(drawn):
+    curve = det_curve(*scored(580_000, 4))
+    (axes,) = drawn(det_plot, {"ours": curve}).axes
+    line = axes.lines[1].get_xydata()
+    assert 100 < len(line) < 20_000
+    # A pixel is 0.005 deviates.
+    for rate in (0.002, 0.01, 0.05, 0.2):
+        full = np.interp(rate, curve.miss, curve.false_alarm)
+        shown = np.interp(norm.ppf(rate), line[:, 1], line[:, 0])
+        assert shown == pytest.approx(norm.ppf(full), abs=2e-3)
+
+
+@pytest.mark.parametrize("distance", [-3, 100])
+def test_the_worst_and_the_best_systems_are_drawn_within_the_axes(drawn, distance):
+    curve = det_curve(*scored(200, distance))
+    (axes,) = drawn(det_plot, {"ours": curve, "all tied": TIED}).axes
+    low, high = axes.get_xlim()
+    assert np.isfinite([low, high]).all()
+    marks = [line for line in axes.lines if line.get_marker() == "o"]
+    tied = marks[1].get_xydata()
+    assert np.all((tied >= low) & (tied <= high))
+
+
+TIED = SimpleNamespace(false_alarm=np.array([1.0, 0.0]), miss=np.array([0.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("false_alarm", "miss"),
+    [
+        ([0.0, 1.0], [1.0, 0.0]),
+        ([1.0, 0.5], [0.0, 1.0]),
+        ([1.0, 0.2, 0.4, 0.0], [0.0, 0.1, 0.2, 1.0]),
+        ([1.0, np.nan, 0.0], [0.0, 0.1, 1.0]),
+        ([1.0, 0.0], [0.0, 0.5, 1.0]),
+        ([1.0], [0.0]),
+        ([], []),
+    ],
+)
+def test_what_is_no_det_curve_is_refused_by_name(tmp_path, false_alarm, miss):
+    curve = SimpleNamespace(false_alarm=np.array(false_alarm), miss=np.array(miss))
+    with pytest.raises(ValueError, match=r"'ours' does not run .* scoring\.det_curve"):
+        det_plot({"ours": curve}, tmp_path / "det.png")
+
+
+def test_no_curve_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no curve to draw; give at least one"):
+        det_plot({}, tmp_path / "det.png")

@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+
+from speechbrain_rev.plots import (
+    PartsBar,
+    memory_bars,
+    memory_parts,
+    time_against_memory,
+    time_by_batch,
+)
+
+WORDS = {"title": "T", "source": "S"}
+STORED = PartsBar("revnet57", "store", {"activations": 4e9, "optimizer_states": 4e7})
+STAGE = PartsBar("resnet34", "stage 1", {"held": 1e6, "working": 1e5, "weights": 9})
+OTHER = PartsBar("resnet34", "store", {"others": 1.0})
+SHORT = {"store": {2: 0.5}, "planned": {4: 0.6, 2: 0.5}}
+LONG = {"planned": {2: 0.5}, "compiled": {2: 0.4, 8: 0.4}}
+CURVES = {
+    "stored": [(0.06, 1.0, "")],
+    "ours": [(0.01, 1.5, "1 MB"), (0.02, 1.3, "2 MB")],
+}
+
+
+@pytest.mark.parametrize(("largest", "unit"), [(8e7, "MB"), (1.2e9, "GB")])
+def test_bars_are_as_long_as_the_bytes_in_the_unit_named(drawn, largest, unit):
+    rows = [("resnet34", "store", 6e7), ("revnet57", "store", largest)]
+    rows.append(("revnet57", "reconstruct", 2.3e7))
+    figure = drawn(memory_bars, rows)
+    (axes,) = figure.axes
+    divisor = {"MB": 1e6, "GB": 1e9}[unit]
+    widths = [bar.get_width() for bar in axes.patches[: len(rows)]]
+    np.testing.assert_allclose(widths, [size / divisor for _, _, size in rows])
+    assert axes.get_xlabel() == f"training memory per utterance, {unit}"
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        "resnet34",
+        "revnet57",
+    ]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == ["store", "reconstruct"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "no bar to draw; give at least one"),
+        ([("a", "save", 1.0)], "'a' has the mode 'save'; modes are 'store'"),
+        ([("a", "store", 0.0)], r"'a' in mode 'store' has 0\.0 bytes"),
+        ([("a", "store", np.nan)], "nan bytes"),
+        ([("a", "store", 1.0), ("a", "store", 2.0)], "'a' has mode 'store' twice"),
+    ],
+)
+def test_bars_without_a_meaning_are_refused(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        memory_bars(rows, tmp_path / "memory.png")
+
+
+@pytest.mark.parametrize(
+    ("bars", "unit"), [([STORED], "GB"), ([STORED, STAGE, OTHER], "GiB")]
+)
+def test_bars_of_parts_are_drawn_in_both_units(drawn, bars, unit):
+    sizes, shares = drawn(memory_parts, bars, unit=unit, **WORDS).axes
+    assert sizes.get_xlabel() == unit
+    assert [text.get_text() for text in sizes.get_yticklabels()] == [
+        bar.label for bar in bars
+    ]
+    assert shares.get_xlim() == (0, 100)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (None, "There is no bar"),
+        (
+            {"activation": 1.0},
+            "'a' has a part 'activation'; parts are activations, held",
+        ),
+        ({"weights": -1.0}, r"weights of 'a' has -1\.0 bytes"),
+        ({"weights": float("nan")}, "weights of 'a' has nan bytes"),
+        ({"weights": float("inf")}, "weights of 'a' has inf bytes"),
+        ({"weights": 0}, "'a' has nothing to draw"),
+    ],
+)
+def test_parts_that_cannot_be_drawn_are_refused(parts, message, tmp_path):
+    bars = [] if parts is None else [PartsBar("a", "b", parts)]
+    with pytest.raises(ValueError, match=message):
+        memory_parts(bars, tmp_path / "parts.png", **WORDS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_way_has_one_colour_in_all_panels_and_its_points_by_batch(drawn):
+    figure = drawn(time_by_batch, {"revnet57": SHORT, "df_revnet89": LONG}, **WORDS)
+    colours = []
+    for axes, curves in zip(figure.axes, (SHORT, LONG), strict=True):
+        lines = {line.get_label(): line for line in axes.lines}
+        assert list(lines) == ["store", "planned", "compiled"]
+        for name, line in lines.items():
+            points = [tuple(point) for point in line.get_xydata()]
+            assert points == sorted(curves.get(name, {}).items())
+        colours.append([line.get_color() for line in lines.values()])
+    assert colours[0] == colours[1]
+    assert len(set(colours[0])) == 3
+    ticks = [text.get_text() for text in figure.axes[1].get_xticklabels()]
+    assert ticks == ["2", "4", "8"]
+
+
+def test_each_panel_has_its_curves_and_what_distinguishes_points(drawn):
+    figure = drawn(time_against_memory, {"revnet57": CURVES, "other": CURVES}, **WORDS)
+    assert len(figure.axes) == 2
+    for axes in figure.axes:
+        shown = [[tuple(point) for point in line.get_xydata()] for line in axes.lines]
+        assert shown == [[point[:2] for point in points] for points in CURVES.values()]
+        assert {t.get_text() for t in axes.texts if t.get_text()} == {"1 MB", "2 MB"}
+    names = [text.get_text() for text in figure.axes[0].get_legend().texts]
+    assert names == ["stored", "ours"]
+
+
+def test_what_curves_have_in_common_is_written_at_the_last(drawn):
+    curves = CURVES | {"later": [(0.03, 1.9, "1 MB")]}
+    (axes,) = drawn(time_against_memory, {"revnet57": curves}, **WORDS).axes
+    assert {t.get_text(): t.xy for t in axes.texts if t.get_text()} == {
+        "1 MB": (0.03, 1.9),
+        "2 MB": (0.02, 1.3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("draw", "panels", "what"),
+    [
+        (time_by_batch, {}, "no panel"),
+        (time_by_batch, {"a": {}}, "'a' has no curve"),
+        (time_by_batch, {"a": {"b": {}}}, "'b' of 'a' has no points"),
+        (time_by_batch, {"a": {"b": {0: 1.0}}}, "a point of 0 utterances"),
+        (time_by_batch, {"a": {"b": {2: float("nan")}}}, "and nan seconds"),
+        (time_against_memory, {"a": {"b": [(0.0, 1.0, "")]}}, "a point of 0.0 GB"),
+        (time_against_memory, {"a": {"b": [(1.0, float("nan"), "")]}}, "and nan times"),
+    ],
+)
+def test_panels_that_cannot_be_drawn_are_refused(tmp_path, draw, panels, what):
+    with pytest.raises(ValueError, match=what):
+        draw(panels, tmp_path / "panels.png", **WORDS)
