@@ -92,7 +92,7 @@ def encoder_map(
     source: str,
     cards: Mapping[int, int],
 ) -> None:
-    """Draw memory on a logarithmic axis against error rate, with the cards' limits.
+    """Draw memory on a logarithmic axis against error rate, with the limits of GPUs.
 
     Vanilla encoders are hollow, reversible ones filled; an arrow leads from each vanilla
     encoder to its counterparts, a cross marks it with its blocks recomputed.
@@ -106,7 +106,7 @@ def encoder_map(
     title, eer_label, memory_label, source : str
         What is shown, both axes and where the figures are from. The memory is in GiB.
     cards : mapping of int to int
-        Bytes of the cards that get a line, and how many of them are kept free, which is
+        Bytes of the GPUs that get a line, and how many of them are kept free, which is
         shaded.
 
     Raises
@@ -135,7 +135,7 @@ def encoder_map(
         axes.axhspan((size - kept_free) / GIB, gib, color=FAINT, alpha=0.12, lw=0)
         axes.axhline(gib, color=INK, lw=1.0, ls=(0, (6, 3)), zorder=1)
         axes.annotate(
-            f"{gib:g} GiB card",
+            f"{gib:g} GiB GPU",
             (1.0, gib),
             xycoords=("axes fraction", "data"),
             xytext=(5, 0),
@@ -245,7 +245,7 @@ class SizedEncoder:
     planned_bytes : float or None
         What the plan takes; None if nothing fits.
     largest_batch : int or None
-        On the card; None if nothing fits.
+        On the GPU; None if nothing fits.
     published_bytes, published_batch : float and int, or None
         The same as published, where there are such figures.
     """
@@ -315,7 +315,7 @@ def by_parameters(
     title, source : str
         What is shown, and what it is from.
     total_batch : int
-        Gets a line: encoders above it need one card for such a batch.
+        Gets a line: encoders above it need one GPU for such a batch.
 
     Raises
     ------

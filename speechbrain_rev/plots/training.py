@@ -124,12 +124,12 @@ def loss_curves(
     first_step: int = 1,
     mean_of: int = 1,
 ) -> None:
-    """Draw the loss of each training over its steps.
+    """Draw the loss of each training run over its steps.
 
     Parameters
     ----------
     curves : mapping of str to sequence of float
-        For each training's name its loss after each step, above 0.
+        For each run's name its loss after each step, above 0.
     path : str or pathlib.Path
         The PNG file to write.
     title, source : str
@@ -191,8 +191,8 @@ def curves_over_seeds(
     Parameters
     ----------
     panels : mapping of str to mapping of str to sequence of sequence of float
-        For each panel's name, which its axis has, the trainings by name, [seeds, epochs];
-        trainings of one name have one colour in all panels.
+        For each panel's name, which its axis has, the runs by name, [seeds, epochs]; runs
+        of one name have one colour in all panels.
     path : str or pathlib.Path
         The PNG file to write.
     title, source : str
@@ -201,8 +201,8 @@ def curves_over_seeds(
     Raises
     ------
     ValueError
-        If there is no panel, no training, seed or epoch, a value is not finite, or seeds
-        of one training have not the same number of epochs.
+        If there is no panel, no run, seed or epoch, a value is not finite, or seeds of
+        one run have not the same number of epochs.
 
     Example
     -------
@@ -357,7 +357,7 @@ def state_errors(
     title: str,
     source: str,
 ) -> None:
-    """Draw relative errors of stored states over the epochs of a training.
+    """Draw relative errors of stored states over the epochs of a run.
 
     Parameters
     ----------

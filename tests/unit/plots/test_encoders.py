@@ -89,12 +89,12 @@ def test_an_arrow_leads_from_each_vanilla_encoder_to_its_counterparts(axes_of):
     assert len(arrows(axes_of(alone))) == 2
 
 
-def test_cards_have_labelled_lines_and_what_is_kept_free_is_shaded(axes_of):
+def test_gpus_have_labelled_lines_and_what_is_kept_free_is_shaded(axes_of):
     axes = axes_of(ENCODERS)
     lines = [line.get_ydata()[0] for line in axes.lines if line.get_ls() == "--"]
     assert lines == [11, 24]
-    labels = {t.get_text(): t.xy[1] for t in axes.texts if "card" in t.get_text()}
-    assert labels == {"11 GiB card": 11, "24 GiB card": 24}
+    labels = {t.get_text(): t.xy[1] for t in axes.texts if "GPU" in t.get_text()}
+    assert labels == {"11 GiB GPU": 11, "24 GiB GPU": 24}
     bands = [patch.get_extents() for patch in axes.patches]
     back = axes.transData.inverted()
     edges = [back.transform([(0, band.y0), (0, band.y1)])[:, 1] for band in bands]
