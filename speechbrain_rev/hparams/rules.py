@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.modes import WITHOUT_INVERSE, Mode
+from speechbrain_rev.modes import Mode
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ RULES = (
         lambda arch, mode: (
             not Mode(mode).spec.needs_inverse or architecture(arch).reversible
         ),
-        "this encoder is not reversible, nothing can be reconstructed. Give "
-        f"{' or '.join(mode.value for mode in WITHOUT_INVERSE)}.",
+        "this encoder is not reversible, nothing can be reconstructed. Give a mode that "
+        "needs no inverse: store or recompute.",
     ),
     Rule(
         ("arch", "chunk"),
