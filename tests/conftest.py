@@ -21,6 +21,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # What commands print is as wide as it is, whatever the terminal of who tests.
+    os.environ.pop("COLUMNS", None)
     # Processes that share the work, and those that tests start, have the same folder.
     if VARIABLE not in os.environ:
         config.profiles = tempfile.TemporaryDirectory()

@@ -57,6 +57,7 @@ from speechbrain.utils.distributed import get_local_rank, get_rank, run_on_main
 from speechbrain.utils.run_opts import RunOptions
 from steps import CheckedSteps
 
+from speechbrain_rev.catalog.columns import terminal_width
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.hparams import (
     OptimizerWarning,
@@ -374,7 +375,7 @@ def self_test(argv):
         return build_brain(hparams, run_opts, SelfTestBrain)
 
     found = run_self_test(text, settings, build)
-    print(found.text())
+    print(found.text(terminal_width()))
     if not found.agrees:
         sys.exit(1)
 

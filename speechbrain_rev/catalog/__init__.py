@@ -5,14 +5,13 @@ are in ``steps``, plans of them in ``plans``, where the memory of a step goes in
 ``breakdown``, and the recipe's self-test in ``self_test``.
 """
 
-from speechbrain_rev.catalog.render import models_json, models_text
+from speechbrain_rev.catalog.render import ModelsReport
 from speechbrain_rev.catalog.table import Model, Training, counted_peaks, select
 
 __all__ = [
     "Model",
+    "ModelsReport",
     "Training",
     "counted_peaks",
-    "models_json",
-    "models_text",
     "select",
 ]

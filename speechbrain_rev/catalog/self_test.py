@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from speechbrain_rev.catalog.render import Column, aligned
+from speechbrain_rev.catalog.columns import Column, Table, page
 from speechbrain_rev.catalog.steps import TrainingStep
 from speechbrain_rev.devices import described
 from speechbrain_rev.lobes import SpeakerEncoder
@@ -500,22 +500,32 @@ class SelfTest:
     verdict: str
     agrees: bool
 
-    def text(self) -> str:
-        """Write table, notes and verdict."""
+    def text(self, width: int | None = None) -> str:
+        """Write table, notes and verdict.
 
-        def ratio(run: StepsTaken) -> str:
-            return f"{run.measured_bytes / run.counted_bytes:.2f}"
+        Parameters
+        ----------
+        width : int or None
+            Of the terminal, for the notes.
 
+        Returns
+        -------
+        str
+            Lines. The verdict is the last one, however long.
+        """
+        peak = "peak"
         columns: list[Column[StepsTaken]] = [
             Column("", "blocks", lambda run: run.name, is_words=True),
             Column("", "batch", lambda run: str(run.batch)),
-            Column("peak", "counted", lambda run: size_text(run.counted_bytes)),
-            Column("peak", self.measured, lambda run: size_text(run.measured_bytes)),
-            Column("peak", "ratio", ratio),
+            Column(peak, "counted", lambda run: size_text(run.counted_bytes)),
+            Column(peak, self.measured, lambda run: size_text(run.measured_bytes)),
+            Column(
+                peak, "ratio", lambda r: f"{r.measured_bytes / r.counted_bytes:.2f}"
+            ),
             Column("step", "s", lambda run: f"{run.seconds:.3g}"),
         ]
-        table = aligned(columns, self.runs) if self.runs else []
-        return "\n".join([*table, *self.notes, self.verdict])
+        tables = [Table(columns, self.runs)] if self.runs else []
+        return f"{page(tables, notes=self.notes, width=width)}\n{self.verdict}"
 
 
 def self_test(
@@ -577,7 +587,7 @@ class _Comparison:
 
     def compared(self) -> SelfTest:
         modes = self.step.encoder.block_modes()
-        name = f"as configured: {_counts(modes)}"
+        name = "as configured"
         stored = self.stored()
         batch = self.step.batch if stored is None else stored.batch
         configured = self.steps.measured(name, modes, batch)
@@ -706,7 +716,10 @@ class _Comparison:
         """Say how the figures were made."""
         step, device = self.step, self.step.device
         where = f"{described(device)}, torch {torch.__version__}, {step.precision}"
-        notes = [f"On {where}{f'; {flags_in_words()}' if self.steps.on_gpu else ''}."]
+        notes = [
+            f"On {where}{f'; {flags_in_words()}' if self.steps.on_gpu else ''}.",
+            f"As configured: {_counts(step.encoder.block_modes())}.",
+        ]
         if batch < step.batch:
             need = self.steps.counted_bytes(all_stored(step.encoder), step.batch)
             limit = "the device has"

@@ -13,6 +13,7 @@ from speechbrain_rev.cli.options import (
     add_output,
     add_speed,
     check_plot,
+    print_report,
     speed_of,
     workers_for,
 )
@@ -143,13 +144,12 @@ def _models(parsed: argparse.Namespace) -> None:
         draw_models(chosen, parsed.plot)
         print(f"{parsed.plot}: {len(chosen)} encoders")
         return
-    render = catalog.models_json if parsed.json else catalog.models_text
-    print(render(chosen), end="")
+    print_report(catalog.ModelsReport(chosen), parsed)
 
 
 def _memory(parsed: argparse.Namespace) -> None:
-    from speechbrain_rev.catalog import render
     from speechbrain_rev.catalog.breakdown import PLAN
+    from speechbrain_rev.catalog.render import BreakdownReport
     from speechbrain_rev.catalog.table import MODES
     from speechbrain_rev.sizes import parse_card
 
@@ -173,8 +173,7 @@ def _memory(parsed: argparse.Namespace) -> None:
         draw(breakdowns, parsed.plot, card_bytes)
         print(f"{parsed.plot}: {len(breakdowns)} encoders")
         return
-    show = render.breakdowns_json if parsed.json else render.breakdowns_text
-    print(show(breakdowns, card_bytes), end="")
+    print_report(BreakdownReport(breakdowns, card_bytes), parsed)
 
 
 def _check_mode(mode: str | None, counted: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from speechbrain_rev.whole_files import check_file, check_regular
 
 if TYPE_CHECKING:
+    from speechbrain_rev.catalog.render import Report
     from speechbrain_rev.planner.timing import Speed
 
 # Kinds of encoders are profiled side by side; there are about a dozen.
@@ -104,6 +105,22 @@ def add_output(command: argparse.ArgumentParser) -> None:
         metavar="FILE.png",
         help="draw a picture instead: a name that ends in .png, .pdf or .svg",
     )
+
+
+def print_report(report: Report, parsed: argparse.Namespace) -> None:
+    """Print JSON, or the text as wide as the terminal.
+
+    Parameters
+    ----------
+    report : Report
+        What the command found.
+    parsed : argparse.Namespace
+        The options.
+    """
+    from speechbrain_rev.catalog.columns import terminal_width
+
+    text = report.json() if parsed.json else report.text(terminal_width())
+    print(text, end="")
 
 
 def check_plot(path: str | None) -> None:

@@ -13,6 +13,7 @@ from speechbrain_rev.cli.options import (
     add_speed,
     add_training,
     check_plot,
+    print_report,
     speed_of,
     workers_for,
 )
@@ -155,8 +156,7 @@ def _plan(parsed: argparse.Namespace) -> None:
         draw_plans(encoders, parsed.plot)
         print(f"{parsed.plot}: {len(encoders)} encoders")
         return
-    show = render.plans_json if parsed.json else render.plans_text
-    print(show(encoders, at_hand), end="")
+    print_report(render.PlansReport(encoders, at_hand), parsed)
 
 
 def _sweep(parsed: argparse.Namespace) -> None:
@@ -188,8 +188,7 @@ def _sweep(parsed: argparse.Namespace) -> None:
         draw_sweep(swept, parsed.plot)
         print(f"{parsed.plot}: {len(swept.sweep.plans)} batches")
         return
-    show = render.sweep_json if parsed.json else render.sweep_text
-    print(show(swept), end="")
+    print_report(render.SweepReport(swept), parsed)
 
 
 def _calibrate(parsed: argparse.Namespace) -> None:
@@ -207,10 +206,6 @@ def _calibrate(parsed: argparse.Namespace) -> None:
         print(words, file=sys.stderr, flush=True)
     speed = steps.calibrate(device, progress=shown)
     write_whole(parsed.file, speed.to_json())
-    print(
-        f"{parsed.file}: {speed.flops_per_second / 1e9:.3g} GFLOP/s, "
-        f"{speed.bytes_per_second / 1e9:.3g} GB/s, "
-        f"{speed.operations_per_second:.3g} operations/s"
-    )
+    print(f"{parsed.file}: {speed.rates}")
     for name, value in speed.about.items():
         print(f"{name}: {value}")

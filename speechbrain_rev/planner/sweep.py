@@ -133,13 +133,13 @@ class Sweep:
             lines.append(f"there was too little memory to profile these: {batches}")
         lines.append("seconds of a step, all blocks in one mode: t0 + batch x t1")
         lines += [
-            f"  {mode:<12} {self._fit(time)}" for mode, time in self.times.items()
+            f"  {mode:<11} {self._fit(time)}" for mode, time in self.times.items()
         ]
         return "\n".join(lines)
 
     def _fit(self, time: LinearTime) -> str:
         """Write how seconds of a step grow with the batch, and how far that is true."""
-        fit = f"t0 {time.fixed_seconds:9.3g}  t1 {time.sample_seconds:9.3g}  "
+        fit = f"t0 {time.fixed_seconds:8.3g}  t1 {time.sample_seconds:8.3g}  "
         if sum(bool(plan.modes) for plan in self.plans) < _FEWEST_FITTED:
             return f"{fit}too few batches to know whether it is so"
         fit += f"off by {100 * time.worst_deviation:.1f} % at most"

@@ -17,6 +17,7 @@ from speechbrain_rev.modes import Mode, fallback
 from speechbrain_rev.planner.documents import parsed, reading, texts
 from speechbrain_rev.planner.network import Network, keeping_modes
 from speechbrain_rev.planner.trace import Run, Work, trace_seconds
+from speechbrain_rev.sizes import GIB
 
 # What a mode takes more than STORE where no clock shows how much: solvers count in
 # picoseconds, so that this is seen, and blocks take far longer.
@@ -49,6 +50,8 @@ class Speed:
     --------
     >>> Speed.from_json(ASSUMED.to_json()) == ASSUMED
     True
+    >>> print(Speed(1e12, 2**38, 1e5, {"device": "a GPU", "torch": "2"}))
+    a GPU, 1 TFLOP/s, 256 GiB/s, 1e+05 operations/s (torch: 2)
     """
 
     flops_per_second: float
@@ -86,6 +89,22 @@ class Speed:
             + work.operations / self.operations_per_second
             + work.host_bytes / self.host_bytes_per_second
         )
+
+    @property
+    def rates(self) -> str:
+        """The three of them that times depend on, in words."""
+        return (
+            f"{self.flops_per_second / 1e12:.3g} TFLOP/s, "
+            f"{self.bytes_per_second / GIB:.3g} GiB/s, "
+            f"{self.operations_per_second:.3g} operations/s"
+        )
+
+    def __str__(self) -> str:
+        measured = "; ".join(
+            f"{n}: {v}" for n, v in self.about.items() if n != "device"
+        )
+        how = f" ({measured})" if measured else "; no clock was read"
+        return f"{self.about['device']}, {self.rates}{how}"
 
     def to_json(self) -> str:
         """Write it as a JSON document, which ``from_json`` reads."""

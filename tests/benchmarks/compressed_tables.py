@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .harness import markdown
-from .tables import committed, told
+from .tables import committed, mib_text, told
 
 _BOTH = "both kinds' gradient error"
 
@@ -21,9 +21,9 @@ def compressed() -> str:
         {
             "encoder": row["encoder"],
             "way": row["way"],
-            "held GB": f"{row['held GB']:.4f}",
+            "held MiB": mib_text(row["held GB"]),
             "fewer": f"{row['held fewer']:.1f}",
-            "peak GB": f"{row['live peak GB']:.4f}",
+            "peak MiB": mib_text(row["live peak GB"]),
             "lower": f"{row['peak lower']:.1f}",
             "times the time": f"{row['times the baseline']:.2f}",
             "gradient error, %": _percent(row["gradient error"]),

@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from speechbrain_rev.catalog import Model, Training, select
-from speechbrain_rev.catalog.render import model_sources
+from speechbrain_rev.catalog import Model, ModelsReport, Training, select
 from speechbrain_rev.catalog.table import MODES
-from speechbrain_rev.sizes import parse_card
+from speechbrain_rev.sizes import MIB, parse_card
 
 from . import compressed_tables, deploying_tables, recipe_tables, study_tables
 from .harness import markdown
-from .tables import RESULTS, committed, where
+from .tables import RESULTS, committed, mib_text, where
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -41,12 +40,13 @@ TELLING = (
 def models(names: Sequence[str] = ()) -> str:
     """Show what each encoder needs, by mode, and what fits a card."""
     training = Training(parse_card(CARD), batch=BATCH, frames=200)
-    rows = [_model(model) for model in select(training, names=names)]
+    selected = select(training, names=names)
     heads = (
-        "EER on Vox1-H. GB: memory per 2 s utterance. Batch: largest that fits an "
+        "EER on Vox1-H. MiB: memory per 2 s utterance. Batch: largest that fits an "
         f"{CARD.removesuffix('GB')} GB GPU; bold if at least {BATCH}."
     )
-    return "\n\n".join([markdown(rows), heads, *model_sources(training).values()])
+    table = markdown([_model(model) for model in selected])
+    return "\n\n".join([table, heads, *ModelsReport(selected).sources.values()])
 
 
 def telling_models() -> str:
@@ -62,7 +62,7 @@ def _model(model: Model) -> dict[str, str]:
     }
     for mode in MODES:
         size = model.bytes_per_utterance(mode, 200)
-        row[f"GB {mode}"] = "" if size is None else f"{size / 1e9:.4f}"
+        row[f"MiB {mode}"] = "" if size is None else f"{size / MIB:.1f}"
     for mode in MODES:
         batch = model.largest_batch(mode)
         # Bold is what the question asks for.
@@ -77,9 +77,9 @@ def paper() -> str:
     rows = [
         {
             "encoder": row["encoder"],
-            "published": f"{row['published GB']:.3f}",
+            "published GB": f"{row['published GB']:.3f}",
             **{
-                head.removesuffix(" GB").replace("float32", "fp32"): f"{size:.4f}"
+                head.replace("GB", "MiB").replace("float32", "fp32"): mib_text(size)
                 for head, size in row.items()
                 if head.startswith(("float ", "exact "))
             },
@@ -89,7 +89,7 @@ def paper() -> str:
     ]
     held = [row["weight gradients of a stage, MB"] for row in result.rows]
     return (
-        f"{markdown(rows)}\n\nGB per utterance of 2 s; {result.setting}: "
+        f"{markdown(rows)}\n\nMemory per utterance of 2 s; {result.setting}: "
         f"{min(held):.0f} to {max(held):.0f} MB here. {result.correctness}. "
         f"{where(result)}"
     )
@@ -112,18 +112,18 @@ def engine() -> str:
         column = columns.get((row["functions"], row["blocks"], row["precision"]))
         if column is None:
             continue
-        way[f"GB {column}"] = f"{row['GB per utterance']:.4f}"
+        way[f"MiB {column}"] = mib_text(row["GB per utterance"])
         if column == "revnet57":
             way["times storing"] = f"{row['times the baseline']:.2f}"
         elif column == "revnet57 bf16":
             way["in bf16"] = f"{row['times the baseline']:.2f}"
     for name, way in shown.items():
         way["gets wrong"] = "; ".join(wrong[name].values()) or "nothing"
-    heads = ["way", *(f"GB {column}" for column in columns.values())]
+    heads = ["way", *(f"MiB {column}" for column in columns.values())]
     heads += ["times storing", "in bf16", "gets wrong"]
     rows = [{head: way.get(head, "") for head in heads} for way in shown.values()]
     return (
-        f"{markdown(rows)}\n\nGB per utterance of 2 s, of 32 blocks of either kind and "
+        f"{markdown(rows)}\n\nMiB per utterance of 2 s, of 32 blocks of either kind and "
         f"of a whole encoder, whose time is shown. {result.setting}. {where(result)}"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .tables import committed, told
+from .tables import committed, gib_text, told
 
 
 def reading() -> str:
@@ -64,10 +64,8 @@ def scoring_at_scale() -> str:
     rows = [
         {
             "trials": f"{row['trials']:,}",
-            **{
-                head: f"{row[head]:.2f}"
-                for head in ("s", "EER s", "minDCF s", "peak GB")
-            },
+            **{head: f"{row[head]:.2f}" for head in ("s", "EER s", "minDCF s")},
+            "peak GiB": gib_text(row["peak GB"]),
             "a loop over trials, s": f"{row['baseline s']:,.0f}",
             "s for intervals of 1000 draws": f"{row['s per 1000 draws']:.0f}",
         }

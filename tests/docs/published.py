@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from speechbrain_rev.catalog.columns import Column, Row
 from speechbrain_rev.catalog.published import (
     CARD_BYTES,
     FRAMES,
@@ -23,10 +24,9 @@ from speechbrain_rev.catalog.published import (
     reproduced_cards,
     reproduced_trainings,
 )
-from speechbrain_rev.catalog.render import Column, Row
 from speechbrain_rev.catalog.table import HEAD, counted_with
 from speechbrain_rev.plots import PartsBar, memory_parts
-from speechbrain_rev.sizes import GB, GIB, card_text, reserve_of
+from speechbrain_rev.sizes import GB, GIB, MIB, card_text, reserve_of
 from tests.benchmarks.harness import markdown
 from tests.benchmarks.readme import filled
 
@@ -39,16 +39,19 @@ def table_one() -> str:
     rows: dict[str, dict[str, str]] = {}
     for column, ours in reproduced_breakdowns():
         head = f"{column.name}, batch {column.batch}"
-        counted = {part: size / GB for part, size in ours.report.parts.items()}
+        counted = {part: size / GIB for part, size in ours.report.parts.items()}
         for part, size in counted.items():
-            row = rows.setdefault(part, {"GB": part.replace("_", " ")})
+            row = rows.setdefault(part, {"part": part.replace("_", " ")})
             published = column.parts_gb.get(part)
-            row[f"{head}: published"] = (
+            row[f"{head}: published, GB"] = (
                 "not named" if published is None else f"{published:.3f}"
             )
-            row[f"{head}: counted"] = f"{size:.3f}"
-        shares = rows.setdefault("shares", {"GB": "share of activations"})
-        for whose, parts in (("published", column.parts_gb), ("counted", counted)):
+            row[f"{head}: counted, GiB"] = f"{size:.3f}"
+        shares = rows.setdefault("shares", {"part": "share of activations"})
+        for whose, parts in (
+            ("published, GB", column.parts_gb),
+            ("counted, GiB", counted),
+        ):
             shared = sum(parts[part] for part in SHARED_PARTS)
             shares[f"{head}: {whose}"] = f"{parts['activations'] / shared:.1%}"
     note = (
@@ -105,7 +108,7 @@ def training_notes() -> list[str]:
         "utterances of 2 s. Error rates, in percent, are the published ones alone; none "
         "was reproduced here.",
         f"here: utterances of {FRAMES} frames in float32, vanilla encoders stored, "
-        "reversible ones reconstructed, 32-bit states but where 8 is said. GB (1e9 bytes) "
+        "reversible ones reconstructed, 32-bit states but where 8 is said. MiB "
         "per utterance: all that a training step takes of the GPU (the encoder's own, "
         f"weights, gradients, optimizer states, a classifier of {HEAD.classes} and its "
         "step, the input) at the published largest batch, divided by it. Ratio: that of "
@@ -115,7 +118,7 @@ def training_notes() -> list[str]:
         "own and does not say how it was divided by the batch (its GB times its largest "
         f"batches are {_published_range()} GB); here live tensors are counted on meta "
         f"tensors (torch {counted_with()['torch']}), so that no workspace and no "
-        "fragmentation is in GB per utterance, and no GPU was tried. Reversible encoders "
+        "fragmentation is in MiB per utterance, and no GPU was tried. Reversible encoders "
         f"take {_shares()} of the published memory here. That they work in chunks is a part "
         "of the cause, not all of it: why the published figures are higher is not known. "
         "What stays free of a GPU was set by the batches published for vanilla encoders, "
@@ -132,7 +135,7 @@ def cards_notes() -> list[str]:
         "error rates were not reproduced here.",
         f"here: {TOTAL_BATCH} over the largest batch that {_reserve()}, rounded up; "
         f"{FRAMES} frames, float32, 32-bit states; vanilla encoders stored, reversible ones "
-        "reconstructed. recomp.: the same with each block checkpointed, which the paper "
+        "reconstructed. recompute: the same with each block checkpointed, which the paper "
         "does not show.",
         "Why they differ: batches here follow from counts of live tensors (torch "
         f"{counted_with()['torch']}), no GPU was tried. Reversible encoders take "
@@ -196,7 +199,7 @@ def _ratio(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}"
 
 
-_GB, _BATCH, _COMPARED = "GB per utterance", "largest batch", "compared"
+_MEMORY, _BATCH, _COMPARED = "memory per utterance", "largest batch", "compared"
 _EER = "published EER"
 
 TRAINING_COLUMNS: list[Column[ReproducedTraining]] = [
@@ -204,8 +207,8 @@ TRAINING_COLUMNS: list[Column[ReproducedTraining]] = [
     Column("", "type", lambda r: r.row.type if r.row.reversible else "-"),
     Column("param., M", "publ.", lambda r: f"{r.row.published_params_m:.1f}"),
     Column("param., M", "here", lambda r: f"{r.row.parameters / 1e6:.2f}"),
-    Column(_GB, "publ.", lambda r: f"{r.published.memory_gb:g}"),
-    Column(_GB, "here", lambda r: f"{r.memory_gb:.4f}"),
+    Column(_MEMORY, "publ., GB", lambda r: f"{r.published.memory_gb:g}"),
+    Column(_MEMORY, "here, MiB", lambda r: f"{r.memory_gb * GB / MIB:.1f}"),
     Column("ratio", "publ.", lambda r: _ratio(r.published.ratio)),
     Column("ratio", "here", lambda r: _ratio(r.ratio)),
     Column(_BATCH, "publ.", lambda r: str(r.published.max_batch)),
@@ -223,9 +226,9 @@ CARDS_COLUMNS: list[Column[ReproducedCards]] = [
     Column("", "encoder", lambda r: r.name),
     Column(_CARDS, "publ.", lambda r: str(r.published.cards)),
     Column(_CARDS, "here", lambda r: str(r.cards)),
-    Column(_CARDS, "recomp.", lambda r: str(r.cards_recomputed)),
+    Column(_CARDS, "recompute", lambda r: str(r.cards_recomputed)),
     Column(_BATCH, "here", lambda r: str(r.max_batch)),
-    Column(_BATCH, "recomp.", lambda r: str(r.max_batch_recomputed)),
+    Column(_BATCH, "recompute", lambda r: str(r.max_batch_recomputed)),
     Column("published", "days", lambda r: str(r.published.days)),
     Column("published", "EER", lambda r: f"{r.published.vox1_h_eer:.2f}"),
 ]

@@ -13,10 +13,10 @@ import torch
 
 from speechbrain_rev import __version__, cli, environment, whole_files
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.catalog import Training, models_text, plans, select, steps
+from speechbrain_rev.catalog import ModelsReport, Training, plans, select, steps
 from speechbrain_rev.catalog.breakdown import before_and_after
 from speechbrain_rev.catalog.plans import plan_encoders, sweep_encoder
-from speechbrain_rev.catalog.render import breakdowns_text, plans_text, sweep_text
+from speechbrain_rev.catalog.render import BreakdownReport, PlansReport, SweepReport
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import EmbeddingArchive, SpeakerEmbedder, export_run
 from speechbrain_rev.inference.run_folder import read_weights
@@ -72,7 +72,7 @@ class TestCommand:
             "try: main(['--help'])\n"
             "except SystemExit: pass\n"
             "heavy = {'torch', 'numpy', 'speechbrain', 'bitsandbytes', 'matplotlib',"
-            " 'ruamel.yaml', 'triton'} & set(sys.modules)\n"
+            " 'rich', 'ruamel.yaml', 'triton'} & set(sys.modules)\n"
             "assert not heavy, heavy"
         )
         done = subprocess.run(
@@ -299,7 +299,7 @@ class TestModels:
             reverse=True,
         )
         assert 0 < len(expected) < len(select(training, families=["revnet"]))
-        assert capsys.readouterr().out == models_text(expected)
+        assert capsys.readouterr().out == ModelsReport(expected).text()
 
     def test_it_prints_json_of_the_encoders_named(self, capsys):
         assert cli.main(["models", "revnet245", "resnet34", "--json"]) == 0
@@ -348,7 +348,7 @@ class TestMemory:
             )
             for name in ("df_resnet56", "resnet34")
         ]
-        text = breakdowns_text(expected, parse_card("24GB"))
+        text = BreakdownReport(expected, parse_card("24GB")).text()
         assert capsys.readouterr().out == text
 
     def test_it_prints_json_of_before_and_after(self, capsys):
@@ -440,7 +440,7 @@ class TestPlan:
         arguments = ["plan", "resnet34", *self.OPTIONS, f"--save={file}"]
         assert cli.main(arguments) == 0
         expected = plan_encoders(self.TRAINING, names=["resnet34"])
-        assert capsys.readouterr().out == plans_text(expected)
+        assert capsys.readouterr().out == PlansReport(expected).text()
         assert Plan.load(file) == expected[0].as_plan()
 
     def test_it_prints_json(self, capsys):
@@ -496,7 +496,7 @@ class TestSweep:
     def test_the_options_reach_the_table(self, capsys):
         assert cli.main(["sweep", *self.OPTIONS]) == 0
         expected = sweep_encoder(architecture("resnet34"), self.TRAINING, [16, 48])
-        assert capsys.readouterr().out == sweep_text(expected)
+        assert capsys.readouterr().out == SweepReport(expected).text()
 
     def test_it_prints_json(self, capsys):
         assert cli.main(["sweep", *self.OPTIONS, "--json"]) == 0
@@ -581,7 +581,7 @@ class TestCalibrate:
         assert cli.main(["calibrate", str(file)]) == 0
         told, progress = capsys.readouterr()
         assert "Blocks of resnet34, resnet101" in progress
-        assert f"{file}: 1e+03 GFLOP/s, 200 GB/s, 3e+05 operations/s" in told
+        assert f"{file}: 1 TFLOP/s, 186 GiB/s, 3e+05 operations/s" in told
         assert Speed.from_json(file.read_text()) == speed
         options = ["resnet34", "--card=4GB", "--batch=16", f"--speed={file}", "--json"]
         assert cli.main(["plan", *options]) == 0

@@ -15,7 +15,7 @@ PACKAGE = Path(speechbrain_rev.__file__).parent
 
 PUBLIC = {
     "catalog": {
-        "Model", "Training", "counted_peaks", "models_json", "models_text", "select",
+        "Model", "ModelsReport", "Training", "counted_peaks", "select",
     },
     "cli": {"ArgumentParser", "main", "run_script"},
     "compression": {

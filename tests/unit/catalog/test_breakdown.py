@@ -17,12 +17,7 @@ from speechbrain_rev.catalog.breakdown import (
     planned_breakdown,
 )
 from speechbrain_rev.catalog.plans import PlannedEncoder
-from speechbrain_rev.catalog.render import (
-    blocks_text,
-    breakdowns_json,
-    breakdowns_text,
-    saved,
-)
+from speechbrain_rev.catalog.render import BreakdownReport, saved
 from speechbrain_rev.catalog.steps import head_modules, training_step_peak
 from speechbrain_rev.catalog.table import Model
 from speechbrain_rev.lobes import build_encoder
@@ -161,8 +156,9 @@ def test_what_cannot_be_is_refused(wrong, message):
 
 
 def test_every_figure_of_the_text_is_that_of_the_json(pairs):
-    lines = breakdowns_text(pairs, 11 * GIB).splitlines()
-    plain = json.loads(breakdowns_json(pairs, 11 * GIB))["breakdowns"]
+    report = BreakdownReport(pairs, 11 * GIB)
+    lines = report.text().splitlines()
+    plain = json.loads(report.json())["breakdowns"]
     assert len(plain) == 4
     units = ["GiB", *["MiB"] * 4, "GiB"]
     assert lines[1].split() == ["encoder", "mode", "optimizer", *units]
@@ -190,14 +186,16 @@ def test_of_a_plan_each_row_says_how_many_blocks_keep_what(planned):
     counts = [after.blocks[mode] for mode in ("store", "recompute", "reconstruct")]
     assert sum(counts) == 17
     assert min(counts) > 0
-    text = breakdowns_text([planned], TIGHT.card_bytes)
+    report = BreakdownReport([planned], TIGHT.card_bytes)
+    text = report.text()
     row = text.splitlines()[3].split()
     assert row[1:4] == ["after", "plan", "/".join(map(str, counts))]
     assert row[-1] == "yes"
     words = " ".join(text.split())
-    assert f"planning ({blocks_text(after.blocks)}) saves" in words
+    assert "revnet57: plan saves" in words
+    assert "how many blocks store / recompute / reconstruct" in words
     assert "counted (store); counted with the plan (plan), on meta tensors" in words
-    (_, plain) = json.loads(breakdowns_json([planned], TIGHT.card_bytes))["breakdowns"]
+    (_, plain) = json.loads(report.json())["breakdowns"]
     assert (plain["mode"], plain["blocks"]) == ("plan", after.blocks)
     assert "stages" not in plain
 
@@ -239,7 +237,7 @@ def test_a_plan_that_was_not_counted_is_said_to_be_predicted(encoder, monkeypatc
 def test_text_fits_a_terminal_of_130_columns_and_says_what_figures_are():
     longest = [before_and_after("df_revnet377", batch=256, frames=600)]
     longest[0][1] = dataclasses.replace(longest[0][1], mode="plan")
-    text = breakdowns_text(longest, 11 * GIB)
+    text = BreakdownReport(longest, 11 * GIB).text()
     assert max(map(len, text.splitlines())) <= 130
     for word in ("counted", "upper bound", "No GPU was tried", "classifier of 17982"):
         assert word in " ".join(text.split())
