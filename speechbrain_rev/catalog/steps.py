@@ -547,8 +547,17 @@ def training_step(
 
     Parameters
     ----------
-    name, mode, frames, batch, device
-        As :func:`training_step_peak` takes them.
+    name : str
+        An encoder, one of ``speechbrain_rev.architectures.ARCHITECTURES``.
+    mode : str or None
+        What its blocks keep: "store", "recompute" or "reconstruct". None for its
+        default: reconstruct if it is reversible, else store.
+    frames : int
+        Of each utterance; 200 are two seconds.
+    batch : int
+        Utterances.
+    device : str or torch.device
+        "meta" counts without computing; on another device the step runs.
     widths, blocks : sequence of int, or None
         Channels and blocks of each stage, for an encoder of another size.
 
@@ -576,54 +585,6 @@ def training_step(
         feats = torch.randn(batch, frames, encoder.n_mels)
     make_gradients(encoder)
     return encoder, lambda: encoder(feats).square().sum().backward()
-
-
-def training_step_peak(
-    name: str,
-    *,
-    mode: str | None = None,
-    frames: int,
-    batch: int,
-    device: str | torch.device = "meta",
-) -> int:
-    """Count the bytes of live tensors at the peak of a forward and backward pass.
-
-    Parameters
-    ----------
-    name : str
-        An encoder, one of ``speechbrain_rev.architectures.ARCHITECTURES``.
-    mode : str or None
-        What its blocks keep: "store", "recompute" or "reconstruct". None for its
-        default: reconstruct if it is reversible, else store.
-    frames : int
-        Of each utterance; 200 are two seconds.
-    batch : int
-        Utterances.
-    device : str or torch.device
-        "meta" counts without computing; on another device the step runs.
-
-    Returns
-    -------
-    int
-        Bytes in float32 of activations and all that the step makes. Weights, their
-        gradients and the input exist before the step and are not among them.
-
-    Raises
-    ------
-    ValueError
-        If there is no such encoder, or it has no such mode.
-
-    Examples
-    --------
-    >>> store = training_step_peak("resnet34", frames=200, batch=128)
-    >>> recompute = training_step_peak(
-    ...     "resnet34", mode="recompute", frames=200, batch=128
-    ... )
-    >>> recompute < 0.4 * store
-    True
-    """
-    _, step = training_step(name, mode=mode, frames=frames, batch=batch, device=device)
-    return live_bytes_peak(step)
 
 
 def calibrate(

@@ -68,7 +68,7 @@ class LiveBytes(TorchDispatchMode):
         outputs = _copied_from_meta(func, args, kwargs)
         if outputs is not None:
             if outputs is not args[0]:
-                self._add(outputs.untyped_storage())
+                self._add(outputs)
             return outputs, taken, [outputs]
         outputs, is_known = _result(func, args, kwargs, taken)
         made = [outputs] if isinstance(outputs, Tensor) else _tensors((outputs,))
@@ -76,19 +76,21 @@ class LiveBytes(TorchDispatchMode):
         if is_known:
             if not (args and outputs is args[0]):
                 for x in made:
-                    self._add(x.untyped_storage())
+                    self._add(x)
             return outputs, taken, made
         given = {_storage_key(x) for x in taken if x.layout is torch.strided}
         for x in made:
             if x.layout is torch.strided and _storage_key(x) not in given:
-                self._add(x.untyped_storage())
+                self._add(x)
         return outputs, taken, made
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
+    def _add(self, x: Tensor) -> None:
+        storage = x.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._known:
             return
-        if self.device is not None and storage.device.type != self.device.type:
+        # Fake tensors are of a device; their storages are on meta.
+        if self.device is not None and x.device.type != self.device.type:
             return
 
         def freed(_: Any, key: int = key, size: int = size) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections import Counter
@@ -435,7 +436,11 @@ def choose(profiler: Profiler, left_bytes: int, *, is_timed: bool = True) -> Cho
 
 
 def largest_batch(
-    step: Step, budget_bytes: int | str, *, max_gradient_error: float | None = None
+    step: Step,
+    budget_bytes: int | str,
+    *,
+    max_gradient_error: float | None = None,
+    profiler: Profiler | None = None,
 ) -> int:
     """Find the largest batch that has a plan.
 
@@ -447,6 +452,8 @@ def largest_batch(
         As of :func:`plan_step`.
     max_gradient_error : float or None
         As of :func:`plan`.
+    profiler : Profiler or None
+        What counted the step, and has its own limit; None counts it anew.
 
     Returns
     -------
@@ -468,11 +475,23 @@ def largest_batch(
     True
     """
     budget = whole_bytes("budget_bytes", budget_bytes)
+    reserved = reserve_of(budget) if step.is_card else 0
     with step.training():
-        return _largest_batch(profiler_of(step, max_gradient_error), budget)
+        own = profiler or profiler_of(step, max_gradient_error)
+        lightest = choose(own, -1, is_timed=False)
+        if own.counted(lightest.channels).needs_numbers:
+            raise ValueError(
+                "Other batches are counted without contents, and so this network takes "
+                "other memory than in real steps, or does not run. Plan for each batch, as "
+                "sweep does."
+            )
+        needed_bytes = functools.partial(_needed_bytes, own, lightest)
+        return largest_within(needed_bytes, budget - reserved, LARGEST_BATCH)
 
 
-def remedies(step: Step, infeasible: Infeasible) -> list[str]:
+def remedies(
+    step: Step, infeasible: Infeasible, *, profiler: Profiler | None = None
+) -> list[str]:
     """List what helps a step that does not fit, each with how far to go.
 
     Parameters
@@ -481,6 +500,8 @@ def remedies(step: Step, infeasible: Infeasible) -> list[str]:
         What does not fit.
     infeasible : Infeasible
         What it needs, and the budget.
+    profiler : Profiler or None
+        What counted the step; None counts it anew.
 
     Returns
     -------
@@ -496,8 +517,22 @@ def remedies(step: Step, infeasible: Infeasible) -> list[str]:
     >>> changes[0][:11], changes[1], changes[-1]
     ('a batch of ', 'shorter or smaller inputs', 'a budget of 12.0 MiB')
     """
-    with step.training():
-        return _remedies(Profiler(step), infeasible)
+    budget, needed = infeasible.budget_bytes, enough_text(infeasible.needed_bytes)
+    left = step.left_bytes(budget)
+    found = []
+    for each in step.alternatives(step):
+        if each.of_modes and left <= 0:
+            continue
+        fits = 0
+        if "{fits}" in each.words:
+            try:
+                fits = largest_batch(step, budget, profiler=profiler)
+            except ValueError:  # of other batches nothing is known
+                continue
+            if not 0 < fits < step.batch:
+                continue
+        found.append(each.words.format(fits=fits, needed=needed))
+    return found
 
 
 def plan_within(profile: Profile, trial: Trial, budget_bytes: int) -> Plan:
@@ -623,59 +658,27 @@ def _peak_bytes(step: Step, plan: Plan) -> int | None:
     return unless_memory_runs_out(peak)
 
 
-def _largest_batch(profiler: Profiler, budget_bytes: int) -> int:
+def _needed_bytes(profiler: Profiler, lightest: Choice, batch: int) -> int:
+    """Count all that a step of another batch takes with some modes."""
     step = profiler.step
-    lightest = choose(profiler, -1, is_timed=False)
-    if profiler.counted(lightest.channels).needs_numbers:
-        raise ValueError(
-            "Other batches are counted without contents, and so this network takes other "
-            "memory than in real steps, or does not run. Plan for each batch, as sweep does."
-        )
-
-    def peak(batch: int) -> int:
+    try:
         with profiler.at(step.at(batch)).bare(lightest.channels) as trial:
             trial.network.set_mode(lightest.modes)
             if not step.is_trusted:
                 trial.run()  # What a first step makes is not counted.
-            return trace_bytes(trial.network, trial.run).peak_bytes
-
-    def size(batch: int) -> int:
-        try:
-            return peak(batch) + step.fixed_bytes(batch)
-        except NoStep:
+            peak = trace_bytes(trial.network, trial.run).peak_bytes
+    except NoStep:
+        raise
+    except Exception as error:  # whatever a network does with another batch
+        if step.is_trusted:
             raise
-        except Exception as error:  # whatever a network does with another batch
-            if step.is_trusted:
-                raise
-            if batch == 1:  # Of one sample there are no batch statistics.
-                return size(2)
-            raise ValueError(
-                f"A step of {batch} samples does not run ({type(error).__name__}: "
-                f"{error}), so that the largest batch is not known."
-            ) from error
-
-    reserved = reserve_of(budget_bytes) if step.is_card else 0
-    return largest_within(size, budget_bytes - reserved, LARGEST_BATCH)
-
-
-def _remedies(profiler: Profiler, infeasible: Infeasible) -> list[str]:
-    step, budget = profiler.step, infeasible.budget_bytes
-    left = step.left_bytes(budget)
-    found = []
-    for each in step.alternatives(step):
-        if each.of_modes and left <= 0:
-            continue
-        fits = 0
-        if "{fits}" in each.words:
-            try:
-                fits = _largest_batch(profiler, budget)
-            except ValueError:  # of other batches nothing is known
-                continue
-            if not 0 < fits < step.batch:
-                continue
-        needed = enough_text(infeasible.needed_bytes)
-        found.append(each.words.format(fits=fits, needed=needed))
-    return found
+        if batch == 1:  # Of one sample there are no batch statistics.
+            return _needed_bytes(profiler, lightest, 2)
+        raise ValueError(
+            f"A step of {batch} samples does not run ({type(error).__name__}: {error}), so "
+            "that the largest batch is not known."
+        ) from error
+    return peak + step.fixed_bytes(batch)
 
 
 def refusal(profiler: Profiler, budget_bytes: int, peak_bytes: int) -> Infeasible:
@@ -690,7 +693,7 @@ def refusal(profiler: Profiler, budget_bytes: int, peak_bytes: int) -> Infeasibl
             "Weights, gradients, optimizer states, classifier and input take "
             f"{size_text(fixed)} alone."
         )
-    helps = _remedies(profiler, refused)
+    helps = remedies(step, refused, profiler=profiler)
     chosen = choose(profiler, -1, is_timed=False)
     if profiler.probe is not None and chosen.profile.is_heavier_for_limit():
         helps.append(f"more than max_gradient_error={profiler.probe.limit:g}")

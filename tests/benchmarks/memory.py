@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.catalog.steps import training_step_peak
 from speechbrain_rev.lobes import build_encoder
 
-from .counts import modes_of
+from .counts import modes_of, training_step_peak
 from .gradients import check_modes
 from .harness import NotEqual, Result
 

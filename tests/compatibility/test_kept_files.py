@@ -1,6 +1,7 @@
 """Files that earlier versions wrote are read, resumed and give what they gave."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -15,11 +16,7 @@ import torch
 from hyperpyyaml import load_hyperpyyaml
 from torch import nn
 
-from speechbrain_rev.catalog.published import (
-    reproduced_breakdowns,
-    reproduced_cards,
-    reproduced_trainings,
-)
+from speechbrain_rev.catalog.steps import training_step
 from speechbrain_rev.cli import main
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import (
@@ -32,12 +29,29 @@ from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.inference.wespeaker import convert_from_wespeaker
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
 from speechbrain_rev.optim import AdamW, build_optimizer
-from speechbrain_rev.planner import Plan, Profile
-from speechbrain_rev.planner.timing import Speed
+from speechbrain_rev.planner import (
+    Plan,
+    Profile,
+    live_bytes_peak,
+    profile,
+    step_of,
+)
+from speechbrain_rev.planner.memory import make_gradients
+from speechbrain_rev.planner.timing import ASSUMED, Speed
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.speech import read_audio
 from tests.compatibility import make
-from tests.compatibility.plans import PLANS
+from tests.compatibility.plans import (
+    PLANS,
+    planned_on_card,
+    small_encoder,
+    small_feats,
+)
+from tests.docs.reproduced import (
+    reproduced_breakdowns,
+    reproduced_cards,
+    reproduced_trainings,
+)
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
 INTERRUPTED = [name for name, (_, killed) in make.RUNS.items() if killed]
@@ -46,8 +60,8 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 #: Of weights after some steps, likewise, relative to how far these steps moved them.
 #: AVX-512 instead of portable instructions makes 2e-4, optimizer states of zero 0.95.
 MOVED_CLOSE = 0.01
-#: Plans that take a second, and what is printed of committed figures.
-QUICK = {"resnet34_5gib", "small_resnet34", "models"}
+#: What is printed of committed figures.
+QUICK = {"models"}
 #: What may differ between machines and versions, in what subcommands print: words, and
 #: figures that one version has.
 UNCOMPARED = {
@@ -278,24 +292,83 @@ def test_a_run_keeps_the_plan_of_its_budget(kept):
 SLOWER = pytest.mark.xfail(strict=True, reason="10 % longer than in 0.1.0")
 
 
+@functools.cache
+def planned_today(name):
+    return PLANS[name]()
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            name,
-            marks=([] if name in QUICK else [pytest.mark.slow])
-            + ([SLOWER] if name == "error_limit_0.001" else []),
-        )
+        pytest.param(name, marks=SLOWER if name == "error_limit_0.001" else ())
         for name in PLANS
     ],
 )
 def test_what_was_planned_is_planned_as_well_today(kept, name):
-    before, today = Plan.load(kept / "plans" / f"{name}.json"), PLANS[name]()
+    before, today = Plan.load(kept / "plans" / f"{name}.json"), planned_today(name)
     assert today.budget_bytes == before.budget_bytes
     assert today.measured_bytes <= today.budget_bytes
     assert today.measured_gradient_error <= before.measured_gradient_error * 1.001
     # Times are estimated from counts of operations, which machines agree about.
     assert today.seconds <= before.seconds * (1 + 1e-9)
+
+
+def tie_on_card():
+    """Give what planned an encoder, by blocks, and its step on meta."""
+    encoder, run = training_step("df_resnet56", batch=128, frames=200)
+    return planned_on_card("df_resnet56", 10, 128).profile, encoder, run
+
+
+def small_chunk():
+    feats = small_feats()
+    found = profile(step_of(small_encoder("revnet57", 50_000), feats, speed=ASSUMED))
+    encoder = small_encoder("revnet57", 50_000).to("meta")
+    make_gradients(encoder)
+    feats = feats.to("meta")
+    return found, encoder, lambda: encoder(feats).square().sum().backward()
+
+
+#: Plans of other modes than the recorded ones, why, and what gives their profile and step.
+OTHERWISE = {
+    # All three blocks of the last stage cost the same bytes and seconds in a mode, but
+    # for the 18 KiB in which the first works on more; one of them is to store, and any
+    # will do. In 0.1.0 a block that recomputed worked on 34 MB more than one that stores.
+    # Since its first run builds autograd's graph and drops what that saves, both work on
+    # the same, and so the first block stores and not the second.
+    "df_resnet56_10gib": tie_on_card,
+    # In a second run our normalisations no longer count batches and leave their buffers in
+    # place: of such small blocks that is a part of the time. To recompute two of them now
+    # takes 0.549 ms more than to store them, and fits. To reconstruct one, as recorded,
+    # takes 0.613 ms more. In 0.1.0 it was 0.729 and 0.713 ms.
+    "small_revnet57_chunk": small_chunk,
+}
+#: Of the recorded peaks: what has been saved since is 0.15 %.
+PEAK_CLOSE = 0.005
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if name not in OTHERWISE])
+def test_modes_and_peaks_of_plans_are_the_recorded_ones(kept, name):
+    before, today = Plan.load(kept / "plans" / f"{name}.json"), planned_today(name)
+    assert today.modes == before.modes
+    assert today.channels == before.channels
+    assert today.measured_bytes == pytest.approx(before.measured_bytes, rel=PEAK_CLOSE)
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_where_modes_are_others_they_fit_and_are_as_fast_by_one_profile(kept, name):
+    before, today = Plan.load(kept / "plans" / f"{name}.json"), planned_today(name)
+    assert today.modes != before.modes
+    assert today.channels == before.channels
+    found, encoder, run = OTHERWISE[name]()
+    assert found.seconds(today.modes) <= found.seconds(before.modes) * (1 + 1e-12)
+    assert found.seconds(today.modes) == pytest.approx(today.seconds, rel=1e-12)
+    for plan in (before, today):
+        assert found.peak_bytes(plan.modes) <= today.budget_bytes
+        plan.apply(encoder)
+        run()  # What a first step makes is not counted.
+        assert live_bytes_peak(run) <= today.budget_bytes
+    # Losses differ by some numbers.
+    assert live_bytes_peak(run) == pytest.approx(today.measured_bytes, rel=1e-3)
 
 
 @pytest.mark.parametrize(

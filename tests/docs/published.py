@@ -1,7 +1,7 @@
 """Write the tables and the picture of docs/PUBLISHED.md: python -m tests.docs.published.
 
-Each of the paper's memory tables stands beside what ``catalog.published`` counts in its
-setting. The README's tables and those of other pages are written by
+Each of the paper's memory tables stands beside what ``tests.docs.reproduced`` counts in
+its setting. The README's tables and those of other pages are written by
 ``tests.benchmarks.readme``.
 """
 
@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from speechbrain_rev.architectures import HEAD
 from speechbrain_rev.catalog.columns import Column, Row
-from speechbrain_rev.catalog.published import (
-    CARD_BYTES,
-    FRAMES,
-    PAPER,
+from speechbrain_rev.catalog.published import CARD_BYTES, FRAMES, PAPER, TOTAL_BATCH
+from speechbrain_rev.catalog.table import counted_with
+from speechbrain_rev.plots import PartsBar, memory_parts
+from speechbrain_rev.sizes import GB, GIB, MIB, card_text, reserve_of
+from tests.benchmarks.harness import markdown
+from tests.benchmarks.readme import filled
+from tests.docs.reproduced import (
     SHARED_PARTS,
-    TOTAL_BATCH,
     ReproducedCards,
     ReproducedTraining,
     published_trainings,
@@ -24,11 +27,6 @@ from speechbrain_rev.catalog.published import (
     reproduced_cards,
     reproduced_trainings,
 )
-from speechbrain_rev.catalog.table import HEAD, counted_with
-from speechbrain_rev.plots import PartsBar, memory_parts
-from speechbrain_rev.sizes import GB, GIB, MIB, card_text, reserve_of
-from tests.benchmarks.harness import markdown
-from tests.benchmarks.readme import filled
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, PICTURE = DOCS / "PUBLISHED.md", DOCS / "published.png"

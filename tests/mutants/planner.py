@@ -112,7 +112,7 @@ PLANNER = [
     Mutant(
         "planner: one sample without batch statistics ends the search of a batch",
         PLAN_CODE,
-        "return size(2)",
+        "return _needed_bytes(profiler, lightest, 2)",
         "raise",
         STEP_TESTS,
         "largest_batch_has_a_plan and normalised",

@@ -7,10 +7,10 @@ import torch
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.catalog import Training, counted_peaks
-from speechbrain_rev.catalog.steps import training_step_peak
 from speechbrain_rev.sizes import parse_card
 from tests.benchmarks import __main__ as command
 from tests.benchmarks import readme, tables, user_ways, users
+from tests.benchmarks.counts import training_step_peak
 from tests.benchmarks.harness import NotEqual, Result
 from tests.benchmarks.user_ways import PLAIN, REVERSIBLE, STORE, step_bytes
 

@@ -18,13 +18,14 @@ from speechbrain_rev.catalog.breakdown import (
 )
 from speechbrain_rev.catalog.plans import PlannedEncoder
 from speechbrain_rev.catalog.render import BreakdownReport, saved
-from speechbrain_rev.catalog.steps import head_modules, training_step_peak
+from speechbrain_rev.catalog.steps import head_modules
 from speechbrain_rev.catalog.table import Model
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.optim import build_optimizer, state_bytes
 from speechbrain_rev.planner.memory import PARTS, LiveBytes
 from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.sizes import GIB, MIB
+from tests.benchmarks.counts import training_step_peak
 
 TIGHT = Training(5 * GIB // 2, batch=64, frames=200)
 NO_HEAD = Head(classes=0)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.catalog.steps import training_step_peak
 from speechbrain_rev.catalog.table import BATCHES, FRAMES, MODES, Peak, counted_peaks
 from speechbrain_rev.modes import LOSSLESS
+from tests.benchmarks.counts import training_step_peak
 
 PEAKS = counted_peaks()
 STALE = (

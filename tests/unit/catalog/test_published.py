@@ -9,18 +9,17 @@ import pytest
 from speechbrain_rev import architectures
 from speechbrain_rev.architectures import ARCHITECTURES, architecture
 from speechbrain_rev.catalog import Training
-from speechbrain_rev.catalog.published import (
-    CARD_BYTES,
+from speechbrain_rev.catalog.published import CARD_BYTES, TABLE_SEVEN
+from tests.docs import published
+from tests.docs.published import TRAINING_COLUMNS
+from tests.docs.reproduced import (
     SHARED_PARTS,
     TABLE_ONE,
-    TABLE_SEVEN,
     published_trainings,
     reproduced_breakdowns,
     reproduced_cards,
     reproduced_trainings,
 )
-from tests.docs import published
-from tests.docs.published import TRAINING_COLUMNS
 
 #: What the paper prints beside its largest batches, from which it follows.
 PRINTED = [
