@@ -6,10 +6,10 @@ are in ``steps``, plans of them in ``plans``, where the memory of a step goes in
 """
 
 from speechbrain_rev.catalog.render import ModelsReport
-from speechbrain_rev.catalog.table import Model, Training, counted_peaks, select
+from speechbrain_rev.catalog.table import ListedEncoder, Training, counted_peaks, select
 
 __all__ = [
-    "Model",
+    "ListedEncoder",
     "ModelsReport",
     "Training",
     "counted_peaks",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speechbrain_rev.catalog.published import FRAMES, TOTAL_BATCH, as_published
-from speechbrain_rev.catalog.table import SECONDS, Model, Training, counted_with
+from speechbrain_rev.catalog.table import SECONDS, ListedEncoder, Training, counted_with
 from speechbrain_rev.plots import (
     EncoderPoint,
     PartsBar,
@@ -57,12 +57,12 @@ def check_picture(path: str | Path) -> None:
         )
 
 
-def draw_models(models: Sequence[Model], path: str | Path) -> None:
+def draw_models(models: Sequence[ListedEncoder], path: str | Path) -> None:
     """Draw the counted peak of a training step against the published Vox1-H EER.
 
     Parameters
     ----------
-    models : sequence of Model
+    models : sequence of ListedEncoder
         The encoders, all of the same training. Those of which nothing was counted or
         published are left out.
     path : str or pathlib.Path
@@ -99,7 +99,7 @@ def draw_models(models: Sequence[Model], path: str | Path) -> None:
     )
 
 
-def _point(model: Model) -> EncoderPoint | None:
+def _point(model: ListedEncoder) -> EncoderPoint | None:
     row = model.row
     rate, peak = row.vox1_h_eer, model.step_peak_bytes(row.default_mode)
     if rate is None or peak is None:

@@ -38,7 +38,7 @@ from speechbrain_rev.catalog.steps import (
 )
 from speechbrain_rev.catalog.table import (
     BASELINE,
-    Model,
+    ListedEncoder,
     Training,
     check_batch,
     select,
@@ -76,7 +76,7 @@ class PlannedEncoder:
 
     Attributes
     ----------
-    model : Model
+    model : ListedEncoder
         The encoder, and the training that is asked about.
     profile : Profile
         What each of its blocks costs. Where it can store everything the profile knows no
@@ -95,7 +95,7 @@ class PlannedEncoder:
         Of the device that times were predicted for.
     """
 
-    model: Model
+    model: ListedEncoder
     profile: Profile
     channels: Channels
     modes: Mapping[str, str]
@@ -281,14 +281,15 @@ def plan_encoders(
 
 
 def _each(
-    plan_model: Callable[[Model], PlannedEncoder], models: Sequence[Model]
+    plan_model: Callable[[ListedEncoder], PlannedEncoder],
+    models: Sequence[ListedEncoder],
 ) -> list[PlannedEncoder]:
     return [plan_model(model) for model in models]
 
 
-def _by_kind(models: Sequence[Model]) -> list[list[Model]]:
+def _by_kind(models: Sequence[ListedEncoder]) -> list[list[ListedEncoder]]:
     """Group encoders that share a profile, so that one process makes it."""
-    groups: dict[object, list[Model]] = {}
+    groups: dict[object, list[ListedEncoder]] = {}
     for model in models:
         groups.setdefault(model.row.kind, []).append(model)
     return list(groups.values())
@@ -299,7 +300,7 @@ def _untold(_: str) -> None:
 
 
 def _planned(
-    model: Model,
+    model: ListedEncoder,
     *,
     speed: Speed,
     counted: bool,

@@ -29,7 +29,7 @@ from speechbrain_rev.catalog.table import (
     FRAMES,
     MODES,
     SECONDS,
-    Model,
+    ListedEncoder,
     Training,
     counted_with,
 )
@@ -152,7 +152,7 @@ class ModelsReport(Report):
 
     Attributes
     ----------
-    models : sequence of Model
+    models : sequence of ListedEncoder
         The rows; at least one, all of the same training.
 
     Examples
@@ -166,7 +166,7 @@ class ModelsReport(Report):
     1.86
     """
 
-    models: Sequence[Model]
+    models: Sequence[ListedEncoder]
 
     @property
     def sources(self) -> dict[str, str]:
@@ -186,9 +186,9 @@ class ModelsReport(Report):
             )
         return kinds
 
-    def _tables(self) -> Sequence[Table[Model]]:
+    def _tables(self) -> Sequence[Table[ListedEncoder]]:
         training, published = self.models[0].training, "published"
-        columns: list[Column[Model]] = [
+        columns: list[Column[ListedEncoder]] = [
             Column("", "encoder", _of("row.name"), is_words=True),
             Column("", "type", _type, 1, is_words=True),
             Column("", "layers", _of("row.layers"), 1),
@@ -220,28 +220,28 @@ class ModelsReport(Report):
         }
 
 
-def _type(model: Model) -> str:
+def _type(model: ListedEncoder) -> str:
     return model.row.type if model.row.reversible else "-"
 
 
-def _millions(model: Model) -> str:
+def _millions(model: ListedEncoder) -> str:
     return f"{model.row.parameters / 1e6:.2f}"
 
 
-def _largest_batch(mode: str, model: Model) -> str:
+def _largest_batch(mode: str, model: ListedEncoder) -> str:
     return _text(model.largest_batch(mode))
 
 
-def _mib(frames: int, mode: str, model: Model) -> str:
+def _mib(frames: int, mode: str, model: ListedEncoder) -> str:
     size = model.bytes_per_utterance(mode, frames)
     return "-" if size is None else f"{size / MIB:.1f}"
 
 
-def _fits(model: Model) -> str:
+def _fits(model: ListedEncoder) -> str:
     return {None: "-", True: "yes", False: "no"}[model.fits(model.row.default_mode)]
 
 
-def _plain_model(model: Model) -> dict[str, Any]:
+def _plain_model(model: ListedEncoder) -> dict[str, Any]:
     row, training, modes = model.row, model.training, model.modes
     plain: dict[str, Any] = {
         **_taken(

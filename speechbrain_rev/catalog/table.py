@@ -382,7 +382,7 @@ def other_encoder(training: Training, row: Architecture) -> str | None:
 
 
 @dataclass(frozen=True)
-class Model:
+class ListedEncoder:
     """One encoder and what training it takes.
 
     Attributes
@@ -427,12 +427,12 @@ class Model:
         return None if largest is None else largest >= self.training.batch
 
 
-def _per_utterance(mode: str) -> Callable[[Model], float | None]:
+def _per_utterance(mode: str) -> Callable[[ListedEncoder], float | None]:
     return lambda model: model.bytes_per_utterance(mode, model.training.frames)
 
 
 #: By what the table can be sorted.
-SORT_KEYS: dict[str, Callable[[Model], float | None]] = {
+SORT_KEYS: dict[str, Callable[[ListedEncoder], float | None]] = {
     "layers": lambda model: model.row.layers,
     "parameters": lambda model: model.row.parameters,
     "vox1-o": lambda model: model.row.vox1_o_eer,
@@ -453,7 +453,7 @@ def select(
     fitting: bool = False,
     sort: str | None = None,
     reverse: bool = False,
-) -> list[Model]:
+) -> list[ListedEncoder]:
     """Choose encoders and put them in order.
 
     Parameters
@@ -472,7 +472,7 @@ def select(
 
     Returns
     -------
-    list of Model
+    list of ListedEncoder
         The encoders.
 
     Raises
@@ -496,7 +496,7 @@ def select(
         raise ValueError(f"{option} needs a card: add, for instance, --card=11GB.")
     rows = [architecture(n) for n in names] if names else ARCHITECTURES.values()
     models = [
-        Model(row, training)
+        ListedEncoder(row, training)
         for row in dict.fromkeys(rows)
         if (not families or row.family in families) and (not types or row.type in types)
     ]
@@ -510,7 +510,9 @@ def select(
     return _sorted(models, sort, reverse)
 
 
-def _sorted(models: list[Model], sort: str | None, reverse: bool) -> list[Model]:
+def _sorted(
+    models: list[ListedEncoder], sort: str | None, reverse: bool
+) -> list[ListedEncoder]:
     if sort is None:
         return models[::-1] if reverse else models
     figures = [(model, SORT_KEYS[sort](model)) for model in models]

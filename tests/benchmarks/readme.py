@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from speechbrain_rev.catalog import Model, ModelsReport, Training, select
+from speechbrain_rev.catalog import ListedEncoder, ModelsReport, Training, select
 from speechbrain_rev.catalog.table import MODES
 from speechbrain_rev.sizes import MIB, parse_card
 
@@ -54,7 +54,7 @@ def telling_models() -> str:
     return models(TELLING)
 
 
-def _model(model: Model) -> dict[str, str]:
+def _model(model: ListedEncoder) -> dict[str, str]:
     row = {
         "encoder": model.row.name,
         "params, M": f"{model.row.parameters / 1e6:.1f}",

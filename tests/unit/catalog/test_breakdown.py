@@ -19,7 +19,7 @@ from speechbrain_rev.catalog.breakdown import (
 from speechbrain_rev.catalog.plans import PlannedEncoder
 from speechbrain_rev.catalog.render import BreakdownReport, saved
 from speechbrain_rev.catalog.steps import head_modules
-from speechbrain_rev.catalog.table import Model
+from speechbrain_rev.catalog.table import ListedEncoder
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.optim import build_optimizer, state_bytes
 from speechbrain_rev.planner.memory import PARTS, LiveBytes
@@ -47,7 +47,7 @@ def encoder():
     with torch.device("meta"):
         allowed = build_encoder("revnet57").allowed_modes().items()
     modes = {name: m[i % len(m)].value for i, (name, m) in enumerate(allowed)}
-    model = Model(ARCHITECTURES["revnet57"], TIGHT)
+    model = ListedEncoder(ARCHITECTURES["revnet57"], TIGHT)
     return PlannedEncoder(model, None, (None,) * 4, modes, 10**9, 1.0, 1.0, ASSUMED)
 
 

@@ -21,7 +21,7 @@ from speechbrain_rev.catalog.plans import (
 from speechbrain_rev.catalog.published import TABLE_SEVEN
 from speechbrain_rev.catalog.render import PlansReport
 from speechbrain_rev.catalog.steps import encoder_step, training_step
-from speechbrain_rev.catalog.table import Model
+from speechbrain_rev.catalog.table import ListedEncoder
 from speechbrain_rev.cli import main
 from speechbrain_rev.devices import CardAtHand, card_at_hand
 from speechbrain_rev.lobes import build_encoder
@@ -46,7 +46,7 @@ def tight():
 
 def with_step(name, training, step_bytes):
     """An encoder whose plan takes so much, if any."""
-    model = Model(architecture(name), training)
+    model = ListedEncoder(architecture(name), training)
     return PlannedEncoder(model, None, (None,) * 4, {}, step_bytes, 1.0, 1.0, ASSUMED)
 
 
@@ -204,7 +204,9 @@ def test_published_batches_and_cards_stand_beside_the_same_card_and_length_alone
     for card_bytes, frames in [(11 * GIB, 200), (24 * GIB, 200), (11 * GIB, 600)]:
         training = Training(card_bytes, BATCH, frames)
         encoder = dataclasses.replace(
-            tight[0], model=Model(tight[0].model.row, training), counted_bytes=GIB
+            tight[0],
+            model=ListedEncoder(tight[0].model.row, training),
+            counted_bytes=GIB,
         )
         heads, words = PlansReport([encoder]).text().splitlines()[1:3]
         published = (card_bytes, frames) == (11 * GIB, 200)
@@ -274,7 +276,7 @@ def test_the_picture_shows_plan_and_modes_beside_what_was_published(tight, monke
     assert fits.largest_batch == tight[0].largest_batch
     assert "128 utterances of 2 s as planned for 5 GiB" in drawn["title"]
     assert "marks counted" in drawn["source"]
-    on_11_gib = Model(tight[0].model.row, Training(11 * GIB, BATCH, FRAMES))
+    on_11_gib = ListedEncoder(tight[0].model.row, Training(11 * GIB, BATCH, FRAMES))
     pictures.draw_plans([dataclasses.replace(tight[0], model=on_11_gib)], "a.png")
     assert drawn["points"][0].published_batch == 300
 
@@ -463,7 +465,7 @@ def test_an_encoder_of_another_kind_has_a_profile_of_its_own(changed, monkeypatc
     rows = {row.name: row for row in (like, deeper, other)}
     for name, row in rows.items():
         monkeypatch.setitem(ARCHITECTURES, name, row)
-    models = [Model(row, TIGHT) for row in rows.values()]
+    models = [ListedEncoder(row, TIGHT) for row in rows.values()]
     groups = [[m.row.name for m in group] for group in plans._by_kind(models)]
     assert groups == [["revnet57", "revnet77"], ["revnet58"]]
     keys = [encoder_step(row, TIGHT).key for row in rows.values()]

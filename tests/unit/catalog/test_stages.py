@@ -16,7 +16,7 @@ from speechbrain_rev.catalog.breakdown import (
 from speechbrain_rev.catalog.plans import PlannedEncoder, plan_encoders
 from speechbrain_rev.catalog.render import BreakdownReport
 from speechbrain_rev.catalog.steps import training_step
-from speechbrain_rev.catalog.table import MODES, Model
+from speechbrain_rev.catalog.table import MODES, ListedEncoder
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.classifier import CosineClassifier
 from speechbrain_rev.optim import build_optimizer, state_bytes
@@ -138,7 +138,7 @@ def planned(name, training, step_bytes=10**9):
     with torch.device("meta"):
         allowed = build_encoder(name).allowed_modes().items()
     modes = {n: m[i % len(m)].value for i, (n, m) in enumerate(allowed)}
-    model = Model(ARCHITECTURES[name], training)
+    model = ListedEncoder(ARCHITECTURES[name], training)
     return PlannedEncoder(
         model, None, (None,) * 4, modes, step_bytes, 1.0, 1.0, ASSUMED
     )
