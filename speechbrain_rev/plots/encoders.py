@@ -24,7 +24,7 @@ from speechbrain_rev.plots.style import (
     source_below,
     write_names,
 )
-from speechbrain_rev.sizes import GIB, MB
+from speechbrain_rev.sizes import GIB, MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -277,11 +277,11 @@ class _Panel:
 
 
 _MEMORY = _Panel(
-    "memory of the encoder's step, MB per utterance",
-    mark=lambda e: e.planned_bytes and e.planned_bytes / MB,
-    cross=lambda e: e.published_bytes and e.published_bytes / MB,
-    bar=(lambda e: e.lightest_bytes / MB, lambda e: e.stored_bytes / MB),
-    named_at=lambda e: e.stored_bytes / MB,
+    "memory of the encoder's step, MiB per utterance",
+    mark=lambda e: e.planned_bytes and e.planned_bytes / MIB,
+    cross=lambda e: e.published_bytes and e.published_bytes / MIB,
+    bar=(lambda e: e.lightest_bytes / MIB, lambda e: e.stored_bytes / MIB),
+    named_at=lambda e: e.stored_bytes / MIB,
 )
 _BATCH = _Panel(
     "batch that fits, at least",

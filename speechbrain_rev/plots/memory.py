@@ -44,7 +44,7 @@ _PART_COLOURS = {
     "gradients": COLOURS[5],
     "others": "#B0B0B0",
 }
-_TICKS = [digit * 10.0**power for power in range(-4, 3) for digit in (1, 2, 5)]
+_TICKS = [digit * 10.0**power for power in range(-1, 6) for digit in (1, 2, 5)]
 _MARK = 5.0
 _Curves = Mapping[str, Sequence[tuple[float, float, str]]]
 
@@ -77,7 +77,7 @@ def memory_bars(rows: Sequence[tuple[str, str, float]], path: str | Path) -> Non
     labels = list(dict.fromkeys(label for label, _, _ in rows))
     by_label = {label: [row for row in rows if row[0] == label] for label in labels}
     largest = max(size for _, _, size in rows)
-    divisor, unit = (GB, "GB") if largest >= GB else (MB, "MB")
+    divisor, unit = (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
     # A gap of one bar's width lies between labels.
     height = 0.36 * (len(rows) + 0.7 * len(labels)) + 1.3
     figure = new_figure(6.8, height)
@@ -363,7 +363,7 @@ def time_against_memory(
     Parameters
     ----------
     panels : mapping of str to mapping of str to sequence of (float, float, str)
-        For each panel's name its curves by name; of each, GB per utterance, times the
+        For each panel's name its curves by name; of each, MiB per utterance, times the
         baseline's duration, and what distinguishes the point, which may be empty; what
         several curves of a panel have in common is written at the last of them.
     path : str or pathlib.Path
@@ -380,7 +380,7 @@ def time_against_memory(
     Example
     -------
     >>> import os, tempfile
-    >>> curves = {"stored": [(0.06, 1.0, "")], "ours": [(0.02, 1.3, "2 MB")]}
+    >>> curves = {"stored": [(60.0, 1.0, "")], "ours": [(20.0, 1.3, "2 MB")]}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = os.path.join(folder, "curves.png")
     ...     time_against_memory({"revnet57": curves}, path, title="T", source="S")
@@ -390,7 +390,7 @@ def time_against_memory(
             panel: {name: [p[:2] for p in points] for name, points in curves.items()}
             for panel, curves in panels.items()
         },
-        "GB",
+        "MiB",
         "times",
     )
     figure = new_figure(7.2, 1.4 + 2.8 * len(panels))
@@ -415,7 +415,7 @@ def time_against_memory(
     ticks = [t for t in _TICKS if min(sizes) <= t <= max(sizes)]
     grid[-1].set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     grid[-1].set_xticks([], minor=True)
-    grid[-1].set_xlabel("GB per utterance")
+    grid[-1].set_xlabel("MiB per utterance")
     caption(figure, grid[0], title, source, columns=3)
     for axes, curves in zip(grid, panels.values(), strict=True):
         _write_words(figure, axes, curves)

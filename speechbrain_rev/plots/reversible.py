@@ -19,6 +19,7 @@ from speechbrain_rev.plots.style import (
     new_figure,
     save,
 )
+from speechbrain_rev.sizes import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +74,7 @@ def reversible_step(
         ]
         axes.plot(
             np.concatenate(moments),
-            np.concatenate(passes) / 1e6,
+            np.concatenate(passes) / MIB,
             color=MODE_COLOURS[mode],
             lw=1.4,
             label=mode,
@@ -83,7 +84,7 @@ def reversible_step(
     axes.set_ylim(bottom=0)
     axes.set_xticks([0.5, 1.5], ["forward pass", "backward pass"])
     axes.tick_params(axis="x", length=0)
-    axes.set_ylabel("MB alive")
+    axes.set_ylabel("MiB alive")
     finish(axes, grid="both")
     axes.grid(visible=False, axis="x")
     caption(figure, axes, title, source, columns=len(alive))

@@ -11,6 +11,7 @@ import torch
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes.chunks import AUTO
 from speechbrain_rev.plots import time_against_memory
+from speechbrain_rev.sizes import MIB
 
 from .gradients import check_modes
 from .harness import Result, interleaved_seconds
@@ -122,7 +123,7 @@ def draw(result: Result, path: Path) -> None:
         curves = panels.setdefault(row["encoder"], {})
         name = f"reconstructed, {way}" if size else f"{way}"
         curves.setdefault(name, []).append(
-            (row["GB per utterance"], row["times the baseline"], size)
+            (row["GB per utterance"] * GB / MIB, row["times the baseline"], size)
         )
     time_against_memory(
         panels,

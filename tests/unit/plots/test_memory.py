@@ -21,13 +21,13 @@ CURVES = {
 }
 
 
-@pytest.mark.parametrize(("largest", "unit"), [(8e7, "MB"), (1.2e9, "GB")])
+@pytest.mark.parametrize(("largest", "unit"), [(8e7, "MiB"), (1.2e9, "GiB")])
 def test_bars_are_as_long_as_the_bytes_in_the_unit_named(drawn, largest, unit):
     rows = [("resnet34", "store", 6e7), ("revnet57", "store", largest)]
     rows.append(("revnet57", "reconstruct", 2.3e7))
     figure = drawn(memory_bars, rows)
     (axes,) = figure.axes
-    divisor = {"MB": 1e6, "GB": 1e9}[unit]
+    divisor = {"MiB": 2**20, "GiB": 2**30}[unit]
     widths = [bar.get_width() for bar in axes.patches[: len(rows)]]
     np.testing.assert_allclose(widths, [size / divisor for _, _, size in rows])
     assert axes.get_xlabel() == f"training memory per utterance, {unit}"
@@ -131,7 +131,7 @@ def test_what_curves_have_in_common_is_written_at_the_last(drawn):
         (time_by_batch, {"a": {"b": {}}}, "'b' of 'a' has no points"),
         (time_by_batch, {"a": {"b": {0: 1.0}}}, "a point of 0 utterances"),
         (time_by_batch, {"a": {"b": {2: float("nan")}}}, "and nan seconds"),
-        (time_against_memory, {"a": {"b": [(0.0, 1.0, "")]}}, "a point of 0.0 GB"),
+        (time_against_memory, {"a": {"b": [(0.0, 1.0, "")]}}, "a point of 0.0 MiB"),
         (time_against_memory, {"a": {"b": [(1.0, float("nan"), "")]}}, "and nan times"),
     ],
 )
