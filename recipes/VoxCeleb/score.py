@@ -34,7 +34,10 @@ from speechbrain_rev.inference.run_folder import read_settings, read_weights
 from speechbrain_rev.speech import read_manifest
 from speechbrain_rev.whole_files import check_regular, write_whole
 
-P_TARGETS = (0.01, 0.05)
+#: Priors of detection costs, of which the study asks too.
+P_TARGETS = tuple(
+    m.p_target for m in scoring.MEASURES.values() if m.key == "min_dcf" and m.p_target
+)
 #: Draws of speakers for intervals.
 REPLICATES = 1000
 
@@ -132,22 +135,12 @@ def draw(curves: Mapping[str, scoring.DetCurve], path: Path) -> None:
 
 
 def error_rates(curve: scoring.DetCurve, trials: scoring.Trials) -> dict[str, Any]:
-    """Sum up one list's scores: counts, rates as fractions, and thresholds."""
+    """Sum up one list's scores: counts, measures, and thresholds."""
     return {
         "targets": int(np.sum(trials.labels)),
         "impostors": int(np.sum(1 - trials.labels)),
-        "eer": curve.eer(),
-        "min_dcf": {str(p): curve.min_dcf(p_target=p) for p in P_TARGETS},
-        "thresholds": thresholds(curve),
+        **scoring.measured(curve),
     }
-
-
-def thresholds(curve: scoring.DetCurve) -> dict[str, float | None]:
-    """Find the scores from which on to accept; None where refusing all is cheapest."""
-    found = {"EER": curve.eer_threshold()}
-    for p in P_TARGETS:
-        found[f"minDCF({p})"] = curve.min_dcf_threshold(p_target=p)
-    return {name: None if np.isinf(x) else x for name, x in found.items()}
 
 
 def intervals(
@@ -164,18 +157,11 @@ def intervals(
         for side in (trials.enrol, trials.test)
     )
     try:
-        rates = scoring.bootstrap(
-            scores, trials.labels, *sides, p_targets=P_TARGETS, replicates=replicates
-        )
+        rates = scoring.bootstrap(scores, trials.labels, *sides, replicates=replicates)
     except ValueError as error:
         print(f"No intervals: {error} (--bootstrap 0)")
         return {}
-    return {
-        "eer_95": list(scoring.interval(rates.eer)),
-        "min_dcf_95": {
-            str(p): list(scoring.interval(rates.min_dcf[p])) for p in P_TARGETS
-        },
-    }
+    return rates.intervals()
 
 
 def score_file(path: Path, replicates: int = REPLICATES) -> dict[str, Any]:
@@ -213,25 +199,16 @@ def named(trial_lists: Sequence[Path]) -> dict[str, Path]:
 
 def table(report: Mapping[str, Any]) -> str:
     """Lay the results out for reading."""
-    heads = "".join(f"{f'minDCF({p})':>24}" for p in P_TARGETS)
-    lines = [f"{'trials':<24}{'score':<10}{'EER %':>22}{heads}"]
-    for row in report["results"]:
-        rates = [_with_interval(row["eer"], row.get("eer_95"), 100, 2).rjust(22)]
-        for p, cost in row["min_dcf"].items():
-            known = row.get("min_dcf_95", {}).get(p)
-            rates.append(_with_interval(cost, known, 1, 3).rjust(24))
-        lines.append(f"{row['trials']:<24}{row['method']:<10}{''.join(rates)}")
-    return "\n".join(lines)
-
-
-def _with_interval(
-    rate: float, known: Sequence[float] | None, scale: float, digits: int
-) -> str:
-    text = f"{scale * rate:.{digits}f}"
-    if known is None:
-        return text
-    low, high = (f"{scale * bound:.{digits}f}" for bound in known)
-    return f"{text} [{low}, {high}]"
+    rows = report["results"]
+    shown = scoring.measures_in(rows)
+    cells = [["trials", "score", *(measure.column for measure in shown)]]
+    for row in rows:
+        figures = [measure.shown(row) for measure in shown]
+        cells.append([row["trials"], row["method"], *figures])
+    return "\n".join(
+        f"{trials:<24}{method:<10}" + "".join(f"{figure:>24}" for figure in figures)
+        for trials, method, *figures in cells
+    )
 
 
 def check_fresh(folder: Path) -> None:

@@ -197,10 +197,11 @@ def summarise(
     """Print the table and where the pictures are."""
     epochs = read_rows(run / "train_log.jsonl")
     curves = {}
-    print(f"{'EER %':<26}{'cosine':>8}{'AS-Norm':>9}")
+    measure = scoring.MEASURES["eer"]
+    print(f"{measure.column:<26}{'cosine':>8}{'AS-Norm':>9}")
     for name, report in reports.items():
-        rates = {row["method"]: 100 * row["eer"] for row in report["results"]}
-        print(f"{name:<26}{rates['cosine']:>8.1f}{rates['as_norm']:>9.1f}")
+        rates = {r["method"]: measure.text(r["eer"]) for r in report["results"]}
+        print(f"{name:<26}{rates['cosine']:>8}{rates['as_norm']:>9}")
         scored = output / name / "scores" / "trials.as_norm.txt"
         labels, scores = np.loadtxt(scored, usecols=(2, 3)).T
         curves[f"{name}, AS-Norm"] = scoring.det_curve(scores, labels)

@@ -10,13 +10,13 @@ the key, the place and what to write instead; so are values out of range.
 from speechbrain_rev.hparams.arguments import parse_arguments
 from speechbrain_rev.hparams.composition import (
     Composition,
+    OptimizerWarning,
     compose,
     placeholders,
+    plain_settings,
     resolve,
     top_level_keys,
 )
-from speechbrain_rev.hparams.families import OptimizerWarning
-from speechbrain_rev.hparams.plain import plain_settings
 
 __all__ = [
     "Composition",

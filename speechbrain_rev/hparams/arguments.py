@@ -13,43 +13,20 @@ from speechbrain_rev.hparams.document import Document, unknown
 
 COMMAND_LINE = "command line"
 # Of SpeechBrain 1.1, which is not imported here; the tests compare them.
+# fmt: off
 RUN_OPTIONS = (
-    "auto_mix_prec",
-    "bfloat16_mix_prec",
-    "ckpt_interval_minutes",
-    "ckpt_interval_steps",
-    "compile",
-    "compile_mode",
-    "compile_module_keys",
-    "compile_using_dynamic_shape_tracing",
-    "compile_using_fullgraph",
-    "data_parallel_backend",
-    "debug",
-    "debug_batches",
-    "debug_epochs",
-    "debug_persistently",
-    "device",
-    "distributed_backend",
-    "eval_precision",
-    "find_unused_parameters",
-    "grad_accumulation_factor",
-    "help",
-    "jit",
-    "jit_module_keys",
-    "log_config",
-    "max_grad_norm",
-    "nonfinite_patience",
-    "noprogressbar",
-    "optimizer_step_limit",
-    "precision",
-    "profile_steps",
-    "profile_training",
-    "profile_warmup",
-    "remove_vector_weight_decay",
-    "skip_nonfinite_grads",
-    "test_only",
-    "tqdm_colored_bar",
+    "auto_mix_prec", "bfloat16_mix_prec", "ckpt_interval_minutes",
+    "ckpt_interval_steps", "compile", "compile_mode", "compile_module_keys",
+    "compile_using_dynamic_shape_tracing", "compile_using_fullgraph",
+    "data_parallel_backend", "debug", "debug_batches", "debug_epochs",
+    "debug_persistently", "device", "distributed_backend", "eval_precision",
+    "find_unused_parameters", "grad_accumulation_factor", "help", "jit",
+    "jit_module_keys", "log_config", "max_grad_norm", "nonfinite_patience",
+    "noprogressbar", "optimizer_step_limit", "precision", "profile_steps",
+    "profile_training", "profile_warmup", "remove_vector_weight_decay",
+    "skip_nonfinite_grads", "test_only", "tqdm_colored_bar",
 )
+# fmt: on
 
 
 def refuse_swallowed_keys(complete: Document) -> None:

@@ -1,21 +1,29 @@
-"""A YAML file as text with positions, so that values change and comments stay.
+"""A YAML file as text with positions: how its values are read, shown and written.
 
-Files are parsed into nodes only: no object that a file describes is ever built.
+Files are parsed into nodes only: no object that a file describes is ever built. Values
+change in the text, so that comments and the order stay; what YAML readers do not agree
+on is refused.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import difflib
 import functools
+import json
+import operator
+import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
+import yaml
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.resolver import VersionedResolver, implicit_resolvers
 
@@ -23,12 +31,30 @@ from speechbrain_rev.whole_files import open_regular
 
 CORE = "tag:yaml.org,2002:"
 NULL = f"{CORE}null"
-REFERENCES = ("!ref", "!copy", "!PLACEHOLDER")
+PLACEHOLDER = "!PLACEHOLDER"
+FOLLOWED = ("!ref", "!copy")
 # A complete file has some 10 kB.
 _MAX_BYTES = 1_000_000
 _SCALARS = ("null", "bool", "int", "float", "str")
 # A text may be "=" or "<<", which have tags of their own.
 _PLAIN = {f"{CORE}{name}" for name in (*_SCALARS, "value", "merge", "seq", "map")}
+# Texts without quotes; in a formula the signs stand between spaces: <a> * 2.
+_TEXT = re.compile(
+    r"(\.{0,2}/|[A-Za-z_<]|~/)[\w./~<>()*+=@%&$-]*|<[\w<>()*/+. -]*[\w>)]"
+)
+_READ_AS_OTHERS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "<<"}
+_TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_YAML_1_1 = yaml.resolver.Resolver()
+_WORDS = {
+    "null": "nothing",
+    "bool": "true or false",
+    "int": "an integer",
+    "float": "a number",
+    "timestamp": "a date",
+    "str": "a text",
+    "value": "a sign",
+    "merge": "a sign",
+}
 
 
 def _patterns() -> dict[str, list[tuple[str, Any]]]:
@@ -81,26 +107,23 @@ class Document:
 
     def node(self) -> Node | None:
         """Parse the text, which may be any one value or nothing."""
-        directive = re.search(r"^%.*", self.text, re.MULTILINE)
-        if directive:
+        if directive := re.search(r"^%.*", self.text, re.MULTILINE):
             raise ValueError(
                 f"{self.source}: leave {directive[0].strip()!r} out: values are read "
                 "as in YAML 1.2, as HyperPyYAML does."
             )
+        reader = YAML(typ="safe", pure=True)
+        reader.Resolver = _Resolver
         try:
-            reader = YAML(typ="safe", pure=True)
-            reader.Resolver = _Resolver
             node: Node | None = reader.compose(self.text)
-            if node is not None:
-                for path, part in walk(node):
-                    self._refuse(path, part)
+            for path, part in walk(node) if node is not None else ():
+                self._refuse(path, part)
         except RecursionError as error:
             raise ValueError(f"{self.source}: brackets are nested too deep.") from error
         except YAMLError as error:
-            place, problem = self.source, str(error)
-            if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-                place = self._line(error.problem_mark.line)
-                problem = str(error.problem)
+            mark = getattr(error, "problem_mark", None)
+            problem = str(error if mark is None else getattr(error, "problem", ""))
+            place = self.source if mark is None else self._line(mark.line)
             raise ValueError(
                 f"{place}: this is no valid YAML: {' '.join(problem.split())}."
             ) from error
@@ -114,74 +137,70 @@ class Document:
         return f"{self.source}, line {index + 1}" if self.is_file else self.source
 
     def _refuse(self, path: str, node: Node) -> None:
-        place = self.where(node)
+        wrong = ""
         if node.anchor:
-            raise ValueError(
-                f"{place}: anchors (&{node.anchor}) are not followed from file to "
-                "file; use !ref <key>."
+            wrong = (
+                f"anchors (&{node.anchor}) are not followed from file to file; use "
+                "!ref <key>."
             )
-        if str(node.tag).startswith("!include"):
-            raise ValueError(
-                f"{place}: !include: is not followed; name the parent by `base: FILE`."
+        elif str(node.tag).startswith("!include"):
+            wrong = "!include: is not followed; name the parent by `base: FILE`."
+        elif is_plain(node, "int") and re.match(r"[-+]?0_*\d", node.value):
+            wrong = (
+                f"{path or 'the value'} is {excerpt(node)}, which is decimal for some "
+                "YAML readers and octal for others: leave the zero in front out."
             )
+        if wrong:
+            raise ValueError(f"{self.where(node)}: {wrong}")
         if isinstance(node, MappingNode):
             self._refuse_keys(path, node)
-        elif is_plain(node, "int") and re.match(r"[-+]?0_*\d", node.value):
-            raise ValueError(
-                f"{place}: {path or 'the value'} is {excerpt(node)}, which is decimal "
-                "for some YAML readers and octal for others: leave the zero in front "
-                "out."
-            )
 
     def _refuse_keys(self, path: str, node: MappingNode) -> None:
         seen: set[str] = set()
         for key, value in node.value:
-            place = self.where(key)
             if not value.value:
                 # What is empty ends where the next thing begins.
                 value.start_mark = key.start_mark
-            if key.value == "<<":
-                raise ValueError(
-                    f"{place}: merging by << loses values; name the parent by "
-                    "`base: FILE`."
-                )
             named = isinstance(key, ScalarNode) and not is_object(key) and key.value
-            if not path:
-                # HyperPyYAML takes texts alone for keys at the top.
-                named = named and str(key.tag) == f"{CORE}str"
+            # HyperPyYAML takes texts alone for keys at the top.
+            named = named and (path or str(key.tag) == f"{CORE}str")
             # `? key` on a line of its own, or a key of a flow mapping without a value.
             colon = self.text[key.end_mark.index :].lstrip(" ").startswith(":")
-            if not named or not colon:
-                raise ValueError(
-                    f"{place}: a key is a name with a colon after it: `key: value`."
-                )
-            if key.value in seen:
-                raise ValueError(
-                    f"{place}: the key {below(path, key.value)!r} stands there twice."
-                )
+            wrong = ""
+            if key.value == "<<":
+                wrong = "merging by << loses values; name the parent by `base: FILE`."
+            elif not named or not colon:
+                wrong = "a key is a name with a colon after it: `key: value`."
+            elif key.value in seen:
+                wrong = f"the key {below(path, key.value)!r} stands there twice."
+            if wrong:
+                raise ValueError(f"{self.where(key)}: {wrong}")
             seen.add(key.value)
 
 
 @dataclass(frozen=True)
-class Edit:
-    """Characters ``start`` to ``end`` of a text become ``replacement``."""
+class Value:
+    """A value and the document in which it was written."""
 
-    start: int
-    end: int
-    replacement: str
+    node: Node
+    document: Document
+
+    @property
+    def where(self) -> str:
+        """The place, for error messages."""
+        return self.document.where(self.node)
 
 
-def apply(edits: Iterable[Edit], text: str) -> str:
-    r"""Change a text in places that do not overlap.
+class NotPlain(Exception):
+    """A value that is known only once a placeholder is filled or an object built."""
 
-    Examples
-    --------
-    >>> apply([Edit(3, 4, "2"), Edit(8, 9, "4")], "a: 1\nb: 3\n")
-    'a: 2\nb: 4\n'
-    """
-    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
-        text = text[: edit.start] + edit.replacement + text[edit.end :]
-    return text
+
+class Unreadable(ValueError):
+    """A number that cannot be read, as it is written."""
+
+
+class Reference(str):
+    """What a reference says, as it is written; where it leads is not looked at."""
 
 
 def read(file: Path, wanted_by: str = "") -> Document:
@@ -198,15 +217,13 @@ def read(file: Path, wanted_by: str = "") -> Document:
             content = opened.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
-        text = content.decode("utf-8-sig")
-        return Document(str(file), text.replace("\r\n", "\n").replace("\r", "\n"))
+        lines = content.decode("utf-8-sig")
+        return Document(str(file), lines.replace("\r\n", "\n").replace("\r", "\n"))
     except (OSError, ValueError) as error:
-        child = f", the base of {wanted_by}," if wanted_by else ""
-        reason = (
-            error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
-        )
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         if isinstance(error, UnicodeDecodeError):
             reason = f"it is no text in UTF-8 (byte {error.start + 1})"
+        child = f", the base of {wanted_by}," if wanted_by else ""
         raise ValueError(
             f"The hyperparameter file {file}{child} cannot be read: {reason}."
         ) from error
@@ -245,34 +262,236 @@ def end_of_value(text: str, key: Node, value: Node) -> int:
 
 def is_object(node: Node) -> bool:
     """Tell whether a node is more than plain values (``!new:``, ``!name:``, ``!!set``)."""
-    tag = str(node.tag)
-    return tag not in _PLAIN and tag not in REFERENCES
+    return str(node.tag) not in (*_PLAIN, *FOLLOWED, PLACEHOLDER)
+
+
+def is_reference(node: Node) -> TypeGuard[ScalarNode]:
+    """Tell whether a node is a scalar that stands for another value, or for one to come."""
+    return isinstance(node, ScalarNode) and str(node.tag) in (*FOLLOWED, PLACEHOLDER)
 
 
 def is_plain(node: Node, name: str) -> bool:
     """Tell whether a node is a scalar without quotes that YAML reads as a ``name``."""
-    return (
-        isinstance(node, ScalarNode)
-        and not node.style
-        and str(node.tag) == f"{CORE}{name}"
+    scalar = isinstance(node, ScalarNode) and not node.style
+    return scalar and str(node.tag) == f"{CORE}{name}"
+
+
+def scalar_kind(node: ScalarNode) -> str:
+    """Return the type of a scalar, by its tag: null, bool, int, float or str."""
+    suffix = str(node.tag).removeprefix(CORE)
+    return suffix if suffix in _SCALARS else "str"
+
+
+def plain(node: Node, follow: Callable[[ScalarNode], object]) -> Any:
+    """Return the Python value of a node, those of references by a function.
+
+    Raises
+    ------
+    NotPlain
+        For mappings and objects.
+    Unreadable
+        If an explicit tag does not fit (``!!int one``), or a number has more digits
+        than Python reads.
+
+    Examples
+    --------
+    >>> plain(Document("a value", "[1, -.inf, yes]").node(), follow=str)
+    [1, -inf, 'yes']
+    """
+    if is_object(node) or isinstance(node, MappingNode):
+        raise NotPlain
+    if isinstance(node, SequenceNode):
+        return [plain(item, follow) for item in node.value]
+    assert isinstance(node, ScalarNode), "the only kind of node that is left"
+    if is_reference(node):
+        return follow(node)
+    written = str(node.value).replace("_", "").lower()
+    read: dict[str, Callable[[], object]] = {
+        "null": lambda: None,
+        "bool": lambda: bool(("false", "true").index(written)),
+        "int": lambda: int(written, base=0),
+        "float": lambda: float(re.sub(r"\.(inf|nan)", r"\1", written)),
+        "str": lambda: str(node.value),
+    }
+    try:
+        return read[scalar_kind(node)]()
+    except ValueError as error:
+        raise Unreadable(excerpt(node)) from error
+
+
+def reference(node: ScalarNode) -> Reference:
+    """Write a reference anew, or a placeholder."""
+    return Reference(
+        f"{node.tag} {quoted(node.value)}" if node.value else str(node.tag)
     )
+
+
+def dump(value: object) -> str:
+    """Write a plain value on one line, so that all YAML readers agree on it.
+
+    Examples
+    --------
+    >>> print(dump([1e-6, True, None, "1.10", Reference("!ref <seed>")]))
+    [1.0e-06, true, null, "1.10", !ref <seed>]
+    """
+    if isinstance(value, list):
+        # A bracket that follows at once would be read as part of a bare tag.
+        parts = [f"{dump(item)}{' ' * (item == PLACEHOLDER)}" for item in value]
+        return f"[{', '.join(parts)}]"
+    if isinstance(value, str):
+        return value if isinstance(value, Reference) else quoted(value)
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    assert isinstance(value, int | float), "the only plain value that is left"
+    # Adding zero to a negative zero takes its sign.
+    written = repr(value + 0).replace("inf", ".inf").replace("nan", ".nan")
+    # YAML 1.1 readers take 1e-06 for a text and 1.0e-06 for a number.
+    return written if "." in written else written.replace("e", ".0e")
+
+
+def quoted(value: str) -> str:
+    r"""Quote a text unless every YAML reader takes it for a text as it is.
+
+    Examples
+    --------
+    >>> print(quoted("results/<arch>"), quoted("1.10"), quoted("yes"), quoted("a b"))
+    results/<arch> "1.10" "yes" "a b"
+    >>> print(quoted("a\x7fb"))
+    "a\U0000007fb"
+    """
+    is_word = value.lower() in _READ_AS_OTHERS
+    return value if _TEXT.fullmatch(value) and not is_word else as_json(value)
+
+
+def as_json(value: object) -> str:
+    """Write a value in JSON, of which YAML readers take all but some characters."""
+    return "".join(
+        character if character.isprintable() else f"\\U{ord(character):08x}"
+        for character in json.dumps(value, default=os.fspath, ensure_ascii=False)
+    )
+
+
+def refuse_disagreement(document: Document) -> None:
+    r"""Refuse values that are one thing for some YAML readers and another for others.
+
+    HyperPyYAML reads YAML 1.2, PyYAML reads 1.1: ``1e-4`` is a number for the one and a
+    text for the other, ``no`` a text and false. Values of other files and of the
+    command line are written anew, for both alike.
+
+    Raises
+    ------
+    ValueError
+        With the key, the place and what to write instead.
+
+    Examples
+    --------
+    >>> refuse_disagreement(Document("train.yaml", "seed: 3\nlr: 1e-4\n"))
+    Traceback (most recent call last):
+    ValueError: train.yaml, line 2: lr is 1e-4, a number for some YAML readers and a...
+    """
+    for path, node in walk(document.root):
+        tag = str(node.tag).removeprefix(CORE)
+        if not isinstance(node, ScalarNode) or not is_plain(node, tag):
+            continue
+        ours = scalar_kind(node) if tag in ("value", "merge") else tag
+        theirs = _YAML_1_1.resolve(yaml.ScalarNode, node.value, (True, False))
+        theirs = theirs.removeprefix(CORE)
+        if theirs == ours:
+            continue
+        instead = f'it in quotes: "{node.value}"'
+        if truth := _TRUTH.get(node.value.lower()):
+            instead = f'{truth}, or "{node.value}"'
+        elif ours in ("int", "float"):
+            with contextlib.suppress(ValueError):
+                instead = dump(plain(node, reference))
+        raise ValueError(
+            f"{document.where(node)}: {path} is {excerpt(node)}, {_WORDS[ours]} for "
+            f"some YAML readers and {_WORDS[theirs]} for others. Write {instead}."
+        )
+
+
+_OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+    ast.Mod: operator.mod,
+}
+
+
+def compute(formula: str) -> object:
+    """Compute a formula as HyperPyYAML does, within the range of a number.
+
+    Integers have no largest one: ``9 ** 9 ** 9`` would be computed for hours.
+
+    Parameters
+    ----------
+    formula : str
+        With all references filled in.
+
+    Returns
+    -------
+    object
+        What HyperPyYAML would make of it; what is no formula is a text and stays.
+
+    Raises
+    ------
+    ArithmeticError
+        If a step of it divides by zero, repeats a text or leaves the range of floats.
+
+    Examples
+    --------
+    >>> compute("3 * 2 ** 4"), compute("results/3")
+    (48, 'results/3')
+    >>> compute("1986 ** 999999")
+    Traceback (most recent call last):
+    OverflowError: ...
+    """
+    try:
+        return _computed(ast.parse(formula, mode="eval").body)
+    except (TypeError, SyntaxError, KeyError):
+        return formula
+    except (RecursionError, MemoryError) as error:
+        raise ArithmeticError("the formula is nested too deep") from error
+
+
+def _computed(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if not isinstance(node, ast.BinOp):
+        raise TypeError(node)
+    operation = _OPERATIONS[type(node.op)]
+    left, right = _computed(node.left), _computed(node.right)
+    kinds = {type(left), type(right)}
+    if kinds & {str, bytes} and operation in (operator.mul, operator.mod):
+        raise ArithmeticError("a text would be repeated or filled")
+    if kinds <= {int, bool} and operation is operator.pow:
+        # Overflows at once where the integer would take hours.
+        float(left) ** right
+    result = operation(left, right)
+    if isinstance(result, int):
+        float(result)
+    return result
 
 
 def excerpt(node: Node) -> str:
     """Show what a node says, for error messages."""
     if isinstance(node, ScalarNode):
-        tag = str(node.tag)
         value = str(node.value)
         if len(value) > 60:
             value = f"{value[:50]}... ({len(value)} characters)"
         if is_object(node):
-            return f"{tag.replace(CORE, '!!')} {value}".strip()
+            return f"{str(node.tag).replace(CORE, '!!')} {value}".strip()
         # In quotes as it was, where that is what is wrong with it.
         return f'"{value}"' if node.style else value
-    if isinstance(node, SequenceNode) and not is_object(node):
-        shown = [excerpt(item) for item in node.value[:10]]
-        return f"[{', '.join(shown)}{', ...' * (len(node.value) > 10)}]"
-    return str(node.tag) if is_object(node) else "a mapping"
+    if is_object(node):
+        return str(node.tag)
+    if not isinstance(node, SequenceNode):
+        return "a mapping"
+    shown = [excerpt(item) for item in node.value[:10]]
+    return f"[{', '.join(shown)}{', ...' * (len(node.value) > 10)}]"
 
 
 def unknown(name: str, known: Iterable[str], prefix: str = "") -> str:
@@ -300,22 +519,14 @@ def nearest(
     >>> nearest("optimiser_bits", ["optimizer_bits", "lr"])
     ' Did you mean optimizer_bits?'
     """
-    by_plain_name = {_without_form(key): key for key in known}
-    close = difflib.get_close_matches(
-        _without_form(name), by_plain_name, n=2, cutoff=0.6
+    by_plain_name = {_without_form(key): prefix + key for key in known}
+    match = functools.partial(
+        difflib.get_close_matches, _without_form(name), by_plain_name
     )
-    if close:
-        names = [prefix + by_plain_name[plain] for plain in close]
-        return f" Did you mean {' or '.join(names)}?"
-    if not far:
-        return ""
-    farther = difflib.get_close_matches(
-        _without_form(name), by_plain_name, n=1, cutoff=0.0
-    )
-    return "".join(
-        f" The nearest known name is {prefix}{by_plain_name[plain]}."
-        for plain in farther
-    )
+    if close := match(n=2, cutoff=0.6):
+        return f" Did you mean {' or '.join(by_plain_name[it] for it in close)}?"
+    farther = match(n=1, cutoff=0.0) if far else []
+    return "".join(f" The nearest known name is {by_plain_name[it]}." for it in farther)
 
 
 def _without_form(name: str) -> str:

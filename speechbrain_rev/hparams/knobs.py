@@ -1,8 +1,9 @@
-"""What each knob of the training may be, by itself.
+"""What each knob of the training may be by itself, in which unit, and by whom.
 
 The table speaks of what would fail, or train something else than was asked for: later,
 and without a word about the file that said it. To add a knob to ``hparams/train.yaml``,
-add its row. What has to hold between several is in ``rules``.
+add its row: checks, the page of settings and the tests' edge cases follow from it. What
+has to hold between several is in ``rules``.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.hparams.document import nearest
+from speechbrain_rev.hparams.document import Reference, nearest
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.sizes import parse_size
 
 WORDS = {
+    "any": "a plain value or list",
     "bool": "true or false",
     "int": "an integer",
     "float": "a number",
@@ -37,7 +39,11 @@ class Knob:
     Attributes
     ----------
     kind : str
-        A key of ``WORDS``. What follows is meant of each member of a list.
+        A key of ``WORDS``. Bounds are meant of each member of a list.
+    source : str
+        Where the value in ``hparams/train.yaml`` comes from, for the page of settings.
+    unit : str
+        Of a number that has one.
     null : bool
         Whether null means something.
     at_least, above, at_most, below : float
@@ -55,9 +61,14 @@ class Knob:
         That form, in words.
     why : str
         What a value outside would do, for the error message.
+    edge, beyond : tuple
+        Values of the kind that are just allowed, and just refused, for the tests; those
+        of ``one_of`` are all allowed.
     """
 
     kind: str
+    source: str = ""
+    unit: str = ""
     null: bool = False
     at_least: float = -math.inf
     above: float = -math.inf
@@ -69,9 +80,11 @@ class Knob:
     reads: Callable[[str], bool] | None = None
     form: str = ""
     why: str = ""
+    edge: tuple[object, ...] = ()
+    beyond: tuple[object, ...] = ()
 
     def has_kind(self, value: object) -> bool:
-        """Tell whether a plain value is of the knob's type.
+        """Tell whether a plain value is of the knob's type; a reference may be.
 
         Examples
         --------
@@ -80,13 +93,13 @@ class Knob:
         """
         if value is None:
             return self.null
-        if self._is_word(value):
+        if self._is_word(value) or isinstance(value, Reference):
             return True
-        if self.kind.startswith("list of "):
-            member = Knob(self.kind.removeprefix("list of "))
+        if self.kind.startswith("list") or (self.kind, type(value)) == ("any", list):
+            member = Knob(self.kind.partition(" of ")[2] or "any")
             return isinstance(value, list) and all(map(member.has_kind, value))
-        types = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
-        return type(value) in types[self.kind]
+        found = type(value).__name__
+        return self.kind in (found, "any") or (self.kind, found) == ("float", "int")
 
     def allows(self, value: object) -> bool:
         """Tell whether a plain value of the knob's type is in range.
@@ -180,6 +193,20 @@ class Knob:
             words += " It must fit 64 bits."
         return words
 
+    def wrong_kind(self, where: str, key: str, shown: str) -> str:
+        """Say that a value is of another type, for the error message.
+
+        Examples
+        --------
+        >>> Knob("list of str").wrong_kind("mine.yaml, line 2", "lists", "3")
+        'mine.yaml, line 2: lists takes a list of texts, such as [a.txt, b.txt], not 3.'
+        """
+        # How a list is written; the example has not the length that some must have.
+        example = WORDS[self.kind].partition(" such as ")[2]
+        example = f", such as {example}" if example and self.length is None else ""
+        takes = f"{self.takes()}{example}"
+        return f"{where}: {key} takes {takes}, not {shown or 'nothing'}.{self.advice()}"
+
     def _is_word(self, value: object) -> bool:
         return bool(self.or_word) and value == self.or_word
 
@@ -196,107 +223,238 @@ class Knob:
         return f" {' and '.join(bounds)}" if bounds else ""
 
 
-_COUNT = Knob("int", at_least=1)
-_FILE = Knob("str", null=True)
-_FAMILY_RATE = Knob("float", null=True, above=0)
+# Rows that several knobs share, but for their source.
+def _file(source: str) -> Knob:
+    return Knob("str", source, null=True, edge=("x",), beyond=("",))
+
+
+def _folder(source: str) -> Knob:
+    return Knob("str", source, edge=("x",), beyond=("",))
+
+
+def _switch(source: str) -> Knob:
+    return Knob("bool", source, edge=(True, False))
+
+
+def _count(source: str, unit: str, *, null: bool = False) -> Knob:
+    edge, beyond = (1, 2**63 - 1), (0, -1, 2**63, 10**30)
+    return Knob("int", source, unit, null=null, at_least=1, edge=edge, beyond=beyond)
+
+
+def _count_or_none(source: str, unit: str, *, null: bool = False) -> Knob:
+    return Knob("int", source, unit, null=null, at_least=0, edge=(0, 64), beyond=(-1,))
+
+
+def _error(source: str, unit: str, *, null: bool = False) -> Knob:
+    edge, beyond = (1e-6, 1.0), (0.0, -0.01, 1.1, math.inf)
+    return Knob(
+        "float", source, unit, null=null, above=0, at_most=1, edge=edge, beyond=beyond
+    )
+
+
+def _rate(source: str) -> Knob:
+    beyond = (0.0, -0.0, -0.1, math.inf, math.nan)
+    return Knob("float", source, null=True, above=0, edge=(1e-12, 1), beyond=beyond)
+
 
 # Names that other packages know are repeated here, since this one imports none of
 # them; the tests compare them.
+# fmt: off
 KNOBS = {
     # run
     "seed": Knob(
-        "int",
-        at_least=0,
-        at_most=2**32 - 1,
+        "int", "SpeechBrain", at_least=0, at_most=2**32 - 1,
         why="For another one, SpeechBrain would seed with 0.",
+        edge=(0, 2**32 - 1), beyond=(-1, 2**32),
     ),
-    "output_folder": Knob("str"),
-    "pretrained_run": _FILE,
-    "precision": Knob("str", one_of=("fp32", "bf16", "fp16")),
-    "num_workers": Knob("int", at_least=0),
-    "ckpt_interval_steps": Knob("int", at_least=0),
-    "keep_checkpoints": _COUNT,
-    "logger": Knob("str", null=True, one_of=("tensorboard", "wandb")),
-    "wandb_project": Knob("str", null=True),
+    "output_folder": _folder("ours, after SpeechBrain"),
+    "pretrained_run": _file("ours"),
+    "precision": Knob(
+        "str", "ours; the paper states none", one_of=("fp32", "bf16", "fp16"),
+        beyond=("fp8", "FP16", "float32"),
+    ),
+    "num_workers": _count_or_none("SpeechBrain", "processes"),
+    "ckpt_interval_steps": _count_or_none("ours; the knob is SpeechBrain's", "steps"),
+    "keep_checkpoints": _count("ours: as many as WeSpeaker averages", "checkpoints"),
+    "logger": Knob(
+        "str", "SpeechBrain's loggers; the knob is ours", null=True,
+        one_of=("tensorboard", "wandb"), beyond=("TensorBoard", "mlflow", ""),
+    ),
+    "wandb_project": _file("ours"),
     # encoder
-    "arch": Knob("str", one_of=tuple(ARCHITECTURES)),
-    "widths": Knob("list of int", null=True, length=4, at_least=1, at_most=2**14),
-    "blocks": Knob("list of int", null=True, length=4, at_least=0, at_most=10_000),
-    "n_mels": Knob(
-        "int", at_least=8, at_most=512, why="The encoders halve them three times."
+    "arch": Knob(
+        "str", "paper (III, Tables II to VI); which one is ours", one_of=tuple(ARCHITECTURES),
+        beyond=("revnet59", "ResNet34", ""),
     ),
-    "embedding_dim": Knob("int", at_least=1, at_most=2**16),
-    "mode": Knob("str", null=True, one_of=tuple(mode.value for mode in Mode)),
-    "convolution_error": Knob("float", above=0, at_most=1),
-    "normalisation_error": Knob("float", above=0, at_most=1),
-    "memory_budget": Knob(
+    "widths": Knob(
+        "list of int", "paper (Tables II to IV)", "channels",
+        null=True, length=4, at_least=1, at_most=2**14,
+        edge=([1, 1, 1, 1], [2**14] * 4),
+        beyond=([0, 8, 8, 8], [2**14 + 1] * 4, [8] * 3, [8] * 5, []),
+    ),
+    "blocks": Knob(
+        "list of int", "paper (Tables II to IV)", "blocks",
+        null=True, length=4, at_least=0, at_most=10_000,
+        edge=([0, 0, 0, 1], [10_000] * 4),
+        beyond=([-1, 1, 1, 1], [10_001] * 4, [1] * 3, [1] * 5, []),
+    ),
+    "n_mels": Knob(
+        "int", "paper (V-C)", "bands",
+        at_least=8, at_most=512, why="The encoders halve them three times.",
+        edge=(8, 80, 512), beyond=(7, 513, 0, -8),
+    ),
+    "embedding_dim": Knob(
+        "int", "paper (V-C)", "values", at_least=1, at_most=2**16,
+        edge=(1, 2**16), beyond=(0, 2**16 + 1),
+    ),
+    "mode": Knob(
         "str",
-        null=True,
+        "reconstruct: paper (III); compress: error-bounded compression; which one by null is "
+        "ours",
+        null=True, one_of=tuple(mode.value for mode in Mode),
+        beyond=("compressed", "STORE", ""),
+    ),
+    "convolution_error": _error(
+        "error-bounded compression (0.01 is the coefficient of its equation 8)",
+        "fraction of the momentum",
+    ),
+    "normalisation_error": _error(
+        "ours, by the benchmark compressed_bounds", "fraction of the deviation"
+    ),
+    "memory_budget": Knob(
+        "str", "after Jiang et al.", "bytes, by the unit in the text", null=True,
         reads=lambda text: text == "auto" or parse_size(text) is not None,
         form="a size such as 11GB, 10.5GiB or 800MB, or auto",
         why="11GB is 11 GiB (2**30 bytes each), as a GPU sold as 11 GB has.",
+        edge=("11GB", "10.5 GiB", "800MiB", "auto"),
+        beyond=("", "11", "Auto", "0GB", "-1GB", "11TB"),
     ),
-    "max_gradient_error": Knob("float", null=True, above=0, at_most=1),
-    "plan_file": _FILE,
-    "streams": Knob("str", one_of=("exact", "float")),
-    "chunk": Knob("int", null=True, or_word="auto", at_least=1),
-    "verify": Knob("str", null=True, one_of=("warn", "raise")),
-    "sync_batchnorm": Knob("bool"),
-    "zero_init_residual": Knob("bool"),
-    # data
-    "data_folder": Knob("str"),
-    "sample_rate": Knob(
+    "max_gradient_error": _error("ours", "fraction of the gradient's norm", null=True),
+    "plan_file": _file("ours"),
+    "streams": Knob(
+        "str",
+        "ours, by the study: after 3,150 steps weights are the same to the bit whether "
+        "activations were stored or reconstructed; float streams took 11 % less time on a "
+        "CPU, and end at other weights",
+        one_of=("exact", "float"), beyond=("int32", ""),
+    ),
+    "chunk": Knob(
         "int",
-        at_least=4000,
-        at_most=16000,
+        "ours, by the benchmark chunks: it changes memory and time; the study did not test it",
+        "bytes for 200 frames", null=True, or_word="auto", at_least=1,
+        edge=(1, 800_000, "auto"), beyond=(0, -1),
+    ),
+    "verify": Knob("str", "ours", null=True, one_of=("warn", "raise"), beyond=("off", "")),
+    "sync_batchnorm": _switch("ours; the paper states nothing"),
+    "zero_init_residual": _switch(
+        "Goyal et al. 2017, section 5.1; ours, by the study: after 8 epochs the EER of "
+        "resnet34, revnet46 and df_resnet56 was 8 to 18 points lower, that of df_revnet66 the "
+        "same, with one seed",
+    ),
+    # data
+    "data_folder": _folder("paper (V-A): VoxCeleb2 dev"),
+    "sample_rate": Knob(
+        "int", "SpeechBrain", "Hz", at_least=4000, at_most=16000,
         why="It is in Hz, and SpeechBrain's Fbank takes windows of at most 400 "
         "samples, 25 ms of 16000 Hz.",
+        edge=(4000, 8000, 16000), beyond=(16, 3999, 16001, 44100),
     ),
-    "train_list": _FILE,
-    "trial_lists": Knob("list of str"),
-    "trials_folder": Knob("str"),
-    "bad_files": Knob("str", one_of=("refuse", "drop")),
-    "any_extension": Knob("bool"),
-    "outside_files": Knob("bool"),
-    "check_audio": Knob("bool"),
-    "max_unread": Knob("int", at_least=0),
-    "valid_speakers": Knob("int", at_least=0),
-    "valid_trials": _FILE,
-    "chunk_samples": _COUNT,
-    "sentence_len": Knob("float", above=0, at_most=3600, why="It is in seconds."),
-    "out_n_neurons": _COUNT,
+    "train_list": _file("ours"),
+    "trial_lists": Knob(
+        "list of str", "ours; SpeechBrain has one, verification_file",
+        edge=([], ["x"]), beyond=(["x", ""],),
+    ),
+    "trials_folder": _folder("ours"),
+    "bad_files": Knob("str", "ours", one_of=("refuse", "drop"), beyond=("keep", "")),
+    "any_extension": _switch("ours"),
+    "outside_files": _switch("ours"),
+    "check_audio": _switch("ours"),
+    "max_unread": _count_or_none("ours", "files"),
+    "valid_speakers": _count_or_none(
+        "ours; the paper trains on all (V-A), which 0 does", "speakers"
+    ),
+    "valid_trials": _file("ours"),
+    "chunk_samples": _count("paper (V-C): 200 frames", "samples"),
+    "sentence_len": Knob(
+        "float", "ours: what chunk_samples need at the fastest speed", "s",
+        above=0, at_most=3600, why="It is in seconds.",
+        edge=(0.1, 2, 3600), beyond=(0.0, 3601, 1e308, -1.0, math.inf),
+    ),
+    "out_n_neurons": _count("paper (V-A): 5994 speakers, three speeds", "speakers x speeds"),
     # augmentation
-    "speeds": Knob("list of float", above=0, at_most=10),
-    "augment_prob": Knob("float", at_least=0, at_most=1),
-    "noise_folder": _FILE,
-    "rir_folder": _FILE,
-    "snr_low": Knob("float"),
-    "snr_high": Knob("float"),
+    "speeds": Knob(
+        "list of float", "paper (V-A)", "times", above=0, at_most=10,
+        edge=([1.0], [1, 0.5], [1.0, 10.0]),
+        beyond=([1.0, 0.0], [1.0, -1.0], [1.0, 10.01], [1.0, 1e308], [1.0, math.nan]),
+    ),
+    "augment_prob": Knob(
+        "float", "paper (V-A)", "probability", at_least=0, at_most=1,
+        edge=(0.0, 1.0, 0, 1), beyond=(-0.1, 1.1, math.nan, math.inf),
+    ),
+    "noise_folder": _file("paper (V-A): MUSAN"),
+    "rir_folder": _file("paper (V-A): RIR"),
+    "snr_low": Knob(
+        "float", "SpeechBrain; the ranges of folders are Kaldi's, of its x-vector recipe",
+        "dB", edge=(-5.0, 0.0), beyond=(-math.inf, math.nan),
+    ),
+    "snr_high": Knob(
+        "float", "SpeechBrain", "dB", edge=(-5.0, 40.0), beyond=(math.inf, math.nan)
+    ),
     # objective
-    "margin": Knob("float", at_least=0, below=math.pi),
-    "scale": Knob("float", above=0),
-    "margin_start_epoch": Knob("int", null=True, at_least=0),
-    "margin_end_epoch": Knob("int", null=True, at_least=0),
+    "margin": Knob(
+        "float", "paper (V-C)", "radians", at_least=0, below=math.pi,
+        edge=(0.0, 3.14), beyond=(-0.1, math.pi, math.nan),
+    ),
+    "scale": Knob(
+        "float", "paper (V-C)", above=0, edge=(1e-9, 64), beyond=(0.0, -1.0, math.inf)
+    ),
+    "margin_start_epoch": _count_or_none("WeSpeaker", "epochs", null=True),
+    "margin_end_epoch": _count_or_none("WeSpeaker", "epochs", null=True),
     # optimizer
-    "optimizer_name": Knob("str", null=True, one_of=("sgd", "adam", "adamw")),
-    "optimizer_bits": Knob("int", one_of=(8, 32)),
-    "lr": _FAMILY_RATE,
-    "final_lr": _FAMILY_RATE,
-    "weight_decay": Knob("float", null=True, at_least=0),
-    "momentum": Knob("float", at_least=0, below=1),
-    "max_grad_norm": Knob(
+    "optimizer_name": Knob(
+        "str", "paper (V-C)", null=True, one_of=("sgd", "adam", "adamw"),
+        beyond=("SGD", "lion", ""),
+    ),
+    "optimizer_bits": Knob(
+        "int",
+        "paper (IV); by the study a step of AdamW is off by 1 to 2 %, that of the classifier "
+        "by 3 to 6 %, so that no layer has to stay at 32; SGD was not studied",
+        "bits", one_of=(8, 32), beyond=(16, 4, 0, -8),
+    ),
+    "lr": _rate("WeSpeaker"),
+    "final_lr": _rate("WeSpeaker"),
+    "weight_decay": Knob(
         "float",
+        "paper (V-C); in the study neither none nor 0.2 of AdamW was clearly better than 0.05, "
+        "and SGD's was not tried",
+        null=True, at_least=0, edge=(0.0, -0.0, 1), beyond=(-0.1, math.inf, math.nan),
+    ),
+    "momentum": Knob(
+        "float", "paper (V-C); WeSpeaker's is Nesterov's", at_least=0, below=1,
+        edge=(0.0, 0.99), beyond=(-0.1, 1.0, math.nan),
+    ),
+    "max_grad_norm": Knob(
+        "float", "SpeechBrain; in the study neither 1 nor no clipping was clearly better",
         above=0,
         why="A negative one would reverse every gradient; a large one, such as "
         "1.0e+9, clips nothing.",
+        edge=(1e-9, 1e9), beyond=(0.0, -1.0, math.inf, math.nan),
     ),
-    "batch_size": _COUNT,
-    "number_of_epochs": Knob("int", null=True, at_least=1),
-    "warmup_epochs": Knob("float", at_least=0),
-    "steps_per_epoch": Knob("int", null=True, at_least=1),
-    "average_checkpoints": Knob("int", null=True, at_least=1),
+    "batch_size": _count("paper (VI-C)", "utterances"),
+    "number_of_epochs": _count("WeSpeaker", "epochs", null=True),
+    "warmup_epochs": Knob(
+        "float",
+        "WeSpeaker, for 150 epochs and more; of the 30 epochs of the study half an epoch and 4 "
+        "did alike",
+        "epochs", at_least=0, edge=(0.0, 0.5), beyond=(-0.5, math.inf),
+    ),
+    "steps_per_epoch": _count("ours", "steps", null=True),
+    "average_checkpoints": _count("WeSpeaker", "checkpoints", null=True),
     # scoring
     "cohort_top_n": Knob(
-        "int", at_least=2, why="AS-Norm divides by the deviation of their scores."
+        "int", "paper (V-D): a cohort of 600, as we read it", "speakers", at_least=2,
+        why="AS-Norm divides by the deviation of their scores.",
+        edge=(2,), beyond=(1, 0, -600),
     ),
 }
+# fmt: on

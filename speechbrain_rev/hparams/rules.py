@@ -7,10 +7,11 @@ asked for, without a word about the file that said it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from speechbrain_rev.architectures import architecture
+from speechbrain_rev.hparams.document import Value
 from speechbrain_rev.modes import Mode
 
 
@@ -154,3 +155,56 @@ RULES = (
         "bits.",
     ),
 )
+
+# A run's folder is read without building what its YAML describes, so window, hop and
+# normalisation are not looked up there: other ones would embed wrongly in silence.
+_FEATURES = {
+    "compute_features": "!new:speechbrain.lobes.features.Fbank",
+    "compute_features.sample_rate": "!ref <sample_rate>",
+    "compute_features.n_mels": "!ref <n_mels>",
+    "compute_features.win_length": "25",
+    "compute_features.hop_length": "10",
+    "mean_var_norm": "!new:speechbrain.processing.features.InputNormalization",
+    "mean_var_norm.norm_type": "sentence",
+    "mean_var_norm.std_norm": "false",
+    "modules.compute_features": "!ref <compute_features>",
+    "modules.mean_var_norm": "!ref <mean_var_norm>",
+}
+
+
+def refuse_other_features(nodes: Iterable[tuple[str, Value]]) -> None:
+    r"""Refuse settings whose features are not those that embedding rebuilds.
+
+    Parameters
+    ----------
+    nodes : iterable of (str, Value)
+        Values by dotted keys; those without ``compute_features`` and ``mean_var_norm``
+        pass.
+
+    Raises
+    ------
+    ValueError
+        If window, hop, normalisation or another of their settings is not the expected.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.hparams.document import Document
+    >>> document = Document("mine.yaml", "5")
+    >>> refuse_other_features(
+    ...     [("compute_features.hop_length", Value(document.node(), document))]
+    ... )
+    Traceback (most recent call last):
+    ValueError: mine.yaml, line 1: compute_features.hop_length is 5, but must be 10: ...
+    """
+    for path, value in nodes:
+        if not path.startswith(tuple(_FEATURES)):
+            continue
+        tag = str(value.node.tag) if str(value.node.tag).startswith("!") else ""
+        written = value.node.value if isinstance(value.node.value, str) else ""
+        found = f"{tag} {written}".strip()
+        if found != (expected := _FEATURES.get(path, "left out")):
+            raise ValueError(
+                f"{value.where}: {path} is {found}, but must be {expected}: "
+                "embedding a run builds its features anew from n_mels and sample_rate "
+                "alone, and would not see this change. Change those two only."
+            )

@@ -10,6 +10,7 @@ from typing import Any
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.inference.thresholds import Threshold, is_name
+from speechbrain_rev.scoring import measures_in
 
 #: Settings of the run that a card tells, where the run says them. None is a path.
 DESCRIBED = (
@@ -236,33 +237,25 @@ def _cohort(facts: CardFacts) -> str:
 
 
 def _measured(facts: CardFacts) -> str:
-    """Lay out equal error rates and detection costs."""
+    """Lay out every measure that the results have."""
     results = facts.results
     if results is None:
         return "Error rates were not measured."
     rows = results["results"]
     names = list_names(results, facts.prepared)
-    priors = list(rows[0]["min_dcf"]) if rows else []
-    lines = [
-        "| trials | score | EER % | 95 % of speakers' draws | "
-        + "".join(f"minDCF({p}) | " for p in priors)
-        + "target trials | impostor trials |",
-        "|---|---|---|---|" + "---|" * (len(priors) + 2),
-    ]
+    shown = measures_in(rows)
+    columns = [measure.column for measure in shown]
+    cells = [["trials", "score", *columns, "target trials", "impostor trials"]]
+    cells.append(["---"] * len(cells[0]))
     for row in rows:
-        interval = row.get("eer_95")
-        known = (
-            ""
-            if interval is None
-            else "{:.2f} to {:.2f}".format(*(100 * bound for bound in interval))
-        )
-        costs = "".join(f"{row['min_dcf'][p]:.3f} | " for p in priors)
-        lines.append(
-            f"| {names[row['trials']]} | {row['method']} | {100 * row['eer']:.2f} | {known} | "
-            f"{costs}{row['targets']:,} | {row['impostors']:,} |"
-        )
+        figures = [measure.shown(row) for measure in shown]
+        counts = [f"{row[name]:,}" for name in ("targets", "impostors")]
+        cells.append([names[row["trials"]], row["method"], *figures, *counts])
+    lines = [f"| {' | '.join(line)} |" for line in cells]
     cohort = results["cohort"]
     lines += [
+        "",
+        "In brackets: the 95 % interval, of speakers drawn with replacement.",
         "",
         f"as_norm: against the nearest {cohort['top_n']} of {cohort['speakers']} "
         "training speakers' mean embeddings"

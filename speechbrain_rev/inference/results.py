@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from speechbrain_rev.inference.own_files import open_own
 from speechbrain_rev.inference.strict_json import short, strict_json
+from speechbrain_rev.scoring import MEASURES
 
 RESULTS = "scores/results.json"
 
@@ -26,8 +28,8 @@ def read_results(folder: Path) -> dict[str, Any] | None:
     dict or None
         None if it was not scored. Else ``model``, the fingerprint, a text;
         ``subtract_mean``, a truth value; ``results``, mappings of texts ``trials`` and
-        ``method`` to begin with; and maybe ``cohort``, of integers ``speakers`` and
-        ``top_n``.
+        ``method`` to begin with, and of numbers by the keys of ``MEASURES``; and maybe
+        ``cohort``, of integers ``speakers`` and ``top_n``.
 
     Raises
     ------
@@ -65,8 +67,24 @@ def _check(report: object) -> None:
         texts = isinstance(row, dict) and [row.get(n) for n in ("trials", "method")]
         if not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"a result is {short(row)}")
+        _check_figures(row)
     if "cohort" in report:
         _check_cohort(report["cohort"])
+
+
+def _check_figures(row: Mapping[str, Any]) -> None:
+    """Refuse measures that are no numbers, and intervals that are no two of them."""
+    for measure in MEASURES.values():
+        figure, bounds = measure.figure(row), measure.figure(row, "_95")
+        if not (figure is None or _is_number(figure)):
+            raise ValueError(f"{measure.name} is {short(figure)}")
+        pair = isinstance(bounds, list) and len(bounds) == 2
+        if bounds is not None and not (pair and all(map(_is_number, bounds))):
+            raise ValueError(f"{measure.name}_95 is {short(bounds)}")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
 
 
 def _check_cohort(cohort: object) -> None:

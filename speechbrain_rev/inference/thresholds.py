@@ -19,6 +19,7 @@ from speechbrain_rev.inference.model_folder import read_summed
 from speechbrain_rev.inference.results import RESULTS, read_results
 from speechbrain_rev.inference.run_folder import by_our_recipe
 from speechbrain_rev.inference.strict_json import short, strict_json
+from speechbrain_rev.scoring import MEASURES
 
 #: How a score is made: the cosine of two embeddings, or that normalised by a cohort.
 Normalisation: TypeAlias = Literal["cosine", "as_norm"]
@@ -27,6 +28,8 @@ THRESHOLDS = "thresholds.json"
 #: Of such a file.
 MAX_THRESHOLDS_BYTES = 1_000_000
 
+# The measure whose threshold is taken where none is named.
+_USUAL = MEASURES["eer"]
 _MAX_THRESHOLDS, _MAX_NAME, _MAX_TRIALS = 1_000, 200, 10**12
 # AS-Norm counts deviations.
 _LARGEST = {"cosine": 1.0, "as_norm": 1e6}
@@ -50,8 +53,8 @@ class Threshold:
     trials : str
         The list of trials it was found on.
     point : str
-        Which point of the list's error curve it is: "EER", or "minDCF(P)", P the prior
-        probability of a target trial.
+        Which point of the list's error curve it is: the heading of a measure, such as
+        "EER", or "minDCF(P)", P the prior probability of a target trial.
     normalisation : {"cosine", "as_norm"}
         Of the scores.
     value : float
@@ -102,14 +105,19 @@ class Threshold:
     @property
     def name(self) -> str:
         """The list, and the point where it is not the equal error rate."""
-        return self.trials if self.point == "EER" else f"{self.trials} {self.point}"
+        return (
+            self.trials
+            if self.point == _USUAL.heading
+            else f"{self.trials} {self.point}"
+        )
 
     @property
     def origin(self) -> str:
         """Where it is from, in words."""
         return (
             f"{self.point} of the list {self.trials}: {self.targets:,} target and "
-            f"{self.impostors:,} impostor trials, EER {100 * self.eer:.2f} %"
+            f"{self.impostors:,} impostor trials, {_USUAL.heading} "
+            f"{_USUAL.text(self.eer)} %"
         )
 
 
@@ -168,7 +176,7 @@ class Thresholds:
                 )
             return float(wanted), "given by the caller"
         fitting = [one for one in self.known if one.normalisation == normalisation]
-        lists = [one for one in fitting if one.point == "EER"]
+        lists = [one for one in fitting if one.point == _USUAL.heading]
         if len(lists) == 1:
             return lists[0].value, lists[0].origin
         if fitting:

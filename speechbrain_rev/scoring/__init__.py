@@ -23,7 +23,16 @@ from speechbrain_rev.scoring.as_norm import (
 )
 from speechbrain_rev.scoring.bootstrap import BootstrapRates, bootstrap, interval
 from speechbrain_rev.scoring.cosine import cosine, cosine_trials, subtract_mean
-from speechbrain_rev.scoring.metrics import DetCurve, det_curve, eer, min_dcf
+from speechbrain_rev.scoring.metrics import (
+    MEASURES,
+    DetCurve,
+    Measure,
+    det_curve,
+    eer,
+    measured,
+    measures_in,
+    min_dcf,
+)
 from speechbrain_rev.scoring.multiple_tests import holm
 from speechbrain_rev.scoring.paired import (
     RateDifference,
@@ -41,8 +50,10 @@ from speechbrain_rev.scoring.trials import (
 )
 
 __all__ = [
+    "MEASURES",
     "BootstrapRates",
     "DetCurve",
+    "Measure",
     "RateDifference",
     "RateOverSeeds",
     "SeedRates",
@@ -57,6 +68,8 @@ __all__ = [
     "eer",
     "holm",
     "interval",
+    "measured",
+    "measures_in",
     "min_dcf",
     "rate_difference",
     "rate_over_seeds",

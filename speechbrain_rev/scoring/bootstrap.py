@@ -10,13 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from tqdm import tqdm
 
 from speechbrain_rev.scoring.arrays import as_labels, as_values, same_length
-from speechbrain_rev.scoring.metrics import DetCurve
+from speechbrain_rev.scoring.metrics import (
+    MEASURES,
+    DetCurve,
+    Measure,
+    as_row,
+    lowest_cost,
+)
 
 # Draws in a row without a target or an impostor trial, after which it is given up.
 _MOST_EMPTY = 1000
@@ -28,24 +35,46 @@ _SHOWN_AFTER = 5
 
 @dataclass(frozen=True, eq=False)
 class BootstrapRates:
-    """Error rates of a trial list, of speakers drawn anew again and again.
+    """Measures of a trial list, of speakers drawn anew again and again.
 
     Parameters
     ----------
-    eer : numpy.ndarray, [replicates]
-        Equal error rates, as fractions.
-    min_dcf : dict of float to numpy.ndarray, [replicates]
-        Lowest detection costs, by the prior probability of a target.
+    draws : dict of Measure to numpy.ndarray, [replicates]
+        Figures of each measure that is bootstrapped.
 
     Example
     -------
-    >>> rates = BootstrapRates(np.array([0.1, 0.2, 0.3]), {})
+    >>> rates = BootstrapRates({MEASURES["eer"]: np.array([0.1, 0.2, 0.3])})
     >>> [round(bound, 3) for bound in interval(rates.eer, confidence=0.5)]
     [0.15, 0.25]
     """
 
-    eer: NDArray[np.float64]
-    min_dcf: dict[float, NDArray[np.float64]]
+    draws: dict[Measure, NDArray[np.float64]]
+
+    @property
+    def eer(self) -> NDArray[np.float64]:
+        """Give equal error rates, as fractions, [replicates]."""
+        return self.draws[MEASURES["eer"]]
+
+    @property
+    def min_dcf(self) -> dict[float, NDArray[np.float64]]:
+        """Give lowest detection costs, [replicates] each, by prior of a target."""
+        return {
+            measure.p_target: draws
+            for measure, draws in self.draws.items()
+            if measure.key == "min_dcf" and measure.p_target is not None
+        }
+
+    def intervals(self) -> dict[str, Any]:
+        """Give 95 % intervals as a row of results.json has them.
+
+        Example
+        -------
+        >>> BootstrapRates({MEASURES["eer"]: np.full(3, 0.25)}).intervals()
+        {'eer_95': [0.25, 0.25]}
+        """
+        bounds = {row: list(interval(draws)) for row, draws in self.draws.items()}
+        return as_row(bounds, "_95")
 
 
 def bootstrap(
@@ -54,11 +83,11 @@ def bootstrap(
     enrol_speakers: Sequence[str],
     test_speakers: Sequence[str],
     *,
-    p_targets: Sequence[float] = (0.01, 0.05),
+    p_targets: Sequence[float] = (),
     replicates: int = 1000,
     seed: int = 0,
 ) -> BootstrapRates:
-    """Compute error rates of speakers that are drawn with replacement.
+    """Compute all measures of speakers that are drawn with replacement.
 
     Scores are sorted once; each replicate takes time in proportion to the trials, and no
     memory beyond them.
@@ -72,7 +101,8 @@ def bootstrap(
     enrol_speakers, test_speakers : sequence of str, [trials]
         Who speaks on either side of each trial.
     p_targets : sequence of float
-        Prior probabilities of a target, for detection costs.
+        Prior probabilities of a target, for detection costs beside those of
+        ``MEASURES``.
     replicates : int
         How often speakers are drawn.
     seed : int
@@ -109,17 +139,15 @@ def bootstrap(
     enrol, test = enrol[order], test[order]
     points = np.flatnonzero(np.append(score[1:] != score[:-1], True))
     draws = np.random.default_rng(seed)
-    found = BootstrapRates(
-        np.empty(replicates), {p: np.empty(replicates) for p in p_targets}
-    )
+    rows = MEASURES | {row.name: row for row in map(lowest_cost, p_targets)}
+    found = {row: np.empty(replicates) for row in rows.values() if row.bootstrapped}
     for i in tqdm(
         range(replicates), "bootstrap", unit="draw", leave=False, delay=_SHOWN_AFTER
     ):
         curve = _drawn(draws, len(count), is_target, enrol, test, score, points)
-        found.eer[i] = curve.eer()
-        for p in p_targets:
-            found.min_dcf[p][i] = curve.min_dcf(p_target=p)
-    return found
+        for measure, figures in found.items():
+            figures[i] = measure.of(curve)
+    return BootstrapRates(found)
 
 
 def interval(

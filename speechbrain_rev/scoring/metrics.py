@@ -1,11 +1,19 @@
 """Equal error rate, detection cost and DET curve, by sorting the scores once.
 
+A measure is a row of ``MEASURES``: tables, results.json, intervals and model cards show
+what stands there.
+
 A trial is accepted when its score reaches the threshold. Trials of equal score are
 accepted or refused together, whichever kind they are: no threshold can tell them
 apart, so an order among them that happens to be kind must not count.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -243,3 +251,217 @@ def min_dcf(
     return det_curve(scores, labels).min_dcf(
         p_target=p_target, c_miss=c_miss, c_false_alarm=c_false_alarm
     )
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure of how well scores tell speakers apart.
+
+    Parameters
+    ----------
+    key : str
+        In results.json.
+    heading : str
+        In tables; also the name of its threshold.
+    of : callable
+        From a :class:`DetCurve` to the figure. A curve holds the distributions of both
+        kinds of scores, so a measure of the scores themselves can be computed as well.
+    digits : int
+        After the point, where it is shown.
+    percent : bool
+        Whether it is a fraction that is shown in percent.
+    p_target : float or None
+        Prior probability of a target trial. Measures of one key are told apart by it.
+    threshold : callable or None
+        From a :class:`DetCurve` to the score from which on trials are accepted at this
+        point; None if the measure is of no one point.
+    bootstrapped : bool
+        Whether an interval is computed from speakers drawn with replacement.
+
+    Example
+    -------
+    >>> measure = MEASURES["min_dcf_0.01"]
+    >>> row = {"min_dcf": {"0.01": 0.25}, "min_dcf_95": {"0.01": [0.125, 0.5]}}
+    >>> measure.column, measure.shown(row)
+    ('minDCF(0.01)', '0.250 [0.125, 0.500]')
+    """
+
+    key: str
+    heading: str
+    of: Callable[[DetCurve], float]
+    digits: int = 3
+    percent: bool = False
+    p_target: float | None = None
+    threshold: Callable[[DetCurve], float] | None = None
+    bootstrapped: bool = True
+
+    @property
+    def name(self) -> str:
+        """Give the name in ``MEASURES``."""
+        return self.key if self.p_target is None else f"{self.key}_{self.p_target}"
+
+    @property
+    def column(self) -> str:
+        """Give the heading with its unit."""
+        return f"{self.heading} %" if self.percent else self.heading
+
+    def figure(self, row: Mapping[str, Any], ending: str = "") -> Any:
+        """Find this measure's figure in a row of results.json; None without one.
+
+        Parameters
+        ----------
+        row : mapping of str to object
+            A row of ``results``.
+        ending : str
+            Of the key: ``"_95"`` for the interval.
+
+        Raises
+        ------
+        ValueError
+            If the figures of all priors are not a mapping.
+        """
+        found = row.get(f"{self.key}{ending}")
+        if self.p_target is None or found is None:
+            return found
+        if not isinstance(found, Mapping):
+            raise ValueError(f"{self.key}{ending} has no figure for each prior")
+        return found.get(str(self.p_target))
+
+    def text(self, figure: float) -> str:
+        """Write a figure as tables show it, without its unit."""
+        return f"{(100 if self.percent else 1) * figure:.{self.digits}f}"
+
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Write the figure of a row of results.json, its interval in brackets."""
+        figure, bounds = self.figure(row), self.figure(row, "_95")
+        if figure is None:
+            return ""
+        if bounds is None:
+            return self.text(figure)
+        return f"{self.text(figure)} [{', '.join(map(self.text, bounds))}]"
+
+
+def lowest_cost(p_target: float) -> Measure:
+    """Make the row of the lowest detection cost at a prior.
+
+    Parameters
+    ----------
+    p_target : float
+        Prior probability of a target trial, between 0 and 1.
+
+    Returns
+    -------
+    Measure
+        Named as ``min_dcf_0.01``.
+
+    Example
+    -------
+    >>> lowest_cost(0.5).of(det_curve([0.9, 0.8, 0.6, 0.1], [1, 0, 1, 0]))
+    0.5
+    """
+    return Measure(
+        "min_dcf",
+        f"minDCF({p_target})",
+        partial(DetCurve.min_dcf, p_target=p_target),
+        p_target=p_target,
+        threshold=partial(DetCurve.min_dcf_threshold, p_target=p_target),
+    )
+
+
+_ROWS = (
+    Measure(
+        "eer",
+        "EER",
+        DetCurve.eer,
+        digits=2,
+        percent=True,
+        threshold=DetCurve.eer_threshold,
+    ),
+    lowest_cost(0.01),
+    lowest_cost(0.05),
+)
+#: Every measure that is computed of a scored trial list, by name, in the order shown.
+MEASURES: dict[str, Measure] = {measure.name: measure for measure in _ROWS}
+
+
+def measured(curve: DetCurve) -> dict[str, Any]:
+    """Compute all measures of a scored list, as a row of results.json has them.
+
+    Parameters
+    ----------
+    curve : DetCurve
+        Of the list.
+
+    Returns
+    -------
+    dict of str to object
+        Figures by key, or by key and prior; and ``thresholds`` by heading, None where
+        refusing all is cheapest.
+
+    Example
+    -------
+    >>> row = measured(det_curve([0.9, 0.4, 0.6, 0.1], [1, 1, 0, 0]))
+    >>> row["eer"], row["min_dcf"], row["thresholds"]["EER"]
+    (0.5, {'0.01': 0.5, '0.05': 0.5}, 0.5)
+    """
+    cuts = {m.heading: m.threshold(curve) for m in MEASURES.values() if m.threshold}
+    return {
+        **as_row({measure: measure.of(curve) for measure in MEASURES.values()}),
+        "thresholds": {n: None if np.isinf(cut) else cut for n, cut in cuts.items()},
+    }
+
+
+def as_row(figures: Mapping[Measure, object], ending: str = "") -> dict[str, Any]:
+    """Lay figures out as a row of results.json has them.
+
+    Parameters
+    ----------
+    figures : mapping of Measure to object
+        What each measure gave.
+    ending : str
+        Of the keys: ``"_95"`` for intervals.
+
+    Returns
+    -------
+    dict of str to object
+        By key, or by key and prior.
+
+    Example
+    -------
+    >>> as_row({MEASURES["eer"]: [0.1, 0.2], lowest_cost(0.01): [0.5, 0.625]}, "_95")
+    {'eer_95': [0.1, 0.2], 'min_dcf_95': {'0.01': [0.5, 0.625]}}
+    """
+    row: dict[str, Any] = {}
+    for measure, figure in figures.items():
+        key = f"{measure.key}{ending}"
+        if measure.p_target is None:
+            row[key] = figure
+        else:
+            row.setdefault(key, {})[str(measure.p_target)] = figure
+    return row
+
+
+def measures_in(rows: Iterable[Mapping[str, Any]]) -> list[Measure]:
+    """List the measures of which any of some rows of results.json has a figure.
+
+    Parameters
+    ----------
+    rows : iterable of mappings
+        What ``results`` of results.json holds.
+
+    Returns
+    -------
+    list of Measure
+        In the order of ``MEASURES``: the columns of a table.
+
+    Example
+    -------
+    >>> [measure.column for measure in measures_in([{"eer": 0.5}])]
+    ['EER %']
+    """
+    listed = list(rows)
+    return [
+        measure
+        for measure in MEASURES.values()
+        if any(measure.figure(row) is not None for row in listed)
+    ]

@@ -5,8 +5,7 @@ import re
 from speechbrain_rev.hparams import top_level_keys
 from speechbrain_rev.hparams.knobs import KNOBS
 
-from .knob_sources import KNOB_SOURCES, SOURCES
-from .yaml_reference import FOLDER, PAGE, TRAIN, page, sections
+from .yaml_reference import FOLDER, PAGE, SOURCES, TRAIN, page, sections
 
 
 def test_the_committed_page_is_what_the_command_writes():
@@ -27,9 +26,8 @@ def test_every_key_says_what_it_means():
 
 
 def test_every_setting_has_a_source_that_is_named():
-    assert list(KNOB_SOURCES) == list(KNOBS)
-    for name, (_, source) in KNOB_SOURCES.items():
-        assert any(word in source for word in (*SOURCES, "Jiang et al.")), name
+    for name, knob in KNOBS.items():
+        assert any(word in knob.source for word in (*SOURCES, "Jiang et al.")), name
 
 
 def test_settings_with_a_range_of_numbers_have_a_unit():
@@ -45,4 +43,4 @@ def test_settings_with_a_range_of_numbers_have_a_unit():
     }
     for name, knob in KNOBS.items():
         if "int" in knob.kind or "float" in knob.kind:
-            assert bool(KNOB_SOURCES[name][0]) != (name in without), name
+            assert bool(knob.unit) != (name in without), name

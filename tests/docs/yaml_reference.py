@@ -1,7 +1,7 @@
 """Write docs/yaml_reference.md: python -m tests.docs.yaml_reference.
 
-What a key means is its comment in ``hparams/train.yaml``, what it takes its row of
-``KNOBS``, unit and source its row of ``knob_sources``.
+What a key means is its comment in ``hparams/train.yaml``; what it takes, its unit and
+its source are its row of ``KNOBS``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,27 @@ from speechbrain_rev.hparams.knobs import KNOBS
 from speechbrain_rev.hparams.rules import RULES
 from speechbrain_rev.whole_files import write_whole
 
-from .knob_sources import KNOB_SOURCES, SOURCES
-
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "hparams"
 TRAIN = FOLDER / "train.yaml"
 PAGE = ROOT / "docs" / "yaml_reference.md"
+
+#: What the words that sources of knobs begin with stand for.
+SOURCES = {
+    "paper": '"Memory-Efficient Training for Deep Speaker Embedding Learning in Speaker '
+    'Verification"; parts in brackets are its sections and tables.',
+    "WeSpeaker": "its VoxCeleb recipe, `examples/voxceleb/v2/conf`: `resnet.yaml` for "
+    "ResNets, `gemini_dfresnet_adam.yaml` for DF families, `resnet_lm.yaml` for "
+    "large-margin fine-tuning. The paper states no schedule.",
+    "SpeechBrain": "its VoxCeleb recipe, `train_ecapa_tdnn.yaml`, or its `Brain`.",
+    "Jiang et al.": '"An Efficient Training Framework for Reversible Neural '
+    'Architectures".',
+    "error-bounded compression": '"A Novel Memory-Efficient Deep Learning Training '
+    'Framework via Error-Bounded Lossy Compression".',
+    "the study": "of reduced encoders on a small corpus: "
+    "[what follows for the defaults](study.md#what-follows-for-the-defaults).",
+    "ours": "our choice.",
+}
 
 _RULE = re.compile(r"# -+ (.+)")
 _KEY = re.compile(r"(\w+):(?: (.*?))?(?:  # (.*))?")
@@ -107,13 +122,12 @@ def entry(key: Key) -> str:
         value = "\n".join([f"{key.name}: {key.value}".rstrip(), *key.lines])
         parts.append(f"```\n{value}\n```")
     else:
-        unit, source = KNOB_SOURCES[key.name]
         default = "to be given" if key.value == "!PLACEHOLDER" else f"`{key.value}`"
         takes = knob.takes()
         if key.name == "arch":
             takes = f"a name of the [table](choosing_an_encoder.md#the-table): {takes}"
-        facts = {"Default": default, "Unit": unit, "Takes": takes, "Source": source}
-        facts["Note"] = knob.why
+        facts = {"Default": default, "Unit": knob.unit, "Takes": takes}
+        facts |= {"Source": knob.source, "Note": knob.why}
         told = ((head, it.rstrip(".")) for head, it in facts.items() if it)
         parts.append("\n".join(f"- {head}: {it}." for head, it in told))
     return "\n\n".join(part for part in parts if part)

@@ -6,6 +6,9 @@ import pytest
 
 from speechbrain_rev import scoring
 from speechbrain_rev.inference import EmbeddingArchive
+from speechbrain_rev.inference.model_card import CardFacts, model_card
+from speechbrain_rev.inference.results import read_results
+from speechbrain_rev.scoring.metrics import MEASURES, Measure, lowest_cost
 from tests.corpus import write_corpus
 from tests.recipes.runs import recipe
 from tests.run_folders import write_run, write_scorable_run
@@ -320,3 +323,95 @@ def test_two_speakers_have_no_interval(tmp_path, capsys):
 def test_a_cohort_of_too_few_speakers_is_refused_and_not_the_run_s_taken(run, top_n):
     with pytest.raises(ValueError, match=f"top_n is {top_n}, but the cohort has"):
         recipe("score").main([str(run), f"--cohort_top_n={top_n}"])
+
+
+def cllr(curve):
+    """Cost of log-likelihood ratios: Brümmer and du Preez, 2006, equation 11."""
+    scores = curve.thresholds[:-1]
+    targets, impostors = np.diff(curve.miss), -np.diff(curve.false_alarm)
+    costs = targets * np.logaddexp(0, -scores), impostors * np.logaddexp(0, scores)
+    return float(np.sum(costs) / (2 * np.log(2)))
+
+
+NEW_MEASURES = [
+    Measure("cllr", "Cllr", cllr),
+    Measure("cllr", "Cllr", cllr, bootstrapped=False, digits=1, percent=True),
+    lowest_cost(0.2),
+]
+
+
+@pytest.mark.parametrize("measure", NEW_MEASURES)
+def test_a_measure_is_one_row_that_all_places_show(folder, monkeypatch, measure):
+    path, trials, speakers = folder
+    script = recipe("score")
+    before = script.score(path, [trials], speakers, cohort_top_n=4, replicates=20)
+    monkeypatch.setitem(MEASURES, measure.name, measure)
+    report = script.score(path, [trials], speakers, cohort_top_n=4, replicates=20)
+    assert read_results(path) == report
+    heading, *lines = script.table(report).splitlines()
+    assert heading.split()[-1] == measure.column.split()[-1]
+    card = model_card(
+        CardFacts(
+            {"arch": "revnet57", "embedding_dim": 8, "sample_rate": 16000},
+            parameters=10,
+            speakers=2,
+            prepared=None,
+            results=report,
+            cohort=None,
+            thresholds=[],
+            missing=[],
+            fingerprint="one",
+        )
+    )
+    assert f" | {measure.column} | target trials |" in card
+    for row, old, line in zip(report["results"], before["results"], lines, strict=True):
+        scores, labels = scores_of(path, row["method"])
+        figure = measure.of(scoring.det_curve(scores, labels))
+        assert measure.figure(row) == pytest.approx(figure, abs=1e-5)
+        bounds = measure.figure(row, "_95")
+        assert (bounds is not None) == measure.bootstrapped
+        if measure.bootstrapped:
+            assert bounds[0] <= measure.figure(row) <= bounds[1]
+        assert (measure.heading in row["thresholds"]) == (measure.threshold is not None)
+        assert line.endswith(measure.shown(row))
+        assert f" | {measure.shown(row)} | {row['targets']:,} |" in card
+        for known in MEASURES.values():
+            if known is not measure:
+                assert known.figure(row) == known.figure(old)
+                assert known.figure(row, "_95") == known.figure(old, "_95")
+
+
+def test_the_cost_of_ratios_is_that_of_the_scores_one_by_one():
+    draws = np.random.default_rng(0)
+    labels = np.array([0, 1] * 50)
+    scores = (draws.standard_normal(100) + 2 * labels).round(1)
+    targets, impostors = scores[labels == 1], scores[labels == 0]
+    costs = [np.log2(1 + np.exp(-targets)), np.log2(1 + np.exp(impostors))]
+    expected = np.mean([cost.mean() for cost in costs])
+    assert cllr(scoring.det_curve(scores, labels)) == pytest.approx(expected)
+
+
+def scores_of(path, method):
+    labels, scores = np.loadtxt(path / f"scores/trials.{method}.txt", usecols=(2, 3)).T
+    return scores, labels
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [
+        ({"eer": "low"}, "eer is"),
+        ({"eer": True}, "eer is True"),
+        ({"eer_95": [0.1]}, r"eer_95 is \[0.1\]"),
+        ({"min_dcf": 0.5}, "min_dcf has no figure for each prior"),
+        ({"min_dcf_95": {"0.01": [None, 1]}}, "min_dcf_0.01_95 is"),
+    ],
+)
+def test_measures_that_are_none_are_refused(folder, broken, named):
+    path, trials, speakers = folder
+    recipe("score").score(path, [trials], speakers, cohort_top_n=4, replicates=0)
+    file = path / "scores/results.json"
+    report = json.loads(file.read_text())
+    report["results"][0] |= broken
+    file.write_text(json.dumps(report))
+    with pytest.raises(ValueError, match=named):
+        read_results(path)

@@ -56,9 +56,9 @@ PUBLIC = {
         "StreamWarning", "compile_pieces", "recompute_blocks",
     },
     "scoring": {
-        "BootstrapRates", "DetCurve", "RateDifference", "RateOverSeeds", "SeedRates", "Trials",
+        "MEASURES", "BootstrapRates", "DetCurve", "Measure", "RateDifference", "RateOverSeeds", "SeedRates", "Trials",
         "as_norm", "bootstrap", "cohort_statistics", "cosine", "cosine_trials", "det_curve",
-        "detectable_margin", "eer", "holm", "interval", "min_dcf", "rate_difference",
+        "detectable_margin", "eer", "holm", "interval", "measured", "measures_in", "min_dcf", "rate_difference",
         "rate_over_seeds", "read_scores", "read_trials", "speaker_means", "subtract_mean", "write_scores",
     },
     "speech": {

@@ -5,11 +5,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from hyperpyyaml import load_hyperpyyaml
+from hyperpyyaml.core import parse_arithmetic
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from speechbrain_rev.hparams import document, resolve
-from speechbrain_rev.hparams.document import Document, excerpt, read, unknown
-from tests.unit.hparams.files import refusal
+from speechbrain_rev.hparams.document import (
+    Document,
+    compute,
+    excerpt,
+    read,
+    refuse_disagreement,
+    unknown,
+)
+from tests.unit.hparams.files import TRAIN, refusal
 
 # Lines of an override file, which begin at line 2, and what is said of them.
 REFUSED_FILES = {
@@ -186,3 +197,112 @@ class TestWords:
 def test_refusals_are_all_of_one_line(write):
     folder = write(near="base: train.yaml\nseed: 1\n? a\n: b\n")
     assert refusal(folder / "near.yaml").count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        ("1e-4", "a number for some YAML readers and a text for others. Write 0.0001."),
+        ("1E6", r"Write 1000000\.0\."),
+        ("1e-9", r"Write 1\.0e-09\."),
+        ("1.0e4", r"Write 10000\.0\."),
+        ("+.5", "Write 0.5."),
+        ("0o12", "an integer .* and a text for others. Write 10."),
+        ("012", "leave the zero in front out"),
+        ("-08", "leave the zero in front out"),
+        ("no", 'a text .* and true or false for others. Write false, or "no".'),
+        ("On", 'Write true, or "On".'),
+        ("1:30", 'an integer for others. Write it in quotes: "1:30".'),
+        ("1:30.5", 'a number for others. Write it in quotes: "1:30.5".'),
+        ("=", 'Write it in quotes: "=".'),
+        ("<<", 'Write it in quotes: "<<".'),
+    ],
+)
+def test_what_they_read_differently_is_refused_with_what_to_write(
+    tmp_path, written, instead
+):
+    for content in (f"seed: 3\nlr: {written}\n", f"seed: 3\nx: [{written}]\n"):
+        (tmp_path / "mine.yaml").write_text(content)
+        with pytest.raises(ValueError, match=rf"mine\.yaml, line 2: .*{instead}"):
+            resolve(tmp_path / "mine.yaml")
+
+
+def test_in_quotes_or_in_an_override_file_it_may_stand(write):
+    folder = write(mine="x: 'no'\nlr: 1.0e-4\n", near="base: mine.yaml\nlr: 1e-4\n")
+    assert resolve(folder / "mine.yaml") == "x: 'no'\nlr: 1.0e-4\n"
+    assert resolve(folder / "near.yaml") == "x: 'no'\nlr: 0.0001\n"
+
+
+def test_our_own_file_is_read_alike():
+    refuse_disagreement(Document(str(TRAIN), TRAIN.read_text()))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.from_regex(r"[-+]?[0-9a-foxENO_.:]{1,7}(e[-+]?[0-9]{1,3})?", fullmatch=True)
+    | st.sampled_from(["yes", "No", "ON", "off", "y", "true", "~", "null", ".inf"])
+)
+def test_what_passes_is_one_value_for_pyyaml_and_hyperpyyaml(written):
+    document = Document("x.yaml", f"x: {written}\n")
+    try:
+        refuse_disagreement(document)
+    except ValueError:
+        return
+    try:
+        ours = load_hyperpyyaml(document.text)
+    except (IndexError, ValueError):
+        return  # ruamel.yaml fails to write -0.e-0 and its like.
+    assert repr(yaml.safe_load(document.text)) == repr(ours)
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "2 * 3 + 4 - 1",
+        "7 / 2",
+        "7 // 2",
+        "7 % 4",
+        "2 ** 10",
+        "2 ** 1023",
+        "(2 - 4) ** 3 ** 2",
+        "2 ** (0 - 3)",
+        "2 ** 0.5",
+        "1 ** 10 ** 300",
+        "0.1 * 3",
+        "1e300 * 1e300",
+        "-1 + 2",
+        "results/revnet57/1986",
+        "'a' + 'b'",
+        "'a' - 'b'",
+        "None * 2",
+        "2 *",
+        "[1, 2] * 2",
+        "a b",
+        "",
+    ],
+)
+def test_a_formula_gives_what_hyperpyyaml_gives(formula):
+    expected = parse_arithmetic(formula)
+    assert compute(formula) == expected
+    assert type(compute(formula)) is type(expected)
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "1986 ** 1986 ** 2",
+        "1986 ** 999999",
+        "(0 - 2) ** 10 ** 18",
+        "2 ** 99 ** 99 ** 99",
+        "1 // 1986 ** 10 ** 300",
+        " * ".join(["10 ** 300"] * 20),
+        "1 / 0",
+        "2.0 ** 9999",
+        "'a' * 10 ** 12",
+        "'%1000000000000d' % 1",
+        "+".join(["1"] * 100_000),
+    ],
+)
+def test_a_formula_that_leaves_the_range_of_numbers_is_refused_at_once(formula):
+    with pytest.raises(ArithmeticError):
+        compute(formula)

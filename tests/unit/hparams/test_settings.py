@@ -6,9 +6,9 @@ import pytest
 from hyperpyyaml import resolve_references
 from ruamel.yaml import YAML
 
-from speechbrain_rev.hparams import resolve
+from speechbrain_rev.hparams import plain_settings, resolve
+from speechbrain_rev.hparams.composition import Settings
 from speechbrain_rev.hparams.document import Document
-from speechbrain_rev.hparams.settings import Settings
 from tests.unit.hparams.files import DATA, TRAIN, refusal, values
 
 
@@ -17,18 +17,15 @@ class TestReferences:
         text = resolve(TRAIN, DATA)
         settings = Settings(Document("train.yaml", text))
         expected = YAML(typ="rt").load(resolve_references(text).getvalue())
-        compared = 0
-        for key in settings.names():
-            if settings.plain(key) is not None:
-                assert settings.plain(key) == expected[key], key
-                compared += 1
-        assert compared > 40
+        found = settings.plain_values()
+        assert len(found) > 40
+        assert found == {key: expected[key] for key in found}
 
     def test_a_placeholder_makes_what_refers_to_it_wait(self):
         settings = Settings(Document("x.yaml", "a: !PLACEHOLDER\nb: !ref <a>/x\n"))
-        assert settings.plain("b") is None
+        assert settings.plain_values() == {}
         settings.give({"a": "data"}, "command line")
-        assert settings.plain("b") == "data/x"
+        assert settings.plain_values() == {"a": "data", "b": "data/x"}
 
     @pytest.mark.parametrize(
         ("content", "said"),
@@ -99,9 +96,16 @@ class TestReferences:
         complete.write_text(f"{complete.read_text()}other: !ref {reference}\n")
         assert resolve(complete).endswith(f"other: !ref {reference}\n")
 
+    def test_a_circle_may_be_broken_by_a_value(self, write):
+        folder = write(mine="x: !ref <y>\ny: !ref <x>\nz: [!ref <z>]\n")
+        said = refusal(folder / "mine.yaml")
+        assert "references go in a circle: x -> y -> x" in said
+        composed = resolve(folder / "mine.yaml", {"x": 1, "z": [2]})
+        assert composed == "x: 1\ny: !ref <x>\nz: [2]\n"
+
     def test_an_attribute_is_known_once_objects_are_built(self):
         settings = Settings(Document("x.yaml", "x: 5\nmargin: !ref <x.imag>\n"))
-        assert settings.plain("margin") is None
+        assert settings.plain_values() == {"x": 5}
         settings.check()
 
 
@@ -161,3 +165,25 @@ class TestPlaces:
         file.write_text(f"base: {TRAIN}\nwav_augment: {{noise_folder: null}}\n")
         found = values(resolve(file, {"noise_folder": "x"}))
         assert found["wav_augment"]["noise_folder"] is None
+
+
+class TestPlainSettings:
+    def test_they_are_read_with_their_references_followed(self):
+        found = plain_settings(
+            "seed: 3\nrate: 16000\nspeeds: [1.0, 0.9]\nnothing: null\n"
+            "folder: !ref results/<seed>\nseconds: !ref <rate> * 2\n"
+        )
+        assert found == {
+            "seed": 3,
+            "rate": 16000,
+            "speeds": [1.0, 0.9],
+            "nothing": None,
+            "folder": "results/3",
+            "seconds": 32000,
+        }
+
+    def test_objects_are_neither_built_nor_listed(self, tmp_path):
+        mark = tmp_path / "mark"
+        text = f"a: !apply:pathlib.Path.touch ['{mark}']\nb: {{c: 1}}\nd: !name:os.system\n"
+        assert plain_settings(text) == {}
+        assert not mark.exists()

@@ -237,7 +237,7 @@ def test_measured_rates_and_the_cohort_travel_along(tmp_path, subtract):
     rows = scored(tmp_path / "run", subtract_mean=subtract)
     assert export_run(tmp_path / "run", tmp_path / "out") == []
     card = (tmp_path / "out/README.md").read_text()
-    row = "| vox1_o | as_norm | 1.23 | 1.01 to 1.51 | 0.111 | 0.222 | 18,802 | 18,818 |"
+    row = "| vox1_o | as_norm | 1.23 [1.01, 1.51] | 0.111 | 0.222 | 18,802 | 18,818 |"
     assert row in card
     assert ("subtract_mean(embeddings, cohort.centre)" in card) == subtract
     cohort = read_cohort(tmp_path / "out")
