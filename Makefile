@@ -33,7 +33,8 @@ check: $(INSTALLED)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	PYTHONPATH=recipes/study $(VENV)/bin/lint-imports
+	$(RUN) -m mypy recipes/demo  # whose run.py has the name of the study's
+	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell
 	$(RUN) -m yamllint -d '{extends: relaxed, rules: {line-length: {max: 100}}}' hparams
 
@@ -74,12 +75,11 @@ gpu:
 	$(RUN) -m tests.benchmarks --device cuda --results $(RESULTS)
 
 ## study: test the claim of equal accuracy on a corpus of yours, some hours on 2 cores:
-## make study DATA=/where/corpus NOISE=/where/noise [OUTPUT= JOBS= DEVICE=]; with SIZE=full
+## make study DATA=/where/corpus NOISE=/where/noise [OUTPUT= DEVICE=]; with SIZE=full
 ## as published, on a GPU, with the Python that has torch: RUN=python3
 SIZE ?= small
 STUDY = recipes/study/run.py "$(DATA)" --size $(SIZE) $(if $(NOISE),--noise "$(NOISE)") \
-  $(if $(OUTPUT),--output "$(OUTPUT)") $(if $(JOBS),--jobs $(JOBS)) \
-  $(if $(DEVICE),--device $(DEVICE))
+  $(if $(OUTPUT),--output "$(OUTPUT)") $(if $(DEVICE),--device $(DEVICE))
 study: $(if $(filter $(VENV)/bin/python,$(RUN)),$(INSTALLED))
 	@test -n "$(DATA)" || \
 	  { echo "Name a corpus: make study DATA=/where/corpus NOISE=/where/noise"; exit 1; }

@@ -135,7 +135,7 @@ def cohort_files(
     outside_files : bool
         Whether files may lie outside the data folder that is given.
     """
-    by_speaker = defaultdict(dict)
+    by_speaker: dict[str, dict[str, str]] = defaultdict(dict)
     for utterance in read_manifest(manifest):
         wav = utterance.wav
         if data_folder is not None:

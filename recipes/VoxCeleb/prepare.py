@@ -296,6 +296,7 @@ def _in_folder(
 
 def _listed(root: Path, settings: Settings) -> dict[str, list[str]]:
     """Read the training list, each file of which is of one speaker."""
+    assert settings.train_list is not None
     train_list, form = existing(settings.train_list), "'speaker path'"
     lines: dict[str, tuple[str, int]] = {}
     found = defaultdict(list)
@@ -328,7 +329,7 @@ def _listed(root: Path, settings: Settings) -> dict[str, list[str]]:
 
 def _tested(settings: Settings) -> set[str]:
     """Return the speakers of the trial lists, whose audio is looked for."""
-    tested = set()
+    tested: set[str] = set()
     for path in (*settings.trial_lists, *paths_given(settings.valid_trials)):
         trials = read_trials(path)
         root = _trials_root(settings)[0]

@@ -33,7 +33,8 @@ _EXAMPLES = 3
 
 ADVICE = "Mend them, leave them out of train_list, or give bad_files: drop."
 
-Item, Found = TypeVar("Item"), TypeVar("Found")
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 class Wrong(Enum):

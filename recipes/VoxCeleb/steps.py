@@ -190,8 +190,8 @@ class CheckedSteps(sb.Brain):
             buffers = [b for b in self.modules.buffers() if b.is_floating_point()]
             self.kept = tuple((b, torch.empty_like(b)) for b in buffers)
         if self.kept:
-            buffers, copies = zip(*self.kept, strict=True)
-            torch._foreach_copy_(copies, buffers)
+            now, copies = zip(*self.kept, strict=True)
+            torch._foreach_copy_(copies, now)
 
     def give_back_buffers(self):
         """Undo what forward passes changed since ``keep_buffers``."""

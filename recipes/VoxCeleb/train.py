@@ -24,6 +24,7 @@ import speechbrain as sb
 import torch
 import training_log as log
 import yaml
+from data_settings import Settings
 from epoch_log import EpochLog, check_logger, logs_in_words
 from fine_tuning import refuse_own_folder, start_from
 from hyperpyyaml import load_hyperpyyaml
@@ -31,7 +32,6 @@ from loaders import train_loader, valid_loader
 from memory_plan import give_modes
 from prepare import (
     VALID_TRIALS,
-    Settings,
     prepare,
     read_prepared,
     write_missing_sums,
@@ -149,6 +149,7 @@ class SpeakerBrain(CheckedSteps):
             total, done = len(self.train_sampler) * size, self.step * size
             name = f"epoch {epoch}"
         else:
+            assert self.valid_trials is not None
             self.embeddings = {}
             name, total, done = "valid", len(self.valid_trials.utterances), 0
         self.bar = log.progress_bar(name, total, done, off=self.noprogressbar)
@@ -189,6 +190,7 @@ class SpeakerBrain(CheckedSteps):
 
     def validated(self):
         """Score the validation trials by cosine, those whose speech could be read."""
+        assert self.valid_trials is not None
         found = {}
         lost = len(self.valid_trials.utterances) - len(self.embeddings)
         if unread := sum(self.sum_over_processes(lost)):

@@ -64,7 +64,8 @@ def begin(folder: str | Path) -> None:
 
 def _lose_lines(handler: logging.StreamHandler[Any]) -> None:
     """Let a log go without what a disk does not take, said once and not at each line."""
-    place, said = getattr(handler, "baseFilename", "stdout"), []
+    place = getattr(handler, "baseFilename", "stdout")
+    said: list[OSError] = []
 
     def without(record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]

@@ -175,7 +175,9 @@ def score_systems(
         folder = output / name
         trials = extract.trial_files(trial_lists, data / "wav")
         extract.extract(embedder, folder, trials, extract.cohort_files(manifest))
-        reports[name] = score.score(folder, trial_lists, speakers)
+        report = score.score(folder, trial_lists, speakers)
+        assert report is not None
+        reports[name] = report
     return reports
 
 
@@ -186,7 +188,8 @@ def compare(run: Path, data: Path, device: str) -> None:
     for label, words in ((1, "one voice, two sessions"), (0, "two voices")):
         row = int(np.flatnonzero(listed.labels == label)[0])
         names = listed.enrol[row], listed.test[row]
-        found = embedder.verify(*(data / "wav" / name for name in names))
+        a, b = (data / "wav" / name for name in names)
+        found = embedder.verify(a, b)
         print(f"{found.score:6.3f}  {words}: {names[0]} and {names[1]}")
     print(f"The same on files of your own: speechbrain-rev verify {run} A.wav B.wav")
 

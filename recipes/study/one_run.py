@@ -1,14 +1,20 @@
-"""One training of the study, from its settings to its scores, in a process of its own.
+"""One run of the study, from its settings to its scores: a process that run.py starts.
 
 ``python recipes/study/one_run.py FILE --output_folder=RUN --key=value ...``: the recipe's
-train.py, extract.py and score.py, one after the other. Given again, it goes on where it
-was interrupted. It ends with the process that began it. --train_only leaves the rest out.
+train.py, extract.py and score.py, then the memory of a step, one after the other. Given
+again, it goes on where it was interrupted.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
+from datetime import date
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
@@ -16,40 +22,79 @@ import extract
 import score
 import torch
 import train
-from design.sizes import COHORT_UTTERANCES
-from running.determinism import compute_repeatably
-from running.origin import write_origin
-from running.orphans import end_with_parent
-from running.trainings import THREADS, precision_of
+from conditions import COHORT_UTTERANCES
+from figures import ORIGIN, PEAK
+from self_test import run_self_test
+from torch.backends.cpu import get_cpu_capability
 
+from speechbrain_rev import __version__
 from speechbrain_rev.cli import run_script
+from speechbrain_rev.devices import device_name
+from speechbrain_rev.environment import environment
 from speechbrain_rev.locks import writing_alone
-
-TRAIN_ONLY = "--train_only"
+from speechbrain_rev.whole_files import write_whole
 
 
 def main() -> None:
-    """Train, embed and score."""
-    end_with_parent()
-    compute_repeatably()
-    torch.set_num_threads(THREADS)
-    argv = [a for a in sys.argv[1:] if a != TRAIN_ONLY]
+    """Train, embed, score and measure."""
+    # cuBLAS sums in one order only with workspaces of a fixed size, which it reads here.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    # It would write to all memory that is asked for, and no result depends on it.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+    # The order of sums must not depend on how many cores are idle.
+    torch.set_num_threads(1)
+    argv = sys.argv[1:]
     given = dict(a.removeprefix("--").split("=", 1) for a in argv if "=" in a)
-    folder, device = given["output_folder"], given["device"]
-    with writing_alone(Path(folder)):
-        write_origin(Path(folder), device, precision_of(given))
+    folder, device = Path(given["output_folder"]), given["device"]
+    with writing_alone(folder):
+        write_origin(folder / ORIGIN, device)
         train.main(argv)
-        if TRAIN_ONLY in sys.argv:
-            return
-        extract.main(
-            [
-                folder,
-                f"--device={device}",
-                f"--utterances_per_speaker={COHORT_UTTERANCES}",
-            ]
-        )
-        # Intervals are drawn over speakers and seeds together, by the report.
-        score.main([folder, "--bootstrap=0"])
+        if not (folder / PEAK).is_file():
+            write_whole(folder / PEAK, f"{step_peak_bytes(argv)}\n")
+        utterances = f"--utterances_per_speaker={COHORT_UTTERANCES}"
+        extract.main([str(folder), f"--device={device}", utterances])
+        # Intervals are drawn over speakers and seeds together, from all runs.
+        score.main([str(folder), "--bootstrap=0"])
+
+
+def step_peak_bytes(argv: list[str]) -> int:
+    """Measure a step of the run by the recipe's self-test, and compare its bits.
+
+    Raises
+    ------
+    ValueError
+        If the step does not agree with one that stores.
+    """
+    text, settings, options = train.compose_run(argv)
+    build = partial(train.build_brain, run_opts=options, kind=train.SelfTestBrain)
+    compared = run_self_test(text, settings, build)
+    if not compared.agrees:
+        raise ValueError(compared.verdict)
+    return int(compared.runs[-1].measured_bytes)
+
+
+def write_origin(path: Path, device: str) -> None:
+    """Write down by which code and where a run is made, again if it goes on elsewhere."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        commit = ""  # not installed
+    here: dict[str, Any] = {
+        "speechbrain_rev": __version__,
+        "commit": commit.strip() or None,
+        "processor": dict(environment())["processor"],
+        "instructions": get_cpu_capability(),
+        "device": device_name(torch.device(device)),
+        "torch": torch.__version__,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entries = json.loads(path.read_text()) if path.is_file() else []
+    if not any(here.items() <= entry.items() for entry in entries):
+        entries.append({"since": date.today().isoformat(), **here})
+    write_whole(path, json.dumps(entries, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from speechbrain_rev.plots.training import (
     forest_plot,
     gradient_angles,
     loss_curves,
-    state_errors,
     training_curves,
 )
 
@@ -47,7 +46,6 @@ __all__ = [
     "memory_parts",
     "plan_map",
     "reversible_step",
-    "state_errors",
     "time_against_memory",
     "time_by_batch",
     "training_curves",

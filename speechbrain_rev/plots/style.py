@@ -186,7 +186,7 @@ def check_mode(mode: str, what: str) -> None:
         raise ValueError(f"{what} has the mode {mode!r}; modes are {modes}.")
 
 
-def stacked_axes(figure: Figure, number: int, *, share_y: bool = False) -> list[Axes]:
+def stacked_axes(figure: Figure, number: int) -> list[Axes]:
     """Make axes one below the other, over one horizontal axis.
 
     Parameters
@@ -195,15 +195,13 @@ def stacked_axes(figure: Figure, number: int, *, share_y: bool = False) -> list[
         An empty figure.
     number : int
         How many.
-    share_y : bool
-        Whether they have their vertical axis in common, too.
 
     Returns
     -------
     list of matplotlib.axes.Axes
         From the top down.
     """
-    grid = figure.subplots(number, 1, squeeze=False, sharex=True, sharey=share_y)
+    grid = figure.subplots(number, 1, squeeze=False, sharex=True)
     return list(grid[:, 0])
 
 

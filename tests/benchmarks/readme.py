@@ -15,7 +15,7 @@ from speechbrain_rev.catalog import ListedEncoder, ModelsReport, Training, selec
 from speechbrain_rev.catalog.table import MODES
 from speechbrain_rev.sizes import MIB, parse_card
 
-from . import compressed_tables, deploying_tables, recipe_tables, study_tables
+from . import compressed_tables, deploying_tables, recipe_tables
 from .harness import markdown
 from .tables import RESULTS, committed, mib_text, where
 
@@ -256,19 +256,6 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         embedding=recipe_tables.embedding,
         scoring_at_scale=recipe_tables.scoring_at_scale,
     ),
-    DOCS / "study.md": {
-        "study_encoders": study_tables.study_encoders,
-        "study_encoders_compared": study_tables.study_encoders_compared,
-        "study_bits_compared": study_tables.study_bits_compared,
-        "study_modes_compared": study_tables.study_modes_compared,
-        "study_rates": study_tables.study_rates,
-        "study_costs": study_tables.study_costs,
-        "study_machines": study_tables.study_machines,
-        "study_repeated": study_tables.study_repeated,
-        "study_angles": study_tables.study_angles,
-        "study_drift": study_tables.study_drift,
-        "study_states": study_tables.study_states,
-    },
     DOCS / "deploying.md": _there(
         inference=deploying_tables.inference, graphs=deploying_tables.graphs
     ),

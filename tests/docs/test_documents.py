@@ -11,7 +11,7 @@ from speechbrain_rev.cli.command import _parser
 from speechbrain_rev.hparams.arguments import RUN_OPTIONS
 from speechbrain_rev.sizes import parse_card
 from tests.benchmarks.readme import TABLES, rendered
-from tests.docs import published
+from tests.docs import published, study
 
 from .documents import DOCUMENTS, PAGES, README, ROOT, anchors, commands, links, name_of
 
@@ -23,13 +23,19 @@ each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 
 
 #: All pages with tables, and the names of these.
-WRITTEN = {**TABLES, published.PAGE: published.TABLES}
+WRITTEN = {
+    **TABLES,
+    published.PAGE: published.TABLES,
+    study.PAGE: study.TABLES,
+}
+#: Of those whose tables are not of benchmarks.
+RENDERED = {published.PAGE: published.rendered, study.PAGE: study.rendered}
 
 
 @pytest.mark.parametrize("document", WRITTEN, ids=name_of)
 def test_tables_are_those_of_the_committed_results(document):
     text = document.read_text()
-    written = published.rendered() if document == published.PAGE else rendered(document)
+    written = RENDERED[document]() if document in RENDERED else rendered(document)
     assert written == text
     places = re.findall(r"<!-- table: (\w+) -->\n\|", text)
     assert sorted(places) == sorted(WRITTEN[document])

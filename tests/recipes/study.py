@@ -1,67 +1,59 @@
-"""The study's modules, and short runs to try them on."""
+"""The study's modules, and a study of seconds."""
 
 import importlib
-import shutil
+import itertools
 import sys
 from pathlib import Path
 
-import pytest
-import torch
-
-from tests.corpus import write_corpus
-from tests.recipes.runs import arguments, recipe
+from tests.corpus import write_corpus, write_noise
+from tests.recipes.runs import RECIPE
 
 STUDY = Path(__file__).parents[2] / "recipes" / "study"
-#: So large that the embedding layer's weight (32 x 192) is stored in 8 bits.
-SIZES = {"widths": "[8, 8, 8, 32]", "embedding_dim": "32"}
-SETTINGS = {**SIZES, "optimizer_bits": 32, "valid_speakers": 0, "steps_per_epoch": 3}
+#: Of the study that is committed.
+ARCHIVE = STUDY.parents[1] / "tests" / "benchmarks" / "results" / "study_small.tar.xz"
+#: Of the tiny corpus: speakers that are trained, and those of the trials.
+TRAINED, TESTED = 5, 4
 
 
 def study(name: str):
     """Import a module of the study, which finds its neighbours as when it is run."""
-    recipe("train")
-    if str(STUDY) not in sys.path:
-        sys.path.insert(0, str(STUDY))
+    for folder in (RECIPE, STUDY):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
     return importlib.import_module(name)
 
 
-def trained_run(
-    folder: Path, **changed: object
-) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Train by the recipe in this process: the run, and the weights that it began with."""
-    train = recipe("train")
-    begun = {}
-
-    def remember(brain, _start=train.SpeakerBrain.on_fit_start):
-        _start(brain)
-        begun.update({k: v.clone() for k, v in brain.modules.state_dict().items()})
-
-    data = write_corpus(folder / "data", sessions=3)
-    with pytest.MonkeyPatch.context() as patch:
-        # Without SpeechBrain's log and the curves.
-        patch.setattr(train.sb, "create_experiment_directory", lambda folder: None)
-        curves = recipe("epoch_log").plots
-        patch.setattr(curves, "training_curves", lambda rows, path: None)
-        patch.setattr(train.SpeakerBrain, "on_fit_start", remember)
-        (folder / "run").mkdir()
-        train.main(arguments(data, folder / "run", **SETTINGS | changed))
-    return folder / "run", begun
+def write_data(folder: Path) -> tuple[Path, Path]:
+    """Write speech with train_list.txt and two trial lists, and noise."""
+    data = write_corpus(folder / "data", speakers=TRAINED + TESTED, seconds=0.6)
+    wav = data / "wav"
+    names = sorted(str(path.relative_to(wav)) for path in wav.rglob("*.wav"))
+    trained = [name for name in names if int(name[2:7]) < TRAINED]
+    tested = [name for name in names if int(name[2:7]) >= TRAINED]
+    lines = "".join(f"{name.split('/')[0]} {name}\n" for name in trained)
+    (data / "train_list.txt").write_text(lines)
+    for name, every in (("veri_test", 1), ("veri_test_hard", 2)):
+        pairs = list(itertools.combinations(tested, 2))[::every]
+        lines = "".join(f"{int(a[:7] == b[:7])} {a} {b}\n" for a, b in pairs)
+        (data / f"{name}.txt").write_text(lines)
+    return data, write_noise(folder / "noise")
 
 
-def copy_with(run: Path, folder: Path, old: str, new: str) -> Path:
-    """Copy a run and change a line of its settings."""
-    shutil.copytree(run, folder)
-    settings = folder / "hyperparams.yaml"
-    text = settings.read_text()
-    assert text.count(f"\n{old}") == 1
-    settings.write_text(text.replace(f"\n{old}", f"\n{new}"))
-    return folder
-
-
-def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """What a folder holds: of each file its time and its bytes."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
-        for path in files
+def tiny_size():
+    """Two epochs of three steps of encoders of few channels and blocks."""
+    conditions = study("conditions")
+    settings = {
+        **conditions.SIZES["small"].settings,
+        "blocks": [1, 1, 1, 1],
+        "embedding_dim": 32,
+        "chunk_samples": 4640,
+        "batch_size": 4,
+        "steps_per_epoch": 3,
+        "number_of_epochs": 2,
+        "average_checkpoints": 1,
+        "keep_checkpoints": 1,
+        "max_unread": 0,
+        "cohort_top_n": 3,
     }
+    widths = dict.fromkeys(("resnet34", "revnet46"), (8, 8, 8, 32))
+    return conditions.Size("cpu", (1, 2), settings, widths, {}, minutes=6.0)

@@ -45,7 +45,7 @@ PUBLIC = {
     "plots": {
         "Difference", "EncoderPoint", "ErrorRates", "PartsBar", "SizedEncoder", "by_parameters",
         "curves_over_seeds", "det_plot", "encoder_map", "forest_plot", "gradient_angles", "loss_curves", "memory_bars",
-        "memory_parts", "plan_map", "reversible_step", "state_errors", "time_against_memory", "time_by_batch",
+        "memory_parts", "plan_map", "reversible_step", "time_against_memory", "time_by_batch",
         "training_curves",
     },
     "optim": {

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from speechbrain_rev.angles import angle_degrees
+from tests.benchmarks.angles import angle_degrees
 
 
 @pytest.mark.parametrize("degrees", [0.0, 1e-12, 1e-9, 1e-3, 14.0, 90.0, 179.0, 180.0])

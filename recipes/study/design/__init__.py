@@ -1,1 +1,0 @@
-"""What a study is asked to compare, and how large it is."""

@@ -1,1 +1,0 @@
-"""What is computed of finished trainings besides their scores."""

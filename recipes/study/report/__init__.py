@@ -1,1 +1,0 @@
-"""What a study shows, as text, tables and pictures."""

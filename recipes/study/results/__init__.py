@@ -1,1 +1,0 @@
-"""What finished trainings left, and what it shows."""

@@ -1,1 +1,0 @@
-"""Trainings in processes of their own, in order, and what a study was begun as."""
