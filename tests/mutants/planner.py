@@ -144,10 +144,10 @@ PLANNER = [
     Mutant(
         "planner: tensors of other devices are counted too",
         "speechbrain_rev/planner/memory.py",
-        "storage.device.type != self.device.type",
+        "x.device.type != self.device.type",
         "False",
         TRACE_TESTS,
-        "one_device",
+        "network_s_device",
     ),
     Mutant(
         "planner: copies between devices are not counted",

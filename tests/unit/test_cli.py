@@ -389,12 +389,12 @@ class TestMemory:
             (["resnet34", "--mode=reconstruct"], "resnet34 has no reversible blocks"),
             (
                 ["resnet34", "--mode=recomput"],
-                "--mode takes store, recompute, reconstruct, plan, not recomput. Did you "
+                "--mode takes store, reconstruct, recompute, plan, not recomput. Did you "
                 "mean recompute?",
             ),
             (
                 ["revnet57", "--mode=compress"],
-                "Give one of store, recompute, reconstruct, plan; the recipe's --dry_run",
+                "Give one of store, reconstruct, recompute, plan; the recipe's --dry_run",
             ),
             (["resnet34", "--batch=0"], "from 1 to 1000000 utterances, not 0"),
             (["resnet34", "--frames=0"], "from 1 to 100000 frames of 10 ms, not 0"),

@@ -172,7 +172,7 @@ def test_every_figure_of_the_text_is_that_of_the_json(cases):
         title = f"{case.name}, {case.mode}, sgd {case.optimizer_bits} bit:"
         _, lines = text.split(f"{title}\n")
         _, heads, *rows, total = lines.partition("\n\n")[0].splitlines()
-        assert heads.split()[1:4] == ["store", "recomp.", "reconstr."]
+        assert heads.split()[1:4] == ["store", "reconstr.", "recomp."]
         for line, stage in zip(rows, document["stages"], strict=True):
             words = line.removeprefix(stage["name"]).split()
             counts = [str(stage["blocks"][m]) for m in MODES if stage["blocks"].get(m)]

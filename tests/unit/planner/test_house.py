@@ -25,6 +25,7 @@ def _tree(path):
 #: torch, and run no step.
 OF_THE_TABLE = {
     ("catalog/plans.py", "largest_batch"),
+    ("catalog/render.py", "largest_batch"),
     ("catalog/table.py", "largest_batch"),
 }
 
@@ -86,6 +87,11 @@ def _attributes():
                     args=[before, ast.Constant(value=name), *_],
                 ):
                     found.append((ast.unparse(before), name, path, node.lineno))
+                # Cells of tables read attributes by their dotted names.
+                case ast.Call(
+                    func=ast.Name(id="_of"), args=[ast.Constant(value=name), *_]
+                ):
+                    found += [("row", n, path, node.lineno) for n in name.split(".")]
     return found
 
 

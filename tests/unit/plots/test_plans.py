@@ -34,7 +34,7 @@ def test_each_cell_has_the_colour_of_its_mode(figures, tmp_path):
     assert best.get_xdata()[0] == 32
     assert [t.get_text() for t in lower.texts] == ["70 at batch 32"]
     names = [text.get_text() for text in upper.get_legend().texts]
-    assert names == ["store", "recompute", "reconstruct"]
+    assert names == ["store", "reconstruct", "recompute"]
     assert [t.get_text() for t in upper.get_yticklabels()] == ["stem", "b.0", "b.1"]
     # The first block is at the top.
     assert upper.yaxis_inverted()
