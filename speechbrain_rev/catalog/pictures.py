@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speechbrain_rev.catalog.published import FRAMES, TOTAL_BATCH, as_published
+from speechbrain_rev.catalog.published import (
+    PUBLISHED_FRAMES,
+    TOTAL_BATCH,
+    as_published,
+)
 from speechbrain_rev.catalog.table import SECONDS, ListedEncoder, Training, counted_with
 from speechbrain_rev.plots import (
     EncoderPoint,
@@ -165,7 +169,9 @@ def _sized(encoder: PlannedEncoder) -> SizedEncoder | None:
     known = {mode: size for mode, size in sizes.items() if size is not None}
     if "store" not in known:
         return None
-    published_gb = row.published_memory_gb if training.frames == FRAMES else None
+    published_gb = (
+        row.published_memory_gb if training.frames == PUBLISHED_FRAMES else None
+    )
     published_batch = row.published_max_batch_11gb if as_published(training) else None
     return SizedEncoder(
         row.name,

@@ -14,7 +14,7 @@ PAPER = (
 
 #: A 2080 Ti.
 CARD_BYTES = 11 * GIB
-FRAMES = 200
+PUBLISHED_FRAMES = 200
 
 #: The paper's example of a batch that several GPUs share.
 TOTAL_BATCH = 256
@@ -38,7 +38,7 @@ def as_published(training: Training) -> bool:
     >>> [as_published(Training(CARD_BYTES, 128, frames)) for frames in (200, 600)]
     [True, False]
     """
-    return (training.card_bytes, training.frames) == (CARD_BYTES, FRAMES)
+    return (training.card_bytes, training.frames) == (CARD_BYTES, PUBLISHED_FRAMES)
 
 
 class PublishedCards(NamedTuple):

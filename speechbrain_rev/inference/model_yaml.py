@@ -21,7 +21,7 @@ from speechbrain_rev.inference.encoder_settings import ENCODER_SETTINGS
 PLAIN = (*ENCODER_SETTINGS, "out_n_neurons")
 
 # What we write has less than 2,500 bytes; a node in memory takes hundreds for its one.
-_MAX_BYTES = 20_000
+_MAX_TEXT_CHARACTERS = 20_000
 # Ours are three levels deep: the paths of the pretrainer.
 _MAX_DEPTH = 4
 # Ours is a path of 53; numbers of more digits take time, or have no end.
@@ -148,10 +148,10 @@ def read_model_yaml(text: str, path: str | Path) -> dict[str, Any]:
     Traceback (most recent call last):
     ValueError: hyperparams.yaml, line 1: !!python/name:os.system is none of ...
     """
-    if len(text) > _MAX_BYTES:
+    if len(text) > _MAX_TEXT_CHARACTERS:
         raise ValueError(
             f"{path} has {len(text):,} characters; an exported model's has less than "
-            f"{_MAX_BYTES:,}. Is it another file?"
+            f"{_MAX_TEXT_CHARACTERS:,}. Is it another file?"
         )
     try:
         found = _top_level(text, path)

@@ -12,7 +12,12 @@ from pathlib import Path
 
 from speechbrain_rev.architectures import HEAD
 from speechbrain_rev.catalog.columns import Column, Row
-from speechbrain_rev.catalog.published import CARD_BYTES, FRAMES, PAPER, TOTAL_BATCH
+from speechbrain_rev.catalog.published import (
+    CARD_BYTES,
+    PAPER,
+    PUBLISHED_FRAMES,
+    TOTAL_BATCH,
+)
 from speechbrain_rev.catalog.table import counted_with
 from speechbrain_rev.plots import PartsBar, memory_parts
 from speechbrain_rev.sizes import GB, GIB, MIB, card_text, reserve_of
@@ -105,7 +110,7 @@ def training_notes() -> list[str]:
         f'publ.: Tables V and VI of "{PAPER}", measured there on a 2080 Ti of 11 GB with '
         "utterances of 2 s. Error rates, in percent, are the published ones alone; none "
         "was reproduced here.",
-        f"here: utterances of {FRAMES} frames in float32, vanilla encoders stored, "
+        f"here: utterances of {PUBLISHED_FRAMES} frames in float32, vanilla encoders stored, "
         "reversible ones reconstructed, 32-bit states but where 8 is said. MiB "
         "per utterance: all that a training step takes of the GPU (the encoder's own, "
         f"weights, gradients, optimizer states, a classifier of {HEAD.classes} and its "
@@ -132,7 +137,7 @@ def cards_notes() -> list[str]:
         f"{TOTAL_BATCH}, days of training and error rate on Vox1-H in percent. Days and "
         "error rates were not reproduced here.",
         f"here: {TOTAL_BATCH} over the largest batch that {_reserve()}, rounded up; "
-        f"{FRAMES} frames, float32, 32-bit states; vanilla encoders stored, reversible ones "
+        f"{PUBLISHED_FRAMES} frames, float32, 32-bit states; vanilla encoders stored, reversible ones "
         "reconstructed. recompute: the same with each block checkpointed, which the paper "
         "does not show.",
         "Why they differ: batches here follow from counts of live tensors (torch "

@@ -20,7 +20,7 @@ from speechbrain_rev.architectures import (
 from speechbrain_rev.catalog.breakdown import EncoderBreakdown, encoder_breakdown
 from speechbrain_rev.catalog.published import (
     CARD_BYTES,
-    FRAMES,
+    PUBLISHED_FRAMES,
     TABLE_SEVEN,
     TOTAL_BATCH,
     PublishedCards,
@@ -262,7 +262,7 @@ def _max_batch(name: str, optimizer_bits: int, mode: str | None = None) -> int:
 
 
 def _training(optimizer_bits: int) -> Training:
-    return Training(CARD_BYTES, TOTAL_BATCH, FRAMES, optimizer_bits)
+    return Training(CARD_BYTES, TOTAL_BATCH, PUBLISHED_FRAMES, optimizer_bits)
 
 
 #: Parts that Table I and a breakdown name and understand alike.
@@ -328,7 +328,7 @@ def reproduced_breakdowns() -> list[tuple[PublishedBreakdown, EncoderBreakdown]]
                 column.name,
                 mode="store",
                 batch=column.batch,
-                frames=FRAMES,
+                frames=PUBLISHED_FRAMES,
                 optimizer_bits=32,
                 head=Head(classes=0),
             ),
