@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from pathlib import Path
 
-from speechbrain_rev.inference.folders import AUDIO_ENDINGS
+from speechbrain_rev.inference.extraction import AUDIO_ENDINGS
 from speechbrain_rev.lists import way_out
 from speechbrain_rev.speech import audio_exists
 from speechbrain_rev.speech.packed import find_packed

@@ -16,7 +16,7 @@ from speechbrain.utils.distributed import if_main_process, run_on_main
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
-from speechbrain_rev.inference.encoder_settings import ENCODER_SETTINGS
+from speechbrain_rev.inference.model_folder import ENCODER_SETTINGS
 from speechbrain_rev.inference.run_folder import (
     HYPERPARAMS,
     WEIGHTS,

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speechbrain_rev.catalog.published import (
+from speechbrain_rev.catalog.table import (
     PUBLISHED_FRAMES,
+    SECONDS,
     TOTAL_BATCH,
+    ListedEncoder,
+    Training,
     as_published,
+    counted_with,
 )
-from speechbrain_rev.catalog.table import SECONDS, ListedEncoder, Training, counted_with
 from speechbrain_rev.plots import (
     EncoderPoint,
     PartsBar,

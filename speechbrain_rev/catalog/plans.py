@@ -29,7 +29,6 @@ from speechbrain_rev.architectures import (
     Architecture,
     architecture,
 )
-from speechbrain_rev.catalog.published import TOTAL_BATCH
 from speechbrain_rev.catalog.steps import (
     TrainingStep,
     budget_bytes_of,
@@ -38,6 +37,7 @@ from speechbrain_rev.catalog.steps import (
 )
 from speechbrain_rev.catalog.table import (
     BASELINE,
+    TOTAL_BATCH,
     ListedEncoder,
     Training,
     check_batch,

@@ -18,19 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from speechbrain_rev.architectures import HEAD, Architecture
 from speechbrain_rev.catalog.columns import Column, Row, Table, page
-from speechbrain_rev.catalog.published import (
-    PAPER,
-    TABLE_SEVEN,
-    TOTAL_BATCH,
-    as_published,
-)
 from speechbrain_rev.catalog.table import (
     BASELINE,
     FRAMES,
     MODES,
+    PAPER,
     SECONDS,
+    TABLE_SEVEN,
+    TOTAL_BATCH,
     ListedEncoder,
     Training,
+    as_published,
     counted_with,
 )
 from speechbrain_rev.modes import Mode

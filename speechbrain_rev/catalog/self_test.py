@@ -33,7 +33,7 @@ from speechbrain_rev.planner.network import all_stored, compare_next
 from speechbrain_rev.planner.probe import without_optimizer
 from speechbrain_rev.planner.step import without_contents
 from speechbrain_rev.planner.trace import trace_bytes
-from speechbrain_rev.reversible.flags import flags_in_words
+from speechbrain_rev.reversible.replay import flags_in_words
 from speechbrain_rev.sizes import reserve_of, size_text
 
 #: Tensors after a step, on the CPU, by what they are; None after a step that was skipped.

@@ -60,7 +60,7 @@ def _add_export(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _export(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.inference import export_run
-    from speechbrain_rev.inference.graph_files import ENDINGS
+    from speechbrain_rev.inference.graph import ENDINGS
 
     if Path(parsed.out).suffix.lower() in ENDINGS:
         if parsed.labels is not None or parsed.speeds is not None:

@@ -12,7 +12,7 @@ from speechbrain_rev.whole_files import check_file
 
 if TYPE_CHECKING:
     from speechbrain_rev.inference import SpeakerEmbedder
-    from speechbrain_rev.inference.folders import Listing
+    from speechbrain_rev.inference.extraction import Listing
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -134,7 +134,7 @@ def _embed(parsed: argparse.Namespace) -> None:
         check_format(Path(parsed.out))
     elif parsed.bad_files != "refuse":
         raise ValueError("--bad-files goes with --out, which says where the others go.")
-    from speechbrain_rev.inference.folders import list_audio
+    from speechbrain_rev.inference.extraction import list_audio
 
     listing = list_audio(parsed.audio[0] if len(parsed.audio) == 1 else parsed.audio)
     if parsed.dry_run:
@@ -145,7 +145,7 @@ def _embed(parsed: argparse.Namespace) -> None:
     if parsed.out is None:
         _print_rows(embedder, listing, parsed)
         return
-    from speechbrain_rev.inference.folders import embed_folder, told
+    from speechbrain_rev.inference.extraction import embed_folder, told
 
     result = embed_folder(
         listing,
@@ -164,7 +164,7 @@ def _embed(parsed: argparse.Namespace) -> None:
 
 
 def _look(listing: Listing, parsed: argparse.Namespace) -> None:
-    from speechbrain_rev.inference.folders import look_through, told
+    from speechbrain_rev.inference.extraction import look_through, told
 
     seconds, bad = look_through(listing, channels=parsed.channels, window=parsed.window)
     good = len(listing.files) - len(bad)
@@ -182,7 +182,7 @@ def _print_rows(
 ) -> None:
     import numpy as np
 
-    from speechbrain_rev.inference.folders import printable
+    from speechbrain_rev.inference.extraction import printable
 
     paths = list(listing.files.values())
     rows = embedder.embed(paths, channels=parsed.channels, window=parsed.window)
@@ -233,7 +233,7 @@ def _threshold(text: str | None, embedder: SpeakerEmbedder) -> float | str | Non
 
 def _pin(parsed: argparse.Namespace) -> None:
     """Fetch a model on the Hub; replace its revision by the commit, and print that."""
-    from speechbrain_rev.inference.hub import is_hub_id, model_folder
+    from speechbrain_rev.inference.trained import is_hub_id, model_folder
 
     folder = model_folder(parsed.run_folder, parsed.revision)
     if not folder.exists():
@@ -255,8 +255,8 @@ def _pin(parsed: argparse.Namespace) -> None:
 def _embedder(parsed: argparse.Namespace) -> SpeakerEmbedder:
     """Load a run, or an exported model as strictly as it says of itself."""
     from speechbrain_rev.inference import SpeakerEmbedder
-    from speechbrain_rev.inference.hub import is_hub_id
     from speechbrain_rev.inference.model_folder import is_exported
+    from speechbrain_rev.inference.trained import is_hub_id
 
     source = parsed.run_folder
     options = {"device": parsed.device, "precision": parsed.precision}

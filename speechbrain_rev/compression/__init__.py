@@ -12,8 +12,7 @@ from speechbrain_rev.compression.bounds import (
     RangeBound,
     Rule,
 )
-from speechbrain_rev.compression.codec import decode, encode
-from speechbrain_rev.compression.compressed import Compressed, Form, Reason
+from speechbrain_rev.compression.codec import Compressed, Form, Reason, decode, encode
 
 __all__ = [
     "ActivationCompression",

@@ -1,8 +1,9 @@
-"""Embeddings by name, in memory and on disk."""
+"""Embeddings by name, in memory and on disk, and of which model they are."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import lzma
 import math
 import tokenize
@@ -12,20 +13,227 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from speechbrain_rev.inference.fingerprint import check_fingerprint
-from speechbrain_rev.inference.own_files import REFUSED
-from speechbrain_rev.inference.parquet import (
-    check_pyarrow,
-    parquet_errors,
-    read_parquet,
-    write_parquet,
-)
+from speechbrain_rev.inference.untrusted import REFUSED
 from speechbrain_rev.whole_files import check_path, check_regular, opened_whole
+
+_MAX_CHARACTERS = 500
+
+
+def fingerprint_of(state_dict: Mapping[str, Tensor]) -> str:
+    """Hash weights: the same for a run, its export and a copy of either.
+
+    Parameters
+    ----------
+    state_dict : mapping of str to torch.Tensor
+        In any order.
+
+    Returns
+    -------
+    str
+        The SHA-256 of names, types, shapes and values, in hexadecimal digits.
+
+    Example
+    -------
+    >>> first, second = torch.zeros(2), torch.ones(3)
+    >>> one = fingerprint_of({"a": first, "b": second})
+    >>> one == fingerprint_of({"b": second, "a": first}), len(one)
+    (True, 64)
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(state_dict.items()):
+        # repr quotes the name: none runs into what follows it.
+        digest.update(f"{name!r} {value.dtype} {list(value.shape)}\n".encode())
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def check_fingerprint(fingerprint: str) -> None:
+    """Refuse a fingerprint that a terminal should not be shown.
+
+    Raises
+    ------
+    ValueError
+        If it is no text, longer than 500 characters or has control characters.
+
+    Example
+    -------
+    >>> check_fingerprint("f00d, bf16")
+    """
+    if (
+        not isinstance(fingerprint, str)
+        or len(fingerprint) > _MAX_CHARACTERS
+        or not fingerprint.isprintable()
+    ):
+        raise ValueError(
+            f"a fingerprint is a text of printable characters, at most {_MAX_CHARACTERS}, "
+            f"but this is {repr(fingerprint)[:60]}."
+        )
+
+
+def check_same(what: str, made: str, fingerprint: str, remedy: str) -> None:
+    """Refuse embeddings that were made by another model than the one at hand.
+
+    Parameters
+    ----------
+    what : str
+        How errors call the embeddings.
+    made : str
+        The fingerprint of the model that made them.
+    fingerprint : str
+        Of the model that would compare them with its own.
+    remedy : str
+        What to do, in a sentence.
+
+    Raises
+    ------
+    ValueError
+        If the fingerprints differ, be it in precision, or are empty.
+
+    Example
+    -------
+    >>> check_same("ann", "f00d", "f00d", "Enrol it again.")
+    >>> check_same("ann", "f00d", "beef", "Enrol it again.")
+    Traceback (most recent call last):
+    ValueError: ann is of another model or of another precision (f00d) than ...
+    """
+    if not made or not fingerprint:
+        raise ValueError(
+            f"{what} cannot be told from those of another model: "
+            + ("it has" if fingerprint else "this embedder has")
+            + " no fingerprint. Give SpeakerEmbedder one."
+        )
+    if made != fingerprint:
+        raise ValueError(
+            f"{what} is of another model or of another precision ({_shown(made)}) than "
+            f"this one ({_shown(fingerprint)}), to which it says nothing. {remedy}"
+        )
+
+
+def _shown(fingerprint: str) -> str:
+    """Give the beginning of a hash, with the precision where one follows."""
+    return f"{fingerprint[:12]}{fingerprint[64:80]}"
+
+
+_FINGERPRINT = b"fingerprint"
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError(
+            "Parquet files need pyarrow, which cannot be imported here: pip install "
+            "'speechbrain_rev[parquet]', or give a name that ends in .npz."
+        ) from error
+    return pyarrow, parquet
+
+
+def check_pyarrow() -> None:
+    """Refuse to begin work whose results could not be written.
+
+    Raises
+    ------
+    ImportError
+        If there is no pyarrow.
+    """
+    _pyarrow()
+
+
+def parquet_errors() -> tuple[type[Exception], ...]:
+    """Give what reading raises of a file that is damaged or of another kind."""
+    pyarrow, _ = _pyarrow()
+    return (pyarrow.ArrowException, AttributeError)
+
+
+def write_parquet(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write names, embeddings, sources and the fingerprint.
+
+    Parameters
+    ----------
+    file : binary file
+        To write to.
+    arrays : mapping of str to numpy.ndarray
+        names [n], embeddings [n, dim], fingerprint [], and sources, [n] or [0].
+    """
+    pyarrow, parquet = _pyarrow()
+    embeddings = np.ascontiguousarray(arrays["embeddings"], dtype=np.float32)
+    sources = arrays["sources"].tolist() or [None] * len(embeddings)
+    table = pyarrow.table(
+        {
+            "name": pyarrow.array(arrays["names"].tolist(), pyarrow.string()),
+            "embedding": pyarrow.FixedSizeListArray.from_arrays(
+                pyarrow.array(embeddings.ravel()), embeddings.shape[1]
+            ),
+            "source": pyarrow.array(sources, pyarrow.string()),
+        }
+    ).replace_schema_metadata({_FINGERPRINT: str(arrays["fingerprint"])})
+    parquet.write_table(table, file, write_page_checksum=True)
+
+
+def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
+    """Read what ``write_parquet`` wrote, as it was given.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The file.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        names, embeddings, fingerprint and sources.
+
+    Raises
+    ------
+    Exception
+        One of ``parquet_errors`` if it is something else.
+    """
+    pyarrow, parquet = _pyarrow()
+    with path.open("rb") as file:
+        told = parquet.ParquetFile(file).metadata.num_rows
+        table = parquet.read_table(file, page_checksum_verification=True)
+    if len(table) != told:
+        raise ValueError(f"it has {len(table)} rows, and says that there are {told}")
+    metadata = table.schema.metadata or {}
+    rows = table["embedding"].combine_chunks()
+    dim = getattr(rows.type, "list_size", None)
+    if dim is None or rows.type.value_type != pyarrow.float32():
+        raise ValueError(
+            f"its embeddings are {rows.type}, not lists of float32 of one size"
+        )
+    values = rows.flatten()
+    if rows.null_count or values.null_count:
+        raise ValueError("an embedding, or a number of one, is missing")
+    names, sources = (_texts(table[name], name) for name in ("name", "source"))
+    if None in names:
+        raise ValueError(f"the name of row {names.index(None)} is missing")
+    sources = [one for one in sources if one is not None]
+    return {
+        "names": np.array(names, dtype=str),
+        "embeddings": values.to_numpy().reshape(-1, dim),
+        "fingerprint": np.array(metadata[_FINGERPRINT].decode()),
+        "sources": np.array(sources, dtype=str),
+    }
+
+
+def _texts(column: Any, name: str) -> list[Any]:
+    """Read a column of texts, which numpy would not all give back."""
+    if str(column.type) not in ("string", "large_string"):
+        raise ValueError(f"its column {name} is of {column.type}, not of texts")
+    texts: list[Any] = column.to_pylist()
+    if any("\0" in text for text in texts if text):
+        raise ValueError(f"its column {name} has a text with a NUL character")
+    return texts
+
 
 _SUFFIXES = (".npz", ".parquet")
 

@@ -13,18 +13,22 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from speechbrain_rev import scoring
-from speechbrain_rev.inference.archive import EmbeddingArchive
-from speechbrain_rev.inference.fingerprint import check_fingerprint, check_same
-from speechbrain_rev.inference.hub import reading
+from speechbrain_rev.inference.archive import (
+    EmbeddingArchive,
+    check_fingerprint,
+    check_same,
+)
 from speechbrain_rev.inference.model_folder import is_exported, read_summed
-from speechbrain_rev.inference.own_files import own_file
-from speechbrain_rev.inference.results import RESULTS, read_results
 from speechbrain_rev.inference.run_folder import (
     HYPERPARAMS,
+    RESULTS,
     by_our_recipe,
+    read_results,
     read_settings,
     read_weights,
 )
+from speechbrain_rev.inference.trained import reading
+from speechbrain_rev.inference.untrusted import own_file
 from speechbrain_rev.scoring.as_norm import check_top_n
 from speechbrain_rev.speech import read_manifest
 from speechbrain_rev.whole_files import check_path, write_whole

@@ -1,11 +1,15 @@
-"""From waveforms to the filterbanks an encoder was trained on, each sentence's mean removed.
+"""From waveforms to features, and models that take waveforms.
 
 A front-end takes utterances padded to one length, and gives relative lengths with their
 features, so that none depends on what it is batched with. It computes in float32, under
 autocast too.
+
+Both take batches of utterances padded to one length and embed each as if it were alone.
 """
 
 from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from speechbrain.lobes.features import Fbank
@@ -14,7 +18,115 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.compliance import kaldi
 
-from speechbrain_rev.reversible.autocast import autocast_off
+from speechbrain_rev.reversible.replay import autocast_off
+
+
+def usable_device(device: str | torch.device | None) -> torch.device:
+    """Check that a device is one that embedding runs on, and that it is there.
+
+    Parameters
+    ----------
+    device : str, torch.device or None
+        ``cpu``, ``cuda`` or ``cuda:N``; None takes the GPU if there is one.
+
+    Returns
+    -------
+    torch.device
+
+    Raises
+    ------
+    ValueError
+        If it is another one, or this machine has no such GPU.
+
+    Example
+    -------
+    >>> usable_device("cpu")
+    device(type='cpu')
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError):
+        wanted = torch.device("meta")
+    if wanted.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"device takes cpu, cuda, or cuda:N for the GPU of number N, not {device}."
+        )
+    if wanted.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (wanted.index or 0) >= count:
+            raise ValueError(
+                f"device {device} is not there: torch sees {count} CUDA devices. "
+                "`speechbrain-rev env` shows them; cpu always works."
+            )
+    return wanted
+
+
+#: As the knob ``precision`` of training has them.
+Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def usable_precision(precision: str, device: torch.device) -> Precision:
+    """Check that an encoder computes in a format on a device, and gains by it.
+
+    Parameters
+    ----------
+    precision : {"fp32", "bf16", "fp16"}
+        The format of convolutions under autocast; features, pooling and embeddings stay
+        in float32.
+    device : torch.device
+        Where it runs.
+
+    Returns
+    -------
+    Precision
+
+    Raises
+    ------
+    ValueError
+        If there is no such format, or the device has no use for it.
+
+    Example
+    -------
+    >>> usable_precision("bf16", torch.device("cpu"))
+    'bf16'
+    """
+    known: dict[object, Precision] = {name: name for name in get_args(Precision)}
+    if precision not in known:
+        raise ValueError(
+            f"precision takes {', '.join(get_args(Precision))}, not {precision!r}."
+        )
+    if precision == "fp16" and device.type == "cpu":
+        raise ValueError(
+            "precision fp16 is for GPUs: a CPU computes convolutions in it many times "
+            "slower than in float32. Give precision bf16 or fp32, or another device."
+        )
+    if precision == "bf16" and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < (8, 0):
+            raise ValueError(
+                f"precision bf16 needs a GPU of compute capability 8.0, and {device} has "
+                f"{'.'.join(map(str, capability))}. Give precision fp16 or fp32."
+            )
+    return known[precision]
+
+
+def computing_in(precision: Precision, device: torch.device) -> torch.autocast:
+    """Let what follows compute in a format: a context manager.
+
+    Example
+    -------
+    >>> with computing_in("bf16", torch.device("cpu")):
+    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    torch.bfloat16
+    """
+    half = precision != "fp32"
+    dtype = _DTYPES[precision] if half else None
+    return torch.autocast(device.type, dtype, enabled=half)
+
 
 # Of Fbank, which centres its frames: an utterance has one more than whole hops.
 _HOPS_PER_SECOND = 100
@@ -268,3 +380,110 @@ def fbank_frames(samples: Tensor, sample_rate: int) -> Tensor:
     [101, 100]
     """
     return 1 + samples // (sample_rate // _HOPS_PER_SECOND)
+
+
+class WaveformEncoder(nn.Module):
+    """Put the front-end that an encoder was trained with before it.
+
+    Parameters
+    ----------
+    encoder : nn.Module
+        Takes filterbanks [batch, time, n_mels] and relative lengths [batch] or None.
+    n_mels : int
+        Mel bands.
+    sample_rate : int
+        Hertz.
+    front_end : {"speechbrain", "kaldi"}
+        Whose filterbanks: those of this package's training, or WeSpeaker's.
+
+    Example
+    -------
+    >>> from speechbrain_rev.lobes import build_encoder
+    >>> encoder = build_encoder("revnet57", widths=(8,) * 4, blocks=(1,) * 4)
+    >>> WaveformEncoder(encoder)(torch.randn(2, 16000)).shape
+    torch.Size([2, 1, 256])
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        n_mels: int = 80,
+        sample_rate: int = 16000,
+        front_end: str = "speechbrain",
+    ):
+        super().__init__()
+        if front_end not in FRONT_ENDS:
+            raise ValueError(
+                f"front_end must be one of {', '.join(FRONT_ENDS)}, but is {front_end!r}."
+            )
+        self.front_end = FRONT_ENDS[front_end](n_mels=n_mels, sample_rate=sample_rate)
+        self.encoder = encoder
+
+    def forward(self, waveforms: Tensor, samples: Tensor | None = None) -> Tensor:
+        """Embed a batch.
+
+        Parameters
+        ----------
+        waveforms : torch.Tensor, [batch, samples]
+            Utterances, padded with zeros to the longest.
+        samples : torch.Tensor, [batch], or None
+            How many samples of each are its own; None if none is padded.
+
+        Returns
+        -------
+        torch.Tensor, [batch, 1, embedding_dim]
+            Embeddings.
+        """
+        features, lengths = self.front_end(waveforms, samples)
+        embeddings: Tensor = self.encoder(features, lengths)
+        return embeddings
+
+
+class FbankStatistics(nn.Module):
+    """Describe an utterance without a model: mean and deviation of its filterbanks.
+
+    The baseline that a trained network must be clearly better than.
+
+    Parameters
+    ----------
+    n_mels : int
+        Mel bands.
+    sample_rate : int
+        Hertz.
+    mean : bool
+        Whether the mean over a sentence is half of the description. It tells of the
+        microphone and the room, too, and encoders are given filterbanks without it:
+        False describes no more than they see.
+
+    Example
+    -------
+    >>> FbankStatistics()(torch.randn(2, 16000)).shape
+    torch.Size([2, 1, 160])
+    >>> FbankStatistics(mean=False)(torch.randn(2, 16000)).shape
+    torch.Size([2, 1, 80])
+    """
+
+    def __init__(
+        self, *, n_mels: int = 80, sample_rate: int = 16000, mean: bool = True
+    ):
+        super().__init__()
+        self.sample_rate = sample_rate
+        self.mean = mean
+        self.compute_features = Fbank(n_mels=n_mels, sample_rate=sample_rate)
+
+    def forward(self, waveforms: Tensor, samples: Tensor | None = None) -> Tensor:
+        """Map [batch, samples], of which ``samples`` count, to [batch, 1, statistics]."""
+        if samples is None:
+            samples = torch.full((len(waveforms),), waveforms.shape[1])
+        frames = fbank_frames(samples, self.sample_rate)
+        with autocast_off(waveforms.device):
+            features = padded_fbank(self.compute_features, waveforms, frames)
+        return torch.stack(
+            [
+                torch.cat([f[:n].mean(dim=0), f[:n].std(dim=0)])
+                if self.mean
+                else f[:n].std(dim=0)
+                for f, n in zip(features, frames.tolist(), strict=True)
+            ]
+        ).unsqueeze(1)

@@ -14,17 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from speechbrain_rev.inference.audio import Channels
+from speechbrain_rev.inference.audio import Audio, Channels, Recording, recordings
 from speechbrain_rev.inference.cohort import Cohort
-from speechbrain_rev.inference.device import usable_device
-from speechbrain_rev.inference.enrolment import EnrolledSpeaker
-from speechbrain_rev.inference.precisions import usable_precision
-from speechbrain_rev.inference.recordings import Audio, Recording, recordings
-from speechbrain_rev.inference.running import OnBad, RunningModel
+from speechbrain_rev.inference.front_ends import usable_device, usable_precision
+from speechbrain_rev.inference.running import OnBad, RunningModel, Windows
 from speechbrain_rev.inference.thresholds import Thresholds
 from speechbrain_rev.inference.trained import Trained, read_exported, read_run
-from speechbrain_rev.inference.verification import Verification, compare, sides
-from speechbrain_rev.inference.windows import Windows
+from speechbrain_rev.inference.verification import (
+    EnrolledSpeaker,
+    Verification,
+    compare,
+    sides,
+)
 
 
 class SpeakerEmbedder:

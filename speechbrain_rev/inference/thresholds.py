@@ -16,9 +16,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from speechbrain_rev.inference.model_folder import read_summed
-from speechbrain_rev.inference.results import RESULTS, read_results
-from speechbrain_rev.inference.run_folder import by_our_recipe
-from speechbrain_rev.inference.strict_json import short, strict_json
+from speechbrain_rev.inference.run_folder import RESULTS, by_our_recipe, read_results
+from speechbrain_rev.inference.untrusted import short, strict_json
 from speechbrain_rev.scoring import MEASURES
 
 #: How a score is made: the cosine of two embeddings, or that normalised by a cohort.

@@ -2,6 +2,10 @@
 
 WeSpeaker feeds its networks Kaldi's filterbanks and pools the unbiased variance, which
 the run that is written says of itself.
+
+The networks are the same, layer by layer. Each name of ours has one name there, which
+follows from the structure of our encoder, and nothing is left over: weights that hold
+anything else are refused.
 """
 
 from __future__ import annotations
@@ -12,18 +16,247 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from speechbrain_rev.inference.encoder_settings import run_settings
-from speechbrain_rev.inference.plain_yaml import plain_values
+from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.inference.model_folder import run_settings
 from speechbrain_rev.inference.run_folder import (
     read_weights,
     saved_bytes,
     write_run,
 )
-from speechbrain_rev.inference.state_dicts import load_tensors
-from speechbrain_rev.inference.wespeaker_names import from_wespeaker, to_wespeaker
+from speechbrain_rev.inference.untrusted import load_tensors, plain_values, some_names
+from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.pretrained import unwrapped
 from speechbrain_rev.whole_files import check_path, check_regular, write_whole
+
+_STAGES = range(4)
+_COUNTER = ".num_batches_tracked"
+# The classifier of training.
+_DROPPED = "projection."
+_OTHER_NETWORKS = {
+    "front.": "a ResNet within a larger one, such as WeSpeaker's SimAM ResNets (samresnet)",
+    "seg_2.": "a second linear layer (two_emb_layer: true), which ours lack",
+    "seg_bn_1.": "a second linear layer (two_emb_layer: true), which ours lack",
+    "pool.": "a pooling with weights of its own; ours is TSTP, which has none",
+    "frontend.": "a front-end with weights of its own; ours is Kaldi's filterbanks",
+}
+
+
+def from_wespeaker(
+    state_dict: Mapping[str, Tensor],
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Rename the weights of a WeSpeaker ResNet to ours.
+
+    Parameters
+    ----------
+    state_dict : mapping of str to torch.Tensor
+        Of the network, with the classifier of its training (``projection``), which is
+        left out, or without. What wrappers put before all names (``module.``,
+        ``front.``) is taken off, see ``unwrapped``.
+
+    Returns
+    -------
+    settings : dict of str to object
+        Keywords of ``build_encoder`` that make the network, its name as ``arch``: that
+        of the table with blocks of this kind, and this depth if there is one.
+    weights : dict of str to torch.Tensor
+        Its state dict. Counts of batches, which averaging makes fractions, are cut to
+        whole numbers as torch does when it loads them; all else is the same to the bit.
+
+    Raises
+    ------
+    ValueError
+        If a name is missing, unknown or has tensors of another shape or type than the
+        network that the others belong to, or they are not finite.
+
+    Example
+    -------
+    >>> encoder = build_encoder("resnet34", widths=(4, 8, 8, 8), blocks=(1, 2, 1, 1))
+    >>> settings = {"arch": "resnet34", "widths": (4, 8, 8, 8), "blocks": (1, 2, 1, 1)}
+    >>> theirs = to_wespeaker(settings, encoder.state_dict())
+    >>> settings, weights = from_wespeaker(theirs)
+    >>> settings["blocks"], settings["n_mels"], weights.keys() == encoder.state_dict().keys()
+    ([1, 2, 1, 1], 80, True)
+    """
+    kept = _of_network({k: v.detach() for k, v in state_dict.items()})
+    for prefix, what in _OTHER_NETWORKS.items():
+        found = next((name for name in kept if name.startswith(prefix)), None)
+        if found is not None:
+            raise ValueError(f"it holds {found}: the network has {what}.")
+    settings = _recognised(kept)
+    names = _names(settings)
+    _check(kept, dict(names.values()))
+    return settings, {
+        ours: kept[theirs].to(torch.int64) if ours.endswith(_COUNTER) else kept[theirs]
+        for ours, (theirs, _) in names.items()
+    }
+
+
+def to_wespeaker(
+    settings: Mapping[str, Any], state_dict: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Rename the weights of an encoder to those of WeSpeaker's ResNet.
+
+    Parameters
+    ----------
+    settings : mapping of str to object
+        Keywords of ``build_encoder``, its name as ``arch``.
+    state_dict : mapping of str to torch.Tensor
+        The encoder's.
+
+    Returns
+    -------
+    dict of str to torch.Tensor
+        The same tensors, without a classifier.
+
+    Raises
+    ------
+    ValueError
+        If WeSpeaker has no such network, or the weights are of another one.
+
+    Example
+    -------
+    >>> encoder = build_encoder("resnet34", blocks=(1, 1, 1, 1))
+    >>> settings = {"arch": "resnet34", "blocks": (1, 1, 1, 1)}
+    >>> sorted(to_wespeaker(settings, encoder.state_dict()))[:3]
+    ['bn1.bias', 'bn1.num_batches_tracked', 'bn1.running_mean']
+    """
+    names = _names(settings)
+    _check(state_dict, {ours: shape for ours, (_, shape) in names.items()})
+    return {theirs: state_dict[ours].detach() for ours, (theirs, _) in names.items()}
+
+
+def _of_network(state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Leave out the classifier, and what wrappers put before all other names."""
+    while True:
+        kept = {k: v for k, v in state_dict.items() if not k.startswith(_DROPPED)}
+        state_dict = unwrapped(kept, ())
+        if state_dict is kept:
+            return kept
+
+
+def _recognised(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Tell from names and shapes which network this is."""
+    bottleneck = "layer1.0.conv3.weight" in state_dict
+    blocks = [
+        len({n.split(".")[1] for n in state_dict if n.startswith(f"layer{i + 1}.")})
+        for i in _STAGES
+    ]
+    widths = [_size(state_dict, f"layer{i + 1}.0.conv1.weight", 0) for i in _STAGES]
+    channels = widths[-1] * (4 if bottleneck else 1)
+    pooled = _size(state_dict, "seg_1.weight", 1)
+    bands, left_over = divmod(pooled, 2 * channels)
+    if left_over or not bands:
+        raise ValueError(
+            f"seg_1.weight takes {pooled:,} statistics, which are not the means and "
+            f"deviations of {channels:,} channels at some frequencies. Was the pooling "
+            "another one than TSTP?"
+        )
+    kind = "bottleneck" if bottleneck else "basic"
+    rows = [
+        row
+        for row in ARCHITECTURES.values()
+        if row.family == "resnet" and row.block == kind
+    ]
+    exact = [row for row in rows if list(row.blocks) == blocks]
+    return {
+        "arch": (exact or rows)[0].name,
+        "widths": widths,
+        "blocks": blocks,
+        # Three halvings there are floors: other numbers of bands cannot be built.
+        "n_mels": 8 * bands,
+        "embedding_dim": _size(state_dict, "seg_1.weight", 0),
+    }
+
+
+def _size(state_dict: Mapping[str, Tensor], name: str, axis: int) -> int:
+    if name not in state_dict or state_dict[name].dim() <= axis:
+        raise ValueError(
+            f"it has no weights {name}, which a WeSpeaker ResNet has; it holds "
+            f"{some_names(state_dict)}."
+        )
+    size = state_dict[name].shape[axis]
+    if size == 0:
+        raise ValueError(f"{name} is empty, {list(state_dict[name].shape)}.")
+    return size
+
+
+def _names(settings: Mapping[str, Any]) -> dict[str, tuple[str, torch.Size]]:
+    """Give the name there and the shape for each name of ours."""
+    sizes = dict(settings)
+    name = sizes.pop("arch")
+    row = ARCHITECTURES.get(name)
+    if row is not None and row.family != "resnet":
+        raise ValueError(
+            f"{name} is of the family {row.family}; WeSpeaker's ResNets are those of "
+            f"{', '.join(r.name for r in ARCHITECTURES.values() if r.family == 'resnet')}."
+        )
+    with torch.device("meta"):
+        encoder = build_encoder(name, **sizes)
+    if encoder.n_mels % 8:
+        raise ValueError(
+            f"n_mels is {encoder.n_mels}; WeSpeaker's ResNets take multiples of 8."
+        )
+    ours = encoder.state_dict()
+    names = {name: (_their_name(name), tensor.shape) for name, tensor in ours.items()}
+    assert len({theirs for theirs, _ in names.values()}) == len(names)
+    return names
+
+
+def _their_name(name: str) -> str:
+    match name.split("."):
+        case ["stem", "convs", "0", tensor]:
+            return f"conv1.{tensor}"
+        case ["stem", "norms", "0", tensor]:
+            return f"bn1.{tensor}"
+        case ["stages", stage, "blocks", block, "shortcut", layer, tensor]:
+            place = ("conv", "norm").index(layer)
+            return f"layer{int(stage) + 1}.{block}.shortcut.{place}.{tensor}"
+        case ["stages", stage, "blocks", block, layer, tensor]:
+            layer = layer.replace("norm", "bn")
+            return f"layer{int(stage) + 1}.{block}.{layer}.{tensor}"
+        case ["fc", tensor]:
+            return f"seg_1.{tensor}"
+    raise AssertionError(name)
+
+
+def _check(
+    state_dict: Mapping[str, Tensor], expected: Mapping[str, torch.Size]
+) -> None:
+    missing = [name for name in expected if name not in state_dict]
+    if missing:
+        raise ValueError(f"it lacks {some_names(missing)}.")
+    surplus = [name for name in state_dict if name not in expected]
+    if surplus:
+        raise ValueError(
+            f"it holds {some_names(surplus)}, which the network of its other weights has "
+            "not."
+        )
+    for name, tensor in state_dict.items():
+        counter = name.endswith(_COUNTER)
+        if tensor.shape != expected[name]:
+            raise ValueError(
+                f"{name} has the shape {list(tensor.shape)}, but {list(expected[name])} "
+                "in the network of its other weights."
+            )
+        if tensor.layout is not torch.strided or not (
+            tensor.dtype in (torch.float32, torch.int64)
+            if counter
+            else tensor.dtype is torch.float32
+        ):
+            raise ValueError(
+                f"{name} is of {tensor.dtype}, {tensor.layout}; weights are of "
+                "torch.float32. Convert them where they are from: {name: "
+                "weight.float() for name, weight in state_dict.items()}."
+            )
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(
+                f"{name} holds NaN or infinity: its training has diverged. Take the "
+                "weights of an earlier epoch."
+            )
+
 
 #: What WeSpeaker's own settings are for the front-end and the pooling that are ours.
 _OURS = {

@@ -31,10 +31,9 @@ from speechbrain_rev.lobes.units import (
     first_layer,
     later_layer,
 )
-from speechbrain_rev.reversible.convolution import parts_for, split_spent
-from speechbrain_rev.reversible.ends import LinearEnds
+from speechbrain_rev.reversible.convolution import Reading, parts_for, split_spent
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.reading import Reading
+from speechbrain_rev.reversible.segment import LinearEnds
 
 
 class BasicResidual(nn.Module):

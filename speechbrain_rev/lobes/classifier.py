@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from speechbrain_rev.architectures import HEAD
 from speechbrain_rev.compression.codec import has_contents
-from speechbrain_rev.reversible.autocast import autocast_off
+from speechbrain_rev.reversible.replay import autocast_off
 
 # The angle's derivative is infinite at a cosine of +-1.
 _COSINE_BOUND = 1.0 - 1e-7

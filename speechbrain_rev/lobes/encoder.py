@@ -37,12 +37,10 @@ from speechbrain_rev.modes import (
     is_lossless,
 )
 from speechbrain_rev.reversible.chain import ReversibleChain
-from speechbrain_rev.reversible.formats import as_format
+from speechbrain_rev.reversible.hooks import Moment, has_hooks, tell, tell_end
 from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.observing import Moment, tell, tell_end
-from speechbrain_rev.reversible.streams import Streams, join, read_both
-from speechbrain_rev.reversible.watching import has_hooks
+from speechbrain_rev.reversible.streams import Streams, as_format, join, read_both
 
 
 class SpeakerEncoder(nn.Module):

@@ -14,10 +14,9 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from speechbrain_rev.lobes.pieces import convs_by_outputs, norm_parts
-from speechbrain_rev.reversible.convolution import Geometry
+from speechbrain_rev.reversible.convolution import Geometry, Reading
+from speechbrain_rev.reversible.hooks import has_hooks
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.reading import Reading
-from speechbrain_rev.reversible.watching import has_hooks
 
 
 class Masks(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from speechbrain_rev.reversible.hooks import has_hooks
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.watching import has_hooks
 
 
 def can_be_split(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speechbrain_rev.reversible.autocast import autocast_off
+from speechbrain_rev.reversible.replay import autocast_off
 
 #: Added to the variance, so that the root has a gradient where nothing varies.
 VARIANCE_FLOOR = 1e-7

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from speechbrain_rev.lobes.layers import Masks
 from speechbrain_rev.reversible.chain import ReversibleChain
+from speechbrain_rev.reversible.hooks import has_hooks
 from speechbrain_rev.reversible.recompute import trains
 from speechbrain_rev.reversible.streams import Streams, join
-from speechbrain_rev.reversible.watching import has_hooks
 
 #: Channels at a time before and after a stage's downsampling.
 Sizes = tuple[int | None, int | None]

@@ -16,8 +16,8 @@ from speechbrain_rev.lobes.units import (
     first_layer,
     later_layer,
 )
+from speechbrain_rev.reversible.convolution import Reading
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.reading import Reading
 
 
 class Stem(Unit):

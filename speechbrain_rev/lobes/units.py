@@ -17,12 +17,15 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from speechbrain_rev.kernels.layout import format_of
 from speechbrain_rev.lobes.layers import ConvNorm, Masks, split_layers
 from speechbrain_rev.lobes.pieces import can_be_split, norm_parts
-from speechbrain_rev.reversible.convolution import in_parts, parts_for, split_spent
-from speechbrain_rev.reversible.flags import Flags
+from speechbrain_rev.reversible.convolution import (
+    Reading,
+    in_parts,
+    parts_for,
+    split_spent,
+)
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.reading import Reading
-from speechbrain_rev.reversible.recompute import recompute, trains
-from speechbrain_rev.reversible.recompute_each import recompute_each
+from speechbrain_rev.reversible.recompute import recompute, recompute_each, trains
+from speechbrain_rev.reversible.replay import Flags
 from speechbrain_rev.reversible.streams import Streams, join
 
 

@@ -28,7 +28,7 @@ from speechbrain_rev.modes import (
     is_lossless,
 )
 from speechbrain_rev.reversible import Recompute, ReversibleChain
-from speechbrain_rev.reversible.observing import Moment, tell, tell_end
+from speechbrain_rev.reversible.hooks import Moment, tell, tell_end
 from speechbrain_rev.reversible.wrapping import chosen_blocks, give_mode, mode_of
 
 

@@ -55,7 +55,7 @@ from speechbrain_rev.planner.step import (
 from speechbrain_rev.planner.timing import measured_seconds
 from speechbrain_rev.planner.trace import Run
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
-from speechbrain_rev.reversible.autocast import Autocast
+from speechbrain_rev.reversible.replay import Autocast
 
 #: The largest difference, as a share of the largest number that goes in or comes out.
 #: Reconstruction in float32 is exact to 1e-7 of that, and residual functions may make it

@@ -18,7 +18,7 @@ from speechbrain_rev.planner.network import (
     device_of,
     watched,
 )
-from speechbrain_rev.reversible.observing import Moment, observed
+from speechbrain_rev.reversible.hooks import Moment, observed
 
 #: Runs a forward and a backward pass.
 Run = Callable[[], Any]

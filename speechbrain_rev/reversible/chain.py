@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from speechbrain_rev.compression.activations import ActivationCompression
 from speechbrain_rev.modes import Mode, as_mode, is_lossless
-from speechbrain_rev.reversible.autocast import Autocast
-from speechbrain_rev.reversible.buffers import KeptBuffers
 from speechbrain_rev.reversible.compiled import refuse_compiled
 from speechbrain_rev.reversible.coupling import (
     AdditiveCoupling,
@@ -22,15 +20,16 @@ from speechbrain_rev.reversible.coupling import (
     check_shape,
     residual,
 )
-from speechbrain_rev.reversible.formats import StreamFormat, as_format
+from speechbrain_rev.reversible.hooks import Moment, has_hooks, tell, tell_end
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
-from speechbrain_rev.reversible.observing import Moment, tell, tell_end
 from speechbrain_rev.reversible.recompute import (
     recompute,
     refuse_what_cannot_run_again,
     trains,
 )
 from speechbrain_rev.reversible.replay import (
+    Autocast,
+    KeptBuffers,
     refuse_transforms,
     shared_by,
     stored_run,
@@ -38,13 +37,14 @@ from speechbrain_rev.reversible.replay import (
 from speechbrain_rev.reversible.segment import pieces_of, reconstruct
 from speechbrain_rev.reversible.streams import (
     Stream,
+    StreamFormat,
     Streams,
     add,
+    as_format,
     enter,
     leave,
     read,
 )
-from speechbrain_rev.reversible.watching import has_hooks
 
 _HALVES = (torch.float16, torch.bfloat16)
 

@@ -19,8 +19,11 @@ from torch import Tensor, nn
 
 from speechbrain_rev.compression.layers import Kind, layer_function
 from speechbrain_rev.reversible import compiled
-from speechbrain_rev.reversible.autocast import autocast_off
-from speechbrain_rev.reversible.replay import batch_statistics, refuse_transforms
+from speechbrain_rev.reversible.replay import (
+    autocast_off,
+    batch_statistics,
+    refuse_transforms,
+)
 
 _REDUCED = (0, 2, 3)
 

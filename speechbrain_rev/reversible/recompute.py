@@ -1,9 +1,12 @@
-"""To compute activations again instead of storing them.
+"""Activations computed again instead of stored.
 
 A module's first run builds autograd's graph as ever, but what operations save for the
 backward pass is dropped. When the backward pass asks for it, the module runs again, alike,
 and what is saved this time takes its place. So whatever comes of the first run, outputs of
 any kind, maps that a hook caught or that a module kept, has the gradient of plain autograd.
+
+Units of an encoder work on some channels at a time. Their pieces are known: modules without
+hooks or state of their own, with tensors and masks as arguments.
 """
 
 from __future__ import annotations
@@ -11,30 +14,196 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import (
+    GradientEdge,
+    Node,
+    get_gradient_edge,
+    saved_tensors_hooks,
+)
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev.compression.activations import not_compressing
-from speechbrain_rev.reversible.attributes import tensors_within
+from speechbrain_rev.kernels.layout import format_of
 from speechbrain_rev.reversible.coupling import version_of
+from speechbrain_rev.reversible.hooks import Held, report_hooks
+from speechbrain_rev.reversible.monitor import watched_weights
 from speechbrain_rev.reversible.replay import (
+    Place,
     devices_of,
+    first_run,
     places_of,
     recorded,
     refuse_transforms,
     repeated,
+    repeating,
     running,
+    second_run,
     stand_in,
 )
-from speechbrain_rev.reversible.watching import Held, report_hooks
-from speechbrain_rev.reversible.weights import watched_weights
+from speechbrain_rev.reversible.state import tensors_within
+from speechbrain_rev.reversible.streams import tangent_of
+
+
+class Parameters:
+    """The parameters of modules that run one after the other in the backward pass.
+
+    A parameter of several runs is listed for each: autograd then adds its gradients up
+    one by one in the order of the runs, as it does where activations are stored.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = modules
+        self.tensors: list[Tensor] = []
+        self.places: list[dict[Place, int]] = []
+        for module in modules:
+            positions: dict[int, int] = {}
+            places: dict[Place, int] = {}
+            for place, tensor in places_of(module):
+                if id(tensor) not in positions:
+                    positions[id(tensor)] = len(self.tensors)
+                    self.tensors.append(tensor)
+                places[place] = positions[id(tensor)]
+            self.places.append(places)
+
+
+class Gradients:
+    """Detached leaves in the parameters' place, and their gradients, by run."""
+
+    def __init__(self, parameters: Parameters, saved: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        self._leaves = [*map(stand_in, saved)]
+        self.found: list[Tensor | None] = [None] * len(saved)
+
+    def leaves(self, run: int) -> dict[Place, Tensor]:
+        """Give the leaves of one run's parameters by place."""
+        places = self._parameters.places[run]
+        return {place: self._leaves[i] for place, i in places.items()}
+
+    def keep(self, run: int, place: Place, grad: Tensor | None) -> None:
+        """Keep a gradient of a run's parameter that was computed without a graph."""
+        self.found[self._parameters.places[run][place]] = grad
+
+    def backward(
+        self, run: int, roots: Sequence[Root], inputs: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Keep the gradients of a run's parameters; return those of its inputs."""
+        own = sorted(set(self._parameters.places[run].values()))
+        used = [i for i in own if self._leaves[i].requires_grad]
+        given = [root for root in roots if root.edge is not None]
+        if not given:
+            return [None] * len(inputs)
+        leaves = [*inputs, *(self._leaves[i] for i in used)]
+        _refuse_other_leaves(self._parameters.modules[run], given, leaves)
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            [root.edge for root in given],  # type: ignore[arg-type]
+            leaves,
+            [root.grad for root in given],
+            allow_unused=True,
+        )
+        storages = {root.grad.untyped_storage()._cdata for root in given}
+        for i, grad in zip(used, found[len(inputs) :], strict=True):
+            if grad is None:
+                continue
+            if grad.untyped_storage()._cdata in storages:
+                # What was handed in is added to later; this must not change with it.
+                grad = grad.clone()
+            self.found[i] = grad
+        return list(found[: len(inputs)])
+
+
+class Root:
+    """Where a backward pass begins: a tensor's place in the graph, not the tensor.
+
+    Parameters
+    ----------
+    y : torch.Tensor
+        The tensor; without a graph it begins nothing.
+    grad : torch.Tensor or None
+        Its gradient, in any dtype; None to give it later by ``receive``.
+    """
+
+    def __init__(self, y: Tensor, grad: Tensor | None = None) -> None:
+        self.edge = get_gradient_edge(y) if y.requires_grad else None
+        self._owner = _owner_of_graph(y) if y.requires_grad else None
+        self._dtype = y.dtype
+        if grad is not None:
+            self.receive(grad)
+
+    def receive(self, grad: Tensor) -> None:
+        """Take the gradient."""
+        self.grad = grad.to(self._dtype)
+
+
+def _owner_of_graph(y: Tensor) -> Node | None:
+    """Keep a graph alive that ends in an autograd.Function, as edges do of themselves.
+
+    Those of torch 2.7 do not: the node in an edge is then a Python object that the
+    graph owns, not the other way round.
+    """
+    if "ownership_token" in GradientEdge._fields:
+        return None
+    with torch.enable_grad():
+        return y.view_as(y).grad_fn
+
+
+def _refuse_other_leaves(
+    module: nn.Module, roots: Sequence[Root], leaves: Sequence[Tensor]
+) -> None:
+    """Refuse a graph that reaches tensors whose gradient would be lost."""
+    known = {id(leaf) for leaf in leaves}
+    nodes = [root.edge.node for root in roots if root.edge is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) not in known:
+            raise RuntimeError(
+                f"{type(module).__name__} uses a tensor of shape "
+                f"{list(variable.shape)} that needs a gradient and is neither its "
+                "input nor its registered parameter. Register it, pass it in, or use "
+                "mode='store'. (Replicas of DataParallel have none registered: use "
+                "DistributedDataParallel.)"
+            )
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+
+
+class Total:
+    """A stream's gradient, to which what residual functions hand down is added.
+
+    Every node of a stream gives the one before it a gradient of its own, so it is added
+    to in place.
+    """
+
+    def __init__(self, given: Tensor | None, in_place: bool) -> None:
+        #: None as long as nobody handed anything down.
+        self.value, self._in_place = given, in_place
+
+    def filled(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Give the value, zeros at first, to who adds to it in its place."""
+        if self.value is None:
+            self.value = torch.zeros_like(like, dtype=dtype)
+        return self.value
+
+    def add(self, slope: Tensor | None) -> None:
+        """Add what a residual function hands down, if it hands down anything."""
+        if slope is None:
+            return
+        if self.value is None:
+            wide = torch.promote_types(slope.dtype, torch.float32)
+            self.value = slope.to(wide, copy=True)
+            return
+        self.value = self.value.add_(slope) if self._in_place else self.value + slope
+
 
 _NO_DOUBLE_BACKWARD = (
     "Activations that were not stored cannot be differentiated twice "
@@ -410,3 +579,173 @@ def _by_id(objects: Sequence[Any]) -> dict[int, Any]:
 
 def _count(outputs: Any) -> int:
     return sum(isinstance(x, Tensor) for x in tree_leaves(outputs))
+
+
+def recompute_each(
+    modules: Sequence[nn.Module],
+    arguments: Sequence[tuple[Tensor | None, ...]],
+    *,
+    channels: int,
+    spend: Collection[int] = (),
+    last: bool = False,
+) -> Tensor:
+    """Recompute modules whose outputs are parts of one tensor, as ``recompute`` does.
+
+    In the backward pass they run one after the other, the last one first, and what they
+    hand down to a shared input is added up in place.
+
+    Parameters
+    ----------
+    modules : sequence of nn.Module
+        The modules. Each returns a tensor.
+    arguments : sequence of tuple
+        Arguments of each: tensors, or None.
+    channels : int
+        Of all outputs together.
+    spend : collection of int
+        Which arguments of each are read by this module alone, once: in the backward pass
+        their storage takes their gradients.
+    last : bool
+        Whether an outer module returns the result as it is: in its second run, where
+        only the graph is needed, nothing is put together.
+
+    Returns
+    -------
+    torch.Tensor, [batch, channels, ...]
+        What the modules return, one after the other along the channels.
+    """
+    if torch.compiler.is_compiling() and torch.is_grad_enabled():
+        eager = torch.compiler.disable(recompute_each)
+        options = {"channels": channels, "spend": spend, "last": last}
+        return cast(Tensor, eager(modules, arguments, **options))
+    for module in modules:
+        refuse_what_cannot_run_again(module)
+    calls = [
+        _Call(module, given) for module, given in zip(modules, arguments, strict=True)
+    ]
+    inputs = {id(x): x for call in calls for x in call.given if x is not None}
+    order = {key: place for place, key in enumerate(inputs)}
+    parameters = Parameters(modules[::-1])
+    tensors = [*inputs.values(), *parameters.tensors]
+    joins = _Joins(channels, empty=last and repeating())
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+        outputs = (call.module(*call.given) for call in calls)
+        # Within a network that is recomputed as a whole others read this.
+        return _joined(outputs, joins._replace(empty=False))
+    for call in calls:
+        call.places = [None if x is None else order[id(x)] for x in call.given]
+        call.given = ()  # autograd holds them from here on
+    del inputs
+    whole = _RecomputeEach.apply(calls, parameters, joins, spend, len(order), *tensors)
+    return cast(Tensor, whole)
+
+
+class _Joins(NamedTuple):
+    """How outputs become one tensor: of so many channels, or without contents."""
+
+    channels: int
+    empty: bool
+
+
+class _Call:
+    """A module and its arguments, or their places among the tensors of all calls."""
+
+    def __init__(self, module: nn.Module, given: tuple[Tensor | None, ...]) -> None:
+        self.module, self.given = module, given
+        self.places: list[int | None] = []
+        self.channels = 0
+
+
+class _RecomputeEach(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        calls: Sequence[_Call],
+        parameters: Parameters,
+        joins: _Joins,
+        spend: Collection[int],
+        n_inputs: int,
+        *tensors: Tensor,
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.calls, ctx.parameters, ctx.n_inputs = calls, parameters, n_inputs
+        ctx.needs_grad, ctx.spend = ctx.needs_input_grad[5 : 5 + n_inputs], spend
+        ctx.recordings = []
+        whole = _joined(_first_runs(ctx, tensors), joins)
+        ctx.save_for_backward(*tensors)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_double_backward()
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        grads = grad.split([call.channels for call in ctx.calls], dim=1)
+        del grad
+        saved = ctx.saved_tensors
+        gradients = Gradients(ctx.parameters, saved[ctx.n_inputs :])
+        sums: list[Tensor | None] = [None] * ctx.n_inputs
+        owned = [len(ctx.calls) > 1] * ctx.n_inputs
+        runs = zip(ctx.calls, ctx.recordings, grads, strict=True)
+        for run, (call, recording, of_y) in enumerate(reversed([*runs])):
+            leaves = [
+                None if place is None
+                else saved[place].detach().requires_grad_(ctx.needs_grad[place])
+                for place in call.places
+            ]  # fmt: skip
+            y = second_run(call.module, recording, gradients.leaves(run), *leaves)
+            root = Root(y, of_y)
+            del y, of_y  # what follows needs its graph only
+            wanted = {
+                i: x for i, x in enumerate(leaves) if x is not None and x.requires_grad
+            }
+            with recording.flags():
+                found = gradients.backward(run, [root], [*wanted.values()])
+            given = list(wanted)
+            del leaves, root, wanted
+            own = total = None
+            for i, own in zip(given, found, strict=True):
+                place = call.places[i]
+                if i in ctx.spend and own is not None:
+                    own = saved[place].detach().copy_(own)
+                total = sums[place]
+                if total is None or own is None:
+                    sums[place] = own if total is None else total
+                else:
+                    sums[place] = total.add_(own) if owned[place] else total + own
+                    owned[place] = True
+            del found, own, total  # gradients that were added up
+        return None, None, None, None, None, *sums, *gradients.found
+
+
+def _first_runs(ctx: Any, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Run the modules without a graph and give what each returns."""
+    for call in ctx.calls:
+        given = [None if place is None else tensors[place] for place in call.places]
+        y, recording = first_run(call.module, *given)
+        ctx.recordings.append(recording)
+        call.channels = y.shape[1]
+        yield y.detach()
+
+
+def _joined(parts: Iterable[Tensor], joins: _Joins) -> Tensor:
+    """Put parts into one tensor as they come, along the channels."""
+    whole: Tensor | None = None
+    start = 0
+    for part in parts:
+        shape = (part.shape[0], joins.channels, *part.shape[2:])
+        if joins.empty:
+            whole = tangent_of(part, part.dtype, shape)
+            continue
+        if part.shape[1] == joins.channels:
+            return part
+        if whole is None:
+            layout = format_of(part)
+            whole = torch.empty(
+                shape, dtype=part.dtype, device=part.device, memory_format=layout
+            )
+        end = start + part.shape[1]
+        whole[:, start:end] = part
+        start = end
+    assert whole is not None
+    return whole

@@ -4,7 +4,18 @@ Memory is saved by throwing a module's activations away in the forward pass and
 computing them again in the backward pass. The second run must see what the first one
 saw, and must leave no trace: the same random numbers, the same autocast state, the
 same batch statistics, the same plain attributes; running statistics updated once; the
-global random state untouched. A ``Recording`` carries these conditions from the first run to the second.
+global random state untouched. A ``RunRecord`` carries these conditions from the first run to the second.
+
+Pooling, cosines, the loss and sums of gradients stay in float32 whatever it says.
+
+cuDNN's benchmark mode chooses kernels by timing them, for each thread anew, and the
+backward pass has a thread of its own: under it two runs of one function need not agree.
+Both runs of a function happen with benchmark mode off and deterministic kernels, and
+the second one with the float32 precision (TF32 or not) of the first.
+
+Fixed-point numbers turn NaN and what is out of range into numbers that look like any
+other. Running statistics of such a step would take hundreds of steps to recover, though
+the step itself is dropped by the loss scaler or the trainer.
 """
 
 from __future__ import annotations
@@ -14,24 +25,260 @@ import random
 import sys
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.autocast_mode import is_autocast_available
 from torch.utils._pytree import tree_leaves
 
-from speechbrain_rev.reversible.attributes import (
+from speechbrain_rev.reversible.coupling import version_of
+from speechbrain_rev.reversible.state import (
     Attributes,
     KeptTensor,
     Untouched,
     is_ours,
 )
-from speechbrain_rev.reversible.autocast import Autocast
-from speechbrain_rev.reversible.coupling import version_of
-from speechbrain_rev.reversible.flags import Flags
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """The autocast state of a device type at one moment."""
+
+    device_type: str
+    enabled: bool
+    dtype: torch.dtype
+
+    @classmethod
+    def now(cls, devices: Collection[torch.device]) -> Autocast:
+        """Read the state that is in force for an accelerator, else for the CPU."""
+        kinds = {device.type for device in devices} - {"cpu"} or {"cpu"}
+        kind = min(kinds)
+        if not is_autocast_available(kind):
+            return cls("cpu", False, torch.bfloat16)
+        return cls(
+            kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        )
+
+    def __call__(self) -> torch.autocast:
+        """Put the state in force again.
+
+        The cache of weight casts stays off: it would hold copies of all weights, and
+        a second run has leaves of its own to cast.
+        """
+        return torch.autocast(
+            self.device_type, self.dtype, self.enabled, cache_enabled=False
+        )
+
+
+def autocast_off(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Switch autocast off for a device, meta devices included, which have none.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where the arithmetic happens.
+
+    Returns
+    -------
+    context manager
+        To compute in.
+
+    Examples
+    --------
+    >>> x = torch.ones(2, 2)
+    >>> with torch.autocast("cpu", dtype=torch.bfloat16), autocast_off(x.device):
+    ...     (x @ x).dtype
+    torch.float32
+    """
+    if not is_autocast_available(device.type):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+_PINNED = {"benchmark": False, "deterministic": True}
+
+
+def _precision_flags() -> list[tuple[Any, str]]:
+    """Who holds the float32 precision of matrix products and of convolutions."""
+    matmul: Any = torch.backends.cuda.matmul
+    conv = getattr(torch.backends.cudnn, "conv", None)
+    if conv is None:  # torch before 2.9
+        return [(matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32")]
+    return [(matmul, "fp32_precision"), (conv, "fp32_precision")]
+
+
+def flags_in_words() -> str:
+    """Say which kernels a device chooses from, for figures that depend on it.
+
+    Returns
+    -------
+    str
+        The float32 precision of matrix products and of convolutions, cuDNN's benchmark
+        mode, whether algorithms must be deterministic, and cuDNN's version.
+
+    Examples
+    --------
+    >>> flags_in_words().startswith("matmul ")
+    True
+    """
+    matmul, conv = (getattr(owner, name) for owner, name in _precision_flags())
+    cudnn = torch.backends.cudnn
+    deterministic = torch.are_deterministic_algorithms_enabled() or cudnn.deterministic
+    return (
+        f"matmul {matmul}, conv {conv}, benchmark {cudnn.benchmark}, deterministic "
+        f"{deterministic}, cuDNN {cudnn.version()}"
+    )
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Flags under which a first run took place.
+
+    Attributes
+    ----------
+    in_effect : bool
+        Whether a device was involved that these flags speak of.
+    precision : tuple
+        Of float32 matrix products and convolutions.
+    """
+
+    in_effect: bool
+    precision: tuple[Any, ...] = ()
+
+    @classmethod
+    def now(cls, devices: Iterable[torch.device]) -> Flags:
+        """Read the flags that are in force."""
+        if not any(_decided_by_flags(device) for device in devices):
+            return cls(False)
+        return cls(True, tuple(getattr(o, n) for o, n in _precision_flags()))
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Compute under these flags, and leave those of the user as they were."""
+        if not self.in_effect:
+            yield
+            return
+        entry = _pinned.enter(self)
+        try:
+            yield
+        finally:
+            _pinned.leave(entry)
+
+    def wanted(self) -> list[tuple[Any, str, Any]]:
+        """List who holds each flag, its name and its value."""
+        pinned = [(torch.backends.cudnn, n, v) for n, v in _PINNED.items()]
+        precision = zip(_precision_flags(), self.precision, strict=True)
+        return [*pinned, *((owner, name, value) for (owner, name), value in precision)]
+
+    def hold(self, owner: object) -> Callable[[], Any]:
+        """Compute under these flags in the backward pass, until its owner is gone.
+
+        Parameters
+        ----------
+        owner : object
+            What the operations need whose gradients are computed; they release it.
+
+        Returns
+        -------
+        callable
+            Ends it before.
+        """
+        if not self.in_effect:
+            return lambda: None
+        end = weakref.finalize(owner, _pinned.leave, _pinned.enter(self))
+        end.atexit = False
+        return end
+
+
+class _PinnedFlags:
+    """Flags that runs and backward passes want, the latest in force, in any order.
+
+    The user's own return when the last is gone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._entries: list[tuple[object, Flags]] = []
+        self._of_the_user: list[tuple[Any, str, Any]] = []
+
+    def enter(self, flags: Flags) -> object:
+        """Put flags in force; give what names them."""
+        entry = object()
+        with self._lock:
+            if not self._entries:
+                self._of_the_user = [
+                    (owner, name, getattr(owner, name))
+                    for owner, name, _ in flags.wanted()
+                ]
+            self._entries.append((entry, flags))
+            _write(flags.wanted())
+        return entry
+
+    def leave(self, entry: object) -> None:
+        """Put those in force that were before, or came later."""
+        with self._lock:
+            self._entries = [e for e in self._entries if e[0] is not entry]
+            last = self._entries[-1][1].wanted() if self._entries else self._of_the_user
+            _write(last)
+
+
+_pinned = _PinnedFlags()
+
+
+def _write(wanted: Iterable[tuple[Any, str, Any]]) -> None:
+    """Set flags that differ: to mix old and new precision flags is an error."""
+    for owner, name, value in wanted:
+        if getattr(owner, name) != value:
+            setattr(owner, name, value)
+
+
+def _decided_by_flags(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+class KeptBuffers:
+    """A copy of a module's floating-point buffers, put back if asked to on the device.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The module, before its step.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        groups = defaultdict(list)
+        for buffer in module.buffers():
+            if buffer.is_floating_point() and buffer.numel():
+                groups[buffer.device, buffer.dtype].append(buffer)
+        self._groups = [(buffers, _joined(buffers)) for buffers in groups.values()]
+
+    @torch.no_grad()
+    def restore_where(self, poison: Tensor) -> None:
+        """Put the copy back if poison is NaN, without waiting for the device.
+
+        Parameters
+        ----------
+        poison : torch.Tensor, []
+            0 or NaN.
+        """
+        for buffers, before in self._groups:
+            fine = (poison == 0).to(before.device)
+            chosen = torch.where(fine, _joined(buffers), before)
+            parts = chosen.split([b.numel() for b in buffers])
+            # Through data: a graph that saved a buffer need not fear this write.
+            torch._foreach_copy_(
+                [b.data for b in buffers],
+                [part.view_as(b) for b, part in zip(buffers, parts, strict=True)],
+            )
+
+
+def _joined(buffers: list[Tensor]) -> Tensor:
+    return torch.cat([b.detach().flatten() for b in buffers])
+
 
 Statistics = tuple[Tensor, ...]
 RandomState = dict[torch.device, Tensor]
@@ -45,7 +292,7 @@ _OTHER_CONTROL_FLOW = (
 
 
 @dataclass
-class Recording:
+class RunRecord:
     """The conditions of a first run that a second run has to repeat.
 
     Attributes
@@ -107,7 +354,7 @@ class _Active(threading.local):
     """Recordings of the runs under way in this thread, outermost first."""
 
     def __init__(self) -> None:
-        self.recordings: list[Recording] = []
+        self.recordings: list[RunRecord] = []
 
 
 _active = _Active()
@@ -169,7 +416,7 @@ def repeating() -> bool:
 
 def first_run(
     module: nn.Module, *inputs: Any, **keywords: Any
-) -> tuple[Any, Recording]:
+) -> tuple[Any, RunRecord]:
     """Run a module without a graph and record what a second run must repeat.
 
     Parameters
@@ -183,7 +430,7 @@ def first_run(
     -------
     outputs
         What the module returns.
-    Recording
+    RunRecord
         The conditions of the run.
     """
     devices = devices_of(module, inputs, keywords)
@@ -195,7 +442,7 @@ def first_run(
 @contextlib.contextmanager
 def recorded(
     module: nn.Module, devices: Collection[torch.device], objects: Sequence[Any] = ()
-) -> Iterator[Recording]:
+) -> Iterator[RunRecord]:
     """Record what a second run of a module must repeat, while the first one goes on.
 
     Parameters
@@ -209,12 +456,12 @@ def recorded(
 
     Yields
     ------
-    Recording
+    RunRecord
         Complete once the context is left.
     """
     modules, ours = list(module.modules()), is_ours(module)
     _refuse_other_thread(modules)
-    recording = Recording(
+    recording = RunRecord(
         Autocast.now(devices),
         Flags.now(devices),
         buffers=_buffers_before(modules, ours),
@@ -287,7 +534,7 @@ class RandomStates:
 
 def second_run(
     module: nn.Module,
-    recording: Recording,
+    recording: RunRecord,
     leaves: Mapping[Place, Tensor],
     *inputs: Any,
     **keywords: Any,
@@ -298,7 +545,7 @@ def second_run(
     ----------
     module : nn.Module
         The module of the first run.
-    recording : Recording
+    recording : RunRecord
         What ``first_run`` returned.
     leaves : mapping of place to torch.Tensor
         Detached leaves by the places of their parameters. They stand in for these,
@@ -317,7 +564,7 @@ def second_run(
 
 def without_graph(
     module: nn.Module,
-    recording: Recording,
+    recording: RunRecord,
     leaves: Mapping[Place, Tensor],
     *inputs: Any,
 ) -> Any:
@@ -328,7 +575,7 @@ def without_graph(
 
 @contextlib.contextmanager
 def repeated(
-    module: nn.Module, recording: Recording, leaves: Mapping[Place, Tensor]
+    module: nn.Module, recording: RunRecord, leaves: Mapping[Place, Tensor]
 ) -> Iterator[None]:
     """Put the conditions of a module's first run in force, for ``second_run``."""
     with (
@@ -346,7 +593,7 @@ def repeated(
 
 
 @contextlib.contextmanager
-def _recording(recording: Recording) -> Iterator[None]:
+def _recording(recording: RunRecord) -> Iterator[None]:
     _active.recordings.append(recording)
     try:
         yield
@@ -456,7 +703,7 @@ _second_runs: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDiction
 
 @contextlib.contextmanager
 def _standing_in(
-    module: nn.Module, recording: Recording, leaves: Mapping[Place, Tensor]
+    module: nn.Module, recording: RunRecord, leaves: Mapping[Place, Tensor]
 ) -> Iterator[None]:
     """Put leaves and copies into the places of parameters and buffers for a while.
 
@@ -559,7 +806,7 @@ def _set_random_state(state: RandomState) -> None:
 
 
 @contextlib.contextmanager
-def _others_of(recording: Recording) -> Iterator[None]:
+def _others_of(recording: RunRecord) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for states in recording.other_random_states:
             stack.enter_context(states.again())
@@ -567,7 +814,7 @@ def _others_of(recording: Recording) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _random_state_of(recording: Recording) -> Iterator[None]:
+def _random_state_of(recording: RunRecord) -> Iterator[None]:
     if recording.random_state is None:
         yield
         return

@@ -1,53 +1,216 @@
-"""To reconstruct activations instead of storing them, as an autograd function.
+"""Reconstruction of activations instead of storing them, as an autograd function.
 
 The outputs of a run of couplings are kept, and the backward pass walks back from them
 (Algorithm 1 of the memory-efficient speaker embedding paper): the graph of the run
 that yields F(x2) for the inverse also yields the gradients, so that each residual
 function runs exactly twice in a training step.
+
+Where they are narrow between these, as bottlenecks are, what they read of a stream and what
+they add to one is most of the memory. Both are computed for a part of the batch at a time,
+and so are the gradients that reach the streams.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from speechbrain_rev.reversible.convolution import (
+    Geometry,
+    WeightGradient,
+    filled,
+    in_parts,
+    parts_of,
+)
 from speechbrain_rev.reversible.coupling import (
     AdditiveCoupling,
     arguments,
     check_residual,
     version_of,
 )
-from speechbrain_rev.reversible.ends import LinearEnds, undo_ends
-from speechbrain_rev.reversible.formats import StreamFormat
-from speechbrain_rev.reversible.gradients import (
-    Gradients,
-    Parameters,
-    Root,
-    Total,
-)
-from speechbrain_rev.reversible.monitor import StreamNotes, checksum
-from speechbrain_rev.reversible.observing import Moment, tell
-from speechbrain_rev.reversible.recompute import graph_is_kept, refuse_double_backward
-from speechbrain_rev.reversible.replay import (
-    Recording,
-    devices_of,
-    first_run,
-    recorded,
-    second_run,
-    without_graph,
-)
-from speechbrain_rev.reversible.streams import Stream, Streams, tangent_of
-from speechbrain_rev.reversible.watching import (
+from speechbrain_rev.reversible.hooks import (
+    Moment,
     Sources,
     has_hooks,
     may_keep,
     report_hooks,
+    tell,
 )
-from speechbrain_rev.reversible.weights import watched_weights
+from speechbrain_rev.reversible.monitor import StreamNotes, checksum, watched_weights
+from speechbrain_rev.reversible.recompute import (
+    Gradients,
+    Parameters,
+    Root,
+    Total,
+    graph_is_kept,
+    refuse_double_backward,
+)
+from speechbrain_rev.reversible.replay import (
+    RunRecord,
+    devices_of,
+    first_run,
+    recorded,
+    repeated,
+    second_run,
+    without_graph,
+)
+from speechbrain_rev.reversible.streams import Stream, StreamFormat, Streams, tangent_of
+
+
+class LinearEnds(nn.Module):
+    """A residual function whose convolutions work on a part of the batch at a time.
+
+    Parameters
+    ----------
+    first : nn.Conv2d
+        Without bias, as the last ones.
+    middle : nn.Module
+        Called with the first one's output, and with the mask or None.
+    last : sequence of nn.Conv2d
+        One after the other.
+    parts : int
+        Parts of the batch.
+    """
+
+    def __init__(
+        self, first: nn.Conv2d, middle: nn.Module, last: Sequence[nn.Conv2d], parts: int
+    ) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = first, middle, nn.ModuleList(last)
+        self.parts = parts
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Compute the residual, [batch, channel, freq, time]."""
+        x = self.middle(in_parts(self.first, x, self.parts), mask)
+        *convs, end = self.last
+        for conv in convs:
+            x = in_parts(cast(nn.Conv2d, conv), x, self.parts)
+        return in_parts(cast(nn.Conv2d, end), x, self.parts, mask)
+
+
+def undo_ends(
+    f: LinearEnds,
+    recording: RunRecord,
+    gradients: Gradients,
+    run: int,
+    format: StreamFormat,
+    mask: Tensor | None,
+    kept: tuple[Tensor, Tensor],
+    changed: tuple[Tensor, Tensor],
+) -> None:
+    """Run a residual function again, subtract it, and add its gradients, all in place.
+
+    Parameters
+    ----------
+    f : LinearEnds
+        The function.
+    recording : RunRecord
+        Of its first run.
+    gradients : Gradients
+        Where those of its parameters go.
+    run : int
+        Its place among the runs of the backward pass.
+    format : StreamFormat
+        Of the streams.
+    mask : torch.Tensor or None
+        As in the first run.
+    kept, changed : tuple of torch.Tensor
+        Value and gradient of the stream that it reads, and of that which it was added
+        to.
+    """
+    leaves = gradients.leaves(run)
+    places = {id(module): (i, "weight") for i, module in enumerate(f.modules())}
+    with repeated(f, recording, leaves):
+        x = _read(f, kept, format)
+        hidden = f.middle(x, mask)
+        of_hidden, of_weights = _subtract(f, hidden.detach(), changed, format, mask)
+    for conv, of_weight in zip(f.last, of_weights, strict=True):
+        gradients.keep(run, places[id(conv)], of_weight)
+    root = Root(hidden, of_hidden)
+    del hidden, of_hidden
+    with recording.flags():
+        (of_x,) = gradients.backward(run, [root], [x])
+        del x, root
+        assert of_x is not None
+        first = places[id(f.first)]
+        gradients.keep(run, first, _add(leaves[first], f, of_x, kept, format))
+
+
+@torch.no_grad()
+def _read(f: LinearEnds, kept: tuple[Tensor, Tensor], format: StreamFormat) -> Tensor:
+    """Run the first convolution; what it returns begins a graph."""
+    value, grad = kept
+
+    def convolve(part: slice) -> Tensor:
+        return f.first(format.decode(value[part], grad.dtype))
+
+    return filled(len(value), f.parts, convolve).requires_grad_()
+
+
+@torch.no_grad()
+def _subtract(
+    f: LinearEnds,
+    hidden: Tensor,
+    changed: tuple[Tensor, Tensor],
+    format: StreamFormat,
+    mask: Tensor | None,
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Subtract what the last convolutions return; give their gradients."""
+    value, grad = changed
+    convs = [cast(nn.Conv2d, conv) for conv in f.last]
+    totals = [WeightGradient(c.weight, c.weight.requires_grad) for c in convs]
+
+    def gradient(part: slice) -> Tensor:
+        given = [hidden[part]]
+        for conv in convs:
+            given.append(conv(given[-1]))
+        y = given.pop()
+        found = grad[part].to(y.dtype)
+        if mask is not None:
+            y.mul_(mask[part].to(y.dtype))
+            found = found * mask[part].to(y.dtype)
+        format.subtract_(value[part], y, spend=True)
+        del y
+        for conv, total in zip(reversed(convs), reversed(totals), strict=True):
+            of_x, of_weight = Geometry.of(conv).gradients(
+                found, given.pop(), conv.weight, True, total.wanted
+            )
+            total.add(of_weight)
+            assert of_x is not None
+            found = of_x
+        return found
+
+    of_hidden = filled(len(value), f.parts, gradient)
+    return of_hidden, [total.value for total in totals]
+
+
+@torch.no_grad()
+def _add(
+    weight: Tensor,
+    f: LinearEnds,
+    of_x: Tensor,
+    kept: tuple[Tensor, Tensor],
+    format: StreamFormat,
+) -> Tensor | None:
+    """Add the first convolution's gradient to the stream's; give its weight's."""
+    value, grad = kept
+    geometry = Geometry.of(f.first)
+    total = WeightGradient(weight, weight.requires_grad)
+    for part in parts_of(len(value), f.parts):
+        x = format.decode(value[part], grad.dtype)
+        of_part, of_weight = geometry.gradients(
+            of_x[part], x, weight, True, total.wanted
+        )
+        del x
+        total.add(of_weight)
+        assert of_part is not None
+        grad[part].add_(of_part)
+        del of_part
+    return total.value
 
 
 def reconstruct(
@@ -269,7 +432,7 @@ class _Reconstruct(torch.autograd.Function):
 
 def _first_run(
     f: nn.Module, x: Tensor, mask: Tensor | None, place: str, roots: tuple[Tensor, ...]
-) -> tuple[Tensor, Recording, bool, bool]:
+) -> tuple[Tensor, RunRecord, bool, bool]:
     """Run a function.
 
     Say as well whether plain autograd would give its output a graph, and whether somebody
@@ -289,7 +452,7 @@ def _first_run(
     return y, recording, has_graph, sources.report()
 
 
-def _narrowed(x: Tensor, half: Sequence[nn.Module], recording: Recording) -> Tensor:
+def _narrowed(x: Tensor, half: Sequence[nn.Module], recording: RunRecord) -> Tensor:
     """Cast once for all pieces what each of them would cast first."""
     casts = len(half) > 1 and getattr(half[0], "casts_its_input", False)
     return x.to(recording.autocast.dtype) if casts and recording.autocast.enabled else x

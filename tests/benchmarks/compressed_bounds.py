@@ -23,8 +23,8 @@ from speechbrain_rev.compression import (
     GradientBound,
     RangeBound,
 )
+from speechbrain_rev.compression.adaptive import mean_momentum
 from speechbrain_rev.compression.bounds import Rule
-from speechbrain_rev.compression.momentum import mean_momentum
 from speechbrain_rev.reversible.norm import BatchNorm
 
 from .compressed_checks import audited

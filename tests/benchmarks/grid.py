@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.blocks import BasicResidual
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
-from speechbrain_rev.reversible.formats import FORMATS, FloatFormat
+from speechbrain_rev.reversible.streams import FORMATS, FloatFormat
 
 from .harness import NotEqual, Result
 from .precisions import PRECISIONS, Precision

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
-from speechbrain_rev.reversible.formats import FORMATS, FloatFormat
+from speechbrain_rev.reversible.streams import FORMATS, FloatFormat
 
 from .harness import NotEqual, Result
 from .precisions import PRECISIONS

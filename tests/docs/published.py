@@ -12,13 +12,13 @@ from pathlib import Path
 
 from speechbrain_rev.architectures import HEAD
 from speechbrain_rev.catalog.columns import Column, Row
-from speechbrain_rev.catalog.published import (
+from speechbrain_rev.catalog.table import (
     CARD_BYTES,
     PAPER,
     PUBLISHED_FRAMES,
     TOTAL_BATCH,
+    counted_with,
 )
-from speechbrain_rev.catalog.table import counted_with
 from speechbrain_rev.plots import PartsBar, memory_parts
 from speechbrain_rev.sizes import GB, GIB, MIB, card_text, reserve_of
 from tests.benchmarks.harness import markdown

@@ -18,14 +18,14 @@ from speechbrain_rev.architectures import (
     architecture,
 )
 from speechbrain_rev.catalog.breakdown import EncoderBreakdown, encoder_breakdown
-from speechbrain_rev.catalog.published import (
+from speechbrain_rev.catalog.table import (
     CARD_BYTES,
     PUBLISHED_FRAMES,
     TABLE_SEVEN,
     TOTAL_BATCH,
     PublishedCards,
+    Training,
 )
-from speechbrain_rev.catalog.table import Training
 from speechbrain_rev.sizes import GB
 
 

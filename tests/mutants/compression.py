@@ -6,11 +6,11 @@ ACTIVATIONS = "tests/unit/compression/test_activations.py"
 ADAPTIVE = "tests/unit/compression/test_adaptive.py"
 CHAINS = "tests/unit/reversible/test_compress.py"
 OTHERS = "tests/unit/compression/test_other_networks.py"
-SAVING_CODE = "speechbrain_rev/compression/saving.py"
+SAVING_CODE = "speechbrain_rev/compression/activations.py"
 ACTIVATIONS_CODE = "speechbrain_rev/compression/activations.py"
 ADAPTIVE_CODE = "speechbrain_rev/compression/adaptive.py"
 LAYERS_CODE = "speechbrain_rev/compression/layers.py"
-MOMENTUM_CODE = "speechbrain_rev/compression/momentum.py"
+MOMENTUM_CODE = "speechbrain_rev/compression/adaptive.py"
 CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
 
 COMPRESSION = [

@@ -9,13 +9,13 @@ ENCODER = "tests/unit/lobes/test_encoder.py"
 RECOMPUTE_CODE = "speechbrain_rev/reversible/recompute.py"
 REPLAY_CODE = "speechbrain_rev/reversible/replay.py"
 SEGMENT_CODE = "speechbrain_rev/reversible/segment.py"
-GRADIENTS_CODE = "speechbrain_rev/reversible/gradients.py"
+GRADIENTS_CODE = "speechbrain_rev/reversible/recompute.py"
 SECOND_RUN = "tests/unit/reversible/test_second_run.py"
 OUTPUTS = "tests/unit/reversible/test_outputs.py"
 ATTRIBUTES = "tests/unit/reversible/test_attributes.py"
 WATCHING = "tests/unit/reversible/test_watching.py"
 HOOKS = "tests/unit/lobes/test_hooks.py"
-WATCHING_CODE = "speechbrain_rev/reversible/watching.py"
+WATCHING_CODE = "speechbrain_rev/reversible/hooks.py"
 STREAMS_CODE = "speechbrain_rev/reversible/streams.py"
 CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
 NORM_CODE = "speechbrain_rev/reversible/norm.py"
@@ -41,7 +41,7 @@ ENGINE = [
     ),
     Mutant(
         "2: torch's running statistics are updated in both runs",
-        "speechbrain_rev/reversible/attributes.py",
+        "speechbrain_rev/reversible/state.py",
         "return self._copy.clone()",
         "return self._x",
         CHAIN,
@@ -256,7 +256,7 @@ ENGINE = [
     ),
     Mutant(
         "11: what a second run leaves in attributes stays",
-        "speechbrain_rev/reversible/attributes.py",
+        "speechbrain_rev/reversible/state.py",
         "            place.put(found)\n",
         "            pass\n",
         ATTRIBUTES,
@@ -264,7 +264,7 @@ ENGINE = [
     ),
     Mutant(
         "11: a variable around a function is not put back",
-        "speechbrain_rev/reversible/attributes.py",
+        "speechbrain_rev/reversible/state.py",
         "cells = [_Cell(cell) for cell in f.__closure__ or ()]",
         "cells: list[_Cell] = []",
         ATTRIBUTES,
@@ -272,7 +272,7 @@ ENGINE = [
     ),
     Mutant(
         "11: what a method belongs to is not put back",
-        "speechbrain_rev/reversible/attributes.py",
+        "speechbrain_rev/reversible/state.py",
         "return (x.__self__,)",
         "return ()",
         ATTRIBUTES,
@@ -280,7 +280,7 @@ ENGINE = [
     ),
     Mutant(
         "11: what a partial function holds is not put back",
-        "speechbrain_rev/reversible/attributes.py",
+        "speechbrain_rev/reversible/state.py",
         "return x.func, x.args, x.keywords",
         "return ()",
         ATTRIBUTES,

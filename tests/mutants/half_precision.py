@@ -2,15 +2,15 @@
 
 from .mutant import Mutant
 
-AUTOCAST_CODE = "speechbrain_rev/reversible/autocast.py"
+AUTOCAST_CODE = "speechbrain_rev/reversible/replay.py"
 CLASSIFIER_TESTS = "tests/unit/lobes/test_classifier.py"
 ENGINE_TESTS = "tests/unit/reversible/test_half_precision.py"
 LOBES_TESTS = "tests/unit/lobes/test_half_precision.py"
 NORM_TESTS = "tests/unit/reversible/test_norm.py"
 CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
 CLASSIFIER_CODE = "speechbrain_rev/lobes/classifier.py"
-FORMATS_CODE = "speechbrain_rev/reversible/formats.py"
-GRADIENTS_CODE = "speechbrain_rev/reversible/gradients.py"
+FORMATS_CODE = "speechbrain_rev/reversible/streams.py"
+GRADIENTS_CODE = "speechbrain_rev/reversible/recompute.py"
 NORM_CODE = "speechbrain_rev/reversible/norm.py"
 POOLING_CODE = "speechbrain_rev/lobes/pooling.py"
 SEGMENT_CODE = "speechbrain_rev/reversible/segment.py"

@@ -18,7 +18,7 @@ from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.dataio.encoder import CategoricalEncoder
 from speechbrain.nnet.schedulers import update_learning_rate
 
-from speechbrain_rev.reversible.watching import WatchingWarning
+from speechbrain_rev.reversible.hooks import WatchingWarning
 from tests.docs.documents import fences
 
 SPEAKERS = 4

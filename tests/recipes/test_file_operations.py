@@ -13,7 +13,7 @@ import speechbrain as sb
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.inference import EmbeddingArchive, extraction
-from speechbrain_rev.inference.results import read_results
+from speechbrain_rev.inference.run_folder import read_results
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
 from speechbrain_rev.scoring import read_scores, read_trials
 from speechbrain_rev.speech import audio_files, packing, read_audio, read_manifest

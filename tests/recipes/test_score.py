@@ -6,8 +6,8 @@ import pytest
 
 from speechbrain_rev import scoring
 from speechbrain_rev.inference import EmbeddingArchive
-from speechbrain_rev.inference.model_card import CardFacts, model_card
-from speechbrain_rev.inference.results import read_results
+from speechbrain_rev.inference.export import CardFacts, model_card
+from speechbrain_rev.inference.run_folder import read_results
 from speechbrain_rev.scoring.metrics import MEASURES, Measure, lowest_cost
 from tests.corpus import write_corpus
 from tests.recipes.runs import recipe

@@ -18,7 +18,7 @@ from speechbrain_rev.inference import (
     SpeakerEmbedder,
     export_run,
     extraction,
-    graph_files,
+    graph,
 )
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
 from speechbrain_rev.planner import Plan
@@ -153,8 +153,8 @@ class TestGraph(Tried):
         out = tmp_path / "out" / f"model{ending}"
         # To convert one takes seconds.
         made = (lambda program, metadata: content, lambda content: None)
-        monkeypatch.setitem(graph_files._FORMATS, ending, made)
-        monkeypatch.setattr(graph_files, "_program", lambda trained: None)
+        monkeypatch.setitem(graph._FORMATS, ending, made)
+        monkeypatch.setattr(graph, "_program", lambda trained: None)
 
         def accept():
             assert not out.exists() or out.read_bytes() == content

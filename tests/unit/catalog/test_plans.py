@@ -18,10 +18,9 @@ from speechbrain_rev.catalog.plans import (
     plan_encoders,
     sweep_encoder,
 )
-from speechbrain_rev.catalog.published import TABLE_SEVEN
 from speechbrain_rev.catalog.render import PlansReport
 from speechbrain_rev.catalog.steps import encoder_step, training_step
-from speechbrain_rev.catalog.table import ListedEncoder
+from speechbrain_rev.catalog.table import TABLE_SEVEN, ListedEncoder
 from speechbrain_rev.cli import main
 from speechbrain_rev.devices import CardAtHand, card_at_hand
 from speechbrain_rev.lobes import build_encoder

@@ -9,7 +9,7 @@ import pytest
 from speechbrain_rev import architectures
 from speechbrain_rev.architectures import ARCHITECTURES, architecture
 from speechbrain_rev.catalog import Training
-from speechbrain_rev.catalog.published import CARD_BYTES, TABLE_SEVEN
+from speechbrain_rev.catalog.table import CARD_BYTES, TABLE_SEVEN
 from tests.docs import published
 from tests.docs.published import TRAINING_COLUMNS
 from tests.docs.reproduced import (

@@ -15,7 +15,7 @@ from speechbrain_rev.compression import (
     GradientBound,
     RangeBound,
 )
-from speechbrain_rev.compression.momentum import mean_momentum
+from speechbrain_rev.compression.adaptive import mean_momentum
 from speechbrain_rev.optim import build_optimizer
 
 #: Channels in and out, kernel, stride, and the output's map.

@@ -17,7 +17,7 @@ from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.reversible import Mode
-from speechbrain_rev.reversible.formats import FORMATS
+from speechbrain_rev.reversible.streams import FORMATS
 from speechbrain_rev.speech import SpeakerAugment
 from tests.unit.hparams.files import DATA, TRAIN, refusal, values
 

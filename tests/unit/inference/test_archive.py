@@ -10,10 +10,10 @@ import torch
 from speechbrain_rev.inference import (
     EmbeddingArchive,
     SpeakerEmbedder,
-    batches,
     embed_into,
     embed_share,
     extraction,
+    running,
 )
 from speechbrain_rev.whole_files import opened_whole
 from tests.run_folders import speech_like, write_audio
@@ -119,7 +119,7 @@ def test_an_interrupted_extraction_goes_on_where_it_was_saved(
 def test_what_was_embedded_before_a_file_that_cannot_be_read_is_kept(
     tmp_path, files, monkeypatch
 ):
-    monkeypatch.setattr(batches, "_WAITING_SAMPLES", 1)
+    monkeypatch.setattr(running, "_WAITING_SAMPLES", 1)
     path, names = tmp_path / "some.npz", list(files)
     files[names[2]].unlink()
     with pytest.raises(ValueError, match=names[2]):

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from speechbrain_rev.inference import batches
+from speechbrain_rev.inference import running
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -15,7 +15,7 @@ def reading(lengths):
 
 
 def sizes(lengths, device):
-    groups = list(batches.read_batches(range(len(lengths)), reading(lengths), device))
+    groups = list(running.read_batches(range(len(lengths)), reading(lengths), device))
     assert sorted(i for group in groups for i, _ in group) == list(range(len(lengths)))
     assert all(len(w) == lengths[i] for group in groups for i, w in group)
     return [[len(w) for _, w in group] for group in groups]
@@ -38,7 +38,7 @@ def test_a_cpu_s_batches_hold_a_few_seconds():
 
 
 def test_the_next_files_are_read_while_the_first_are_embedded_and_no_more(monkeypatch):
-    monkeypatch.setattr(batches, "_WAITING_SAMPLES", 50)
+    monkeypatch.setattr(running, "_WAITING_SAMPLES", 50)
     read, seen, reader = reading([100, 200, 300, 400]), [], []
     second = threading.Event()
 
@@ -49,7 +49,7 @@ def test_the_next_files_are_read_while_the_first_are_embedded_and_no_more(monkey
             second.set()
         return read(i)
 
-    given = batches.read_batches(range(4), noting, CPU)
+    given = running.read_batches(range(4), noting, CPU)
     assert [i for i, _ in next(given)] == [0]
     # Nobody has asked for more.
     assert second.wait(timeout=60)
@@ -60,14 +60,14 @@ def test_the_next_files_are_read_while_the_first_are_embedded_and_no_more(monkey
 
 
 def test_a_file_that_cannot_be_read_is_told_of_after_those_before_it(monkeypatch):
-    monkeypatch.setattr(batches, "_WAITING_SAMPLES", 50)
+    monkeypatch.setattr(running, "_WAITING_SAMPLES", 50)
 
     def failing(i):
         if i == 2:
             raise ValueError("2 cannot be read")
         return torch.zeros(100)
 
-    given = batches.read_batches(range(4), failing, CPU)
+    given = running.read_batches(range(4), failing, CPU)
     assert [next(given)[0][0] for _ in range(2)] == [0, 1]
     with pytest.raises(ValueError, match="2 cannot be read"):
         next(given)
@@ -75,14 +75,14 @@ def test_a_file_that_cannot_be_read_is_told_of_after_those_before_it(monkeypatch
 
 def test_what_is_read_as_none_is_left_out():
     read = [torch.zeros(100), None, torch.zeros(90)].__getitem__
-    (group,) = batches.read_batches(range(3), read, CPU)
+    (group,) = running.read_batches(range(3), read, CPU)
     assert [i for i, _ in group] == [0, 2]
 
 
 def test_reading_ends_with_what_asked_for_it(monkeypatch):
-    monkeypatch.setattr(batches, "_WAITING_SAMPLES", 50)
+    monkeypatch.setattr(running, "_WAITING_SAMPLES", 50)
     before = threading.active_count()
-    given = batches.read_batches(range(50), reading([100] * 50), CPU)
+    given = running.read_batches(range(50), reading([100] * 50), CPU)
     next(given)
     given.close()
     assert threading.active_count() == before

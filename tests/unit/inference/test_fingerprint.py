@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from speechbrain_rev.inference.fingerprint import check_fingerprint, fingerprint_of
+from speechbrain_rev.inference.archive import check_fingerprint, fingerprint_of
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
 

@@ -16,7 +16,7 @@ from speechbrain_rev.inference import (
     embed_into,
     extraction,
 )
-from speechbrain_rev.inference.folders import list_audio, look_through, told
+from speechbrain_rev.inference.extraction import list_audio, look_through, told
 from speechbrain_rev.speech import audio_files
 from speechbrain_rev.speech.packing import Packing
 from tests.audio_headers import say_no_length

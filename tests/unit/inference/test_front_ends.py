@@ -6,8 +6,7 @@ from speechbrain.lobes.features import Fbank
 
 from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder
 from speechbrain_rev.inference.front_ends import FRONT_ENDS, SpeechBrainFbank
-from speechbrain_rev.inference.graph import EmbeddingGraph
-from speechbrain_rev.inference.graph_features import GRAPH_FRONT_ENDS
+from speechbrain_rev.inference.graph import GRAPH_FRONT_ENDS, EmbeddingGraph
 from tests.run_folders import speech_like, tiny_encoder, write_run
 
 # Alike enough for one batch of SpeakerEmbedder.

@@ -7,7 +7,7 @@ import torch
 from speechbrain.lobes.features import Fbank
 
 from speechbrain_rev.inference.front_ends import FRONT_ENDS, SpeechBrainFbank
-from speechbrain_rev.inference.graph_features import GRAPH_FRONT_ENDS
+from speechbrain_rev.inference.graph import GRAPH_FRONT_ENDS
 from tests.run_folders import speech_like
 
 SAMPLES = torch.tensor([16000, 4000, 9601])

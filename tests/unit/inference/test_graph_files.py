@@ -23,7 +23,7 @@ from speechbrain_rev.inference import (
     WaveformEncoder,
     export_graph,
     export_run,
-    graph_files,
+    graph,
 )
 from speechbrain_rev.inference.trained import read_trained
 from speechbrain_rev.lobes import build_encoder
@@ -117,15 +117,15 @@ def test_graphs_of_all_families_give_the_embeddings_of_any_batch(
     written = export_graph(run, tmp_path / f"model.{ending}")
     # Without onnxruntime nothing is compared, and the test ends.
     embed = runner(written.path)
-    assert written.deviation < graph_files.TOLERANCE
+    assert written.deviation < graph.TOLERANCE
     for batch in BATCHES:
         given = padded(batch)
         together = embed(*given)
         assert together.shape == (len(batch), 32)
-        assert distance(together, expected(*given)) < graph_files.TOLERANCE
+        assert distance(together, expected(*given)) < graph.TOLERANCE
         for i, count in enumerate(batch):
             one = given[0][i : i + 1, :count], given[1][i : i + 1]
-            assert distance(embed(*one), together[i : i + 1]) < graph_files.TOLERANCE
+            assert distance(embed(*one), together[i : i + 1]) < graph.TOLERANCE
 
 
 @pytest.mark.slow
@@ -147,8 +147,7 @@ def test_graphs_of_whole_encoders_embed_real_speech(name, tmp_path):
     run = write_encoder(tmp_path / "run", encoder, front_end=front_end)
     written = export_graph(run, tmp_path / "model.onnx")
     assert (
-        distance(runner(written.path)(*given), reference(run)(*given))
-        < graph_files.TOLERANCE
+        distance(runner(written.path)(*given), reference(run)(*given)) < graph.TOLERANCE
     )
 
 
@@ -202,7 +201,7 @@ def test_a_process_without_torch_and_this_package_runs_it(
     assert facts["front_end"] == "speechbrain"
     assert facts["fingerprint"] == fingerprint
     # Nothing tells on which machine it was made.
-    assert str(Path(graph_files.__file__).parent).encode() not in onnx_file.read_bytes()
+    assert str(Path(graph.__file__).parent).encode() not in onnx_file.read_bytes()
     waves, samples = padded([16000, 9000])
     np.savez(tmp_path / "waves.npz", waves=waves, samples=samples)
     code = [sys.executable, "-c", ALONE, str(onnx_file), "waves.npz", "rows.npy"]
@@ -211,12 +210,12 @@ def test_a_process_without_torch_and_this_package_runs_it(
     )
     assert done.stdout.split() == [TINY["arch"]]
     rows = np.load(tmp_path / "rows.npy")
-    assert distance(rows, reference(finished)(waves, samples)) < graph_files.TOLERANCE
+    assert distance(rows, reference(finished)(waves, samples)) < graph.TOLERANCE
 
 
 @pytest.mark.slow
 def test_the_program_of_the_document_compares_two_voices(finished, onnx_file, tmp_path):
-    document = Path(graph_files.__file__).parents[2] / "docs" / "deploying.md"
+    document = Path(graph.__file__).parents[2] / "docs" / "deploying.md"
     program = re.findall(r"```python notest\n(.*?)```", document.read_text(), re.DOTALL)
     shutil.copy(onnx_file, tmp_path / "model.onnx")
     files = [
@@ -235,12 +234,12 @@ def test_the_program_of_the_document_compares_two_voices(finished, onnx_file, tm
 def test_a_program_of_torch_says_what_is_in_it(torch_file):
     path, printed = torch_file
     assert "of a generated signal" in printed.lower()
-    extra = {graph_files.METADATA: ""}
+    extra = {graph.METADATA: ""}
     torch.export.load(path, extra_files=extra)
-    assert json.loads(extra[graph_files.METADATA])["arch"] == TINY["arch"]
+    assert json.loads(extra[graph.METADATA])["arch"] == TINY["arch"]
     with zipfile.ZipFile(path) as archive:
         texts = [archive.read(name) for name in archive.namelist()]
-    assert not any(str(Path(graph_files.__file__).parent).encode() in t for t in texts)
+    assert not any(str(Path(graph.__file__).parent).encode() in t for t in texts)
 
 
 @pytest.mark.slow
@@ -257,15 +256,15 @@ class TestWithoutATrace:
 
     @pytest.fixture
     def run(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(graph_files, "_program", lambda trained: None)
+        monkeypatch.setattr(graph, "_program", lambda trained: None)
         write_run(tmp_path / "run")
         return tmp_path / "run"
 
     def use(self, monkeypatch, embed, ending=".pt2"):
         """Let files of an ending hold some bytes, and give these embeddings."""
-        formats = {**graph_files._FORMATS}
+        formats = {**graph._FORMATS}
         formats[ending] = lambda *_: b"graph", lambda content: embed
-        monkeypatch.setattr(graph_files, "_FORMATS", formats)
+        monkeypatch.setattr(graph, "_FORMATS", formats)
 
     @pytest.mark.parametrize("error", [1.1e-4, torch.nan])
     def test_what_deviates_is_not_written(self, run, tmp_path, monkeypatch, error):
@@ -303,7 +302,7 @@ class TestWithoutATrace:
 
     def test_without_onnxruntime_nothing_runs_it(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
-        assert graph_files._onnx_embed(b"") is None
+        assert graph._onnx_embed(b"") is None
 
     @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
     def test_without_onnx_it_names_what_to_install(
@@ -336,7 +335,7 @@ class TestWithoutATrace:
         self, run, tmp_path, monkeypatch, capsys, name, said
     ):
         (tmp_path / "run.onnx").mkdir()
-        monkeypatch.setattr(graph_files, "read_trained", None)
+        monkeypatch.setattr(graph, "read_trained", None)
         with pytest.raises(ValueError, match=said):
             export_graph(run, tmp_path / name)
         assert cli.main(["export", str(run), str(tmp_path / name)]) == 2
@@ -345,13 +344,13 @@ class TestWithoutATrace:
     def test_weights_that_no_message_holds_are_refused_before_they_are_converted(
         self, monkeypatch
     ):
-        monkeypatch.setattr(graph_files, "_MOST_BYTES", 4095)
+        monkeypatch.setattr(graph, "_MOST_BYTES", 4095)
         program = SimpleNamespace(
             state_dict={"weight": torch.zeros(1000)},
             constants={"window": torch.zeros(24), "name": "no tensor"},
         )
         with pytest.raises(ValueError, match=r"weights have 4,096 bytes.* in \.pt2"):
-            graph_files._onnx_bytes(program, {})
+            graph._onnx_bytes(program, {})
 
     def test_weights_of_another_encoder_are_refused(self, run, tmp_path):
         state = io.BytesIO()

@@ -21,10 +21,10 @@ from speechbrain_rev.inference import (
     export_run,
     read_cohort,
 )
-from speechbrain_rev.inference.hub import model_folder
-from speechbrain_rev.inference.own_files import open_own
 from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.inference.thresholds import as_json
+from speechbrain_rev.inference.trained import model_folder
+from speechbrain_rev.inference.untrusted import open_own
 from tests.hub_server import Repository, ask, serving
 from tests.run_folders import speech_like, write_audio, write_finished_run
 

@@ -31,7 +31,7 @@ from speechbrain_rev.inference import (
 )
 from speechbrain_rev.inference.cohort import Cohort
 from speechbrain_rev.inference.export import convert_from_speechbrain
-from speechbrain_rev.inference.state_dicts import read_safetensors
+from speechbrain_rev.inference.untrusted import read_safetensors
 from tests.run_folders import speech_like, write_finished_run
 
 YAML, CKPT, TENSORS = (

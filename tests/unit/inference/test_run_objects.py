@@ -12,9 +12,8 @@ from speechbrain.inference.classifiers import EncoderClassifier
 
 from speechbrain_rev import cli
 from speechbrain_rev.inference import SpeakerEmbedder, export_run, read_cohort
-from speechbrain_rev.inference.encoder_settings import run_settings
-from speechbrain_rev.inference.run_folder import read_classifier, read_weights
-from speechbrain_rev.inference.run_objects import ENCODERS
+from speechbrain_rev.inference.model_folder import run_settings
+from speechbrain_rev.inference.run_folder import ENCODERS, read_classifier, read_weights
 from tests.recipes.stock import write_experiment
 from tests.run_folders import SPEAKERS, speech_like, write_audio
 

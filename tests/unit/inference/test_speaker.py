@@ -18,8 +18,8 @@ from speechbrain_rev.inference import (
     FbankStatistics,
     SpeakerEmbedder,
     WaveformEncoder,
-    batches,
     read_cohort,
+    running,
 )
 from speechbrain_rev.inference.front_ends import SpeechBrainFbank
 from speechbrain_rev.inference.wespeaker import convert_from_wespeaker
@@ -86,8 +86,8 @@ def test_a_batch_of_unequal_lengths_equals_single_calls(
     arch, front_end, form, tmp_path, monkeypatch
 ):
     # Large batches, of which one holds the longest and the shortest.
-    monkeypatch.setattr(batches, "_BATCH_SAMPLES", {"cpu": 10**9})
-    monkeypatch.setattr(batches, "_ALIKE", 0.0)
+    monkeypatch.setattr(running, "_BATCH_SAMPLES", {"cpu": 10**9})
+    monkeypatch.setattr(running, "_ALIKE", 0.0)
     torch.manual_seed(0)
     shape = {"widths": (8, 16, 16, 16), "blocks": (1, 1, 1, 1), "embedding_dim": 16}
     encoder = build_encoder(arch, **shape)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speechbrain_rev.inference.state_dicts import load_tensors
+from speechbrain_rev.inference.untrusted import load_tensors
 
 REMEDY = "Ask for the weights."
 
@@ -428,7 +428,7 @@ def test_many_tensors_of_the_same_numbers_are_refused():
 WITHIN_MEMORY = """
 import resource, sys
 from pathlib import Path
-from speechbrain_rev.inference.state_dicts import load_tensors
+from speechbrain_rev.inference.untrusted import load_tensors
 
 beside, *files = sys.argv[1:]
 load_tensors(Path(files[0]), "")

@@ -17,9 +17,9 @@ from speechbrain_rev.inference import (
     Thresholds,
     read_cohort,
 )
-from speechbrain_rev.inference.results import RESULTS
-from speechbrain_rev.inference.strict_json import strict_json
+from speechbrain_rev.inference.run_folder import RESULTS
 from speechbrain_rev.inference.thresholds import run_thresholds
+from speechbrain_rev.inference.untrusted import strict_json
 from tests.run_folders import speech_like, write_audio, write_finished_run, write_run
 
 RATE = 16000

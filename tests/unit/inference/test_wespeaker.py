@@ -10,7 +10,7 @@ import yaml
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.inference import SpeakerEmbedder, WaveformEncoder, wespeaker
 from speechbrain_rev.inference.front_ends import KaldiFbank
-from speechbrain_rev.inference.wespeaker_names import from_wespeaker, to_wespeaker
+from speechbrain_rev.inference.wespeaker import from_wespeaker, to_wespeaker
 from speechbrain_rev.lobes import build_encoder
 from tests.run_folders import speech_like, write_audio, write_run
 from tests.wespeaker import ResNet, embed, with_statistics

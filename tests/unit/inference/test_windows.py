@@ -9,9 +9,9 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder, recordings
+from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder, audio
 from speechbrain_rev.inference.audio import resample
-from speechbrain_rev.inference.windows import cut, resample_blocks, unit_mean
+from speechbrain_rev.inference.running import cut, resample_blocks, unit_mean
 from tests.run_folders import speech_like, write_audio
 
 RATE = 16000
@@ -257,24 +257,24 @@ def test_memory_does_not_grow_with_the_length_of_a_file(tmp_path):
 def test_blocks_of_many_channels_have_fewer_samples(
     embedder, tmp_path, monkeypatch, kind
 ):
-    monkeypatch.setattr(recordings, "_BLOCK_NUMBERS", 6000)
+    monkeypatch.setattr(audio, "_BLOCK_NUMBERS", 6000)
     wave = np.stack([speech_like(1.0)] * 3)
-    audio = write_audio(tmp_path / "three.wav", wave.T) if kind == "file" else wave
-    one = recordings.Recording.of(audio, None if kind == "file" else RATE, "it")
+    given = write_audio(tmp_path / "three.wav", wave.T) if kind == "file" else wave
+    one = audio.Recording.of(given, None if kind == "file" else RATE, "it")
     assert {len(block) for block in one.blocks("mean", 3)} == {2000}
 
 
 def test_a_file_is_read_a_block_at_a_time(embedder, tmp_path, monkeypatch):
     path = write_audio(tmp_path / "long.wav", speech_like(10.0))
     whole = embedder.windows(path)
-    lengths, read = [], recordings.read_blocks
+    lengths, read = [], audio.read_blocks
 
     def small(path, **_):
         for block in read(path, block_samples=4000):
             lengths.append(block.shape[1])
             yield block
 
-    monkeypatch.setattr(recordings, "read_blocks", small)
+    monkeypatch.setattr(audio, "read_blocks", small)
     groups = embedder._running
     run, seen = groups.run, []
     monkeypatch.setattr(groups, "run", lambda g: seen.append(sum(lengths)) or run(g))

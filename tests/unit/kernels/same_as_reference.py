@@ -8,7 +8,7 @@ import torch
 
 from speechbrain_rev.kernels import fixed_point as kernels
 from speechbrain_rev.reversible import fixed_point as reference
-from speechbrain_rev.reversible.formats import FORMATS
+from speechbrain_rev.reversible.streams import FORMATS
 from tests.unit.kernels.process import poisoned
 
 STEPS, LIMIT = FORMATS["exact"].steps, FORMATS["exact"].limit

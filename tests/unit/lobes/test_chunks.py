@@ -12,7 +12,7 @@ from speechbrain_rev.lobes.blocks import BasicResidual, DFBottleneckResidual
 from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
 from speechbrain_rev.lobes.pieces import can_be_split
 from speechbrain_rev.planner.memory import live_bytes_peak
-from speechbrain_rev.reversible import Recompute, flags, recompute_blocks
+from speechbrain_rev.reversible import Recompute, recompute_blocks, replay
 from tests.unit.lobes.encoders import KINDS
 from tests.unit.reversible.chains import BF16, EXACT, FLOAT32, FLOAT64, FP16, distance
 
@@ -338,7 +338,7 @@ def test_a_backward_pass_under_autocast_has_the_same_bits(name):
 @pytest.mark.parametrize("mode", ["store", "reconstruct"])
 @pytest.mark.parametrize("name", ["revnet46", "revnet57"])
 def test_all_convolutions_run_under_pinned_flags(name, mode, monkeypatch):
-    monkeypatch.setattr(flags, "_decided_by_flags", lambda _: True)
+    monkeypatch.setattr(replay, "_decided_by_flags", lambda _: True)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     seen, convolve = [], nn.functional.conv2d
 

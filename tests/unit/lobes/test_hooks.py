@@ -11,7 +11,7 @@ from torch import nn
 
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.reversible import AdditiveCoupling
-from speechbrain_rev.reversible.watching import WatchingWarning
+from speechbrain_rev.reversible.hooks import WatchingWarning
 
 TINY = {
     "n_mels": 24,
@@ -187,9 +187,7 @@ def test_a_loss_on_a_map_caught_in_a_reconstructed_block_is_named(name, layer):
     assert f"a hook on {layer}" in " ".join(str(w.message) for w in told)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::speechbrain_rev.reversible.watching.WatchingWarning"
-)
+@pytest.mark.filterwarnings("ignore::speechbrain_rev.reversible.hooks.WatchingWarning")
 @pytest.mark.parametrize("name", ["resnet34", "revnet46", "revnet140", "df_revnet89"])
 def test_a_loss_on_a_map_of_a_recomputed_block_trains(name):
     torch.manual_seed(0)

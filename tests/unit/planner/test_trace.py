@@ -14,7 +14,7 @@ from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.planner.network import NamedBlocks, as_network, compare_next
 from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.planner.trace import trace_bytes, trace_seconds
-from speechbrain_rev.reversible.observing import Moment, observed
+from speechbrain_rev.reversible.hooks import Moment, observed
 from tests.unit.lobes.encoders import KINDS, feats
 from tests.unit.planner.networks import (
     MIB,
@@ -141,7 +141,7 @@ def test_who_watches_adds_nothing_to_the_peak(name, mode):
 
 
 def test_no_observer_is_left_behind():
-    from speechbrain_rev.reversible import observing
+    from speechbrain_rev.reversible import hooks
 
     network, step = other_on_meta("chain and layers")
 
@@ -151,7 +151,7 @@ def test_no_observer_is_left_behind():
 
     with pytest.raises(ZeroDivisionError):
         trace_bytes(network, fails)
-    assert not observing._observers
+    assert not hooks._observers
     hooks = [
         m
         for b in network.named_blocks().values()

@@ -15,7 +15,7 @@ from speechbrain_rev.lobes.blocks import (
 )
 from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
 from speechbrain_rev.reversible.coupling import residual
-from speechbrain_rev.reversible.formats import FORMATS
+from speechbrain_rev.reversible.streams import FORMATS
 
 CHANNELS = 8
 
@@ -156,7 +156,7 @@ class Plain(nn.Module):
 
 #: Hooks that are a test's own instrument.
 hooks_fire_twice = pytest.mark.filterwarnings(
-    "ignore::speechbrain_rev.reversible.watching.WatchingWarning"
+    "ignore::speechbrain_rev.reversible.hooks.WatchingWarning"
 )
 
 

@@ -23,10 +23,10 @@ from speechbrain_rev.reversible import (
     AdditiveCoupling,
     Recompute,
     ReversibleChain,
-    attributes,
+    state,
 )
-from speechbrain_rev.reversible.attributes import Attributes
 from speechbrain_rev.reversible.norm import BatchNorm
+from speechbrain_rev.reversible.state import Attributes
 
 from .chains import distance
 
@@ -442,9 +442,9 @@ def test_what_leads_to_too_much_is_walked_once(monkeypatch, recwarn):
             super().__init__()
             self.large = [[i] for i in range(30_000)]
 
-    module, visited, places_of = Holding(), [], attributes._places_of
+    module, visited, places_of = Holding(), [], state._places_of
     monkeypatch.setattr(
-        attributes, "_places_of", lambda x: visited.append(1) or places_of(x)
+        state, "_places_of", lambda x: visited.append(1) or places_of(x)
     )
     Attributes(module)
     assert len(visited) >= 20_000

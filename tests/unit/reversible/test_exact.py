@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
-from speechbrain_rev.reversible.formats import FORMATS
 from speechbrain_rev.reversible.monitor import StreamError, StreamWarning, checksum
+from speechbrain_rev.reversible.streams import FORMATS
 from tests.unit.reversible.chains import (
     BF16,
     CHANNELS,

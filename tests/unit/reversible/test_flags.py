@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from speechbrain_rev.reversible import flags
+from speechbrain_rev.reversible import replay
 from tests.unit.reversible.chains import (
     as_global,
     chain_of,
@@ -32,7 +32,7 @@ def user_sets(benchmark, deterministic, precision):
 
 def in_force():
     cudnn = torch.backends.cudnn
-    _, (conv, precision) = flags._precision_flags()
+    _, (conv, precision) = replay._precision_flags()
     return cudnn.benchmark, cudnn.deterministic, getattr(conv, precision)
 
 
@@ -52,7 +52,7 @@ class Watched(nn.Module):
 
 @pytest.fixture
 def as_on_cuda(monkeypatch):
-    monkeypatch.setattr(flags, "_decided_by_flags", lambda device: True)
+    monkeypatch.setattr(replay, "_decided_by_flags", lambda device: True)
 
 
 @pytest.mark.skipif(
@@ -82,7 +82,7 @@ def test_flags_that_overlap_in_any_order_return_to_the_users(as_on_cuda):
 
     cpu = {torch.device("cpu")}
     with user_sets(True, False, "ieee"):
-        pinned, owner = flags.Flags.now(cpu), Owner()
+        pinned, owner = replay.Flags.now(cpu), Owner()
         with pinned():
             pinned.hold(owner)
         assert in_force() == (False, True, "ieee")

@@ -12,9 +12,9 @@ from speechbrain_rev.reversible import (
     AdditiveCoupling,
     ReversibleChain,
     fixed_point,
-    formats,
+    streams,
 )
-from speechbrain_rev.reversible.formats import FORMATS
+from speechbrain_rev.reversible.streams import FORMATS
 from tests.unit.reversible.chains import in_backward
 
 CHANNELS_LAST = torch.channels_last
@@ -151,23 +151,23 @@ class TestWhoComputes:
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_kernels_do_on_cuda_what_they_can(self, dtype, computes, layout):
         value = on_cuda(torch.int32, layout)
-        assert formats._arithmetic(on_cuda(dtype, layout), value) is computes
-        assert formats._arithmetic(on_cuda(dtype)) is computes
+        assert streams._arithmetic(on_cuda(dtype, layout), value) is computes
+        assert streams._arithmetic(on_cuda(dtype)) is computes
 
     def test_a_value_with_gaps_is_left_to_the_reference(self):
         value = on_cuda(torch.int32)
         value.is_contiguous = torch.zeros(2, 6, 4, 5)[:, :3].is_contiguous
-        assert formats._arithmetic(on_cuda(torch.float32), value) is fixed_point
+        assert streams._arithmetic(on_cuda(torch.float32), value) is fixed_point
 
     def test_without_triton_the_reference_does(self, monkeypatch):
         monkeypatch.setattr(kernels, "usable", lambda *_: False)
-        assert formats._arithmetic(on_cuda(torch.float32)) is fixed_point
+        assert streams._arithmetic(on_cuda(torch.float32)) is fixed_point
 
     def test_on_the_cpu_the_reference_does(self):
-        assert formats._arithmetic(torch.zeros(1)) is fixed_point
+        assert streams._arithmetic(torch.zeros(1)) is fixed_point
 
     def test_of_tensors_without_storage_the_reference_does(self):
         with FakeTensorMode(allow_non_fake_inputs=True):
             x = torch.empty(3, device="cuda")
         assert x.is_cuda
-        assert formats._arithmetic(x) is fixed_point
+        assert streams._arithmetic(x) is fixed_point

@@ -132,9 +132,7 @@ def test_a_recomputed_module_is_as_in_plain_torch(kind):
     assert distance(trained(block, network), expected) == 0
 
 
-@pytest.mark.filterwarnings(
-    "ignore::speechbrain_rev.reversible.watching.WatchingWarning"
-)
+@pytest.mark.filterwarnings("ignore::speechbrain_rev.reversible.hooks.WatchingWarning")
 @pytest.mark.parametrize("mode", ["recompute", "reconstruct"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_residual_function_is_as_where_it_is_stored(kind, mode):

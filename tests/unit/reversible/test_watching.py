@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleChain
-from speechbrain_rev.reversible.watching import WatchingWarning
+from speechbrain_rev.reversible.hooks import WatchingWarning
 from speechbrain_rev.reversible.wrapping import recompute_blocks
 
 from .chains import CHANNELS, RESIDUALS, as_global, distance, streams

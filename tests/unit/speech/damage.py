@@ -16,7 +16,7 @@ import numpy as np
 import soundfile
 import torch
 
-from speechbrain_rev.inference.recordings import Recording
+from speechbrain_rev.inference.audio import Recording
 from speechbrain_rev.speech import (
     ChunkDataset,
     SpeakerAugment,
