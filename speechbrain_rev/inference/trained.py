@@ -3,7 +3,7 @@
 A repository's files are listed with their sizes before any of them is fetched. Of one
 commit, the files that are read of an exported model are fetched, and no others; none is
 fetched that is larger than it may be. They stay in the cache that all programs share, and
-are read as those of a local folder: ``own_files`` knows which links are the cache's own.
+are read as those of a local folder: ``untrusted`` knows which links are the cache's own.
 huggingface_hub is imported here only, when a model on the Hub is asked for.
 """
 
