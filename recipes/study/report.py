@@ -25,7 +25,7 @@ from figures import EER, EPOCHS, MEASURES, METHOD, RESULTS, YES, read_archive
 
 from speechbrain_rev import plots
 from speechbrain_rev.cli import run_script
-from speechbrain_rev.sizes import MB
+from speechbrain_rev.sizes import MIB
 from speechbrain_rev.whole_files import write_whole
 
 #: Of a test; a verdict that holds at it when corrected for the number of tests is bold.
@@ -129,9 +129,9 @@ def rates_table(results: Results) -> str:
         last = [results.epochs[name, seed][-1] for seed in figures["seeds"]]
         accuracy = fmean(epoch["train_accuracy_percent"] for epoch in last)
         rates = [_interval(condition["rates"][trials][METHOD][EER]) for trials in lists]
-        peak = results.measures[name]["peak_bytes"] / MB
+        peak = results.measures[name]["peak_bytes"] / MIB
         rows.append([name, f"{accuracy:.0f}", *rates, f"{peak:.1f}"])
-    return _markdown(["condition", "training accuracy, %", *lists, "peak, MB"], rows)
+    return _markdown(["condition", "training accuracy, %", *lists, "peak, MiB"], rows)
 
 
 #: What goes between the markers of a page.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from speechbrain_rev.sizes import MB, MIB
+
 from .inference import EVAL, FORM
 from .tables import committed, told
 
@@ -38,12 +40,13 @@ def inference() -> str:
             {
                 "encoder": name,
                 "beside": "" if name == counterpart else counterpart,
-                "MB": f"{row['MB per utterance']:.1f}",
-                "times its MB": f"{row[_MB]:.2f}",
+                "MiB": f"{row['MB per utterance'] * MB / MIB:.1f}",
+                "times its MiB": f"{row[_MB]:.2f}",
                 "ms": f"{row['ms per utterance']:.0f}",
                 "times its ms": f"{row[_MS]:.2f}",
-                "MB in evaluation mode": f"{before['MB per utterance']:.1f}",
+                "MiB in evaluation mode": f"{before['MB per utterance'] * MB / MIB:.1f}",
                 "ms in evaluation mode": f"{before['ms per utterance']:.0f}",
             }
         )
-    return told(rows, result)
+    words = told(rows, result)
+    return words.replace("MB beyond", "MiB beyond")

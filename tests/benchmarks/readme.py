@@ -13,7 +13,8 @@ from typing import Any
 
 from speechbrain_rev.catalog import ListedEncoder, ModelsReport, Training, select
 from speechbrain_rev.catalog.table import MODES
-from speechbrain_rev.sizes import MIB, parse_card
+from speechbrain_rev.modes import Mode
+from speechbrain_rev.sizes import MB, MIB, parse_card
 
 from . import compressed_tables, deploying_tables, recipe_tables
 from .harness import markdown
@@ -188,20 +189,41 @@ def _updated_in_vain(row: dict[str, Any]) -> bool:
     return bool(row["statistics updated"] > parts)
 
 
+def modes() -> str:
+    """Show what is known of each memory mode, from its row."""
+    words = {True: "yes", False: "no"}
+    rows = [
+        {
+            "mode": f"`{mode.value}`",
+            "a block keeps": mode.spec.keeps,
+            "runs": "twice" if mode.spec.runs_twice else "once",
+            "needs an inverse": words[mode.spec.needs_inverse],
+            "gradients": "exact" if mode.spec.lossless else "within an error",
+            "plans take it": "always"
+            if mode.spec.planned and mode.spec.lossless
+            else "for `max_gradient_error`"
+            if mode.spec.planned
+            else "never",
+        }
+        for mode in Mode
+    ]
+    return markdown(rows)
+
+
 def planned() -> str:
     """Show step times within one budget, a row for each way and a column for a batch."""
     result = committed("planned")
     shown: dict[tuple[str, str], dict[str, str]] = {}
     for row in result.rows:
         key = row["encoder"], row["way"]
-        heads = {"encoder": row["encoder"], "MB": f"{row['budget MB']:.0f}"}
+        heads = {"encoder": row["encoder"], "MiB": f"{row['budget MB'] * MB / MIB:.0f}"}
         way = shown.setdefault(key, heads | {"way": row["way"]})
         times = row["times the baseline"]
         way[f"batch {row['batch']}"] = f"{times:.2f}" if times else "does not fit"
     heads = list(dict.fromkeys(head for way in shown.values() for head in way))
     rows = [{head: way.get(head, "") for head in heads} for way in shown.values()]
     return (
-        f"{markdown(rows)}\n\nTimes reconstructing all at the same batch, within so many MB. "
+        f"{markdown(rows)}\n\nTimes reconstructing all at the same batch, within so many MiB. "
         f"{planned_verdict(result.rows)}\n\n{result.setting}. {result.correctness}. {where(result)}\n\n"
         "![Seconds for each utterance against the batch, within one budget]"
         "(planned.png)"
@@ -243,6 +265,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"telling_models": telling_models},
     DOCS / "choosing_an_encoder.md": {"models": models},
     DOCS / "memory_plans.md": _there(planned=planned),
+    DOCS / "reversible_training.md": {"modes": modes},
     DOCS / "comparisons.md": _there(paper=paper, users=users, engine=engine),
     DOCS / "compression.md": _there(
         compressed=compressed_tables.compressed,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from speechbrain_rev import scoring
+from speechbrain_rev.sizes import MIB
 from tests.recipes.study import ARCHIVE, STUDY, study
 
 conditions, figures, report = study("conditions"), study("figures"), study("report")
@@ -355,14 +356,14 @@ def test_a_report_has_its_tables_and_pictures_beside_the_archive(made, tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert text.count("\n| revnet46, 8 bit |") == 2
     assert "| 40 |" in text
-    assert "| 12.3 |" in text
+    assert "| 11.8 |" in text
     pictures = re.findall(r"\]\((.*?)\)", text)
     names = ["study_differences_resnet34.png", "study_training_resnet34.png"]
     assert pictures == names
     assert all((tmp_path / name).stat().st_size > 10_000 for name in pictures)
     # On another page only the tables are written anew.
     page = tmp_path / "page.md"
-    page.write_text(text.replace("# Study", "# Mine").replace("| 12.3 |", "| 9.9 |"))
+    page.write_text(text.replace("# Study", "# Mine").replace("| 11.8 |", "| 9.9 |"))
     report.main([str(archive), f"--page={page}"])
     assert page.read_text() == text.replace("# Study", "# Mine")
     page.write_text("no place")
@@ -465,8 +466,8 @@ def quoted_evidence():
         if one["name"] == "revnet46, seed 5" and one["distance_over_way"]
     )
     return {
-        f"{ways['resnet34, recompute, 8 bit']['peak_bytes'] / 1e6:.1f}",
-        f"{ways['revnet46, reconstruct, 8 bit']['peak_bytes'] / 1e6:.1f}",
+        f"{ways['resnet34, recompute, 8 bit']['peak_bytes'] / MIB:.1f}",
+        f"{ways['revnet46, reconstruct, 8 bit']['peak_bytes'] / MIB:.1f}",
         f"{angles['fp32']:.5f}",
         f"{angles['bf16']:.2f}",
         f"{100 * (twin['eer']['veri_test'] - twin['eer_again']['veri_test']):.2f}",
