@@ -8,7 +8,9 @@ DF-ResNets that they are compared with). To add an encoder, add a row.
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
+import operator
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -31,6 +33,86 @@ _OWN = {
     "vox1_h_eer",
     "counterpart",
 }
+
+
+@dataclass(frozen=True)
+class EncoderGeometry:
+    """How many frequencies and frames an encoder has at each of its levels.
+
+    A level is a resolution. The stem has the first one, and each stage whose stride is
+    above 1 begins the next.
+
+    Attributes
+    ----------
+    n_mels : int
+        Mel bands of the input.
+    strides : tuple of int
+        Of each stage, in frequency and time.
+    rearranges : bool
+        Whether strides move frequencies and frames into channels, as in type II. These
+        must then be whole multiples of ``downsampling``, and frames are padded.
+
+    Examples
+    --------
+    >>> geometry = architecture("revnet57").geometry(n_mels=80)
+    >>> geometry.level_strides, geometry.frequencies, geometry.padding(43)
+    ((1, 2, 4, 8), (80, 40, 20, 10), 5)
+    >>> geometry.stage_levels
+    ((0, 0), (0, 1), (1, 2), (2, 3))
+    """
+
+    n_mels: int
+    strides: tuple[int, ...]
+    rearranges: bool = False
+
+    @property
+    def level_steps(self) -> tuple[int, ...]:
+        """Stride from each level but the last to the next one."""
+        return tuple(stride for stride in self.strides if stride > 1)
+
+    @property
+    def level_strides(self) -> tuple[int, ...]:
+        """Frames of the input that one frame of each level stands for."""
+        return tuple(itertools.accumulate(self.level_steps, operator.mul, initial=1))
+
+    @property
+    def levels(self) -> int:
+        """Number of levels."""
+        return 1 + len(self.level_steps)
+
+    @property
+    def stage_levels(self) -> tuple[tuple[int, int], ...]:
+        """Level at which each stage begins, and that of its blocks."""
+        ends = itertools.accumulate((stride > 1 for stride in self.strides), initial=0)
+        return tuple(itertools.pairwise(ends))
+
+    @property
+    def downsampling(self) -> int:
+        """Frames of the input that one pooled frame stands for."""
+        return math.prod(self.strides)
+
+    @property
+    def frequencies(self) -> tuple[int, ...]:
+        """Frequencies of each level; pooling has those of the last one."""
+        return tuple(-(-self.n_mels // stride) for stride in self.level_strides)
+
+    @property
+    def min_frames(self) -> int:
+        """Fewest frames of an input: a deviation needs two pooled ones."""
+        return self.downsampling + 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether there are mel bands for the last level."""
+        multiple = not self.rearranges or self.n_mels % self.downsampling == 0
+        return multiple and self.n_mels >= self.downsampling
+
+    def padding(self, frames: int) -> int:
+        """Count the frames that are missing to a whole multiple, where one is needed."""
+        if not self.rearranges:
+            return 0
+        multiple = self.downsampling
+        return multiple * ((frames - 1) // multiple + 1) - frames
 
 
 @dataclass(frozen=True)
@@ -67,6 +149,8 @@ class Architecture:
         Equal error rates as published, in percent. Not reproduced here.
     counterpart : str or None
         The vanilla encoder that a reversible one is compared with.
+    strides : tuple of int
+        Of each stage, in frequency and time.
     """
 
     name: str
@@ -84,6 +168,19 @@ class Architecture:
     vox1_e_eer: float | None = None
     vox1_h_eer: float | None = None
     counterpart: str | None = None
+    strides: tuple[int, ...] = (1, 2, 2, 2)
+
+    def __post_init__(self) -> None:
+        whole = all(type(stride) is int and stride > 0 for stride in self.strides)
+        if not self.strides or not whole:
+            raise ValueError(
+                f"strides of {self.name} are {self.strides}; give a whole number of at "
+                "least 1 for each stage."
+            )
+
+    def geometry(self, n_mels: int = 80) -> EncoderGeometry:
+        """Give the encoder's frequencies and frames at each level."""
+        return EncoderGeometry(n_mels, self.strides, rearranges=self.type == "II")
 
     @property
     def reversible(self) -> bool:
@@ -98,7 +195,9 @@ class Architecture:
     @property
     def width_step(self) -> int:
         """Widths are multiples of this: of halves, or of a half's rearranged part."""
-        return {"vanilla": 1, "I": 2, "II": 4}[self.type]
+        if self.type == "II":
+            return math.lcm(2, *(stride**2 for stride in self.strides))
+        return 2 if self.reversible else 1
 
     @property
     def kind(self) -> tuple[object, ...]:

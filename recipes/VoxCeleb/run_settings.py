@@ -40,7 +40,7 @@ ENCODER = "embedding_model"
 #: The run's weights, as checksums in save_folder name them.
 RESULT = f"../{WEIGHTS}"
 # What shapes of weights depend on; of the data, prepare.py refuses others.
-_SHAPES = (*ENCODER_SETTINGS, "speeds")
+_SHAPES = (*ENCODER_SETTINGS, "pooling", "speeds")
 # What write_hyperparams counts.
 _COUNTED = ("out_n_neurons", "steps_per_epoch")
 

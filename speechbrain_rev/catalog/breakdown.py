@@ -119,7 +119,7 @@ def stage_memory(
     counts = _mode_counts(encoder.block_modes())
     own: dict[str, nn.Module | None] = {"input": None, "stem": encoder.stem}
     own |= {f"stage {i + 1}": stage for i, stage in enumerate(encoder.stages)}
-    own["pooling, embedding"] = encoder.fc
+    own["pooling, embedding"] = nn.ModuleList([encoder.pooling, encoder.fc])
     if classifier is not None:
         own["classifier"] = classifier
     weights, gradients, states = _Growing(), _Growing(), _Growing()

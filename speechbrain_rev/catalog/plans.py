@@ -763,15 +763,18 @@ def _load(plan_file: str, kept: Path) -> Plan:
     )
 
 
+#: What plans of version 0.1.0 do not tell, for it could not be otherwise.
+_NOT_TOLD = {"pooling": "statistics"}
+
+
 def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, str]]:
     """Collect what a plan says of itself and the step says otherwise."""
     now = step.about()
     if "bounds" in plan.about:
         now["bounds"] = _bounds(step)
+    then: dict[str, str] = {**_NOT_TOLD, **plan.about}
     return {
-        name: (plan.about.get(name), now[name])
-        for name in now
-        if plan.about.get(name) != now[name]
+        name: (then.get(name), now[name]) for name in now if then.get(name) != now[name]
     }
 
 

@@ -32,9 +32,9 @@ from speechbrain_rev.catalog.table import (
 )
 from speechbrain_rev.devices import described, device_name, random_devices
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
-from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.lobes.encoder import settings_of
+from speechbrain_rev.lobes.geometry import AUTO, channels_by_level
 from speechbrain_rev.planner import Step
 from speechbrain_rev.planner.memory import (
     batch_that_fits,
@@ -247,13 +247,16 @@ def channels_to_try(
     [(None, None, None, None)]
     [(None, None, None, None), (32, 128, 512, None)]
     """
-    widths = encoder.architecture.widths
+    row, geometry = encoder.architecture, encoder.geometry
+    widest = {0: row.widths[0]}
+    for width, (_, level) in zip(row.widths, geometry.stage_levels, strict=True):
+        widest[level] = max(width, widest.get(level, 0))
     found: list[Channels] = []
     for chunk in chunks if encoder.reversible_blocks() else (None,):
-        sizes = channels_by_level(chunk, encoder.n_mels)
+        sizes = channels_by_level(chunk, geometry)
         channels = tuple(
             None if size is None or size >= _WIDEST * width else size
-            for size, width in zip(sizes, widths, strict=True)
+            for size, width in zip(sizes, widest.values(), strict=True)
         )
         if channels not in found:
             found.append(channels)

@@ -61,7 +61,10 @@ from speechbrain_rev.hparams.shipped import base_of, file_of
 KeyPath = tuple[str, ...]
 #: Objects that files of version 0.1.0 name in another way, which still works.
 _NOW_NAMED = {
-    "!apply:speechbrain_rev.lobes.build_encoder": "!new:speechbrain_rev.lobes.SpeakerEncoder"
+    "!apply:speechbrain_rev.lobes.build_encoder": "!new:speechbrain_rev.lobes.SpeakerEncoder",
+    "!new:speechbrain_rev.lobes.classifier.AAMSoftmax": (
+        "!apply:speechbrain_rev.lobes.classifier.build_loss"
+    ),
 }
 _REFERENCE = re.compile(r"<[^>]*>")
 # What goes with the optimizer rather than with the family, where the two are not the
@@ -440,7 +443,7 @@ class Settings:
                 named = [
                     f"{key} is {values[key]} ({self.where(key)})" for key in rule.knobs
                 ]
-                raise ValueError(f"{', '.join(named)}: {rule.words}")
+                raise ValueError(f"{', '.join(named)}: {rule.advice(values)}")
 
     def _given(self, key: str, value: object, source: str) -> Value:
         """Read a value; text for a knob that takes text stays: a folder may be called 007."""

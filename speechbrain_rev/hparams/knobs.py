@@ -53,8 +53,8 @@ class Knob:
         All there is, if that can be listed.
     or_word : str
         A text that it may be as well.
-    length : int or None
-        Of a list.
+    lengths : tuple of int
+        Those that a list may have; any if there are none.
     reads : callable or None
         Tells whether a text has the form that is asked for.
     form : str
@@ -76,7 +76,7 @@ class Knob:
     below: float = math.inf
     one_of: tuple[str | int, ...] = ()
     or_word: str = ""
-    length: int | None = None
+    lengths: tuple[int, ...] = ()
     reads: Callable[[str], bool] | None = None
     form: str = ""
     why: str = ""
@@ -110,8 +110,8 @@ class Knob:
         (True, False)
         """
         if isinstance(value, list):
-            length = len(value) if self.length is None else self.length
-            return len(value) == length and all(map(self.allows, value))
+            fits = not self.lengths or len(value) in self.lengths
+            return fits and all(map(self.allows, value))
         if self._is_word(value):
             return True
         if self.one_of and value is not None:
@@ -135,7 +135,7 @@ class Knob:
         --------
         >>> Knob("float", at_least=0, below=1).takes()
         'a number of at least 0 and below 1'
-        >>> Knob("list of int", null=True, length=4, at_least=1).takes()
+        >>> Knob("list of int", null=True, lengths=(4,), at_least=1).takes()
         'a list of 4 integers of at least 1, or null'
         >>> Knob("int", one_of=(8, 32)).takes()
         '8 or 32'
@@ -149,8 +149,9 @@ class Knob:
                 words = f"one of {len(self.one_of)} names"
         else:
             words = self.form or WORDS[self.kind].partition(" such as")[0]
-            if self.length is not None:
-                words = words.replace("list of", f"list of {self.length}")
+            if self.lengths:
+                lengths = " or ".join(map(str, self.lengths))
+                words = words.replace("list of", f"list of {lengths}")
             words += self._bounds()
         words += f", or {self.or_word}" if self.or_word else ""
         return f"{words}, or null" if self.null else words
@@ -203,7 +204,7 @@ class Knob:
         """
         # How a list is written; the example has not the length that some must have.
         example = WORDS[self.kind].partition(" such as ")[2]
-        example = f", such as {example}" if example and self.length is None else ""
+        example = f", such as {example}" if example and not self.lengths else ""
         takes = f"{self.takes()}{example}"
         return f"{where}: {key} takes {takes}, not {shown or 'nothing'}.{self.advice()}"
 
@@ -257,6 +258,9 @@ def _rate(source: str) -> Knob:
     return Knob("float", source, null=True, above=0, edge=(1e-12, 1), beyond=beyond)
 
 
+#: Numbers of stages that encoders have.
+_STAGES = tuple(sorted({len(row.strides) for row in ARCHITECTURES.values()}))
+
 # Names that other packages know are repeated here, since this one imports none of
 # them; the tests compare them.
 # fmt: off
@@ -288,24 +292,28 @@ KNOBS = {
     ),
     "widths": Knob(
         "list of int", "paper (Tables II to IV)", "channels",
-        null=True, length=4, at_least=1, at_most=2**14,
+        null=True, lengths=_STAGES, at_least=1, at_most=2**14,
         edge=([1, 1, 1, 1], [2**14] * 4),
         beyond=([0, 8, 8, 8], [2**14 + 1] * 4, [8] * 3, [8] * 5, []),
     ),
     "blocks": Knob(
         "list of int", "paper (Tables II to IV)", "blocks",
-        null=True, length=4, at_least=0, at_most=10_000,
+        null=True, lengths=_STAGES, at_least=0, at_most=10_000,
         edge=([0, 0, 0, 1], [10_000] * 4),
         beyond=([-1, 1, 1, 1], [10_001] * 4, [1] * 3, [1] * 5, []),
     ),
     "n_mels": Knob(
         "int", "paper (V-C)", "bands",
-        at_least=8, at_most=512, why="The encoders halve them three times.",
+        at_least=min(row.geometry().downsampling for row in ARCHITECTURES.values()),
+        at_most=512, why="Strides of the encoder divide them.",
         edge=(8, 80, 512), beyond=(7, 513, 0, -8),
     ),
     "embedding_dim": Knob(
         "int", "paper (V-C)", "values", at_least=1, at_most=2**16,
         edge=(1, 2**16), beyond=(0, 2**16 + 1),
+    ),
+    "pooling": Knob(
+        "str", "paper (V-C)", one_of=("statistics",), beyond=("mean", "TSTP")
     ),
     "mode": Knob(
         "str",
@@ -401,6 +409,10 @@ KNOBS = {
         "float", "SpeechBrain", "dB", edge=(-5.0, 40.0), beyond=(math.inf, math.nan)
     ),
     # objective
+    "loss": Knob(
+        "str", "paper (V-C)", one_of=("aam_softmax", "am_softmax"),
+        beyond=("aam", "softmax"),
+    ),
     "margin": Knob(
         "float", "paper (V-C)", "radians", at_least=0, below=math.pi,
         edge=(0.0, 3.14), beyond=(-0.1, math.pi, math.nan),

@@ -27,11 +27,28 @@ class Rule:
         Their plain values, each in its own range, to whether they go together.
     words : str
         What is wrong where they do not, and what to do.
+    allowed : callable or None
+        Plain values to what they allow, where words alone cannot say it.
     """
 
     knobs: tuple[str, ...]
     holds: Callable[..., bool]
     words: str
+    allowed: Callable[..., str] | None = None
+
+    def advice(self, values: Mapping[str, object]) -> str:
+        """Say what is wrong with values that break the rule, and what to do.
+
+        Examples
+        --------
+        >>> rule = Rule(("lr",), lambda lr: lr < 1, "too fast.", lambda lr: f"{lr / 10}")
+        >>> rule.advice({"lr": 5.0})
+        'too fast. Give 0.5.'
+        """
+        if self.allowed is None:
+            return self.words
+        given = self.allowed(*(values[name] for name in self.knobs))
+        return f"{self.words} Give {given}."
 
     def broken(self, values: Mapping[str, object]) -> bool:
         """Tell whether plain values break the rule.
@@ -49,9 +66,28 @@ class Rule:
             return True
 
 
-def _widths_are_even(arch: str, widths: list[int]) -> bool:
+def _widths_fit(arch: str, widths: list[int]) -> bool:
     step = architecture(arch).width_step
-    return all(width % step == 0 for width in widths)
+    return _one_each(arch, widths) and all(width % step == 0 for width in widths)
+
+
+def _blocks_fit(arch: str, blocks: list[int]) -> bool:
+    in_each = architecture(arch).reversible or min(blocks) > 0
+    return _one_each(arch, blocks) and in_each
+
+
+def _for_each(arch: str) -> str:
+    return f"a number for each of its {len(architecture(arch).strides)} stages"
+
+
+def _bands(arch: str, n_mels: int) -> str:
+    geometry = architecture(arch).geometry(n_mels)
+    needed = "a multiple of" if geometry.rearranges else "at least"
+    return f"{needed} {geometry.downsampling}"
+
+
+def _one_each(arch: str, numbers: list[int]) -> bool:
+    return len(numbers) == len(architecture(arch).strides)
 
 
 def _longest_chunk(chunk_samples: int, speeds: list[float]) -> int:
@@ -75,20 +111,26 @@ RULES = (
     ),
     Rule(
         ("arch", "n_mels"),
-        lambda arch, n_mels: architecture(arch).type != "II" or n_mels % 8 == 0,
-        "an encoder of type II rearranges the frequency axis three times. Give a "
-        "multiple of 8.",
+        lambda arch, n_mels: architecture(arch).geometry(n_mels).fits,
+        "the stages' strides divide the frequency axis, in an encoder of type II without "
+        "a rest.",
+        _bands,
     ),
     Rule(
         ("arch", "widths"),
-        _widths_are_even,
-        "the channels are halved and rearranged. Give multiples of 4 for encoders of "
-        "type II, of 2 for type I.",
+        _widths_fit,
+        "each stage has its channels, which reversible encoders halve and rearrange.",
+        lambda arch, widths: (
+            f"{_for_each(arch)}, multiples of {architecture(arch).width_step}"
+        ),
     ),
     Rule(
         ("arch", "blocks"),
-        lambda arch, blocks: architecture(arch).reversible or min(blocks) > 0,
-        "a stage of this encoder needs a block. Give at least 1 for each.",
+        _blocks_fit,
+        "each stage has its blocks, at least one in a vanilla encoder.",
+        lambda arch, blocks: (
+            f"{_for_each(arch)}, of at least {0 if architecture(arch).reversible else 1}"
+        ),
     ),
     Rule(
         ("speeds",),

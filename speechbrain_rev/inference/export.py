@@ -29,6 +29,7 @@ from speechbrain_rev.inference.cohort import (
 from speechbrain_rev.inference.model_folder import (
     ASSUMED,
     SAFETENSORS,
+    WRITTEN_IF_UNUSUAL,
     encoder_of,
     is_exported,
     listed_file,
@@ -82,6 +83,7 @@ DESCRIBED = (
     "speeds",
     "augment_prob",
     "chunk_samples",
+    "loss",
     "margin",
     "scale",
     "optimizer_name",
@@ -246,7 +248,7 @@ def model_card(facts: CardFacts) -> str:
     (True, True)
     """
     settings = facts.settings
-    shown = ("widths", "blocks", "n_mels", *DESCRIBED)
+    shown = ("widths", "blocks", "n_mels", "pooling", *DESCRIBED)
     rows = [
         f"| {name} | {_shown(settings[name])} |" for name in shown if name in settings
     ]
@@ -569,7 +571,9 @@ def _usual_encoder(run: Path) -> dict[str, Any]:
     """Read the encoder's settings; refuse what the layout of models cannot say."""
     encoder = run_settings(run)
     others = [
-        f"{n}: {encoder[n]}" for n, usual in ASSUMED.items() if encoder[n] != usual
+        f"{n}: {encoder[n]}"
+        for n, usual in ASSUMED.items()
+        if encoder[n] != usual and n not in WRITTEN_IF_UNUSUAL
     ]
     if others:
         raise ValueError(

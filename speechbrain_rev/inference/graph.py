@@ -278,7 +278,7 @@ def exported(graph: EmbeddingGraph) -> ExportedProgram:
                 "samples": {0: batch},
             },
             strict=False,
-            # Lengths are halved three times: true for all, but not proven by torch.
+            # Lengths are divided at each level: true for all, but not proven by torch.
             prefer_deferred_runtime_asserts_over_guards=True,
         )
     for module in program.graph_module.modules():

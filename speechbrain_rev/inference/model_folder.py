@@ -18,7 +18,7 @@ import os
 import re
 import reprlib
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -48,7 +48,7 @@ from speechbrain_rev.inference.untrusted import (
     read_safetensors,
 )
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
-from speechbrain_rev.lobes.pooling import CORRECTIONS
+from speechbrain_rev.lobes.pooling import CORRECTIONS, POOLINGS
 from speechbrain_rev.lobes.pretrained import unwrapped
 from speechbrain_rev.whole_files import SUMS, check_sum
 
@@ -61,9 +61,14 @@ ENCODER_SETTINGS = (
     "sample_rate",
 )
 #: What training has one of; weights of others may have another.
-ASSUMED = {"front_end": "speechbrain", "pooling_variance": "population"}
+ASSUMED = {
+    "front_end": "speechbrain",
+    "pooling": "statistics",
+    "pooling_variance": "population",
+}
 _KNOBS = KNOBS | {
     "front_end": Knob("str", one_of=tuple(FRONT_ENDS)),
+    "pooling": Knob("str", one_of=tuple(POOLINGS)),
     "pooling_variance": Knob("str", one_of=tuple(CORRECTIONS)),
 }
 
@@ -83,7 +88,7 @@ def run_settings(folder: str | PathLike[str]) -> dict[str, Any]:
     Returns
     -------
     dict of str to object
-        ``ENCODER_SETTINGS``, ``front_end`` and ``pooling_variance``.
+        ``ENCODER_SETTINGS``, and those of ``ASSUMED``.
 
     Raises
     ------
@@ -162,7 +167,8 @@ def encoder_of(settings: Mapping[str, Any]) -> SpeakerEncoder:
     Parameters
     ----------
     settings : mapping of str to object
-        ``ENCODER_SETTINGS``, and maybe others; ``pooling_variance`` among them counts.
+        ``ENCODER_SETTINGS``, and maybe others; ``pooling`` and ``pooling_variance`` among
+        them count.
 
     Returns
     -------
@@ -181,12 +187,15 @@ def encoder_of(settings: Mapping[str, Any]) -> SpeakerEncoder:
         embedding_dim=settings["embedding_dim"],
         widths=settings["widths"],
         blocks=settings["blocks"],
-        pooling_variance=settings.get("pooling_variance", "population"),
+        pooling=settings.get("pooling", ASSUMED["pooling"]),
+        pooling_variance=settings.get("pooling_variance", ASSUMED["pooling_variance"]),
     )
 
 
 #: The plain values; everything else follows from them.
 PLAIN = (*ENCODER_SETTINGS, "out_n_neurons")
+#: More of them, in models that have another one than is assumed where there is none.
+WRITTEN_IF_UNUSUAL = ("pooling",)
 
 # What we write has less than 2,500 bytes; a node in memory takes hundreds for its one.
 _MAX_TEXT_CHARACTERS = 20_000
@@ -209,6 +218,7 @@ widths: {widths}
 blocks: {blocks}
 n_mels: {n_mels}
 embedding_dim: {embedding_dim}
+pooling: {pooling}
 sample_rate: {sample_rate}  # Hz
 out_n_neurons: {out_n_neurons}  # speakers of the training
 
@@ -228,6 +238,7 @@ embedding_model: !apply:speechbrain_rev.lobes.build_encoder
     embedding_dim: !ref <embedding_dim>
     widths: !ref <widths>
     blocks: !ref <blocks>
+    pooling: !ref <pooling>
 
 classifier: !new:speechbrain_rev.lobes.classifier.CosineClassifier
     input_size: !ref <embedding_dim>
@@ -285,8 +296,22 @@ def model_yaml(settings: Mapping[str, Any]) -> str:
     >>> read_model_yaml(model_yaml(values), "hyperparams.yaml") == values
     True
     """
-    words = {n: "null" if settings[n] is None else settings[n] for n in PLAIN}
-    return _LAYOUT.format(**words)
+    unusual = [
+        n for n in WRITTEN_IF_UNUSUAL if settings.get(n, ASSUMED[n]) != ASSUMED[n]
+    ]
+    names = (*PLAIN, *unusual)
+    words = {n: "null" if settings[n] is None else settings[n] for n in names}
+    return _layout(unusual).format(**words)
+
+
+def _layout(unusual: Collection[str]) -> str:
+    """Leave out the lines of values that are as assumed."""
+    usual = [name for name in WRITTEN_IF_UNUSUAL if name not in unusual]
+    return "".join(
+        line
+        for line in _LAYOUT.splitlines(keepends=True)
+        if line.partition(":")[0].strip() not in usual
+    )
 
 
 def read_model_yaml(text: str, path: str | Path) -> dict[str, Any]:
@@ -325,19 +350,22 @@ def read_model_yaml(text: str, path: str | Path) -> dict[str, Any]:
         found = _top_level(text, path)
     except yaml.YAMLError as error:
         raise ValueError(f"{path} cannot be read as YAML: {error}") from error
-    expected = _top_level(_LAYOUT.format(**dict.fromkeys(PLAIN, "null")), path)
+    unusual = [name for name in WRITTEN_IF_UNUSUAL if name in found]
+    names = (*PLAIN, *unusual)
+    layout = _layout(unusual).format(**dict.fromkeys(names, "null"))
+    expected = _top_level(layout, path)
     missing = [name for name in expected if name not in found]
     if missing:
         raise ValueError(
             f"{path} lacks {', '.join(missing)}: it is no model that speechbrain-rev "
             f"export wrote. {ANYWAY}"
         )
-    plain = {name: found[name][1] for name in PLAIN}
+    plain = {name: found[name][1] for name in names}
     for name, (line, value) in found.items():
         if name not in expected:
             raise _refusal(path, line, f"{name} is no part of an exported model")
         wanted = _filled(expected[name][1], plain)
-        if name not in PLAIN and _filled(value, plain) != wanted:
+        if name not in names and _filled(value, plain) != wanted:
             raise _refusal(path, line, f"{name} is not as an exported model has it")
     return plain
 

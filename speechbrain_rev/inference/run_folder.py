@@ -168,6 +168,7 @@ _ENCODER_ARGUMENTS = {
     "blocks": "blocks",
     "n_mels": "n_mels",
     "embedding_dim": "embedding_dim",
+    "pooling": "pooling",
     "pooling_variance": "pooling_variance",
 }
 # Trained filters and contexts are refused, and then these change nothing.
@@ -213,7 +214,7 @@ class RunObjects:
         Returns
         -------
         dict of str to object, or None
-            ``ENCODER_SETTINGS`` and ``pooling_variance``; None if the file describes no
+            ``ENCODER_SETTINGS``, ``pooling`` and ``pooling_variance``; None if the file describes no
             encoder of this package.
 
         Raises

@@ -8,28 +8,24 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from speechbrain_rev.lobes.layers import (
+    CallEach,
+    Channels,
     ConvNorm,
     Masks,
+    Pieces,
+    Unit,
+    can_be_split,
     conv1x1,
     conv3x3,
     convolved,
     convolved_and_masked,
-    split_layers,
-)
-from speechbrain_rev.lobes.pieces import (
-    can_be_split,
     convs_by_inputs,
     convs_by_outputs,
-    norm_parts,
-    with_modules,
-)
-from speechbrain_rev.lobes.units import (
-    CallEach,
-    Channels,
-    Pieces,
-    Unit,
     first_layer,
     later_layer,
+    norm_parts,
+    split_layers,
+    with_modules,
 )
 from speechbrain_rev.reversible.convolution import Reading, parts_for, split_spent
 from speechbrain_rev.reversible.norm import BatchNorm
@@ -188,7 +184,7 @@ class _OrdinaryBlock(Unit):
     width : int
         The block's width, before any expansion.
     stride : int
-        2 to halve frequency and time.
+        What frequency and time are divided by.
     sync : bool
         Whether batch statistics are shared between processes.
     """
@@ -221,8 +217,8 @@ class _OrdinaryBlock(Unit):
         """Compute what is added to the shortcut."""
 
     def readers(self) -> list[nn.Conv2d]:
-        """List the first convolution and the shortcut's."""
-        return [self.conv1] + ([] if self.shortcut is None else [self.shortcut.conv])
+        """List the first convolution and the shortcut's, which else is the input."""
+        return [] if self.shortcut is None else [self.conv1, self.shortcut.conv]
 
     def _closed(
         self, last: Pieces, given: Tensor | Reading, mask: Tensor | None, channels: int

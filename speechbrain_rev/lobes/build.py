@@ -1,27 +1,55 @@
-"""From a row of the table to an encoder's modules."""
+"""From a row of the table to an encoder's modules, and how these begin."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from speechbrain_rev.architectures import Architecture, architecture
+from speechbrain_rev.architectures import Architecture, EncoderGeometry, architecture
 from speechbrain_rev.lobes.blocks import ORDINARY_BLOCKS, RESIDUALS
-from speechbrain_rev.lobes.chunks import channels_by_level
-from speechbrain_rev.lobes.pooling import CORRECTIONS
-from speechbrain_rev.lobes.stage import Stage
-from speechbrain_rev.lobes.transitions import (
+from speechbrain_rev.lobes.geometry import channels_by_level
+from speechbrain_rev.lobes.pooling import CORRECTIONS, POOLINGS, Pooling
+from speechbrain_rev.lobes.stages import (
     SpaceToDepthTransition,
+    Stage,
     Stem,
     StridedTransition,
 )
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.coupling import AdditiveCoupling
 from speechbrain_rev.reversible.monitor import Verify
+
+_BLOCKS = (*RESIDUALS.values(), *ORDINARY_BLOCKS.values())
+
+
+def zero_residuals(encoder: nn.Module) -> None:
+    """Let each block of an encoder add nothing at first.
+
+    The scale of the normalisation that ends an ordinary block is 0, as in Goyal et al.,
+    "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017, section 5.1. A
+    reversible block has none there: the weight of its functions' last convolution is 0.
+    A network of any depth begins as its stem and transitions, and its blocks get their
+    part as they learn.
+
+    Parameters
+    ----------
+    encoder : nn.Module
+        Changed in place.
+
+    Examples
+    --------
+    >>> block = RESIDUALS["basic"](8)
+    >>> zero_residuals(block)
+    >>> block.conv2.weight.count_nonzero().item()
+    0
+    """
+    for module in encoder.modules():
+        if isinstance(module, _BLOCKS):
+            nn.init.zeros_(module.get_parameter(f"{module.ends_with}.weight"))
 
 
 @dataclass(frozen=True)
@@ -32,24 +60,27 @@ class EncoderParts:
     ----------
     row : Architecture
         The encoder's row of the table, with the sizes that were asked for.
+    geometry : EncoderGeometry
+        Frequencies and frames at each level.
     channels : list of int or None
         Channels that stem and transitions work on at a time, at each level.
     stem : nn.Module
         What makes the first stage's input.
     stages : list of Stage
         The stages.
+    pooling : Pooling
+        From the last stage's maps to statistics.
     fc : nn.Linear
         From pooled statistics to the embedding.
-    correction : int
-        0 to pool the population's variance, 1 for the unbiased estimate.
     """
 
     row: Architecture
+    geometry: EncoderGeometry
     channels: list[int | None]
     stem: nn.Module
     stages: list[Stage]
+    pooling: Pooling
     fc: nn.Linear
-    correction: int
 
 
 def parts_of(
@@ -62,6 +93,7 @@ def parts_of(
     verify_every: int,
     chunk: int | str | None,
     sync_batchnorm: bool,
+    pooling: str,
     pooling_variance: str,
     widths: Sequence[int] | None,
     blocks: Sequence[int] | None,
@@ -71,7 +103,7 @@ def parts_of(
     Parameters
     ----------
     name, n_mels, embedding_dim, streams, verify, verify_every, chunk, sync_batchnorm, \
-    pooling_variance, widths, blocks
+    pooling, pooling_variance, widths, blocks
         As ``SpeakerEncoder`` takes them.
 
     Returns
@@ -87,30 +119,33 @@ def parts_of(
     row = architecture(name)
     row = dataclasses.replace(
         row,
-        widths=row.widths if widths is None else _of_stages("widths", widths),
-        blocks=row.blocks if blocks is None else _of_stages("blocks", blocks),
+        widths=row.widths if widths is None else _of_stages(row, "widths", widths),
+        blocks=row.blocks if blocks is None else _of_stages(row, "blocks", blocks),
     )
+    geometry = row.geometry(n_mels)
     check_switch("sync_batchnorm", sync_batchnorm)
-    _check_sizes(row, n_mels, embedding_dim, pooling_variance)
+    _check_sizes(row, geometry, embedding_dim)
+    check_name("pooling", pooling, POOLINGS)
+    check_name("pooling_variance", pooling_variance, CORRECTIONS)
     if not row.reversible and chunk not in ("auto", None):
         raise ValueError(
             f"{name} has no reversible blocks and works on all channels at once: chunk "
             f"is {chunk!r}, but takes 'auto' or None here."
         )
-    channels = channels_by_level(chunk if row.reversible else None, n_mels)
+    channels = channels_by_level(chunk if row.reversible else None, geometry)
     stem_convolutions = 2 if row.family == "df_revnet" and row.type == "I" else 1
     width = row.widths[0] * (_expansion(row) if row.type == "II" else 1)
     settings = {"streams": streams, "verify": verify, "verify_every": verify_every}
     stem = Stem(width, stem_convolutions, sync=sync_batchnorm)
     stages = []
-    for i in range(len(row.widths)):
-        chain = settings | {"chunk": channels[i]}
+    for i, (_, level) in enumerate(geometry.stage_levels):
+        chain = settings | {"chunk": channels[level]}
         stages.append(_stage(row, i, width, chain, sync_batchnorm))
         width = row.widths[i] * _expansion(row)
-    pooled_freq = -(-n_mels // 8)
-    fc = nn.Linear(2 * width * pooled_freq, embedding_dim)
-    correction = CORRECTIONS[pooling_variance]
-    return EncoderParts(row, list(channels), stem, stages, fc, correction)
+    rows = width * geometry.frequencies[-1]
+    pooled = POOLINGS[pooling](rows, variance=pooling_variance)
+    fc = nn.Linear(pooled.statistics * rows, embedding_dim)
+    return EncoderParts(row, geometry, channels, stem, stages, pooled, fc)
 
 
 def check_switch(name: str, value: object) -> None:
@@ -122,13 +157,20 @@ def check_switch(name: str, value: object) -> None:
         )
 
 
-def _of_stages(name: str, numbers: object) -> tuple[int, ...]:
+def check_name(what: str, name: str, table: Collection[str]) -> None:
+    """Refuse a name that a table lacks."""
+    if name not in table:
+        raise ValueError(f"{what} must be one of {', '.join(table)}, but is {name!r}.")
+
+
+def _of_stages(row: Architecture, name: str, numbers: object) -> tuple[int, ...]:
     """Take one number for each stage; ``_check_sizes`` looks at the numbers."""
     if isinstance(numbers, Sequence) and not isinstance(numbers, str):
         return tuple(numbers)
     raise ValueError(
-        f"{name} is {numbers!r}, but takes a list of 4 whole numbers, one for each "
-        "stage, such as [8, 8, 16, 16], or null for the published ones."
+        f"{name} is {numbers!r}, but takes a list of {len(row.strides)} whole numbers, "
+        f"one for each stage, such as {list(getattr(row, name))}, or null for the "
+        "published ones."
     )
 
 
@@ -141,17 +183,17 @@ def _stage(
 ) -> Stage:
     """Build one stage of a row; ``channels`` are those of the stage before."""
     width, n_blocks = row.widths[index], row.blocks[index]
-    downsamples = index > 0
-    stride = 2 if downsamples else 1
+    stride = row.strides[index]
+    is_entered = index > 0 or stride > 1
     wide = width * _expansion(row)
     ordinary = ORDINARY_BLOCKS[row.block]
     entry: nn.Module | None = None
     if row.family == "revnet" and row.type == "I":
         entry = ordinary(channels, width, stride, sync=sync)
-    elif row.type == "II" and downsamples:
-        entry = SpaceToDepthTransition(channels, wide, sync=sync)
-    elif row.family in ("df_resnet", "df_revnet") and downsamples:
-        entry = StridedTransition(channels, wide, sync=sync)
+    elif row.type == "II" and is_entered:
+        entry = SpaceToDepthTransition(channels, wide, stride, sync=sync)
+    elif row.family in ("df_resnet", "df_revnet") and is_entered:
+        entry = StridedTransition(channels, wide, stride, sync=sync)
     if row.reversible:
         residual = RESIDUALS[row.block]
         couplings = [
@@ -160,11 +202,11 @@ def _stage(
             )
             for _ in range(n_blocks)
         ]
-        return Stage(entry, ReversibleChain(couplings, **settings), downsamples)
+        return Stage(entry, ReversibleChain(couplings, **settings))
     first = (channels, stride) if entry is None else (wide, 1)
     shapes = [first] + [(wide, 1)] * (n_blocks - 1)
     blocks = nn.ModuleList(ordinary(c, width, s, sync=sync) for c, s in shapes)
-    return Stage(entry, blocks, downsamples)
+    return Stage(entry, blocks)
 
 
 def _expansion(row: Architecture) -> int:
@@ -174,20 +216,23 @@ def _expansion(row: Architecture) -> int:
 
 
 def _check_sizes(
-    row: Architecture, n_mels: int, embedding_dim: int, pooling_variance: str
+    row: Architecture,
+    geometry: EncoderGeometry,
+    embedding_dim: int,
 ) -> None:
     for name, size in {
         "widths": row.widths,
         "blocks": row.blocks,
-        "n_mels": (n_mels,),
+        "n_mels": (geometry.n_mels,),
         "embedding_dim": (embedding_dim,),
     }.items():
         if not all(isinstance(number, int) for number in size):
             raise ValueError(f"{name} takes whole numbers, but is {size}.")
-    if len(row.widths) != 4 or len(row.blocks) != 4 or min(row.widths) < 1:
+    stages = len(row.strides)
+    if {len(row.widths), len(row.blocks)} != {stages} or min(row.widths) < 1:
         raise ValueError(
-            "widths and blocks take one number for each of the 4 stages, widths of at "
-            f"least 1; given were widths={row.widths}, blocks={row.blocks}."
+            f"widths and blocks take one number for each of the {stages} stages, widths of "
+            f"at least 1; given were widths={row.widths}, blocks={row.blocks}."
         )
     least = 0 if row.reversible else 1
     if min(row.blocks) < least or not any(row.blocks):
@@ -202,16 +247,11 @@ def _check_sizes(
             f"{row.name} halves and rearranges its channels: widths must be multiples "
             f"of {step}, but {uneven[0]} is not."
         )
-    if n_mels < 8 or (row.type == "II" and n_mels % 8):
+    if not geometry.fits:
+        needed = "a multiple of" if geometry.rearranges else "at least"
         raise ValueError(
-            f"{row.name} halves the frequency axis three times: n_mels must be at "
-            f"least 8{', and a multiple of 8' if row.type == 'II' else ''}, "
-            f"but is {n_mels}."
+            f"{row.name} divides the frequency axis by {geometry.downsampling}: n_mels must "
+            f"be {needed} {geometry.downsampling}, but is {geometry.n_mels}."
         )
     if embedding_dim < 1:
         raise ValueError(f"embedding_dim must be at least 1, but is {embedding_dim}.")
-    if pooling_variance not in CORRECTIONS:
-        raise ValueError(
-            f"pooling_variance must be one of {', '.join(CORRECTIONS)}, but is "
-            f"{pooling_variance!r}."
-        )

@@ -1,4 +1,4 @@
-"""The training head: cosines to one weight vector per speaker, and the AAM loss.
+"""The training head: cosines to one weight vector per speaker, and losses with a margin.
 
 Both compute in float32 whatever autocast says: near a cosine of 1, where training
 ends, bfloat16 has steps of 0.004, as large as the differences that matter.
@@ -6,6 +6,7 @@ ends, bfloat16 has steps of 0.004, as large as the differences that matter.
 
 from __future__ import annotations
 
+import abc
 import math
 
 import torch
@@ -108,13 +109,11 @@ def true_speakers(weight: torch.Tensor, *, speeds: int) -> torch.Tensor:
     return weight[:speakers]
 
 
-class AAMSoftmax(nn.Module):
-    """Additive angular margin softmax loss.
+class MarginSoftmax(nn.Module, abc.ABC):
+    """Softmax loss of cosines, of which the target's has a margin to overcome.
 
-    The target's cosine cos(t) becomes cos(t + margin), then all cosines times `scale`
-    enter the softmax cross-entropy (Deng et al. 2019, "ArcFace", equation 3). Past
-    t = pi - margin, where cos(t + margin) would rise again, cos(t) - margin *
-    sin(margin) continues it, as in the authors' code with easy_margin off.
+    The margin lowers the target's cosine, then all cosines times `scale` enter the softmax
+    cross-entropy. To add a loss, write its ``with_margin`` and name it in ``LOSSES``.
 
     Whether it is given cosines is looked at in its 1st, 10th, 100th and 1000th batch, for
     the scores of a layer that does not normalise may be below 1 until it has trained; of
@@ -123,8 +122,8 @@ class AAMSoftmax(nn.Module):
     Parameters
     ----------
     margin : float
-        Margin in radians; the attribute of this name may be set at any time, as a
-        schedule does.
+        The margin, of an angle in radians; the attribute of this name may be set at any
+        time, as a schedule does.
     scale : float
         Factor on the cosines.
 
@@ -181,8 +180,12 @@ class AAMSoftmax(nn.Module):
             cosines = predictions.squeeze(1).float()
             targets = targets.long().reshape(-1, 1)
             target_cosines = cosines.gather(1, targets)
-            logits = cosines.scatter(1, targets, self._with_margin(target_cosines))
+            logits = cosines.scatter(1, targets, self.with_margin(target_cosines))
             return functional.cross_entropy(self.scale * logits, targets.squeeze(1))
+
+    @abc.abstractmethod
+    def with_margin(self, cosines: torch.Tensor) -> torch.Tensor:
+        """Lower the cosines of targets, [batch, 1]."""
 
     def _look(self, predictions: torch.Tensor) -> None:
         if not has_contents(predictions):
@@ -196,14 +199,40 @@ class AAMSoftmax(nn.Module):
             return
         if least < -_LARGEST_COSINE or largest > _LARGEST_COSINE:
             raise ValueError(
-                f"AAMSoftmax takes cosines, but was given scores from {least:.3g} to "
+                f"{type(self).__name__} takes cosines, but was given scores from {least:.3g} to "
                 f"{largest:.3g}. Give it those of a classifier that normalises, such as "
                 "speechbrain_rev.lobes.classifier.CosineClassifier."
             )
         is_last = self._next_look == _LAST_LOOK
         self._next_look = math.inf if is_last else 10 * self._next_look
 
-    def _with_margin(self, cosines: torch.Tensor) -> torch.Tensor:
+    def extra_repr(self) -> str:
+        """Show margin and scale when printed."""
+        return f"margin={self.margin}, scale={self.scale}"
+
+
+class AAMSoftmax(MarginSoftmax):
+    """Additive angular margin softmax loss: cos(t) becomes cos(t + margin).
+
+    Deng et al. 2019, "ArcFace", equation 3. Past t = pi - margin, where cos(t + margin)
+    would rise again, cos(t) - margin * sin(margin) continues it, as in the authors' code
+    with easy_margin off.
+
+    Parameters
+    ----------
+    margin : float
+        Radians.
+    scale : float
+        Factor on the cosines.
+
+    Example
+    -------
+    >>> AAMSoftmax(margin=math.pi / 6).with_margin(torch.tensor([[0.0]])).item()
+    -0.5
+    """
+
+    def with_margin(self, cosines: torch.Tensor) -> torch.Tensor:
+        """Add the margin to the angles of targets, [batch, 1]."""
         cosines = cosines.clamp(-_COSINE_BOUND, _COSINE_BOUND)
         sines = torch.sqrt(1.0 - cosines**2)
         shifted = cosines * math.cos(self.margin) - sines * math.sin(self.margin)
@@ -212,6 +241,62 @@ class AAMSoftmax(nn.Module):
             cosines > math.cos(math.pi - self.margin), shifted, continued
         )
 
-    def extra_repr(self) -> str:
-        """Show margin and scale when printed."""
-        return f"margin={self.margin}, scale={self.scale}"
+
+class AMSoftmax(MarginSoftmax):
+    """Additive margin softmax loss: cos(t) becomes cos(t) - margin.
+
+    Wang et al. 2018, "CosFace", equation 4; SpeechBrain's ``AngularMargin`` does the same.
+
+    Parameters
+    ----------
+    margin : float
+        Of the cosine.
+    scale : float
+        Factor on the cosines.
+
+    Example
+    -------
+    >>> AMSoftmax(margin=0.25).with_margin(torch.tensor([[0.75]])).item()
+    0.5
+    """
+
+    def with_margin(self, cosines: torch.Tensor) -> torch.Tensor:
+        """Take the margin off the cosines of targets, [batch, 1]."""
+        return cosines - self.margin
+
+
+#: Losses by the names that YAML files give them.
+LOSSES: dict[str, type[MarginSoftmax]] = {
+    "aam_softmax": AAMSoftmax,
+    "am_softmax": AMSoftmax,
+}
+
+
+def build_loss(name: str, *, margin: float = 0.2, scale: float = 32.0) -> MarginSoftmax:
+    """Make a loss by its name, as a YAML file does with ``!apply:``.
+
+    Parameters
+    ----------
+    name : {"aam_softmax", "am_softmax"}
+        One of ``LOSSES``.
+    margin, scale : float
+        As the loss takes them.
+
+    Returns
+    -------
+    MarginSoftmax
+        The loss.
+
+    Raises
+    ------
+    ValueError
+        If there is no such loss.
+
+    Example
+    -------
+    >>> build_loss("am_softmax", margin=0.3)
+    AMSoftmax(margin=0.3, scale=32.0)
+    """
+    if name not in LOSSES:
+        raise ValueError(f"loss must be one of {', '.join(LOSSES)}, but is {name!r}.")
+    return LOSSES[name](margin, scale)

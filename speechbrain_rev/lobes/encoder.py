@@ -1,32 +1,27 @@
 """Speaker encoders: filterbanks in, one embedding per utterance out.
 
 All 25 encoders are one class, whose modules ``build`` makes from a row of
-``architectures``: a stem, four stages, each entered through a transition, and a linear
+``architectures``: a stem, stages, each entered through a transition, and a linear
 layer after statistics pooling. In the reversible families the stages are chains of couplings, and the streams
 travel from the stem to the pooling without becoming one tensor in between.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechbrain_rev.architectures import counterparts
 from speechbrain_rev.compression.activations import ActivationCompression
-from speechbrain_rev.lobes.build import check_switch, parts_of
-from speechbrain_rev.lobes.initialisation import zero_residuals
-from speechbrain_rev.lobes.inputs import check_input
-from speechbrain_rev.lobes.layers import Masks
-from speechbrain_rev.lobes.masking import level_masks, missing_frames
-from speechbrain_rev.lobes.pooling import CORRECTIONS, embedded, statistics_pooling
-from speechbrain_rev.lobes.stage import Sizes, Stage
-from speechbrain_rev.lobes.units import run_unit
+from speechbrain_rev.lobes.build import check_switch, parts_of, zero_residuals
+from speechbrain_rev.lobes.geometry import check_input, maps_and_masks
+from speechbrain_rev.lobes.layers import run_unit
+from speechbrain_rev.lobes.pooling import POOLINGS, Pooling, embedded
+from speechbrain_rev.lobes.stages import Levels, Runner, Stage, walk
 from speechbrain_rev.modes import (
     LOSSLESS,
     WITHOUT_INVERSE,
@@ -40,7 +35,8 @@ from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.hooks import Moment, has_hooks, tell, tell_end
 from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.streams import Streams, as_format, join, read_both
+from speechbrain_rev.reversible.recompute import trains
+from speechbrain_rev.reversible.streams import Streams, as_format
 
 
 class SpeakerEncoder(nn.Module):
@@ -51,7 +47,8 @@ class SpeakerEncoder(nn.Module):
     name : str
         One of ``speechbrain_rev.architectures.ARCHITECTURES``.
     n_mels : int
-        Mel bands of the input; a multiple of 8 for encoders of type II.
+        Mel bands of the input; in encoders of type II a multiple of the product of
+        all strides, 8.
     embedding_dim : int
         Size of the embedding.
     mode : Mode or str, or mapping of block name to these, or Plan, or None
@@ -74,11 +71,14 @@ class SpeakerEncoder(nn.Module):
         order of sums: gradients are equal to the bit in all modes at one chunk.
     sync_batchnorm : bool
         Whether batch statistics are shared between processes.
+    pooling : {"statistics"}
+        How the last stage's maps become one vector: a name of
+        ``speechbrain_rev.lobes.pooling.POOLINGS``.
     pooling_variance : {"population", "unbiased"}
-        Which variance statistics pooling takes; WeSpeaker has the unbiased one.
+        Which variance pooling takes; WeSpeaker has the unbiased one.
     zero_init_residual : bool
         Whether blocks begin as the identity, see
-        :func:`~speechbrain_rev.lobes.initialisation.zero_residuals`. They do so in the
+        :func:`~speechbrain_rev.lobes.build.zero_residuals`. They do so in the
         recipe.
     compression : ActivationCompression or None
         How blocks in mode "compress" do it; None for its defaults.
@@ -117,6 +117,7 @@ class SpeakerEncoder(nn.Module):
         verify_every: int = 100,
         chunk: int | str | None = "auto",
         sync_batchnorm: bool = False,
+        pooling: str = "statistics",
         pooling_variance: str = "population",
         zero_init_residual: bool = False,
         compression: ActivationCompression | None = None,
@@ -134,15 +135,16 @@ class SpeakerEncoder(nn.Module):
             verify_every=verify_every,
             chunk=chunk,
             sync_batchnorm=sync_batchnorm,
+            pooling=pooling,
             pooling_variance=pooling_variance,
             widths=widths,
             blocks=blocks,
         )
-        self.architecture, self.n_mels = parts.row, n_mels
-        self.correction, self.channels = parts.correction, parts.channels
+        self.architecture, self.geometry = parts.row, parts.geometry
+        self.channels = parts.channels
         self.stem = parts.stem
         self.stages = nn.ModuleList(parts.stages)
-        self.fc = parts.fc
+        self.pooling, self.fc = parts.pooling, parts.fc
         before = None
         for key, chain in self._chains().items():
             chain.monitor.name, chain.monitor.before = key, before
@@ -162,6 +164,11 @@ class SpeakerEncoder(nn.Module):
         self.set_mode(parts.row.default_mode)
         if mode is not None:
             self.set_mode(mode)
+
+    @property
+    def n_mels(self) -> int:
+        """Mel bands of the input."""
+        return self.geometry.n_mels
 
     def block_modes(self) -> dict[str, Mode]:
         """Name the blocks and say what each keeps for the backward pass.
@@ -254,7 +261,7 @@ class SpeakerEncoder(nn.Module):
         Parameters
         ----------
         channels : sequence of int or None
-            At each of the 4 levels, as ``chunks.channels_by_level`` gives them.
+            At each level, as ``geometry.channels_by_level`` gives them.
 
         Raises
         ------
@@ -262,10 +269,10 @@ class SpeakerEncoder(nn.Module):
             If the encoder is not reversible and channels are not all None, or they are
             not one number, or None, for each level.
         """
-        if len(channels) != len(self.stages):
+        if len(channels) != self.geometry.levels:
             raise ValueError(
                 f"channels are {list(channels)}; there must be one for each of the "
-                f"{len(self.stages)} levels."
+                f"{self.geometry.levels} levels."
             )
         if any(c is not None and (type(c) is not int or c < 1) for c in channels):
             raise ValueError(
@@ -277,9 +284,10 @@ class SpeakerEncoder(nn.Module):
                 f"channels at once; channels are {list(channels)}."
             )
         self.channels = list(channels)
-        for stage, size in zip(self._stages(), channels, strict=True):
+        levels = self.geometry.stage_levels
+        for stage, (_, level) in zip(self._stages(), levels, strict=True):
             if stage.chain is not None:
-                stage.chain.chunk = size
+                stage.chain.chunk = channels[level]
 
     @property
     def streams(self) -> str | None:
@@ -367,87 +375,61 @@ class SpeakerEncoder(nn.Module):
             If the input has not the shape that the encoder was built for, or lengths
             are not relative.
         """
-        check_input(self.architecture.name, self.n_mels, feats, lengths)
+        check_input(self.architecture.name, self.geometry, feats, lengths)
         if torch._C._is_tracing() and (
-            lengths is not None or self.training or self.architecture.type == "II"
+            lengths is not None or self.training or self.geometry.rearranges
         ):
             raise RuntimeError(
                 f"torch.jit.trace would fix the number of frames of "
                 f"{self.architecture.name}: it records no training, no lengths and no "
                 f"encoder of type II. {_WAYS_OUT}"
             )
-        x = feats.transpose(1, 2).unsqueeze(1)
-        frames = feats.shape[1]
-        padding = missing_frames(frames, 8) if self.architecture.type == "II" else 0
-        x = F.pad(x, (0, padding))
-        masks = level_masks(x, frames, lengths, padding)
-        if masks[0] is not None:
-            # Whatever stands in the padding, NaN too, is as if it were not there.
-            x = x.where(masks[0] > 0, 0)
+        x, masks = maps_and_masks(feats, lengths, self.geometry)
         wanted = not is_lossless(self._modes.values())
         with self.compression.during(self, everywhere=False, wanted=wanted):
-            pooled = self._pooled(x, masks)
+            runner = _EngineRunner(self, masks)
+            pooled = walk(self, x, runner)
         return embedded(self.fc, pooled, feats.dtype, training=self.training)
-
-    def _pooled(self, x: Tensor, masks: list[Tensor | None]) -> Tensor:
-        level = 0
-        sizes = self.channels[0], self.channels[0]
-        first = Masks(masks[0], masks[0])
-        held: list[Tensor | Streams]
-        held = [self._run("stem", self.stem, first, x, sizes)]
-        for i, stage in enumerate(self._stages()):
-            before, level = level, level + stage.downsamples
-            around = Masks(masks[before], masks[level])
-            sizes = self.channels[before], self.channels[level]
-            run = functools.partial(self._run_in_stage, i)
-            if has_hooks(stage):
-                # They see tensors, as in any network.
-                now = held.pop()
-                now = join(now) if isinstance(now, Streams) else now
-                held = [stage(now, around, sizes, run)]
-                del now
-            else:
-                held = [stage.run(held, around, sizes, run)]
-        now = held.pop()
-        parts = read_both(now) if isinstance(now, Streams) else (now,)
-        pooled = [
-            statistics_pooling(part, masks[level], correction=self.correction)
-            for part in parts
-        ]
-        return torch.cat([p for kind in zip(*pooled, strict=True) for p in kind], 1)
-
-    def _run_in_stage(
-        self,
-        stage: int,
-        name: str,
-        unit: nn.Module,
-        masks: Masks,
-        given: Tensor | Streams,
-        sizes: Sizes,
-    ) -> Tensor:
-        return self._run(f"stages.{stage}.{name}", unit, masks, given, sizes)
-
-    def _run(
-        self,
-        name: str,
-        unit: nn.Module,
-        masks: Masks,
-        given: Tensor | Streams,
-        sizes: Sizes,
-    ) -> Tensor:
-        """Run a unit, in training on some channels at a time."""
-        mode = self._modes[name]
-        tell(unit, Moment.FORWARD_BEGINS)
-        with mode.spec.around():
-            y = run_unit(unit, masks, given, sizes, recomputes=mode.spec.runs_twice)
-        tell_end(unit, y)
-        return y
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Refuse ``torch.jit.script``, which knows no autograd functions."""
         raise RuntimeError(
             f"{self.architecture.name} cannot be given to torch.jit.script. {_WAYS_OUT}"
         )
+
+
+class _EngineRunner(Runner):
+    """Run the parts as their modes say, in training on some channels at a time."""
+
+    def __init__(self, encoder: SpeakerEncoder, masks: list[Tensor | None]) -> None:
+        super().__init__(masks)
+        self.modes, self.channels = encoder._modes, encoder.channels
+
+    def unit(
+        self, name: str, unit: nn.Module, levels: Levels, given: Tensor | Streams
+    ) -> Tensor:
+        mode = self.modes[name]
+        sizes = [self.channels[level] for level in levels]
+        tell(unit, Moment.FORWARD_BEGINS)
+        with mode.spec.around():
+            y = run_unit(
+                unit, self.around(levels), given, sizes, recomputes=mode.spec.runs_twice
+            )
+        tell_end(unit, y)
+        return y
+
+    def chain(
+        self, chain: ReversibleChain, held: list[Tensor | Streams], level: int
+    ) -> Tensor | Streams:
+        # No name here or at the caller keeps their input alive.
+        halves = list(cast(Tensor, held.pop()).chunk(2, dim=1))
+        if trains(chain) and not has_hooks(chain):
+            return chain.train_step(halves, self.masks[level])
+        return torch.cat(chain(*halves, self.masks[level]), dim=1)
+
+    def pooled(self, pooling: Pooling, parts: Sequence[Tensor]) -> Tensor:
+        y: Tensor = pooling(self.masks[-1], *parts)
+        return y
 
 
 _WAYS_OUT = (
@@ -467,6 +449,7 @@ def build_encoder(
     verify_every: int = 100,
     chunk: int | str | None = "auto",
     sync_batchnorm: bool = False,
+    pooling: str = "statistics",
     pooling_variance: str = "population",
     zero_init_residual: bool = False,
     compression: ActivationCompression | None = None,
@@ -480,7 +463,7 @@ def build_encoder(
     Parameters
     ----------
     name, n_mels, embedding_dim, mode, streams, verify, verify_every, chunk, sync_batchnorm, \
-    pooling_variance, zero_init_residual, compression, widths, blocks
+    pooling, pooling_variance, zero_init_residual, compression, widths, blocks
         As :class:`SpeakerEncoder` takes them.
 
     Returns
@@ -509,6 +492,7 @@ def build_encoder(
         verify_every=verify_every,
         chunk=chunk,
         sync_batchnorm=sync_batchnorm,
+        pooling=pooling,
         pooling_variance=pooling_variance,
         zero_init_residual=zero_init_residual,
         compression=compression,
@@ -535,7 +519,7 @@ def settings_of(encoder: SpeakerEncoder) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If the last layer was replaced by one without ``out_features``.
+        If the last layer was replaced by one without ``out_features``, or the pooling.
 
     Examples
     --------
@@ -544,18 +528,24 @@ def settings_of(encoder: SpeakerEncoder) -> dict[str, Any]:
     >>> settings["pooling_variance"], settings["widths"]
     ('unbiased', (32, 64, 128, 256))
     """
-    if not hasattr(encoder.fc, "out_features"):
+    poolings = {kind: name for name, kind in POOLINGS.items()}
+    known = {
+        "fc": hasattr(encoder.fc, "out_features"),
+        "pooling": type(encoder.pooling) in poolings,
+    }
+    for name in (name for name, is_known in known.items() if not is_known):
         raise ValueError(
-            f"fc of {encoder.architecture.name} is a {type(encoder.fc).__name__}, which "
-            "build_encoder does not make. Plan the network as it is, by "
+            f"{name} of {encoder.architecture.name} is a "
+            f"{type(getattr(encoder, name)).__name__}, which build_encoder does not make. "
+            "Plan the network as it is, by "
             "speechbrain_rev.planner.plan(module, example_batch)."
         )
-    variances = {correction: name for name, correction in CORRECTIONS.items()}
     settings = {
         "widths": encoder.architecture.widths,
         "n_mels": encoder.n_mels,
         "embedding_dim": encoder.fc.out_features,
-        "pooling_variance": variances[encoder.correction],
+        "pooling": poolings[type(encoder.pooling)],
+        "pooling_variance": encoder.pooling.variance,
         "sync_batchnorm": any(
             norm.sync for norm in encoder.modules() if isinstance(norm, BatchNorm)
         ),

@@ -8,7 +8,7 @@ that torch.export and ONNX know.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -17,24 +17,24 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
-from speechbrain_rev.lobes.inputs import check_input
-from speechbrain_rev.lobes.layers import Masks, PointwiseConv, masked_
-from speechbrain_rev.lobes.masking import level_masks, missing_frames
-from speechbrain_rev.lobes.pooling import embedded, statistics_of
-from speechbrain_rev.lobes.stage import Stage
+from speechbrain_rev.lobes.geometry import check_input, maps_and_masks
+from speechbrain_rev.lobes.layers import PointwiseConv, masked_
+from speechbrain_rev.lobes.pooling import POOLINGS, Pooling, embedded
+from speechbrain_rev.lobes.stages import Levels, Runner, Stage, walk
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.convolution import Geometry
 from speechbrain_rev.reversible.coupling import AdditiveCoupling, arguments
 from speechbrain_rev.reversible.norm import BatchNorm
+from speechbrain_rev.reversible.streams import Streams
 
 #: Of maps and weights: on CPUs the fastest for all families, for depthwise convolutions
 #: by far.
 _LAYOUT = torch.channels_last
 
 #: What is not called in the form, but read: each does there what its class says.
-_READ = (
+_READ: tuple[type[nn.Module], ...] = (
     SpeakerEncoder, Stage, ReversibleChain, AdditiveCoupling, nn.Conv2d, PointwiseConv,
-    BatchNorm,
+    BatchNorm, *POOLINGS.values(),
 )  # fmt: skip
 
 
@@ -59,9 +59,9 @@ class InferenceEncoder(nn.Module):
 
     def __init__(self, encoder: SpeakerEncoder) -> None:
         super().__init__()
-        self.architecture, self.n_mels = encoder.architecture, encoder.n_mels
-        self.correction = encoder.correction
-        self.stem, self.stages, self.fc = encoder.stem, encoder.stages, encoder.fc
+        self.architecture, self.geometry = encoder.architecture, encoder.geometry
+        self.stem, self.stages = encoder.stem, encoder.stages
+        self.pooling, self.fc = encoder.pooling, encoder.fc
 
     def forward(self, feats: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Embed utterances.
@@ -84,51 +84,41 @@ class InferenceEncoder(nn.Module):
         ValueError
             As ``SpeakerEncoder`` does.
         """
-        check_input(self.architecture.name, self.n_mels, feats, lengths)
+        check_input(self.architecture.name, self.geometry, feats, lengths)
         return self.embed(feats, lengths)
 
     def embed(self, feats: Tensor, lengths: Tensor | None) -> Tensor:
         """Embed utterances that were looked at already: in a graph, nothing can be."""
-        frames = feats.shape[1]
-        padding = missing_frames(frames, 8) if self.architecture.type == "II" else 0
-        x = F.pad(feats.transpose(1, 2).unsqueeze(1), (0, padding))
-        masks = level_masks(x, frames, lengths, padding)
-        if masks[0] is not None:
-            x = x.where(masks[0] > 0, 0)
-        return embedded(self.fc, self._pooled(x, masks), feats.dtype)
-
-    def _pooled(self, x: Tensor, masks: list[Tensor | None]) -> Tensor:
-        level = 0
-        x = self.stem(Masks(masks[0], masks[0]), x)
-        for module in self.stages:
-            stage = cast(Stage, module)
-            before, level = level, level + stage.downsamples
-            around = Masks(masks[before], masks[level])
-            if stage.entry is not None:
-                x = stage.entry(around, x)
-                around = Masks(masks[level], masks[level])
-            if stage.chain is not None:
-                held = [x]
-                del x  # the stage's input goes as soon as both streams are there
-                x = _coupled(stage.chain.blocks, held, masks[level])
-                continue
-            for block in cast(nn.ModuleList, stage.blocks):
-                x = block(around, x)
-                around = Masks(masks[level], masks[level])
-        pooled = statistics_of(x, masks[level], correction=self.correction)
-        return torch.cat(pooled, 1)
+        x, masks = maps_and_masks(feats, lengths, self.geometry)
+        pooled = walk(self, x, _PlainRunner(masks))
+        return embedded(self.fc, pooled, feats.dtype)
 
 
-def _coupled(blocks: nn.ModuleList, held: list[Tensor], mask: Tensor | None) -> Tensor:
-    """Run couplings (equations 7 and 8) in two streams of their own; empties ``held``."""
-    halves = held.pop().chunk(2, dim=1)
-    x1, x2 = (half.contiguous(memory_format=_LAYOUT) for half in halves)
-    del halves
-    for module in blocks:
-        block = cast(AdditiveCoupling, module)
-        x1.add_(block.f(*arguments(x2, mask)))
-        x2.add_(block.g(*arguments(x1, mask)))
-    return torch.cat([x1, x2], dim=1)
+class _PlainRunner(Runner):
+    """Call the parts; couplings are run in two streams of their own."""
+
+    def unit(
+        self, name: str, unit: nn.Module, levels: Levels, given: Tensor | Streams
+    ) -> Tensor:
+        y: Tensor = unit(self.around(levels), given)
+        return y
+
+    def chain(
+        self, chain: ReversibleChain, held: list[Tensor | Streams], level: int
+    ) -> Tensor:
+        """Run equations 7 and 8 in place."""
+        halves = cast(Tensor, held.pop()).chunk(2, dim=1)
+        x1, x2 = (half.contiguous(memory_format=_LAYOUT) for half in halves)
+        del halves
+        mask = self.masks[level]
+        for module in chain.blocks:
+            block = cast(AdditiveCoupling, module)
+            x1.add_(block.f(*arguments(x2, mask)))
+            x2.add_(block.g(*arguments(x1, mask)))
+        return torch.cat([x1, x2], dim=1)
+
+    def pooled(self, pooling: Pooling, parts: Sequence[Tensor]) -> Tensor:
+        return pooling.pool(self.masks[-1], *parts)
 
 
 class _Folded(nn.Module):

@@ -1,7 +1,8 @@
-"""Statistics pooling over time."""
+"""Pooling over time, and the embedding that is made of it."""
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import torch
@@ -16,39 +17,77 @@ VARIANCE_FLOOR = 1e-7
 CORRECTIONS = {"population": 0, "unbiased": 1}
 
 
-def statistics_pooling(
-    x: Tensor, mask: Tensor | None, *, correction: int
-) -> tuple[Tensor, Tensor]:
-    """Pool over time: the mean and the deviation of each channel and frequency.
+class Pooling(nn.Module, abc.ABC):
+    """What makes one vector of an utterance's feature maps.
+
+    It is made with ``rows``, the channels of all maps times their frequencies, and the
+    variance that was asked for. To add one, write its ``pool`` and name it in ``POOLINGS``.
+    """
+
+    #: Values that it makes of each channel and frequency.
+    statistics: int
+
+    def __init__(self, rows: int, *, variance: str) -> None:
+        super().__init__()
+        self.variance = variance
+
+    def forward(self, mask: Tensor | None, *parts: Tensor) -> Tensor:
+        """Pool in float32, whatever autocast says.
+
+        Parameters
+        ----------
+        mask : torch.Tensor, [batch, 1, 1, time], or None
+            1 for the frames that count.
+        *parts : torch.Tensor, [batch, channel, freq, time]
+            Feature maps of some channels each, zero where masked: streams, or all of them.
+
+        Returns
+        -------
+        torch.Tensor, [batch, statistics * rows]
+            Statistics, in float32 at least.
+        """
+        with autocast_off(parts[0].device):
+            return self.pool(mask, *parts)
+
+    @abc.abstractmethod
+    def pool(self, mask: Tensor | None, *parts: Tensor) -> Tensor:
+        """Pool where there is no autocast, in operations that can be exported."""
+
+
+class StatisticsPooling(Pooling):
+    """Mean and deviation over time of each channel and frequency.
 
     Parameters
     ----------
-    x : torch.Tensor, [batch, channel, freq, time]
-        Feature maps, zero where masked.
-    mask : torch.Tensor, [batch, 1, 1, time], or None
-        1 for the frames that count.
-    correction : int
-        0 for the population's variance, 1 for the unbiased estimate.
-
-    Returns
-    -------
-    tuple of torch.Tensor, [batch, channel * freq]
-        Means and sqrt(variance + 1e-7), in float32 at least.
+    rows : int
+        Channels times frequencies.
+    variance : {"population", "unbiased"}
+        Which variance the deviation is the root of.
 
     Examples
     --------
-    >>> mean, std = statistics_pooling(torch.ones(2, 3, 4, 5), None, correction=0)
-    >>> mean.shape, std.shape
-    (torch.Size([2, 12]), torch.Size([2, 12]))
+    >>> pooling = StatisticsPooling(12, variance="population")
+    >>> pooling(None, torch.ones(2, 3, 4, 5)).shape
+    torch.Size([2, 24])
     """
-    with autocast_off(x.device):
-        return statistics_of(x, mask, correction=correction)
+
+    statistics = 2
+
+    def pool(self, mask: Tensor | None, *parts: Tensor) -> Tensor:
+        """Give the means of all parts, then their deviations."""
+        correction = CORRECTIONS[self.variance]
+        pooled = [mean_and_deviation(x, mask, correction=correction) for x in parts]
+        return torch.cat([p for kind in zip(*pooled, strict=True) for p in kind], 1)
 
 
-def statistics_of(
+#: Poolings by the names that YAML files give them.
+POOLINGS: dict[str, type[Pooling]] = {"statistics": StatisticsPooling}
+
+
+def mean_and_deviation(
     x: Tensor, mask: Tensor | None, *, correction: int
 ) -> tuple[Tensor, Tensor]:
-    """Pool as ``statistics_pooling`` does, where there is no autocast.
+    """Take the mean over time and the deviation of each channel and frequency.
 
     Parameters
     ----------
@@ -68,7 +107,7 @@ def statistics_of(
     --------
     >>> mask = torch.tensor([1.0, 1.0, 0.0]).reshape(1, 1, 1, 3)
     >>> x = torch.tensor([1.0, 3.0, 0.0]).reshape(1, 1, 1, 3)
-    >>> mean, std = statistics_of(x, mask, correction=0)
+    >>> mean, std = mean_and_deviation(x, mask, correction=0)
     >>> round(mean.item(), 3), round(std.item(), 3)
     (2.0, 1.0)
     """

@@ -261,12 +261,13 @@ def _differences(given: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 
 def _in_words(state_dict: Mapping[str, Any]) -> str:
     """Say of which size an encoder is whose weights these are, as far as they show it."""
-    blocks: list[set[str]] = [set() for _ in range(4)]
+    blocks: dict[int, set[str]] = {}
     for name in state_dict:
-        match = re.match(r"stages\.([0-3])\.(chain\.)?blocks\.(\d+)\.", name)
+        match = re.match(r"stages\.(\d+)\.(?:(?:chain\.)?blocks\.(\d+)\.)?", name)
         if match:
-            blocks[int(match[1])].add(match[3])
-    counts = list(map(len, blocks))
+            found = blocks.setdefault(int(match[1]), set())
+            found |= {match[2]} if match[2] else set()
+    counts = [len(blocks.get(i, ())) for i in range(1 + max(blocks, default=-1))]
     if not any(counts) or "fc.weight" not in state_dict:
         return "no encoder of this package"
     kind = (

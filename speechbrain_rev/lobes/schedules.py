@@ -14,7 +14,7 @@ from speechbrain.utils.checkpoints import (
     register_checkpoint_hooks,
 )
 
-from .classifier import AAMSoftmax
+from speechbrain_rev.lobes.classifier import MarginSoftmax
 
 # Where the exponential rise of the margin would end if it were not scaled to end
 # at 1: the share of the margin that is missing at its last step (WeSpeaker's value).
@@ -48,7 +48,7 @@ class SpeakerSchedule:
         Batches per epoch. None is refused at the first step.
     batch_size : int
         Utterances per step, over all devices.
-    loss : AAMSoftmax, optional
+    loss : MarginSoftmax, optional
         The loss whose margin is scheduled; without it only the rate is. SpeechBrain's
         own compute with the margin that they were built with, and are refused.
     margin : float
@@ -58,6 +58,7 @@ class SpeakerSchedule:
 
     Example
     -------
+    >>> from speechbrain_rev.lobes.classifier import AAMSoftmax
     >>> loss = AAMSoftmax()
     >>> schedule = SpeakerSchedule(
     ...     lr=0.1, final_lr=0.001, number_of_epochs=4, warmup_epochs=2,
@@ -79,12 +80,12 @@ class SpeakerSchedule:
         warmup_epochs: float = 6,
         steps_per_epoch: int | None = None,
         batch_size: int = 64,
-        loss: AAMSoftmax | None = None,
+        loss: MarginSoftmax | None = None,
         margin: float = 0.2,
         margin_start_epoch: int = 0,
         margin_end_epoch: int = 0,
     ) -> None:
-        if loss is not None and not isinstance(loss, AAMSoftmax):
+        if loss is not None and not isinstance(loss, MarginSoftmax):
             raise ValueError(
                 f"The margin of {type(loss).__name__} cannot be scheduled. Give the "
                 "speechbrain_rev.lobes.classifier.AAMSoftmax that computes the loss, or "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.lobes.chunks import AUTO
+from speechbrain_rev.lobes.geometry import AUTO
 from speechbrain_rev.plots import time_against_memory
 from speechbrain_rev.sizes import MIB
 

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from speechbrain_rev.architectures import architecture
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
-from speechbrain_rev.lobes.chunks import channels_by_level
-from speechbrain_rev.lobes.pooling import statistics_pooling
+from speechbrain_rev.lobes.geometry import channels_by_level
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 from speechbrain_rev.reversible.norm import BatchNorm
 
 #: F and G of each block.
 Functions = Sequence[tuple[nn.Module, nn.Module]]
 #: Hidden channels at a time at the first level of an encoder, where nothing is said.
-CHUNK = channels_by_level("auto", 80)[0]
+CHUNK = channels_by_level("auto", architecture("revnet57").geometry())[0]
 INSTALL = "pip install -e .[peers]"
 
 
@@ -253,7 +253,7 @@ class PlainEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.checkpoints, self.widens = checkpoints, widens
-        self.correction = encoder.correction
+        self.pooling = encoder.pooling
         self.entries, self.chains = nn.ModuleList(), nn.ModuleList()
         self.parts: tuple[nn.Module, ...] = ()
         for stage in encoder.stages:
@@ -278,11 +278,7 @@ class PlainEncoder(nn.Module):
             if self.widens:
                 held.append(_wide(held.pop()))
             streams = chain(held.pop())
-        pooled = [
-            statistics_pooling(x, None, correction=self.correction) for x in streams
-        ]
-        x = torch.cat([p for kind in zip(*pooled, strict=True) for p in kind], dim=1)
-        return self.fc(x).unsqueeze(1)
+        return self.fc(self.pooling(None, *streams)).unsqueeze(1)
 
     def _entered(self, entry: nn.Module, *streams: Tensor) -> Tensor:
         if self.checkpoints:

@@ -6,17 +6,16 @@ TESTS = "tests/unit/lobes/test_chunks.py"
 BLOCKS_CODE = "speechbrain_rev/lobes/blocks.py"
 CONVOLUTION_CODE = "speechbrain_rev/reversible/convolution.py"
 ENDS_CODE = "speechbrain_rev/reversible/segment.py"
-PIECES_CODE = "speechbrain_rev/lobes/pieces.py"
+LAYERS_CODE = "speechbrain_rev/lobes/layers.py"
 READING_CODE = "speechbrain_rev/reversible/convolution.py"
 RECOMPUTE_CODE = "speechbrain_rev/reversible/recompute.py"
 SEGMENT_CODE = "speechbrain_rev/reversible/segment.py"
-UNITS_CODE = "speechbrain_rev/lobes/units.py"
 CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
 
 CHUNKS = [
     Mutant(
         "7: running statistics of a piece are not updated",
-        PIECES_CODE,
+        LAYERS_CODE,
         '"running_mean": means[i],',
         '"running_mean": means[i].clone(),',
         TESTS,
@@ -24,7 +23,7 @@ CHUNKS = [
     ),
     Mutant(
         "7: every piece counts the batch",
-        PIECES_CODE,
+        LAYERS_CODE,
         "None if i else count",
         "count",
         TESTS,
@@ -41,7 +40,7 @@ CHUNKS = [
     ),
     Mutant(
         "7: a convolution with a bias is split, too",
-        PIECES_CODE,
+        LAYERS_CODE,
         "layer.bias is None\n            and ",
         "",
         TESTS,
@@ -49,7 +48,7 @@ CHUNKS = [
     ),
     Mutant(
         "7: a hook does not keep a function whole",
-        PIECES_CODE,
+        LAYERS_CODE,
         " and not any(map(has_hooks, layers))",
         "",
         TESTS,
@@ -105,7 +104,7 @@ CHUNKS = [
     ),
     Mutant(
         "7: within a recomputed encoder the stem returns nothing",
-        UNITS_CODE,
+        LAYERS_CODE,
         "    return recompute_each(modules, arguments, **options)",
         "    return recompute_each(modules, arguments, last=last, **options)",
         TESTS,

@@ -312,7 +312,7 @@ ENGINE = [
     ),
     Mutant(
         "11: hooks on stages do not fire",
-        ENCODER_CODE,
+        "speechbrain_rev/lobes/stages.py",
         "if has_hooks(stage):",
         "if False:",
         HOOKS,
@@ -320,7 +320,7 @@ ENGINE = [
     ),
     Mutant(
         "11: hooks on chains do not fire",
-        "speechbrain_rev/lobes/stage.py",
+        ENCODER_CODE,
         "if trains(chain) and not has_hooks(chain):",
         "if trains(chain):",
         HOOKS,
@@ -353,7 +353,7 @@ ENGINE = [
     Mutant(
         "11: a trace has the number of frames in it",
         ENCODER_CODE,
-        'or self.architecture.type == "II"',
+        "or self.geometry.rearranges",
         "or False",
         "tests/unit/lobes/test_transforms.py",
         "trace_is_right",
@@ -450,8 +450,8 @@ ENGINE = [
     Mutant(
         "pooling takes padding for speech",
         ENCODER_CODE,
-        "statistics_pooling(part, masks[level],",
-        "statistics_pooling(part, None,",
+        "pooling(self.masks[-1], *parts)",
+        "pooling(None, *parts)",
         "tests/unit/lobes/test_lengths.py",
         "alone and revnet57",
     ),

@@ -141,7 +141,7 @@ HALF_PRECISION = [
     # with encoder.patch
     Mutant(
         "half: lengths in half precision lose frames",
-        "speechbrain_rev/lobes/inputs.py",
+        "speechbrain_rev/lobes/geometry.py",
         "lengths.dtype in (torch.float16, torch.bfloat16)",
         "False",
         "tests/unit/lobes/test_lengths.py",

@@ -5,8 +5,7 @@ from .mutant import Mutant
 LENGTHS_TESTS = "tests/unit/lobes/test_lengths.py"
 SPEAKER_TESTS = "tests/unit/inference/test_speaker.py"
 BLOCKS_CODE = "speechbrain_rev/lobes/blocks.py"
-MASKING_CODE = "speechbrain_rev/lobes/masking.py"
-ENCODER_CODE = "speechbrain_rev/lobes/encoder.py"
+GEOMETRY_CODE = "speechbrain_rev/lobes/geometry.py"
 POOLING_CODE = "speechbrain_rev/lobes/pooling.py"
 NORM_CODE = "speechbrain_rev/reversible/norm.py"
 FRONT_END_CODE = "speechbrain_rev/inference/front_ends.py"
@@ -14,17 +13,17 @@ FRONT_END_CODE = "speechbrain_rev/inference/front_ends.py"
 LENGTHS = [
     Mutant(
         "lengths: the padding enters the stem",
-        ENCODER_CODE,
-        "x = x.where(masks[0] > 0, 0)",
-        "pass",
+        GEOMETRY_CODE,
+        "x.where(masks[0] > 0, 0), ",
+        "x, ",
         LENGTHS_TESTS,
         "alone",
     ),
     Mutant(
         "lengths: a half frame is lost at each level",
-        MASKING_CODE,
-        "(valid / 2).ceil()",
-        "(valid / 2).floor()",
+        GEOMETRY_CODE,
+        "(valid / step).ceil()",
+        "(valid / step).floor()",
         LENGTHS_TESTS,
         "alone",
     ),
@@ -70,9 +69,9 @@ LENGTHS = [
     ),
     Mutant(
         "lengths: the host waits for the device",
-        MASKING_CODE,
-        "    masks: list[Tensor | None] = []\n",
-        "    masks: list[Tensor | None] = []\n    valid.max().item()\n",
+        GEOMETRY_CODE,
+        "    time = x.shape[3]\n",
+        "    time = x.shape[3]\n    valid.max().item()\n",
         LENGTHS_TESTS,
         "nothing_waits",
     ),

@@ -79,7 +79,7 @@ MODULES = {
     "inference.wespeaker_names": {"from_wespeaker", "to_wespeaker"},
     "lobes.checkpointer": {"WholeCheckpointer", "verify_checkpoint"},
     "lobes.checkpoints": {"average_of_last_epochs"},
-    "lobes.classifier": {"AAMSoftmax", "CosineClassifier"},
+    "lobes.classifier": {"AAMSoftmax", "AMSoftmax", "CosineClassifier", "build_loss"},
     "lobes.pretrained": {"ModelPretrainer"},
     "lobes.schedules": {"SpeakerSchedule"},
 }

@@ -453,7 +453,7 @@ class Pooled(Architecture):
 @pytest.mark.parametrize(
     "changed",
     [{"family": "df_revnet"}, {"type": "I"}, {"block": "bottleneck"},
-     {"widths": (48, 96, 192, 304)}, {"pooling": "attentive"}],
+     {"widths": (48, 96, 192, 304)}, {"strides": (1, 2, 2, 1)}, {"pooling": "attentive"}],
     ids=lambda changed: next(iter(changed)),
 )  # fmt: skip
 def test_an_encoder_of_another_kind_has_a_profile_of_its_own(changed, monkeypatch):

@@ -22,6 +22,7 @@ from speechbrain_rev.compression import (
 )
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
+from speechbrain_rev.lobes.pooling import POOLINGS, StatisticsPooling
 from speechbrain_rev.planner import Infeasible, Plan, memory, plan_step, profiling
 from speechbrain_rev.planner.memory import SHARE, LiveBytes
 from speechbrain_rev.planner.profile import VARIABLE
@@ -119,6 +120,7 @@ KNOBS = {
     "verify": None,
     "verify_every": 7,
     "sync_batchnorm": True,
+    "pooling": "other",
     "pooling_variance": "unbiased",
     "chunk": 1000,
     "widths": (8, 8, 8, 16),
@@ -134,7 +136,9 @@ def test_every_setting_of_an_encoder_is_known_to_matter_or_not():
 
 
 @pytest.mark.parametrize("knob", KNOBS)
-def test_plans_and_profiles_are_tied_to_every_setting_of_the_encoder(knob):
+def test_plans_and_profiles_are_tied_to_every_setting_of_the_encoder(knob, monkeypatch):
+    other = type("Other", (StatisticsPooling,), {})
+    monkeypatch.setitem(POOLINGS, "other", other)
     was, now = (
         step_of(encoder=build_encoder("revnet57", **(TINY | changed)))
         for changed in ({}, {knob: KNOBS[knob]})

@@ -19,9 +19,9 @@ from speechbrain_rev.catalog.steps import (
     training_step,
 )
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.lobes.encoder import settings_of
+from speechbrain_rev.lobes.geometry import AUTO, channels_by_level
 from speechbrain_rev.planner import (
     Infeasible,
     Profile,
@@ -72,7 +72,7 @@ def test_chosen_channels_are_those_of_a_chunk_that_was_built():
         chunk = 200_000 if not chosen else None
         encoder = build_encoder("revnet57", **SMALL, chunk=chunk)
         if chosen:
-            encoder.set_channels(channels_by_level(200_000, 80))
+            encoder.set_channels(channels_by_level(200_000, encoder.geometry))
         encoder(feats).square().sum().backward()
         gradients.append([p.grad for p in encoder.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
@@ -106,7 +106,7 @@ def test_channels_are_tried_once_and_the_largest_first():
     found = channels_to_try(full)
     assert len(set(found)) == len(found)
     assert [sizes[0] for sizes in found] == [None, 32, 16]
-    assert found[2][0] == channels_by_level("auto", 80)[0]
+    assert found[2][0] == channels_by_level("auto", full.geometry)[0]
     assert channels_to_try(built("revnet57"))[0] == (None,) * 4
     assert AUTO == 16 * 4 * 80 * 200
 

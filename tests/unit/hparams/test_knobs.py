@@ -14,6 +14,8 @@ from speechbrain_rev.architectures import ARCHITECTURES, TRAINING_DEFAULTS
 from speechbrain_rev.hparams import placeholders, plain_settings, resolve
 from speechbrain_rev.hparams.knobs import KNOBS
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.classifier import LOSSES
+from speechbrain_rev.lobes.pooling import POOLINGS
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.reversible import Mode
@@ -193,6 +195,8 @@ class TestOtherModules:
         assert KNOBS["arch"].one_of == tuple(ARCHITECTURES)
         assert set(KNOBS["mode"].one_of) == {mode.value for mode in Mode}
         assert set(KNOBS["streams"].one_of) == set(FORMATS)
+        assert KNOBS["pooling"].one_of == tuple(POOLINGS)
+        assert KNOBS["loss"].one_of == tuple(LOSSES)
         (precision,) = (
             action.choices
             for action in RunOptions._create_parser()._actions

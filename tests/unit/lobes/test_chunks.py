@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.architectures import ARCHITECTURES, architecture
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.blocks import BasicResidual, DFBottleneckResidual
-from speechbrain_rev.lobes.chunks import AUTO, channels_by_level
-from speechbrain_rev.lobes.pieces import can_be_split
+from speechbrain_rev.lobes.geometry import AUTO, channels_by_level
+from speechbrain_rev.lobes.layers import can_be_split
 from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.reversible import Recompute, recompute_blocks, replay
 from tests.unit.lobes.encoders import KINDS
@@ -243,7 +243,7 @@ def test_three_times_the_frames_take_three_times_the_memory(name):
 
 @pytest.mark.parametrize("n_mels", [24, 40, 80])
 def test_channels_do_not_depend_on_the_utterance(n_mels):
-    channels = channels_by_level("auto", n_mels)
+    channels = channels_by_level("auto", architecture("revnet57").geometry(n_mels))
     for level, number in enumerate(channels):
         size = 4 * -(-n_mels // 2**level) * -(-200 // 2**level)
         assert number * size <= AUTO < (number + 1) * size

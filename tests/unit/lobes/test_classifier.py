@@ -3,11 +3,18 @@ import math
 
 import pytest
 import torch
-from speechbrain.nnet.losses import AdditiveAngularMargin, LogSoftmaxWrapper
+from speechbrain.nnet.losses import (
+    AdditiveAngularMargin,
+    AngularMargin,
+    LogSoftmaxWrapper,
+)
 
 from speechbrain_rev.lobes.classifier import (
+    LOSSES,
     AAMSoftmax,
+    AMSoftmax,
     CosineClassifier,
+    build_loss,
     true_speakers,
 )
 from speechbrain_rev.speech import SpeakerAugment
@@ -39,6 +46,32 @@ def test_the_loss_equals_arcface_computed_by_angles_in_float64(margin):
     loss = AAMSoftmax(margin=margin, scale=32.0)(cosines, targets)
     expected = reference_loss(cosines, targets, margin, 32.0)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.2])
+def test_a_margin_of_the_cosine_is_speechbrain_s_angular_margin(margin):
+    torch.manual_seed(0)
+    cosines, targets = torch.rand(64, 1, 7) * 1.98 - 0.99, torch.randint(7, (64, 1))
+    theirs = LogSoftmaxWrapper(AngularMargin(margin=margin, scale=32.0))
+    ours = AMSoftmax(margin=margin, scale=32.0)
+    # Float32 rounding of logarithms of some tens.
+    torch.testing.assert_close(ours(cosines, targets), theirs(cosines, targets))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_margin_that_is_set_later_counts(name):
+    cosines, targets = torch.tensor([[[0.5, 0.4]]]), torch.tensor([[0]])
+    loss = build_loss(name, margin=0.0)
+    before = loss(cosines, targets)
+    loss.margin = 0.3
+    assert loss(cosines, targets) > before + 1
+
+
+def test_a_loss_that_there_is_not_is_refused():
+    with pytest.raises(
+        ValueError, match="one of aam_softmax, am_softmax, but is 'aam'"
+    ):
+        build_loss("aam")
 
 
 def test_the_loss_falls_as_the_target_cosine_rises_past_the_continuation_too():

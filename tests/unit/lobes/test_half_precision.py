@@ -8,9 +8,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.lobes import encoder as encoder_module
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
-from speechbrain_rev.lobes.pooling import statistics_pooling
+from speechbrain_rev.lobes.pooling import StatisticsPooling
 from speechbrain_rev.optim import build_optimizer
 from tests.unit.lobes.encoders import KINDS, feats, tiny
 from tests.unit.reversible.chains import (
@@ -96,30 +95,22 @@ def test_gradients_and_buffers_of_all_modes_are_those_of_store(name, precision, 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["resnet34", "revnet57", "df_revnet89"])
 def test_pooling_and_cosines_in_the_whole_network_are_float32s_of_what_they_get(
-    name, training, precision, monkeypatch
+    name, training, precision
 ):
-    calls = []
-
-    def pool(maps, mask, *, correction):
-        pooled = statistics_pooling(maps, mask, correction=correction)
-        calls.append((maps.detach(), mask, correction, pooled))
-        return pooled
-
-    monkeypatch.setattr(encoder_module, "statistics_pooling", pool)
+    calls, entering = [], []
     head = Head(name, None).train(training)
-    entering = []
+    pooling = head.encoder.pooling
+    hook = pooling.register_forward_hook(lambda *call: calls.append(call[1:]))
     head.encoder.fc.register_forward_pre_hook(lambda _, x: entering.append(x[0]))
     with precision.autocast():
         head(feats(4, 43, torch.float32), torch.tensor([1.0, 0.8, 0.6, 0.4]))
-    assert calls
-    for maps, mask, correction, pooled in calls:
-        # Streams are float32; what ordinary blocks return is in half precision.
-        dtype = torch.float32 if ARCHITECTURES[name].reversible else precision.half
-        assert maps.dtype == dtype
-        expected = statistics_pooling(maps.float(), mask, correction=correction)
-        for found, wanted in zip(pooled, expected, strict=True):
-            assert found.dtype == torch.float32
-            assert torch.equal(found, wanted)
+    hook.remove()
+    (((mask, *parts), pooled),) = calls
+    # Streams are float32; what ordinary blocks return is in half precision.
+    dtype = torch.float32 if ARCHITECTURES[name].reversible else precision.half
+    assert {maps.dtype for maps in parts} == {dtype}
+    assert pooled.dtype == torch.float32
+    assert torch.equal(pooled, pooling(mask, *(maps.float() for maps in parts)))
     assert entering[0].dtype == torch.float32
     # The linear layer is autocast's, and the last to be.
     assert head.embeddings.dtype == precision.half
@@ -128,9 +119,9 @@ def test_pooling_and_cosines_in_the_whole_network_are_float32s_of_what_they_get(
 
 
 @each_half
-@pytest.mark.parametrize("correction", [0, 1])
+@pytest.mark.parametrize("variance", ["population", "unbiased"])
 @pytest.mark.parametrize("masks", [False, True])
-def test_pooling_and_its_gradient_are_float32s(precision, correction, masks):
+def test_pooling_and_its_gradient_are_float32s(precision, variance, masks):
     torch.manual_seed(0)
     # Sums, squares and scaled gradients are above fp16's largest number.
     maps = (torch.randn(2, 3, 4, 500) * 200 + 1000).to(precision.half)
@@ -140,7 +131,7 @@ def test_pooling_and_its_gradient_are_float32s(precision, correction, masks):
     for x, autocasts in ((maps.clone(), precision), (maps.float(), FLOAT32)):
         x.requires_grad_()
         with autocasts.autocast():
-            pooled = statistics_pooling(x, mask, correction=correction)
+            pooled = StatisticsPooling(12, variance=variance)(mask, x).chunk(2, dim=1)
             loss = SCALE * (pooled[0].square().sum() + pooled[1].sum())
         loss.backward()
         results.append((*pooled, x.grad))
@@ -155,7 +146,7 @@ def test_the_floor_of_the_variance_holds_in_half_precision(precision):
     # 1e-7 is nothing to fp16, and the root of nothing has no gradient.
     maps = torch.full((2, 3, 4, 50), 7.0, dtype=precision.half, requires_grad=True)
     with precision.autocast():
-        _, std = statistics_pooling(maps, None, correction=0)
+        std = StatisticsPooling(12, variance="population")(None, maps)[:, 12:]
     assert torch.equal(std, torch.full_like(std, 1e-7).sqrt())
     (SCALE * std.sum()).backward()
     assert maps.grad.isfinite().all()

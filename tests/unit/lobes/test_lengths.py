@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.lobes.chunks import AUTO
+from speechbrain_rev.lobes.geometry import AUTO
 from speechbrain_rev.planner.memory import LiveBytes
 from speechbrain_rev.reversible.norm import BatchNorm
 from tests.unit.lobes.encoders import KINDS, feats, tiny
