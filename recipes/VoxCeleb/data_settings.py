@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from speechbrain_rev.speech import Corpus, open_corpus
 from speechbrain_rev.whole_files import check_regular, digest_of
 
 _TREATMENT = "bad_files", "check_audio", "any_extension", "outside_files"
@@ -69,10 +70,22 @@ class Settings:
         """Return how files are looked at, which is heeded before training begins."""
         return {name: getattr(self, name) for name in _TREATMENT}
 
-    @property
-    def within(self) -> str | None:
-        """Where training files must be; None for anywhere."""
-        return None if self.outside_files else self.data_folder
+    def corpus(self) -> Corpus:
+        """Open the training speech."""
+        return open_corpus(
+            self.data_folder,
+            any_extension=self.any_extension,
+            outside_files=self.outside_files,
+        )
+
+    def trials_corpus(self) -> Corpus:
+        """Open the speech of the trial lists."""
+        return open_corpus(
+            self.trials_folder or self.data_folder,
+            "trials_folder",
+            any_extension=self.any_extension,
+            outside_files=self.outside_files,
+        )
 
     def fingerprint(self) -> dict[str, object]:
         """Return the settings and a digest of each list's content."""

@@ -21,14 +21,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from layout import find_files, refuse_outside, speech_root
 from processes import ALONE, Place, joined, own_device
 
 from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.inference import SpeakerEmbedder, embed_into, embed_share
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.scoring import read_trials
-from speechbrain_rev.speech import read_manifest
+from speechbrain_rev.speech import Corpus, VoxCelebFolder, open_corpus, read_manifest
+from speechbrain_rev.speech.corpus import find_files
 
 TRIALS, COHORT = "embeddings/trials.npz", "embeddings/cohort.npz"
 
@@ -70,43 +70,28 @@ def lists_of(
     return paths
 
 
-def trial_files(
-    trial_lists: Sequence[Path],
-    root: Path,
-    *,
-    any_extension: bool = False,
-    within: str | Path | None = None,
-    outside_files: bool = False,
-) -> dict[str, Path]:
+def trial_files(trial_lists: Sequence[Path], corpus: Corpus) -> dict[str, Path]:
     """Find the audio of every utterance of the trial lists.
 
     Parameters
     ----------
     trial_lists : sequence of Path
-        Whose names are relative to ``root``.
-    root : Path
-        The folder of the speakers' folders.
-    any_extension : bool
-        Whether a .flac is taken where a list says .wav, or the reverse.
-    within : str, Path or None
-        Where files must be, behind all links; ``root`` by default.
-    outside_files : bool
-        Whether they may be anywhere.
+        Lists of the corpus.
+    corpus : Corpus
+        The folder of the audio.
     """
-    names: dict[str, None] = {}
-    for path in trial_lists:
-        listed = read_trials(path).utterances
-        if not outside_files:
-            refuse_outside(path, listed, root, within or root)
-        names |= dict.fromkeys(listed)
-    found = find_files(root, list(names), any_extension=any_extension)
+    listed = {path: read_trials(path).utterances for path in trial_lists}
+    names = dict.fromkeys(name for one in listed.values() for name in one)
+    found = find_files(corpus, list(names))
+    for path, one in listed.items():
+        found.refuse_outside(path, one)
     if found.missing:
         raise ValueError(
             f"Of the utterances of the trial lists {found.lacking()} Give their folder "
             "with --trials_folder; names in trial lists begin with the speaker, as in "
             "id10270/..."
         )
-    return {name: root / file for name, file in found.files.items()}
+    return dict(found.paths)
 
 
 def cohort_files(
@@ -152,16 +137,23 @@ def cohort_files(
         for files in by_speaker.values()
         for name, wav in list(files.items())[:utterances_per_speaker]
     }
-    root = Path() if data_folder is None else speech_root(data_folder)
-    if data_folder is not None and not outside_files:
-        refuse_outside(manifest, wavs.values(), root, data_folder)
-    found = find_files(root, list(wavs.values()), any_extension=any_extension)
+    if data_folder is None:
+        # Paths of a manifest may lead anywhere.
+        corpus: Corpus = VoxCelebFolder(
+            Path(), any_extension=any_extension, outside_files=True
+        )
+    else:
+        corpus = open_corpus(
+            data_folder, any_extension=any_extension, outside_files=outside_files
+        )
+    found = find_files(corpus, list(wavs.values()))
+    found.refuse_outside(manifest, wavs.values())
     if found.missing:
         raise ValueError(
             f"Of the training utterances {found.lacking()} Give the folder where they "
             "are now with --data_folder."
         )
-    return {name: root / found.files[wav] for name, wav in wavs.items()}
+    return {name: found.paths[wav] for name, wav in wavs.items()}
 
 
 def extract(
@@ -231,12 +223,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = [name for name in ("trials_folder", "data_folder") if vars(options)[name]]
     trials = trial_files(
         lists_of(options.trials, settings, options.data_folder),
-        speech_root(
-            folder, given[0] if given else "data_folder=... or --trials_folder"
+        open_corpus(
+            folder,
+            given[0] if given else "data_folder=... or --trials_folder",
+            any_extension=any_extension,
+            outside_files=outside_files,
         ),
-        any_extension=any_extension,
-        within=folder,
-        outside_files=outside_files,
     )
     cohort = cohort_files(
         options.run_folder / "save" / "train.csv",

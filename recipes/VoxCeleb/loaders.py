@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from layout import speech_root
 from prepare import speaker_numbers
 from torch.utils.data import DataLoader
 
@@ -15,6 +14,7 @@ from speechbrain_rev.speech import (
     WholeUtterances,
     collate_chunks,
     collate_whole,
+    open_corpus,
     read_manifest,
 )
 
@@ -87,7 +87,8 @@ def valid_loader(hparams, trials):
     """
     folder = hparams["trials_folder" if hparams["valid_trials"] else "data_folder"]
     dataset = WholeUtterances(
-        speech_root(folder),
+        # What leads out was refused when the trials were prepared.
+        open_corpus(folder, outside_files=True),
         trials.utterances,
         sample_rate=hparams["sample_rate"],
         max_samples=VALID_SECONDS * hparams["sample_rate"],

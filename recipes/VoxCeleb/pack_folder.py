@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
-from layout import OTHER_SUFFIXES, without_originals
 from speech_files import (
     Problem,
     check_name,
@@ -16,8 +16,13 @@ from speech_files import (
 from tqdm import tqdm
 
 from speechbrain_rev.speech import audio_files
+from speechbrain_rev.speech.corpus import (
+    AUDIO_SUFFIXES,
+    OTHER_SUFFIXES,
+    inside,
+    without_originals,
+)
 from speechbrain_rev.speech.packing import Packing
-from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
 
 BAD_FILES = "bad_files.txt"
 #: Whole files that wait decoded; some of noise have hours.
@@ -57,15 +62,16 @@ def pack(
         If there is no such folder, the packed one is there already, or files cannot be
         used: those that can stay packed for the next time.
     """
-    within = None if outside_files else source
+    locate = partial(inside, source, within=None if outside_files else source)
     files = without_originals(audio_files(source, AUDIO_SUFFIXES + OTHER_SUFFIXES))
 
     def read(path: Path) -> torch.Tensor | Problem:
         name = path.relative_to(source).as_posix()
-        if problem := check_name(source, name, within=within):
-            return problem
+        located = check_name(name, locate)
+        if isinstance(located, Problem):
+            return located
         found = read_checked(
-            path, sample_rate=sample_rate, whole=True, first_channel=first_channel
+            located, sample_rate=sample_rate, whole=True, first_channel=first_channel
         )
         if isinstance(found, Problem):
             return found

@@ -30,25 +30,12 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data_settings import Prepared, Settings, existing, paths_given
-from layout import (
-    OTHER_SUFFIXES,
-    audio_below,
-    beside,
-    find_files,
-    refuse_one_folder_twice,
-    refuse_outside,
-    speaker_in,
-    speaker_of,
-    speech_root,
-    unusual_depths,
-    without_originals,
-)
 from pack_folder import pack
 from run_settings import RESULT, owned
 from speech_files import Problem, Wrong, check_files, report_problems
@@ -60,10 +47,15 @@ from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.hparams import compose, plain_settings
 from speechbrain_rev.lists import check_length, read_lines, split_line
 from speechbrain_rev.scoring import Trials, read_trials
-from speechbrain_rev.speech import read_manifest, write_manifest
+from speechbrain_rev.speech import Corpus, read_manifest, write_manifest
+from speechbrain_rev.speech.corpus import (
+    find_files,
+    located,
+    refuse_one_folder_twice,
+    same_speakers,
+)
 from speechbrain_rev.speech.labels import read_labels
 from speechbrain_rev.speech.manifest import MAPPED
-from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
 from speechbrain_rev.whole_files import (
     SUMS,
     check_sum,
@@ -127,15 +119,17 @@ def prepare(settings: Settings, save_folder: str | Path) -> Prepared:
     elif begun and not same:
         raise ValueError(_changed(save_folder, known, fingerprint))
     elif begun:
-        _refuse_other_data(settings, save_folder, _folder_of(earlier))
+        _refuse_other_data(settings, save_folder, earlier)
         if RESULT in sums_in(save_folder):
             return read_prepared(save_folder)
     save_folder.mkdir(parents=True, exist_ok=True)
     clear_unfinished(save_folder)
-    prepared = _prepare(settings, save_folder, save_folder / BAD_FILES)
+    listing = _list(settings)
+    prepared = _prepare(listing, settings, save_folder, save_folder / BAD_FILES)
     record = {
         "settings": fingerprint,
         "folder": folder,
+        "corpus": listing.digest(),
         "checks": checks,
         "prepared": asdict(prepared),
     }
@@ -193,34 +187,28 @@ def _record(save_folder: str | Path) -> dict[str, Any]:
     return record
 
 
-def _prepare(settings: Settings, save_folder: Path, bad_files: Path) -> Prepared:
-    root = speech_root(settings.data_folder)
-    if settings.train_list is None:
-        found, problems, passed_over = _in_folder(root, settings)
-    else:
-        found, problems, passed_over = _listed(root, settings), [], 0
-    seen = sum(map(len, found.values())) + len(problems) + passed_over
-    refuse_one_folder_twice(root, found)
-    tested = _tested(settings)
-    # Links may give a speaker another name.
-    behind = {os.path.realpath(root / speaker) for speaker in tested}
-    tested |= {s for s in found if os.path.realpath(root / s) in behind}
+def _prepare(
+    listing: _Listing, settings: Settings, save_folder: Path, bad_files: Path
+) -> Prepared:
+    corpus, found, problems = listing.corpus, listing.found, [*listing.problems]
+    seen = sum(map(len, found.values())) + len(problems) + listing.passed_over
+    refuse_one_folder_twice(corpus, found)
+    tested = same_speakers(corpus, found, _tested(corpus, settings))
     by_speaker = {s: paths for s, paths in sorted(found.items()) if s not in tested}
     left_out = sum(len(paths) for s, paths in found.items() if s in tested)
     files = sum(map(len, by_speaker.values())) + len(problems)
     usable, wrong = check_files(
         by_speaker,
-        root,
+        corpus,
         sample_rate=settings.sample_rate,
         whole=settings.check_audio,
-        within=settings.within,
     )
     problems += wrong
     report_problems(problems, files, bad_files, drop=settings.bad_files == "drop")
     held_out = held_out_speakers(
-        {s: list(names) for s, names in usable.items()}, settings
+        {s: list(names) for s, names in usable.items()}, corpus, settings
     )
-    lines = validation_lines(held_out, settings)
+    lines = validation_lines(held_out, corpus, settings)
     train = {s: list(u.values()) for s, u in usable.items() if s not in held_out}
     if len(train) < 2:
         raise ValueError(
@@ -238,7 +226,7 @@ def _prepare(settings: Settings, save_folder: Path, bad_files: Path) -> Prepared
         dropped=len(problems),
         single=sum(len(spoken) == 1 for spoken in train.values()),
         seen=seen,
-        passed_over=passed_over,
+        passed_over=listing.passed_over,
     )
     assert prepared.accounts_for_all()
     # Before the lists: what vouches for them comes last.
@@ -265,36 +253,50 @@ def speaker_numbers(save_folder: str | Path) -> dict[str, int]:
     return read_labels(Path(save_folder, LABELS))
 
 
-def _in_folder(
-    root: Path, settings: Settings
-) -> tuple[dict[str, list[str]], list[Problem], int]:
+@dataclass(frozen=True)
+class _Listing:
+    """The files of a corpus or of a training list, before they are looked at."""
+
+    corpus: Corpus
+    found: Mapping[str, list[str]]
+    problems: Sequence[Problem] = ()
+    passed_over: int = 0
+
+    def digest(self) -> str:
+        """Digest names and sizes of what was found."""
+        return self.corpus.digest(
+            name for names in self.found.values() for name in names
+        )
+
+
+def _list(settings: Settings) -> _Listing:
+    corpus = settings.corpus()
+    if settings.train_list is None:
+        return _in_folder(corpus)
+    return _Listing(corpus, _listed(corpus, settings))
+
+
+def _in_folder(corpus: Corpus) -> _Listing:
     """Find all audio: that of speakers, that of none, and how much lies beside."""
     found, problems = defaultdict(list), []
     # Speech of another kind must not be missing without a word.
-    paths = audio_below(root, AUDIO_SUFFIXES + OTHER_SUFFIXES)
-    listed = tqdm(paths, desc="listing", unit="file", leave=False)
-    used = without_originals(listed)
-    for path in used:
-        name = path.relative_to(root).as_posix()
-        if "/" in name:
-            found[speaker_of(name)].append(name)
+    names = list(tqdm(corpus.utterances(), desc="listing", unit="file", leave=False))
+    for name in names:
+        if (speaker := corpus.speaker(name)) is not None:
+            found[speaker].append(name)
         else:
+            path = located(corpus, name)[0]
             words = f"{path} lies in the folder of the speakers' folders"
             problems.append(Problem(Wrong.NO_SPEAKER, str(path), words))
-    if words := unusual_depths(root, (n for names in found.values() for n in names)):
+    remarks = corpus.remarks(names)
+    for words in remarks.warnings:
         logger.warning(words)
-    others = beside(settings.data_folder, root, used)
-    if others:
-        logger.warning(
-            f"{len(others)} files of audio in {settings.data_folder} are passed over: the "
-            f"speakers' folders are in {root}, and they are not, such as "
-            f"{', '.join(map(str, others[:3]))}."
-        )
     problems.sort(key=lambda problem: problem.path)
-    return {s: sorted(names) for s, names in found.items()}, problems, len(others)
+    by_speaker = {speaker: sorted(spoken) for speaker, spoken in found.items()}
+    return _Listing(corpus, by_speaker, problems, remarks.passed_over)
 
 
-def _listed(root: Path, settings: Settings) -> dict[str, list[str]]:
+def _listed(corpus: Corpus, settings: Settings) -> dict[str, list[str]]:
     """Read the training list, each file of which is of one speaker."""
     assert settings.train_list is not None
     train_list, form = existing(settings.train_list), "'speaker path'"
@@ -320,21 +322,31 @@ def _listed(root: Path, settings: Settings) -> dict[str, list[str]]:
         found[speaker].append(name)
     if not found:
         raise ValueError(f"{train_list} is empty; lines must be {form}.")
-    there = find_files(root, list(lines), any_extension=settings.any_extension)
+    there = find_files(corpus, list(lines))
     if there.renamed and settings.bad_files == "refuse":
         raise ValueError(f"{train_list}: {there.lacking()}")
     # Missing files are reported with all else that is wrong.
-    return {s: [there.files.get(n, n) for n in names] for s, names in found.items()}
+    return {s: [there.names.get(n, n) for n in names] for s, names in found.items()}
 
 
-def _tested(settings: Settings) -> set[str]:
+def _tested(corpus: Corpus, settings: Settings) -> set[str]:
     """Return the speakers of the trial lists, whose audio is looked for."""
     tested: set[str] = set()
-    for path in (*settings.trial_lists, *paths_given(settings.valid_trials)):
+    lacking = ""
+    lists = (*settings.trial_lists, *paths_given(settings.valid_trials))
+    if lists:
+        try:
+            corpus = settings.trials_corpus()
+        except ValueError as error:
+            # Names tell the speakers all the same.
+            lacking = str(error)
+    for path in lists:
         trials = read_trials(path)
-        root = _trials_root(settings)[0]
-        _refuse_other_names(path, trials, root)
-        missing = _missing_audio(path, trials, settings)
+        speakers = {n: corpus.speaker(n) or n for n in trials.utterances}
+        _refuse_other_names(path, trials, speakers)
+        files = find_files(corpus, trials.utterances)
+        files.refuse_outside(path, trials.utterances)
+        missing = lacking or files.lacking()
         if missing and path == settings.valid_trials:
             raise ValueError(
                 f"{path}: {missing} Set trials_folder or correct the list."
@@ -344,14 +356,14 @@ def _tested(settings: Settings) -> set[str]:
                 f"{path}: {missing} Training does without; before extract.py, set "
                 "trials_folder to where they are."
             )
-        tested.update(speaker_in(root, name) for name in trials.utterances)
+        tested.update(speakers.values())
     return tested
 
 
-def _refuse_other_names(path: str, trials: Trials, root: Path) -> None:
+def _refuse_other_names(path: str, trials: Trials, by_name: Mapping[str, str]) -> None:
     """Refuse names that do not begin with the speaker: nobody would be left out."""
     for label, *names in zip(trials.labels, trials.enrol, trials.test, strict=True):
-        speakers = [speaker_in(root, name) for name in names]
+        speakers = [by_name[name] for name in names]
         if (speakers[0] == speakers[1]) != bool(label):
             raise ValueError(
                 f"{path}: the trial {label} {' '.join(names)} is of the speakers "
@@ -360,29 +372,6 @@ def _refuse_other_names(path: str, trials: Trials, root: Path) -> None:
                 "wav/id10270/...), or the test speakers could not be left out of "
                 "training. Correct the paths of the list."
             )
-
-
-def _missing_audio(path: str, trials: Trials, settings: Settings) -> str:
-    """Look for the audio of a trial list; say what is missing."""
-    folder = settings.trials_folder or settings.data_folder
-    root, lacking = _trials_root(settings)
-    if not settings.outside_files:
-        refuse_outside(path, trials.utterances, root, folder)
-    return (
-        lacking
-        or find_files(
-            root, trials.utterances, any_extension=settings.any_extension
-        ).lacking()
-    )
-
-
-def _trials_root(settings: Settings) -> tuple[Path, str]:
-    """Find the folder of the trials' speakers, or say why there is none."""
-    folder = settings.trials_folder or settings.data_folder
-    try:
-        return speech_root(folder, "trials_folder"), ""
-    except ValueError as error:
-        return Path(folder), str(error)
 
 
 def _folder_of(record: Mapping[str, Any]) -> str:
@@ -400,16 +389,15 @@ def _contents(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse_other_data(settings: Settings, save_folder: Path, earlier: str) -> None:
+def _refuse_other_data(
+    settings: Settings, save_folder: Path, record: Mapping[str, Any]
+) -> None:
     """Refuse a data folder of another path, unless what it holds is the same."""
-    with tempfile.TemporaryDirectory() as folder:
-        _prepare(settings, Path(folder), save_folder / BAD_FILES)
-        then, now = (_summary(at) for at in (save_folder, Path(folder)))
-    changes = [
-        f"{n}: was {then.get(n)}, is {now.get(n)}"
-        for n in {**then, **now}
-        if then.get(n) != now.get(n)
-    ]
+    earlier, listing = _folder_of(record), _list(settings)
+    changes = []
+    # Earlier versions have no digest; audio of another format has another one.
+    if record.get("corpus") != listing.digest():
+        changes = _changes(listing, settings, save_folder)
     if changes:
         raise ValueError(
             f"{save_folder.parent} has checkpoints of a run on {earlier}, and "
@@ -421,6 +409,18 @@ def _refuse_other_data(settings: Settings, save_folder: Path, earlier: str) -> N
         f"{settings.data_folder} holds the data of {earlier}: {save_folder.parent} goes "
         "on with them."
     )
+
+
+def _changes(listing: _Listing, settings: Settings, save_folder: Path) -> list[str]:
+    """Prepare a listing elsewhere; say what differs from what was prepared."""
+    with tempfile.TemporaryDirectory() as folder:
+        _prepare(listing, settings, Path(folder), save_folder / BAD_FILES)
+        then, now = (_summary(at) for at in (save_folder, Path(folder)))
+    return [
+        f"{n}: was {then.get(n)}, is {now.get(n)}"
+        for n in {**then, **now}
+        if then.get(n) != now.get(n)
+    ]
 
 
 def _summary(save_folder: Path) -> dict[str, object]:

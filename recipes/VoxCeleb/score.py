@@ -31,7 +31,7 @@ from speechbrain_rev import plots, scoring
 from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.inference import Cohort, EmbeddingArchive
 from speechbrain_rev.inference.run_folder import read_settings, read_weights
-from speechbrain_rev.speech import read_manifest
+from speechbrain_rev.speech import VoxCelebFolder, read_manifest
 from speechbrain_rev.whole_files import check_regular, write_whole
 
 #: Priors of detection costs, of which the study asks too.
@@ -149,13 +149,12 @@ def intervals(
     """Say how far rates would be elsewhere for other speakers, if names tell them."""
     if not replicates:
         return {}
-    if not all("/" in name for name in trials.utterances):
+    by_name = VoxCelebFolder(Path())  # a file of scores has no corpus
+    speakers = {n: s for n in trials.utterances if (s := by_name.speaker(n))}
+    if len(speakers) < len(trials.utterances):
         print("No intervals: names of utterances do not begin with 'speaker/'.")
         return {}
-    sides = (
-        [name.partition("/")[0] for name in side]
-        for side in (trials.enrol, trials.test)
-    )
+    sides = ([speakers[name] for name in side] for side in (trials.enrol, trials.test))
     try:
         rates = scoring.bootstrap(scores, trials.labels, *sides, replicates=replicates)
     except ValueError as error:

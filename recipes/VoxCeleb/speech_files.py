@@ -13,14 +13,15 @@ from typing import TypeVar
 import torch
 from tqdm import tqdm
 
-from speechbrain_rev.lists import is_listable, way_out
+from speechbrain_rev.lists import is_listable
 from speechbrain_rev.speech import (
+    Corpus,
     Utterance,
     audio_info,
     read_audio,
     read_first_channel,
 )
-from speechbrain_rev.speech.reading import AUDIO_SUFFIXES
+from speechbrain_rev.speech.corpus import AUDIO_SUFFIXES, OutsideError
 from speechbrain_rev.whole_files import write_whole
 
 #: Threads that read files, and how many files they are ahead at most.
@@ -82,11 +83,10 @@ class Problem:
 
 def check_files(
     by_speaker: Mapping[str, Sequence[str]],
-    root: Path,
+    corpus: Corpus,
     *,
     sample_rate: int,
     whole: bool,
-    within: str | Path | None = None,
 ) -> tuple[dict[str, dict[str, Utterance]], list[Problem]]:
     """Look at the header of each file, or at all of it.
 
@@ -94,15 +94,13 @@ def check_files(
     ----------
     by_speaker : mapping of str to sequence of str
         Names of files by speaker.
-    root : Path
-        What the names are relative to.
+    corpus : Corpus
+        Where they are.
     sample_rate : int
         That they must have, Hz.
     whole : bool
         Whether each file is decoded, which finds silence, NaN and damage behind headers,
         and takes as long as reading the corpus.
-    within : str, Path or None
-        Where files must be, behind all links; None for anywhere.
 
     Returns
     -------
@@ -115,12 +113,13 @@ def check_files(
 
     def checked(row: tuple[str, str]) -> Utterance | Problem:
         speaker, name = row
-        if problem := check_name(root, name, within=within):
-            return problem
-        read = read_checked(root / name, sample_rate=sample_rate, whole=whole)
+        path = check_name(name, corpus.locate)
+        if isinstance(path, Problem):
+            return path
+        read = read_checked(path, sample_rate=sample_rate, whole=whole)
         if isinstance(read, Problem):
             return read
-        return Utterance(name.rsplit(".", 1)[0], str(root / name), read[0], speaker)
+        return Utterance(name.rsplit(".", 1)[0], str(path), read[0], speaker)
 
     usable: dict[str, dict[str, Utterance]] = defaultdict(dict)
     problems, seen = [], set()
@@ -142,31 +141,29 @@ def check_files(
     return dict(usable), problems
 
 
-def check_name(root: Path, name: str, *, within: str | Path | None) -> Problem | None:
-    """Say what is wrong with a file's name, before the file is looked at.
+def check_name(name: str, locate: Callable[[str], Path]) -> Path | Problem:
+    """Give the file of a name, or say what is wrong with the name.
 
     Parameters
     ----------
-    root : Path
-        What the name is relative to.
     name : str
         The file's.
-    within : str, Path or None
-        Where it must be, behind all links; None for anywhere.
+    locate : callable
+        Gives the file, or raises ``OutsideError``.
 
     Returns
     -------
-    Problem or None
-        None if nothing is wrong.
+    Path or Problem
     """
-    path = str(root / name)
-    if within is not None and (why := way_out(root, name, within=within)):
-        return Problem(Wrong.OUTSIDE, path, f"{name!r} {why}, out of {within}")
+    try:
+        path = locate(name)
+    except OutsideError as error:
+        return Problem(Wrong.OUTSIDE, str(error.path), str(error))
     if not is_listable(name):
         words = f"{name!r} has a tab or a line break, or a space at an end"
         # As one line of the list of such files.
-        return Problem(Wrong.NAME, repr(path)[1:-1], words)
-    return None
+        return Problem(Wrong.NAME, repr(str(path))[1:-1], words)
+    return path
 
 
 def read_ahead(

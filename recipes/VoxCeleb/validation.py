@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from layout import LAYOUT_WORDS, find_files, speaker_of, speech_root
 
 from speechbrain_rev.lists import joined_line
 from speechbrain_rev.scoring import read_trials
-from speechbrain_rev.speech import generator
+from speechbrain_rev.speech import Corpus, generator
+from speechbrain_rev.speech.corpus import find_files
 
 if TYPE_CHECKING:
     from data_settings import Settings
@@ -25,14 +24,14 @@ FEWEST_SPEAKERS = 4
 
 
 def held_out_speakers(
-    by_speaker: dict[str, list[str]], settings: Settings
+    by_speaker: dict[str, list[str]], corpus: Corpus, settings: Settings
 ) -> dict[str, list[str]]:
     """Choose speakers who are held out for validation, with all they said."""
     if settings.valid_trials is not None or not settings.valid_speakers:
         return {}
     speakers = sorted(by_speaker)
     if len(speakers) < FEWEST_SPEAKERS:
-        raise ValueError(_too_few(speakers, settings))
+        raise ValueError(_too_few(speakers, corpus, settings))
     if not 2 <= settings.valid_speakers <= len(speakers) - 2:
         raise ValueError(
             f"valid_speakers is {settings.valid_speakers}, of {len(speakers)} speakers. "
@@ -44,13 +43,13 @@ def held_out_speakers(
     return {speaker: by_speaker[speaker] for speaker in chosen}
 
 
-def _too_few(speakers: Sequence[str], settings: Settings) -> str:
+def _too_few(speakers: Sequence[str], corpus: Corpus, settings: Settings) -> str:
     """Say that nobody can be held out, and why there may be so few speakers."""
     named = f" ({', '.join(speakers)})" if speakers else ""
     beside = ", beside those of trial lists" if settings.trial_lists else ""
     level = ""
     if settings.train_list is None:
-        level = f"Is data_folder the right level? {LAYOUT_WORDS} "
+        level = f"Is data_folder the right level? {corpus.layout} "
     return (
         f"valid_speakers is {settings.valid_speakers}, and {len(speakers)} speaker(s) were "
         f"found in {settings.train_list or settings.data_folder}{named}{beside}: too few "
@@ -59,7 +58,9 @@ def _too_few(speakers: Sequence[str], settings: Settings) -> str:
     )
 
 
-def validation_lines(held_out: dict[str, list[str]], settings: Settings) -> list[str]:
+def validation_lines(
+    held_out: dict[str, list[str]], corpus: Corpus, settings: Settings
+) -> list[str]:
     """Make the lines of the validation list: the user's own, or of held-out speakers."""
     if settings.valid_trials is not None:
         return _own_lines(settings.valid_trials, settings)
@@ -67,10 +68,10 @@ def validation_lines(held_out: dict[str, list[str]], settings: Settings) -> list
         return []
     draws = generator("valid trials", settings.seed)
     names = {s: _some(n, VALID_UTTERANCES, draws) for s, n in held_out.items()}
-    targets = [pair for n in names.values() for pair in _target_pairs(n)]
-    everyone = [name for n in names.values() for name in n]
+    targets = [pair for n in names.values() for pair in _target_pairs(n, corpus)]
+    everyone = [(speaker, name) for speaker, n in names.items() for name in n]
     impostors = [
-        (a, b) for a, b in combinations(everyone, 2) if speaker_of(a) != speaker_of(b)
+        (a, b) for (one, a), (other, b) in combinations(everyone, 2) if one != other
     ]
     impostors = _some(impostors, IMPOSTORS_PER_TARGET * len(targets), draws)
     lines = [joined_line("1", a, b) for a, b in targets]
@@ -80,9 +81,7 @@ def validation_lines(held_out: dict[str, list[str]], settings: Settings) -> list
 def _own_lines(path: str, settings: Settings) -> list[str]:
     """Copy the user's own list, with the names of the files that are there."""
     trials = read_trials(path)
-    root = speech_root(settings.trials_folder or settings.data_folder, "trials_folder")
-    found = find_files(root, trials.utterances, any_extension=settings.any_extension)
-    files = found.files
+    files = find_files(settings.trials_corpus(), trials.utterances).names
     return [
         joined_line(str(label), files.get(a, a), files.get(b, b))
         for label, a, b in zip(
@@ -91,10 +90,10 @@ def _own_lines(path: str, settings: Settings) -> list[str]:
     ]
 
 
-def _target_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+def _target_pairs(names: Sequence[str], corpus: Corpus) -> list[tuple[str, str]]:
     """Pair utterances of different sessions: within one, the channel gives them away."""
     pairs = list(combinations(names, 2))
-    apart = [(a, b) for a, b in pairs if Path(a).parent != Path(b).parent]
+    apart = [(a, b) for a, b in pairs if corpus.session(a) != corpus.session(b)]
     return apart or pairs
 
 

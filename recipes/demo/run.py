@@ -39,7 +39,7 @@ from speechbrain_rev.inference import (
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner.memory import live_bytes_peak
-from speechbrain_rev.speech import read_manifest
+from speechbrain_rev.speech import open_corpus, read_manifest
 from speechbrain_rev.whole_files import read_rows
 
 REPOSITORY = Path(__file__).parents[2]
@@ -173,7 +173,7 @@ def score_systems(
     reports = {}
     for name, embedder in systems(run, device).items():
         folder = output / name
-        trials = extract.trial_files(trial_lists, data / "wav")
+        trials = extract.trial_files(trial_lists, open_corpus(data))
         extract.extract(embedder, folder, trials, extract.cohort_files(manifest))
         report = score.score(folder, trial_lists, speakers)
         assert report is not None

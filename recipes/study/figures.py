@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 from conditions import EQUAL, WORSE, Condition
-from layout import speaker_of
 
 from speechbrain_rev import scoring
 from speechbrain_rev.scoring.paired import DRAWS
+from speechbrain_rev.speech import VoxCelebFolder
 from speechbrain_rev.whole_files import check_regular, write_whole
 
 SETTING, MARGINS, MEASURES = "setting.json", "margins.json", "measures.json"
@@ -50,6 +50,8 @@ BASELINE, CEILING, SAME_WEIGHTS = (
     "the reference and the margin reach the highest rate there is",
     "both ended with the same weights: what was to be tested changed nothing",
 )
+# An archive has no corpus, but names that begin with the speaker.
+_BY_NAME = VoxCelebFolder(Path())
 #: What the archive holds.
 PACKED = (
     *(SETTING, MARGINS, MEASURES, RESULTS),
@@ -136,11 +138,12 @@ class Study:
                     f"{path} has other trials than the runs before it: their rates cannot "
                     "be compared. Score all runs on one list."
                 )
+            speakers = {n: _BY_NAME.speaker(n) or n for n in listed.utterances}
             drawn = scoring.bootstrap(
                 scores,
                 listed.labels,
-                [speaker_of(name) for name in listed.enrol],
-                [speaker_of(name) for name in listed.test],
+                [speakers[name] for name in listed.enrol],
+                [speakers[name] for name in listed.test],
                 p_targets=(),
                 replicates=self.replicates,
             )

@@ -36,7 +36,6 @@ import figures
 import score
 from conditions import COHORT_UTTERANCES, CONDITIONS, SIZES, Condition, Size
 from figures import Study
-from layout import speech_root
 from torch.backends.cpu import get_cpu_capability
 from tqdm import tqdm
 
@@ -46,8 +45,7 @@ from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.locks import writing_alone
-from speechbrain_rev.speech import read_manifest
-from speechbrain_rev.speech.reading import audio_files
+from speechbrain_rev.speech import audio_files, open_corpus, read_manifest
 from speechbrain_rev.whole_files import digest_of, read_rows, write_whole
 
 REPOSITORY = Path(__file__).parents[2]
@@ -376,7 +374,7 @@ def score_baselines(
         embedder = SpeakerEmbedder(
             statistics, device="cpu", fingerprint=f"{name} {sizes}"
         )
-        tested = extract.trial_files(trial_lists, speech_root(data), within=data)
+        tested = extract.trial_files(trial_lists, open_corpus(data))
         cohort = extract.cohort_files(manifest, COHORT_UTTERANCES)
         extract.extract(embedder, folder, tested, cohort)
         score.score(folder, trial_lists, speakers, cohort_top_n=top_n, replicates=0)

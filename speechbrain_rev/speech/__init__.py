@@ -1,6 +1,14 @@
 """Training speech: reading by frame range, augmentation, chunks and their order."""
 
 from .augmentation import SpeakerAugment
+from .corpus import (
+    CORPORA,
+    Corpus,
+    VoxCelebFolder,
+    audio_exists,
+    audio_files,
+    open_corpus,
+)
 from .dataset import (
     ChunkBatch,
     ChunkDataset,
@@ -13,8 +21,6 @@ from .disturbances import add_noise, reverberate
 from .manifest import Manifest, Utterance, read_manifest, write_manifest
 from .reading import (
     AudioInfo,
-    audio_exists,
-    audio_files,
     audio_info,
     read_audio,
     read_blocks,
@@ -24,14 +30,17 @@ from .sampling import EpochBatchSampler
 from .seeding import GlobalRandomState, generator
 
 __all__ = [
+    "CORPORA",
     "AudioInfo",
     "ChunkBatch",
     "ChunkDataset",
+    "Corpus",
     "EpochBatchSampler",
     "GlobalRandomState",
     "Manifest",
     "SpeakerAugment",
     "Utterance",
+    "VoxCelebFolder",
     "WholeUtterances",
     "add_noise",
     "audio_exists",
@@ -40,6 +49,7 @@ __all__ = [
     "collate_chunks",
     "collate_whole",
     "generator",
+    "open_corpus",
     "read_audio",
     "read_blocks",
     "read_first_channel",

@@ -22,10 +22,11 @@ from torchaudio.functional import resample
 
 from speechbrain_rev.processes import process_rank
 
+from .corpus import audio_files
 from .dataset import repeat_to
 from .disturbances import add_noise, reverberate
 from .labels import check_speakers, check_utterances
-from .reading import audio_files, audio_info, read_audio, read_first_channel
+from .reading import audio_info, read_audio, read_first_channel
 from .seeding import generator
 
 logger = logging.getLogger(__name__)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from .corpus import Corpus
 from .manifest import Manifest, Utterance
 from .reading import read_audio
 from .seeding import draw_below
@@ -280,10 +280,10 @@ class WholeUtterances(Dataset[tuple[str, torch.Tensor | str]]):
 
     Parameters
     ----------
-    root : str or Path
-        Folder that the names are relative to.
+    corpus : Corpus
+        Where the names are files.
     names : sequence of str
-        Paths below it, as trial lists give them.
+        As trial lists give them.
     sample_rate : int
         Rate that the files must have, Hz.
     max_samples : int
@@ -292,13 +292,13 @@ class WholeUtterances(Dataset[tuple[str, torch.Tensor | str]]):
 
     def __init__(
         self,
-        root: str | Path,
+        corpus: Corpus,
         names: Sequence[str],
         *,
         sample_rate: int = 16000,
         max_samples: int,
     ) -> None:
-        self.root = Path(root)
+        self.corpus = corpus
         self.names = names
         self.sample_rate = sample_rate
         self.max_samples = max_samples
@@ -320,8 +320,8 @@ class WholeUtterances(Dataset[tuple[str, torch.Tensor | str]]):
         wav : torch.Tensor, [samples], or str
         """
         name = self.names[index]
-        path = self.root / name
         try:
+            path = self.corpus.locate(name)
             wav = read_audio(
                 path, sample_rate=self.sample_rate, samples=self.max_samples
             )

@@ -7,20 +7,16 @@ its file: only the samples asked for are decoded.
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import soundfile
 import torch
 
-from speechbrain_rev.whole_files import check_path
-
 from .lengths import opened, tell_of_cut
 from .packed import find_packed
 
-AUDIO_SUFFIXES = (".wav", ".flac")
 # A FLAC frame of silence has up to 65,535 samples in 10 bytes or more.
 _SAMPLES_PER_BYTE = 8192
 # What is read at a time where a file is read to its end: a header may lie about that.
@@ -214,107 +210,6 @@ def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
     if file_rate != sample_rate:
         raise ValueError(_other_rate(path, file_rate, sample_rate))
     return values[:, 0].contiguous()
-
-
-def audio_exists(path: str | Path) -> bool:
-    """Tell whether there is such a file, in a folder or in a packed one.
-
-    Parameters
-    ----------
-    path : str or Path
-
-    Returns
-    -------
-    bool
-    """
-    if found := find_packed(path):
-        packed, name = found
-        return name in packed
-    return Path(path).is_file()
-
-
-def audio_files(
-    folder: str | Path, suffixes: tuple[str, ...] = AUDIO_SUFFIXES
-) -> list[Path]:
-    """All WAV and FLAC files below a folder, in sorted order.
-
-    Parameters
-    ----------
-    folder : str or Path
-        Searched at any depth, links followed; or a packed folder.
-    suffixes : tuple of str
-        What their names end in, in small letters.
-
-    Returns
-    -------
-    list of Path
-
-    Raises
-    ------
-    ValueError
-        If the folder does not exist, is no path or holds no such file.
-    """
-    check_path(folder, "audio of a folder", "Give a folder of files.")
-    folder = Path(folder)
-    below = files_below(folder)
-    if below is None:
-        raise ValueError(
-            f"There is no folder {folder}. Give one with WAV or FLAC files."
-        )
-    paths = [path for path in below if path.suffix.lower() in suffixes]
-    if not paths:
-        raise ValueError(
-            f"There is no {' or '.join(AUDIO_SUFFIXES)} file below {folder}. "
-            "Other formats must be converted first."
-        )
-    return sorted(paths)
-
-
-def files_below(folder: str | Path) -> Iterable[Path] | None:
-    """Find all files of a folder or a packed folder, or tell that it is none.
-
-    Parameters
-    ----------
-    folder : str or Path
-        Searched at any depth, links followed.
-
-    Returns
-    -------
-    iterable of Path, or None
-        In any order; None if there is no such folder.
-    """
-    if found := find_packed(folder):
-        packed, name = found
-        if name in packed:
-            return None
-        return [Path(packed.folder, inside) for inside in packed.below(name)]
-    return _below(Path(folder)) if Path(folder).is_dir() else None
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    """Find files at any depth, through links as well."""
-    for inside, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
-        for name in files:
-            path = Path(inside, name)
-            # Files have an ending; folders of a disk that is not there have none.
-            if not path.suffix and path.is_symlink() and not path.exists():
-                raise FileNotFoundError(
-                    f"{path} leads to {os.readlink(path)}, which is not there. Mount or "
-                    "copy it, or delete the link."
-                )
-            yield path
-        here = Path(inside).resolve()
-        # A link to a folder that it is in would lead round and round.
-        folders[:] = [
-            name
-            for name in folders
-            if not here.is_relative_to(Path(inside, name).resolve())
-        ]
-
-
-def _refuse(error: OSError) -> None:
-    """Raise what os.walk would pass over: a folder that cannot be listed."""
-    raise error
 
 
 def _decode(

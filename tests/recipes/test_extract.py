@@ -8,7 +8,7 @@ import soundfile
 
 from speechbrain_rev.inference import EmbeddingArchive, FbankStatistics, SpeakerEmbedder
 from speechbrain_rev.scoring import read_trials
-from speechbrain_rev.speech import read_manifest
+from speechbrain_rev.speech import VoxCelebFolder, read_manifest
 from tests.corpus import write_corpus
 from tests.recipes.runs import recipe
 from tests.run_folders import (
@@ -204,7 +204,7 @@ def test_trials_that_lead_out_of_their_folder_are_refused(run, data, tmp_path, n
     given = ("--trials", run / "one.txt", "--trials_folder", tmp_path / "copy")
     with pytest.raises(ValueError, match=r"one\.txt: 1 names lead out of .*--outside_"):
         extract(run, *given)
-    root = tmp_path / "copy/wav"
+    root = VoxCelebFolder(tmp_path / "copy/wav")
     with pytest.raises(ValueError, match=r"1 names lead out of .*copy/wav, such as"):
         recipe("extract").trial_files([run / "one.txt"], root)
     trials, _ = extract(run, *given, "--outside_files")

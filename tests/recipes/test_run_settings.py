@@ -11,6 +11,7 @@ from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.checkpoints import is_end_of_epoch, load_finished_run
 from speechbrain_rev.locks import LOCK, locked
+from speechbrain_rev.speech import VoxCelebFolder
 from tests.corpus import write_corpus
 from tests.recipes.runs import SHORT, arguments, recipe, run, weights
 
@@ -347,7 +348,9 @@ def test_flipped_bits_are_refused_by_who_evaluates(interrupted, tmp_path):
     with pytest.raises(ValueError, match=r"train\.csv is not as it was written"):
         extract.cohort_files(folder / "save" / "train.csv")
     with pytest.raises(ValueError, match=r"valid_trials\.txt is not as it was written"):
-        extract.trial_files([folder / "save" / "valid_trials.txt"], folder)
+        extract.trial_files(
+            [folder / "save" / "valid_trials.txt"], VoxCelebFolder(folder)
+        )
     with pytest.raises(
         ValueError, match=r"label_encoder\.txt is not as it was written"
     ):

@@ -15,7 +15,7 @@ PACKAGE = Path(speechbrain_rev.__file__).parent
 
 PUBLIC = {
     "catalog": {
-        "Model", "ModelsReport", "Training", "counted_peaks", "select",
+        "ListedEncoder", "ModelsReport", "Training", "counted_peaks", "select",
     },
     "cli": {"ArgumentParser", "main", "run_script"},
     "compression": {
@@ -62,10 +62,10 @@ PUBLIC = {
         "rate_over_seeds", "read_scores", "read_trials", "speaker_means", "subtract_mean", "write_scores",
     },
     "speech": {
-        "AudioInfo", "ChunkBatch", "ChunkDataset", "EpochBatchSampler",
-        "GlobalRandomState", "Manifest", "SpeakerAugment", "Utterance", "WholeUtterances",
+        "CORPORA", "AudioInfo", "ChunkBatch", "ChunkDataset", "Corpus", "EpochBatchSampler",
+        "GlobalRandomState", "Manifest", "SpeakerAugment", "Utterance", "VoxCelebFolder", "WholeUtterances",
         "add_noise", "audio_exists", "audio_files", "audio_info", "collate_chunks", "collate_whole",
-        "generator", "read_audio", "read_blocks", "read_first_channel", "read_manifest",
+        "generator", "open_corpus", "read_audio", "read_blocks", "read_first_channel", "read_manifest",
         "repeat_to", "reverberate", "write_manifest",
     },
 }  # fmt: skip
@@ -75,8 +75,10 @@ MODULES = {
     "catalog.plans": {"plan_encoders", "plan_for_run", "sweep_encoder"},
     "catalog.steps": {"TrainingStep", "calibrate", "encoder_step"},
     "environment": {"environment"},
-    "inference.wespeaker": {"convert_from_wespeaker", "convert_to_wespeaker"},
-    "inference.wespeaker_names": {"from_wespeaker", "to_wespeaker"},
+    "inference.wespeaker": {
+        "convert_from_wespeaker", "convert_to_wespeaker", "from_wespeaker",
+        "to_wespeaker",
+    },
     "lobes.checkpointer": {"WholeCheckpointer", "verify_checkpoint"},
     "lobes.checkpoints": {"average_of_last_epochs"},
     "lobes.classifier": {"AAMSoftmax", "AMSoftmax", "CosineClassifier", "build_loss"},

@@ -12,7 +12,7 @@ from speechbrain_rev.plots import (
     encoder_map,
 )
 from speechbrain_rev.plots.encoders import FAMILY_COLOURS
-from speechbrain_rev.sizes import GIB
+from speechbrain_rev.sizes import GIB, MIB
 
 from .names import check_names, is_tie
 
@@ -34,10 +34,10 @@ ENCODERS = [
     EncoderPoint("large_III", "df_revnet", "II", 1.46, 5.1 * GIB, "large"),
 ]
 PLANNED = {"title": "Planned", "source": "invented", "total_batch": 256}
-FITS = SizedEncoder("a_rev", "revnet", "II", 6_000_000, 1e7, 6e7, 5e7, 800, 3e7, 300)
-ALIKE = SizedEncoder("b_rev", "revnet", "I", 6_100_000, 1e7, 6e7, 5e7, 500, 4e7, 235)
-LACKS = SizedEncoder("a_res", "df_resnet", "vanilla", 20_000_000, 1e8, 9e8, None, 60)
-NOTHING = SizedEncoder("b_res", "resnet", "vanilla", 15_000_000, 1e8, 9e8, None, None)
+FITS = SizedEncoder("a_rev", "revnet", "II", 6_000_000, 10 * MIB, 60 * MIB, 50 * MIB, 800, 30 * MIB, 300)
+ALIKE = SizedEncoder("b_rev", "revnet", "I", 6_100_000, 10 * MIB, 60 * MIB, 50 * MIB, 500, 40 * MIB, 235)
+LACKS = SizedEncoder("a_res", "df_resnet", "vanilla", 20_000_000, 100 * MIB, 900 * MIB, None, 60)
+NOTHING = SizedEncoder("b_res", "resnet", "vanilla", 15_000_000, 100 * MIB, 900 * MIB, None, None)
 SIZED = [FITS, ALIKE, LACKS, NOTHING]
 
 
@@ -180,7 +180,7 @@ def test_families_have_colours_and_vanilla_encoders_are_hollow(drawn):
 
 def test_names_of_planned_encoders_stand_within_both_axes(drawn):
     memory, batch = drawn(by_parameters, SIZED, **PLANNED).axes
-    tops = {e.name: (e.parameters / 1e6, e.stored_bytes / 1e6) for e in SIZED}
+    tops = {e.name: (e.parameters / 1e6, e.stored_bytes / MIB) for e in SIZED}
     check_names(memory, marks(memory), tops)
     sizes = {e.name: (e.parameters / 1e6, e.largest_batch) for e in SIZED}
     del sizes[NOTHING.name]

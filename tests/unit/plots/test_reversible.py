@@ -4,9 +4,13 @@ import pytest
 
 from speechbrain_rev.plots import reversible_step
 from speechbrain_rev.plots.style import MODE_COLOURS
+from speechbrain_rev.sizes import MIB
 from tests.docs.figures import MODES, alive
 
-ALIVE = {"store": ([1e6, 3e6], [3e6, 2e6, 0]), "reconstruct": ([1e6, 1e6], [1e6, 0])}
+ALIVE = {
+    "store": ([MIB, 3 * MIB], [3 * MIB, 2 * MIB, 0]),
+    "reconstruct": ([MIB, MIB], [MIB, 0]),
+}
 WORDS = {"title": "T", "source": "S"}
 
 

@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 import soundfile
@@ -9,6 +10,7 @@ from speechbrain_rev.speech import (
     ChunkDataset,
     EpochBatchSampler,
     Utterance,
+    VoxCelebFolder,
     WholeUtterances,
     audio_info,
     collate_chunks,
@@ -88,7 +90,9 @@ def test_chunks_carry_their_speaker(utterances):
 
 def test_a_whole_utterance_that_cannot_be_read_is_a_reason(tmp_path):
     soundfile.write(tmp_path / "empty.wav", [], 16000)
-    given = WholeUtterances(tmp_path, ["gone.wav", "empty.wav"], max_samples=100)
+    given = WholeUtterances(
+        VoxCelebFolder(tmp_path), ["gone.wav", "empty.wav"], max_samples=100
+    )
     assert collate_whole([given[0]])[0] == "gone.wav"
     assert "no such file" in collate_whole([given[0]])[1]
     assert "holds no samples" in collate_whole([given[1]])[1]
@@ -107,17 +111,19 @@ def test_speech_that_was_cut_short_after_it_was_listed_is_not_used(
         ValueError, match=r"None of 10 .*cut\.wav .* is cut short, 2 of"
     ):
         dataset(listed, samples=100)[1, 0]
-    name, why = WholeUtterances(tmp_path, ["cut.wav"], max_samples=10**6)[0]
+    corpus = VoxCelebFolder(tmp_path)
+    name, why = WholeUtterances(corpus, ["cut.wav"], max_samples=10**6)[0]
     assert (name, "is cut short, 2 of" in why) == ("cut.wav", True)
 
 
 def test_whole_utterances_are_cut_only_where_they_are_too_long(utterances):
-    names = [u.wav for u in utterances]
+    corpus = VoxCelebFolder(Path(utterances[0].wav).parents[2])
+    names = [Path(u.wav).relative_to(corpus.root).as_posix() for u in utterances]
     long, short = (
-        WholeUtterances("/", names, max_samples=samples) for samples in (10**6, 100)
+        WholeUtterances(corpus, names, max_samples=samples) for samples in (10**6, 100)
     )
     assert long[2][0] == names[2]
-    assert torch.equal(long[2][1], read_audio(names[2], sample_rate=16000))
+    assert torch.equal(long[2][1], read_audio(utterances[2].wav, sample_rate=16000))
     assert len(short[2][1]) == 100
 
 

@@ -7,7 +7,6 @@ import soundfile
 import torch
 
 from speechbrain_rev.speech import (
-    audio_files,
     audio_info,
     read_audio,
     read_blocks,
@@ -328,22 +327,6 @@ def test_a_name_that_is_not_utf_8_is_named_in_signs_that_can_be_printed(tmp_path
     with pytest.raises(ValueError, match=r"caf\\udce9\.wav .* not in UTF-8") as refused:
         audio_info(path)
     assert str(refused.value).encode()
-
-
-def test_audio_is_found_at_any_depth_in_sorted_order_and_other_files_are_not(tmp_path):
-    for name in ("b/c/2.FLAC", "a.wav", "b/1.wav", "b/readme.txt"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    found = [path.relative_to(tmp_path).as_posix() for path in audio_files(tmp_path)]
-    assert found == ["a.wav", "b/1.wav", "b/c/2.FLAC"]
-
-
-def test_a_missing_and_an_empty_folder_are_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"no folder .*nowhere"):
-        audio_files(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"no \.wav or \.flac file below"):
-        audio_files(tmp_path)
 
 
 def cut(path, part):

@@ -1,0 +1,845 @@
+"""Corpora: the audio of a folder, whose it is, and which files a list names.
+
+A layout of a corpus is one class that follows `Corpus`, and its row of `CORPORA`. All
+else (listing, preparation, validation trials, extraction) asks the corpus.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from heapq import nsmallest
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+from typing import ClassVar, Protocol
+
+from speechbrain_rev.lists import way_out
+from speechbrain_rev.whole_files import check_path
+
+from .packed import SAMPLE_BYTES, find_packed
+
+#: Audio that is read by frame range.
+AUDIO_SUFFIXES = (".wav", ".flac")
+#: What speech often comes as, and cannot be read by frame range.
+OTHER_SUFFIXES = (
+    ".m4a", ".aac", ".wma", ".ogg", ".oga", ".opus", ".mp3", ".aiff", ".aif", ".aifc",
+    ".au", ".caf", ".w64", ".rf64", ".sph", ".nist",
+)  # fmt: skip
+# Names that may be of a folder that they do not begin with: with //, ./ or ../ in them.
+_ODD = re.compile(r"(?:^|/)(?:/|\.|$)")
+# Threads that look for files, and for how many at a time.
+_THREADS, _BATCH = 16, 4096
+
+
+def audio_exists(path: str | Path) -> bool:
+    """Return whether there is such a file, in a folder or in a packed one.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    bool
+    """
+    if found := find_packed(path):
+        packed, name = found
+        return name in packed
+    return Path(path).is_file()
+
+
+def audio_files(
+    folder: str | Path, suffixes: tuple[str, ...] = AUDIO_SUFFIXES
+) -> list[Path]:
+    """All WAV and FLAC files below a folder, in sorted order.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Searched at any depth, links followed; or a packed folder.
+    suffixes : tuple of str
+        What their names end in, in small letters.
+
+    Returns
+    -------
+    list of Path
+
+    Raises
+    ------
+    ValueError
+        If the folder does not exist, is no path or holds no such file.
+    """
+    check_path(folder, "audio of a folder", "Give a folder of files.")
+    folder = Path(folder)
+    below = files_below(folder)
+    if below is None:
+        raise ValueError(
+            f"There is no folder {folder}. Give one with WAV or FLAC files."
+        )
+    paths = [path for path in below if path.suffix.lower() in suffixes]
+    if not paths:
+        raise ValueError(
+            f"There is no {' or '.join(AUDIO_SUFFIXES)} file below {folder}. "
+            "Other formats must be converted first."
+        )
+    return sorted(paths)
+
+
+def files_below(folder: str | Path) -> Iterable[Path] | None:
+    """Find all files of a folder or a packed folder; None if it is neither.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Searched at any depth, links followed.
+
+    Returns
+    -------
+    iterable of Path, or None
+        In a fixed order, files of one folder one after another. None if there is no
+        such folder.
+    """
+    if found := find_packed(folder):
+        packed, name = found
+        if name in packed:
+            return None
+        return [Path(packed.folder, inside) for inside in packed.below(name)]
+    return _below(Path(folder)) if Path(folder).is_dir() else None
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Find files at any depth, through links as well."""
+    for inside, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
+        for name in sorted(files):
+            path = Path(inside, name)
+            # Files have an ending; folders of a disk that is not there have none.
+            if not path.suffix and path.is_symlink() and not path.exists():
+                raise FileNotFoundError(
+                    f"{path} leads to {os.readlink(path)}, which is not there. Mount or "
+                    "copy it, or delete the link."
+                )
+            yield path
+        here = Path(inside).resolve()
+        # A link to a folder that it is in would lead round and round.
+        folders[:] = [
+            name
+            for name in sorted(folders)
+            if not here.is_relative_to(Path(inside, name).resolve())
+        ]
+
+
+def _refuse(error: OSError) -> None:
+    """Raise what os.walk would pass over: a folder that cannot be listed."""
+    raise error
+
+
+def without_originals(paths: Iterable[Path]) -> list[Path]:
+    """Leave out files of other kinds that were converted where they are.
+
+    Parameters
+    ----------
+    paths : iterable of Path
+        Files of all kinds of audio.
+
+    Returns
+    -------
+    list of Path
+        Of those that are neither WAV nor FLAC only those beside which no WAV or FLAC
+        has the same name.
+
+    Example
+    -------
+    >>> without_originals([Path("a.m4a"), Path("a.wav"), Path("b.m4a")])
+    [PosixPath('a.wav'), PosixPath('b.m4a')]
+    """
+    paths = list(paths)
+    others = {path for path in paths if path.suffix.lower() in OTHER_SUFFIXES}
+    if not others:
+        return paths
+    converted = {path.with_suffix("") for path in paths if path not in others}
+    return [p for p in paths if p not in others or p.with_suffix("") not in converted]
+
+
+class OutsideError(ValueError):
+    """A name leads out of its corpus.
+
+    Parameters
+    ----------
+    name : str
+        Of a file.
+    why : str
+        How it leads out, as ``way_out`` puts it.
+    within : str or Path
+        Where files may be.
+    path : Path
+        What it leads to.
+    """
+
+    def __init__(self, name: str, why: str, within: str | Path, path: Path) -> None:
+        super().__init__(f"{name!r} {why}, out of {within}")
+        self.why, self.within, self.path = why, within, path
+
+
+def inside(root: Path, name: str, *, within: str | Path | None) -> Path:
+    """Give the path of a name that does not lead out.
+
+    Parameters
+    ----------
+    root : Path
+        What the name is relative to.
+    name : str
+        Of a file, which need not exist.
+    within : str, Path or None
+        Where it must be, behind all links; None for anywhere.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    OutsideError
+        If it leads out.
+
+    Example
+    -------
+    >>> inside(Path("wav"), "id1/a.wav", within="wav").as_posix()
+    'wav/id1/a.wav'
+    """
+    if within is not None and (why := way_out(root, name, within=within)):
+        raise OutsideError(name, why, within, root / name)
+    return root / name
+
+
+@dataclass(frozen=True)
+class Remarks:
+    """What a user should know of how the files of a corpus lie.
+
+    Attributes
+    ----------
+    warnings : tuple of str
+        Sentences.
+    passed_over : int
+        Files of audio in the folder that are no utterances of the corpus.
+    """
+
+    warnings: tuple[str, ...] = ()
+    passed_over: int = 0
+
+
+class Corpus(Protocol):
+    """A layout of a corpus: which audio there is, where, and whose.
+
+    A class of a layout inherits from this one. It must have `layout`, `find`,
+    `utterances`, `locate`, `speaker` and `session`; the other methods have defaults.
+
+    Attributes
+    ----------
+    layout : str
+        Where audio must lie, in a sentence for errors.
+    """
+
+    layout: ClassVar[str]
+
+    @classmethod
+    def find(
+        cls, folder: str | Path, *, any_extension: bool, outside_files: bool
+    ) -> Corpus | None:
+        """Recognise the layout in a folder.
+
+        Parameters
+        ----------
+        folder : str or Path
+            As the user gave it; it is there.
+        any_extension : bool
+            Whether `locate` takes a .flac where a name says .wav, or the reverse.
+        outside_files : bool
+            Whether `locate` takes names and links that lead out of the folder.
+
+        Returns
+        -------
+        Corpus or None
+            None if the folder has another layout.
+        """
+
+    def utterances(self) -> Iterator[str]:
+        """List the names of all files of audio, lazily, in a fixed order.
+
+        Yields
+        ------
+        str
+            A name. Audio of kinds that cannot be read is named too, so that nothing is
+            dropped without being counted.
+        """
+
+    def locate(self, name: str) -> Path:
+        """Give the file of a name.
+
+        Parameters
+        ----------
+        name : str
+            As `utterances` or a list has it.
+
+        Returns
+        -------
+        Path
+            It need not exist.
+
+        Raises
+        ------
+        OutsideError
+            If it leads out of the corpus.
+        """
+
+    def speaker(self, name: str) -> str | None:
+        """Give the speaker of a file, which need not exist; None if it has none."""
+
+    def session(self, name: str) -> str | None:
+        """Give the session of a file, one of its speaker's; None if the layout has none."""
+
+    def digest(self, names: Iterable[str] | None = None) -> str:
+        """Digest names and sizes of files: equal where a corpus has not changed.
+
+        Parameters
+        ----------
+        names : iterable of str, optional
+            In any order; all `utterances` by default.
+
+        Returns
+        -------
+        str
+            32 hexadecimal digits.
+        """
+        made = blake2b(digest_size=16)
+        ordered = sorted(self.utterances() if names is None else names)
+        with ThreadPoolExecutor(max_workers=_THREADS) as pool:
+            for start in range(0, len(ordered), _BATCH):
+                part = ordered[start : start + _BATCH]
+                for name, size in zip(part, pool.map(self._size, part), strict=True):
+                    made.update(os.fsencode(f"{name}\t{size}\n"))
+        return made.hexdigest()
+
+    def _size(self, name: str) -> int | None:
+        """Give the bytes of a file; None if there is none."""
+        path = located(self, name)[0]
+        if found := find_packed(path):
+            packed, packed_name = found
+            there = packed_name in packed
+            return SAMPLE_BYTES * packed.length(packed_name) if there else None
+        try:
+            return path.stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def folder_of(self, speaker: str) -> Path | None:
+        """Give the folder that is a speaker's alone; None if the layout has none."""
+        return None
+
+    def remarks(self, names: Collection[str]) -> Remarks:
+        """Look for what is unusual about how files lie.
+
+        Parameters
+        ----------
+        names : collection of str
+            All `utterances`.
+
+        Returns
+        -------
+        Remarks
+        """
+        return Remarks()
+
+
+def located(corpus: Corpus, name: str) -> tuple[Path, OutsideError | None]:
+    """Give the file of a name even if it leads out of the corpus.
+
+    Parameters
+    ----------
+    corpus : Corpus
+    name : str
+        As of ``locate``.
+
+    Returns
+    -------
+    path : Path
+    error : OutsideError or None
+        What ``locate`` raises.
+    """
+    try:
+        return corpus.locate(name), None
+    except OutsideError as error:
+        return error.path, error
+
+
+@dataclass(frozen=True)
+class VoxCelebFolder(Corpus):
+    """A folder of speakers' folders, with any number of folders down to the audio.
+
+    Parameters
+    ----------
+    root : Path
+        The folder of the speakers' folders; it may be in a packed folder.
+    folder : str, Path or None
+        The whole, out of which no name may lead; ``root`` by default.
+    any_extension : bool
+        Whether a .flac is taken where a name says .wav, or the reverse.
+    outside_files : bool
+        Whether names and links may lead anywhere.
+
+    Example
+    -------
+    >>> corpus = VoxCelebFolder(Path("/data/wav"))
+    >>> corpus.speaker("id1/video/a.wav"), corpus.session("id1/video/a.wav")
+    ('id1', 'video')
+    """
+
+    root: Path
+    folder: str | Path | None = None
+    any_extension: bool = field(default=False, kw_only=True)
+    outside_files: bool = field(default=False, kw_only=True)
+
+    layout: ClassVar[str] = (
+        "Accepted are DATA/wav/<speaker>/<session>/<utterance>.wav or .flac, and the same "
+        "below dev/wav, dev/aac or aac, or with the speakers directly in DATA. Between "
+        "speaker and utterance there may be any number of folders."
+    )
+    _PLACES: ClassVar[tuple[str, ...]] = ("wav", "dev/wav", "dev/aac", "aac")
+    # Folders from the speaker's to the file: VoxCeleb's.
+    _USUAL_DEPTH: ClassVar[int] = 3
+
+    @classmethod
+    def find(
+        cls, folder: str | Path, *, any_extension: bool, outside_files: bool
+    ) -> VoxCelebFolder | None:
+        """Find the folder of the speakers' folders.
+
+        Parameters
+        ----------
+        folder : str or Path
+            As the user gave it.
+        any_extension, outside_files : bool
+            As of the class.
+
+        Returns
+        -------
+        VoxCelebFolder or None
+            Its root is absolute: a run may go on, and be scored, in another working
+            folder. None if there is no audio.
+
+        Raises
+        ------
+        ValueError
+            If there are several such folders, each of which would be taken for a speaker.
+        """
+        for place in (*cls._PLACES, "."):
+            root = Path(os.path.abspath(folder)) / place
+            if any(True for _ in _audio_below(root)):
+                cls._refuse_corpora(folder, root)
+                return cls(
+                    root,
+                    folder,
+                    any_extension=any_extension,
+                    outside_files=outside_files,
+                )
+        return None
+
+    @classmethod
+    def _refuse_corpora(cls, given: str | Path, root: Path) -> None:
+        """Refuse a folder of corpora, each of which would be taken for one speaker."""
+        if not root.is_dir():
+            return  # it is packed
+        below = (
+            (path, place) for path in sorted(root.iterdir()) for place in cls._PLACES
+        )
+        found = [path / place for path, place in below if (path / place).is_dir()]
+        if found:
+            raise ValueError(
+                f"{given} holds folders of speakers' folders, such as "
+                f"{', '.join(str(path.relative_to(root)) for path in found[:3])}: each "
+                f"would be taken for one speaker. Give one of them. {cls.layout}"
+            )
+
+    def utterances(self) -> Iterator[str]:
+        """List all audio, without files of other kinds that were converted.
+
+        Yields
+        ------
+        str
+            Relative to the root, with ``/`` between folders.
+        """
+        audio = _audio_below(self.root, AUDIO_SUFFIXES + OTHER_SUFFIXES)
+        for _, paths in groupby(audio, key=lambda path: path.parent):
+            for path in without_originals(paths):
+                yield path.relative_to(self.root).as_posix()
+
+    def locate(self, name: str) -> Path:
+        """Give the file of a name, or one of another extension if that alone is there.
+
+        Parameters
+        ----------
+        name : str
+            Relative to the root.
+
+        Returns
+        -------
+        Path
+
+        Raises
+        ------
+        OutsideError
+            If it leads out of the folder, and ``outside_files`` is off.
+        """
+        whole = self.root if self.folder is None else self.folder
+        path = inside(self.root, name, within=None if self.outside_files else whole)
+        if self.any_extension and not audio_exists(path):
+            return _other_extension(path) or path
+        return path
+
+    def speaker(self, name: str) -> str | None:
+        """Give the first folder of a name, however its path is spelt.
+
+        Parameters
+        ----------
+        name : str
+            Relative to the root: ``./id1/a.wav`` and ``../wav/id1/a.wav`` are of id1.
+
+        Returns
+        -------
+        str or None
+            None if the file lies in no speaker's folder.
+        """
+        parts = self._parts(name)
+        return parts[0] if len(parts) > 1 else None
+
+    def session(self, name: str) -> str | None:
+        """Give the folders between the speaker's and the file.
+
+        Parameters
+        ----------
+        name : str
+            Relative to the root.
+
+        Returns
+        -------
+        str or None
+            None if there are none.
+        """
+        return "/".join(self._parts(name)[1:-1]) or None
+
+    def _parts(self, name: str) -> tuple[str, ...]:
+        if not _ODD.search(name):
+            return tuple(name.split("/"))  # 20 times as fast, and almost always so
+        path = Path(os.path.normpath(self.root / name))
+        if path.is_relative_to(self.root):
+            return path.relative_to(self.root).parts
+        return tuple(name.split("/"))
+
+    def folder_of(self, speaker: str) -> Path:
+        """Give the folder of a speaker."""
+        return self.root / speaker
+
+    def remarks(self, names: Collection[str]) -> Remarks:
+        """Warn of unusual depths, and of audio beside the speakers' folders.
+
+        Parameters
+        ----------
+        names : collection of str
+            All utterances.
+
+        Returns
+        -------
+        Remarks
+        """
+        warnings = [self._unusual_depths(names)]
+        others = self._beside(names)
+        if others:
+            warnings.append(
+                f"{len(others)} files of audio in {self.folder} are passed over: the "
+                f"speakers' folders are in {self.root}, and they are not, such as "
+                f"{', '.join(map(str, others[:3]))}."
+            )
+        return Remarks(tuple(filter(None, warnings)), len(others))
+
+    def _unusual_depths(self, names: Iterable[str]) -> str:
+        """Say at which depths speech lies, if that is not VoxCeleb's everywhere."""
+        by_depth = defaultdict(list)
+        for name in names:
+            # What has no speaker is a problem of its own.
+            if "/" in name:
+                by_depth[name.count("/") + 1].append(name)
+        if set(by_depth) <= {self._USUAL_DEPTH}:
+            return ""
+        depths = "; ".join(
+            f"{len(found)} files at depth {depth}, such as "
+            f"{', '.join(nsmallest(3, found))}"
+            for depth, found in sorted(by_depth.items())
+        )
+        return (
+            f"Speech below {self.root} does not lie in <speaker>/<session>/ alone. The "
+            f"first folder is taken for the speaker: {depths}."
+        )
+
+    def _beside(self, names: Iterable[str]) -> list[Path]:
+        """Find audio of the whole folder that is not below the root, nor linked there."""
+        whole = self.root if self.folder is None else Path(os.path.abspath(self.folder))
+        if whole == self.root:
+            return []
+        found = _audio_below(whole, AUDIO_SUFFIXES + OTHER_SUFFIXES)
+        others = [path for path in found if not path.is_relative_to(self.root)]
+        if others:
+            used = {(self.root / name).parent for name in names}
+            real = {os.path.realpath(folder) for folder in used}
+            others = [p for p in others if os.path.realpath(p.parent) not in real]
+        return sorted(without_originals(others))
+
+
+#: Layouts by name. A folder is of the first that recognises it: those that ask for more
+#: come first.
+CORPORA: dict[str, type[Corpus]] = {"VoxCeleb": VoxCelebFolder}
+
+
+def open_corpus(
+    folder: str | Path,
+    option: str = "data_folder",
+    *,
+    any_extension: bool = False,
+    outside_files: bool = False,
+) -> Corpus:
+    """Recognise the corpus in a folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+        As given by the user; or a packed folder.
+    option : str
+        What it is given as.
+    any_extension : bool
+        Whether a .flac is taken where a list says .wav, or the reverse.
+    outside_files : bool
+        Whether names and links may lead out of the folder.
+
+    Returns
+    -------
+    Corpus
+
+    Raises
+    ------
+    ValueError
+        If there is none; it names the layouts.
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "wav" / "id1" / "video" / "a.wav"
+    >>> path.parent.mkdir(parents=True); path.touch()
+    >>> corpus = open_corpus(getfixture("tmp_path"))
+    >>> [(name, corpus.speaker(name)) for name in corpus.utterances()]
+    [('id1/video/a.wav', 'id1')]
+    """
+    layouts = " ".join(corpus.layout for corpus in CORPORA.values())
+    path = Path(os.path.abspath(folder))
+    if find_packed(path) is None and not path.is_dir():
+        raise ValueError(
+            f"The data folder {folder} does not exist. Give the folder of "
+            f"VoxCeleb (or of your speech) with --{option}=... {layouts}"
+        )
+    for corpus in CORPORA.values():
+        found = corpus.find(
+            folder, any_extension=any_extension, outside_files=outside_files
+        )
+        if found is not None:
+            return found
+    other = next(_audio_below(path, OTHER_SUFFIXES), None)
+    if other is not None:
+        raise ValueError(
+            f"{folder} holds {other.suffix} files, which cannot be read by frame "
+            f"range. Convert each: ffmpeg -i IN{other.suffix} -ar 16000 -ac 1 OUT.flac. "
+            + layouts
+        )
+    raise ValueError(f"There is no speech in {folder}. {layouts}")
+
+
+def _audio_below(
+    root: Path, suffixes: tuple[str, ...] = AUDIO_SUFFIXES
+) -> Iterator[Path]:
+    """Find audio at any depth, in packed folders too; they hold WAV and FLAC alone."""
+    paths = files_below(root) or ()
+    return (path for path in paths if path.suffix.lower() in suffixes)
+
+
+def _other_extension(path: Path) -> Path | None:
+    """Find a file of another extension that a path of audio may mean."""
+    if path.suffix.lower() not in AUDIO_SUFFIXES + OTHER_SUFFIXES:
+        return None
+    for suffix in (*AUDIO_SUFFIXES, *(s.upper() for s in AUDIO_SUFFIXES)):
+        if audio_exists(path.with_suffix(suffix)):
+            return path.with_suffix(suffix)
+    return None
+
+
+def refuse_one_folder_twice(corpus: Corpus, speakers: Iterable[str]) -> None:
+    """Refuse two speakers whose folders are one, by a link.
+
+    Parameters
+    ----------
+    corpus : Corpus
+        Theirs.
+    speakers : iterable of str
+        Their names.
+
+    Raises
+    ------
+    ValueError
+        It names both.
+    """
+    known: dict[str, Path] = {}
+    for folder in filter(None, map(corpus.folder_of, sorted(speakers))):
+        other = known.setdefault(os.path.realpath(folder), folder)
+        if other != folder:
+            raise ValueError(
+                f"{other} and {folder} are one folder, and would be two "
+                "speakers. Leave one of them out."
+            )
+
+
+def same_speakers(
+    corpus: Corpus, speakers: Iterable[str], others: Iterable[str]
+) -> set[str]:
+    """Select the speakers who are among others, by name or by a link to their folder.
+
+    Parameters
+    ----------
+    corpus : Corpus
+        Of the speakers.
+    speakers, others : iterable of str
+        Their names.
+
+    Returns
+    -------
+    set of str
+        Of ``speakers``.
+
+    Example
+    -------
+    >>> sorted(same_speakers(VoxCelebFolder(Path("wav")), ["id1", "id2"], ["id2", "id3"]))
+    ['id2']
+    """
+    names = set(others)
+    folders = filter(None, map(corpus.folder_of, names))
+    behind = {os.path.realpath(folder) for folder in folders}
+
+    def is_other(speaker: str) -> bool:
+        folder = corpus.folder_of(speaker)
+        return folder is not None and os.path.realpath(folder) in behind
+
+    return {speaker for speaker in speakers if speaker in names or is_other(speaker)}
+
+
+@dataclass(frozen=True)
+class ListedFiles:
+    """What there is of the files that a list names.
+
+    Attributes
+    ----------
+    names : dict of str to str
+        What files are called, by the names of the list; the extension may differ.
+    paths : dict of str to Path
+        The files, by the names of the list.
+    missing : dict of str to Path
+        Where there is no file, by the names of the list.
+    renamed : list of Path
+        Files of another extension that the missing may be.
+    outside : dict of str to OutsideError
+        Why a name leads out of the corpus, by the names of the list.
+    """
+
+    names: Mapping[str, str]
+    paths: Mapping[str, Path]
+    missing: Mapping[str, Path]
+    renamed: list[Path]
+    outside: Mapping[str, OutsideError]
+
+    def lacking(self) -> str:
+        """Say how many are missing, the first, and whether it is the extension alone."""
+        if not self.missing:
+            return ""
+        words = (
+            f"{len(self.missing)} of {len(self.paths) + len(self.missing)} files are "
+            f"missing, such as {next(iter(self.missing.values()))}."
+        )
+        if self.renamed:
+            words += (
+                f" {len(self.renamed)} are there with another extension, such as "
+                f"{self.renamed[0]}: --any_extension takes "
+                "what is there (--any_extension=true of train.py)."
+            )
+        return words
+
+    def refuse_outside(self, path: str | Path, names: Iterable[str]) -> None:
+        """Refuse a list whose names lead out of the corpus.
+
+        Parameters
+        ----------
+        path : str or Path
+            The list.
+        names : iterable of str
+            In it.
+
+        Raises
+        ------
+        ValueError
+            It counts them and names the first.
+        """
+        out = [name for name in names if name in self.outside]
+        if out:
+            error = self.outside[out[0]]
+            raise ValueError(
+                f"{path}: {len(out)} names lead out of {error.within}, such as "
+                f"{out[0]!r}, which {error.why}. Correct the list; --outside_files reads "
+                "them all the same (--outside_files=true of train.py)."
+            )
+
+
+def find_files(corpus: Corpus, names: Collection[str]) -> ListedFiles:
+    """Find the files that a list names.
+
+    Parameters
+    ----------
+    corpus : Corpus
+        Of the list.
+    names : collection of str
+        In the list.
+
+    Returns
+    -------
+    ListedFiles
+    """
+
+    def look(name: str) -> tuple[Path, OutsideError | None, bool]:
+        path, error = located(corpus, name)
+        return path, error, audio_exists(path)
+
+    with ThreadPoolExecutor(max_workers=_THREADS) as pool:
+        looked = dict(zip(names, pool.map(look, names), strict=True))
+        paths = {name: path for name, (path, _, there) in looked.items() if there}
+        missing = {name: path for name, (path, _, there) in looked.items() if not there}
+        renamed = list(filter(None, pool.map(_other_extension, missing.values())))
+    return ListedFiles(
+        {name: _as_there(name, path) for name, path in paths.items()},
+        paths,
+        missing,
+        renamed,
+        {name: error for name, (_, error, _) in looked.items() if error},
+    )
+
+
+def _as_there(name: str, path: Path) -> str:
+    """Give a name the extension of its file, if it has that of another kind of audio."""
+    suffix = PurePosixPath(name).suffix
+    if suffix.lower() not in AUDIO_SUFFIXES + OTHER_SUFFIXES or suffix == path.suffix:
+        return name
+    return name.removesuffix(suffix) + path.suffix
