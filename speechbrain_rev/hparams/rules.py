@@ -16,7 +16,7 @@ from speechbrain_rev.modes import Mode
 
 
 @dataclass(frozen=True)
-class Rule:
+class KnobRule:
     """What has to hold between knobs.
 
     Attributes
@@ -41,7 +41,7 @@ class Rule:
 
         Examples
         --------
-        >>> rule = Rule(("lr",), lambda lr: lr < 1, "too fast.", lambda lr: f"{lr / 10}")
+        >>> rule = KnobRule(("lr",), lambda lr: lr < 1, "too fast.", lambda lr: f"{lr / 10}")
         >>> rule.advice({"lr": 5.0})
         'too fast. Give 0.5.'
         """
@@ -55,7 +55,7 @@ class Rule:
 
         Examples
         --------
-        >>> rule = Rule(("snr_low", "snr_high"), lambda low, high: low <= high, "")
+        >>> rule = KnobRule(("snr_low", "snr_high"), lambda low, high: low <= high, "")
         >>> rule.broken({"snr_low": 5.0, "snr_high": 0.0})
         True
         """
@@ -95,7 +95,7 @@ def _longest_chunk(chunk_samples: int, speeds: list[float]) -> int:
 
 
 RULES = (
-    Rule(
+    KnobRule(
         ("arch", "mode"),
         lambda arch, mode: (
             not Mode(mode).spec.needs_inverse or architecture(arch).reversible
@@ -103,20 +103,20 @@ RULES = (
         "this encoder is not reversible, nothing can be reconstructed. Give a mode that "
         "needs no inverse: store or recompute.",
     ),
-    Rule(
+    KnobRule(
         ("arch", "chunk"),
         lambda arch, chunk: chunk == "auto" or architecture(arch).reversible,
         "this encoder is not reversible and works on all channels at once. Give auto or "
         "null.",
     ),
-    Rule(
+    KnobRule(
         ("arch", "n_mels"),
         lambda arch, n_mels: architecture(arch).geometry(n_mels).fits,
         "the stages' strides divide the frequency axis, in an encoder of type II without "
         "a rest.",
         _bands,
     ),
-    Rule(
+    KnobRule(
         ("arch", "widths"),
         _widths_fit,
         "each stage has its channels, which reversible encoders halve and rearrange.",
@@ -124,7 +124,7 @@ RULES = (
             f"{_for_each(arch)}, multiples of {architecture(arch).width_step}"
         ),
     ),
-    Rule(
+    KnobRule(
         ("arch", "blocks"),
         _blocks_fit,
         "each stage has its blocks, at least one in a vanilla encoder.",
@@ -132,7 +132,7 @@ RULES = (
             f"{_for_each(arch)}, of at least {0 if architecture(arch).reversible else 1}"
         ),
     ),
-    Rule(
+    KnobRule(
         ("speeds",),
         lambda speeds: (
             1.0 in speeds
@@ -141,17 +141,17 @@ RULES = (
         ),
         "give different speeds of at most two decimals, 1.0 among them.",
     ),
-    Rule(
+    KnobRule(
         ("valid_speakers",),
         lambda count: count != 1,
         "one speaker gives no impostor trials. Give 0 (no validation) or at least 2.",
     ),
-    Rule(
+    KnobRule(
         ("sample_rate", "chunk_samples"),
         lambda rate, samples: samples >= 0.025 * rate,
         "that is less than one window of 25 ms. Give more samples.",
     ),
-    Rule(
+    KnobRule(
         ("sentence_len", "sample_rate", "chunk_samples", "speeds"),
         lambda seconds, rate, samples, speeds: (
             round(seconds * rate) >= _longest_chunk(samples, speeds)
@@ -159,38 +159,38 @@ RULES = (
         "that is too short for the fastest speed. Give at least chunk_samples * "
         "largest speed / sample_rate seconds.",
     ),
-    Rule(
+    KnobRule(
         ("snr_low", "snr_high"),
         lambda low, high: low <= high,
         "the lowest ratio is above the highest.",
     ),
-    Rule(
+    KnobRule(
         ("margin_start_epoch", "margin_end_epoch"),
         lambda start, end: start <= end,
         "the margin ends to rise before it starts. Give a later end, or equal epochs "
         "for a fixed margin.",
     ),
-    Rule(
+    KnobRule(
         ("lr", "final_lr"),
         lambda lr, final_lr: final_lr <= lr,
         "the rate falls during the training. Give a smaller final_lr too.",
     ),
-    Rule(
+    KnobRule(
         ("warmup_epochs", "number_of_epochs"),
         lambda warmup, epochs: warmup < epochs,
         "the warm-up must end before the training does. For a short run, give 0.0.",
     ),
-    Rule(
+    KnobRule(
         ("keep_checkpoints", "average_checkpoints"),
         lambda keep, average: average <= keep,
         "those that are averaged must be kept. Keep at least as many.",
     ),
-    Rule(
+    KnobRule(
         ("optimizer_name", "optimizer_bits", "momentum"),
         lambda name, bits, momentum: (name, bits) != ("sgd", 8) or momentum > 0,
         "bitsandbytes has no SGD without momentum. Give more, or 32 bits.",
     ),
-    Rule(
+    KnobRule(
         ("optimizer_name", "optimizer_bits", "weight_decay"),
         lambda name, bits, decay: (name, bits) != ("adam", 8) or decay == 0,
         "bitsandbytes would decouple Adam's decay. Give adamw, a decay of 0.0, or 32 "

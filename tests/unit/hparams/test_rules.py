@@ -5,7 +5,7 @@ import math
 import pytest
 
 from speechbrain_rev.hparams import resolve
-from speechbrain_rev.hparams.rules import RULES, Rule
+from speechbrain_rev.hparams.rules import RULES, KnobRule
 from tests.unit.hparams.files import TRAIN, refusal, values
 
 # Values that are in their own range, but do not go together.
@@ -50,7 +50,7 @@ def test_values_that_do_not_go_together_are_named_with_all_places(overrides, sai
 
 
 def test_a_value_that_a_rule_cannot_compute_with_breaks_it():
-    rule = Rule(("sentence_len",), lambda seconds: round(seconds) > 0, "")
+    rule = KnobRule(("sentence_len",), lambda seconds: round(seconds) > 0, "")
     assert rule.broken({"sentence_len": math.inf})
 
 

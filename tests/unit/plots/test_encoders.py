@@ -34,10 +34,18 @@ ENCODERS = [
     EncoderPoint("large_III", "df_revnet", "II", 1.46, 5.1 * GIB, "large"),
 ]
 PLANNED = {"title": "Planned", "source": "invented", "total_batch": 256}
-FITS = SizedEncoder("a_rev", "revnet", "II", 6_000_000, 10 * MIB, 60 * MIB, 50 * MIB, 800, 30 * MIB, 300)
-ALIKE = SizedEncoder("b_rev", "revnet", "I", 6_100_000, 10 * MIB, 60 * MIB, 50 * MIB, 500, 40 * MIB, 235)
-LACKS = SizedEncoder("a_res", "df_resnet", "vanilla", 20_000_000, 100 * MIB, 900 * MIB, None, 60)
-NOTHING = SizedEncoder("b_res", "resnet", "vanilla", 15_000_000, 100 * MIB, 900 * MIB, None, None)
+FITS = SizedEncoder(
+    "a_rev", "revnet", "II", 6_000_000, 10 * MIB, 60 * MIB, 50 * MIB, 800, 30 * MIB, 300
+)
+ALIKE = SizedEncoder(
+    "b_rev", "revnet", "I", 6_100_000, 10 * MIB, 60 * MIB, 50 * MIB, 500, 40 * MIB, 235
+)
+LACKS = SizedEncoder(
+    "a_res", "df_resnet", "vanilla", 20_000_000, 100 * MIB, 900 * MIB, None, 60
+)
+NOTHING = SizedEncoder(
+    "b_res", "resnet", "vanilla", 15_000_000, 100 * MIB, 900 * MIB, None, None
+)
 SIZED = [FITS, ALIKE, LACKS, NOTHING]
 
 
