@@ -523,7 +523,7 @@ VARIABLE = "SPEECHBRAIN_REV_PROFILES"
 #: Profiles that are kept; a sweep of all encoders makes some hundreds, of 10 to 100 kB.
 KEPT = 1000
 
-# Whatever these do decides what a block costs.
+# Whatever these, and the modules beside them, do decides what a block costs.
 _PACKAGES = (
     "compression",
     "kernels",
@@ -677,7 +677,7 @@ def _code_digest() -> str:
     """Digest the code that profiles depend on: one of older code serves no more."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    modules = [package / "architectures.py"]
+    modules = sorted(package.glob("*.py"))
     for name in _PACKAGES:
         modules += sorted((package / name).rglob("*.py"))
     for path in modules:

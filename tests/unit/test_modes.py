@@ -1,6 +1,7 @@
 """A memory mode is one row, from which all that lists modes follows."""
 
 import json
+import os
 import pickle
 import re
 import subprocess
@@ -12,15 +13,16 @@ import pytest
 from speechbrain_rev.catalog.table import MODES
 from speechbrain_rev.hparams.knobs import KNOBS
 from speechbrain_rev.modes import Mode, as_mode
+from speechbrain_rev.planner.profile import VARIABLE
 from speechbrain_rev.plots.style import MODE_COLOURS
 
 #: A mode that moves what a block saves to the host, as a maintainer would add it.
 ROW = """
-    OFFLOAD = ModeSpec(
-        "offload",
+    ON_TRIAL = ModeSpec(
+        "on_trial",
         "all activations, in the memory of the host",
-        "offload",
-        "#009E73",
+        "trial",
+        "#F0E442",
         context="torch.autograd.graph:save_on_cpu",
     )
 
@@ -40,14 +42,23 @@ exec(compile(text, found.origin, "exec"), vars(module))
 """
 
 
-def with_the_row(code):
+@pytest.fixture
+def with_the_row(tmp_path):
     """Run code in a process whose package has the mode, and read what it prints."""
-    program = f"ROW = {ROW!r}\n{WITH_THE_ROW}\n{dedent(code)}"
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+
+    def run(code):
+        program = f"ROW = {ROW!r}\n{WITH_THE_ROW}\n{dedent(code)}"
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, VARIABLE: str(tmp_path)},
+        )
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout.splitlines()[-1])
+
+    return run
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -70,7 +81,7 @@ def test_lists_of_modes_follow_from_the_rows():
     assert list(MODES) == [mode.value for mode in Mode if mode.spec.lossless]
 
 
-def test_a_mode_is_added_by_one_row():
+def test_a_mode_is_added_by_one_row(with_the_row):
     """Gradients, plans, knobs, tables and pictures have it, and its peak is the GPU's."""
     seen = with_the_row("""
         import torch
@@ -94,7 +105,7 @@ def test_a_mode_is_added_by_one_row():
             return [p.grad for p in module.parameters()]
 
         def equal(name):
-            own, stored = (gradients(encoder(name), m) for m in ("offload", "store"))
+            own, stored = (gradients(encoder(name), m) for m in ("on_trial", "store"))
             return all(map(torch.equal, own, stored))
 
         layers = [nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)]
@@ -107,7 +118,7 @@ def test_a_mode_is_added_by_one_row():
             "equal": [equal("revnet57"), equal("resnet34")],
             "knob": KNOBS["mode"].one_of,
             "columns": MODES,
-            "colour": MODE_COLOURS["offload"],
+            "colour": MODE_COLOURS["on_trial"],
             "whole": sorted(set(whole.modes.values())),
             "tight": sorted(set(tight.modes.values())),
             "peaks": [whole.measured_bytes, tight.measured_bytes],
@@ -116,16 +127,16 @@ def test_a_mode_is_added_by_one_row():
         }))
     """)
     assert seen["equal"] == [True, True]
-    assert "offload" in seen["knob"]
-    assert seen["columns"][-1] == "offload"
-    assert seen["colour"] == "#009E73"
+    assert "on_trial" in seen["knob"]
+    assert seen["columns"][-1] == "on_trial"
+    assert seen["colour"] == "#F0E442"
     assert seen["whole"] == ["store"]
-    assert seen["tight"] == ["offload", "recompute", "store"]
+    assert seen["tight"] == ["on_trial", "recompute", "store"]
     assert seen["peaks"][1] <= seen["budget"] < seen["peaks"][0]
     assert seen["off by"] == pytest.approx(1, abs=0.005)
 
 
-def test_commands_have_a_mode_that_was_added():
+def test_commands_have_a_mode_that_was_added(with_the_row):
     """What was not counted is "-", and what moves to the host is not the GPU's."""
     seen = with_the_row("""
         import contextlib, io
@@ -138,19 +149,19 @@ def test_commands_have_a_mode_that_was_added():
 
         stored, offloaded = (
             json.loads(printed("memory", "revnet57", "--mode", mode, "--json"))
-            for mode in ("store", "offload")
+            for mode in ("store", "on_trial")
         )
         planned = printed("plan", "revnet57", "--card=4GB", "--batch=128", "--json")
         print(json.dumps({
-            "models": printed("models", "revnet57", "resnet34", "--sort=offload"),
+            "models": printed("models", "revnet57", "resnet34", "--sort=on_trial"),
             "memory": [case["breakdowns"][-1] for case in (stored, offloaded)],
             "plan": json.loads(planned),
         }))
     """)
-    assert "offload" in seen["models"]
+    assert "trial" in seen["models"]
     stored, offloaded = seen["memory"]
     assert (stored["how"], offloaded["how"]) == ("counted", "counted just now")
-    assert offloaded["blocks"]["offload"] == sum(offloaded["blocks"].values()) == 17
+    assert offloaded["blocks"]["on_trial"] == sum(offloaded["blocks"].values()) == 17
     activations = [case["report"]["activations_bytes"] for case in seen["memory"]]
     assert activations[1] < 0.25 * activations[0]
     assert seen["plan"]["encoders"][0]["plan"]["fits"]

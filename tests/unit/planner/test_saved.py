@@ -78,6 +78,16 @@ def test_code_that_counts_and_times_is_among_what_is_digested():
         assert folder in saved._PACKAGES
 
 
+def test_another_row_of_modes_makes_another_profile(monkeypatch):
+    read, before = Path.read_bytes, saved._code_digest.__wrapped__()
+
+    def with_a_row(path):
+        return read(path) + (b"# one more" if path.name == "modes.py" else b"")
+
+    monkeypatch.setattr(Path, "read_bytes", with_a_row)
+    assert saved._code_digest.__wrapped__() != before
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"blocks": []}', "[1]", "\0"])
 def test_a_damaged_file_is_said_and_made_anew(tmp_path, maker, text):
     first = saved.saved_profile(KEY, maker, tmp_path)
