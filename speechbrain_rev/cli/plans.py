@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Callable
 
@@ -139,6 +140,8 @@ def _plan(parsed: argparse.Namespace) -> None:
 
     from speechbrain_rev.catalog import plans, render
 
+    # What was imported stays: collections of garbage need not look through it.
+    gc.freeze()
     encoders = plans.plan_encoders(
         training,
         names=parsed.names,

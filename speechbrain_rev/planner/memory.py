@@ -50,6 +50,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, device: torch.device | None = None) -> None:
         super().__init__()
         self.device = device
+        self._type = None if device is None else device.type
         self.live = 0
         self.peak = 0
         self._known: dict[int, weakref.ref[Any]] = {}
@@ -65,11 +66,12 @@ class LiveBytes(TorchDispatchMode):
     ) -> tuple[Any, list[Tensor], list[Tensor]]:
         """Run an operation; give what it returns, the tensors it took and those in it."""
         taken = _tensors((*args, *kwargs.values()) if kwargs else args)
-        outputs = _copied_from_meta(func, args, kwargs)
-        if outputs is not None:
-            if outputs is not args[0]:
-                self._add(outputs)
-            return outputs, taken, [outputs]
+        if func is _TO_COPY or func is _COPY:
+            outputs = _copied_from_meta(func, args, kwargs)
+            if outputs is not None:
+                if outputs is not args[0]:
+                    self._add(outputs)
+                return outputs, taken, [outputs]
         outputs, is_known = _result(func, args, kwargs, taken)
         made = [outputs] if isinstance(outputs, Tensor) else _tensors((outputs,))
         # What is known makes new tensors alone, or gives its first argument.
@@ -90,7 +92,7 @@ class LiveBytes(TorchDispatchMode):
         if key in self._known:
             return
         # Fake tensors are of a device; their storages are on meta.
-        if self.device is not None and x.device.type != self.device.type:
+        if self._type is not None and x.device.type != self._type:
             return
 
         def freed(_: Any, key: int = key, size: int = size) -> None:
@@ -143,16 +145,20 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
+_TO_COPY = torch.ops.aten._to_copy.default
+_COPY = torch.ops.aten.copy_.default
+
+
 def _copied_from_meta(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     """Copy a meta tensor to another device, which torch refuses: contents are arbitrary.
 
     So a step on meta tensors can move what it keeps to the host, as one on a GPU does.
     """
-    if func is torch.ops.aten._to_copy.default and args[0].is_meta:
+    if func is _TO_COPY and args[0].is_meta:
         device = kwargs.get("device")
         if device is not None and torch.device(device).type != "meta":
             return torch.empty_like(args[0], dtype=kwargs.get("dtype"), device=device)
-    if func is torch.ops.aten.copy_.default and args[1].is_meta and not args[0].is_meta:
+    if func is _COPY and args[1].is_meta and not args[0].is_meta:
         copied: Tensor = args[0]
         return copied
     return None

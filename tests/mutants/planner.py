@@ -144,7 +144,7 @@ PLANNER = [
     Mutant(
         "planner: tensors of other devices are counted too",
         "speechbrain_rev/planner/memory.py",
-        "x.device.type != self.device.type",
+        "x.device.type != self._type",
         "False",
         TRACE_TESTS,
         "network_s_device",

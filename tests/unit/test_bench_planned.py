@@ -106,10 +106,10 @@ def test_the_readme_shows_a_column_for_each_batch(tmp_path, monkeypatch):
         for line in readme.planned().splitlines()
         if line.startswith("|")
     )
-    assert heads == ["encoder", "MB", "way", "batch 2", "batch 4"]
+    assert heads == ["encoder", "MiB", "way", "batch 2", "batch 4"]
     assert lines == [
-        ["revnet57", "197", "store", "0.45", "does not fit"],
-        ["revnet57", "197", "planned", "0.50", "0.50"],
+        ["revnet57", "188", "store", "0.45", "does not fit"],
+        ["revnet57", "188", "planned", "0.50", "0.50"],
     ]
 
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from speechbrain_rev.inference.folders import AUDIO_ENDINGS
 
 import speechbrain_rev
+from speechbrain_rev.inference.extraction import AUDIO_ENDINGS
 from speechbrain_rev.speech import VoxCelebFolder, audio_files, open_corpus
 from speechbrain_rev.speech.corpus import (
     AUDIO_SUFFIXES,
