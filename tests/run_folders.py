@@ -11,10 +11,10 @@ import torch
 from speechbrain.dataio.encoder import CategoricalEncoder
 
 from speechbrain_rev.architectures import ARCHITECTURES
+from speechbrain_rev.data import Utterance, write_manifest
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.classifier import CosineClassifier
-from speechbrain_rev.speech import Utterance, write_manifest
 
 TINY = {
     "arch": "revnet57",

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from speechbrain_rev.speech import Corpus, open_corpus
+from speechbrain_rev.data import Corpus, open_corpus
 from speechbrain_rev.whole_files import check_regular, digest_of
 
 _TREATMENT = "bad_files", "check_audio", "any_extension", "outside_files"

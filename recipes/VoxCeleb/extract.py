@@ -24,11 +24,11 @@ from typing import Any
 from processes import ALONE, Place, joined, own_device
 
 from speechbrain_rev.cli import ArgumentParser, run_script
+from speechbrain_rev.data import Corpus, VoxCelebFolder, open_corpus, read_manifest
+from speechbrain_rev.data.corpus import find_files
 from speechbrain_rev.inference import SpeakerEmbedder, embed_into, embed_share
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.scoring import read_trials
-from speechbrain_rev.speech import Corpus, VoxCelebFolder, open_corpus, read_manifest
-from speechbrain_rev.speech.corpus import find_files
 
 TRIALS, COHORT = "embeddings/trials.npz", "embeddings/cohort.npz"
 

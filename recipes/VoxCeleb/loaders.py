@@ -8,7 +8,7 @@ import torch
 from prepare import speaker_numbers
 from torch.utils.data import DataLoader
 
-from speechbrain_rev.speech import (
+from speechbrain_rev.data import (
     ChunkDataset,
     EpochBatchSampler,
     WholeUtterances,

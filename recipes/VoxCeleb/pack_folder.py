@@ -15,14 +15,14 @@ from speech_files import (
 )
 from tqdm import tqdm
 
-from speechbrain_rev.speech import audio_files
-from speechbrain_rev.speech.corpus import (
+from speechbrain_rev.data import audio_files
+from speechbrain_rev.data.corpus import (
     AUDIO_SUFFIXES,
     OTHER_SUFFIXES,
     inside,
     without_originals,
 )
-from speechbrain_rev.speech.packing import Packing
+from speechbrain_rev.data.packing import Packing
 
 BAD_FILES = "bad_files.txt"
 #: Whole files that wait decoded; some of noise have hours.

@@ -44,18 +44,18 @@ from tqdm import tqdm
 from validation import held_out_speakers, validation_lines
 
 from speechbrain_rev.cli import ArgumentParser, run_script
-from speechbrain_rev.hparams import compose, plain_settings
-from speechbrain_rev.lists import check_length, read_lines, split_line
-from speechbrain_rev.scoring import Trials, read_trials
-from speechbrain_rev.speech import Corpus, read_manifest, write_manifest
-from speechbrain_rev.speech.corpus import (
+from speechbrain_rev.data import Corpus, read_manifest, write_manifest
+from speechbrain_rev.data.corpus import (
     find_files,
     located,
     refuse_one_folder_twice,
     same_speakers,
 )
-from speechbrain_rev.speech.labels import read_labels
-from speechbrain_rev.speech.manifest import MAPPED
+from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.data.manifest import MAPPED
+from speechbrain_rev.hparams import compose, plain_settings
+from speechbrain_rev.lists import check_length, read_lines, split_line
+from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.whole_files import (
     SUMS,
     check_sum,

@@ -29,9 +29,9 @@ from processes import ALONE, Place, cohort_statistics, joined
 
 from speechbrain_rev import plots, scoring
 from speechbrain_rev.cli import ArgumentParser, run_script
+from speechbrain_rev.data import VoxCelebFolder, read_manifest
 from speechbrain_rev.inference import Cohort, EmbeddingArchive
 from speechbrain_rev.inference.run_folder import read_settings, read_weights
-from speechbrain_rev.speech import VoxCelebFolder, read_manifest
 from speechbrain_rev.whole_files import check_regular, write_whole
 
 #: Priors of detection costs, of which the study asks too.

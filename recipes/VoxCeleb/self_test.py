@@ -31,11 +31,11 @@ from speechbrain_rev.catalog.self_test import (
     without_weights,
 )
 from speechbrain_rev.catalog.steps import TrainingStep, budget_bytes_of
+from speechbrain_rev.data import ChunkBatch, generator
+from speechbrain_rev.data.packed import find_packed
 from speechbrain_rev.hparams import OptimizerWarning, placeholders, resolve
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.speech import ChunkBatch, generator
-from speechbrain_rev.speech.packed import find_packed
 
 # Of VoxCeleb2 dev, whose classes out_n_neurons counts until there are data.
 _UTTERANCES = 1_092_009

@@ -13,15 +13,15 @@ from typing import TypeVar
 import torch
 from tqdm import tqdm
 
-from speechbrain_rev.lists import is_listable
-from speechbrain_rev.speech import (
+from speechbrain_rev.data import (
     Corpus,
     Utterance,
     audio_info,
     read_audio,
     read_first_channel,
 )
-from speechbrain_rev.speech.corpus import AUDIO_SUFFIXES, OutsideError
+from speechbrain_rev.data.corpus import AUDIO_SUFFIXES, OutsideError
+from speechbrain_rev.lists import is_listable
 from speechbrain_rev.whole_files import write_whole
 
 #: Threads that read files, and how many files they are ahead at most.

@@ -16,8 +16,8 @@ from speechbrain.utils.distributed import (
 )
 from training_log import Tally
 
+from speechbrain_rev.data import ChunkDataset, EpochBatchSampler
 from speechbrain_rev.processes import gathered
-from speechbrain_rev.speech import ChunkDataset, EpochBatchSampler
 from speechbrain_rev.whole_files import write_whole
 
 SKIPPED = "skipped.jsonl"

@@ -59,6 +59,7 @@ from steps import CheckedSteps
 
 from speechbrain_rev.catalog.columns import terminal_width
 from speechbrain_rev.cli import run_script
+from speechbrain_rev.data import GlobalRandomState
 from speechbrain_rev.hparams import (
     OptimizerWarning,
     compose,
@@ -72,7 +73,6 @@ from speechbrain_rev.lobes.checkpoints import (
     is_end_of_epoch,
 )
 from speechbrain_rev.scoring import Trials, cosine_trials, eer, read_trials
-from speechbrain_rev.speech import GlobalRandomState
 from speechbrain_rev.whole_files import check_writable, write_whole
 
 logger = logging.getLogger("train")

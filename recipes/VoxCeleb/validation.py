@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from speechbrain_rev.data import Corpus, generator
+from speechbrain_rev.data.corpus import find_files
 from speechbrain_rev.lists import joined_line
 from speechbrain_rev.scoring import read_trials
-from speechbrain_rev.speech import Corpus, generator
-from speechbrain_rev.speech.corpus import find_files
 
 if TYPE_CHECKING:
     from data_settings import Settings

@@ -31,6 +31,7 @@ import score
 import train
 
 from speechbrain_rev import plots, scoring
+from speechbrain_rev.data import open_corpus, read_manifest
 from speechbrain_rev.inference import (
     FbankStatistics,
     SpeakerEmbedder,
@@ -39,7 +40,6 @@ from speechbrain_rev.inference import (
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner.memory import live_bytes_peak
-from speechbrain_rev.speech import open_corpus, read_manifest
 from speechbrain_rev.whole_files import read_rows
 
 REPOSITORY = Path(__file__).parents[2]

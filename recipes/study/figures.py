@@ -25,8 +25,8 @@ import numpy as np
 from conditions import EQUAL, WORSE, Condition
 
 from speechbrain_rev import scoring
+from speechbrain_rev.data import VoxCelebFolder
 from speechbrain_rev.scoring.paired import DRAWS
-from speechbrain_rev.speech import VoxCelebFolder
 from speechbrain_rev.whole_files import check_regular, write_whole
 
 SETTING, MARGINS, MEASURES = "setting.json", "margins.json", "measures.json"

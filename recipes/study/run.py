@@ -40,12 +40,12 @@ from torch.backends.cpu import get_cpu_capability
 from tqdm import tqdm
 
 from speechbrain_rev.cli import run_script
+from speechbrain_rev.data import audio_files, open_corpus, read_manifest
 from speechbrain_rev.devices import named_device
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.locks import writing_alone
-from speechbrain_rev.speech import audio_files, open_corpus, read_manifest
 from speechbrain_rev.whole_files import digest_of, read_rows, write_whole
 
 REPOSITORY = Path(__file__).parents[2]

@@ -45,6 +45,9 @@ _TEXT = re.compile(
 _READ_AS_OTHERS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "<<"}
 _TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _YAML_1_1 = yaml.resolver.Resolver()
+# Packages of version 0.1.0, whose files of settings name their classes.
+_NOW_IN = {"speechbrain_rev.speech.": "speechbrain_rev.data."}
+_NAMED_IN = re.compile(rf"(?<=:)({'|'.join(map(re.escape, _NOW_IN))})(?=\w)")
 _WORDS = {
     "null": "nothing",
     "bool": "true or false",
@@ -217,8 +220,9 @@ def read(file: Path, wanted_by: str = "") -> Document:
             content = opened.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
-        lines = content.decode("utf-8-sig")
-        return Document(str(file), lines.replace("\r\n", "\n").replace("\r", "\n"))
+        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        text = _NAMED_IN.sub(lambda old: _NOW_IN[old[0]], text)
+        return Document(str(file), text)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         if isinstance(error, UnicodeDecodeError):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchaudio.functional import resample as _resample
 
-from speechbrain_rev.speech import audio_info, read_blocks
+from speechbrain_rev.data import audio_info, read_blocks
 
 #: What to do with several channels: average them, take the one of this number, or
 #: refuse them.

@@ -13,6 +13,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from speechbrain_rev import scoring
+from speechbrain_rev.data import read_manifest
 from speechbrain_rev.inference.archive import (
     EmbeddingArchive,
     check_fingerprint,
@@ -30,7 +31,6 @@ from speechbrain_rev.inference.run_folder import (
 from speechbrain_rev.inference.trained import reading
 from speechbrain_rev.inference.untrusted import own_file
 from speechbrain_rev.scoring.as_norm import check_top_n
-from speechbrain_rev.speech import read_manifest
 from speechbrain_rev.whole_files import check_path, write_whole
 
 COHORT = "cohort.safetensors"

@@ -18,6 +18,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 from torch import Tensor
 
 from speechbrain_rev.architectures import Head, architecture
+from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.inference.cohort import (
     COHORT,
     EMBEDDINGS,
@@ -68,7 +69,6 @@ from speechbrain_rev.lobes.checkpointer import CHECKSUMS, verify_checkpoint
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.scoring import measures_in
-from speechbrain_rev.speech.labels import read_labels
 from speechbrain_rev.whole_files import (
     check_path,
     check_sum,

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from speechbrain_rev.data.corpus import files_below
+from speechbrain_rev.data.packed import find_packed
 from speechbrain_rev.inference.archive import (
     EmbeddingArchive,
     check_format,
@@ -35,8 +37,6 @@ from speechbrain_rev.inference.audio import (
 from speechbrain_rev.inference.running import check_window
 from speechbrain_rev.inference.speaker import SpeakerEmbedder
 from speechbrain_rev.locks import writing_alone
-from speechbrain_rev.speech.corpus import files_below
-from speechbrain_rev.speech.packed import find_packed
 from speechbrain_rev.whole_files import check_file, check_path, clear_unfinished
 
 logger = logging.getLogger(__name__)

@@ -25,6 +25,7 @@ import yaml
 from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
 
+from speechbrain_rev.data import SpeakerAugment
 from speechbrain_rev.inference.archive import fingerprint_of
 from speechbrain_rev.inference.untrusted import (
     REFUSED,
@@ -46,7 +47,6 @@ from speechbrain_rev.lobes.checkpointer import (
 )
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.scoring import MEASURES
-from speechbrain_rev.speech import SpeakerAugment
 from speechbrain_rev.whole_files import check_sum, folder_whole, write_whole
 
 RESULTS = "scores/results.json"
@@ -149,8 +149,8 @@ CLASSIFIERS = (
     "!new:speechbrain_rev.lobes.classifier.CosineClassifier",
 )
 _AUGMENTATION = (
-    "!new:speechbrain_rev.speech.SpeakerAugment",
-    "!new:speechbrain_rev.speech.augmentation.SpeakerAugment",
+    "!new:speechbrain_rev.data.SpeakerAugment",
+    "!new:speechbrain_rev.data.augmentation.SpeakerAugment",
 )
 _SPEECHBRAIN_CHECKPOINTER = "!new:speechbrain.utils.checkpoints.Checkpointer"
 _CHECKPOINTERS = (

@@ -24,10 +24,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from speechbrain_rev.data import read_audio
 from speechbrain_rev.inference import SpeakerEmbedder, WaveformEncoder, embed_into
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.scoring import cosine
-from speechbrain_rev.speech import read_audio
 from tests.corpus import RATE, speak
 
 from .harness import NotEqual, Result, interleaved_seconds

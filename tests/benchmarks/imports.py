@@ -18,7 +18,7 @@ CASES = {
     "speechbrain_rev.scoring": "numpy",
     "speechbrain_rev.lobes": "torch",
     "speechbrain_rev.optim": "torch",
-    "speechbrain_rev.speech": "torch, torchaudio, speechbrain",
+    "speechbrain_rev.data": "torch, torchaudio, speechbrain",
     "speechbrain_rev.inference": "torch, torchaudio, speechbrain",
 }
 HEAVY = ("bitsandbytes", "triton", "matplotlib")

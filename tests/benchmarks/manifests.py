@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from speechbrain_rev.speech import (
+from speechbrain_rev.data import (
     ChunkDataset,
     EpochBatchSampler,
     Manifest,
@@ -28,8 +28,8 @@ from speechbrain_rev.speech import (
     read_manifest,
     write_manifest,
 )
-from speechbrain_rev.speech.manifest import MAPPED
-from speechbrain_rev.speech.packing import Packing
+from speechbrain_rev.data.manifest import MAPPED
+from speechbrain_rev.data.packing import Packing
 from tests.corpus import RATE
 
 from .harness import NotEqual, Result
@@ -186,7 +186,7 @@ def stock(path: str, setting: Setting) -> tuple[Any, list[Any]]:
     from speechbrain.dataio.dataset import DynamicItemDataset
     from speechbrain.dataio.encoder import CategoricalEncoder
 
-    from speechbrain_rev.speech import read_audio, repeat_to
+    from speechbrain_rev.data import read_audio, repeat_to
 
     data = DynamicItemDataset.from_csv(path)
     encoder = CategoricalEncoder()

@@ -28,7 +28,7 @@ from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
 from torchaudio.transforms import Resample
 
-from speechbrain_rev.speech import (
+from speechbrain_rev.data import (
     ChunkBatch,
     ChunkDataset,
     EpochBatchSampler,
@@ -41,7 +41,7 @@ from speechbrain_rev.speech import (
     read_manifest,
     write_manifest,
 )
-from speechbrain_rev.speech.packing import Packing
+from speechbrain_rev.data.packing import Packing
 from tests.corpus import RATE, write_corpus, write_noise, write_rooms
 
 from .harness import NotEqual, Result, interleaved_seconds

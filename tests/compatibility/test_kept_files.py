@@ -18,6 +18,7 @@ from torch import nn
 
 from speechbrain_rev.catalog.steps import training_step
 from speechbrain_rev.cli import main
+from speechbrain_rev.data import read_audio
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import (
     EmbeddingArchive,
@@ -39,7 +40,6 @@ from speechbrain_rev.planner import (
 from speechbrain_rev.planner.memory import make_gradients
 from speechbrain_rev.planner.timing import ASSUMED, Speed
 from speechbrain_rev.reversible import Mode
-from speechbrain_rev.speech import read_audio
 from tests.compatibility import make
 from tests.compatibility.plans import (
     PLANS,

@@ -10,13 +10,13 @@ import speechbrain
 import torch
 from hyperpyyaml import load_hyperpyyaml, resolve_references
 
+from speechbrain_rev.data import SpeakerAugment
 from speechbrain_rev.hparams import compose, resolve
 from speechbrain_rev.inference import SpeakerEmbedder, export_run
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
 from speechbrain_rev.optim import AdamW
-from speechbrain_rev.speech import SpeakerAugment
 from tests.corpus import write_noise, write_rooms
 from tests.recipes.stock import (
     KEYS,

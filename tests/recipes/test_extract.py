@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from speechbrain_rev.data import VoxCelebFolder, read_manifest
 from speechbrain_rev.inference import EmbeddingArchive, FbankStatistics, SpeakerEmbedder
 from speechbrain_rev.scoring import read_trials
-from speechbrain_rev.speech import VoxCelebFolder, read_manifest
 from tests.corpus import write_corpus
 from tests.recipes.runs import recipe
 from tests.run_folders import (

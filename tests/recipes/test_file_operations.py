@@ -12,11 +12,11 @@ import pytest
 import speechbrain as sb
 
 from speechbrain_rev.cli import run_script
+from speechbrain_rev.data import audio_files, packing, read_audio, read_manifest
 from speechbrain_rev.inference import EmbeddingArchive, extraction
 from speechbrain_rev.inference.run_folder import read_results
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
 from speechbrain_rev.scoring import read_scores, read_trials
-from speechbrain_rev.speech import audio_files, packing, read_audio, read_manifest
 from tests.corpus import write_corpus
 from tests.recipes.runs import RECIPE, SHORT, arguments, log, recipe, weights
 from tests.reliability.operations import (

@@ -11,7 +11,7 @@ import torch
 from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
 
-from speechbrain_rev.speech import SpeakerAugment
+from speechbrain_rev.data import SpeakerAugment
 from tests.corpus import write_corpus, write_noise
 from tests.recipes.runs import arguments, log, weights
 from tests.unit.reversible.chains import FLOAT32, each_half

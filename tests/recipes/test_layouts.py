@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speechbrain_rev.lists import read_lines, split_line
-from speechbrain_rev.scoring import read_trials
-from speechbrain_rev.speech import (
+from speechbrain_rev.data import (
     CORPORA,
     Corpus,
     VoxCelebFolder,
@@ -19,6 +17,8 @@ from speechbrain_rev.speech import (
     open_corpus,
     read_manifest,
 )
+from speechbrain_rev.lists import read_lines, split_line
+from speechbrain_rev.scoring import read_trials
 from tests.corpus import write_corpus
 from tests.recipes.runs import recipe
 

@@ -5,7 +5,7 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.speech import ChunkDataset, read_audio, read_manifest
+from speechbrain_rev.data import ChunkDataset, read_audio, read_manifest
 from tests.audio_headers import say_no_length
 from tests.corpus import write_corpus, write_noise, write_rooms
 from tests.recipes.runs import SHORT, arguments, log, recipe, weights

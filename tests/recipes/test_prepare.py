@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import soundfile
 
+from speechbrain_rev.data import audio_exists, read_manifest
 from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.scoring import read_trials
-from speechbrain_rev.speech import audio_exists, read_manifest
 from speechbrain_rev.whole_files import digest_of, sums_in, write_sums
 from tests.corpus import write_corpus
 from tests.recipes.runs import arguments, recipe

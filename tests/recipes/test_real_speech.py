@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from speechbrain_rev.data import read_manifest
 from speechbrain_rev.scoring import read_trials
-from speechbrain_rev.speech import read_manifest
 from tests.recipes.runs import HPARAMS, recipe
 
 FOLDER = os.environ.get("SPEECHBRAIN_REV_SPEECH")

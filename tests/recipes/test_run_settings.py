@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from speechbrain_rev.data import VoxCelebFolder
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.checkpoints import is_end_of_epoch, load_finished_run
 from speechbrain_rev.locks import LOCK, locked
-from speechbrain_rev.speech import VoxCelebFolder
 from tests.corpus import write_corpus
 from tests.recipes.runs import SHORT, arguments, recipe, run, weights
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from speechbrain_rev import lobes
+from speechbrain_rev.data import ChunkDataset
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.speech import ChunkDataset
 from tests.corpus import write_corpus, write_noise
 from tests.recipes.runs import SHORT, arguments
 from tests.unit.reversible.chains import in_backward

@@ -378,7 +378,7 @@ def test_a_file_of_validation_that_one_process_lacks_keeps_none_waiting(data, tm
 import os, sys
 sys.path.insert(0, {str(RECIPE)!r})
 import train
-from speechbrain_rev.speech import WholeUtterances
+from speechbrain_rev.data import WholeUtterances
 read, lost = WholeUtterances.__getitem__, dict()
 
 class Watched(train.SpeakerBrain):

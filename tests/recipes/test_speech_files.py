@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from speechbrain_rev.speech import read_manifest
+from speechbrain_rev.data import read_manifest
 from tests.corpus import write_corpus
 from tests.recipes.runs import recipe
 

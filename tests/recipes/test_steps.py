@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from speechbrain_rev.speech import ChunkDataset
+from speechbrain_rev.data import ChunkDataset
 from tests.corpus import write_corpus
 from tests.recipes.runs import SHORT, arguments, log, recipe, weights
 

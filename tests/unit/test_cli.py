@@ -17,13 +17,13 @@ from speechbrain_rev.catalog import ModelsReport, Training, plans, select, steps
 from speechbrain_rev.catalog.breakdown import before_and_after
 from speechbrain_rev.catalog.plans import plan_encoders, sweep_encoder
 from speechbrain_rev.catalog.render import BreakdownReport, PlansReport, SweepReport
+from speechbrain_rev.data.packing import Packing
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import EmbeddingArchive, SpeakerEmbedder, export_run
 from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.planner import Plan, profiling
 from speechbrain_rev.planner.timing import ASSUMED, Speed
 from speechbrain_rev.sizes import parse_card
-from speechbrain_rev.speech.packing import Packing
 from tests.run_folders import (
     speech_like,
     write_audio,

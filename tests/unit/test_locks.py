@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
+from speechbrain_rev.data.packed import INDEX, JOURNAL, SAMPLES
+from speechbrain_rev.data.packing import Packing
 from speechbrain_rev.inference import embed_into
 from speechbrain_rev.locks import LOCK, locked, writing_alone
-from speechbrain_rev.speech.packed import INDEX, JOURNAL, SAMPLES
-from speechbrain_rev.speech.packing import Packing
 
 _HOLDER = """
 import os, sys, time
@@ -140,7 +140,7 @@ def test_a_folder_that_another_process_finished_just_now_stays_packed(
         (folder / INDEX).touch()
         return locked(place, *args, **kwargs)
 
-    monkeypatch.setattr("speechbrain_rev.speech.packing.locked", finished_by_another)
+    monkeypatch.setattr("speechbrain_rev.data.packing.locked", finished_by_another)
     with pytest.raises(ValueError, match="is packed already"):
         Packing(folder, source="a", sample_rate=16000)
     assert (folder / SAMPLES).read_bytes() == b"speech"

@@ -62,7 +62,7 @@ PUBLIC = {
         "detectable_margin", "eer", "holm", "interval", "measured", "measures_in", "min_dcf", "rate_difference",
         "rate_over_seeds", "read_scores", "read_trials", "speaker_means", "subtract_mean", "write_scores",
     },
-    "speech": {
+    "data": {
         "CORPORA", "AudioInfo", "ChunkBatch", "ChunkDataset", "Corpus", "EpochBatchSampler",
         "GlobalRandomState", "Manifest", "SpeakerAugment", "Utterance", "VoxCelebFolder", "WholeUtterances",
         "add_noise", "audio_exists", "audio_files", "audio_info", "collate_chunks", "collate_whole",

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from speechbrain_rev import whole_files
+from speechbrain_rev.data import audio_info, read_audio, read_manifest
+from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.hparams import resolve
 from speechbrain_rev.inference import EmbeddingArchive, EnrolledSpeaker
 from speechbrain_rev.inference.wespeaker import convert_from_wespeaker
@@ -18,8 +20,6 @@ from speechbrain_rev.lobes.pretrained import load_strictly
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.plots.style import new_figure, save
 from speechbrain_rev.scoring import Trials, read_scores, read_trials, write_scores
-from speechbrain_rev.speech import audio_info, read_audio, read_manifest
-from speechbrain_rev.speech.labels import read_labels
 from speechbrain_rev.whole_files import (
     SUMS,
     check_sum,

@@ -11,6 +11,7 @@ from speechbrain.utils import seed
 from speechbrain.utils.run_opts import RunOptions
 
 from speechbrain_rev.architectures import ARCHITECTURES, TRAINING_DEFAULTS
+from speechbrain_rev.data import SpeakerAugment
 from speechbrain_rev.hparams import placeholders, plain_settings, resolve
 from speechbrain_rev.hparams.knobs import KNOBS
 from speechbrain_rev.lobes import build_encoder
@@ -20,7 +21,6 @@ from speechbrain_rev.lobes.schedules import SpeakerSchedule
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.reversible import Mode
 from speechbrain_rev.reversible.streams import FORMATS
-from speechbrain_rev.speech import SpeakerAugment
 from tests.unit.hparams.files import DATA, TRAIN, refusal, values
 
 

@@ -15,6 +15,7 @@ from speechbrain.inference.speaker import SpeakerRecognition
 from speechbrain.utils.fetching import LocalStrategy
 
 from speechbrain_rev import cli, scoring
+from speechbrain_rev.data import Utterance, write_manifest
 from speechbrain_rev.inference import (
     EmbeddingArchive,
     SpeakerEmbedder,
@@ -25,7 +26,6 @@ from speechbrain_rev.inference import (
 from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.classifier import CosineClassifier
-from speechbrain_rev.speech import Utterance, write_manifest
 from speechbrain_rev.whole_files import digest_of, write_sums
 from tests.run_folders import (
     SPEAKERS,

@@ -9,6 +9,8 @@ import pytest
 import soundfile
 import torch
 
+from speechbrain_rev.data import audio_files
+from speechbrain_rev.data.packing import Packing
 from speechbrain_rev.inference import (
     EmbeddingArchive,
     SpeakerEmbedder,
@@ -17,8 +19,6 @@ from speechbrain_rev.inference import (
     extraction,
 )
 from speechbrain_rev.inference.extraction import list_audio, look_through, told
-from speechbrain_rev.speech import audio_files
-from speechbrain_rev.speech.packing import Packing
 from tests.audio_headers import say_no_length
 from tests.run_folders import speech_like, write_audio
 

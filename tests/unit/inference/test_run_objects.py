@@ -447,7 +447,7 @@ def test_no_script_is_advised_that_cannot_read_the_run(stock, tmp_path):
         read_cohort(folder)
 
 
-AUGMENT = "!new:speechbrain_rev.speech.SpeakerAugment"
+AUGMENT = "!new:speechbrain_rev.data.SpeakerAugment"
 
 
 class TestClasses:

@@ -12,6 +12,7 @@ import torch
 from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
 
+from speechbrain_rev.data import audio_info, read_audio, read_blocks, read_manifest
 from speechbrain_rev.inference import (
     EmbeddingArchive,
     EnrolledSpeaker,
@@ -27,7 +28,6 @@ from speechbrain_rev.lobes import build_encoder, inference_form
 from speechbrain_rev.lobes.pretrained import load_strictly
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.scoring import cosine_trials, eer, read_scores, read_trials
-from speechbrain_rev.speech import audio_info, read_audio, read_blocks, read_manifest
 from tests.run_folders import TINY, speech_like, tiny_encoder, write_audio, write_run
 
 # Sums of other grouping; one part in 100,000 of the embedding's length.

@@ -9,6 +9,7 @@ from speechbrain.nnet.losses import (
     LogSoftmaxWrapper,
 )
 
+from speechbrain_rev.data import SpeakerAugment
 from speechbrain_rev.lobes.classifier import (
     LOSSES,
     AAMSoftmax,
@@ -17,7 +18,6 @@ from speechbrain_rev.lobes.classifier import (
     build_loss,
     true_speakers,
 )
-from speechbrain_rev.speech import SpeakerAugment
 from tests.unit.reversible.chains import FLOAT32, each_half
 
 

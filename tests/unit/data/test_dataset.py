@@ -6,7 +6,7 @@ import soundfile
 import torch
 from torch.utils.data import DataLoader
 
-from speechbrain_rev.speech import (
+from speechbrain_rev.data import (
     ChunkDataset,
     EpochBatchSampler,
     Utterance,
@@ -17,7 +17,7 @@ from speechbrain_rev.speech import (
     collate_whole,
     read_audio,
 )
-from speechbrain_rev.speech.dataset import Chunk
+from speechbrain_rev.data.dataset import Chunk
 from tests.corpus import write_corpus
 
 SAMPLES = 8000

@@ -21,7 +21,7 @@ def test_damaged_files_are_read_as_whose_they_are_or_refused_by_name(
     """No crash, no hang, no other kind of error, and no header that takes the memory."""
     folder = write_damaged(tmp_path, FILES, seed=fuzz_seed)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.speech.damage", str(folder)],
+        [sys.executable, "-m", "tests.unit.data.damage", str(folder)],
         capture_output=True,
         text=True,
     )

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import speechbrain_rev
-from speechbrain_rev.inference.extraction import AUDIO_ENDINGS
-from speechbrain_rev.speech import VoxCelebFolder, audio_files, open_corpus
-from speechbrain_rev.speech.corpus import (
+from speechbrain_rev.data import VoxCelebFolder, audio_files, open_corpus
+from speechbrain_rev.data.corpus import (
     AUDIO_SUFFIXES,
     OTHER_SUFFIXES,
     OutsideError,
@@ -18,6 +17,7 @@ from speechbrain_rev.speech.corpus import (
     refuse_one_folder_twice,
     same_speakers,
 )
+from speechbrain_rev.inference.extraction import AUDIO_ENDINGS
 from tests.corpus import write_corpus
 
 from .test_packed import pack
@@ -183,12 +183,12 @@ def test_all_audio_that_can_be_embedded_is_known_by_name():
 
 
 def test_names_and_places_need_neither_torch_nor_speechbrain():
-    package = Path(speechbrain_rev.__file__).parent / "speech"
+    package = Path(speechbrain_rev.__file__).parent / "data"
     program = (
-        "import sys, types; speech = types.ModuleType('speechbrain_rev.speech'); "
+        "import sys, types; speech = types.ModuleType('speechbrain_rev.data'); "
         f"speech.__path__ = [{str(package)!r}]; "
-        "sys.modules['speechbrain_rev.speech'] = speech; "
-        "import speechbrain_rev.speech.corpus; "
+        "sys.modules['speechbrain_rev.data'] = speech; "
+        "import speechbrain_rev.data.corpus; "
         "print({'torch', 'speechbrain', 'soundfile'} & set(sys.modules))"
     )
     told = subprocess.run(

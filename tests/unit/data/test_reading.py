@@ -6,7 +6,7 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.speech import (
+from speechbrain_rev.data import (
     audio_info,
     read_audio,
     read_blocks,

@@ -1,6 +1,6 @@
 import pytest
 
-from speechbrain_rev.speech import EpochBatchSampler
+from speechbrain_rev.data import EpochBatchSampler
 
 
 def batches(utterances, batch_size, epoch=1, start=0, **settings):

@@ -11,8 +11,7 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.inference.extraction import _source
-from speechbrain_rev.speech import (
+from speechbrain_rev.data import (
     ChunkDataset,
     SpeakerAugment,
     Utterance,
@@ -22,15 +21,16 @@ from speechbrain_rev.speech import (
     read_audio,
     read_first_channel,
 )
-from speechbrain_rev.speech.columns import TextColumn, map_columns, save_columns
-from speechbrain_rev.speech.packed import (
+from speechbrain_rev.data.columns import TextColumn, map_columns, save_columns
+from speechbrain_rev.data.packed import (
     INDEX,
     JOURNAL,
     SAMPLES,
     PackedAudio,
     find_packed,
 )
-from speechbrain_rev.speech.packing import Packing
+from speechbrain_rev.data.packing import Packing
+from speechbrain_rev.inference.extraction import _source
 from tests.corpus import write_corpus, write_noise, write_rooms
 
 RATE = 16000
@@ -171,8 +171,8 @@ def test_a_kill_between_the_index_and_the_end_costs_nothing(corpus, packed, tmp_
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from speechbrain_rev.speech import packing
-from tests.unit.speech.test_packed import Packing, pack
+from speechbrain_rev.data import packing
+from tests.unit.data.test_packed import Packing, pack
 added = Packing.add
 
 def add(self, name, wav):
@@ -559,7 +559,7 @@ def test_chunks_and_augmentation_are_those_of_files(corpus, packed, tmp_path):
 def test_names_with_one_key_are_told_apart(corpus, tmp_path, monkeypatch):
     for module in ("packed", "packing"):
         monkeypatch.setattr(
-            f"speechbrain_rev.speech.{module}.key_of", lambda name: np.int64(7)
+            f"speechbrain_rev.data.{module}.key_of", lambda name: np.int64(7)
         )
     one = pack(corpus, tmp_path / "one.packed")
     for path in audio_files(corpus):

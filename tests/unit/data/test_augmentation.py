@@ -3,7 +3,7 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.speech import (
+from speechbrain_rev.data import (
     SpeakerAugment,
     add_noise,
     augmentation,

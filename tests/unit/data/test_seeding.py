@@ -4,8 +4,8 @@ import random
 import numpy as np
 import torch
 
-from speechbrain_rev.speech import GlobalRandomState, generator, seeding
-from speechbrain_rev.speech.seeding import draw_below
+from speechbrain_rev.data import GlobalRandomState, generator, seeding
+from speechbrain_rev.data.seeding import draw_below
 
 
 def draws():

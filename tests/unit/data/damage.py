@@ -16,8 +16,7 @@ import numpy as np
 import soundfile
 import torch
 
-from speechbrain_rev.inference.audio import Recording
-from speechbrain_rev.speech import (
+from speechbrain_rev.data import (
     ChunkDataset,
     SpeakerAugment,
     Utterance,
@@ -29,6 +28,7 @@ from speechbrain_rev.speech import (
     read_manifest,
     write_manifest,
 )
+from speechbrain_rev.inference.audio import Recording
 from tests.corpus import RATE, speak
 
 SPEAKERS = 4

@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speechbrain_rev.speech import Manifest, Utterance, read_manifest, write_manifest
-from speechbrain_rev.speech import manifest as manifest_module
-from speechbrain_rev.speech.columns import TextColumn, map_columns, save_columns
+from speechbrain_rev.data import Manifest, Utterance, read_manifest, write_manifest
+from speechbrain_rev.data import manifest as manifest_module
+from speechbrain_rev.data.columns import TextColumn, map_columns, save_columns
 
 ROWS = [
     Utterance("id1/a/1", "wav/id1/a/1.wav", 16000, "id1"),
