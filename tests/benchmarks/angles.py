@@ -1,7 +1,7 @@
 """Figure 4 of "The Reversible Residual Network", redone, with exact streams beside.
 
-At intervals of a training, gradients of one batch are computed with stored and with
-reconstructed activations; what is told is the angle between the two.
+At intervals of a training run, gradients of one batch are computed with stored and with
+reconstructed activations; the figure is the angle between the two.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def angle_degrees(a: Tensor, b: Tensor) -> float:
 
 
 def gradients(training: Training, probe: Any, batch: Any, mode: str) -> Tensor:
-    """Gradients of a batch at the weights of a training, which goes on undisturbed."""
+    """Gradients of a batch at the weights of a run, which goes on undisturbed."""
     probe.load_state_dict(training.encoder.state_dict())
     probe.set_mode(mode)
     probe.zero_grad()

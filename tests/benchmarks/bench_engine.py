@@ -1,7 +1,7 @@
 """What the ways of not storing activations cost, on equal residual functions.
 
 The peers are compared as they are published: ``pip install -e .[peers]``. Each way is
-judged first (``engine_gate``); a mistake of ours ends the run, one of a peer is told in
+judged first (``engine_gate``); a mistake of ours ends the run, one of a peer is listed in
 the column "wrong" beside its figures.
 """
 
@@ -161,7 +161,7 @@ def peak_bytes(
             leaf.grad = torch.zeros_like(leaf)
         gc.collect()
         if device.type == "cuda":
-            # The first step makes what stays, as workspaces of cuBLAS.
+            # The first step allocates what is kept, as workspaces of cuBLAS.
             for _ in range(2):
                 before = torch.cuda.memory_allocated(device)
                 torch.cuda.reset_peak_memory_stats(device)
@@ -296,7 +296,7 @@ def run(device: torch.device) -> Result:
         f"autograd's; bf16: at most {FACTOR} times as far from float32 as stored ones; "
         "also with dropout, with an input that needs no gradient or is bf16, and with an "
         f"output that is written to; exact streams: within {ROUNDED:g} of plain autograd, "
-        "bits of stored ones; what others get wrong is told in their rows",
+        "bits of stored ones; the rows list what others get wrong",
     )
 
 

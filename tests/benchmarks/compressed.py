@@ -49,7 +49,7 @@ class Network:
     Attributes
     ----------
     state : Path or None
-        What a training left; None to train for some steps here.
+        What a run left; None to train for some steps here.
     batch, timed_batch : int
         Utterances of the step that is counted, and of the one that is timed.
     """
@@ -120,7 +120,7 @@ def _stored(state: Trained, case: Case) -> Step:
 
 
 def _check(case: Case, training: Training, error: float) -> None:
-    """Refuse what is not what it is said to be.
+    """Refuse ways that do not compute what their name says.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
     return Result(
         "compressed",
         "What is held of activations, how long is a step, how far is its gradient?",
-        f"float32 unless bf16 is said, {setting.frames} frames of minivox; {weights}; "
+        f"float32, or bf16 where named, {setting.frames} frames of minivox; {weights}; "
         "held: live bytes between forward and backward pass, both beyond weights and "
         "gradients, for each utterance; gradient error: distance of the whole gradient "
         "from the plain one's, as a part of it, of a reversible encoder from its own "
@@ -212,15 +212,15 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
 
 def verdict(rows: list[dict[str, Any]]) -> str:
     """Say what was required of ways, and whether it was reached."""
-    told = []
+    verdicts = []
     for row in rows:
         for head, required in zip(
             ("held fewer", "peak lower"), REQUIRED.get(row["way"], ()), strict=False
         ):
             if required is not None:
                 missed = "" if row[head] >= required else ", which is MISSED"
-                told.append(
+                verdicts.append(
                     f"{row['encoder']} {row['way']}: {head} {row[head]:.2f} times, "
                     f"{required:g} required{missed}"
                 )
-    return "; ".join(told)
+    return "; ".join(verdicts)

@@ -2,7 +2,7 @@
 
 Of convolutions' inputs it is compared how far the deviation of the weight gradient's
 error is from what was aimed at, by the form that turns one into the other. Of batch
-normalisations' inputs it is told what a bound does to the gradient that is handed down,
+normalisations' inputs the table shows what a bound does to the gradient that is handed down,
 layer by layer and at the features, to choose one.
 """
 

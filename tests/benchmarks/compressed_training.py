@@ -89,7 +89,7 @@ class Run:
 
 
 def start(way: str, seed: int, speech: Speech, setting: Setting) -> Training:
-    """Begin a training; those of one seed have the same weights and chunks."""
+    """Begin a run; those of one seed have the same weights and chunks."""
     torch.manual_seed(seed)
     mode = "compress" if way == COMPRESSED else "store"
     encoder = build_encoder(setting.name, mode=mode, **setting.row)
@@ -153,7 +153,7 @@ def trained(way: str, seed: int, speech: Speech, setting: Setting) -> Run:
 
 
 def state_of(training: Training) -> dict[str, Any]:
-    """Give all that a training goes on from."""
+    """Return all that a run resumes from."""
     return {
         "encoder": training.encoder.state_dict(),
         "classifier": training.classifier.state_dict(),
@@ -165,7 +165,7 @@ def state_of(training: Training) -> dict[str, Any]:
 
 
 def resume(training: Training, state: Mapping[str, Any]) -> None:
-    """Let a training go on from what ``state_of`` gave."""
+    """Resume a run from what ``state_of`` returned."""
     training.encoder.load_state_dict(state["encoder"])
     training.classifier.load_state_dict(state["classifier"])
     # Torch would go on in the tensors that it is given.
@@ -175,7 +175,7 @@ def resume(training: Training, state: Mapping[str, Any]) -> None:
 
 
 def check(speech: Speech, setting: Setting) -> str:
-    """Compare what is kept with what was there, in three steps of a training.
+    """Compare what is kept with what was there, in three steps of a run.
 
     Raises
     ------
@@ -264,7 +264,7 @@ def rows_of(runs: list[Run], setting: Setting) -> list[dict[str, Any]]:
 
 
 def verdict(rows: list[dict[str, Any]]) -> str:
-    """Say whether compressed trainings end where stored ones do."""
+    """State whether compressed runs end where stored ones do."""
     off = {
         way: [row["times the baseline"] - 1 for row in rows if row["way"] == way]
         for way in (COMPRESSED, NUDGED)
@@ -272,11 +272,13 @@ def verdict(rows: list[dict[str, Any]]) -> str:
     worst = {way: max(map(abs, found)) for way, found in off.items() if found}
     mean = statistics.mean(off[COMPRESSED])
     kept = worst[COMPRESSED] <= ALLOWED
-    told = (
-        f"Compressed trainings end at most {100 * worst[COMPRESSED]:.2f} % from stored "
+    verdict = (
+        f"Compressed runs end at most {100 * worst[COMPRESSED]:.2f} % from stored "
         f"ones (mean {100 * mean:+.2f} %), which is {'' if kept else 'NOT '}within "
         f"{100 * ALLOWED:g} %"
     )
     if NUDGED in worst:
-        told += f"; a change of the weights' last bit alone {100 * worst[NUDGED]:.2f} %"
-    return told
+        verdict += (
+            f"; a change of the weights' last bit alone {100 * worst[NUDGED]:.2f} %"
+        )
+    return verdict

@@ -214,7 +214,7 @@ def state_after(
 
 
 def read_state(file: Path) -> dict[str, Any]:
-    """Read the state that a training left.
+    """Read the state that a run left.
 
     Raises
     ------

@@ -176,7 +176,7 @@ def step(network: Network, x: Tensor, precision: Precision, scenario: Scenario) 
 
 
 def distance(got: Sequence[Tensor | None], want: Sequence[Tensor | None]) -> float:
-    """Tell the relative distance; a gradient that is missing counts as zero."""
+    """Return the relative distance; a gradient that is missing counts as zero."""
     difference = total = 0.0
     for a, b in zip(got, want, strict=True):
         if b is None:
@@ -216,7 +216,7 @@ def stored_distances(
     scenario: Scenario,
     device: torch.device,
 ) -> tuple[float, float]:
-    """Tell how far stored activations are, in gradients and in running statistics."""
+    """Return how far stored activations are, in gradients and in running statistics."""
     got, want = steps(subject, STORE, precision, scenario, device)
     return (
         distance(got.gradients, want.gradients),

@@ -93,7 +93,7 @@ def _against(
 
 
 def encoder_of(name: str, setting: Setting) -> SpeakerEncoder:
-    """Build an encoder with statistics as after a training."""
+    """Build an encoder with statistics as after training."""
     torch.manual_seed(0)
     sizes: dict[str, Sequence[int] | None] = {
         "widths": setting.widths,

@@ -127,7 +127,7 @@ def write_rows(path: Path, rows: int, folder: Path) -> None:
 
 
 def measure(way: str, path: str, setting: Setting) -> dict[str, Any]:
-    """Read batches in this process; tell seconds and bytes, all rows once touched."""
+    """Read batches in this process; return seconds and bytes, with all rows read once."""
     import psutil
 
     process = psutil.Process()
@@ -162,7 +162,7 @@ def _touch(manifest: Manifest) -> None:
 
 
 def ours(path: str, setting: Setting) -> tuple[Any, list[Any]]:
-    """Give a loader as the recipe has it, and what tells its rows."""
+    """Give a loader as the recipe has it, and a function that lists its rows."""
     rows = read_manifest(path)
     numbers = {name: n for n, name in enumerate(rows.speaker_names)}
     dataset = ChunkDataset(rows, numbers, samples=setting.samples)

@@ -23,7 +23,7 @@ def allocated(name: str, mode: str, batch: int, device: torch.device) -> dict[st
     for p in encoder.parameters():
         p.grad = torch.zeros_like(p)
     feats = torch.randn(batch, FRAMES, 80, device=device)
-    # The first step makes what stays: workspaces of cuBLAS, choices of cuDNN.
+    # The first step allocates what is kept: workspaces of cuBLAS, choices of cuDNN.
     for _ in range(2):
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()

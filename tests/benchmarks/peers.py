@@ -28,7 +28,7 @@ from speechbrain_rev.reversible.norm import BatchNorm
 
 #: F and G of each block.
 Functions = Sequence[tuple[nn.Module, nn.Module]]
-#: Hidden channels at a time at the first level of an encoder, where nothing is said.
+#: Hidden channels at a time at the first level of an encoder, by default.
 CHUNK = channels_by_level("auto", architecture("revnet57").geometry())[0]
 INSTALL = "pip install -e .[peers]"
 
@@ -166,7 +166,7 @@ def imported(module: str, peer: str) -> ModuleType:
 
 
 def versions(ways: Iterable[Way]) -> str:
-    """Tell the versions of the peers, and which are not installed."""
+    """List the versions of the peers, and which are not installed."""
     return ", ".join(f"{way.peer} {_version(way.peer)}" for way in ways if way.peer)
 
 

@@ -328,11 +328,13 @@ def verdict(rows: list[dict[str, Any]]) -> str:
         if row["way"] == PLANNED
     }
     slow = {where: ratio for where, ratio in ratios.items() if ratio > ALLOWED}
-    told = f"Planned takes at most {max(ratios.values()):.2f} times the faster extreme"
+    slowest = (
+        f"Planned takes at most {max(ratios.values()):.2f} times the faster extreme"
+    )
     if not slow:
-        return f"{told}, within {ALLOWED:.2f}"
+        return f"{slowest}, within {ALLOWED:.2f}"
     places = ", ".join(f"{where} {ratio:.2f}" for where, ratio in slow.items())
-    return f"{told}, which is NOT within {ALLOWED:.2f}: {places}"
+    return f"{slowest}, which is NOT within {ALLOWED:.2f}: {places}"
 
 
 def draw(result: Result, path: Path) -> None:

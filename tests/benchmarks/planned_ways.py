@@ -190,7 +190,7 @@ def gradients(encoder: nn.Module, feats: Tensor) -> Tensor:
 
 
 def updates(encoder: nn.Module, feats: Tensor) -> int:
-    """Tell how often a step updates the running statistics of a layer."""
+    """Count how often a step updates the running statistics of a layer."""
 
     before = _updates(encoder)
     train_step(encoder, feats, VANILLA)

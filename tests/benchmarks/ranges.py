@@ -71,7 +71,7 @@ def small(name: str, **settings: Any) -> SpeakerEncoder:
 
 
 def check_largest(name: str, device: torch.device) -> None:
-    """Compare what is told of a step with what residual functions see and return."""
+    """Compare the figures of a step with what residual functions see and return."""
     encoder = small(name, blocks=(1, 2, 1, 1)).to(device)
     seen: dict[str, float] = {}
     hooks = []
@@ -89,13 +89,15 @@ def check_largest(name: str, device: torch.device) -> None:
             hooks.append(half.register_forward_hook(look))
     feats = torch.randn(2, FRAMES, N_MELS, device=device)
     encoder(feats).sum().backward()
-    told = encoder.largest_streams()
+    reported = encoder.largest_streams()
     for hook in hooks:
         hook.remove()
     for stage, largest in seen.items():
         # Both ends are a sum of two of what was seen.
-        if not largest - STEP <= told[stage] <= 2 * largest + STEP:
-            raise NotEqual(f"{name} {stage}: {told[stage]} is told, {largest} is seen.")
+        if not largest - STEP <= reported[stage] <= 2 * largest + STEP:
+            raise NotEqual(
+                f"{name} {stage}: {reported[stage]} is reported, {largest} is seen."
+            )
 
 
 def train(name: str, rate: str, speech: Speech, device: torch.device) -> dict[str, Any]:
@@ -162,5 +164,5 @@ def run(device: torch.device) -> Result:
         f"in {WARMUP_STEPS} steps and kept, that of a batch of 256 being harsher than the "
         f"recipe; {FRAMES} frames, {N_MELS} mel bands, all blocks, widths {WIDTHS}",
         rows,
-        "magnitudes told of exact streams agree with hooks on the residual functions",
+        "reported magnitudes of exact streams agree with hooks on the residual functions",
     )

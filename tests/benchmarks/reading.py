@@ -2,7 +2,7 @@
 
 The stock path is the one of SpeechBrain's VoxCeleb recipe: rows of a CSV file, a random
 chunk of each read with its audio reader, its label encoder, its batches. Features and
-augmentation are no part of either, and what both take is told on its own.
+augmentation are no part of either, and what both take has a row of its own.
 """
 
 from __future__ import annotations
@@ -216,9 +216,9 @@ def stages(
     )
     speeds = augment()
     noise = packed(write_noise(folder / "noise", seconds=5), folder / "noise.packed")
-    rooms = packed(write_rooms(folder / "rooms"), folder / "rooms.packed")
-    both = augment(speeds=[1.0], noise_folder=noise, rir_folder=rooms)
-    whole = augment(noise_folder=noise, rir_folder=rooms)
+    rirs = packed(write_rooms(folder / "rirs"), folder / "rirs.packed")
+    both = augment(speeds=[1.0], noise_folder=noise, rir_folder=rirs)
+    whole = augment(noise_folder=noise, rir_folder=rirs)
     fbank, normalize = (
         Fbank(n_mels=80).to(device),
         InputNormalization(norm_type="sentence", std_norm=False).to(device),
@@ -242,7 +242,7 @@ def stages(
     steps = {
         "one of three speeds, in a batch": (lambda: speeds(wavs, lens), size),
         "one of three speeds, each alone": (alone, size),
-        "noise or a room, from packed folders": (lambda: both(wavs, lens), size),
+        "noise or reverberation, from packed folders": (lambda: both(wavs, lens), size),
         "80 filterbanks, mean subtracted": (
             lambda: normalize(fbank(wavs[:, :31840]), lens),
             size,

@@ -16,7 +16,7 @@ from speechbrain_rev.catalog.table import MODES
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.sizes import MB, MIB, parse_card
 
-from . import compressed_tables, deploying_tables, recipe_tables
+from . import tables
 from .harness import markdown
 from .tables import RESULTS, committed, mib_text, where
 
@@ -139,7 +139,7 @@ def _mistakes(words: str) -> dict[str, str]:
 #: What cells of ``users`` mean, beside what the result says of its figures.
 _USERS_CELLS = (
     "fits: at how many frames an utterance the training fits such a card, with classifier, "
-    "optimizer states of 8 bit and input and with the reserve of speechbrain-rev models; "
+    "8-bit optimizer states, the input and with the reserve of speechbrain-rev models; "
     "empty: at neither length",
     "times storing: seconds of a step over those of the same encoder stored",
     "times counterpart: over those of the vanilla counterpart stored (resnet152 of "
@@ -154,7 +154,7 @@ def users() -> str:
     for row in result.rows:
         cases.setdefault((row["encoder"], row["way"]), []).append(row)
     twice = {row["way"] for row in result.rows if _updated_in_vain(row)}
-    # Of figures that have no column here nothing is said.
+    # Figures without a column here are left out.
     apart = ("training GiB", "fits", "statistics updated")
     setting = [
         part.replace("peak GiB:", "GiB:")
@@ -237,7 +237,7 @@ def planned_verdict(rows: Sequence[dict[str, Any]]) -> str:
         case = cases.setdefault((row["encoder"], row["batch"]), {})
         if row["times the baseline"]:
             case[row["way"]] = row["times the baseline"]
-    told: dict[str, list[str]] = {}
+    words_of: dict[str, list[str]] = {}
     for (encoder, batch), times in cases.items():
         shares = {way: times[way] / times["planned"] for way in times}
         faster = [
@@ -246,18 +246,18 @@ def planned_verdict(rows: Sequence[dict[str, Any]]) -> str:
             if f"{share:.2f}" < "1.00"
         ]
         words = f"at batch {batch} {' and '.join(faster) or 'nothing'}"
-        told.setdefault(encoder, []).append(words)
-    found = "; ".join(f"{name} {', '.join(words)}" for name, words in told.items())
+        words_of.setdefault(encoder, []).append(words)
+    places = "; ".join(f"{name} {', '.join(words)}" for name, words in words_of.items())
     apart = {row["way"] for row in rows if row["statistics of"] < row["batch"]}
     return (
-        f"Faster than the plan, in multiples of its time: {found}. Statistics of less than "
+        f"Faster than the plan, in multiples of its time: {places}. Statistics of less than "
         f"the batch normalise in: {', '.join(sorted(apart)) or 'no way'}."
     )
 
 
-def _there(**tables: Callable[[], str]) -> dict[str, Callable[[], str]]:
+def _there(**named: Callable[[], str]) -> dict[str, Callable[[], str]]:
     """Leave out tables whose results are not committed."""
-    return {n: t for n, t in tables.items() if (RESULTS / f"{n}_cpu.json").exists()}
+    return {n: t for n, t in named.items() if (RESULTS / f"{n}_cpu.json").exists()}
 
 
 #: Tables of committed results; each has a place in one of the documents.
@@ -268,20 +268,18 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "reversible_training.md": {"modes": modes},
     DOCS / "comparisons.md": _there(paper=paper, users=users, engine=engine),
     DOCS / "compression.md": _there(
-        compressed=compressed_tables.compressed,
-        compressed_bounds=compressed_tables.compressed_bounds,
-        compressed_training=compressed_tables.compressed_training,
-        compressed_targets=compressed_tables.compressed_targets,
+        compressed=tables.compressed,
+        compressed_bounds=tables.compressed_bounds,
+        compressed_training=tables.compressed_training,
+        compressed_targets=tables.compressed_targets,
     ),
     RECIPE: _there(
-        reading=recipe_tables.reading,
-        manifests=recipe_tables.manifests,
-        embedding=recipe_tables.embedding,
-        scoring_at_scale=recipe_tables.scoring_at_scale,
+        reading=tables.reading,
+        manifests=tables.manifests,
+        embedding=tables.embedding,
+        scoring_at_scale=tables.scoring_at_scale,
     ),
-    DOCS / "deploying.md": _there(
-        inference=deploying_tables.inference, graphs=deploying_tables.graphs
-    ),
+    DOCS / "deploying.md": _there(inference=tables.inference, graphs=tables.graphs),
 }
 
 
@@ -290,9 +288,9 @@ def rendered(document: Path) -> str:
     return filled(document.read_text(), TABLES[document])
 
 
-def filled(text: str, tables: Mapping[str, Callable[[], str]]) -> str:
+def filled(text: str, by_name: Mapping[str, Callable[[], str]]) -> str:
     """Fill each marked place of a page with the table of its name."""
-    for name, table in tables.items():
+    for name, table in by_name.items():
         place = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         new = f"{table()}\n"
         text = place.sub(lambda m, new=new: f"{m[1]}{new}{m[2]}", text)

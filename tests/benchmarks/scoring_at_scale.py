@@ -2,7 +2,7 @@
 
 Embeddings are random around a direction for each speaker. What is timed begins when all
 utterances are embedded: AS-Norm statistics of each utterance, all trials, the metrics, and
-intervals of speakers. It runs in a process of its own, whose resident memory is told.
+intervals of speakers. It runs in a process of its own, whose resident memory is measured.
 """
 
 from __future__ import annotations

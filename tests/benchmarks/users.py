@@ -211,7 +211,7 @@ def _ratio(found: Mapping[Case, Figures], case: Case, name: str | None) -> float
 def _fits(card: str, needed: int | None, device: torch.device) -> str:
     if needed is not None:
         return "yes" if fits(card, needed) else "no"
-    # What a larger card has no room for; a driver keeps some of what a card is named by.
+    # Memory that does not fit a larger GPU; a driver keeps some of what a card is named by.
     total = torch.cuda.get_device_properties(device).total_memory
     return "no" if 0.9 * parse_card(card) < total else ""
 
@@ -264,7 +264,7 @@ def _setting(device: torch.device) -> str:
             f"{CPU_FRAMES[0]} frames, forward and backward pass"
         )
     return (
-        f"float32 unless bf16 (autocast) is said; peak GiB: {memory}, and weights and "
+        f"float32, or bf16 (autocast) where named; peak GiB: {memory}, and weights and "
         "gradients of the encoder; training GiB: also classifier, optimizer states of 8 "
         "bit and input, as speechbrain-rev models adds them up; fits: training leaves its "
         f"reserve free; time: {time}; store: without chunks; torch checkpoint: around "

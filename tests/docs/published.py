@@ -111,7 +111,7 @@ def training_notes() -> list[str]:
         "utterances of 2 s. Error rates, in percent, are the published ones alone; none "
         "was reproduced here.",
         f"here: utterances of {PUBLISHED_FRAMES} frames in float32, vanilla encoders stored, "
-        "reversible ones reconstructed, 32-bit states but where 8 is said. MiB "
+        "reversible ones reconstructed, 32-bit states, or 8-bit where named. MiB "
         "per utterance: all that a training step takes of the GPU (the encoder's own, "
         f"weights, gradients, optimizer states, a classifier of {HEAD.classes} and its "
         "step, the input) at the published largest batch, divided by it. Ratio: that of "

@@ -131,7 +131,7 @@ class ReproducedTraining:
 
 @dataclass(frozen=True)
 class ReproducedCards:
-    """A row of Table VII, and what is counted here for it, with states of 32 bit.
+    """A row of Table VII, and what is counted here for it, with 32-bit states.
 
     Attributes
     ----------

@@ -43,11 +43,11 @@ _RULE = re.compile(r"# -+ (.+)")
 _KEY = re.compile(r"(\w+):(?: (.*?))?(?:  # (.*))?")
 
 _HEAD = """\
-# Every setting of a training
+# Every training setting
 
 Written by `python -m tests.docs.yaml_reference` from
-[hparams/train.yaml](../hparams/train.yaml) and from the ranges that are checked before a
-training begins. A setting is given in a file, which names its parent
+[hparams/train.yaml](../hparams/train.yaml) and from the ranges that are checked before training
+begins. A setting is given in a file, which names its parent
 (`base: train.yaml`), or as `--key=value` on the command line, which overrides all files;
 [the recipe](../recipes/VoxCeleb/README.md) has the commands. A parent is a path from the
 folder of the file that names it or, if nothing lies there, the name of one of
@@ -62,7 +62,7 @@ _BUILT = (
     "Built from the settings above, whose values, ranges and sources are theirs: to change "
     "one, change what it refers to."
 )
-#: What is said of sections that are no settings.
+#: The text of sections that are no settings.
 _SECTIONS = {
     "folders and files": _BUILT,
     "modules": _BUILT,
@@ -75,7 +75,7 @@ _SECTIONS = {
 
 @dataclass
 class Key:
-    """A top-level key of a file: its value as written, and what is said of it."""
+    """A top-level key of a file: its value as written, and its comments."""
 
     name: str
     value: str
@@ -107,7 +107,7 @@ def sections(text: str) -> dict[str, list[Key]]:
             keys.append(Key(match[1], match[2] or "", words))
             said = []
         elif not line:
-            # What stands above an empty line is said of a section, not of a key.
+            # A comment above an empty line belongs to a section, not to a key.
             said = []
     return {name: keys for name, keys in found.items() if keys}
 
@@ -128,8 +128,8 @@ def entry(key: Key) -> str:
             takes = f"a name of the [table](choosing_an_encoder.md#the-table): {takes}"
         facts = {"Default": default, "Unit": knob.unit, "Takes": takes}
         facts |= {"Source": knob.source, "Note": knob.why}
-        told = ((head, it.rstrip(".")) for head, it in facts.items() if it)
-        parts.append("\n".join(f"- {head}: {it}." for head, it in told))
+        shown = ((head, it.rstrip(".")) for head, it in facts.items() if it)
+        parts.append("\n".join(f"- {head}: {it}." for head, it in shown))
     return "\n\n".join(part for part in parts if part)
 
 
