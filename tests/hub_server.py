@@ -1,4 +1,4 @@
-"""What the tests need of the Hugging Face Hub: its listing and its files, on the loopback."""
+"""The Hugging Face Hub in small: its listing and its files, on the loopback."""
 
 import hashlib
 import json
@@ -18,11 +18,11 @@ Files = Mapping[str, bytes]
 
 
 def commit_of(files: Files) -> str:
-    """Forty digits that tell files from others, as those of git do."""
-    told = sorted(
+    """Forty digits of files, as git has them."""
+    hashes = sorted(
         (name, hashlib.sha1(data).hexdigest()) for name, data in files.items()
     )
-    return hashlib.sha1(repr(told).encode()).hexdigest()
+    return hashlib.sha1(repr(hashes).encode()).hexdigest()
 
 
 @dataclass
@@ -129,10 +129,10 @@ class _Handler(BaseHTTPRequestHandler):
             sizes = {name: len(data) for name, data in files.items()} | repository.sizes
             listed = [{"rfilename": name, "size": size} for name, size in sizes.items()]
             # All that versions of huggingface_hub since 0.20 look for.
-            told = {"id": found[1], "modelId": found[1], "private": False}
-            told |= {"downloads": 0, "likes": 0, "tags": []}
-            told |= {"sha": commit, "siblings": listed}
-            self._send(200, json.dumps(told).encode())
+            answer = {"id": found[1], "modelId": found[1], "private": False}
+            answer |= {"downloads": 0, "likes": 0, "tags": []}
+            answer |= {"sha": commit, "siblings": listed}
+            self._send(200, json.dumps(answer).encode())
         elif found[1] in hub.gated:
             self._send(403, error="GatedRepo")
         elif (name := unquote(file[3])) not in files:

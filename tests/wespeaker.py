@@ -1,4 +1,6 @@
-"""WeSpeaker's ResNets in plain torch, told from their published layout, for comparison."""
+"""WeSpeaker's ResNets in plain torch, by their published layout, for comparison."""
+
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -68,7 +70,7 @@ class ResNet(nn.Module):
 
 
 def with_statistics(model, seed=0):
-    """Give normalisations statistics and scales that a training could leave."""
+    """Give normalisations statistics and scales that training could leave."""
     draw = torch.Generator().manual_seed(seed)
     norms = [n for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)]
     shifts = {f"{name}.{what}" for name in norms for what in ("running_mean", "bias")}
@@ -101,3 +103,12 @@ def embed(model, waveform, sample_rate=16000, n_mels=80):
     feats = feats - torch.mean(feats, dim=0)
     with torch.no_grad():
         return model(feats.unsqueeze(0))[0].numpy()
+
+
+BASIC = {"blocks": (1, 2, 1, 1), "channels": 4, "embed_dim": 16}
+
+
+def write_model(folder: Path, model: nn.Module) -> Path:
+    """Write avg_model.pt as WeSpeaker does."""
+    torch.save(model.state_dict(), folder / "avg_model.pt")
+    return folder / "avg_model.pt"

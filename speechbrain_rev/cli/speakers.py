@@ -145,7 +145,7 @@ def _embed(parsed: argparse.Namespace) -> None:
     if parsed.out is None:
         _print_rows(embedder, listing, parsed)
         return
-    from speechbrain_rev.inference.extraction import embed_folder, told
+    from speechbrain_rev.inference.extraction import describe_bad, embed_folder
 
     result = embed_folder(
         listing,
@@ -156,7 +156,7 @@ def _embed(parsed: argparse.Namespace) -> None:
         bad_files=parsed.bad_files,
     )
     if result.bad:
-        print(told(result.bad))
+        print(describe_bad(result.bad))
     if result.others:
         print(listing.passed_over())
     shape = list(result.archive.embeddings.shape)
@@ -164,7 +164,7 @@ def _embed(parsed: argparse.Namespace) -> None:
 
 
 def _look(listing: Listing, parsed: argparse.Namespace) -> None:
-    from speechbrain_rev.inference.extraction import look_through, told
+    from speechbrain_rev.inference.extraction import describe_bad, look_through
 
     seconds, bad = look_through(listing, channels=parsed.channels, window=parsed.window)
     good = len(listing.files) - len(bad)
@@ -172,7 +172,7 @@ def _look(listing: Listing, parsed: argparse.Namespace) -> None:
         f"{good} files can be embedded as far as headers tell, {seconds / 3600:.2f} h."
     )
     if bad:
-        print(told(bad))
+        print(describe_bad(bad))
     if listing.others:
         print(listing.passed_over())
 

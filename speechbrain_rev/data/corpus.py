@@ -25,11 +25,16 @@ from .packed import SAMPLE_BYTES, find_packed
 
 #: Audio that is read by frame range.
 AUDIO_SUFFIXES = (".wav", ".flac")
-#: What speech often comes as, and cannot be read by frame range.
-OTHER_SUFFIXES = (
-    ".m4a", ".aac", ".wma", ".ogg", ".oga", ".opus", ".mp3", ".aiff", ".aif", ".aifc",
-    ".au", ".caf", ".w64", ".rf64", ".sph", ".nist",
+# What libsndfile reads beside them. It reads more, of which other programs use the endings
+# (.raw, .mat, .sd2) or which hold no speech.
+_DECODED = (
+    ".ogg", ".oga", ".opus", ".mp3", ".aiff", ".aif", ".aifc", ".au", ".caf", ".w64",
+    ".rf64", ".sph", ".nist",
 )  # fmt: skip
+#: What speech often comes as, and cannot be read by frame range.
+OTHER_SUFFIXES = (".m4a", ".aac", ".wma", *_DECODED)
+#: What names of audio that is read whole end in, in small letters.
+AUDIO_ENDINGS = (*AUDIO_SUFFIXES, *_DECODED)
 # Names that may be of a folder that they do not begin with: with //, ./ or ../ in them.
 _ODD = re.compile(r"(?:^|/)(?:/|\.|$)")
 # Threads that look for files, and for how many at a time.

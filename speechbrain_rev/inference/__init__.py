@@ -1,7 +1,6 @@
 """Embedding speech with a trained encoder: audio in, numpy arrays out."""
 
 from speechbrain_rev.inference.archive import EmbeddingArchive
-from speechbrain_rev.inference.cohort import Cohort, read_cohort
 from speechbrain_rev.inference.export import convert_from_speechbrain, export_run
 from speechbrain_rev.inference.extraction import (
     FolderResult,
@@ -14,7 +13,12 @@ from speechbrain_rev.inference.graph import EmbeddingGraph, GraphFile, export_gr
 from speechbrain_rev.inference.running import Windows
 from speechbrain_rev.inference.speaker import SpeakerEmbedder
 from speechbrain_rev.inference.thresholds import Threshold, Thresholds
-from speechbrain_rev.inference.verification import EnrolledSpeaker, Verification
+from speechbrain_rev.inference.verification import (
+    Cohort,
+    EnrolledSpeaker,
+    Verification,
+    read_cohort,
+)
 
 __all__ = [
     "Cohort",

@@ -137,23 +137,6 @@ def _pyarrow() -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-def check_pyarrow() -> None:
-    """Refuse to begin work whose results could not be written.
-
-    Raises
-    ------
-    ImportError
-        If there is no pyarrow.
-    """
-    _pyarrow()
-
-
-def parquet_errors() -> tuple[type[Exception], ...]:
-    """Give what reading raises of a file that is damaged or of another kind."""
-    pyarrow, _ = _pyarrow()
-    return (pyarrow.ArrowException, AttributeError)
-
-
 def write_parquet(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write names, embeddings, sources and the fingerprint.
 
@@ -195,14 +178,14 @@ def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     Raises
     ------
     Exception
-        One of ``parquet_errors`` if it is something else.
+        One of pyarrow's if it is something else.
     """
     pyarrow, parquet = _pyarrow()
     with path.open("rb") as file:
-        told = parquet.ParquetFile(file).metadata.num_rows
+        count = parquet.ParquetFile(file).metadata.num_rows
         table = parquet.read_table(file, page_checksum_verification=True)
-    if len(table) != told:
-        raise ValueError(f"it has {len(table)} rows, and says that there are {told}")
+    if len(table) != count:
+        raise ValueError(f"it has {len(table)} rows, and its footer has {count}")
     metadata = table.schema.metadata or {}
     rows = table["embedding"].combine_chunks()
     dim = getattr(rows.type, "list_size", None)
@@ -261,8 +244,7 @@ class EmbeddingArchive:
     fingerprint : str
         Of the model that made them, see ``SpeakerEmbedder``.
     sources : tuple of str
-        What tells the audio of each from other audio of that name: path, size and time
-        of change. Empty where nobody will ask.
+        The audio of each, as path, size and time of change. Empty where nobody will ask.
 
     Example
     -------
@@ -400,7 +382,7 @@ def check_format(path: Path) -> None:
             f"{path}."
         )
     if path.suffix == ".parquet":
-        check_pyarrow()
+        _pyarrow()
 
 
 @contextlib.contextmanager
@@ -426,7 +408,7 @@ def opened(path: str | Path) -> Iterator[Mapping[str, NDArray[Any]]]:
     parquet = Path(path).suffix == ".parquet"
     damaged: tuple[type[Exception], ...] = _DAMAGED
     if parquet:
-        damaged += parquet_errors()
+        damaged += (_pyarrow()[0].ArrowException,)
     try:
         if parquet:
             yield read_parquet(Path(path))

@@ -46,45 +46,6 @@ _LOUDEST = 2.0**31
 _LARGEST_RATIO = 1_000
 
 
-def prepare_waveform(
-    samples: Tensor, sample_rate: int, target_rate: int, what: str
-) -> Tensor:
-    """Check a mono waveform and bring it to the encoder's sample rate.
-
-    Parameters
-    ----------
-    samples : torch.Tensor, [samples]
-        One utterance, of a floating-point type.
-    sample_rate, target_rate : int
-        Hertz, of the samples and of the result.
-    what : str
-        How errors call it: a path, or "the waveform".
-
-    Returns
-    -------
-    torch.Tensor, [resampled samples]
-        In float32.
-
-    Raises
-    ------
-    ValueError
-        If the samples are too few or too many, NaN, infinite, silent or absurdly loud,
-        or the sample rate is not one of audio.
-
-    Example
-    -------
-    >>> tone = torch.sin(torch.arange(8000.0))
-    >>> prepare_waveform(tone, 8000, 16000, "tone").shape
-    torch.Size([16000])
-    """
-    sample_rate = whole_rate(sample_rate, what)
-    check_seconds(samples.shape[-1], sample_rate, what)
-    samples = checked(samples, sample_rate, what)
-    if is_silent(samples):
-        raise ValueError(silence(what))
-    return resample(samples, rate_ratio(sample_rate, target_rate))
-
-
 def rate_ratio(sample_rate: int, target_rate: int) -> Fraction:
     """Give what a sample rate is multiplied by, as a ratio of small numbers.
 
@@ -128,7 +89,7 @@ def resample(samples: Tensor, ratio: Fraction) -> Tensor:
 
 
 def check_channels(count: int, channels: Channels, what: str) -> None:
-    """Refuse several channels unless it is said what to do with them.
+    """Refuse several channels unless one or their mean is chosen.
 
     Parameters
     ----------
@@ -142,7 +103,7 @@ def check_channels(count: int, channels: Channels, what: str) -> None:
     Raises
     ------
     ValueError
-        If it is not said, or there is no channel of that number.
+        If none is chosen, or there is no channel of that number.
 
     Example
     -------
@@ -205,33 +166,6 @@ def check_choice(channels: object) -> Channels:
     )
 
 
-def one_channel(samples: Tensor, channels: Channels) -> Tensor:
-    """Take one channel, or the mean, of channels that were checked.
-
-    Parameters
-    ----------
-    samples : torch.Tensor, [channels, samples]
-        All of them.
-    channels : "mean", int or None
-        As of ``check_channels``.
-
-    Returns
-    -------
-    torch.Tensor, [samples]
-
-    Example
-    -------
-    >>> one_channel(torch.tensor([[0.0, 1.0], [1.0, 1.0]]), "mean").tolist()
-    [0.5, 1.0]
-    """
-    if len(samples) == 1:
-        return samples[0]
-    if channels == "mean":
-        return samples.mean(dim=0)
-    assert channels is not None
-    return samples[channels]
-
-
 def checked(samples: Tensor, sample_rate: int, what: str, *, start: int = 0) -> Tensor:
     """Refuse samples that are no audio.
 
@@ -273,7 +207,7 @@ def checked(samples: Tensor, sample_rate: int, what: str, *, start: int = 0) -> 
 
 
 def is_silent(samples: Tensor) -> bool:
-    """Tell whether samples stay where they are, but for the dither of a converter.
+    """Return whether samples stay where they are, but for the dither of a converter.
 
     Parameters
     ----------
@@ -475,14 +409,19 @@ class Recording:
         Raises
         ------
         ValueError
-            If it cannot be read, has several channels of which none is chosen, or
-            cannot be embedded; see ``prepare_waveform``.
+            If it cannot be read, has several channels of which none is chosen, is too
+            short or too long, NaN, infinite, silent or absurdly loud.
         """
         samples, rate, count = self.header()
         check_channels(count, channels, self.what)
         check_seconds(samples, rate, self.what)
         waveform = torch.cat(list(self.blocks(channels, count)))
-        return prepare_waveform(waveform, rate, target_rate, self.what), count
+        # A header may say another length.
+        check_seconds(len(waveform), rate, self.what)
+        waveform = checked(waveform, rate, self.what)
+        if is_silent(waveform):
+            raise ValueError(silence(self.what))
+        return resample(waveform, rate_ratio(rate, target_rate)), count
 
     def blocks(self, channels: Channels, count: int) -> Iterator[Tensor]:
         """Read it a block [samples] at a time, at its own rate, as one channel.
@@ -512,11 +451,14 @@ class Recording:
             parts = read_blocks(self.audio, block_samples=samples)
         for part in parts:
             check_channels(len(part), channels, self.what)
-            yield one_channel(part, channels)
+            if len(part) > 1 and channels == "mean":
+                yield part.mean(dim=0)
+            else:
+                yield part[channels if isinstance(channels, int) else 0]
 
 
 def _is_open(audio: object) -> bool:
-    """Tell whether it is an open file, or what is in one."""
+    """Return whether it is an open file, or what is in one."""
     return isinstance(audio, (bytes, bytearray, memoryview)) or hasattr(audio, "read")
 
 
@@ -549,7 +491,7 @@ def recordings(
     assumed_rate: int,
     alone_is: str = "the waveform",
 ) -> tuple[list[Recording], bool]:
-    """Tell one utterance from several, and what each is.
+    """List the utterances given, and whether it was one alone.
 
     Parameters
     ----------
@@ -582,10 +524,10 @@ def recordings(
 
     Example
     -------
-    >>> found, alone = recordings(
+    >>> utterances, alone = recordings(
     ...     ["a.wav", np.zeros(16000)], 16000, assumed_rate=16000
     ... )
-    >>> [one.what for one in found], alone
+    >>> [one.what for one in utterances], alone
     (['a.wav', 'utterance 1 of the list'], False)
     """
     rate = assumed_rate if sample_rate is None else sample_rate
@@ -596,30 +538,30 @@ def recordings(
     # An open file could be iterated over, line by line.
     alone = is_array or isinstance(audio, (str, PathLike)) or _is_open(audio)
     if alone:
-        found = [Recording.of(audio, rate, alone_is)]  # type: ignore[arg-type]
+        utterances = [Recording.of(audio, rate, alone_is)]  # type: ignore[arg-type]
     else:
         if not isinstance(audio, Iterable):
             raise ValueError(
                 f"{audio!r} is no audio; give a path, an array, a tensor, or a list of them."
             )
-        found = [
+        utterances = [
             Recording.of(one, rate, f"utterance {index} of the list")
             # A generator may fill one buffer again and again.
             for index, one in enumerate(
                 _copies(audio) if iter(audio) is audio else audio
             )
         ]
-    if not found:
+    if not utterances:
         raise ValueError("there is nothing to embed; give at least one utterance.")
-    check_rate(sample_rate, found)
-    arrays = [one.what for one in found if isinstance(one.audio, Tensor)]
+    check_rate(sample_rate, utterances)
+    arrays = [one.what for one in utterances if isinstance(one.audio, Tensor)]
     if sample_rate is None and arrays:
         warnings.warn(
             f"Arrays do not say their sample rate: {arrays[0]} is taken as of "
             f"{assumed_rate} Hz, the model's. Give sample_rate, in hertz.",
             stacklevel=3,
         )
-    return found, alone
+    return utterances, alone
 
 
 def _copies(audio: Iterable[Audio]) -> Iterator[Audio]:
@@ -630,7 +572,7 @@ def _copies(audio: Iterable[Audio]) -> Iterator[Audio]:
             yield one.copy() if isinstance(one, np.ndarray) else one
 
 
-def check_rate(sample_rate: object, found: Sequence[Recording]) -> None:
+def check_rate(sample_rate: object, utterances: Sequence[Recording]) -> None:
     """Refuse a sample rate where no array is that it could be of.
 
     Raises
@@ -638,7 +580,9 @@ def check_rate(sample_rate: object, found: Sequence[Recording]) -> None:
     ValueError
         If it is given and all are files.
     """
-    if sample_rate is not None and all(isinstance(one.audio, Path) for one in found):
+    if sample_rate is not None and all(
+        isinstance(one.audio, Path) for one in utterances
+    ):
         raise ValueError(
             f"sample_rate is {sample_rate!r}, but files say their own, which counts. Leave "
             "it out."

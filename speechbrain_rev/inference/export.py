@@ -19,14 +19,6 @@ from torch import Tensor
 
 from speechbrain_rev.architectures import Head, architecture
 from speechbrain_rev.data.labels import read_labels
-from speechbrain_rev.inference.cohort import (
-    COHORT,
-    EMBEDDINGS,
-    Cohort,
-    check_fresh,
-    read_cohort,
-    run_cohort,
-)
 from speechbrain_rev.inference.model_folder import (
     ASSUMED,
     SAFETENSORS,
@@ -65,6 +57,14 @@ from speechbrain_rev.inference.thresholds import (
     thresholds_of,
 )
 from speechbrain_rev.inference.untrusted import check_tensors, own_file
+from speechbrain_rev.inference.verification import (
+    COHORT,
+    EMBEDDINGS,
+    Cohort,
+    check_fresh,
+    read_cohort,
+    run_cohort,
+)
 from speechbrain_rev.lobes.checkpointer import CHECKSUMS, verify_checkpoint
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.locks import writing_alone
@@ -78,7 +78,7 @@ from speechbrain_rev.whole_files import (
     write_whole,
 )
 
-#: Settings of the run that a card tells, where the run says them. None is a path.
+#: Settings of the run that a card lists, where the run has them. None is a path.
 DESCRIBED = (
     "speeds",
     "augment_prob",
@@ -180,7 +180,7 @@ AS-Norm with the cohort that travels with the model, of {speakers} training spea
 
 ```python
 from speechbrain_rev.inference import read_cohort
-from speechbrain_rev.scoring import cohort_statistics
+from speechbrain_rev.scoring import cohort_statistics{imported}
 
 cohort = read_cohort("FOLDER")
 verified = embedder.verify("a.wav", "b.wav", cohort=cohort)  # one trial
@@ -192,7 +192,7 @@ verified = embedder.verify("a.wav", "b.wav", cohort=cohort)  # one trial
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card tells.
+    """What a card lists.
 
     Attributes
     ----------
@@ -233,7 +233,7 @@ def model_card(facts: CardFacts) -> str:
     Parameters
     ----------
     facts : CardFacts
-        What it tells.
+        What it lists.
 
     Returns
     -------
@@ -249,9 +249,8 @@ def model_card(facts: CardFacts) -> str:
     """
     settings = facts.settings
     shown = ("widths", "blocks", "n_mels", "pooling", *DESCRIBED)
-    rows = [
-        f"| {name} | {_shown(settings[name])} |" for name in shown if name in settings
-    ]
+    words = {n: "null" if v is None else v for n, v in settings.items()}
+    rows = [f"| {name} | {words[name]} |" for name in shown if name in words]
     row = architecture(settings["arch"])
     return _CARD.format(
         arch=row.name,
@@ -275,31 +274,27 @@ def _thresholds(facts: CardFacts) -> str:
             "Its scores come without a decision: no threshold was measured. Give\n"
             "`threshold=SCORE`, chosen on trials of your own speech."
         )
-    rows = [
+    lines = [
+        "`threshold=NAME` takes one of these; they are of that list's kind of speech.",
+        "",
+        "| name | score | threshold |",
+        "|---|---|---|",
+    ]
+    lines += [
         f"| {one.name} | {one.normalisation} | {one.value:.4f} |"
         for one in facts.thresholds
     ]
-    return "\n".join(
-        [
-            "`threshold=NAME` takes one of these; they are of that list's kind of speech.",
-            "",
-            "| name | score | threshold |",
-            "|---|---|---|",
-            *rows,
-        ]
-    )
+    return "\n".join(lines)
 
 
 def _cohort(facts: CardFacts) -> str:
     if facts.cohort is None:
         return ""
-    centred = "embeddings = subtract_mean(embeddings, cohort.centre)\n"
     subtracts = (facts.results or {}).get("subtract_mean", False)
     return _COHORT.format(
-        speakers=facts.cohort[0], centred=centred * subtracts
-    ).replace(
-        "import cohort_statistics",
-        "import cohort_statistics" + ", subtract_mean" * subtracts,
+        speakers=facts.cohort[0],
+        imported=", subtract_mean" * subtracts,
+        centred="embeddings = subtract_mean(embeddings, cohort.centre)\n" * subtracts,
     )
 
 
@@ -366,7 +361,7 @@ def list_names(
 
 
 def _data(facts: CardFacts) -> str:
-    """Tell the training data by name and number; folders are the training machine's."""
+    """Name and count the training data; folders are the training machine's."""
     if facts.prepared is None:
         return f"{facts.speakers} speakers; the run has no record of its data."
     settings, counts = facts.prepared["settings"], facts.prepared["prepared"]
@@ -378,10 +373,6 @@ def _data(facts: CardFacts) -> str:
         f"{PurePath(settings['data_folder']).name}: {of}. Left out were the speakers of "
         f"these trial lists: {', '.join(left_out) or 'none'}."
     )
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else str(value)
 
 
 LABELS = "label_encoder.txt"
@@ -437,7 +428,7 @@ def export_run(
     """
     if speeds is not None and speeds < 1:
         raise ValueError(
-            f"speeds is {speeds}: a training makes at least 1 class of each speaker. Leave "
+            f"speeds is {speeds}: training makes at least 1 class of each speaker. Leave "
             "it out to go by hyperparams.yaml."
         )
     if is_exported(run):
@@ -527,8 +518,13 @@ def _export(run: Path, out: Path, listed: Path, speeds: int | None) -> list[str]
     labels = CategoricalEncoder()
     labels.update_from_iterable(read_labels(listed))
     classifier = _narrowed(run, objects, len(labels), settings, speeds)
-    cohort, results = run_cohort(run, weights.fingerprint), _results(run, weights)
-    prepared = _json(run, PREPARED)
+    cohort, results = run_cohort(run, weights.fingerprint), read_results(run)
+    if results is not None:
+        check_fresh(run / RESULTS, results["model"], weights.fingerprint)
+    prepared = None
+    if by_our_recipe(run):
+        check_sum(run / PREPARED)
+        prepared = json.loads((run / PREPARED).read_text(encoding="utf-8"))
     names = list_names(results, prepared)
     thresholds = thresholds_of(results, names).known if results else ()
     missing = _missing(run, objects, weights, cohort, results, thresholds)
@@ -640,7 +636,7 @@ def _missing(
 
 
 def _ended(run: Path, objects: RunObjects, weights: Weights) -> bool:
-    """Tell whether a checkpoint is the end of a training by SpeechBrain's own script."""
+    """Return whether SpeechBrain's own script ended with a checkpoint."""
     epochs = objects.epochs()
     trained = trained_epochs(run, weights.path.parent)
     # Our recipe averages checkpoints after the last epoch, and writes WEIGHTS.
@@ -678,58 +674,39 @@ def _narrowed(
             f"{CLASSIFIERS[1]}), and an exported model has one. SpeakerEmbedder.from_run "
             "loads the folder as it is."
         )
-    found = read_classifier(run)
-    folder = found.path.parent
+    saved = read_classifier(run)
+    folder = saved.path.parent
     # SpeechBrain's own Checkpointer writes no checksums.
     if (folder / CHECKSUMS).exists() or not objects.by_speechbrain():
-        verify_checkpoint(Checkpoint(folder, {}, {"classifier": found.path}))
-    if list(found.state_dict) != ["weight"] or found.state_dict["weight"].dim() != 2:
+        verify_checkpoint(Checkpoint(folder, {}, {"classifier": saved.path}))
+    if list(saved.state_dict) != ["weight"] or saved.state_dict["weight"].dim() != 2:
         raise ValueError(
-            f"{found.path}: a classifier's one weight is [classes, input_size], but this "
-            f"has {', '.join(found.state_dict) or 'none'}."
+            f"{saved.path}: a classifier's one weight is [classes, input_size], but this "
+            f"has {', '.join(saved.state_dict) or 'none'}."
         )
-    weight = found.state_dict["weight"]
+    weight = saved.state_dict["weight"]
     if weight.shape[1] != settings["embedding_dim"]:
         raise ValueError(
-            f"{found.path}: the classifier takes embeddings of {weight.shape[1]} numbers, "
+            f"{saved.path}: the classifier takes embeddings of {weight.shape[1]} numbers, "
             f"but embedding_dim is {settings['embedding_dim']} in {run / HYPERPARAMS}. "
-            "Are both of one training?"
+            "Are both of one run?"
         )
-    speeds = _speeds(objects, settings) if given is None else given
+    listed, speeds = settings.get("speeds"), given
+    if speeds is None:
+        speeds = objects.speeds()
+    if speeds is None and isinstance(listed, list):
+        speeds = len(listed)
     if speeds is None and len(weight) == speakers:
         speeds = 1
     if speeds is None:
         raise ValueError(
             f"{run / HYPERPARAMS} does not say the speeds of the training, and the "
-            f"classifier {found.path} has {len(weight)} classes for {speakers} speakers. "
+            f"classifier {saved.path} has {len(weight)} classes for {speakers} speakers. "
             "Give --speeds N, how many classes the training made of each speaker."
         )
     if len(weight) != speakers * speeds:
         raise ValueError(
-            f"{found.path}: the classifier has {len(weight)} classes, which is not "
+            f"{saved.path}: the classifier has {len(weight)} classes, which is not "
             f"{speakers} speakers times {speeds} speed(s)."
         )
     return {"weight": true_speakers(weight, speeds=speeds).clone()}
-
-
-def _speeds(objects: RunObjects, settings: dict[str, Any]) -> int | None:
-    """Tell how many classes augmentation made of a speaker, by its object or setting."""
-    speeds = settings.get("speeds")
-    found = objects.speeds()
-    return len(speeds) if found is None and isinstance(speeds, list) else found
-
-
-def _results(run: Path, weights: Weights) -> dict[str, Any] | None:
-    report = read_results(run)
-    if report is not None:
-        check_fresh(run / RESULTS, report["model"], weights.fingerprint)
-    return report
-
-
-def _json(run: Path, name: str) -> dict[str, Any] | None:
-    path = run / name
-    if not path.exists():
-        return None
-    check_sum(path)
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content

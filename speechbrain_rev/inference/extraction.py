@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from speechbrain_rev.data.corpus import files_below
+from speechbrain_rev.data.corpus import AUDIO_ENDINGS, files_below
 from speechbrain_rev.data.packed import find_packed
 from speechbrain_rev.inference.archive import (
     EmbeddingArchive,
@@ -97,7 +97,44 @@ def embed_into(
     _check_work(path, embedder, files)
     with writing_alone(path):
         clear_unfinished(path.parent, path.name)
-        return _embed_into(path, embedder, files, channels, window, on_bad)
+        parts = [part for part in _parts(path) if _is_own(part, embedder.fingerprint)]
+        wanted = {n: _source(file, channels, window) for n, file in files.items()}
+        rows: _Rows = {}
+        for stored in (path, *parts):
+            for name, row, source in _stored_rows(stored, embedder.fingerprint):
+                if name not in rows or source == wanted.get(name):
+                    rows[name] = row, source
+        missing = [n for n in files if n not in rows or rows[n][1] != wanted[n]]
+        # What was there of their names is of other audio.
+        for name in missing:
+            rows.pop(name, None)
+        if missing or parts:
+            check_file("The archive", path)
+
+            def refused(index: int, error: Exception) -> None:
+                assert on_bad is not None
+                on_bad(missing[index], error)
+
+            embedded = (
+                embedder.embed_each(
+                    [files[name] for name in missing],
+                    channels=channels,
+                    window=window,
+                    on_bad=on_bad and refused,
+                )
+                if missing
+                else ()
+            )
+            named = ((missing[index], row) for index, row in embedded)
+            _fill(
+                path, embedder, files, rows, ((n, row, wanted[n]) for n, row in named)
+            )
+        for part in parts:
+            part.unlink(missing_ok=True)
+    some = [name for name in files if name in rows]
+    if not some:
+        raise NothingEmbeddedError(f"none of the {len(files)} files could be embedded.")
+    return _archive(some, rows, embedder)
 
 
 def embed_share(
@@ -157,78 +194,17 @@ def embed_share(
         embed_into(own, embedder, missing, channels=channels, window=window)
 
 
-def _embed_into(
-    path: Path,
-    embedder: SpeakerEmbedder,
-    files: Mapping[str, str | Path],
-    channels: Channels,
-    window: float | None,
-    on_bad: Callable[[str, Exception], None] | None,
-) -> EmbeddingArchive:
-    """Do what ``embed_into`` says, while nobody else writes the archive."""
-    parts = [part for part in _parts(path) if _is_own(part, embedder.fingerprint)]
-    wanted = {n: _source(file, channels, window) for n, file in files.items()}
-    rows: _Rows = {}
-    for stored in (path, *parts):
-        for name, row, source in _stored_rows(stored, embedder.fingerprint):
-            if name not in rows or source == wanted.get(name):
-                rows[name] = row, source
-    missing = {
-        name: file
-        for name, file in files.items()
-        if name not in rows or rows[name][1] != wanted[name]
-    }
-    if missing or parts:
-        check_file("The archive", path)
-    # What was there of their names is of other audio.
-    for name in missing:
-        rows.pop(name, None)
-    if missing or parts:
-        found = _embedded(embedder, missing, channels, window, on_bad)
-        _fill(path, embedder, files, rows, ((n, row, wanted[n]) for n, row in found))
-    for part in parts:
-        part.unlink(missing_ok=True)
-    some = [name for name in files if name in rows]
-    if not some:
-        raise NothingEmbeddedError(f"none of the {len(files)} files could be embedded.")
-    return _archive(some, rows, embedder)
-
-
-def _embedded(
-    embedder: SpeakerEmbedder,
-    files: Mapping[str, str | Path],
-    channels: Channels,
-    window: float | None,
-    on_bad: Callable[[str, Exception], None] | None,
-) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Embed files by name; those that are bad are told of and left out."""
-    names = list(files)
-    if not names:
-        return
-    refused = None
-    if on_bad is not None:
-
-        def refused(index: int, error: Exception) -> None:
-            on_bad(names[index], error)
-
-    rows = embedder.embed_each(
-        list(files.values()), channels=channels, window=window, on_bad=refused
-    )
-    for index, row in rows:
-        yield names[index], row
-
-
 def _fill(
     path: Path,
     embedder: SpeakerEmbedder,
     files: Mapping[str, str | Path],
     rows: _Rows,
-    found: Iterable[tuple[str, NDArray[np.float32], str]],
+    embedded: Iterable[tuple[str, NDArray[np.float32], str]],
 ) -> None:
     """Add to the rows, and save them: from time to time, at the end, when it fails."""
     saved = time.monotonic()
     try:
-        for name, row, source in found:
+        for name, row, source in embedded:
             rows[name] = row, source
             if time.monotonic() - saved > _SAVE_SECONDS:
                 _archive(_ordered(rows, files), rows, embedder).save(path)
@@ -245,7 +221,7 @@ def _parts(path: Path) -> Sequence[Path]:
 
 
 def _is_own(part: Path, fingerprint: str) -> bool:
-    """Tell whether a part can be read and is of this model; others stay where they are."""
+    """Return whether a part can be read and is of this model."""
     if not _is_whole(part):
         return False
     with opened(part) as stored:
@@ -256,7 +232,7 @@ def _is_own(part: Path, fingerprint: str) -> bool:
 
 
 def _is_whole(part: Path) -> bool:
-    """Tell whether a part can be read; one that a loss of power damaged is no loss."""
+    """Return whether a part can be read; a damaged one is embedded anew."""
     try:
         EmbeddingArchive.load(part)
     except FileNotFoundError:
@@ -296,7 +272,7 @@ def _check_work(
     check_format(path)
     if not embedder.fingerprint:
         raise ValueError(
-            "an embedder without a fingerprint cannot be told from others; give "
+            "an embedder without a fingerprint cannot fill an archive; give "
             "SpeakerEmbedder one."
         )
     if not files:
@@ -311,11 +287,11 @@ def _ordered(names: Iterable[str], files: Iterable[str]) -> list[str]:
 
 
 def _source(file: str | Path, channels: Channels, window: float | None) -> str:
-    """Tell audio, and what is made of it, from all others."""
+    """Name audio, and what is made of it, as no other is named."""
     treated = "" if channels is None else f"|channel {channels}"
     treated += "" if window is None else f"|mean of windows of {float(window)} s"
-    if found := find_packed(file):
-        packed, name = found
+    if packed_file := find_packed(file):
+        packed, name = packed_file
         # A link to the folder is no other audio.
         folder = os.path.realpath(packed.folder)
         return f"{folder}/{name}|{packed.stamp}{treated}"
@@ -337,17 +313,10 @@ def _archive(
     return EmbeddingArchive(names, embeddings, embedder.fingerprint, sources)
 
 
-#: What names of audio end in, in small letters. libsndfile reads more, of which other
-#: programs use the endings (.raw, .mat, .sd2) or which hold no speech.
-AUDIO_ENDINGS = (
-    ".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aiff", ".aif", ".aifc", ".au",
-    ".caf", ".w64", ".rf64", ".sph", ".nist",
-)  # fmt: skip
-
 #: What to do with files that cannot be embedded, once all others have been.
 BadFiles: TypeAlias = Literal["refuse", "skip"]
 
-# Bad files that are told of with the reason, and by name alone.
+# Bad files that are listed with the reason, and by name alone.
 _SHOWN, _NAMED = 10, 100
 
 
@@ -420,8 +389,8 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
     >>> folder = getfixture("tmp_path")
     >>> for name in ("b.wav", "a.FLAC", "notes.txt"):
     ...     (folder / name).touch()
-    >>> found = list_audio(folder)
-    >>> list(found.files), found.others
+    >>> listing = list_audio(folder)
+    >>> list(listing.files), listing.others
     (['a.FLAC', 'b.wav'], {'.txt': 1})
     """
     # Bytes and open files are iterable, and hold no paths.
@@ -466,7 +435,7 @@ def _place(audio: object) -> Path:
 def look_through(
     listing: Listing, *, channels: Channels = None, window: float | None = None
 ) -> tuple[float, dict[str, str]]:
-    """Read the header of each file, to tell what a long job would find.
+    """Read the header of each file, to foresee what a long job would meet.
 
     Parameters
     ----------
@@ -478,7 +447,7 @@ def look_through(
     Returns
     -------
     seconds : float
-        Of all that can be embedded, as far as headers tell.
+        Of all that can be embedded, as far as headers say.
     bad : dict of str to str
         Names of the others, and why. Silence, NaN and damage show in reading alone.
 
@@ -490,12 +459,12 @@ def look_through(
     channels = check_choice(channels)
     if window is not None:
         check_window(window, window, "window")
-    found = {
+    headers = {
         name: _header_seconds(path, channels, window)
         for name, path in tqdm(listing.files.items(), desc="headers", unit="utt")
     }
-    bad = {name: why for name, why in found.items() if isinstance(why, str)}
-    return sum(s for s in found.values() if not isinstance(s, str)), bad
+    bad = {name: why for name, why in headers.items() if isinstance(why, str)}
+    return sum(s for s in headers.values() if not isinstance(s, str)), bad
 
 
 def _header_seconds(
@@ -531,7 +500,7 @@ def embed_folder(
     Parameters
     ----------
     audio : path, iterable of paths, or Listing
-        A folder, or files and folders; or what ``list_audio`` found of them.
+        A folder, or files and folders; or what ``list_audio`` gives of them.
     out : str or path-like
         Ends in .npz or .parquet; see ``EmbeddingArchive.save``.
     embedder : SpeakerEmbedder
@@ -540,7 +509,7 @@ def embed_folder(
         As of ``SpeakerEmbedder.embed``.
     bad_files : {"refuse", "skip"}
         Whether files that cannot be embedded are an error, once all others have been
-        embedded and saved, or are told of in the result alone.
+        embedded and saved, or are listed in the result alone.
 
     Returns
     -------
@@ -570,10 +539,10 @@ def embed_folder(
             path, embedder, listing.files, channels=channels, window=window, on_bad=note
         )
     except NothingEmbeddedError:
-        refused = f"{told(bad)} No other is there."
+        refused = f"{describe_bad(bad)} No other is there."
     if bad and bad_files == "refuse" and not refused:
         refused = (
-            f"{told(bad)} The other {len(archive.names)} are in {path}. Mend or remove "
+            f"{describe_bad(bad)} The other {len(archive.names)} are in {path}. Mend or remove "
             'these and call again, which embeds them alone, or give bad_files="skip" '
             "(--bad-files=skip)."
         )
@@ -582,7 +551,7 @@ def embed_folder(
     return FolderResult(archive, bad, listing.others)
 
 
-def told(bad: Mapping[str, str]) -> str:
+def describe_bad(bad: Mapping[str, str]) -> str:
     r"""Name bad files: the first ones with what is wrong, and then a hundred names.
 
     Parameters
@@ -597,7 +566,7 @@ def told(bad: Mapping[str, str]) -> str:
 
     Example
     -------
-    >>> print(told({"a.wav": "it is silent", "\udcff.wav": "there is no such file"}))
+    >>> print(describe_bad({"a.wav": "it is silent", "\udcff.wav": "there is no such file"}))
     2 files cannot be embedded:
     - a.wav: it is silent
     - \udcff.wav: there is no such file

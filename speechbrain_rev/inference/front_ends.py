@@ -4,7 +4,7 @@ A front-end takes utterances padded to one length, and gives relative lengths wi
 features, so that none depends on what it is batched with. It computes in float32, under
 autocast too.
 
-Both take batches of utterances padded to one length and embed each as if it were alone.
+``WaveformEncoder`` and ``FbankStatistics`` embed each utterance of a batch as if alone.
 """
 
 from __future__ import annotations
@@ -452,8 +452,8 @@ class FbankStatistics(nn.Module):
     sample_rate : int
         Hertz.
     mean : bool
-        Whether the mean over a sentence is half of the description. It tells of the
-        microphone and the room, too, and encoders are given filterbanks without it:
+        Whether the mean over a sentence is half of the description. It depends on
+        the microphone and its place, too. Encoders are given filterbanks without it:
         False describes no more than they see.
 
     Example

@@ -411,20 +411,16 @@ def deviation_of(embed: Embed, trained: Trained) -> float:
         sample_rate=rate,
         front_end=trained.settings["front_end"],
     ).eval()
-    worst = 0.0
+    distances = []
     for seconds in ([1.0, 0.61, 0.25], [1.387]):
         samples = torch.tensor([int(s * rate) for s in seconds])
         waveforms = _signal(samples, rate)
         with torch.no_grad():
             expected = model(waveforms, samples).squeeze(1)
         off = (embed(waveforms, samples) - expected).norm(dim=1)
-        # A NaN is the largest.
-        worst = max(worst, float((off / expected.norm(dim=1)).max()), key=_nan_last)
-    return worst
-
-
-def _nan_last(value: float) -> float:
-    return float("inf") if value != value else value
+        distances.append(off / expected.norm(dim=1))
+    # A NaN is the largest.
+    return float(torch.cat(distances).max())
 
 
 def _signal(samples: Tensor, rate: int) -> Tensor:
@@ -475,8 +471,8 @@ def _onnx_bytes(program: ExportedProgram, metadata: Mapping[str, str]) -> bytes:
     size = sum(part.nbytes for part in held if isinstance(part, Tensor))
     if size > _MOST_BYTES:
         raise ValueError(
-            f"The graph's weights have {size:,} bytes, and in a file of ONNX there is room "
-            f"for {_MOST_BYTES:,}. Give a file that ends in .pt2."
+            f"The graph's weights have {size:,} bytes, and a file of ONNX holds at most "
+            f"{_MOST_BYTES:,}. Give a file that ends in .pt2."
         )
     onnx = _optional("onnx")
     converted = torch.onnx.export(
@@ -542,7 +538,7 @@ def _optional(name: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what torch's exporter says of packages that are not concerned."""
+    """Silence what torch's exporter logs about other packages."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -112,8 +112,8 @@ def run_settings(folder: str | PathLike[str]) -> dict[str, Any]:
 
 def _plain_settings(folder: str | PathLike[str]) -> dict[str, Any]:
     """Read the settings of a file that does not describe its encoder as an object."""
-    found = read_settings(folder, [], optional=(*ENCODER_SETTINGS, *ASSUMED))
-    missing = [name for name in ENCODER_SETTINGS if name not in found]
+    plain = read_settings(folder, [], optional=(*ENCODER_SETTINGS, *ASSUMED))
+    missing = [name for name in ENCODER_SETTINGS if name not in plain]
     if missing:
         raise ValueError(
             f"{Path(folder, HYPERPARAMS)} lacks {', '.join(missing)}, and describes no "
@@ -122,7 +122,7 @@ def _plain_settings(folder: str | PathLike[str]) -> dict[str, Any]:
             "output_folder of a run that trained one, or add these to the file as plain "
             "values."
         )
-    return found
+    return plain
 
 
 def check_settings(settings: Mapping[str, Any], folder: str | PathLike[str]) -> None:
@@ -347,21 +347,21 @@ def read_model_yaml(text: str, path: str | Path) -> dict[str, Any]:
             f"{_MAX_TEXT_CHARACTERS:,}. Is it another file?"
         )
     try:
-        found = _top_level(text, path)
+        given = _top_level(text, path)
     except yaml.YAMLError as error:
         raise ValueError(f"{path} cannot be read as YAML: {error}") from error
-    unusual = [name for name in WRITTEN_IF_UNUSUAL if name in found]
+    unusual = [name for name in WRITTEN_IF_UNUSUAL if name in given]
     names = (*PLAIN, *unusual)
     layout = _layout(unusual).format(**dict.fromkeys(names, "null"))
     expected = _top_level(layout, path)
-    missing = [name for name in expected if name not in found]
+    missing = [name for name in expected if name not in given]
     if missing:
         raise ValueError(
             f"{path} lacks {', '.join(missing)}: it is no model that speechbrain-rev "
             f"export wrote. {ANYWAY}"
         )
-    plain = {name: found[name][1] for name in names}
-    for name, (line, value) in found.items():
+    plain = {name: given[name][1] for name in names}
+    for name, (line, value) in given.items():
         if name not in expected:
             raise _refusal(path, line, f"{name} is no part of an exported model")
         wanted = _filled(expected[name][1], plain)
@@ -475,30 +475,13 @@ _GIVEN_CHECKPOINT = (
 
 
 def is_exported(folder: str | PathLike[str]) -> bool:
-    """Tell whether a folder says of itself that export wrote it: it has checksums."""
+    """Return whether a folder has checksums, as one that export wrote."""
     return Path(folder, SUMS).exists()
 
 
-@dataclass(frozen=True)
-class Model:
-    """An encoder and what belongs to it.
-
-    Attributes
-    ----------
-    encoder : SpeakerEncoder
-        With its weights, on the CPU.
-    settings : dict
-        The plain values of hyperparams.yaml.
-    fingerprint : str
-        Of the weights, see ``fingerprint_of``.
-    """
-
-    encoder: SpeakerEncoder
-    settings: dict[str, Any]
-    fingerprint: str
-
-
-def read_model(source: str | PathLike[str]) -> Model:
+def read_model(
+    source: str | PathLike[str],
+) -> tuple[SpeakerEncoder, dict[str, Any], str]:
     """Read an exported model.
 
     Parameters
@@ -508,8 +491,12 @@ def read_model(source: str | PathLike[str]) -> Model:
 
     Returns
     -------
-    Model
-        The encoder, built of checked values.
+    encoder : SpeakerEncoder
+        With its weights, on the CPU.
+    settings : dict
+        The plain values of hyperparams.yaml.
+    fingerprint : str
+        Of the weights, see ``fingerprint_of``.
 
     Raises
     ------
@@ -530,12 +517,12 @@ def read_model(source: str | PathLike[str]) -> Model:
         size = os.fstat(file.fileno()).st_size
         expected = expected_weights(settings, folder, SAFETENSORS, size)
         content = file.read(size)
-    _check_sum(folder, SAFETENSORS, hashlib.sha256(content).hexdigest())
+    _check_sum(folder, SAFETENSORS, content)
     state_dict = read_safetensors(content, weights, expected)
     check_tensors(state_dict, expected, weights)
     encoder = encoder_of(settings)
     encoder.load_state_dict(state_dict, strict=True)
-    return Model(encoder, settings, fingerprint_of(state_dict))
+    return encoder, settings, fingerprint_of(state_dict)
 
 
 def model_settings(folder: Path) -> dict[str, Any]:
@@ -559,13 +546,18 @@ def model_settings(folder: Path) -> dict[str, Any]:
         If it is anything else than what export writes, or there is code beside it.
     """
     _refuse_run(folder)
-    content, _ = read_summed(folder, HYPERPARAMS, MAX_TEXT_BYTES)
+    content = read_summed(folder, HYPERPARAMS, MAX_TEXT_BYTES)
     refuse_code(folder, (path.name for path in folder.glob("*.py")))
     return _settings(folder, content)
 
 
 def expected_weights(
-    settings: dict[str, Any], folder: Path, name: str, size: int
+    settings: dict[str, Any],
+    folder: Path,
+    name: str,
+    size: int,
+    *,
+    checkpoint: bool = False,
 ) -> dict[str, Tensor]:
     """Give the weights that settings describe, and refuse a file of another size.
 
@@ -579,6 +571,8 @@ def expected_weights(
         The file of the weights, for the error message.
     size : int
         Its bytes.
+    checkpoint : bool
+        Whether it is what ``torch.save`` wrote, which may hold more.
 
     Returns
     -------
@@ -590,8 +584,25 @@ def expected_weights(
     ValueError
         If they describe no encoder, or one whose weights take another size.
     """
-    expected = _expected(settings, folder, folder / name, size)
-    check_size(size, folder / name, expected)
+    path, weights = folder / HYPERPARAMS, folder / name
+    blocks = sum(settings["blocks"] or ())
+    if blocks > _MAX_BLOCKS:
+        raise ValueError(
+            f"{path} describes {blocks:,} blocks, of which no more than {_MAX_BLOCKS:,} "
+            f"are built here. {ANYWAY}"
+        )
+    if size < blocks * _BLOCK_BYTES:
+        raise ValueError(
+            f"{weights} has {size:,} bytes; the weights of {blocks:,} blocks take more "
+            f"than {blocks * _BLOCK_BYTES:,}. Download the folder again."
+        )
+    try:
+        with torch.device("meta"):
+            expected = encoder_of(settings).state_dict()
+    except ValueError as error:
+        raise ValueError(f"{path} describes no encoder: {error}") from error
+    if not checkpoint:
+        check_size(size, weights, expected)
     return expected
 
 
@@ -638,7 +649,8 @@ def read_checkpoint_model(
     settings = _settings(folder, yaml.read_bytes())
     loaded = load_listed(folder, name)
     weights = folder / name
-    expected = _expected(settings, folder, weights, weights.stat().st_size)
+    size = weights.stat().st_size
+    expected = expected_weights(settings, folder, name, size, checkpoint=True)
     state_dict = dict(unwrapped(loaded, expected))
     check_tensors(state_dict, expected, weights)
     return settings, state_dict
@@ -707,7 +719,7 @@ def load_listed(folder: Path, name: str) -> dict[str, Tensor]:
     )
 
 
-def read_summed(folder: Path, name: str, most: int) -> tuple[bytes, str]:
+def read_summed(folder: Path, name: str, most: int) -> bytes:
     """Read a file of a model's folder and compare it with its checksum.
 
     Parameters
@@ -721,10 +733,8 @@ def read_summed(folder: Path, name: str, most: int) -> tuple[bytes, str]:
 
     Returns
     -------
-    content : bytes
+    bytes
         What it holds.
-    sha256 : str
-        Its hash, which is the one in SHA256SUMS.
 
     Raises
     ------
@@ -734,15 +744,14 @@ def read_summed(folder: Path, name: str, most: int) -> tuple[bytes, str]:
         If it leads out of the folder, is larger, or differs from what was written.
     """
     content = _read(folder, name, most)
-    sha256 = hashlib.sha256(content).hexdigest()
-    _check_sum(folder, name, sha256)
-    return content, sha256
+    _check_sum(folder, name, content)
+    return content
 
 
-def _check_sum(folder: Path, name: str, sha256: str) -> None:
+def _check_sum(folder: Path, name: str, content: bytes) -> None:
     """Refuse a file whose hash is not the one in SHA256SUMS."""
     written = read_sums(folder)
-    if written.get(name) != sha256:
+    if written.get(name) != hashlib.sha256(content).hexdigest():
         what = "is not as it was written" if name in written else "is not listed"
         raise ValueError(
             f"{folder / name} {what}: {SUMS} has another checksum or none. Download the "
@@ -847,35 +856,5 @@ def _settings(folder: Path, content: bytes) -> dict[str, Any]:
 def _conversion(folder: Path) -> str:
     """Give the command that writes a folder with .safetensors beside one without."""
     named = folder if folder.name not in ("", "..") else folder.resolve()
-    return shlex.join(
-        [
-            "speechbrain-rev",
-            "convert",
-            "speechbrain",
-            f"{named}",
-            f"{named}_safetensors",
-        ]
-    )
-
-
-def _expected(
-    settings: dict[str, Any], folder: Path, weights: Path, size: int
-) -> dict[str, Tensor]:
-    """Give the names, shapes and types of the encoder's weights, without their memory."""
-    path = folder / HYPERPARAMS
-    blocks = sum(settings["blocks"] or ())
-    if blocks > _MAX_BLOCKS:
-        raise ValueError(
-            f"{path} describes {blocks:,} blocks, of which no more than {_MAX_BLOCKS:,} "
-            f"are built here. {ANYWAY}"
-        )
-    if size < blocks * _BLOCK_BYTES:
-        raise ValueError(
-            f"{weights} has {size:,} bytes; the weights of {blocks:,} blocks take more "
-            f"than {blocks * _BLOCK_BYTES:,}. Download the folder again."
-        )
-    try:
-        with torch.device("meta"):
-            return encoder_of(settings).state_dict()
-    except ValueError as error:
-        raise ValueError(f"{path} describes no encoder: {error}") from error
+    command = ["speechbrain-rev", "convert", "speechbrain"]
+    return shlex.join([*command, f"{named}", f"{named}_safetensors"])

@@ -107,30 +107,24 @@ def _check(report: object) -> None:
         if not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"a result is {short(row)}")
         _check_figures(row)
-    if "cohort" in report:
-        _check_cohort(report["cohort"])
+    cohort = report.get("cohort", {"speakers": 1, "top_n": 1})
+    names = ("speakers", "top_n")
+    counts = [cohort.get(n) for n in names] if isinstance(cohort, dict) else [None]
+    if not all(type(count) is int and count >= 1 for count in counts):
+        raise ValueError(f"cohort is {short(cohort)}")
 
 
 def _check_figures(row: Mapping[str, Any]) -> None:
     """Refuse measures that are no numbers, and intervals that are no two of them."""
     for measure in MEASURES.values():
         figure, bounds = measure.figure(row), measure.figure(row, "_95")
-        if not (figure is None or _is_number(figure)):
+        if type(figure) not in (int, float, type(None)):
             raise ValueError(f"{measure.name} is {short(figure)}")
         pair = isinstance(bounds, list) and len(bounds) == 2
-        if bounds is not None and not (pair and all(map(_is_number, bounds))):
+        if bounds is not None and not (
+            pair and all(type(b) in (int, float) for b in bounds)
+        ):
             raise ValueError(f"{measure.name}_95 is {short(bounds)}")
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float)
-
-
-def _check_cohort(cohort: object) -> None:
-    names = ("speakers", "top_n")
-    counts = [cohort.get(n) for n in names] if isinstance(cohort, dict) else [None]
-    if not all(type(count) is int and count >= 1 for count in counts):
-        raise ValueError(f"cohort is {short(cohort)}")
 
 
 #: How a YAML names our encoders.
@@ -223,18 +217,18 @@ class RunObjects:
             If there are several encoders, an argument is no plain value, or features are
             made in a way that is not ours.
         """
-        found = self.encoders()
-        if len(found) > 1:
-            lines = ", ".join(str(_line(node)) for node in found)
+        encoders = self.encoders()
+        if len(encoders) > 1:
+            lines = ", ".join(str(_line(node)) for node in encoders)
             raise ValueError(
-                f"{self.file.path} describes {len(found)} encoders of this package, on "
+                f"{self.file.path} describes {len(encoders)} encoders of this package, on "
                 f"lines {lines}, and which of them was trained is not known. Keep one, or "
                 "add arch, widths, blocks, n_mels, embedding_dim and sample_rate to the "
                 "file as plain values."
             )
-        if not found:
+        if not encoders:
             return None
-        (node,) = found
+        (node,) = encoders
         given = self._arguments(node, build_encoder)
         if "name" not in given:
             self.file.refuse(node, f"{node.tag} has no name. Give an encoder's.")
@@ -248,16 +242,16 @@ class RunObjects:
             self.file.refuse(
                 node,
                 f"the encoder takes n_mels {settings['n_mels']}, but the Fbank makes "
-                f"{n_mels}. Are both of one training?",
+                f"{n_mels}. Are both of one run?",
             )
         return settings
 
     def left_out(self) -> dict[str, Any]:
         """Give the encoder's sizes that the file leaves to their defaults."""
-        found = self.encoders()
-        if len(found) != 1:
+        encoders = self.encoders()
+        if len(encoders) != 1:
             return {}
-        given = self._arguments(found[0], build_encoder)
+        given = self._arguments(encoders[0], build_encoder)
         sizes = {n: given[n] for n in ("n_mels", "embedding_dim")}
         return {n: v for n, v in sizes.items() if not isinstance(v, yaml.Node)}
 
@@ -283,11 +277,11 @@ class RunObjects:
         return usual
 
     def by_speechbrain(self) -> bool:
-        """Tell whether SpeechBrain's own Checkpointer wrote the checkpoints."""
+        """Return whether SpeechBrain's own Checkpointer wrote the checkpoints."""
         return any(self._tagged((_SPEECHBRAIN_CHECKPOINTER,)))
 
     def has_cosines(self) -> bool:
-        """Tell whether a classifier is described whose one weight has the directions."""
+        """Return whether a classifier is described whose one weight has the directions."""
         return any(self._tagged(CLASSIFIERS))
 
     def speeds(self) -> int | None:
@@ -311,11 +305,11 @@ class RunObjects:
 
     def plain_values(self, names: Sequence[str]) -> dict[str, Any]:
         """Give those of the names at top level whose values are plain."""
-        found = {}
+        values = {}
         for name in names:
             with contextlib.suppress(yaml.YAMLError, *REFUSED):
-                found[name] = self._followed(self.file.top[name])
-        return found
+                values[name] = self._followed(self.file.top[name])
+        return values
 
     def _features(self, encoder: yaml.Node) -> tuple[Any, Any]:
         """Refuse features that are not made as ours; give their mel bands and rate."""
@@ -387,25 +381,24 @@ class RunObjects:
         self, encoder: yaml.Node, tags: tuple[str, ...], usual: str, what: str
     ) -> list[yaml.Node]:
         """Find what makes features: what has SpeechBrain's name for it, or all there is."""
-        found = self._tagged(tags)
-        if not found:
+        objects = self._tagged(tags)
+        if not objects:
             self.file.refuse(
                 encoder,
                 f"beside this encoder the file describes no {tags[0]}, so that the "
                 f"{what} it was trained on cannot be made again. {_REMEDY}",
             )
-        named = [node for name, node in found if name == usual]
-        return named or [node for _, node in found]
+        named = [node for name, node in objects if name == usual]
+        return named or [node for _, node in objects]
 
     def _refuse_features(
         self, node: yaml.Node, name: str, value: object, usual: object
     ) -> NoReturn:
-        words = ("null" if v is None else str(v)[:60] for v in (value, usual))
-        found, wanted = words
+        given, wanted = ("null" if v is None else str(v)[:60] for v in (value, usual))
         self.file.refuse(
             node,
-            f"{node.tag} has {name}: {found}{self._origin(node, name)}, but this package makes features with "
-            f"{name}: {wanted} only. {_REMEDY}",
+            f"{node.tag} has {name}: {given}{self._origin(node, name)}, but this package "
+            f"makes features with {name}: {wanted} only. {_REMEDY}",
         )
 
     def _tagged(self, tags: tuple[str, ...]) -> list[tuple[str, yaml.Node]]:
@@ -413,9 +406,9 @@ class RunObjects:
 
     def _saved(self, tags: tuple[str, ...], usual: str) -> str:
         """Give the name of an object among recoverables, or its own in the file."""
-        found = self._tagged(tags)
-        names = self._recovered([node for _, node in found])
-        if usual in names or (not names and len(found) != 1):
+        objects = self._tagged(tags)
+        names = self._recovered([node for _, node in objects])
+        if usual in names or (not names and len(objects) != 1):
             return usual
         if len(names) > 1:
             raise ValueError(
@@ -426,7 +419,7 @@ class RunObjects:
         if names:
             ((name, member),) = names.items()
             return _file_name(self.file, member, name)
-        ((own, wanted),) = found
+        ((own, wanted),) = objects
         return _file_name(self.file, wanted, own or usual)
 
     def _recovered(self, wanted: list[yaml.Node]) -> dict[str, yaml.Node]:
@@ -448,14 +441,14 @@ class RunObjects:
 
     def _object(self, node: yaml.Node) -> yaml.Node | None:
         """Follow references, and what SpeechBrain's command line is given, to an object."""
-        found = self.file.follow(node)
+        followed = self.file.follow(node)
         if (
-            isinstance(found, yaml.SequenceNode)
-            and found.tag == _CAST
-            and len(found.value) == 2
+            isinstance(followed, yaml.SequenceNode)
+            and followed.tag == _CAST
+            and len(followed.value) == 2
         ):
-            return self.file.follow(found.value[1])
-        return found
+            return self.file.follow(followed.value[1])
+        return followed
 
     def _arguments(self, node: yaml.Node, called: Callable[..., Any]) -> dict[str, Any]:
         """Give the arguments of an object by their names: nodes, or defaults."""
@@ -469,7 +462,7 @@ class RunObjects:
             bound = inspect.signature(called).bind_partial(*positional, **named)
         except TypeError as error:
             self.file.refuse(
-                node, f"{node.tag}: {error}. Are the versions those of the training?"
+                node, f"{node.tag}: {error}. Are the versions those of training?"
             )
         bound.apply_defaults()
         return dict(bound.arguments)
@@ -540,7 +533,7 @@ class Weights:
     path : pathlib.Path
         The file they are from.
     fingerprint : str
-        What tells one state of training from another, see ``fingerprint_of``.
+        Of the weights, see ``fingerprint_of``.
     state_dict : dict of str to torch.Tensor
         On the CPU.
     """
@@ -586,15 +579,15 @@ def read_settings(
     ...     read_settings(folder, ["arch"])
     {'arch': 'revnet57'}
     """
-    found = plain_values(Path(folder), HYPERPARAMS, [*names, *optional])
-    missing = [name for name in names if name not in found]
+    values = plain_values(Path(folder), HYPERPARAMS, [*names, *optional])
+    missing = [name for name in names if name not in values]
     if missing:
         raise ValueError(
             f"{Path(folder, HYPERPARAMS)} lacks {', '.join(missing)}. Give the "
             "output_folder of a run of recipes/VoxCeleb/train.py. Where another recipe "
             "trained an encoder of this package, add these to the file as plain values."
         )
-    return found
+    return values
 
 
 def read_objects(folder: str | PathLike[str]) -> RunObjects:
@@ -680,7 +673,7 @@ def read_classifier(folder: str | PathLike[str]) -> Weights:
 
 
 def by_our_recipe(folder: str | PathLike[str]) -> bool:
-    """Tell whether recipes/VoxCeleb/train.py made a run, which extract.py and score.py read.
+    """Return whether recipes/VoxCeleb/train.py made a run, as extract.py and score.py need.
 
     Parameters
     ----------
@@ -789,31 +782,35 @@ def saved_bytes(state_dict: Mapping[str, torch.Tensor]) -> bytes:
 def _newest_checkpoint(folder: Path, stem: str, objects: RunObjects | None) -> Path:
     """Find a file in the newest of the checkpoints that have it."""
     name, place = f"{stem}.ckpt", objects.checkpoints() if objects else Path("save")
-    found = [
+    checkpoints = [
         meta.parent.relative_to(folder)
         for meta in (folder / place).glob(f"CKPT*/{METAFNAME}")
         if (meta.parent / name).exists()
     ]
-    if not found:
+    if not checkpoints:
         raise FileNotFoundError(
             f"{folder} has neither {name} nor a checkpoint with it in {place}: has this run "
             "been trained? Give its output_folder once the first checkpoint is there "
             "(ckpt_interval_steps, or the end of an epoch)."
         )
-    newest = max(found, key=lambda one: (_place(folder, one), one))
+    newest = max(checkpoints, key=lambda one: (_place(folder, one), one))
     path = own_file(folder, newest / name)
     check_known(folder / newest, [name])
     return path
 
 
 def _place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:
-    """Tell how far a checkpoint is; SpeechBrain's loader of CKPT.yaml builds objects."""
+    """Read how far a checkpoint is; SpeechBrain's loader of CKPT.yaml builds objects."""
     meta, counter, brain = (checkpoint / name for name in (METAFNAME, COUNTER, BRAIN))
     check_known(folder / checkpoint, (METAFNAME, COUNTER, BRAIN))
     try:
+        counted = None
+        if (folder / counter).exists():
+            with open_own(folder, counter) as file:
+                counted = file.read(_MAX_NUMBER).decode()
         return place_of(
             plain_values(folder, meta, ["unixtime", "end-of-epoch"]),
-            _text(folder, counter) if (folder / counter).exists() else None,
+            counted,
             plain_values(folder, brain, ["step"]) if (folder / brain).exists() else {},
         )
     except ValueError as error:
@@ -821,9 +818,3 @@ def _place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:
             f"{folder / checkpoint} does not say its epoch and step ({error}), so that the "
             "newest checkpoint is not known. Remove that checkpoint to use another."
         ) from error
-
-
-def _text(folder: Path, name: Path) -> str:
-    """Read a file of one number."""
-    with open_own(folder, name) as file:
-        return file.read(_MAX_NUMBER).decode()

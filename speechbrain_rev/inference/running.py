@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 
 import numpy as np
 import torch
@@ -48,7 +50,7 @@ _WAITING_SAMPLES = 20_000_000
 
 
 def batch_size(samples: int, device: torch.device) -> int:
-    """Tell how many utterances of so many samples make a batch.
+    """Give how many utterances of so many samples make a batch.
 
     Example
     -------
@@ -178,7 +180,7 @@ class Windows:
         -------
         numpy.ndarray, [dim], float32
             The mean of their directions, of the scale of embeddings of short recordings:
-            a mean that was found on those can be subtracted.
+            a mean of those can be subtracted.
         """
         length = np.linalg.norm(self.embeddings, axis=1).mean()
         return np.asarray(unit_mean(self.embeddings) * length, dtype=np.float32)
@@ -234,56 +236,6 @@ def check_window(seconds: float, hop: float, names: str = "seconds and hop") -> 
             f"hop is {hop} s; it takes 0.01 s to the length of a window, {seconds} s, so "
             "that nothing is left out."
         )
-
-
-def windows_of(
-    recording: Recording,
-    target_rate: int,
-    channels: Channels,
-    *,
-    window_samples: int,
-    hop_samples: int,
-) -> Iterator[tuple[int, Tensor]]:
-    """Read a recording in windows.
-
-    Parameters
-    ----------
-    recording : Recording
-        Of any length that is enough for a voice.
-    target_rate : int
-        Hertz of the windows.
-    channels : "mean", int or None
-        As of ``check_channels``.
-    window_samples, hop_samples : int
-        At ``target_rate``.
-
-    Yields
-    ------
-    start : int
-        In samples of ``target_rate``.
-    window : torch.Tensor, [window_samples]
-        Shorter only where the recording is.
-
-    Raises
-    ------
-    ValueError
-        If it cannot be read, is too short, NaN, infinite or absurdly loud.
-    """
-    samples, rate, count = recording.header()
-    check_seconds(samples, rate, recording.what, most=math.inf)
-    blocks = _checked(recording, rate, channels, count)
-    resampled = resample_blocks(blocks, rate_ratio(rate, target_rate))
-    return cut(resampled, window_samples, hop_samples)
-
-
-def _checked(
-    recording: Recording, rate: int, channels: Channels, count: int
-) -> Iterator[Tensor]:
-    start = 0
-    for block in recording.blocks(channels, count):
-        yield checked(block, rate, recording.what, start=start)
-        start += len(block)
-    check_seconds(start, rate, recording.what, most=math.inf)
 
 
 def resample_blocks(blocks: Iterable[Tensor], ratio: Fraction) -> Iterator[Tensor]:
@@ -346,52 +298,6 @@ def cut(
         yield end - window, held[-window:]
 
 
-class WindowGroups:
-    """Windows with a voice in groups that fit a batch; notes what is silent.
-
-    Parameters
-    ----------
-    windows : iterable of tuple of int and torch.Tensor, [samples]
-        As ``windows_of`` gives them.
-    size : int
-        Windows of a group.
-    """
-
-    def __init__(self, windows: Iterable[tuple[int, Tensor]], size: int):
-        self.windows, self.size = windows, size
-        self.spoken: list[tuple[int, int]] = []
-        self.silent: list[tuple[int, int]] = []
-
-    def __iter__(self) -> Iterator[list[Tensor]]:
-        group: list[Tensor] = []
-        for start, window in self.windows:
-            place = start, start + len(window)
-            if is_silent(window):
-                self.silent.append(place)
-                continue
-            self.spoken.append(place)
-            group.append(window)
-            if len(group) == self.size:
-                yield group
-                group = []
-        if group:
-            yield group
-
-    def result(self, rows: list[NDArray[np.float32]], rate: int, what: str) -> Windows:
-        """Put the embeddings of all groups, [windows, dim] each, to their places.
-
-        Raises
-        ------
-        ValueError
-            If every window was silent.
-        """
-        if not rows:
-            raise ValueError(silence(what))
-        spoken = np.array(self.spoken, dtype=np.float64) / rate
-        silent = np.array(self.silent, dtype=np.float64).reshape(-1, 2) / rate
-        return Windows(spoken[:, 0], spoken[:, 1], np.concatenate(rows), silent)
-
-
 logger = logging.getLogger(__name__)
 
 #: Takes the position of an utterance that cannot be embedded, and why.
@@ -444,7 +350,7 @@ class RunningModel:
 
     def each(
         self,
-        found: Sequence[Recording],
+        recordings: Sequence[Recording],
         channels: Channels,
         window: float | None,
         on_bad: OnBad | None = None,
@@ -471,30 +377,32 @@ class RunningModel:
 
         def read(index: int) -> Tensor | None:
             try:
-                waveform, count = found[index].waveform(self.sample_rate, channels)
+                waveform, count = recordings[index].waveform(self.sample_rate, channels)
             except (ValueError, OSError) as error:
                 refuse(index, error)
                 return None
             if count > 1:
-                mixed.append(f"{found[index].what} ({count})")
+                mixed.append(f"{recordings[index].what} ({count})")
             return waveform
 
-        long = set() if window is None else self._longer(found, window)
-        short = [index for index in range(len(found)) if index not in long]
+        length = math.inf if window is None else float(window)
+        long = _longer(recordings, length)
+        short = [index for index in range(len(recordings)) if index not in long]
         with tqdm(
-            total=len(found),
+            total=len(recordings),
             desc="embedding",
             unit="utt",
-            disable=len(found) < _MANY or not if_main_process(),
+            disable=len(recordings) < _MANY or not if_main_process(),
         ) as progress:
             for group in read_batches(short, read, self.device):
                 indices, waveforms = zip(*group, strict=True)
                 yield from zip(indices, self.run(waveforms), strict=True)
                 progress.update(len(group))
             for index in sorted(long):
-                one = found[index]
+                one = recordings[index]
                 try:
-                    cut, count = self._cut(one, channels, window), one.header()[2]
+                    found_in = self.windows(one, channels, length, length)
+                    count = one.header()[2]
                 except _DivergedError:
                     raise
                 except (ValueError, OSError) as error:
@@ -502,52 +410,59 @@ class RunningModel:
                     continue
                 if count > 1:
                     mixed.append(f"{one.what} ({count})")
-                if out := len(cut.silent):
-                    of_all = out + len(cut.embeddings)
+                if out := len(found_in.silent):
+                    of_all = out + len(found_in.embeddings)
                     silent.append(f"{one.what} ({out} of {of_all})")
-                yield index, cut.mean()
+                yield index, found_in.mean()
                 progress.update()
         done = "were averaged" if channels == "mean" else f"give channel {channels}"
-        _tell(mixed, len(found), f"have several channels, which {done}")
-        _tell(silent, len(found), "have silent windows, which do not count")
-
-    def _longer(self, found: Sequence[Recording], window: float) -> set[int]:
-        """Find the recordings that are longer than a window."""
-        longer = set()
-        for index, one in enumerate(found):
-            try:
-                samples, rate, _ = one.header()
-            except (ValueError, OSError):
-                # It is told of where it is read.
-                continue
-            if samples > window * rate:
-                longer.add(index)
-        return longer
-
-    def _cut(self, one: Recording, channels: Channels, window: float | None) -> Windows:
-        # Without a window no recording is longer than one.
-        assert window is not None
-        return self.windows(one, channels, float(window), float(window))
+        _warn(mixed, len(recordings), f"have several channels, which {done}")
+        _warn(silent, len(recordings), "have silent windows, which do not count")
 
     def windows(
         self, one: Recording, channels: Channels, seconds: float, hop: float
     ) -> Windows:
         """Embed a recording as ``SpeakerEmbedder.windows`` does."""
         check_window(seconds, hop)
-        channels = check_choice(channels)
-        _, _, count = one.header()
-        check_channels(count, channels, one.what)
-        samples = round(seconds * self.sample_rate)
-        cut = windows_of(
-            one,
-            self.sample_rate,
-            channels,
-            window_samples=samples,
-            hop_samples=round(hop * self.sample_rate),
+        channels, size = check_choice(channels), round(seconds * self.sample_rate)
+        windows = cut(
+            self._resampled(one, channels), size, round(hop * self.sample_rate)
         )
-        groups = WindowGroups(cut, batch_size(samples, self.device))
-        rows = [self.run(group) for group in groups]
-        return groups.result(rows, self.sample_rate, one.what)
+        spoken: list[tuple[int, int]] = []
+        silent: list[tuple[int, int]] = []
+
+        def heard() -> Iterator[Tensor]:
+            for start, window in windows:
+                place = start, start + len(window)
+                if is_silent(window):
+                    silent.append(place)
+                else:
+                    spoken.append(place)
+                    yield window
+
+        rows, voices = [], heard()
+        while group := list(islice(voices, batch_size(size, self.device))):
+            rows.append(self.run(group))
+        if not rows:
+            raise ValueError(silence(one.what))
+        starts, ends = np.array(spoken, dtype=np.float64).T / self.sample_rate
+        left_out = np.array(silent, dtype=np.float64).reshape(-1, 2) / self.sample_rate
+        return Windows(starts, ends, np.concatenate(rows), left_out)
+
+    def _resampled(self, one: Recording, channels: Channels) -> Iterator[Tensor]:
+        """Read a recording of any length in blocks at the model's rate."""
+        samples, rate, count = one.header()
+        check_channels(count, channels, one.what)
+        check_seconds(samples, rate, one.what, most=math.inf)
+
+        def blocks() -> Iterator[Tensor]:
+            start = 0
+            for block in one.blocks(channels, count):
+                yield checked(block, rate, one.what, start=start)
+                start += len(block)
+            check_seconds(start, rate, one.what, most=math.inf)
+
+        return resample_blocks(blocks(), rate_ratio(rate, self.sample_rate))
 
     @torch.no_grad()
     def run(self, waveforms: Sequence[Tensor]) -> NDArray[np.float32]:
@@ -577,16 +492,28 @@ class RunningModel:
         return np.asarray(embeddings.numpy())
 
 
-_DIVERGED = "Its weights are from a training that has diverged: use an earlier one."
+def _longer(recordings: Sequence[Recording], seconds: float) -> set[int]:
+    """Find the recordings that are longer than a window."""
+    longer = set()
+    for index, one in enumerate(recordings):
+        # What cannot be read is an error where it is read.
+        with contextlib.suppress(ValueError, OSError):
+            samples, rate, _ = one.header()
+            if samples > seconds * rate:
+                longer.add(index)
+    return longer
+
+
+_DIVERGED = "Its training has diverged: use an earlier checkpoint."
 _REMEDIES = {
     "fp32": _DIVERGED,
     "bf16": _DIVERGED,
     "fp16": "Numbers beyond 65,504 are none in fp16: give precision bf16 or fp32. If that "
-    "does not help, its weights are from a training that has diverged.",
+    "does not help, its training has diverged.",
 }
 
 
-def _tell(which: Sequence[str], total: int, what: str) -> None:
+def _warn(which: Sequence[str], total: int, what: str) -> None:
     if which:
         logger.warning(
             "%d of %d utterances %s: %s",

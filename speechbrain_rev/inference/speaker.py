@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from speechbrain_rev.inference.audio import Audio, Channels, Recording, recordings
-from speechbrain_rev.inference.cohort import Cohort
 from speechbrain_rev.inference.front_ends import usable_device, usable_precision
 from speechbrain_rev.inference.running import OnBad, RunningModel, Windows
 from speechbrain_rev.inference.thresholds import Thresholds
 from speechbrain_rev.inference.trained import Trained, read_exported, read_run
 from speechbrain_rev.inference.verification import (
+    Cohort,
     EnrolledSpeaker,
     Verification,
     compare,
@@ -47,8 +47,7 @@ class SpeakerEmbedder:
         What the encoder computes in, under autocast; features and embeddings are
         float32 in all. bf16 for CPUs and GPUs, fp16 for GPUs.
     fingerprint : str
-        Tells embeddings of one state of one model from all others; the hash of its
-        weights. Without it, nothing can be enrolled or kept in archives. Of half precision
+        Marks embeddings of one state of one model; the hash of its weights. Without it, nothing can be enrolled or kept in archives. Of half precision
         it is completed by that, for its embeddings are others.
     thresholds : Thresholds
         Of scores, for ``verify``.
@@ -97,8 +96,7 @@ class SpeakerEmbedder:
 
         Nothing in the folder is executed: plain values are read from its
         ``hyperparams.yaml`` and tensors from its weights. The run may be of SpeechBrain's
-        own script: the encoder, Fbank and InputNormalization are found that the file
-        describes, under any names.
+        own script: the file may give the encoder, Fbank and InputNormalization any names.
 
         Parameters
         ----------
@@ -135,6 +133,7 @@ class SpeakerEmbedder:
         revision: str | None = None,
         device: str | torch.device | None = None,
         precision: str = "fp32",
+        **unknown: object,
     ) -> SpeakerEmbedder:
         """Load a model that ``speechbrain-rev export`` wrote, from whomever it came.
 
@@ -157,6 +156,8 @@ class SpeakerEmbedder:
             commit hash and the model in the cache, the Hub is not asked.
         device, precision
             As of the class.
+        **unknown
+            None are taken; the error lists what is.
 
         Returns
         -------
@@ -165,6 +166,8 @@ class SpeakerEmbedder:
 
         Raises
         ------
+        TypeError
+            If there are other keywords, such as ``savedir`` of SpeechBrain's classes.
         FileNotFoundError
             If the folder or one of its files is missing; if the Hub has no such model
             or revision.
@@ -179,6 +182,12 @@ class SpeakerEmbedder:
             the same if you trust it. Where the weights are in ``embedding_model.ckpt``
             alone, it gives the command that writes both.
         """
+        if unknown:
+            raise TypeError(
+                f"SpeakerEmbedder.from_hparams takes source, revision, device and "
+                f"precision, not {', '.join(unknown)}. SpeechBrain's own "
+                "EncoderClassifier.from_hparams takes savedir, run_opts and others."
+            )
         device = usable_device(device)
         usable_precision(precision, device)
         return cls._of(read_exported(source, revision), device, precision)
@@ -235,8 +244,8 @@ class SpeakerEmbedder:
             shorter than a quarter of a second or too long, silent, NaN, absurdly loud or
             no floats. The message names it: its path, or its place in the list.
         """
-        found, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
-        rows = self._rows(found, channels, window)
+        given, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
+        rows = self._rows(given, channels, window)
         return np.asarray(rows[0]) if alone else rows
 
     def embed_each(
@@ -276,10 +285,10 @@ class SpeakerEmbedder:
         ValueError
             As ``embed``.
         """
-        found, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
+        given, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
         if alone:
             raise ValueError("embed_each takes a list; embed takes one utterance.")
-        return self._running.each(found, channels, window, on_bad)
+        return self._running.each(given, channels, window, on_bad)
 
     def windows(
         self,
@@ -316,10 +325,10 @@ class SpeakerEmbedder:
         ValueError
             As ``embed``; if all of it is silent; if a length is out of range.
         """
-        found, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
+        given, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
         if not alone:
             raise ValueError("windows takes one recording, and no list.")
-        return self._running.windows(found[0], channels, seconds, hop)
+        return self._running.windows(given[0], channels, seconds, hop)
 
     def enrol(
         self,
@@ -350,13 +359,13 @@ class SpeakerEmbedder:
         """
         if not self.fingerprint:
             raise ValueError(
-                "an embedder without a fingerprint cannot enrol: its speakers could not be "
-                "told from another's. Give SpeakerEmbedder one."
+                "an embedder without a fingerprint cannot enrol: its speakers would "
+                "look like another's. Give SpeakerEmbedder one."
             )
-        found, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
+        given, alone = recordings(audio, sample_rate, assumed_rate=self.sample_rate)
         if alone:
             raise ValueError("enrol takes a list of utterances: [utterance].")
-        return EnrolledSpeaker(self._rows(found, channels, window), self.fingerprint)
+        return EnrolledSpeaker(self._rows(given, channels, window), self.fingerprint)
 
     def verify(
         self,
@@ -418,7 +427,7 @@ class SpeakerEmbedder:
         )
 
     def _rows(
-        self, found: list[Recording], channels: Channels, window: float | None
+        self, given: list[Recording], channels: Channels, window: float | None
     ) -> NDArray[np.float32]:
-        rows = dict(self._running.each(found, channels, window))
-        return np.stack([rows[index] for index in range(len(found))])
+        rows = dict(self._running.each(given, channels, window))
+        return np.stack([rows[index] for index in range(len(given))])

@@ -1,4 +1,4 @@
-"""Thresholds of scores that were found on trials, and travel with a model.
+"""Thresholds of scores, measured on trials, which travel with a model.
 
 A run has them in scores/results.json, an exported model in thresholds.json. Both may
 come from somebody else: they are data of known names, types and ranges, or refused.
@@ -50,7 +50,7 @@ class Threshold:
     Attributes
     ----------
     trials : str
-        The list of trials it was found on.
+        The list of trials it was measured on.
     point : str
         Which point of the list's error curve it is: the heading of a measure, such as
         "EER", or "minDCF(P)", P the prior probability of a target trial.
@@ -65,8 +65,8 @@ class Threshold:
 
     Example
     -------
-    >>> found = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123)
-    >>> found.name
+    >>> one = Threshold("vox1_o", "EER", "cosine", 0.31, 18802, 18818, 0.0123)
+    >>> one.name
     'vox1_o'
     """
 
@@ -216,7 +216,7 @@ def thresholds_of(
     Thresholds
         Cosines of centred embeddings are left out: the cosine that is compared with
         them is of embeddings as they are. So are lists whose names cannot be shown,
-        which is said in ``missing``.
+        which ``missing`` names.
 
     Raises
     ------
@@ -229,9 +229,9 @@ def thresholds_of(
             for row in report["results"]
         ]
         usable = [row for row in named if is_name(row["trials"])]
-        found = tuple(_thresholds_in(usable, centred=report["subtract_mean"]))
+        thresholds = tuple(_thresholds_in(usable, centred=report["subtract_mean"]))
         missing = []
-        if not found:
+        if not thresholds:
             missing.append(f"{RESULTS} has none: run recipes/VoxCeleb/score.py again.")
         if len(usable) < len(named):
             nameless = next(row["trials"] for row in named if row not in usable)
@@ -240,7 +240,7 @@ def thresholds_of(
                 f"of at most {_MAX_NAME} characters that can be printed. Rename it and "
                 "run recipes/VoxCeleb/score.py again."
             )
-        return Thresholds(found, " ".join(missing))
+        return Thresholds(thresholds, " ".join(missing))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{RESULTS} is not what recipes/VoxCeleb/score.py writes "
@@ -249,7 +249,7 @@ def thresholds_of(
 
 
 def is_name(text: object) -> bool:
-    r"""Tell whether a text can name a list or a point, and be shown.
+    r"""Return whether a text can name a list or a point, and be shown.
 
     Example
     -------
@@ -327,12 +327,12 @@ def read_thresholds(folder: Path) -> Thresholds:
             missing=f"The model has no {THRESHOLDS}: its run was not scored before it was "
             "exported."
         )
-    content, _ = read_summed(folder, THRESHOLDS, MAX_THRESHOLDS_BYTES)
+    content = read_summed(folder, THRESHOLDS, MAX_THRESHOLDS_BYTES)
     try:
-        found = strict_json(content)
-        if not isinstance(found, dict) or list(found) != ["thresholds"]:
+        read = strict_json(content)
+        if not isinstance(read, dict) or list(read) != ["thresholds"]:
             raise ValueError("it is not of one key, thresholds")
-        listed = found["thresholds"]
+        listed = read["thresholds"]
         if not isinstance(listed, list) or len(listed) > _MAX_THRESHOLDS:
             raise ValueError("it has no list of them, or one too long")
         keys = {field.name for field in fields(Threshold)}
@@ -348,7 +348,7 @@ def read_thresholds(folder: Path) -> Thresholds:
 
 
 def run_thresholds(folder: Path, fingerprint: str) -> Thresholds:
-    """Read the thresholds that score.py found for a run.
+    """Read the thresholds that score.py measured for a run.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ _MAX_REASON = 200
 
 
 def is_hub_id(source: object) -> bool:
-    """Tell whether a source is the id of a model on the Hub, and no path.
+    """Return whether a source is the id of a model on the Hub, and no path.
 
     Parameters
     ----------
@@ -115,11 +115,11 @@ def check_no_url(source: str | PathLike[str]) -> None:
     Traceback (most recent call last):
     FileNotFoundError: https://... or the id of a model on the Hugging Face Hub: 'owner/model'.
     """
-    found = _URL.match(os.fspath(source))
-    if found is not None and not os.path.lexists(source):
+    address = _URL.match(os.fspath(source))
+    if address is not None and not os.path.lexists(source):
         raise FileNotFoundError(
             f"{source} is an address, and not opened. Give the path of a folder, or the id "
-            f"of a model on the Hugging Face Hub: {found[1]!r}."
+            f"of a model on the Hugging Face Hub: {address[1]!r}."
         )
 
 
@@ -284,7 +284,11 @@ def _fetched(
         if name not in (SUMS, HYPERPARAMS):
             _fetch(repo_id, commit, name, sizes[name])
     if THRESHOLDS not in sizes and THRESHOLDS in read_sums(folder):
-        _note_missing(repo_id, commit, THRESHOLDS)
+        from huggingface_hub.utils import EntryNotFoundError
+
+        # It was not listed: the cache keeps it that there is none.
+        with suppress(EntryNotFoundError):
+            _download(repo_id, commit, THRESHOLDS)
     return folder
 
 
@@ -339,7 +343,6 @@ def _check_complete(
 
 def _fetch(repo_id: str, commit: str, name: str, size: int) -> Path:
     """Bring one file into the cache, unless it is there, and compare its size."""
-    from huggingface_hub import constants, hf_hub_download
 
     def failed(reason: str) -> str:
         return (
@@ -348,15 +351,7 @@ def _fetch(repo_id: str, commit: str, name: str, size: int) -> Path:
         )
 
     with _one_line(repo_id, commit, failed):
-        path = Path(
-            hf_hub_download(
-                repo_id,
-                name,
-                revision=commit,
-                cache_dir=constants.HF_HUB_CACHE,
-                endpoint=constants.ENDPOINT,
-            )
-        )
+        path = _download(repo_id, commit, name)
     there = path.stat().st_size
     if there != size:
         with _of_hub(repo_id, path.parent):
@@ -364,19 +359,17 @@ def _fetch(repo_id: str, commit: str, name: str, size: int) -> Path:
     return path
 
 
-def _note_missing(repo_id: str, commit: str, name: str) -> None:
-    """Ask for a file that was not listed: the cache keeps it that there is none."""
+def _download(repo_id: str, commit: str, name: str) -> Path:
     from huggingface_hub import constants, hf_hub_download
-    from huggingface_hub.utils import EntryNotFoundError
 
-    with suppress(EntryNotFoundError):
-        hf_hub_download(
-            repo_id,
-            name,
-            revision=commit,
-            cache_dir=constants.HF_HUB_CACHE,
-            endpoint=constants.ENDPOINT,
-        )
+    path = hf_hub_download(
+        repo_id,
+        name,
+        revision=commit,
+        cache_dir=constants.HF_HUB_CACHE,
+        endpoint=constants.ENDPOINT,
+    )
+    return Path(path)
 
 
 def _cached(repo_id: str, commit: str, also: Mapping[str, int]) -> Path | None:
@@ -617,7 +610,6 @@ def read_exported(source: str | PathLike[str], revision: str | None = None) -> T
     """
     check_path(source, "an exported model", "Give its folder.")
     with reading(source, revision) as folder:
-        found, thresholds = read_model(folder), read_thresholds(folder)
-    return Trained(
-        found.encoder, ASSUMED | found.settings, found.fingerprint, thresholds
-    )
+        encoder, settings, fingerprint = read_model(folder)
+        thresholds = read_thresholds(folder)
+    return Trained(encoder, ASSUMED | settings, fingerprint, thresholds)

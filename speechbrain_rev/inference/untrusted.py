@@ -89,7 +89,7 @@ def own_file(folder: Path, name: str | Path, *, given: str = _RUN) -> Path:
 
 
 def _is_within(folder: Path, file: Path) -> bool:
-    """Tell whether a file is in a folder or, if that is a snapshot, in its cache."""
+    """Return whether a file is in a folder or, if that is a snapshot, in its cache."""
     if file.is_relative_to(folder):
         return True
     snapshot = "/".join(folder.parts[-3:])
@@ -119,13 +119,13 @@ def open_own(folder: Path, name: str | Path, *, given: str = _RUN) -> BinaryIO:
     FileNotFoundError, ValueError
         As of ``own_file``; ValueError too if another was put in its place meanwhile.
     """
-    found = own_file(folder, name, given=given)
-    real = found.resolve()
+    path = own_file(folder, name, given=given)
+    real = path.resolve()
     file = real.open("rb")
     opened = os.fstat(file.fileno())
     if not stat.S_ISREG(opened.st_mode) or not os.path.samestat(opened, real.lstat()):
         file.close()
-        raise ValueError(f"{found} was replaced while it was opened. Try again.")
+        raise ValueError(f"{path} was replaced while it was opened. Try again.")
     return file
 
 
@@ -184,11 +184,11 @@ def strict_json(content: bytes) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{short(twice).strip(chr(39))} stands there twice")
-    return found
+    return members
 
 
 def _no_number(text: str) -> float:
@@ -352,7 +352,7 @@ class YamlFile:
         Raises
         ------
         ValueError, yaml.YAMLError
-            If it has a tag, or a number without end; the message tells the line only.
+            If it has a tag, or a number without end; the message names the line only.
         """
         self._check(node, set())
         return self._loader.construct_object(node, deep=True)
@@ -704,16 +704,16 @@ def _archived(file: BinaryIO) -> tuple[bytes, set[int]]:
         _check_places(file, members, start)
         if f"{prefix}/data.pkl" not in names:
             raise ValueError(f"its archive has no {quoted(prefix)}/data.pkl")
-        told = archive.getinfo(f"{prefix}/data.pkl")
-        if told.file_size > _MAX_PICKLE_BYTES:
+        entry = archive.getinfo(f"{prefix}/data.pkl")
+        if entry.file_size > _MAX_PICKLE_BYTES:
             raise ValueError(
-                f"its data.pkl has {told.file_size:,} bytes, more than the "
+                f"its data.pkl has {entry.file_size:,} bytes, more than the "
                 f"{_MAX_PICKLE_BYTES:,} allowed"
             )
         damaged = archive.testzip()
         if damaged is not None:
             raise ValueError(f"its member {quoted(damaged)} is damaged")
-        return archive.read(told), {member.file_size for member in members}
+        return archive.read(entry), {member.file_size for member in members}
 
 
 def _directory(file: BinaryIO, size: int) -> tuple[int, int]:
@@ -762,7 +762,7 @@ def _check_members(members: list[zipfile.ZipInfo]) -> None:
 def _check_places(
     file: BinaryIO, members: list[zipfile.ZipInfo], directory: int
 ) -> None:
-    """Refuse an archive whose members overlap, or leave room for others."""
+    """Refuse an archive whose members overlap or leave gaps."""
     place = 0
     ordered = sorted(members, key=lambda member: member.header_offset)
     following = [*(member.header_offset for member in ordered[1:]), directory]

@@ -82,9 +82,9 @@ def from_wespeaker(
     """
     kept = _of_network({k: v.detach() for k, v in state_dict.items()})
     for prefix, what in _OTHER_NETWORKS.items():
-        found = next((name for name in kept if name.startswith(prefix)), None)
-        if found is not None:
-            raise ValueError(f"it holds {found}: the network has {what}.")
+        surplus = next((name for name in kept if name.startswith(prefix)), None)
+        if surplus is not None:
+            raise ValueError(f"it holds {surplus}: the network has {what}.")
     settings = _recognised(kept)
     names = _names(settings)
     _check(kept, dict(names.values()))
@@ -138,7 +138,7 @@ def _of_network(state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def _recognised(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Tell from names and shapes which network this is."""
+    """Recognise the network by names and shapes."""
     bottleneck = "layer1.0.conv3.weight" in state_dict
     blocks = [
         len({n.split(".")[1] for n in state_dict if n.startswith(f"layer{i + 1}.")})
@@ -318,7 +318,16 @@ def convert_from_wespeaker(
     """
     check_path(path, "a WeSpeaker model")
     path = Path(path)
-    theirs = _read(path)
+    check_regular(path)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"There is no file {path}. Give the avg_model.pt of a WeSpeaker model."
+        )
+    theirs = load_tensors(
+        path,
+        f"{_TAKEN} Of another file, load it where you trust it and write "
+        "torch.save(model.state_dict(), 'avg_model.pt').",
+    )
     try:
         settings, weights = from_wespeaker(theirs)
     except ValueError as error:
@@ -381,29 +390,16 @@ def convert_to_wespeaker(
     write_whole(Path(path), saved_bytes(theirs))
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    check_regular(path)
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"There is no file {path}. Give the avg_model.pt of a WeSpeaker model."
-        )
-    return load_tensors(
-        path,
-        f"{_TAKEN} Of another file, load it where you trust it and write "
-        "torch.save(model.state_dict(), 'avg_model.pt').",
-    )
-
-
 def _check_config(path: Path, settings: Mapping[str, Any]) -> None:
     """Refuse a network or a front-end that is not what its weights are taken for."""
     config = plain_values(path.parent, path.name, ["model_args", "dataset_args"])
     expected = _CONFIG | {key: settings[name] for key, name in _CONFIG_SIZES.items()}
     for keys, value in expected.items():
-        found: Any = config
+        given: Any = config
         for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        if found is not None and found != value:
+            given = given.get(key) if isinstance(given, dict) else None
+        if given is not None and given != value:
             raise ValueError(
-                f"{path} says {'.'.join(keys)}: {reprlib.repr(found)}, but the weights are taken for "
+                f"{path} says {'.'.join(keys)}: {reprlib.repr(given)}, but the weights are taken for "
                 f"{value}. {_TAKEN}"
             )

@@ -25,16 +25,20 @@ from speechbrain_rev.planner import Plan
 from speechbrain_rev.planner.timing import ASSUMED, Speed
 from speechbrain_rev.plots import style
 from tests.reliability.operations import Case, Tried
-from tests.run_folders import speech_like, write_audio, write_finished_run
-from tests.unit.inference.test_export import scored
-from tests.unit.inference.test_wespeaker import BASIC, model_of, saved
+from tests.run_folders import (
+    speech_like,
+    write_audio,
+    write_finished_run,
+    write_scores,
+)
+from tests.wespeaker import BASIC, ResNet, write_model
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"
     write_finished_run(folder)
-    scored(folder)
+    write_scores(folder)
     return folder
 
 
@@ -89,7 +93,7 @@ class TestExport(Tried):
 class TestConversion(Tried):
     @pytest.fixture
     def case(self, tmp_path):
-        weights = saved(tmp_path, model_of(**BASIC).state_dict())
+        weights = write_model(tmp_path, ResNet(**BASIC))
         out = tmp_path / "out" / "model"
 
         def accept():
@@ -107,7 +111,7 @@ class TestConversion(Tried):
 class TestConversionBack(Tried):
     @pytest.fixture
     def case(self, tmp_path):
-        weights = saved(tmp_path, model_of(**BASIC).state_dict())
+        weights = write_model(tmp_path, ResNet(**BASIC))
         assert not cli.main(["convert", "wespeaker", str(weights), f"{tmp_path}/run"])
         out = tmp_path / "out" / "avg_model.pt"
 

@@ -10,14 +10,11 @@ import pytest
 import speechbrain_rev
 from speechbrain_rev.data import VoxCelebFolder, audio_files, open_corpus
 from speechbrain_rev.data.corpus import (
-    AUDIO_SUFFIXES,
-    OTHER_SUFFIXES,
     OutsideError,
     find_files,
     refuse_one_folder_twice,
     same_speakers,
 )
-from speechbrain_rev.inference.extraction import AUDIO_ENDINGS
 from tests.corpus import write_corpus
 
 from .test_packed import pack
@@ -176,10 +173,6 @@ def test_speakers_by_a_link_are_the_same_or_refused(root):
     refuse_one_folder_twice(corpus, ["alias", "id2"])
     with pytest.raises(ValueError, match=r"alias and .*id1 are one folder"):
         refuse_one_folder_twice(corpus, ["alias", "id1"])
-
-
-def test_all_audio_that_can_be_embedded_is_known_by_name():
-    assert set(AUDIO_ENDINGS) <= {*AUDIO_SUFFIXES, *OTHER_SUFFIXES}
 
 
 def test_names_and_places_need_neither_torch_nor_speechbrain():

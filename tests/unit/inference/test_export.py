@@ -3,19 +3,20 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
-from safetensors.torch import load_file
 from speechbrain.inference.classifiers import EncoderClassifier
 from speechbrain.inference.speaker import SpeakerRecognition
 from speechbrain.utils.fetching import LocalStrategy
 
 from speechbrain_rev import cli, scoring
-from speechbrain_rev.data import Utterance, write_manifest
 from speechbrain_rev.inference import (
     EmbeddingArchive,
     SpeakerEmbedder,
@@ -23,7 +24,7 @@ from speechbrain_rev.inference import (
     export_run,
     read_cohort,
 )
-from speechbrain_rev.inference.run_folder import read_weights
+from speechbrain_rev.inference.run_folder import RESULTS
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
 from speechbrain_rev.lobes.classifier import CosineClassifier
 from speechbrain_rev.whole_files import digest_of, write_sums
@@ -32,41 +33,15 @@ from tests.run_folders import (
     TINY,
     speech_like,
     write_audio,
-    write_finished_run,
+    write_scores,
 )
+from tests.unit.inference.conftest import Attack, change_results, put
 
 CPU = {"device": "cpu"}
-FILES = {
-    "README.md",
-    "SHA256SUMS",
-    "classifier.ckpt",
-    "embedding_model.ckpt",
-    "embedding_model.safetensors",
-    "hyperparams.yaml",
-    "label_encoder.txt",
-}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    return folder, write_finished_run(folder)
-
-
-@pytest.fixture(scope="module")
-def moved(run, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exported")
-    export_run(run[0], folder / "out")
-    return (folder / "out").rename(folder / "moved")
-
-
-@pytest.fixture
-def out(moved, tmp_path, monkeypatch):
-    """An exported folder, moved, seen from another working directory."""
-    shutil.copytree(moved, tmp_path / "elsewhere" / "moved")
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
-    return tmp_path / "elsewhere" / "moved"
+CKPT, TENSORS = "embedding_model.ckpt", "embedding_model.safetensors"
+YAML, LABELS, SUMS = "hyperparams.yaml", "label_encoder.txt", "SHA256SUMS"
+CLASSIFIER, CARD = "classifier.ckpt", "README.md"
+FILES = {CARD, SUMS, CLASSIFIER, CKPT, TENSORS, YAML, LABELS}
 
 
 @pytest.fixture(scope="module")
@@ -74,89 +49,41 @@ def wave():
     return torch.from_numpy(speech_like())
 
 
-def scored(folder, seed=0, subtract_mean=False):
-    """Add what extract.py and score.py leave in a run's folder."""
-    fingerprint = read_weights(folder).fingerprint
-    names = tuple(f"{s}/a/{i}.wav" for s in SPEAKERS for i in range(2))
-    rows = np.random.default_rng(seed).standard_normal((6, 16)).astype(np.float32)
-    EmbeddingArchive(names, rows, fingerprint).save(folder / "embeddings/cohort.npz")
-    write_manifest(
-        folder / "save/train.csv", [Utterance(n, n, 1, n.split("/")[0]) for n in names]
-    )
-    row = {
-        "trials": "vox1_o",
-        "method": "as_norm",
-        "targets": 18802,
-        "impostors": 18818,
-        "eer": 0.01234,
-        "min_dcf": {"0.01": 0.111, "0.05": 0.222},
-        "eer_95": [0.0101, 0.0151],
-        "thresholds": {"EER": 4.5, "minDCF(0.01)": 6.25, "minDCF(0.05)": None},
-    }
-    report = {
-        "model": fingerprint,
-        "cohort": {"speakers": 3, "top_n": 2},
-        "subtract_mean": subtract_mean,
-        "results": [row],
-    }
-    (folder / "scores").mkdir(exist_ok=True)
-    (folder / "scores/results.json").write_text(json.dumps(report))
-    return rows
-
-
-def test_a_moved_folder_embeds_exactly_as_the_run(run, out, wave):
-    expected = SpeakerEmbedder.from_run(run[0], device="cpu").embed(wave, 16000)
-    embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
-    assert np.array_equal(embedder.embed(wave, 16000), expected)
-    assert embedder.sample_rate == TINY["sample_rate"]
-    # The file of PyTorch holds the same.
-    convert_from_speechbrain(out / "embedding_model.ckpt", out.parent / "converted")
-    embedder = SpeakerEmbedder.from_hparams(out.parent / "converted", device="cpu")
-    assert np.array_equal(embedder.embed(wave, 16000), expected)
-
-
-def test_what_the_run_made_is_used_with_the_exported_copy(run, out, wave):
-    ran = SpeakerEmbedder.from_run(run[0], device="cpu")
-    speaker = ran.enrol([wave], 16000)
-    embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
-    assert embedder.fingerprint == ran.fingerprint
-    assert embedder.verify(speaker, wave, 16000).score == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize("saved", [None, LocalStrategy.SYMLINK, LocalStrategy.COPY])
-def test_speechbrain_s_own_interfaces_load_a_moved_folder(run, out, wave, saved):
-    expected = SpeakerEmbedder.from_run(run[0], device="cpu").embed(wave, 16000)
-    given = {"source": str(out), "run_opts": CPU}
+def test_a_moved_folder_is_the_run_to_us_and_to_speechbrain(
+    trained, embedder, model, wave, saved, tmp_path
+):
+    expected = embedder.embed(wave, 16000)
+    ours = SpeakerEmbedder.from_hparams(model, device="cpu")
+    assert np.array_equal(ours.embed(wave, 16000), expected)
+    assert ours.sample_rate == TINY["sample_rate"]
+    speaker = embedder.enrol([wave], 16000)
+    assert ours.verify(speaker, wave, 16000).score == pytest.approx(1.0)
+    given = {"source": "../model" if saved is None else str(model), "run_opts": CPU}
     if saved is not None:
-        given |= {"savedir": str(out.parent / "saved"), "local_strategy": saved}
+        given |= {"savedir": str(tmp_path / "saved"), "local_strategy": saved}
     classifier = EncoderClassifier.from_hparams(**given)
     embedding = classifier.encode_batch(wave[None])[0, 0].numpy()
     assert np.abs(embedding - expected).max() <= 1e-5 * np.abs(expected).max()
     cosines, _, index, labels = classifier.classify_batch(wave[None])
-    directions = torch.nn.functional.normalize(run[1].weight[: len(SPEAKERS)], dim=1)
-    ours = directions @ torch.from_numpy(expected / np.linalg.norm(expected))
-    assert torch.allclose(cosines[0], ours, atol=1e-5)
+    # Of each speaker the speed recorded is kept.
+    directions = torch.nn.functional.normalize(
+        trained[1].weight[: len(SPEAKERS)], dim=1
+    )
+    by_hand = directions @ torch.from_numpy(expected / np.linalg.norm(expected))
+    assert torch.allclose(cosines[0], by_hand, atol=1e-5)
     assert labels == [SPEAKERS[int(index)]]
-    verification = SpeakerRecognition.from_hparams(**given)
     other = torch.from_numpy(speech_like(seed=1))
+    verification = SpeakerRecognition.from_hparams(**given)
     score, _ = verification.verify_batch(wave[None], other[None])
-    embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
-    ours = scoring.cosine(expected[None], embedder.embed(other, 16000)[None])
-    assert float(score) == pytest.approx(float(ours[0]), abs=1e-5)
-
-
-def test_speechbrain_loads_a_folder_given_relative_to_the_working_directory(
-    out, wave, monkeypatch
-):
-    monkeypatch.chdir(out.parent)
-    classifier = EncoderClassifier.from_hparams(source="moved", run_opts=CPU)
-    assert classifier.encode_batch(wave[None]).shape == (1, 1, TINY["embedding_dim"])
+    by_us = scoring.cosine(expected[None], ours.embed(other, 16000)[None])
+    assert float(score) == pytest.approx(float(by_us[0]), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["embedding_model", "classifier"])
 @pytest.mark.parametrize("change", ["missing", "surplus"])
-def test_speechbrain_refuses_weights_that_are_missing_or_surplus(out, name, change):
-    path = out / f"{name}.ckpt"
+def test_speechbrain_refuses_weights_that_are_missing_or_surplus(model, name, change):
+    path = model / f"{name}.ckpt"
     state = torch.load(path, weights_only=True)
     key = next(iter(state))
     if change == "missing":
@@ -166,61 +93,47 @@ def test_speechbrain_refuses_weights_that_are_missing_or_surplus(out, name, chan
         state[key] = torch.zeros(1)
     torch.save(state, path)
     with pytest.raises(ValueError, match=rf"(?s){name}\.ckpt does not fit.*{key}"):
-        EncoderClassifier.from_hparams(source=str(out), run_opts=CPU)
+        EncoderClassifier.from_hparams(source=str(model), run_opts=CPU)
 
 
-def test_speechbrain_refuses_labels_of_other_speakers(out):
-    path = out / "label_encoder.txt"
-    path.write_text("'x' => 3\n" + path.read_text())
+def test_speechbrain_refuses_labels_of_other_speakers(model):
+    text = (model / LABELS).read_text()
+    (model / LABELS).write_text("'x' => 3\n" + text)
     with pytest.raises(ValueError, match=r"numbers 4 speakers.*tells 3 apart"):
-        EncoderClassifier.from_hparams(source=str(out), run_opts=CPU)
+        EncoderClassifier.from_hparams(source=str(model), run_opts=CPU)
 
 
-def test_everything_is_in_the_folder_and_its_checksums_hold(out):
-    assert {path.name for path in out.iterdir()} == FILES
-    assert not any(path.is_symlink() for path in out.iterdir())
-    done = subprocess.run(
-        ["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=out, capture_output=True
-    )
-    assert done.returncode == 0
-    assert done.stdout.count(b": OK") == len(FILES) - 1
-    assert out.stat().st_mode & 0o777 == 0o777 & ~current_mask()
-
-
-def current_mask():
+def test_everything_is_in_the_folder_and_names_no_place_of_its_making(
+    run, tmp_path, monkeypatch
+):
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    missing = export_run(run, ".")
+    # The folder at hand was replaced.
+    monkeypatch.chdir(tmp_path / "out")
+    files = {path.name: path.read_bytes() for path in Path().iterdir()}
+    assert files.keys() == FILES
+    assert not any(path.is_symlink() for path in Path().iterdir())
     mask = os.umask(0)
     os.umask(mask)
-    return mask
-
-
-def test_both_files_of_weights_and_the_run_s_are_the_same_numbers(run, out):
-    trained = torch.load(run[0] / "embedding_model.ckpt", weights_only=True)
+    assert Path().stat().st_mode & 0o777 == 0o777 & ~mask
+    check = ["sha256sum", "--strict", "-c", SUMS]
+    done = subprocess.run(check, capture_output=True, check=True)
+    assert done.stdout.count(b": OK") == len(FILES) - 1
+    for content in files.values():
+        assert b"/secret" not in content
+        assert str(tmp_path).encode() not in content
+    expected = torch.load(run / CKPT, weights_only=True)
     for found in (
-        load_file(out / "embedding_model.safetensors"),
-        torch.load(out / "embedding_model.ckpt", weights_only=True),
+        safetensors.torch.load(files[TENSORS]),
+        torch.load(CKPT, weights_only=True),
     ):
-        assert found.keys() == trained.keys()
-        assert all(torch.equal(found[name], trained[name]) for name in trained)
-
-
-def test_the_classifier_keeps_the_speed_recorded_of_each_speaker(run, out):
-    weight = torch.load(out / "classifier.ckpt", weights_only=True)["weight"]
-    assert torch.equal(weight, run[1].weight[: len(SPEAKERS)])
-    # Of the whole one, no memory goes along.
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    # The whole classifier's memory does not go along.
+    weight = torch.load(CLASSIFIER, weights_only=True)["weight"]
     assert weight.untyped_storage().nbytes() == weight.nbytes
-
-
-def test_no_file_names_a_place_of_the_training_machine(run, tmp_path):
-    export_run(run[0], tmp_path / "out")
-    for path in (tmp_path / "out").iterdir():
-        content = path.read_bytes()
-        for place in (b"/secret", str(run[0].parent).encode(), str(tmp_path).encode()):
-            assert place not in content, path.name
-
-
-def test_the_card_tells_data_settings_and_what_is_missing(run, tmp_path):
-    missing = export_run(run[0], tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text()
+    card = files[CARD].decode()
     assert len(missing) == 2
     assert "cohort.safetensors, for AS-Norm" in missing[0]
     assert "measured error rates" in missing[1]
@@ -232,353 +145,316 @@ def test_the_card_tells_data_settings_and_what_is_missing(run, tmp_path):
 
 
 @pytest.mark.parametrize("subtract", [False, True])
-def test_measured_rates_and_the_cohort_travel_along(tmp_path, subtract):
-    write_finished_run(tmp_path / "run")
-    rows = scored(tmp_path / "run", subtract_mean=subtract)
-    assert export_run(tmp_path / "run", tmp_path / "out") == []
-    card = (tmp_path / "out/README.md").read_text()
+def test_rates_thresholds_and_the_cohort_travel_along(
+    run, tmp_path, wave, subtract, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    rows = write_scores(run, subtract_mean=subtract)
+    assert export_run(run, "FOLDER") == []
+    card = Path("FOLDER", CARD).read_text()
     row = "| vox1_o | as_norm | 1.23 [1.01, 1.51] | 0.111 | 0.222 | 18,802 | 18,818 |"
     assert row in card
-    assert ("subtract_mean(embeddings, cohort.centre)" in card) == subtract
-    cohort = read_cohort(tmp_path / "out")
-    assert cohort.top_n == 2
+    assert "| vox1_o | as_norm | 4.5000 |" in card
+    ran = SpeakerEmbedder.from_run(run, device="cpu")
+    cohort, own = read_cohort("FOLDER"), read_cohort(run)
+    assert (cohort.top_n, cohort.fingerprint) == (2, ran.fingerprint)
+    assert (cohort.centre is not None) == subtract
     if subtract:
         assert np.array_equal(cohort.centre, rows.mean(axis=0))
         rows = scoring.subtract_mean(rows, rows.mean(axis=0))
-    else:
-        assert cohort.centre is None
     _, means = scoring.speaker_means(rows, [s for s in SPEAKERS for _ in range(2)])
     assert np.array_equal(cohort.means, means)
+    assert np.array_equal(own.means, means)
+    # What the card shows runs.
+    for seed, name in enumerate(("a.wav", "b.wav")):
+        write_audio(Path(name), speech_like(seed=seed))
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
+        exec(compile(block, CARD, "exec"), names)
+    cosine = scoring.cosine(*np.split(names["embedder"].embed(["a.wav", "b.wav"]), 2))
+    assert float(names["score"]) == pytest.approx(float(cosine[0]), abs=1e-5)
+    assert names["embedder"].thresholds == ran.thresholds
+    assert [t.name for t in ran.thresholds.known] == ["vox1_o", "vox1_o minDCF(0.01)"]
+    verified = names["verified"]
+    assert verified == ran.verify("a.wav", "b.wav", cohort=own)
+    assert (verified.normalisation, verified.threshold) == ("as_norm", 4.5)
+    assert "vox1_o: 18,802 target" in verified.origin
+    # The card's second way, of many, is that of one.
+    sides = np.stack([names["mean"], names["std"]], axis=1).reshape(-1, 1)
+    cosine = scoring.cosine(*np.split(names["embeddings"], 2))
+    normed = scoring.as_norm(cosine, *sides)
+    assert float(normed[0]) == pytest.approx(verified.score, rel=1e-4)
 
 
-def test_a_cohort_of_a_run_that_was_not_scored_is_as_its_settings_say(tmp_path):
-    write_finished_run(tmp_path / "run", cohort_top_n=2)
-    scored(tmp_path / "run")
-    (tmp_path / "run/scores/results.json").unlink()
-    (missing,) = export_run(tmp_path / "run", tmp_path / "out")
-    assert missing.startswith("measured error rates")
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        (lambda run: (run / CKPT).unlink(), "the end of its training"),
+        (lambda run: (run / RESULTS).unlink(), "measured error rates"),
+        # As score.py wrote them before there were thresholds.
+        (lambda run: change_results(run, thresholds={}), "thresholds.json"),
+    ],
+)
+def test_what_is_missing_is_said_and_left_out(scored_run, tmp_path, change, missing):
+    replace(YAML, "top_n: 600", "top_n: 2")(scored_run)
+    change(scored_run)
+    (words,) = export_run(scored_run, tmp_path / "out")
+    assert words.startswith(missing)
+    assert words in (tmp_path / "out" / CARD).read_text()
+    assert (tmp_path / "out/thresholds.json").exists() == missing.startswith("the end")
     cohort = read_cohort(tmp_path / "out")
     assert (cohort.top_n, cohort.centre) == (2, None)
 
 
-def test_what_the_card_shows_runs(tmp_path, monkeypatch):
-    write_finished_run(tmp_path / "run")
-    scored(tmp_path / "run", subtract_mean=True)
-    export_run(tmp_path / "run", tmp_path / "FOLDER")
-    for seed, name in enumerate(("a.wav", "b.wav")):
-        write_audio(tmp_path / name, speech_like(seed=seed))
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(
-        r"```python\n(.*?)```", (tmp_path / "FOLDER/README.md").read_text(), re.DOTALL
-    )
-    names = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
-    assert len(blocks) == 3
-    assert names["mean"].shape == names["std"].shape == (2,)
-    ours = scoring.cosine(*np.split(names["embedder"].embed(["a.wav", "b.wav"]), 2))
-    assert float(names["score"]) == pytest.approx(float(ours[0]), abs=1e-5)
-    expected = names["embedder"].verify("a.wav", "b.wav", cohort=names["cohort"])
-    assert names["verified"] == expected
-    assert (expected.normalisation, expected.threshold) == ("as_norm", 4.5)
-    # The card's second way, of many, is that of one.
-    cosine = scoring.cosine(*np.split(names["embeddings"], 2))
-    sides = [
-        values[i : i + 1] for i in range(2) for values in (names["mean"], names["std"])
-    ]
-    normed = scoring.as_norm(cosine, *sides)
-    assert float(normed[0]) == pytest.approx(expected.score, rel=1e-4)
-
-
-@pytest.mark.parametrize("what", ["embeddings", "scores"])
-def test_figures_of_other_weights_are_refused(tmp_path, what):
-    write_finished_run(tmp_path / "run")
-    scored(tmp_path / "run")
-    if what == "embeddings":
-        path = tmp_path / "run/embeddings/cohort.npz"
-        stored = EmbeddingArchive.load(path)
-        EmbeddingArchive(stored.names, stored.embeddings, "older").save(path)
-    else:
-        path = tmp_path / "run/scores/results.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "model": "older"}))
-    with pytest.raises(ValueError, match=f"{path.name} is of other weights"):
-        export_run(tmp_path / "run", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_results_of_other_weights_do_not_decide_on_a_run_s_cohort(tmp_path):
-    write_finished_run(tmp_path / "run")
-    scored(tmp_path / "run")
-    path = tmp_path / "run/scores/results.json"
-    report = json.loads(path.read_text())
-    path.write_text(json.dumps({**report, "model": "older"}))
-    with pytest.raises(ValueError, match=r"results\.json is of other weights"):
-        read_cohort(tmp_path / "run")
-    path.write_text(json.dumps({**report, "cohort": {"speakers": 3, "top_n": -1}}))
-    with pytest.raises(ValueError, match=r"results\.json is not what .*score\.py"):
-        read_cohort(tmp_path / "run")
-
-
-def test_a_run_s_cohort_is_not_read_through_links_out_of_it(tmp_path):
-    write_finished_run(tmp_path / "run")
-    scored(tmp_path / "run")
-    for name in ("scores/results.json", "embeddings/cohort.npz"):
-        path = tmp_path / "run" / name
-        content = path.read_bytes()
-        (tmp_path / "elsewhere").write_bytes(content)
-        path.unlink()
-        path.symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(ValueError, match="is a link out of its folder"):
-            read_cohort(tmp_path / "run")
-        path.unlink()
-        path.write_bytes(content)
-
-
-@pytest.mark.parametrize("name", ["x" * 201, "a\x1b[2J"])
-def test_a_list_that_cannot_be_named_is_exported_by_another_name(tmp_path, name):
-    write_finished_run(tmp_path / "run")
-    scored(tmp_path / "run")
-    path = tmp_path / "run/scores/results.json"
-    report = json.loads(path.read_text())
-    report["results"][0]["trials"] = name
-    path.write_text(json.dumps(report))
-    assert export_run(tmp_path / "run", tmp_path / "out") == []
-    embedder = SpeakerEmbedder.from_hparams(tmp_path / "out", device="cpu")
-    names = [one.name for one in embedder.thresholds.known]
-    assert names == ["trials", "trials minDCF(0.01)"]
-    assert "\x1b" not in (tmp_path / "out/README.md").read_text()
-
-
-def test_thresholds_travel_with_the_model_and_decide(tmp_path, wave):
-    write_finished_run(tmp_path / "run")
-    scored(tmp_path / "run")
-    assert export_run(tmp_path / "run", tmp_path / "out") == []
-    ran = SpeakerEmbedder.from_run(tmp_path / "run", device="cpu")
-    embedder = SpeakerEmbedder.from_hparams(tmp_path / "out", device="cpu")
-    assert embedder.thresholds == ran.thresholds
-    names = [one.name for one in embedder.thresholds.known]
-    assert names == ["vox1_o", "vox1_o minDCF(0.01)"]
-    cohort, own = (read_cohort(tmp_path / name) for name in ("out", "run"))
-    assert np.array_equal(cohort.means, own.means)
-    assert (cohort.top_n, own.top_n) == (2, 2)
-    other = torch.from_numpy(speech_like(seed=1))
-    found = embedder.verify(wave, other, 16000, cohort=cohort)
-    assert found.threshold == 4.5
-    assert found.same_speaker == (found.score >= 4.5)
-    assert "vox1_o: 18,802 target" in found.origin
-    assert found == ran.verify(wave, other, 16000, cohort=own)
-    card = (tmp_path / "out/README.md").read_text()
-    assert "| vox1_o | as_norm | 4.5000 |" in card
-
-
-def test_results_of_before_thresholds_are_said_to_have_none(tmp_path):
-    write_finished_run(tmp_path / "run")
-    scored(tmp_path / "run")
-    path = tmp_path / "run/scores/results.json"
-    report = json.loads(path.read_text())
-    del report["results"][0]["thresholds"]
-    path.write_text(json.dumps(report))
-    (missing,) = export_run(tmp_path / "run", tmp_path / "out")
-    assert missing.startswith("thresholds.json")
-    assert not (tmp_path / "out/thresholds.json").exists()
-
-
-def test_a_run_that_has_not_ended_says_so(tmp_path):
-    write_finished_run(tmp_path / "run")
-    (tmp_path / "run/embedding_model.ckpt").unlink()
-    missing = export_run(tmp_path / "run", tmp_path / "out")
-    assert missing[0].startswith("the end of its training")
-    assert missing[0] in (tmp_path / "out/README.md").read_text()
-
-
-def test_a_folder_that_is_not_empty_is_left_as_it_is(run, tmp_path):
-    (tmp_path / "mine").write_text("precious")
-    with pytest.raises(ValueError, match="not empty: nothing is overwritten"):
-        export_run(run[0], tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    (tmp_path / "empty").mkdir()
-    export_run(run[0], tmp_path / "empty")
-    assert {path.name for path in (tmp_path / "empty").iterdir()} == FILES
-
-
-@pytest.mark.parametrize("name", ["torch.save", "read_model"])
-def test_nothing_half_written_is_left(run, tmp_path, monkeypatch, name):
-    def fail(*_):
-        raise OSError("disk full")
-
-    module = "speechbrain_rev.inference.export"
-    monkeypatch.setattr(f"{module}.{name}", fail)
-    with pytest.raises(OSError, match="disk full"):
-        export_run(run[0], tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"speeds": [1.0]}, "9 classes, which is not 3 speakers times 1"),
-        ({"speeds": "null"}, "does not say the speeds"),
-        ({"arch": "revnet58"}, "revnet57"),
-    ],
-)
-def test_a_run_that_does_not_fit_together_is_refused(tmp_path, changed, message):
-    write_finished_run(tmp_path / "run", **changed)
-    with pytest.raises(ValueError, match=message):
-        export_run(tmp_path / "run", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_labels_that_an_editor_saved_are_exported_and_damaged_ones_refused(tmp_path):
-    write_finished_run(tmp_path / "run")
-    path = tmp_path / "run/save/label_encoder.txt"
-    text = path.read_text()
-    path.write_bytes(("\ufeff" + text).replace("\n", "\r\n").encode())
-    export_run(tmp_path / "run", tmp_path / "out")
-    assert (tmp_path / "out/label_encoder.txt").read_text() == text
-    path.write_text(text.replace("=> 1", "=> 7"))
-    with pytest.raises(
-        ValueError, match=r"label_encoder\.txt, line 2: .* next speaker, 1"
-    ):
-        export_run(tmp_path / "run", tmp_path / "other")
-
-
-def test_a_classifier_of_other_embeddings_is_refused(tmp_path):
-    write_finished_run(tmp_path / "run")
-    save = tmp_path / "run/save"
-    (old,) = save.glob("CKPT*")
-    old.rename(tmp_path / "old")
-    WholeCheckpointer(save, {"classifier": CosineClassifier(8, 9)}).save_checkpoint()
-    with pytest.raises(
-        ValueError, match="embeddings of 8 numbers, but embedding_dim is 16"
-    ):
-        export_run(tmp_path / "run", tmp_path / "out")
-
-
-def test_a_cohort_that_cannot_be_read_is_not_handed_out(tmp_path):
-    write_finished_run(tmp_path / "run")
-    scored(tmp_path / "run")
-    path = tmp_path / "run/scores/results.json"
-    report = json.loads(path.read_text())
-    report["cohort"]["top_n"] = 1
-    path.write_text(json.dumps(report))
-    with pytest.raises(ValueError, match="top_n is 1, but the cohort has 3 speakers"):
-        export_run(tmp_path / "run", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_card_names_trial_lists_without_their_folders(tmp_path):
-    write_finished_run(tmp_path / "run")
-    scored(tmp_path / "run")
-    save = tmp_path / "run/save/prepared.json"
+def test_the_card_names_trial_lists_without_their_folders(scored_run, tmp_path):
+    save = scored_run / "save/prepared.json"
     record = json.loads(save.read_text())
-    record["settings"]["trial_lists"] = dict.fromkeys(
-        ["/secret/place/a/one.txt", "/secret/place/b/one.txt", "/secret/vox1_o.txt"],
-        "f0",
-    )
+    lists = ["/secret/place/a/one.txt", "/secret/place/b/one.txt", "/secret/vox1_o.txt"]
+    record["settings"]["trial_lists"] = dict.fromkeys(lists, "f0")
     save.write_text(json.dumps(record))
-    path = tmp_path / "run/scores/results.json"
-    report = json.loads(path.read_text())
-    (row,) = report["results"]
     names = ["secret_place_a_one.txt", "secret_place_b_one.txt", "vox1_o", "my_list"]
-    names += ["secret_place_unknown_c.txt"]
-    report["results"] = [
-        {**row, "trials": name, "method": method, "thresholds": {"EER": 0.5}}
-        for name in names
-        for method in ("cosine", "as_norm")
-    ]
-    path.write_text(json.dumps(report))
-    export_run(tmp_path / "run", tmp_path / "out")
-    card = (tmp_path / "out/README.md").read_text()
+    names += ["secret_place_unknown_c.txt", "x" * 201, "a\x1b[2J"]
+    change_results(scored_run, *({"trials": n} for n in names), thresholds={"EER": 0.5})
+    export_run(scored_run, tmp_path / "out")
+    card = (tmp_path / "out" / CARD).read_text()
     assert "secret" not in card
-    for name in ("one (1)", "one (2)", "vox1_o", "my_list", "trials"):
-        assert f"| {name} | cosine |" in card
+    assert "\x1b" not in card
+    for name in ("one (1)", "one (2)", "vox1_o", "my_list", "trials (1)", "trials (3)"):
         assert f"| {name} | as_norm |" in card
     found = SpeakerEmbedder.from_hparams(tmp_path / "out", device="cpu").thresholds
     assert "secret" not in str(found)
-    assert len(found.known) == 10
+    assert len(found.known) == 7
 
 
-def test_results_with_thresholds_that_are_none_are_named(tmp_path):
-    write_finished_run(tmp_path / "run")
-    scored(tmp_path / "run")
-    path = tmp_path / "run/scores/results.json"
-    report = json.loads(path.read_text())
-    report["results"][0]["thresholds"] = {"EER": "high"}
-    path.write_text(json.dumps(report))
-    with pytest.raises(ValueError, match=r"results\.json is not what .*score\.py"):
-        export_run(tmp_path / "run", tmp_path / "out")
+def replace(name, old, new):
+    return lambda run: (run / name).write_text(
+        (run / name).read_text().replace(old, new)
+    )
 
 
-@pytest.mark.parametrize("out", [".", "../empty", "./."])
-def test_the_working_directory_may_be_written_where_it_is_empty(
-    run, tmp_path, monkeypatch, out
-):
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    export_run(run[0], out)
-    assert {path.name for path in (tmp_path / "empty").iterdir()} == FILES
+def older_embeddings(run):
+    path = run / "embeddings/cohort.npz"
+    stored = EmbeddingArchive.load(path)
+    EmbeddingArchive(stored.names, stored.embeddings, "older").save(path)
 
 
-def test_a_damaged_classifier_is_refused(tmp_path):
-    write_finished_run(tmp_path / "run")
-    path = next((tmp_path / "run/save").glob("CKPT*/classifier.ckpt"))
+def damaged_classifier(run):
+    path = next((run / "save").glob("CKPT*/classifier.ckpt"))
     torch.save({"weight": torch.zeros(9, 16)}, path)
-    with pytest.raises(ValueError, match=r"classifier\.ckpt is damaged"):
-        export_run(tmp_path / "run", tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["label_encoder.txt", "prepared.json"])
-def test_what_a_run_was_made_of_is_exported_as_it_was_written(tmp_path, name):
-    write_finished_run(tmp_path / "run")
-    path = tmp_path / "run/save" / name
-    write_sums(path.parent, {name: digest_of(path, "sha256")})
-    export_run(tmp_path / "run", tmp_path / "out")
-    path.write_bytes(path.read_bytes().replace(b"1", b"3"))
-    with pytest.raises(ValueError, match=rf"{name} is not as it was written"):
-        export_run(tmp_path / "run", tmp_path / "other")
-    assert not (tmp_path / "other").exists()
+def other_classifier(run):
+    shutil.rmtree(next((run / "save").glob("CKPT*")))
+    modules = {"classifier": CosineClassifier(8, 9)}
+    WholeCheckpointer(run / "save", modules).save_checkpoint()
 
 
-def test_the_command_exports_and_says_what_is_missing(run, tmp_path, capsys):
-    assert cli.main(["export", str(run[0]), str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert "README.md says what is in it" in said
-    assert "It lacks cohort.safetensors" in said
-    assert cli.main(["export", str(run[0]), str(tmp_path / "out")]) == 2
-    assert "not empty" in capsys.readouterr().err
+def changed_since(name):
+    def change(run):
+        path = run / "save" / name
+        write_sums(path.parent, {name: digest_of(path, "sha256")})
+        path.write_bytes(path.read_bytes().replace(b"1", b"3"))
+
+    return change
 
 
-def test_an_exported_model_is_not_exported_again(out, tmp_path):
+RESULTS_WORDS = r"results\.json is not what .*score\.py"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (replace(YAML, "[1.0, 0.9, 1.1]", "[1.0]"), "9 classes, which is not 3 spea"),
+        (replace(YAML, "[1.0, 0.9, 1.1]", "null"), "does not say the speeds"),
+        (replace(YAML, "revnet57", "revnet58"), "revnet57"),
+        (older_embeddings, r"cohort\.npz is of other weights"),
+        (
+            replace(RESULTS, '"model": "', '"model": "x'),
+            r"results\.json is of other we",
+        ),
+        (replace(RESULTS, '"top_n": 2', '"top_n": -1'), RESULTS_WORDS),
+        (
+            replace(RESULTS, '"top_n": 2', '"top_n": 1'),
+            "top_n is 1, but the cohort has",
+        ),
+        (replace(RESULTS, "4.5", '"high"'), RESULTS_WORDS),
+        (damaged_classifier, r"classifier\.ckpt is damaged"),
+        (other_classifier, "embeddings of 8 numbers, but embedding_dim is 16"),
+        (replace(f"save/{LABELS}", "=> 1", "=> 7"), r"line 2: .* next speaker, 1"),
+        (changed_since(LABELS), r"label_encoder\.txt is not as it was written"),
+        (changed_since("prepared.json"), r"prepared\.json is not as it was written"),
+    ],
+)
+def test_a_run_that_does_not_fit_together_is_refused(
+    scored_run, tmp_path, change, message
+):
+    change(scored_run)
+    with pytest.raises(ValueError, match=message):
+        export_run(scored_run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_exports_once_and_says_what_is_missing(
+    trained, model, tmp_path, capsys
+):
+    export = ["export", str(trained[0])]
+    assert cli.main([*export, str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "README.md says what is in it" in printed
+    assert "It lacks cohort.safetensors" in printed
+    (tmp_path / "out/mine").write_text("precious")
+    assert cli.main([*export, str(tmp_path / "out")]) == 2
+    assert "not empty: nothing is overwritten" in capsys.readouterr().err
+    assert (tmp_path / "out/mine").read_text() == "precious"
+    for ending in (".pt", ".pth", ".ckpt", ".SAFETENSORS"):
+        assert cli.main([*export, str(tmp_path / f"m1{ending}")]) == 2
+        assert f"graph give {tmp_path / 'm1.pt2'} or " in capsys.readouterr().err
+        assert not list(tmp_path.glob("m1*"))
     with pytest.raises(ValueError, match=r"is an exported model already\. Copy"):
-        export_run(out, tmp_path / "again")
+        export_run(model, tmp_path / "again")
 
 
-@pytest.mark.parametrize("ending", [".pt", ".pth", ".ckpt", ".SAFETENSORS"])
-def test_an_ending_of_files_names_no_folder(run, tmp_path, capsys, ending):
-    assert cli.main(["export", str(run[0]), str(tmp_path / f"m1{ending}")]) == 2
-    assert f"graph give {tmp_path / 'm1.pt2'} or " in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+# ------------------------------------------------------------ weights in a .ckpt alone
 
 
-def test_a_run_in_the_place_of_a_model_is_named_as_that(run, tmp_path):
-    copy = tmp_path / "run"
-    shutil.copytree(run[0], copy)
+@pytest.fixture
+def unsafe(model):
+    """An exported model without safetensors."""
+    (model / TENSORS).unlink()
+    return model
+
+
+@pytest.mark.parametrize("given", ["../a model", ".", "inner/.."])
+def test_a_checkpoint_alone_is_refused_with_the_command_that_helps(
+    unsafe, monkeypatch, given, capsys
+):
+    folder, written = (unsafe.with_name(n) for n in ("a model", "a model_safetensors"))
+    unsafe.rename(folder)
+    (folder / "inner").mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError, match=f"has its weights in {CKPT} alone") as error:
+        SpeakerEmbedder.from_hparams(given, device="cpu")
+    command = shlex.split(str(error.value).partition("Write a folder with both: ")[2])
+    assert command[:3] == ["speechbrain-rev", "convert", "speechbrain"]
+    assert cli.main(command[1:]) == 0
+    assert Path(command[-1]).samefile(written)
+    assert f"embed {command[-1]} FILE" in capsys.readouterr().out
+    SpeakerEmbedder.from_hparams(written, device="cpu")
+    monkeypatch.chdir(folder.with_name("cwd"))
+
+
+def test_a_folder_with_a_checkpoint_alone_becomes_what_export_writes(
+    unsafe, exported, tmp_path
+):
+    state = safetensors.torch.load(exported[TENSORS])
+    wrapped = {f"model.encoder.{name}": tensor for name, tensor in state.items()}
+    torch.save({"epoch": 3, "state_dict": wrapped}, unsafe / CKPT)
+    put(unsafe, CKPT, (unsafe / CKPT).read_bytes())
+    missing = convert_from_speechbrain(unsafe, tmp_path / "new")
+    assert missing == ["cohort.safetensors", "thresholds.json"]
+    written = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
+    assert written.keys() == exported.keys()
+    for name in exported.keys() - {CKPT, CLASSIFIER, SUMS}:
+        assert written[name] == exported[name], name
+    EncoderClassifier.from_hparams(tmp_path / "new", savedir=tmp_path / "savedir")
+
+
+def test_what_belongs_to_a_model_goes_with_it(unsafe, tmp_path):
+    for name in (SUMS, CLASSIFIER):
+        (unsafe / name).unlink()
+    (unsafe / "thresholds.json").write_text('{"thresholds": []}')
+    (unsafe / "other.txt").write_text("stays")
+    missing = convert_from_speechbrain(unsafe, tmp_path / "new")
+    assert missing == [CLASSIFIER, "cohort.safetensors"]
+    assert (tmp_path / "new/thresholds.json").exists()
+    assert not (tmp_path / "new/other.txt").exists()
+
+
+def test_a_file_of_weights_is_taken_where_it_is_named(model, exported, tmp_path):
+    state = {n: t * 2 for n, t in safetensors.torch.load(exported[TENSORS]).items()}
+    torch.save(state, model / "averaged.pt")
+    with pytest.raises(ValueError, match=f"has {TENSORS} already: load it as it is"):
+        convert_from_speechbrain(model, tmp_path / "new")
+    convert_from_speechbrain(model / "averaged.pt", tmp_path / "new")
+    found = safetensors.torch.load_file(tmp_path / "new" / TENSORS)
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        (CKPT, lambda s: {"stem": Attack(os.mkdir, "executed")}, "names 'posix.mkdir'"),
+        (CLASSIFIER, lambda s: Attack(os.mkdir, "executed"), "names 'posix.mkd"),
+        (CLASSIFIER, lambda s: s, "weight is missing"),
+        (
+            CKPT,
+            lambda s: {**s, "fc.bias": s["fc.bias"].half()},
+            "is torch.float16 [16]",
+        ),
+        (CKPT, lambda s: {**s, "fc.bias": s["fc.bias"] / 0}, "fc.bias holds NaN"),
+    ],
+)
+def test_a_folder_with_anything_else_in_its_checkpoints_is_not_converted(
+    unsafe, exported, tmp_path, name, change, words
+):
+    torch.save(change(safetensors.torch.load(exported[TENSORS])), unsafe / name)
+    put(unsafe, name, (unsafe / name).read_bytes())
+    for _ in range(2):
+        with pytest.raises(ValueError, match=re.escape(f"{unsafe / name} ")) as error:
+            convert_from_speechbrain(unsafe, tmp_path / "new")
+        assert words in str(error.value)
+        assert not (tmp_path / "new").exists()
+        # Without checksums, too.
+        (unsafe / SUMS).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("name", [YAML, CKPT, CARD, SUMS])
+def test_a_folder_that_was_made_to_harm_is_not_converted(unsafe, tmp_path, name):
+    path, outside = unsafe / name, tmp_path / "outside"
+    size, sums = path.stat().st_size, (unsafe / SUMS).read_text()
+
+    def check():
+        with pytest.raises(ValueError, match=re.escape(str(unsafe))):
+            convert_from_speechbrain(unsafe, tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+
+    path.rename(outside)
+    path.symlink_to(outside)
+    check()
+    path.unlink()
+    outside.rename(path)
+    os.truncate(path, 10**12)
+    check()
+    os.truncate(path, size)
+    other = [f"{'10'[line[0] != '0']}{line[1:]}\n" for line in sums.splitlines()]
+    (unsafe / SUMS).write_text("".join(other))
+    check()
+    (unsafe / SUMS).write_text(sums)
+    (unsafe / "custom.py").write_text("import os\nos.mkdir('executed')\n")
+    check()
+
+
+def test_a_conversion_needs_a_folder_of_its_kind_here(unsafe, run, tmp_path, capsys):
+    for out in (unsafe, tmp_path / "cwd" / "no" / "new"):
+        with pytest.raises(ValueError, match=r"there already|There is no folder"):
+            convert_from_speechbrain(unsafe, out)
+    Path("a.wav").touch()
+    Path("folder").mkdir()
+    Path("folder/mine.py").touch()
+    for source in ("owner/model", "a.wav", "folder", tmp_path / "nowhere"):
+        with pytest.raises(
+            FileNotFoundError, match="Give a local folder with"
+        ) as error:
+            convert_from_speechbrain(source, tmp_path / "new")
+        assert "snapshot_download" in str(error.value)
+    Path("a.wav").unlink()
+    shutil.rmtree("folder")
     # As SpeechBrain's script leaves itself there.
-    (copy / "train.py").touch()
+    (run / "train.py").touch()
     words = "output_folder of a training run .*from_run.*speechbrain-rev export "
     with pytest.raises(FileNotFoundError, match=words):
-        SpeakerEmbedder.from_hparams(copy)
+        SpeakerEmbedder.from_hparams(run)
     with pytest.raises(FileNotFoundError, match=words):
-        convert_from_speechbrain(copy, tmp_path / "out")
-
-
-@pytest.mark.parametrize("source", ["owner/model", "a.wav", "folder"])
-def test_what_is_converted_lies_here(tmp_path, monkeypatch, source):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.wav", "mine.py"):
-        (tmp_path / name).touch()
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(FileNotFoundError, match="Give a local folder with") as error:
-        convert_from_speechbrain(source, "out")
-    assert "snapshot_download" in str(error.value)
-    assert "brings code" not in str(error.value)
+        convert_from_speechbrain(run, tmp_path / "new")
+    assert cli.main(["convert", "speechbrain", "--back", str(unsafe), "new"]) != 0
+    assert "--back is for wespeaker" in capsys.readouterr().err

@@ -1,0 +1,309 @@
+"""Batches of similar length, read ahead; long recordings, embedded in windows."""
+
+import subprocess
+import sys
+import threading
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder, audio, running
+from speechbrain_rev.inference.audio import resample
+from speechbrain_rev.inference.running import cut, resample_blocks, unit_mean
+from tests.run_folders import speech_like, write_audio
+
+RATE = 16000
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def reading(lengths):
+    return lambda i: torch.zeros(lengths[i])
+
+
+@pytest.mark.parametrize(
+    ("device", "lengths", "expected"),
+    [
+        (CUDA, [7, 10**6, 900_000, 80, 100], [[10**6], [900_000], [100, 80], [7]]),
+        (CUDA, [40] * 18, [[40] * 16, [40] * 2]),
+        (CUDA, [40_000] * 3 + [200_000], [[200_000], [40_000] * 3]),
+        # A few seconds.
+        (CPU, [40_000] * 3 + [200_000], [[200_000], [40_000] * 2, [40_000]]),
+        (CPU, [16_000] * 12, [[16_000] * n for n in (5, 5, 2)]),
+    ],
+)
+def test_batches_are_alike_in_length_and_bounded(device, lengths, expected):
+    groups = list(running.read_batches(range(len(lengths)), reading(lengths), device))
+    assert [[len(w) for _, w in group] for group in groups] == expected
+    assert sorted(i for group in groups for i, _ in group) == list(range(len(lengths)))
+    assert all(len(w) == lengths[i] for group in groups for i, w in group)
+
+
+def test_the_next_files_are_read_while_the_first_are_embedded_and_no_more(monkeypatch):
+    monkeypatch.setattr(running, "_WAITING_SAMPLES", 50)
+    before = threading.active_count()
+    read, seen, readers = reading([100, 200, 300, 400]), [], []
+    second = threading.Event()
+
+    def noting(i):
+        seen.append(i)
+        readers.append(threading.current_thread())
+        if i == 1:
+            second.set()
+        return read(i)
+
+    given = running.read_batches(range(4), noting, CPU)
+    assert [i for i, _ in next(given)] == [0]
+    # Nobody has asked for more.
+    assert second.wait(timeout=60)
+    assert seen == [0, 1]
+    assert [i for i, _ in next(given)] == [1]
+    given.close()
+    assert threading.active_count() == before
+    assert threading.main_thread() not in readers
+
+
+def test_a_file_that_cannot_be_read_is_an_error_after_those_before_it(monkeypatch):
+    monkeypatch.setattr(running, "_WAITING_SAMPLES", 50)
+
+    def failing(i):
+        if i == 2:
+            raise ValueError("2 cannot be read")
+        return torch.zeros(100)
+
+    given = running.read_batches(range(4), failing, CPU)
+    assert [next(given)[0][0] for _ in range(2)] == [0, 1]
+    with pytest.raises(ValueError, match="2 cannot be read"):
+        next(given)
+
+
+class Heard(torch.nn.Module):
+    """Embeds an utterance as its first and last sample, and how long it is."""
+
+    def forward(self, waves, samples):
+        length = torch.full((len(waves), 1), float(waves.shape[1]))
+        if samples is not None:
+            length = samples[:, None].float()
+        last = waves.gather(1, length.long() - 1)
+        return torch.cat([waves[:, :1], last, length], dim=1).unsqueeze(1)
+
+
+@pytest.fixture
+def hearing():
+    return SpeakerEmbedder(Heard(), device="cpu", fingerprint="heard")
+
+
+@pytest.fixture(scope="module")
+def statistics():
+    return SpeakerEmbedder(FbankStatistics(), device="cpu")
+
+
+@pytest.mark.parametrize("block", [7, 160, 999])
+@pytest.mark.parametrize(
+    ("rate", "target"), [(48000, 16000), (8000, 16000), (44100, 16000), (16000, 44100)]
+)
+def test_resampling_block_by_block_equals_resampling_as_a_whole(rate, target, block):
+    wave = torch.from_numpy(speech_like(0.05 if block == 7 else 0.3, rate=rate))
+    ratio = Fraction(target, rate).limit_denominator(1000)
+    whole = resample(wave, ratio)
+    blocks = list(resample_blocks(wave.split(block), ratio))
+    found = torch.cat(blocks)
+    assert len(blocks) > 1
+    assert found.shape == whole.shape
+    # The same sums of the same numbers: 8 units in the last place of full scale.
+    assert (found - whole).abs().max() <= 8 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("block", [1, 3, 100])
+@pytest.mark.parametrize(("window", "hop"), [(8, 4), (8, 8), (8, 3), (5, 1)])
+def test_windows_cover_a_recording_and_are_equally_long(window, hop, block):
+    for total in (*range(1, 30), 64):
+        wave = torch.arange(float(total))
+        found = list(cut(wave.split(block), window, hop))
+        for start, piece in found:
+            assert torch.equal(piece, wave[start : start + len(piece)])
+            assert len(piece) == min(window, total)
+        starts = [start for start, _ in found]
+        assert starts[:-1] == [hop * i for i in range(len(starts) - 1)]
+        assert starts[-1] + min(window, total) == total
+        assert len(set(starts)) == len(starts)
+
+
+@pytest.mark.parametrize("kind", ["file", "array", "resampled file"])
+def test_each_window_is_embedded_as_if_it_were_cut_out(statistics, kind, tmp_path):
+    rate = 44100 if kind == "resampled file" else RATE
+    wave = speech_like(5.2, rate=rate)
+    given, given_rate = wave, rate
+    if kind != "array":
+        given = write_audio(tmp_path / "long.wav", wave, rate)
+        given_rate = None
+    found = statistics.windows(given, given_rate, seconds=2.0, hop=1.5)
+    assert found.starts.tolist() == pytest.approx([0.0, 1.5, 3.0, 3.2])
+    assert found.ends.tolist() == pytest.approx([2.0, 3.5, 5.0, 5.2])
+    assert found.silent.shape == (0, 2)
+    whole = resample(torch.from_numpy(wave), Fraction(RATE, rate)).numpy()
+    for start, row in zip(found.starts, found.embeddings, strict=True):
+        first = round(start * RATE)
+        alone = statistics.embed(whole[first : first + 2 * RATE], RATE)
+        assert np.linalg.norm(row - alone) <= 1e-5 * np.linalg.norm(alone)
+
+
+def test_silent_windows_are_listed_and_not_embedded(hearing):
+    wave = speech_like(6.0)
+    wave[2 * RATE : 4 * RATE] = 1e-5
+    found = hearing.windows(wave, RATE, seconds=1.0, hop=1.0)
+    assert found.starts.tolist() == [0.0, 1.0, 4.0, 5.0]
+    assert found.silent.tolist() == [[2.0, 3.0], [3.0, 4.0]]
+    assert len(found.embeddings) == 4
+    with pytest.raises(ValueError, match="the waveform is silent"):
+        hearing.windows(np.zeros(6 * RATE, np.float32), RATE)
+
+
+def test_what_is_bad_in_a_long_recording_is_named_with_its_time(hearing, tmp_path):
+    wave = speech_like(70.0)
+    # Beyond the first block.
+    wave[66 * RATE] = np.nan
+    path = write_audio(tmp_path / "nan.wav", wave)
+    for call in (
+        lambda: hearing.windows(path),
+        lambda: hearing.embed(path, window=10.0),
+        lambda: hearing.windows(wave, RATE),
+    ):
+        with pytest.raises(ValueError, match=r"NaN or infinity, first at 66\.000 s"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (
+            speech_like(),
+            {"seconds": 0.1, "hop": 0.1},
+            "window of 0.1 s is no utterance",
+        ),
+        (speech_like(), {"seconds": 601}, "0.25 s to 600 s"),
+        (speech_like(), {"hop": 3.5}, "hop is 3.5 s"),
+        (speech_like(), {"seconds": "3"}, "not '3'"),
+        (np.ones(100, np.float32), {}, r"at least 0\.25 s"),
+        ([speech_like()], {}, "one recording, and no list"),
+        (np.stack([speech_like()] * 2), {}, "2 channels"),
+    ],
+)
+def test_windows_of_no_length_or_recording_are_refused(
+    hearing, given, options, message
+):
+    with pytest.raises(ValueError, match=message):
+        hearing.windows(given, RATE, **options)
+
+
+@pytest.mark.parametrize("kind", ["file", "array"])
+def test_utterances_longer_than_a_window_are_the_mean_of_their_windows(
+    hearing, tmp_path, kind
+):
+    wave, short = speech_like(5.2), speech_like(1.0, seed=1)
+    audio, rate = [wave, short, wave[: 2 * RATE]], RATE
+    if kind == "file":
+        audio = [write_audio(tmp_path / f"{i}.wav", w) for i, w in enumerate(audio)]
+        rate = None
+    rows = hearing.embed(audio, rate, window=2.0)
+    parts = [wave[start : start + 2 * RATE] for start in (0, 32000, 51200)]
+    cut_out = hearing.embed(parts, RATE)
+    length = np.linalg.norm(cut_out, axis=1).mean()
+    assert np.allclose(rows[0], unit_mean(cut_out) * length, rtol=1e-6)
+    assert np.array_equal(rows[1], hearing.embed(short, RATE))
+    assert np.array_equal(rows[2], hearing.embed(wave[: 2 * RATE], RATE))
+    windows = hearing.windows(wave, RATE, seconds=2, hop=2)
+    assert np.array_equal(rows[0], windows.mean())
+    one = hearing.windows(short, RATE, seconds=2, hop=2)
+    assert (one.starts.tolist(), one.ends.tolist()) == ([0.0], [1.0])
+
+
+@pytest.mark.parametrize("kind", ["file", "array"])
+def test_averaged_channels_and_silent_windows_of_long_recordings_are_logged(
+    hearing, tmp_path, caplog, kind
+):
+    two = np.stack([speech_like(4.0)] * 2)
+    quiet = speech_like(4.0)
+    quiet[RATE : 2 * RATE] = 0
+    audio, rate = [two, quiet, speech_like(4.0)], RATE
+    names = [f"utterance {i} of the list" for i in range(3)]
+    if kind == "file":
+        audio = [write_audio(tmp_path / f"{i}.wav", w.T) for i, w in enumerate(audio)]
+        names, rate = list(map(str, audio)), None
+    hearing.embed(audio, rate, window=1.0, channels="mean")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"1 of 3 utterances have several channels, which were averaged: {names[0]} (2)",
+        "1 of 3 utterances have silent windows, which do not count: "
+        f"{names[1]} (1 of 4)",
+    ]
+
+
+def test_only_with_windows_is_audio_of_more_than_ten_minutes_embedded(hearing):
+    wave = np.tile(speech_like(1.0), 601)
+    with pytest.raises(ValueError, match=r"601\.000 s .*at most 600 s.*window=SECONDS"):
+        hearing.embed(wave, RATE)
+    assert np.isfinite(hearing.embed(wave, RATE, window=600)).all()
+    assert hearing.windows(wave, RATE, seconds=10, hop=10).ends[-1] == 601.0
+
+
+#: Prints by how much memory grew when a file was embedded in windows.
+MEASURED = """
+import resource, sys
+import torch
+from speechbrain_rev.inference import SpeakerEmbedder
+
+class Largest(torch.nn.Module):
+    def forward(self, waves, samples):
+        return waves.amax(dim=1).reshape(-1, 1, 1)
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+embedder = SpeakerEmbedder(Largest(), device="cpu")
+embedder.windows(sys.argv[1])
+before = peak()
+for _ in range(2):
+    found = embedder.windows(sys.argv[2], seconds=10, hop=10)
+print(peak() - before, found.ends[-1])
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_length_of_a_file(tmp_path):
+    rate, minutes = 22050, 20
+    paths = [tmp_path / "short.wav", tmp_path / "long.wav"]
+    wave = speech_like(60.0, rate=rate)
+    for path, count in zip(paths, (2, minutes), strict=True):
+        with soundfile.SoundFile(path, "w", rate, 1, "PCM_16") as file:
+            for _ in range(count):
+                file.write(wave)
+    code = [sys.executable, "-c", MEASURED, *map(str, paths)]
+    done = subprocess.run(code, check=True, capture_output=True, text=True)
+    grown, end = map(float, done.stdout.split())
+    assert end == 60.0 * minutes
+    # In float32 the file is 106 MB, and 77 MB more at 16 kHz.
+    whole_bytes = minutes * 60 * rate * 4
+    assert grown < whole_bytes / 3
+
+
+def test_a_file_is_read_a_block_at_a_time(hearing, tmp_path, monkeypatch):
+    path = write_audio(tmp_path / "long.wav", speech_like(10.0))
+    whole = hearing.windows(path)
+    lengths, read = [], audio.read_blocks
+
+    def small(path, **_):
+        for block in read(path, block_samples=4000):
+            lengths.append(block.shape[1])
+            yield block
+
+    monkeypatch.setattr(audio, "read_blocks", small)
+    groups = hearing._running
+    run, seen = groups.run, []
+    monkeypatch.setattr(groups, "run", lambda g: seen.append(sum(lengths)) or run(g))
+    found = hearing.windows(path)
+    assert (sum(lengths), max(lengths)) == (10 * RATE, 4000)
+    # A window is embedded when it has been read, and not when all has.
+    assert seen[0] == 3 * RATE
+    assert np.array_equal(found.embeddings, whole.embeddings)
