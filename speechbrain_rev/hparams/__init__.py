@@ -1,10 +1,10 @@
 """Strict composition of hyperparameters: a complete file, override files, command line.
 
-A complete file is plain HyperPyYAML. An override file names its parent (``base:``)
-and states only differences. HyperPyYAML's own overriding lets mistakes pass in
-silence: a misspelt nested key is added, another class for an object is ignored, a key
-that is the beginning of a run option is swallowed. Here each is an error that names
-the key, the place and what to write instead; so are values out of range.
+A complete file is plain HyperPyYAML. An override file names its parent (``base:``) and
+states only differences. HyperPyYAML's own overriding ignores mistakes: it adds a misspelt
+nested key, ignores another class for an object, and loses a key that is the beginning of
+a run option. Here each is an error that names the key, the place and what to write
+instead. Values out of range are errors too.
 """
 
 from speechbrain_rev.hparams.arguments import parse_arguments

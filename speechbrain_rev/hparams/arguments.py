@@ -1,15 +1,17 @@
 """The command line: values for the hyperparameter file, and SpeechBrain's run options.
 
-SpeechBrain's own parser accepts abbreviations, so a key that is the beginning of a run
-option would be swallowed by it, and it splits values at ``=``. Here names count in full,
-and a file that defines such a key is refused: it may be resolved for SpeechBrain.
+SpeechBrain's own parser accepts abbreviations and splits values at ``=``. It would take a
+key that is the beginning of a run option for that option. Here names count in full, and a
+file that defines such a key is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from speechbrain_rev.hparams.document import Document, unknown
+from ruamel.yaml.nodes import MappingNode
+
+from speechbrain_rev.hparams.document import unknown, where
 
 COMMAND_LINE = "command line"
 # Of SpeechBrain 1.1, which is not imported here; the tests compare them.
@@ -29,42 +31,26 @@ RUN_OPTIONS = (
 # fmt: on
 
 
-def refuse_swallowed_keys(complete: Document) -> None:
+def refuse_swallowed_keys(root: MappingNode) -> None:
     """Refuse keys that SpeechBrain's command line would take for run options.
 
     A key that is a run option by its full name passes: SpeechBrain's ``Brain`` looks
     for it in the file too.
-
-    Parameters
-    ----------
-    complete : Document
-        The complete file.
-
-    Raises
-    ------
-    ValueError
-        With the key, the place and the run options in question.
-
-    Examples
-    --------
-    >>> refuse_swallowed_keys(Document("mine.yaml", "optimizer: adam"))
-    Traceback (most recent call last):
-    ValueError: mine.yaml, line 1: the key 'optimizer' is the beginning of SpeechBrain's...
     """
-    for key, _ in complete.root.value:
+    for key, _ in root.value:
         options = [name for name in RUN_OPTIONS if name.startswith(key.value)]
         # --help is no setting: it ends the program.
         if not options or (key.value in options and key.value != "help"):
             continue
         raise ValueError(
-            f"{complete.where(key)}: the key {key.value!r} is the beginning of "
-            f"SpeechBrain's run option --{' and --'.join(options)}, which --{key.value} "
-            f"would set there. Rename the key, for instance to my_{key.value}."
+            f"{where(key)}: the key {key.value!r} is the beginning of SpeechBrain's run "
+            f"option --{' and --'.join(options)}, which --{key.value} would set there. "
+            f"Rename the key, for instance to my_{key.value}."
         )
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
-    """Say that a top-level key is unknown, and what it may have meant.
+    """Return that a top-level key is unknown, and what it may have meant.
 
     Examples
     --------

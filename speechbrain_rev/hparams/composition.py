@@ -1,8 +1,8 @@
 """Composition: the complete file's text with the values of all others put in.
 
-Values are exchanged in the text, so the result keeps the comments and the order of the
-complete file, and composing it again changes nothing. Everything is held against the
-complete file as it stands: its values show the types, its knobs their ranges.
+Values are replaced in the text, so the result keeps the comments and the order of the
+complete file, and composing it again changes nothing. The complete file is the measure:
+its values show the types, and its knobs have ranges.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from speechbrain_rev.architectures import (
     TRAINING_DEFAULTS,
-    TrainingDefaults,
     architecture,
 )
 from speechbrain_rev.hparams.arguments import (
@@ -34,10 +33,8 @@ from speechbrain_rev.hparams.document import (
     FOLLOWED,
     NULL,
     PLACEHOLDER,
-    Document,
     NotPlain,
     Unreadable,
-    Value,
     as_json,
     compute,
     dump,
@@ -46,6 +43,9 @@ from speechbrain_rev.hparams.document import (
     is_object,
     is_reference,
     items,
+    literal,
+    parse,
+    parse_file,
     plain,
     read,
     reference,
@@ -53,6 +53,7 @@ from speechbrain_rev.hparams.document import (
     scalar_kind,
     unknown,
     walk,
+    where,
 )
 from speechbrain_rev.hparams.knobs import KNOBS, WORDS, Knob
 from speechbrain_rev.hparams.rules import RULES, refuse_other_features
@@ -67,18 +68,17 @@ _NOW_NAMED = {
     ),
 }
 _REFERENCE = re.compile(r"<[^>]*>")
-# What goes with the optimizer rather than with the family, where the two are not the
-# usual pair.
+# Defaults that depend on the optimizer, not on the family.
 _OPTIMIZER_KNOBS = ("lr", "final_lr", "weight_decay")
 
 
 class OptimizerWarning(UserWarning):
-    """An encoder is to be trained with another optimizer than its family's."""
+    """The encoder's optimizer is not the one of its family."""
 
 
 @dataclass(frozen=True)
 class Composition:
-    """What one command line asks for.
+    """The settings and run options of one command line.
 
     Attributes
     ----------
@@ -145,11 +145,11 @@ def compose(arguments: Sequence[str], run_options: Collection[str] = ()) -> Comp
             f"The hyperparameter file comes first ({came}): FILE [--key=value ...]."
         )
     file, *options = arguments
-    chain = _chain(file)
+    settings, descendants = _chain(file)
     overrides, run_arguments = parse_arguments(
-        options, keys=tuple(items(chain[0].root)), run_options=run_options
+        options, keys=settings.keys, run_options=run_options
     )
-    text = _composed(chain, overrides)
+    text = _composed(settings, descendants, overrides)
     missing = placeholders(text)
     if missing:
         raise ValueError(
@@ -169,15 +169,15 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
         A complete file, or an override file whose chain of bases ends in one; or the
         name of one that comes with the package, such as ``revnet57``.
     overrides : mapping, optional
-        Values by key that go before all files. A string is read as on the command
+        Values by key that override all files. A string is read as on the command
         line; any other value is taken as it is.
 
     Returns
     -------
     str
-        Plain HyperPyYAML with the comments of the complete file and without ``base``;
-        what a file leaves to the architecture's family (null) is filled in.
-        Placeholders that nobody filled stay. Resolving the text again changes nothing.
+        Plain HyperPyYAML with the comments of the complete file and without ``base``.
+        Null is replaced by the default of the architecture's family. Placeholders that
+        nobody filled stay. Resolving the text again changes nothing.
 
     Raises
     ------
@@ -202,16 +202,16 @@ def resolve(file: str | Path, overrides: Mapping[str, object] | None = None) -> 
     arch: df_revnet281
     lr: 0.000125  # peak
     """
-    return _composed(_chain(file), overrides or {})
+    return _composed(*_chain(file), overrides or {})
 
 
 def top_level_keys(file: str | Path) -> tuple[str, ...]:
     """Return the keys of the complete file that ``file`` builds on, in their order."""
-    return tuple(items(_chain(file)[0].root))
+    return _chain(file)[0].keys
 
 
 def placeholders(text: str) -> tuple[str, ...]:
-    r"""Return where a complete text still says ``!PLACEHOLDER``, as dotted keys.
+    r"""Return the dotted keys of a complete text whose values are ``!PLACEHOLDER``.
 
     Examples
     --------
@@ -220,57 +220,55 @@ def placeholders(text: str) -> tuple[str, ...]:
     """
     return tuple(
         path
-        for path, node in walk(Document("text", text).root)
+        for path, node in walk(parse_file(text, "text"))
         if str(node.tag) == PLACEHOLDER
     )
 
 
-def _composed(chain: Sequence[Document], overrides: Mapping[str, object]) -> str:
+def _composed(
+    settings: Settings,
+    descendants: Sequence[MappingNode],
+    overrides: Mapping[str, object],
+) -> str:
     """Put the values of a chain and of the command line into one checked text."""
-    complete, *descendants = chain
-    refuse_swallowed_keys(complete)
-    refuse_disagreement(complete)
-    settings = Settings(complete)
-    for document in descendants:
-        settings.override(document)
+    refuse_swallowed_keys(settings.root)
+    refuse_disagreement(settings.root)
+    for file in descendants:
+        settings.override(file)
     settings.give(overrides, COMMAND_LINE)
-    settings.check_references()
-    for key in ("arch", "optimizer_name"):
-        settings.check_knob(key)
-    _fill_family_defaults(settings)
     settings.check()
+    other_optimizer = _fill_family_defaults(settings)
+    settings.check_rules()
     refuse_other_features(settings.nodes())
-    if warning := _other_optimizer(settings):
+    if other_optimizer:
         # Two calls above is who asked for the composition.
-        warnings.warn(warning, OptimizerWarning, stacklevel=3)
+        warnings.warn(other_optimizer, OptimizerWarning, stacklevel=3)
     return settings.text()
 
 
-def _chain(wanted: str | Path) -> list[Document]:
+def _chain(wanted: str | Path) -> tuple[Settings, list[MappingNode]]:
     """Return the complete file and its descendants down to the one that is wanted."""
-    file = file_of(wanted)
-    chain: list[Document] = []
-    seen: list[Path] = []
+    file, wanted_by = file_of(wanted), ""
+    seen: dict[Path, str] = {}
+    descendants: list[MappingNode] = []
     while True:
-        document = read(file, wanted_by=chain[-1].source if chain else "")
-        chain.append(document)
+        settings = Settings(read(file, wanted_by), str(file))
         if file.resolve() in seen:
-            names = " -> ".join(document.source for document in chain)
+            names = " -> ".join([*seen.values(), str(file)])
             raise ValueError(f"The base of these files goes in a circle: {names}.")
-        seen.append(file.resolve())
-        base = items(document.root).get("base")
+        seen[file.resolve()] = str(file)
+        base = items(settings.root).get("base")
         if base is None:
-            return chain[::-1]
-        named = isinstance(base, ScalarNode) and str(base.tag) == f"{CORE}str"
-        if not named or not base.value:
+            return settings, descendants[::-1]
+        if str(base.tag) != f"{CORE}str" or not base.value:
             raise ValueError(
-                f"{document.where(base)}: base takes the name of one file, such as "
-                "train.yaml."
+                f"{where(base)}: base takes the name of one file, such as train.yaml."
             )
+        descendants.append(settings.root)
         try:
-            file = base_of(base.value, file)
+            file, wanted_by = base_of(base.value, file), str(file)
         except ValueError as error:
-            raise ValueError(f"{document.where(base)}: {error}") from error
+            raise ValueError(f"{where(base)}: {error}") from error
 
 
 def plain_settings(text: str) -> dict[str, Any]:
@@ -299,20 +297,25 @@ def plain_settings(text: str) -> dict[str, Any]:
     >>> plain_settings("seed: 3\nfolder: !ref results/<seed>\nencoder: !new:os.system")
     {'seed': 3, 'folder': 'results/3'}
     """
-    return Settings(Document("text", text)).plain_values()
+    return Settings(text, "text").plain_values()
+
+
+@dataclass
+class _Entry:
+    """A key of the complete file, its value there, and the value that counts now."""
+
+    key: Node
+    old: Node
+    value: Node
+    written: str = ""
 
 
 class Settings:
     r"""A complete file with values of other files and of the command line put in.
 
-    Parameters
-    ----------
-    complete : Document
-        The complete file.
-
     Examples
     --------
-    >>> settings = Settings(Document("train.yaml", "lr: 0.1  # peak\nrate: !ref <lr>"))
+    >>> settings = Settings("lr: 0.1  # peak\nrate: !ref <lr>", "train.yaml")
     >>> settings.give({"lr": "0.2"}, "command line")
     >>> settings.plain_values(), settings.where("lr")
     ({'lr': 0.2, 'rate': 0.2}, 'command line')
@@ -321,131 +324,87 @@ class Settings:
     rate: !ref <lr>
     """
 
-    def __init__(self, complete: Document) -> None:
-        self._text = complete.text
-        self._entries = dict(_entries(complete.root))
-        self._values = {
-            path: Value(value, complete) for path, (_, value) in self._entries.items()
-        }
-        self._written: dict[KeyPath, str] = {}
+    def __init__(self, text: str, source: str) -> None:
+        self.root = parse_file(text, source)
+        self.keys = tuple(items(self.root))
+        self._text = text
+        self._entries = dict(_entries(self.root))
 
     def where(self, key: str) -> str:
         """Return where a top-level key's value was written."""
-        return self._values[(key,)].where
+        return where(self._entries[(key,)].value)
 
     def tag(self, key: str) -> str:
         """Return the tag of a top-level key's value; nothing where the key is missing."""
-        return str(self._values[(key,)].node.tag) if (key,) in self._values else ""
+        return str(self._entries[(key,)].value.tag) if key in self.keys else ""
 
-    def override(self, document: Document) -> None:
-        """Put the values of an override file in.
-
-        Raises
-        ------
-        ValueError
-            If a key is unknown at any depth, a value has the wrong type, or an object
-            would become another one.
-        """
-        values = {
-            key: Value(node, document)
-            for key, node in items(document.root).items()
-            if key != "base"
-        }
+    def override(self, file: MappingNode) -> None:
+        """Put the values of an override file in."""
+        values = items(file)
+        values.pop("base", None)
         self._replace((), values)
 
     def give(self, values: Mapping[str, object], source: str) -> None:
-        """Put values of the command line or of a caller in: text as typed, or plain ones.
-
-        Raises
-        ------
-        ValueError
-            As ``override`` does.
-        """
-        self._replace(
-            (), {key: self._given(key, value, source) for key, value in values.items()}
-        )
+        """Put values of the command line or of a caller in: text as typed, or plain ones."""
+        self._replace((), {k: self._given(k, v, source) for k, v in values.items()})
 
     def plain_values(self) -> dict[str, Any]:
         """Return what is plain at the top, by key, references followed.
 
         What is known only once a placeholder is filled or an object built is left out.
         """
-        found = {}
-        for path in self._values:
-            if len(path) == 1:
-                with contextlib.suppress(NotPlain):
-                    found[path[0]] = self._plain(path)
-        return found
+        values = {}
+        for key in self.keys:
+            with contextlib.suppress(NotPlain):
+                values[key] = self._plain((key,))
+        return values
 
     def text(self) -> str:
         """Return the complete text."""
         text = self._text
         # From the end on, so that places before it stay what they are.
-        for path in sorted(
-            self._written, key=lambda path: -self._entries[path][0].end_mark.index
-        ):
-            key, value = self._entries[path]
-            end = end_of_value(self._text, key, value)
-            text = f"{text[: key.end_mark.index]}: {self._written[path]}{text[end:]}"
+        for entry in reversed(self._entries.values()):
+            if entry.written:
+                rest = text[end_of_value(self._text, entry.key, entry.old) :]
+                text = f"{text[: entry.key.end_mark.index]}: {entry.written}{rest}"
         return text
 
-    def nodes(self) -> Iterator[tuple[str, Value]]:
+    def nodes(self) -> Iterator[tuple[str, Node]]:
         """Yield every value at any depth with its dotted key, lists entered."""
-        for path, value in self._values.items():
-            dotted = ".".join(path)
-            if isinstance(value.node, MappingNode):
-                yield dotted, value
-                continue
-            for inner, node in walk(value.node, dotted):
-                yield inner, Value(node, value.document)
-
-    def check_references(self) -> None:
-        """Refuse references to nothing, and circles of them.
-
-        Raises
-        ------
-        ValueError
-            With the key, the place and the nearest known name.
-        """
-        for dotted, value in self.nodes():
-            for _, target in _targets(value.node):
-                self._refuse_unknown(target, value, dotted)
-        for path, value in self._values.items():
-            if str(value.node.tag) in FOLLOWED:
-                with contextlib.suppress(NotPlain):
-                    self._plain(path)
-
-    def check_knob(self, key: str) -> None:
-        """Refuse a top-level value that is not among those its knob may take.
-
-        Raises
-        ------
-        ValueError
-            With the key, the place, what was given and what is allowed.
-        """
-        if (key,) in self._values:
-            self._check((key,))
+        for path, entry in self._entries.items():
+            if isinstance(entry.value, MappingNode):
+                yield ".".join(path), entry.value
+            else:
+                yield from walk(entry.value, ".".join(path))
 
     def check(self) -> None:
-        """Refuse values that their knobs may not take, alone or together.
+        """Refuse references to nothing or in a circle, and values that no knob may take."""
+        for dotted, node in self.nodes():
+            for _, target in _targets(node):
+                self._refuse_unknown(target, node, dotted)
+        for path in sorted(self._entries, key=len):
+            try:
+                value, knob = self._plain(path), self._knob(path)
+            except NotPlain:
+                continue
+            if knob and not (knob.has_kind(value) and knob.allows(value)):
+                node = self._entries[path].value
+                shown = excerpt(node)
+                if str(node.tag) in FOLLOWED:
+                    shown = f"{value} ({node.tag} {shown})"
+                raise ValueError(
+                    f"{where(node)}: {'.'.join(path)} {knob.refusal(shown, value)}"
+                )
 
-        Raises
-        ------
-        ValueError
-            With the keys, the places, what was given and what is allowed.
-        """
-        for path in sorted(self._values, key=len):
-            if len(path) == 1 or path in self._written:
-                self._check(path)
+    def check_rules(self) -> None:
+        """Refuse values that do not go together."""
         values = self.plain_values()
         for rule in RULES:
             if rule.broken(values):
-                named = [
-                    f"{key} is {values[key]} ({self.where(key)})" for key in rule.knobs
-                ]
+                named = (f"{k} is {values[k]} ({self.where(k)})" for k in rule.knobs)
                 raise ValueError(f"{', '.join(named)}: {rule.advice(values)}")
 
-    def _given(self, key: str, value: object, source: str) -> Value:
+    def _given(self, key: str, value: object, source: str) -> Node:
         """Read a value; text for a knob that takes text stays: a folder may be called 007."""
         try:
             written = value if isinstance(value, str) else as_json(value)
@@ -454,20 +413,18 @@ class Settings:
                 f"{source}: {key} is a {type(value).__name__}: give a plain number, "
                 "text, truth value, None, or a list of these."
             ) from error
-        document = Document(source, written, is_file=False)
-        literal = isinstance(value, str) and value != "null" and value[:1] != "!"
-        known = (key,) in self._entries
-        if literal and (not known or self._takes((key,)).kind == "str"):
-            return Value(ScalarNode(f"{CORE}str", value), document)
+        is_text = isinstance(value, str) and value != "null" and value[:1] != "!"
+        if is_text and (key not in self.keys or self._takes((key,)).kind == "str"):
+            return literal(written, source)
         try:
-            node = document.node()
+            node = parse(written, source, is_file=False)
         except ValueError as error:
             raise ValueError(
                 f"{error} It is the value of {key}; a text may need quotes."
             ) from error
-        return Value(node or ScalarNode(NULL, ""), document)
+        return node or literal("", source, "null")
 
-    def _replace(self, parent: KeyPath, values: Mapping[str, Value]) -> None:
+    def _replace(self, parent: KeyPath, values: Mapping[str, Node]) -> None:
         siblings = self._below(parent)
         for name, value in values.items():
             path = (*parent, name)
@@ -476,13 +433,13 @@ class Settings:
                 words = unknown_key(name, siblings)
                 if parent:
                     words = unknown(name, siblings, dotted.removesuffix(name))
-                raise ValueError(f"{value.where}: {words}")
-            _, old = self._entries[path]
-            if isinstance(old, MappingNode) or is_object(old):
-                self._replace(path, _children(dotted, old, value))
+                raise ValueError(f"{where(value)}: {words}")
+            entry = self._entries[path]
+            if isinstance(entry.old, MappingNode) or is_object(entry.old):
+                self._replace(path, _children(dotted, entry.old, value))
             else:
-                self._written[path] = _written(value, self._takes(path), dotted)
-                self._values[path] = value
+                entry.written = _written(value, self._takes(path), dotted)
+                entry.value = value
 
     def _below(self, parent: KeyPath) -> list[str]:
         return [path[-1] for path in self._entries if path[:-1] == parent]
@@ -491,14 +448,12 @@ class Settings:
         """Return the row that an entry is held to; a reference to a knob stands for it."""
         if len(path) == 1 and path[0] in KNOBS:
             return KNOBS[path[0]]
-        return KNOBS.get(_alone(self._entries[path][1]))
+        return KNOBS.get(_alone(self._entries[path].old))
 
     def _takes(self, path: KeyPath) -> Knob:
         """Return an entry's row, or the type that its value in the complete file shows."""
-        if knob := self._knob(path):
-            return knob
-        kind = self._shown_kind(self._entries[path][1])
-        return Knob(kind, null=kind == "any")
+        kind = self._shown_kind(self._entries[path].old)
+        return self._knob(path) or Knob(kind, null=kind == "any")
 
     def _shown_kind(self, node: Node, seen: tuple[str, ...] = ()) -> str:
         """Return the type that a value shows; ``seen`` are the keys that referred to it."""
@@ -506,107 +461,75 @@ class Settings:
             kinds = {self._shown_kind(item, seen) for item in node.value}
             inner = f"list of {kinds.pop()}" if len(kinds) == 1 else ""
             return inner if inner in WORDS else "list"
-        if not isinstance(node, ScalarNode):
-            return "any"
         if (key := _alone(node)) in KNOBS:
             return KNOBS[key].kind
-        if key:
-            if key in seen or (key,) not in self._entries:
-                return "any"
-            return self._shown_kind(self._entries[(key,)][1], (*seen, key))
-        if is_reference(node):
+        if key and key not in seen and key in self.keys:
+            return self._shown_kind(self._entries[(key,)].old, (*seen, key))
+        if is_reference(node) and not key:
             # Letters outside the references make a text, the rest is arithmetic.
-            letters = re.search(r"[^\W\d]", _REFERENCE.sub("", str(node.value)))
+            letters = re.search(r"[^\W\d]", _REFERENCE.sub("", node.value))
             return "str" if letters else "any"
+        if key or not isinstance(node, ScalarNode):
+            return "any"
         return scalar_kind(node).replace("null", "any")
-
-    def _check(self, path: KeyPath) -> None:
-        knob = self._knob(path)
-        if knob is None:
-            return
-        value, dotted = self._values[path], ".".join(path)
-        try:
-            found = self._plain(path)
-        except NotPlain:
-            return
-        shown = excerpt(value.node)
-        if str(value.node.tag) in FOLLOWED:
-            shown = f"{found} ({value.node.tag} {shown})"
-        if not knob.has_kind(found):
-            raise ValueError(knob.wrong_kind(value.where, dotted, shown))
-        if not knob.allows(found):
-            raise ValueError(
-                f"{value.where}: {dotted} takes {knob.takes()}, not "
-                f"{shown or 'an empty one'}.{knob.advice(found)}"
-            )
 
     def _plain(self, path: KeyPath, trail: tuple[KeyPath, ...] = ()) -> Any:
         """Return a plain value; ``trail`` are the keys whose references led here."""
-        value, dotted = self._values[path], ".".join(path)
-        trail = (*trail, path)
+        node, trail = self._entries[path].value, (*trail, path)
         if path in trail[:-1]:
             circle = " -> ".join(map(".".join, trail))
-            raise ValueError(f"{value.where}: references go in a circle: {circle}.")
-
-        def follow(node: ScalarNode) -> object:
-            return self._referred(node, value, trail)
-
+            raise ValueError(f"{where(node)}: references go in a circle: {circle}.")
         try:
-            return plain(value.node, follow)
+            return plain(node, lambda node: self._referred(node, trail))
         except Unreadable as error:
             raise ValueError(
-                f"{value.where}: {dotted} is {error}, which is no number that can be "
-                "read."
+                f"{where(node)}: {'.'.join(path)} is {error}, which is no number that "
+                "can be read."
             ) from error
 
-    def _referred(
-        self, node: ScalarNode, value: Value, trail: tuple[KeyPath, ...]
-    ) -> object:
+    def _referred(self, node: ScalarNode, trail: tuple[KeyPath, ...]) -> object:
         """Follow ``!ref``: to a value, into a text, or into arithmetic."""
         if str(node.tag) == PLACEHOLDER:
             raise NotPlain
         dotted, filled = ".".join(trail[-1]), str(node.value)
         for written, target in _targets(node):
-            self._refuse_unknown(target, value, dotted)
-            found = self._plain(target, trail)
+            self._refuse_unknown(target, node, dotted)
+            value = self._plain(target, trail)
             if "." in written:
                 raise NotPlain  # an attribute
-            if isinstance(found, str) and _REFERENCE.search(found):
+            if isinstance(value, str) and _REFERENCE.search(value):
                 raise ValueError(
-                    f"{self._values[target].where}: {'.'.join(target)} is {found}, and "
-                    f"where {dotted} refers to it, HyperPyYAML would follow what stands "
-                    "between < and >. Rename it, or write !ref before it."
+                    f"{where(self._entries[target].value)}: {'.'.join(target)} is {value}, "
+                    f"and where {dotted} refers to it, HyperPyYAML would follow what "
+                    "stands between < and >. Rename it, or write !ref before it."
                 )
             if written == node.value:
-                return found
-            filled = filled.replace(written, str(found))
+                return value
+            filled = filled.replace(written, str(value))
         if filled == node.value:
             return filled
         try:
             return compute(filled)
         except ArithmeticError as error:
             raise ValueError(
-                f"{value.where}: {dotted} cannot be computed: {node.value} is {filled}."
+                f"{where(node)}: {dotted} cannot be computed: {node.value} is {filled}."
             ) from error
 
-    def _refuse_unknown(self, target: KeyPath, value: Value, dotted: str) -> None:
+    def _refuse_unknown(self, target: KeyPath, node: Node, dotted: str) -> None:
         for depth, name in enumerate(target):
             siblings = self._below(target[:depth])
             if name not in siblings:
-                prefix = ".".join([*target[:depth], ""])
-                raise ValueError(
-                    f"{value.where}: {dotted} refers to an "
-                    f"{unknown(name, siblings, prefix)}"
-                )
+                words = unknown(name, siblings, ".".join([*target[:depth], ""]))
+                raise ValueError(f"{where(node)}: {dotted} refers to an {words}")
 
 
 def _entries(
     node: MappingNode, parent: KeyPath = ()
-) -> Iterator[tuple[KeyPath, tuple[Node, Node]]]:
-    """Yield keys and values of a mapping and of the mappings in it."""
+) -> Iterator[tuple[KeyPath, _Entry]]:
+    """Yield the entries of a mapping and of the mappings in it, in their order."""
     for key, value in node.value:
         path = (*parent, str(key.value))
-        yield path, (key, value)
+        yield path, _Entry(key, value, value)
         if isinstance(value, MappingNode):
             yield from _entries(value, path)
 
@@ -627,28 +550,24 @@ def _targets(node: Node) -> Iterator[tuple[str, KeyPath]]:
         yield written, tuple(part.strip("]") for part in key.split("["))
 
 
-def _children(dotted: str, old: Node, value: Value) -> dict[str, Value]:
+def _children(dotted: str, old: Node, new: Node) -> dict[str, Node]:
     """Return what changes inside a mapping or an object, which must stay what it is."""
-    new = value.node
     tags = [_NOW_NAMED.get(str(node.tag), str(node.tag)) for node in (old, new)]
     if isinstance(old, MappingNode) and isinstance(new, MappingNode):
         if tags[1] in (tags[0], f"{CORE}map"):
-            return {
-                key: Value(node, value.document) for key, node in items(new).items()
-            }
+            return items(new)
     elif tags[0] == tags[1] and new.value == old.value:
         return {}
     what = str(old.tag) if is_object(old) else "a mapping"
     raise ValueError(
-        f"{value.where}: {dotted} is {what} and cannot become something else: change "
-        "the knobs that it refers to, or its entries by name. For another object, "
-        "resolve the file and edit the complete text."
+        f"{where(new)}: {dotted} is {what} and cannot become something else: change the "
+        "knobs that it refers to, or its entries by name. For another object, resolve the "
+        "file and edit the complete text."
     )
 
 
-def _written(value: Value, knob: Knob, key: str) -> str:
+def _written(node: Node, knob: Knob, dotted: str) -> str:
     """Write a value as it will stand in the text; one of another type is refused."""
-    node = value.node
     if is_reference(node):
         return reference(node)
     for _, part in walk(node):
@@ -656,74 +575,55 @@ def _written(value: Value, knob: Knob, key: str) -> str:
         if isinstance(part, ScalarNode) and set(signs) & set(part.value):
             # It writes texts anew before it reads them, some of them wrongly.
             raise ValueError(
-                f"{value.where}: {key} is {excerpt(node)}: HyperPyYAML cannot read a "
+                f"{where(node)}: {dotted} is {excerpt(node)}: HyperPyYAML cannot read a "
                 "question mark in a list, nor the sign U+0085. Rename what it names."
             )
     with contextlib.suppress(NotPlain, OverflowError, ValueError):
-        found = plain(node, reference)
-        if knob.has_kind(found):
-            return dump(_floats(found) if knob.kind.endswith("float") else found)
-    raise ValueError(knob.wrong_kind(value.where, key, excerpt(node)))
-
-
-def _floats(found: Any) -> Any:
-    """Make integers floats; they serve where numbers are taken."""
-    if isinstance(found, list):
-        return [_floats(item) for item in found]
-    return float(found) if type(found) is int else found
-
-
-def _fill_family_defaults(settings: Settings) -> None:
-    """Replace null in the training knobs by what the architecture's family uses.
-
-    Raises
-    ------
-    ValueError
-        If an optimizer without published settings lacks some of its own.
-    """
-    found = settings.plain_values()
-    arch, optimizer = found.get("arch"), found.get("optimizer_name")
-    if arch is None:
-        return
-    fields = [field.name for field in dataclasses.fields(TrainingDefaults)]
-    null = [name for name in fields if settings.tag(name) == NULL]
-    family = architecture(arch).training
-    values = dataclasses.asdict(family)
-    if settings.tag("optimizer_name") not in ("", NULL):
-        published = [
-            dataclasses.asdict(defaults)
-            for defaults in (family, *TRAINING_DEFAULTS.values())
-            if defaults.optimizer_name == optimizer
-        ]
-        missing = [knob for knob in _OPTIMIZER_KNOBS if knob in null]
-        if optimizer is not None and missing and not published:
-            raise ValueError(
-                f"{settings.where('optimizer_name')}: no settings are published for "
-                f"optimizer_name {optimizer} (only for sgd and adamw): give "
-                f"{', '.join(missing)} too."
-            )
-        for knob in _OPTIMIZER_KNOBS:
-            del values[knob]
-            if published:
-                values[knob] = published[0][knob]
-    settings.give(
-        {name: values[name] for name in null if name in values}, f"default of {arch}"
+        value = plain(node, reference)
+        if knob.has_kind(value):
+            return dump(_floats(value) if knob.kind.endswith("float") else value)
+    raise ValueError(
+        f"{where(node)}: {dotted} {knob.refusal(excerpt(node) or 'nothing')}"
     )
 
 
-def _other_optimizer(settings: Settings) -> str:
-    """Say that the optimizer is not the one of the encoder's family, if it is not."""
-    found = settings.plain_values()
-    arch, optimizer = found.get("arch"), found.get("optimizer_name")
-    if arch is None or optimizer is None:
+def _floats(value: Any) -> Any:
+    """Make integers floats; they serve where numbers are taken."""
+    if isinstance(value, list):
+        return [_floats(item) for item in value]
+    return float(value) if type(value) is int else value
+
+
+def _fill_family_defaults(settings: Settings) -> str:
+    """Replace null in training knobs by the family's values; return a warning or nothing."""
+    values = settings.plain_values()
+    arch, optimizer = values.get("arch"), values.get("optimizer_name")
+    if arch is None:
         return ""
-    published = architecture(arch).optimizer_name
-    if optimizer == published:
+    family = architecture(arch).training
+    defaults = dataclasses.asdict(family)
+    null = [name for name in defaults if settings.tag(name) == NULL]
+    if settings.tag("optimizer_name") not in ("", NULL):
+        missing = [knob for knob in _OPTIMIZER_KNOBS if knob in null]
+        for published in (family, *TRAINING_DEFAULTS.values()):
+            if published.optimizer_name == optimizer:
+                defaults |= {key: getattr(published, key) for key in _OPTIMIZER_KNOBS}
+                break
+        else:
+            if optimizer is not None and missing:
+                raise ValueError(
+                    f"{settings.where('optimizer_name')}: no settings are published for "
+                    f"optimizer_name {optimizer} (only for sgd and adamw): give "
+                    f"{', '.join(missing)} too."
+                )
+            null = [name for name in null if name not in missing]
+    settings.give({name: defaults[name] for name in null}, f"default of {arch}")
+    if optimizer in (None, family.optimizer_name):
         return ""
     return (
         f"Not the family's optimizer: {arch} is to be trained with {optimizer} "
         f"({settings.where('optimizer_name')}), where the paper trains its family "
-        f"with {published}; published error rates say nothing about this. "
+        f"with {family.optimizer_name}; published error rates say nothing about this. "
         "optimizer_name: null takes the family's. To silence this, set "
         'PYTHONWARNINGS="ignore:Not the family".'
     )

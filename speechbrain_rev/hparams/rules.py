@@ -1,7 +1,7 @@
-"""What has to hold between knobs of the training, each in its own range.
+"""Rules between training knobs, each in its own range.
 
-As the ranges do, rules speak of what would fail later, or train something else than was
-asked for, without a word about the file that said it.
+Like the ranges, rules refuse values that would fail late, or train something else than
+was asked for.
 """
 
 from __future__ import annotations
@@ -10,25 +10,27 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from ruamel.yaml.nodes import Node
+
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.hparams.document import Value
+from speechbrain_rev.hparams.document import where
 from speechbrain_rev.modes import Mode
 
 
 @dataclass(frozen=True)
 class KnobRule:
-    """What has to hold between knobs.
+    """A condition on several knobs.
 
     Attributes
     ----------
     knobs : tuple of str
-        The knobs; while one is missing, null or a placeholder, nothing is asked.
+        Names. The rule holds while one is missing, null or a placeholder.
     holds : callable
-        Their plain values, each in its own range, to whether they go together.
+        Function of their plain values, each in its own range.
     words : str
-        What is wrong where they do not, and what to do.
+        What is wrong with values that break it, and what to do.
     allowed : callable or None
-        Plain values to what they allow, where words alone cannot say it.
+        Function of the plain values that returns what they allow.
     """
 
     knobs: tuple[str, ...]
@@ -37,7 +39,7 @@ class KnobRule:
     allowed: Callable[..., str] | None = None
 
     def advice(self, values: Mapping[str, object]) -> str:
-        """Say what is wrong with values that break the rule, and what to do.
+        """Return what is wrong with values that break the rule, and what to do.
 
         Examples
         --------
@@ -51,7 +53,7 @@ class KnobRule:
         return f"{self.words} Give {given}."
 
     def broken(self, values: Mapping[str, object]) -> bool:
-        """Tell whether plain values break the rule.
+        """Return whether plain values break the rule.
 
         Examples
         --------
@@ -59,9 +61,9 @@ class KnobRule:
         >>> rule.broken({"snr_low": 5.0, "snr_high": 0.0})
         True
         """
-        found = [values.get(name) for name in self.knobs]
+        given = [values.get(name) for name in self.knobs]
         try:
-            return None not in found and not self.holds(*found)
+            return None not in given and not self.holds(*given)
         except OverflowError:
             return True
 
@@ -167,18 +169,18 @@ RULES = (
     KnobRule(
         ("margin_start_epoch", "margin_end_epoch"),
         lambda start, end: start <= end,
-        "the margin ends to rise before it starts. Give a later end, or equal epochs "
+        "the margin stops rising before it starts. Give a later end, or equal epochs "
         "for a fixed margin.",
     ),
     KnobRule(
         ("lr", "final_lr"),
         lambda lr, final_lr: final_lr <= lr,
-        "the rate falls during the training. Give a smaller final_lr too.",
+        "the rate falls during training. Give a smaller final_lr too.",
     ),
     KnobRule(
         ("warmup_epochs", "number_of_epochs"),
         lambda warmup, epochs: warmup < epochs,
-        "the warm-up must end before the training does. For a short run, give 0.0.",
+        "the warm-up must end before training does. For a short run, give 0.0.",
     ),
     KnobRule(
         ("keep_checkpoints", "average_checkpoints"),
@@ -214,39 +216,16 @@ _FEATURES = {
 }
 
 
-def refuse_other_features(nodes: Iterable[tuple[str, Value]]) -> None:
-    r"""Refuse settings whose features are not those that embedding rebuilds.
-
-    Parameters
-    ----------
-    nodes : iterable of (str, Value)
-        Values by dotted keys; those without ``compute_features`` and ``mean_var_norm``
-        pass.
-
-    Raises
-    ------
-    ValueError
-        If window, hop, normalisation or another of their settings is not the expected.
-
-    Examples
-    --------
-    >>> from speechbrain_rev.hparams.document import Document
-    >>> document = Document("mine.yaml", "5")
-    >>> refuse_other_features(
-    ...     [("compute_features.hop_length", Value(document.node(), document))]
-    ... )
-    Traceback (most recent call last):
-    ValueError: mine.yaml, line 1: compute_features.hop_length is 5, but must be 10: ...
-    """
-    for path, value in nodes:
+def refuse_other_features(nodes: Iterable[tuple[str, Node]]) -> None:
+    """Refuse settings whose features are not those that embedding rebuilds."""
+    for path, node in nodes:
         if not path.startswith(tuple(_FEATURES)):
             continue
-        tag = str(value.node.tag) if str(value.node.tag).startswith("!") else ""
-        written = value.node.value if isinstance(value.node.value, str) else ""
-        found = f"{tag} {written}".strip()
-        if found != (expected := _FEATURES.get(path, "left out")):
+        tag = str(node.tag) if str(node.tag).startswith("!") else ""
+        given = f"{tag} {node.value if isinstance(node.value, str) else ''}".strip()
+        if given != (expected := _FEATURES.get(path, "left out")):
             raise ValueError(
-                f"{value.where}: {path} is {found}, but must be {expected}: "
-                "embedding a run builds its features anew from n_mels and sample_rate "
-                "alone, and would not see this change. Change those two only."
+                f"{where(node)}: {path} is {given}, but must be {expected}: embedding a "
+                "run builds its features anew from n_mels and sample_rate alone, and "
+                "would not see this change. Change those two only."
             )

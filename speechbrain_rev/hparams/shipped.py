@@ -22,7 +22,7 @@ def shipped() -> dict[str, Path]:
     Raises
     ------
     FileNotFoundError
-        If they are in neither place where they can be.
+        If they are in neither folder.
 
     Examples
     --------
@@ -40,7 +40,7 @@ def shipped() -> dict[str, Path]:
 
 
 def file_of(file: str | Path) -> Path:
-    """Return the file that is meant by a path, or by the name of one of the package's.
+    """Return the file of a path, or of the name of one of the package's files.
 
     Parameters
     ----------
@@ -51,13 +51,13 @@ def file_of(file: str | Path) -> Path:
     Returns
     -------
     pathlib.Path
-        Where the file is; whether a path leads to one is seen by whoever reads it.
+        Path of the file, which may be missing.
 
     Raises
     ------
     ValueError
-        If it is a name, and neither a file here nor one of the package's has it; or a
-        path that leads nowhere, where the package has a file of the same name.
+        If no file here or in the package has the name, or if a path leads nowhere and
+        the package has a file of that name.
 
     Examples
     --------
@@ -88,20 +88,20 @@ def file_of(file: str | Path) -> Path:
 
 
 def base_of(name: str, child: Path) -> Path:
-    """Return the file that another one means by its ``base``.
+    """Return the file that another one names as its ``base``.
 
     Parameters
     ----------
     name : str
-        A path, from the folder of the file that says so; or, if nothing lies there, the
-        name of one of the package's, with or without ``.yaml``.
+        A path from the folder of the child; or, if nothing is there, the name of one of
+        the package's files, with or without ``.yaml``.
     child : pathlib.Path
-        The file that says so.
+        The file that names it.
 
     Returns
     -------
     pathlib.Path
-        Where the base is; whether a path leads to a file is seen by whoever reads it.
+        Path of the base, which may be missing.
 
     Raises
     ------

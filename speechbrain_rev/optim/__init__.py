@@ -1,6 +1,6 @@
-"""Optimizers with states of 8 or 32 bit."""
+"""Optimizers with 8-bit or 32-bit states."""
 
-from speechbrain_rev.optim.conversion import convert_checkpoint
+from speechbrain_rev.optim.checkpoint import convert_checkpoint
 from speechbrain_rev.optim.factory import (
     SGD,
     Adam,

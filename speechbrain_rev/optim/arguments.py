@@ -1,40 +1,42 @@
-"""Reading what optimizers are made with: numbers, parameters, what to keep."""
+"""Arguments of optimizers: options by name, parameters to train, states to keep at 32 bit."""
 
+import functools
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 
+Params: TypeAlias = (
+    Iterable[torch.Tensor] | Iterable[Mapping[str, Any]] | Mapping[str, Any]
+)
 Kept: TypeAlias = torch.nn.Module | torch.Tensor | Iterable["Kept"]
+
+
+@dataclass(frozen=True)
+class Honoured:
+    """Which options an optimizer honours at 32 and at 8 bit, beside lr and weight_decay."""
+
+    at_32bit: tuple[str, ...]
+    at_8bit: tuple[str, ...]
+    l2_decay_at_8bit: bool = True
+
+
+_OF_ADAM = ("betas", "eps", "amsgrad"), ("betas", "eps")
+OPTIONS = {
+    "sgd": Honoured(("momentum", "dampening", "nesterov"), ("momentum",)),
+    # bitsandbytes decouples Adam's decay.
+    "adam": Honoured(*_OF_ADAM, l2_decay_at_8bit=False),
+    "adamw": Honoured(*_OF_ADAM),
+}
 
 
 def number(
     name: str, value: Any, *, below: float = math.inf, above_zero: bool = False
 ) -> float:
-    """Read a number that is at least zero.
-
-    Parameters
-    ----------
-    name : str
-        The argument's name, for the message.
-    value : object
-        What was given; text is refused even where it spells a number.
-    below : float
-        The number must be smaller than this.
-    above_zero : bool
-        Refuse zero too.
-
-    Returns
-    -------
-    float
-        The number.
-
-    Raises
-    ------
-    ValueError
-        If it is no number, or out of range.
+    """Read a number from zero to ``below``; text is refused even where it spells one.
 
     Example
     -------
@@ -58,30 +60,7 @@ def number(
 
 
 def switch(name: str, value: Any) -> bool:
-    """Read what is on or off.
-
-    Parameters
-    ----------
-    name : str
-        The argument's name, for the message.
-    value : object
-        What was given; text is refused, as "false" would count as true.
-
-    Returns
-    -------
-    bool
-        The value.
-
-    Raises
-    ------
-    ValueError
-        If it is not a bool.
-
-    Example
-    -------
-    >>> switch("nesterov", False)
-    False
-    """
+    """Read a truth value; text is refused, as "false" would count as true."""
     if not isinstance(value, bool):
         raise ValueError(
             f"{name} is {value!r}; it must be True or False (in YAML without quotes)."
@@ -90,56 +69,74 @@ def switch(name: str, value: Any) -> bool:
 
 
 def pair(name: str, values: Any, *, below: float = math.inf) -> tuple[float, float]:
-    """Read two numbers, each as :func:`number` reads one.
-
-    Parameters
-    ----------
-    name : str
-        The argument's name, for the message.
-    values : sequence of two numbers
-        What was given.
-    below : float
-        Both must be smaller than this.
-
-    Returns
-    -------
-    (float, float)
-        The numbers.
-
-    Raises
-    ------
-    ValueError
-        If there are not two, or one is no number or out of range.
-
-    Example
-    -------
-    >>> pair("betas", [0.9, 0.999], below=1.0)
-    (0.9, 0.999)
-    """
+    """Read two numbers, each as :func:`number` reads one."""
     if not isinstance(values, list | tuple) or len(values) != 2:
         raise ValueError(f"{name} is {values!r}; give a list of two numbers.")
     first, second = (number(name, value, below=below) for value in values)
     return first, second
 
 
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "lr": number,
+    "weight_decay": number,
+    "momentum": functools.partial(number, below=1.0),
+    "dampening": number,
+    "nesterov": switch,
+    "betas": functools.partial(pair, below=1.0),
+    "eps": functools.partial(number, above_zero=True),
+    "amsgrad": switch,
+}
+
+
+def read_options(name: str, bits: object, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Read options by name; what the optimizer cannot do at such bits is refused.
+
+    Example
+    -------
+    >>> read_options("sgd", 8, {"lr": 1, "momentum": 0.9, "weight_decay": 0})
+    {'lr': 1.0, 'momentum': 0.9, 'weight_decay': 0.0}
+    """
+    if type(bits) is not int or bits not in (8, 32):
+        raise ValueError(f"bits is {bits!r}; optimizer states can have 8 or 32 bits.")
+    options = {key: _READERS[key](key, value) for key, value in given.items()}
+    refuse_what_is_not_honoured(name, bits, options)
+    return options
+
+
+def refuse_what_is_not_honoured(
+    name: str, bits: int, options: Mapping[str, Any]
+) -> None:
+    """Raise where an optimizer would ignore an option, or read it as another."""
+    honoured = OPTIONS[name]
+    for key in ("nesterov", "dampening", "amsgrad"):
+        if not options.get(key):
+            continue
+        if key not in honoured.at_32bit:
+            owners = [n for n, other in OPTIONS.items() if key in other.at_32bit]
+            raise ValueError(
+                f"{key} belongs to {' and '.join(owners)}, not to {name}. Leave it out."
+            )
+        if bits == 8 and key not in honoured.at_8bit:
+            raise ValueError(
+                f"{name} at 8 bit cannot do {key}={options[key]}; bitsandbytes would "
+                "ignore it or fail. Leave it out, or set bits to 32."
+            )
+    if bits == 8 and "momentum" in honoured.at_8bit and not options["momentum"]:
+        raise ValueError(
+            f"{name} at 8 bit cannot do momentum=0, which leaves no state to store. "
+            "Give a momentum, or set bits to 32."
+        )
+    decay = options["weight_decay"]
+    if bits == 8 and decay and not honoured.l2_decay_at_8bit:
+        raise ValueError(
+            f"{name} at 8 bit cannot do an L2 weight_decay ({decay}): bitsandbytes would "
+            "decouple it, which is adamw. Take 'adamw' (the class AdamW), or set "
+            "weight_decay to 0 or bits to 32."
+        )
+
+
 def parameters_of_one_group(params: Any) -> list[torch.Tensor]:
     """Read the parameters to train, in whichever form torch's optimizers take them.
-
-    Parameters
-    ----------
-    params : iterable of torch.Tensor, or a parameter group, or an iterable of one
-        Parameters, or mappings that hold them under ``params``.
-
-    Returns
-    -------
-    list of torch.Tensor
-        The parameters in their order.
-
-    Raises
-    ------
-    ValueError
-        If there are none, several groups, options in a group, a parameter that is
-        there twice, or anything that is no tensor.
 
     Example
     -------
@@ -181,53 +178,19 @@ def parameters_of_one_group(params: Any) -> list[torch.Tensor]:
     return items
 
 
-def refuse_another_group(param_group: Any) -> NoReturn:
-    """Take the place of ``add_param_group``: optimizers have the group they came with.
-
-    Parameters
-    ----------
-    param_group : object
-        Of no account.
-
-    Raises
-    ------
-    ValueError
-        Always.
-
-    Example
-    -------
-    >>> refuse_another_group({"params": [torch.zeros(2)]})
-    Traceback (most recent call last):
-        ...
-    ValueError: An optimizer of speechbrain_rev.optim has one parameter group...
-    """
-    raise ValueError(
-        "An optimizer of speechbrain_rev.optim has one parameter group, as SpeechBrain "
-        "clips the gradients of the first alone; add_param_group cannot add another. "
-        "Give all parameters when it is made; those without a gradient are left alone."
-    )
+def refuse_other_than_float32(params: list[torch.Tensor]) -> None:
+    """Refuse weights that 8-bit updates would round."""
+    for index, param in enumerate(params):
+        if param.dtype != torch.float32:
+            raise ValueError(
+                f"params[{index}] is {param.dtype}, but with 8-bit states the update is "
+                "computed and stored in float32. Keep weights in float32 (autocast lowers "
+                "the precision of the network, not of its weights), or set bits to 32."
+            )
 
 
 def parameters_to_keep(keep_32bit: Kept, params: list[torch.Tensor]) -> frozenset[int]:
-    """Find the parameters whose states stay at 32 bit.
-
-    Parameters
-    ----------
-    keep_32bit : torch.nn.Module, torch.Tensor, or iterable of these, nested or not
-        What is to be kept.
-    params : list of torch.Tensor
-        All that the optimizer trains.
-
-    Returns
-    -------
-    frozenset of int
-        The identities, ``id()``, of those among ``params`` that are to be kept.
-
-    Raises
-    ------
-    ValueError
-        If a parameter to be kept needs a gradient and is not among ``params``, or
-        something is neither module nor parameter.
+    """Return the identities, ``id()``, of parameters whose states stay at 32 bit.
 
     Example
     -------

@@ -1,14 +1,17 @@
-"""Refusing optimizer checkpoints that would load but mean something else.
+"""Checkpoints of optimizers: refused where they mean something else, or converted.
 
-torch and bitsandbytes compare the number of parameters only. States of another
-optimizer, another precision or another network of as many parameters are taken without
-a word, and training goes on with wrong momenta.
+torch and bitsandbytes compare the number of parameters only. They load states of another
+optimizer, another precision or another network of as many parameters, and training goes
+on with wrong momenta.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+
+from speechbrain_rev.optim.arguments import refuse_what_is_not_honoured
+from speechbrain_rev.optim.reference import dynamic_tree, read_moments, write_moments
 
 # The entry of the parameter group that says who wrote a checkpoint. It lies in the
 # group because torch saves groups whole and leaves entries unknown to it alone.
@@ -22,7 +25,7 @@ STATES_OF_TORCH = {
 }
 # bitsandbytes wraps its states so that FSDP does not gather them.
 WRAPPED = "__bnb_optimizer_quant_state__"
-# What an optimizer of this package can say of itself.
+# All values of that entry.
 _WRITERS = tuple(
     f"{name} at {bits} bit" for name in STATES_OF_TORCH for bits in (8, 32)
 )
@@ -36,26 +39,7 @@ def refuse_other_checkpoint(
 ) -> None:
     """Raise unless a checkpoint was written by an optimizer built like this one.
 
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        What the checkpoint is about to be loaded into.
-    state_dict : mapping
-        The checkpoint, as ``optimizer.state_dict()`` gives it.
-    state_dtypes : iterable of torch.dtype, [parameters]
-        How this optimizer stores the states of each parameter.
-
-    Raises
-    ------
-    ValueError
-        If the checkpoint is of another optimizer or precision, of other parameters, or
-        keeps other parameters at 32 bit.
-
-    Example
-    -------
-    >>> weight = torch.nn.Parameter(torch.zeros(2))
-    >>> optimizer = torch.optim.SGD([{"params": [weight], "built_as": "sgd at 32 bit"}])
-    >>> refuse_other_checkpoint(optimizer, optimizer.state_dict(), [torch.float32])
+    ``state_dtypes`` says how this optimizer stores the states of each parameter.
     """
     wanted = optimizer.param_groups[0][BUILT_AS]
     saved = written_by(optimizer, state_dict)
@@ -82,33 +66,7 @@ def refuse_other_checkpoint(
 
 
 def written_by(optimizer: torch.optim.Optimizer, state_dict: Any) -> str:
-    """Read which optimizer of ours wrote a checkpoint.
-
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        What the checkpoint is meant for.
-    state_dict : object
-        The checkpoint, whose form is checked.
-
-    Returns
-    -------
-    str
-        As the optimizers of this package note it, "adamw at 8 bit" for instance.
-
-    Raises
-    ------
-    ValueError
-        If the checkpoint is none of an optimizer, says nothing of it, or lacks states
-        or parameters.
-
-    Example
-    -------
-    >>> weight = torch.nn.Parameter(torch.zeros(2))
-    >>> optimizer = torch.optim.SGD([{"params": [weight], "built_as": "sgd at 32 bit"}])
-    >>> written_by(optimizer, optimizer.state_dict())
-    'sgd at 32 bit'
-    """
+    """Return which optimizer of ours wrote a checkpoint, such as "adamw at 8 bit"."""
     if not isinstance(state_dict, Mapping):
         raise ValueError(
             f"The checkpoint is a {type(state_dict).__name__}; give the dict that "
@@ -122,7 +80,7 @@ def written_by(optimizer: torch.optim.Optimizer, state_dict: Any) -> str:
         raise ValueError(
             f"This optimizer is {optimizer.param_groups[0][BUILT_AS]}, but the "
             f"checkpoint was not written by an optimizer of speechbrain_rev.optim, so its "
-            f"states cannot be told. Resume with the optimizer that wrote it, or start "
+            f"states are unknown. Resume with the optimizer that wrote it, or start "
             f"from its weights alone."
         )
     states = state_dict.get("state")
@@ -142,39 +100,9 @@ def written_by(optimizer: torch.optim.Optimizer, state_dict: Any) -> str:
 def states_by_parameter(
     optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]
 ) -> list[tuple[torch.Tensor, dict[str, Any]]]:
-    """Find the state that a checkpoint holds for each parameter of an optimizer.
-
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        With one parameter group.
-    state_dict : mapping
-        The checkpoint.
-
-    Returns
-    -------
-    list of (torch.Tensor, dict)
-        Each parameter and its state, unwrapped; empty where no gradient came yet.
-
-    Raises
-    ------
-    ValueError
-        If the checkpoint belongs to other parameters.
-
-    Example
-    -------
-    >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    >>> weight.sum().backward()
-    >>> optimizer.step()
-    >>> (_, state), = states_by_parameter(optimizer, optimizer.state_dict())
-    >>> state
-    {'momentum_buffer': tensor([1., 1.])}
-    """
-    params, saved_groups = (
-        optimizer.param_groups[0]["params"],
-        state_dict["param_groups"],
-    )
+    """Return each parameter and its state, unwrapped; empty where no gradient came yet."""
+    params = optimizer.param_groups[0]["params"]
+    saved_groups = state_dict["param_groups"]
     saved_params = saved_groups[0]["params"]
     if len(saved_groups) != 1 or len(params) != len(saved_params):
         raise ValueError(
@@ -198,21 +126,145 @@ def states_by_parameter(
 
 
 def first_state(state: Mapping[str, Any]) -> torch.Tensor | None:
-    """Find the first state tensor of a parameter, whoever computed it.
+    """Return the first state tensor; None before a gradient came, and for plain SGD."""
+    return next((state[name] for name in _FIRST_STATES if name in state), None)
+
+
+def convert_checkpoint(
+    state_dict: Mapping[str, Any], optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """Convert a checkpoint to the precision of an optimizer, which would refuse it else.
+
+    From 8 to 32 bit each value becomes exactly what its code stands for. From 32 to 8
+    bit it becomes the nearest code, off by at most 0.0071 of its block's largest
+    magnitude (momentum, first moment) or 0.0036 (second moment, whose code is none of
+    zero), as after each step at 8 bit. States that have the right precision already keep
+    their bits, so that checkpoints with another ``keep_32bit`` can be converted too.
 
     Parameters
     ----------
-    state : mapping
-        Of one parameter, as :func:`states_by_parameter` gives it.
+    state_dict : mapping
+        What ``state_dict()`` of an optimizer of the same class gave, made for the same
+        parameters by this package. It is not changed.
+    optimizer : torch.optim.Optimizer
+        What the checkpoint is for, of this package too. It is not changed.
 
     Returns
     -------
-    torch.Tensor or None
-        None where no gradient came yet, and where SGD has no momentum.
+    dict
+        For ``optimizer.load_state_dict``. The learning rate and the other options are
+        the checkpoint's, as always when one is loaded.
+
+    Raises
+    ------
+    ValueError
+        If the checkpoint or the optimizer is not of this package, if the checkpoint was
+        written by another class, for other parameters or with an option that 8 bit
+        cannot honour.
 
     Example
     -------
-    >>> first_state({"step": 3, "state1": torch.ones(1)})
-    tensor([1.])
+    A run that was trained at 8 bit goes on at 32:
+
+    >>> from speechbrain_rev.optim import SGD
+    >>> weight = torch.nn.Parameter(torch.ones(4096))
+    >>> old, new = (SGD([weight], bits=bits, lr=0.1) for bits in (8, 32))
+    >>> weight.sum().backward()
+    >>> old.step()
+    >>> new.load_state_dict(convert_checkpoint(old.state_dict(), new))
+    >>> new.state[weight]["momentum_buffer"][:3]
+    tensor([1., 1., 1.])
     """
-    return next((state[name] for name in _FIRST_STATES if name in state), None)
+    wanted = optimizer.param_groups[0].get(BUILT_AS)
+    if wanted is None:
+        raise ValueError(
+            f"optimizer is of class {type(optimizer).__name__}, not of "
+            f"speechbrain_rev.optim, so its form of states is unknown. Make it by SGD, "
+            f"Adam, AdamW or build_optimizer of that."
+        )
+    saved = written_by(optimizer, state_dict)
+    (name, bits), (saved_name, saved_bits) = map(_name_and_bits, (wanted, saved))
+    if name != saved_name:
+        raise ValueError(
+            f"This optimizer is {wanted}, but the checkpoint holds the states of "
+            f"{saved}: only the bits can be converted. Take the optimizer "
+            f"that wrote it, or start from its weights alone."
+        )
+    pairs = states_by_parameter(optimizer, state_dict)
+    group = state_dict["param_groups"][0]
+    if saved_bits != bits:
+        if bits == 8:
+            refuse_what_is_not_honoured(name, bits, group)
+        own = optimizer.state_dict()["param_groups"][0]
+        group = own | _options(name, bits, group)
+    states = {}
+    for index, (param, state) in enumerate(pairs):
+        if first_state(state) is None:
+            continue
+        if bits == saved_bits == 32:
+            states[index] = state
+        elif bits == 32:
+            states[index] = _state_of_torch(name, state, param)
+        else:
+            stored_bits = optimizer.state_bits(param)  # type: ignore[attr-defined]
+            states[index] = _state_of_the_library(name, state, stored_bits)
+    return {
+        "state": states,
+        "param_groups": [{**group, "params": list(range(len(pairs)))}],
+    }
+
+
+def _name_and_bits(built_as: str) -> tuple[str, int]:
+    name, _, bits, _ = built_as.split()  # "sgd at 8 bit"
+    return name, int(bits)
+
+
+def _options(name: str, bits: int, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Name a saved group's options as an optimizer of other bits does."""
+    common = ("lr", "initial_lr", "weight_decay")
+    options = {key: group[key] for key in common if key in group}
+    if name == "sgd" and bits == 8:
+        options["betas"] = (group["momentum"], 0.0)
+    elif name == "sgd":
+        options |= {"momentum": group["betas"][0], "dampening": 0.0, "nesterov": False}
+    else:
+        options |= {"betas": group["betas"], "eps": group["eps"]}
+        if bits == 32:
+            options["amsgrad"] = False
+    return options
+
+
+def _state_of_torch(
+    name: str, state: Mapping[str, Any], param: torch.Tensor
+) -> dict[str, Any]:
+    # In the memory format of the weight, as torch makes them.
+    moments = [
+        torch.empty_like(param, device=moment.device).copy_(moment)
+        for moment in read_moments(state)
+    ]
+    steps = {} if name == "sgd" else {"step": torch.tensor(float(state["step"]))}
+    return {**steps, **dict(zip(STATES_OF_TORCH[name], moments, strict=True))}
+
+
+def _state_of_the_library(
+    name: str, state: Mapping[str, Any], bits: int
+) -> dict[str, Any]:
+    # The library asks of SGD, in which torch counts no steps, only which is the first.
+    step = int(state.get("step", 1))
+    if bits == 8 and "absmax1" in state:
+        return {"step": step, WRAPPED: {k: state[k] for k in state if k != "step"}}
+    if "state1" in state:
+        moments = read_moments(state)
+    else:
+        moments = [state[key].float() for key in STATES_OF_TORCH[name]]
+    if bits == 32:
+        numbered = enumerate(moments, 1)
+        return {
+            "step": step,
+            WRAPPED: {f"state{n}": m.contiguous() for n, m in numbered},
+        }
+    tensors = write_moments(moments)
+    for number, moment in enumerate(moments, 1):
+        values = dynamic_tree(signed=number == 1)
+        tensors[f"qmap{number}"] = values.to(moment.device)
+    return {"step": step, WRAPPED: tensors}

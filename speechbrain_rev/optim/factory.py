@@ -1,4 +1,4 @@
-"""SGD, Adam and AdamW with states of 8 or 32 bit, as classes and behind one door.
+"""SGD, Adam and AdamW with 8-bit or 32-bit states, as classes and by name.
 
 8-bit states are cut into blocks, each block is divided by its largest magnitude and
 stored as the nearest of 256 values: ``reference.py`` has the scheme, ``strict.py`` its
@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from speechbrain_rev.optim.arguments import (
+    OPTIONS,
     Kept,
-    number,
-    pair,
+    Params,
     parameters_of_one_group,
     parameters_to_keep,
-    refuse_another_group,
-    switch,
+    read_options,
+    refuse_other_than_float32,
 )
 from speechbrain_rev.optim.checkpoint import BUILT_AS, refuse_other_checkpoint
 from speechbrain_rev.optim.strict import strict_class
@@ -31,52 +30,13 @@ from speechbrain_rev.optim.strict import strict_class
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Params: TypeAlias = (
-    Iterable[torch.Tensor] | Iterable[Mapping[str, Any]] | Mapping[str, Any]
-)
-
-
-@dataclass(frozen=True)
-class _Optimizer:
-    """Who computes an optimizer, and which options it honours at 32 and at 8 bit."""
-
-    at_32bit: type[torch.optim.Optimizer]
-    at_8bit: str
-    options: tuple[str, ...]
-    options_at_8bit: tuple[str, ...]
-    l2_decay_at_8bit: bool = True
-
-
-_ADAM_OPTIONS = ("betas", "eps", "amsgrad"), ("betas", "eps")
-
-# The library's Adam and AdamW differ in defaults alone: decay is decoupled in both.
-_OPTIMIZERS = {
-    "sgd": _Optimizer(
-        torch.optim.SGD, "SGD", ("momentum", "dampening", "nesterov"), ("momentum",)
-    ),
-    "adam": _Optimizer(
-        torch.optim.Adam, "AdamW", *_ADAM_OPTIONS, l2_decay_at_8bit=False
-    ),
-    "adamw": _Optimizer(torch.optim.AdamW, "AdamW", *_ADAM_OPTIONS),
-}
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "lr": functools.partial(number, "lr"),
-    "weight_decay": functools.partial(number, "weight_decay"),
-    "momentum": functools.partial(number, "momentum", below=1.0),
-    "dampening": functools.partial(number, "dampening"),
-    "nesterov": functools.partial(switch, "nesterov"),
-    "betas": functools.partial(pair, "betas", below=1.0),
-    "eps": functools.partial(number, "eps", above_zero=True),
-    "amsgrad": functools.partial(switch, "amsgrad"),
-}
-
 
 class _Named(torch.optim.Optimizer):
-    """What SGD, Adam and AdamW share. Making one makes a subclass of the asked bits."""
+    """The common part of SGD, Adam and AdamW: an instance is of a subclass for its bits."""
 
-    _name: ClassVar[str]  # in _OPTIMIZERS
+    _name: ClassVar[str]  # in OPTIONS
+    _at_32bit: ClassVar[type[torch.optim.Optimizer]]
+    _at_8bit: ClassVar[str]  # of bitsandbytes
     _named: ClassVar[type[_Named]]  # the public one, of the classes that compute
     _bits: ClassVar[int]  # likewise
 
@@ -87,21 +47,19 @@ class _Named(torch.optim.Optimizer):
         return object.__new__(made)
 
     def _init(self, params: Params, bits: int, keep_32bit: Kept, **given: Any) -> None:
-        _check_bits(bits)
+        options = read_options(self._name, bits, given)
         if bits != self._bits:
             raise ValueError(
                 f"bits is {bits}, but {type(self).__name__} was made. Give bits to "
                 f"{self._named.__name__} by its name."
             )
-        options = {key: _READERS[key](value) for key, value in given.items()}
-        refuse_what_is_not_honoured(self._name, bits, options, options["weight_decay"])
         trained = parameters_of_one_group(params)
         kept = parameters_to_keep(keep_32bit, trained)
         group = {"params": trained, BUILT_AS: f"{self._name} at {bits} bit"}
         start: Callable[..., None] = super().__init__
         if bits == 8:
-            _refuse_other_than_float32(trained)
-            honoured = ("lr", "weight_decay", *_OPTIMIZERS[self._name].options_at_8bit)
+            refuse_other_than_float32(trained)
+            honoured = ("lr", "weight_decay", *OPTIONS[self._name].at_8bit)
             options = {key: options[key] for key in honoured}
             start([group], kept, optim_bits=8, **options)
         else:
@@ -109,12 +67,17 @@ class _Named(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self.param_groups:
-            refuse_another_group(param_group)
+            raise ValueError(
+                "An optimizer of speechbrain_rev.optim has one parameter group, as "
+                "SpeechBrain clips the gradients of the first alone; add_param_group "
+                "cannot add another. Give all parameters when it is made; those without a "
+                "gradient are left alone."
+            )
         super().add_param_group(param_group)
 
 
 class _Plain(torch.optim.Optimizer):
-    """What optimizers of torch do otherwise where they compute for a class of ours."""
+    """Checkpoints and copies of torch's optimizers that compute for a class of ours."""
 
     _named: ClassVar[type[_Named]]
 
@@ -132,28 +95,28 @@ def _blank(named: type[_Named]) -> Any:
 
 
 def _computing(named: Any, bits: int) -> type[Any]:
-    """Give the subclass of a public class that computes with states of such bits."""
+    """Return the subclass of a public class that computes with states of such bits."""
     if bits == 32:
         return _plain_class(named)
-    return strict_class(named, _OPTIMIZERS[named._name].at_8bit)
+    return strict_class(named, named._at_8bit)
 
 
 @functools.cache
 def _plain_class(named: Any) -> type[Any]:
     members = {"__doc__": named.__doc__, "_named": named, "_bits": 32}
-    bases = (named, _Plain, _OPTIMIZERS[named._name].at_32bit)
+    bases = (named, _Plain, named._at_32bit)
     return type(f"{named.__name__}32bit", bases, members)
 
 
 class SGD(_Named):
-    """SGD with momentum, whose states have 8 or 32 bits.
+    """SGD with momentum and 8-bit or 32-bit states.
 
     Parameters
     ----------
     params : iterable of torch.Tensor, or one parameter group
         What to train, see :func:`build_optimizer`.
     bits : {8, 32}
-        Of each value of the momentum.
+        Bits of each value of the momentum.
     lr : float
         Learning rate.
     momentum : float
@@ -174,8 +137,8 @@ class SGD(_Named):
 
     Notes
     -----
-    What computes, and what checkpoints fit, is told by :func:`build_optimizer`, which
-    makes this class for the name "sgd".
+    :func:`build_optimizer` makes this class for the name "sgd". Its page says which
+    library computes and which checkpoints fit.
 
     Example
     -------
@@ -187,7 +150,7 @@ class SGD(_Named):
     (True, True)
     """
 
-    _name = "sgd"
+    _name, _at_32bit, _at_8bit = "sgd", torch.optim.SGD, "SGD"
 
     def __init__(
         self,
@@ -213,50 +176,7 @@ class SGD(_Named):
         )
 
 
-class Adam(_Named):
-    """Adam, whose states have 8 or 32 bits.
-
-    Parameters
-    ----------
-    params : iterable of torch.Tensor, or one parameter group
-        What to train, see :func:`build_optimizer`.
-    bits : {8, 32}
-        Of each value of both moments.
-    lr : float
-        Learning rate.
-    betas : (float, float)
-        Of the first and the second moment, each from 0 to below 1.
-    eps : float
-        Above 0.
-    weight_decay : float
-        An L2 penalty, at 32 bit only.
-    amsgrad : bool
-        At 32 bit only.
-    keep_32bit : torch.nn.Module, torch.Tensor, or iterable of these
-        Whose states stay at 32 bit, see :func:`build_optimizer`.
-
-    Raises
-    ------
-    ValueError, ImportError
-        As :func:`build_optimizer` does.
-
-    Notes
-    -----
-    What computes, and what checkpoints fit, is told by :func:`build_optimizer`, which
-    makes this class for the name "adam".
-
-    Example
-    -------
-    >>> from hyperpyyaml import load_hyperpyyaml
-    >>> text = "opt_class: !name:speechbrain_rev.optim.Adam {bits: 8, lr: 0.001}"
-    >>> opt_class = load_hyperpyyaml(text)["opt_class"]
-    >>> optimizer = opt_class([torch.nn.Parameter(torch.ones(4096))])
-    >>> isinstance(optimizer, Adam), isinstance(optimizer, torch.optim.Optimizer)
-    (True, True)
-    """
-
-    _name = "adam"
-
+class _AdamLike(_Named):
     def __init__(
         self,
         params: Params,
@@ -281,15 +201,61 @@ class Adam(_Named):
         )
 
 
-class AdamW(_Named):
-    """Adam with decoupled weight decay, whose states have 8 or 32 bits.
+class Adam(_AdamLike):
+    """Adam with 8-bit or 32-bit states.
 
     Parameters
     ----------
     params : iterable of torch.Tensor, or one parameter group
         What to train, see :func:`build_optimizer`.
     bits : {8, 32}
-        Of each value of both moments.
+        Bits of each value of both moments.
+    lr : float
+        Learning rate.
+    betas : (float, float)
+        Of the first and the second moment, each from 0 to below 1.
+    eps : float
+        Above 0.
+    weight_decay : float
+        An L2 penalty, at 32 bit only.
+    amsgrad : bool
+        At 32 bit only.
+    keep_32bit : torch.nn.Module, torch.Tensor, or iterable of these
+        Whose states stay at 32 bit, see :func:`build_optimizer`.
+
+    Raises
+    ------
+    ValueError, ImportError
+        As :func:`build_optimizer` does.
+
+    Notes
+    -----
+    :func:`build_optimizer` makes this class for the name "adam". Its page says which
+    library computes and which checkpoints fit.
+
+    Example
+    -------
+    >>> from hyperpyyaml import load_hyperpyyaml
+    >>> text = "opt_class: !name:speechbrain_rev.optim.Adam {bits: 8, lr: 0.001}"
+    >>> opt_class = load_hyperpyyaml(text)["opt_class"]
+    >>> optimizer = opt_class([torch.nn.Parameter(torch.ones(4096))])
+    >>> isinstance(optimizer, Adam), isinstance(optimizer, torch.optim.Optimizer)
+    (True, True)
+    """
+
+    # bitsandbytes' Adam and AdamW differ in defaults alone: decay is decoupled in both.
+    _name, _at_32bit, _at_8bit = "adam", torch.optim.Adam, "AdamW"
+
+
+class AdamW(_AdamLike):
+    """Adam with decoupled weight decay and 8-bit or 32-bit states.
+
+    Parameters
+    ----------
+    params : iterable of torch.Tensor, or one parameter group
+        What to train, see :func:`build_optimizer`.
+    bits : {8, 32}
+        Bits of each value of both moments.
     lr : float
         Learning rate.
     betas : (float, float)
@@ -311,8 +277,8 @@ class AdamW(_Named):
 
     Notes
     -----
-    What computes, and what checkpoints fit, is told by :func:`build_optimizer`, which
-    makes this class for the name "adamw".
+    :func:`build_optimizer` makes this class for the name "adamw". Its page says which
+    library computes and which checkpoints fit.
 
     Example
     -------
@@ -324,33 +290,10 @@ class AdamW(_Named):
     (True, True)
     """
 
-    _name = "adamw"
-
-    def __init__(
-        self,
-        params: Params,
-        *,
-        bits: int,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        keep_32bit: Kept = (),
-    ) -> None:
-        self._init(
-            params,
-            bits,
-            keep_32bit,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-        )
+    _name, _at_32bit, _at_8bit = "adamw", torch.optim.AdamW, "AdamW"
 
 
-_CLASSES: dict[str, type[_Named]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+_CLASSES: dict[str, type[_Named]] = {row._name: row for row in (SGD, Adam, AdamW)}
 
 
 def build_optimizer(
@@ -370,10 +313,10 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build an :class:`SGD`, :class:`Adam` or :class:`AdamW` by its name.
 
-    At 32 bit torch's own optimizer computes: that is the one results are compared with,
-    it knows every option, and bitsandbytes need not be installed. At 8 bit bitsandbytes'
-    does, held to what it can do, with the arithmetic of torch's: SGD with momentum, AdamW
-    with bias correction and with the decay before the update.
+    At 32 bit, torch's own optimizer computes. It is the baseline, knows every option and
+    does not need bitsandbytes. At 8 bit, bitsandbytes' optimizer computes, with the
+    arithmetic of torch's: SGD with momentum, AdamW with bias correction and with the
+    decay before the update. Options that it would ignore are refused.
 
     Parameters
     ----------
@@ -383,7 +326,7 @@ def build_optimizer(
     name : {"sgd", "adam", "adamw"}
         SGD with momentum; Adam; Adam with decoupled weight decay.
     bits : {8, 32}
-        Of each value of momentum and variance.
+        Bits of each value of momentum and variance.
     lr : float
         Learning rate.
     momentum : float
@@ -392,9 +335,9 @@ def build_optimizer(
     weight_decay : float
         An L2 penalty in SGD and in Adam (there at 32 bit only), decoupled in AdamW.
     betas : (float, float)
-        Of Adam and AdamW, each from 0 to below 1. SGD does not look at it.
+        Of Adam and AdamW, each from 0 to below 1. SGD ignores it.
     eps : float
-        Of Adam and AdamW, above 0. SGD does not look at it.
+        Of Adam and AdamW, above 0. SGD ignores it.
     nesterov : bool
         Of SGD, at 32 bit only.
     dampening : float
@@ -419,21 +362,20 @@ def build_optimizer(
         optimizer cannot honour, or if a parameter is given twice, is not float32 at
         8 bit, or is to be kept at 32 bit but not among ``params``.
     ImportError
-        If 8 bit is asked for and bitsandbytes cannot be imported.
+        If bits is 8 and bitsandbytes cannot be imported.
 
     Notes
     -----
-    On a CPU 8-bit states are computed by the plain reference, of which the library's
-    own CPU code is only an approximation; on CUDA by the library. Checkpoints go from
-    one to the other, and :func:`~speechbrain_rev.optim.convert_checkpoint` takes them
-    from one precision to the other.
+    On a CPU the plain reference computes 8-bit states: the library's own CPU code only
+    approximates it. On CUDA the library computes. Checkpoints fit both, and
+    :func:`~speechbrain_rev.optim.convert_checkpoint` changes their precision.
 
-    A second moment that 8 bits would hold as zero takes the least value above it, so that
-    Adam never divides by ``eps`` alone where it should not; bitsandbytes does.
+    A second moment that 8 bits would round to zero takes the least value above zero.
+    Otherwise Adam would divide by ``eps`` alone, as bitsandbytes does.
 
-    A gradient that is not finite is not hidden: as at 32 bit, moments become NaN and
-    stay it, here those of the whole block of 256, and weights follow, in AdamW on CUDA
-    one step later. A loss scaler that skips the step leaves all as it was.
+    A gradient that is not finite stays visible. As at 32 bit, moments become NaN and
+    remain NaN; at 8 bit this is the whole block of 256. Weights follow, in AdamW on CUDA
+    one step later. A step that a loss scaler skips changes nothing.
 
     Example
     -------
@@ -444,16 +386,15 @@ def build_optimizer(
     >>> weight[0].item(), state_bytes(optimizer) < 0.5 * 4 * weight.numel()
     (0.8999999761581421, True)
     """
-    if name not in _OPTIMIZERS:
+    if name not in _CLASSES:
         nearest = difflib.get_close_matches(
-            str(name).lower(), _OPTIMIZERS, n=1, cutoff=0.3
+            str(name).lower(), _CLASSES, n=1, cutoff=0.3
         )
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
         raise ValueError(
             f"The optimizer {name!r} does not exist; there are "
-            f"{', '.join(map(repr, _OPTIMIZERS))}.{hint}"
+            f"{', '.join(map(repr, _CLASSES))}.{hint}"
         )
-    _check_bits(bits)
     given = {
         "lr": lr,
         "weight_decay": weight_decay,
@@ -464,11 +405,8 @@ def build_optimizer(
         "eps": eps,
         "amsgrad": amsgrad,
     }
-    options = {key: _READERS[key](value) for key, value in given.items()}
-    refuse_what_is_not_honoured(name, bits, options, options["weight_decay"])
-    own = {
-        key: options[key] for key in ("lr", "weight_decay", *_OPTIMIZERS[name].options)
-    }
+    options = read_options(name, bits, given)
+    own = {key: options[key] for key in ("lr", "weight_decay", *OPTIONS[name].at_32bit)}
     build: Callable[..., torch.optim.Optimizer] = _CLASSES[name]
     return build(params, bits=bits, keep_32bit=keep_32bit, **own)
 
@@ -506,71 +444,3 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
         for storage in (value.untyped_storage(),)
     }
     return sum(storages.values())
-
-
-def refuse_what_is_not_honoured(
-    name: str, bits: int, options: Mapping[str, Any], weight_decay: float
-) -> None:
-    """Raise where an optimizer would ignore an option, or read it as another.
-
-    Parameters
-    ----------
-    name : {"sgd", "adam", "adamw"}
-        The optimizer.
-    bits : {8, 32}
-        Of its states.
-    options : mapping
-        ``momentum`` of SGD, and ``nesterov``, ``dampening`` and ``amsgrad`` where given.
-    weight_decay : float
-        As it was given.
-
-    Raises
-    ------
-    ValueError
-        If there is such an option.
-
-    Example
-    -------
-    >>> refuse_what_is_not_honoured("sgd", 8, {"momentum": 0.9}, 1e-4)
-    """
-    row = _OPTIMIZERS[name]
-    for key in ("nesterov", "dampening", "amsgrad"):
-        if not options.get(key):
-            continue
-        if key not in row.options:
-            owners = [n for n, other in _OPTIMIZERS.items() if key in other.options]
-            raise ValueError(
-                f"{key} belongs to {' and '.join(owners)}, not to {name}. Leave it out."
-            )
-        if bits == 8 and key not in row.options_at_8bit:
-            raise ValueError(
-                f"{name} at 8 bit cannot do {key}={options[key]}; bitsandbytes would "
-                "ignore it or fail. Leave it out, or set bits to 32."
-            )
-    if bits == 8 and "momentum" in row.options_at_8bit and not options["momentum"]:
-        raise ValueError(
-            f"{name} at 8 bit cannot do momentum=0, which leaves no state to store. "
-            "Give a momentum, or set bits to 32."
-        )
-    if bits == 8 and weight_decay and not row.l2_decay_at_8bit:
-        raise ValueError(
-            f"{name} at 8 bit cannot do an L2 weight_decay ({weight_decay}): "
-            "bitsandbytes would decouple it, which is adamw. Take 'adamw' (the class "
-            "AdamW), or set weight_decay to 0 or bits to 32."
-        )
-
-
-def _check_bits(bits: object) -> None:
-    if type(bits) is not int or bits not in (8, 32):
-        raise ValueError(f"bits is {bits!r}; optimizer states can have 8 or 32 bits.")
-
-
-def _refuse_other_than_float32(params: list[torch.Tensor]) -> None:
-    for index, param in enumerate(params):
-        if param.dtype != torch.float32:
-            raise ValueError(
-                f"params[{index}] is {param.dtype}, but with states of 8 bit the "
-                f"update is computed in float32 and stored as that. Keep weights in "
-                f"float32 (autocast lowers the precision of the network, not of its "
-                f"weights), or set bits to 32."
-            )

@@ -10,22 +10,23 @@ blocks have 2048 values, those of bitsandbytes 256.
 import functools
 import itertools
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
-# Temporaries are made for so many values at a time: they stay in the cache of a CPU, and
-# large tensors need no more of them than small ones.
+# Number of values for which temporaries are made at a time: they fit the cache of a CPU.
 _PIECE = 2**19
+# That of bitsandbytes, on every device.
+BLOCK_SIZE = 256
 
 
 def dynamic_tree(*, signed: bool) -> torch.Tensor:
-    """List the values that the 256 codes stand for.
+    """Return the values that the 256 codes stand for.
 
     The bits of a code are a sign, where there is one, then e zeros, a one, and f further
     bits. They stand for 10^-e times the middle of one of 2^f even intervals of [0.1, 1]:
-    the smaller the value, the fewer bits say where it lies. Zeros alone are 0, and the
+    the smaller the value, the fewer bits locate it. Zeros alone are 0, and the
     one pattern without a use (minus zero; without a sign, zeros and a last one) is 1.
 
     Parameters
@@ -177,7 +178,7 @@ def dequantise(
 
 
 def block_maxima(x: torch.Tensor, *, block_size: int) -> torch.Tensor:
-    """Find the largest magnitude in each block.
+    """Return the largest magnitude in each block.
 
     Parameters
     ----------
@@ -189,8 +190,8 @@ def block_maxima(x: torch.Tensor, *, block_size: int) -> torch.Tensor:
     Returns
     -------
     torch.Tensor, [blocks]
-        NaN where a block holds one, else inf where it holds one. Found without waiting
-        for the device.
+        NaN where a block holds one, else inf where it holds one. Nothing waits for
+        the device.
 
     Raises
     ------
@@ -216,6 +217,56 @@ def block_maxima(x: torch.Tensor, *, block_size: int) -> torch.Tensor:
     return absmax
 
 
+def read_moments(state: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the moments that a state of the library stands for, in float32.
+
+    Example
+    -------
+    >>> read_moments(write_moments([torch.tensor([-1.0, 0.0, 2.0])]))
+    [tensor([-1.0016,  0.0000,  2.0000])]
+    """
+    return [
+        dequantise(
+            state[f"state{number}"],
+            state[f"absmax{number}"],
+            block_size=BLOCK_SIZE,
+            signed=number == 1,
+        )
+        if state[f"state{number}"].dtype == torch.uint8
+        else state[f"state{number}"]
+        for number in (1, 2)
+        if f"state{number}" in state
+    ]
+
+
+def write_moments(moments: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Quantise moments as the library stores them, but no second one as zero.
+
+    Example
+    -------
+    >>> state = write_moments(torch.ones(2, 1000))
+    >>> {name: list(tensor.shape) for name, tensor in state.items()}
+    {'state1': [1000], 'absmax1': [4], 'state2': [1000], 'absmax2': [4]}
+    """
+    state: dict[str, torch.Tensor] = {}
+    for number, moment in enumerate(moments, 1):
+        codes, absmax = quantise(moment, block_size=BLOCK_SIZE, signed=number == 1)
+        state |= {f"state{number}": codes, f"absmax{number}": absmax}
+    raise_second(state)
+    return state
+
+
+def raise_second(state: Mapping[str, Any]) -> None:
+    """Give second moments that were stored as zero the least value above zero.
+
+    Adam divides by their root. Where one is lost, eps alone divides the first moment, and
+    the next step is many times too long.
+    """
+    second = state.get("state2")
+    if second is not None and second.dtype == torch.uint8:
+        second.clamp_(min=1)
+
+
 def _count_blocks(values: int, block_size: int) -> int:
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}; a block has at least 1 value.")
@@ -225,9 +276,9 @@ def _count_blocks(values: int, block_size: int) -> int:
 def _pieces(
     flat: torch.Tensor, absmax: torch.Tensor, out: torch.Tensor, block_size: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Cut into views of some whole blocks each, the shorter last block on its own.
+    """Yield views of some whole blocks each, the shorter last block on its own.
 
-    They have the shapes [blocks, block_size], [blocks, 1] and [blocks * block_size].
+    Shapes: [blocks, block_size], [blocks, 1] and [blocks * block_size].
     """
     whole = flat.numel() // block_size
     cuts = [*range(0, whole, max(1, _PIECE // block_size)), whole, absmax.numel()]
@@ -260,8 +311,8 @@ def _lookup(signed: bool, device: torch.device) -> _Lookup:
     below = midpoints.nextafter(torch.tensor(-math.inf, device="cpu"))
     midpoints = torch.where(midpoints.double() > exact, below, midpoints)
     first = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cpu") * 2**16
-    ends = torch.stack([first, first + (2**16 - 1)]).view(torch.float32)
-    lower, upper = torch.bucketize(ends.sort(dim=0).values, midpoints)
+    limits = torch.stack([first, first + (2**16 - 1)]).view(torch.float32)
+    lower, upper = torch.bucketize(limits.sort(dim=0).values, midpoints)
     midpoint = midpoints[lower.clamp(max=254)].masked_fill(lower == upper, math.inf)
     tables = values, lower.to(torch.uint8), midpoint
     return _Lookup(*(table.to(device) for table in tables))

@@ -1,9 +1,8 @@
-"""bitsandbytes' 8-bit optimizers, held to what is asked of them.
+"""bitsandbytes' 8-bit optimizers, made strict.
 
 The library computes on CUDA. On a CPU its quantiser rounds through a table of 65,536
-even steps, which loses what is small and reads zeros back as something else: there the
-plain reference takes its place, with the library's states, so that a checkpoint serves
-both.
+even steps, which loses small values and does not read zeros back as zeros. There the
+plain reference computes with the library's states, so that checkpoints fit both.
 
 This is the one door to bitsandbytes.
 """
@@ -13,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,13 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from speechbrain_rev.optim.checkpoint import refuse_other_checkpoint
-from speechbrain_rev.optim.reference import block_maxima, dequantise, quantise
+from speechbrain_rev.optim.reference import (
+    BLOCK_SIZE,
+    block_maxima,
+    raise_second,
+    read_moments,
+    write_moments,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -33,82 +38,10 @@ else:
 
 # Smaller tensors, biases and normalisations mostly, would save next to nothing.
 MIN_8BIT_ELEMENTS = 4096
-# The library's, on every device.
-BLOCK_SIZE = 256
-
-
-def read_moments(state: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Read what a state of the library stands for.
-
-    Parameters
-    ----------
-    state : mapping
-        Of one parameter, at 8 or at 32 bit.
-
-    Returns
-    -------
-    list of torch.Tensor, float32, each of the parameter's shape
-        The momentum, or the first and the second moment.
-
-    Example
-    -------
-    >>> read_moments(write_moments([torch.tensor([-1.0, 0.0, 2.0])]))
-    [tensor([-1.0016,  0.0000,  2.0000])]
-    """
-    return [
-        dequantise(
-            state[f"state{number}"],
-            state[f"absmax{number}"],
-            block_size=BLOCK_SIZE,
-            signed=number == 1,
-        )
-        if state[f"state{number}"].dtype == torch.uint8
-        else state[f"state{number}"]
-        for number in (1, 2)
-        if f"state{number}" in state
-    ]
-
-
-def write_moments(moments: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Quantise moments as the library stores them, but no second one as zero.
-
-    Parameters
-    ----------
-    moments : iterable of torch.Tensor
-        The momentum, or the first and the second moment.
-
-    Returns
-    -------
-    dict of str to torch.Tensor
-        ``state1`` and ``absmax1``, and the same with 2 where there are two moments.
-
-    Example
-    -------
-    >>> state = write_moments(torch.ones(2, 1000))
-    >>> {name: list(tensor.shape) for name, tensor in state.items()}
-    {'state1': [1000], 'absmax1': [4], 'state2': [1000], 'absmax2': [4]}
-    """
-    state: dict[str, torch.Tensor] = {}
-    for number, moment in enumerate(moments, 1):
-        codes, absmax = quantise(moment, block_size=BLOCK_SIZE, signed=number == 1)
-        state |= {f"state{number}": codes, f"absmax{number}": absmax}
-    _raise_second(state)
-    return state
-
-
-def _raise_second(state: Mapping[str, Any]) -> None:
-    """Give second moments that were stored as zero the least value above it.
-
-    Adam divides by their root: where one of them is lost, what is left of the first
-    moment is divided by eps alone, and the next step is many times too long.
-    """
-    second = state.get("state2")
-    if second is not None and second.dtype == torch.uint8:
-        second.clamp_(min=1)
 
 
 class _Strict(_Optimizer8bit):
-    """What every 8-bit optimizer of ours does otherwise than bitsandbytes'."""
+    """The changes that every 8-bit optimizer of ours makes to bitsandbytes'."""
 
     _named: type[torch.optim.Optimizer]  # the class that users name
     library_name: str  # the library's word for the class
@@ -140,7 +73,7 @@ class _Strict(_Optimizer8bit):
             if param.grad is not None and param.grad.layout != torch.strided:
                 raise ValueError(
                     f"The gradient of params[{index}], shape {list(param.shape)}, is "
-                    f"{param.grad.layout}, but with states of 8 bit gradients must be "
+                    f"{param.grad.layout}, but with 8-bit states gradients must be "
                     f"dense. Build the layer with sparse=False."
                 )
         # torch may have wrapped the library's step to call hooks. They are called around
@@ -194,11 +127,11 @@ class _Strict(_Optimizer8bit):
             self._update_by_reference(group, p.data, ordered, self.state[p])
         else:
             state = self.state[p]
-            stains = _stains(ordered, state)
+            summands = nan_or_zero(ordered, state)
             super().update_step(group, p, gindex, pindex)
-            _raise_second(state)
-            for name, stain in stains.items():
-                state[name].add_(stain)
+            raise_second(state)
+            for name, summand in summands.items():
+                state[name].add_(summand)
         if not weight.is_contiguous():
             weight.copy_(p.data)
         p.data, p.grad = weight, grad
@@ -214,7 +147,7 @@ class _Strict(_Optimizer8bit):
         super().load_state_dict(state_dict, move_to_device)
         for state in self.state.values():
             # Of one that the library wrote alone.
-            _raise_second(state)
+            raise_second(state)
 
     @property
     def _decoupled(self) -> bool:
@@ -250,45 +183,26 @@ class _Strict(_Optimizer8bit):
             state[name].copy_(tensor)
 
 
-def _stains(grad: torch.Tensor, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Find what to add to the scales after a step of the library: NaN or zero.
+def nan_or_zero(
+    grad: torch.Tensor, state: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Return what to add to the scales after a step of the library: NaN or zero.
 
     Its kernels put zeros in place of the moments where a gradient is not finite (Adam),
     and lose a NaN when they look for the largest of a block. All this is arithmetic of
     the device: nothing waits for it.
     """
-    stain = 0 * block_maxima(grad, block_size=BLOCK_SIZE)
+    of_gradient = 0 * block_maxima(grad, block_size=BLOCK_SIZE)
     scales = (name for name in ("absmax1", "absmax2") if name in state)
-    return {name: stain + 0 * state[name] for name in scales}
+    return {name: of_gradient + 0 * state[name] for name in scales}
 
 
 @functools.cache
 def strict_class(named: Any, library_name: str) -> type[Any]:
-    """Let an optimizer of the library compute, strictly, what a class of ours promises.
+    """Return a subclass of ``named`` that computes by an optimizer of the library.
 
-    Parameters
-    ----------
-    named : type
-        The class of ours, whose instances these are.
-    library_name : str
-        The library's class, as ``bitsandbytes.optim`` has it.
-
-    Returns
-    -------
-    type
-        Whose ``__init__``, after that of ``named``, takes one parameter group, what to
-        keep, and the library's options.
-
-    Raises
-    ------
-    ImportError
-        If bitsandbytes cannot be imported.
-
-    Example
-    -------
-    >>> from speechbrain_rev.optim import Adam
-    >>> strict_class(Adam, "AdamW").__name__
-    'Adam8bit'
+    Its ``__init__``, after that of ``named``, takes one parameter group, the identities
+    of parameters to keep at 32 bit, and the library's options.
     """
     base = getattr(_bitsandbytes().optim, library_name)
     members = {
@@ -323,7 +237,7 @@ def _bitsandbytes() -> ModuleType:
         import bitsandbytes
     except ImportError as error:
         raise ImportError(
-            "Optimizer states of 8 bit need bitsandbytes, which cannot be imported "
+            "8-bit optimizer states need bitsandbytes, which cannot be imported "
             f"here ({error}). Reinstall it, or ask for 32 bit (optimizer_bits: 32)."
         ) from error
     finally:

@@ -33,12 +33,12 @@ from speechbrain_rev.scoring.metrics import (
     measures_in,
     min_dcf,
 )
-from speechbrain_rev.scoring.multiple_tests import holm
 from speechbrain_rev.scoring.paired import (
     RateDifference,
     RateOverSeeds,
     SeedRates,
     detectable_margin,
+    holm,
     rate_difference,
     rate_over_seeds,
 )

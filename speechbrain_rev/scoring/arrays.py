@@ -1,8 +1,7 @@
-"""Reading the arrays callers pass: one place where shapes and values are checked.
+"""Arrays that callers pass: shapes and values are checked here.
 
-Everything in ``scoring`` accepts what ``numpy.asarray`` accepts, and torch tensors on
-the CPU with or without a gradient. A wrong array is met here with the name the caller
-knows it by, so that the formulas elsewhere can rely on clean input.
+``scoring`` accepts what ``numpy.asarray`` accepts, and torch tensors on the CPU with or
+without a gradient. A wrong array is refused by the name that the caller knows.
 """
 
 from typing import Any
@@ -57,7 +56,7 @@ def as_vectors(name: str, values: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]
     """Read a matrix of embeddings and the length of each row.
 
     The lengths are summed in float64, so that no float32 row over- or underflows;
-    they tell NaN, infinity and zero rows apart in one pass and without a temporary
+    they separate NaN, infinity and zero rows in one pass and without a temporary
     of the matrix' size.
 
     Parameters

@@ -131,7 +131,7 @@ def cohort_statistics(
     if degenerate.any():
         raise ValueError(
             f"embeddings[{degenerate.argmax()}] scores alike against all of its "
-            f"{top_n} nearest cohort speakers, so no deviation can be told. Look for "
+            f"{top_n} nearest cohort speakers, so there is no deviation. Look for "
             f"the same embedding given for many cohort speakers."
         )
     return mean, std

@@ -1,7 +1,7 @@
-"""How far error rates would be elsewhere for other speakers: bootstrap intervals.
+"""Bootstrap intervals: the error rates of other speakers.
 
-Trials are not independent: each speaker is in many of them. So speakers are drawn, not
-trials, as in Poh and Bengio, "Estimating the confidence interval of expected performance
+Trials are not independent: each speaker is in many of them. Therefore speakers are
+drawn, not trials, as in Poh and Bengio, "Estimating the confidence interval of expected performance
 curve in biometric authentication using joint bootstrap", ICASSP 2007. A speaker who was
 drawn n times counts n times; a trial of two speakers as often as both were drawn together.
 """
@@ -35,7 +35,7 @@ _SHOWN_AFTER = 5
 
 @dataclass(frozen=True, eq=False)
 class BootstrapRates:
-    """Measures of a trial list, of speakers drawn anew again and again.
+    """Measures of a trial list in each draw of its speakers.
 
     Parameters
     ----------
@@ -53,12 +53,12 @@ class BootstrapRates:
 
     @property
     def eer(self) -> NDArray[np.float64]:
-        """Give equal error rates, as fractions, [replicates]."""
+        """Equal error rates, as fractions, [replicates]."""
         return self.draws[MEASURES["eer"]]
 
     @property
     def min_dcf(self) -> dict[float, NDArray[np.float64]]:
-        """Give lowest detection costs, [replicates] each, by prior of a target."""
+        """Lowest detection costs, [replicates] each, by prior of a target."""
         return {
             measure.p_target: draws
             for measure, draws in self.draws.items()
@@ -66,7 +66,7 @@ class BootstrapRates:
         }
 
     def intervals(self) -> dict[str, Any]:
-        """Give 95 % intervals as a row of results.json has them.
+        """Return 95 % intervals as a row of results.json has them.
 
         Example
         -------
@@ -87,7 +87,7 @@ def bootstrap(
     replicates: int = 1000,
     seed: int = 0,
 ) -> BootstrapRates:
-    """Compute all measures of speakers that are drawn with replacement.
+    """Compute all measures again and again, with speakers drawn with replacement.
 
     Scores are sorted once; each replicate takes time in proportion to the trials, and no
     memory beyond them.
@@ -104,7 +104,7 @@ def bootstrap(
         Prior probabilities of a target, for detection costs beside those of
         ``MEASURES``.
     replicates : int
-        How often speakers are drawn.
+        Number of draws.
     seed : int
         Of the draws. Equal seeds draw equal speakers, whatever the scores: differences
         between two systems may be taken replicate by replicate.
@@ -140,27 +140,27 @@ def bootstrap(
     points = np.flatnonzero(np.append(score[1:] != score[:-1], True))
     draws = np.random.default_rng(seed)
     rows = MEASURES | {row.name: row for row in map(lowest_cost, p_targets)}
-    found = {row: np.empty(replicates) for row in rows.values() if row.bootstrapped}
+    rates = {row: np.empty(replicates) for row in rows.values() if row.bootstrapped}
     for i in tqdm(
         range(replicates), "bootstrap", unit="draw", leave=False, delay=_SHOWN_AFTER
     ):
         curve = _drawn(draws, len(count), is_target, enrol, test, score, points)
-        for measure, figures in found.items():
+        for measure, figures in rates.items():
             figures[i] = measure.of(curve)
-    return BootstrapRates(found)
+    return BootstrapRates(rates)
 
 
 def interval(
     rates: NDArray[np.float64], *, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Give the percentile interval of a bootstrapped rate.
+    """Return the percentile interval of a bootstrapped rate.
 
     Parameters
     ----------
     rates : numpy.ndarray, [replicates]
-        Of a :class:`BootstrapRates`, or differences of such.
+        Rates of a :class:`BootstrapRates`, or differences of such.
     confidence : float
-        Part of the replicates that is within, between 0 and 1.
+        Share of the replicates inside, between 0 and 1.
 
     Returns
     -------
@@ -222,7 +222,7 @@ def _check(
 ) -> None:
     if type(replicates) is not int or replicates < 2:
         raise ValueError(
-            f"replicates is {replicates!r}; a whole number of at least 2 tells a spread."
+            f"replicates is {replicates!r}; a spread needs a whole number of at least 2."
         )
     wrong = np.flatnonzero((enrol == test) != label.astype(bool))
     if len(wrong):

@@ -4,8 +4,8 @@ A measure is a row of ``MEASURES``: tables, results.json, intervals and model ca
 what stands there.
 
 A trial is accepted when its score reaches the threshold. Trials of equal score are
-accepted or refused together, whichever kind they are: no threshold can tell them
-apart, so an order among them that happens to be kind must not count.
+accepted or refused together, whichever kind they are: no threshold can separate
+them, so their order must not count.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DetCurve:
         return float(self.miss[before] + share * (self.miss[after] - self.miss[before]))
 
     def eer_threshold(self) -> float:
-        """Give the threshold whose two error rates are nearest to each other.
+        """Return the threshold whose two error rates are nearest to each other.
 
         Scores of trials lie on either side of it, not on it, so that rounding moves none
         across; all thresholds between the same two scores decide alike.
@@ -86,7 +86,7 @@ class DetCurve:
         c_miss: float = 1.0,
         c_false_alarm: float = 1.0,
     ) -> float:
-        """Give the threshold of the lowest detection cost.
+        """Return the threshold of the lowest detection cost.
 
         It lies between scores, as that of ``eer_threshold``; it is infinite where
         refusing all trials is cheapest.
@@ -219,7 +219,7 @@ def min_dcf(
 
     The cost ``c_miss * p_target * miss + c_false_alarm * (1 - p_target) *
     false_alarm`` is divided by that of the better of accepting all and refusing all,
-    as in the NIST evaluations: 1 is as good as not listening. (SpeechBrain's
+    as in the NIST evaluations: 1 is as good as chance. (SpeechBrain's
     ``minDCF`` is not divided.)
 
     Parameters
@@ -255,23 +255,23 @@ def min_dcf(
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure of how well scores tell speakers apart.
+    """One measure of how well scores separate speakers.
 
     Parameters
     ----------
     key : str
-        In results.json.
+        Key in results.json.
     heading : str
-        In tables; also the name of its threshold.
+        Heading in tables; also the name of its threshold.
     of : callable
-        From a :class:`DetCurve` to the figure. A curve holds the distributions of both
+        Function of a :class:`DetCurve`. A curve holds the distributions of both
         kinds of scores, so a measure of the scores themselves can be computed as well.
     digits : int
-        After the point, where it is shown.
+        Digits after the point.
     percent : bool
         Whether it is a fraction that is shown in percent.
     p_target : float or None
-        Prior probability of a target trial. Measures of one key are told apart by it.
+        Prior probability of a target trial. It separates measures of one key.
     threshold : callable or None
         From a :class:`DetCurve` to the score from which on trials are accepted at this
         point; None if the measure is of no one point.
@@ -297,16 +297,16 @@ class Measure:
 
     @property
     def name(self) -> str:
-        """Give the name in ``MEASURES``."""
+        """Name in ``MEASURES``."""
         return self.key if self.p_target is None else f"{self.key}_{self.p_target}"
 
     @property
     def column(self) -> str:
-        """Give the heading with its unit."""
+        """Heading with its unit."""
         return f"{self.heading} %" if self.percent else self.heading
 
     def figure(self, row: Mapping[str, Any], ending: str = "") -> Any:
-        """Find this measure's figure in a row of results.json; None without one.
+        """Return this measure's figure in a row of results.json; None without one.
 
         Parameters
         ----------
@@ -320,12 +320,12 @@ class Measure:
         ValueError
             If the figures of all priors are not a mapping.
         """
-        found = row.get(f"{self.key}{ending}")
-        if self.p_target is None or found is None:
-            return found
-        if not isinstance(found, Mapping):
+        figures = row.get(f"{self.key}{ending}")
+        if self.p_target is None or figures is None:
+            return figures
+        if not isinstance(figures, Mapping):
             raise ValueError(f"{self.key}{ending} has no figure for each prior")
-        return found.get(str(self.p_target))
+        return figures.get(str(self.p_target))
 
     def text(self, figure: float) -> str:
         """Write a figure as tables show it, without its unit."""

@@ -1,32 +1,38 @@
 """Whether one system is as good as another, when each was trained with several seeds.
 
-Both are scored on one list. The difference of their rates is uncertain for two reasons,
-other speakers and other trainings, and both are drawn anew:
+Both are scored on one list. The difference of their rates has two sources of uncertainty,
+speakers and seeds. Both are resampled:
 
 - Speakers with replacement, by :func:`~speechbrain_rev.scoring.bootstrap`, the same for
-  all systems and trainings: replicates are paired (Poh and Bengio, ICASSP 2007).
-- Seeds with replacement, the same for two systems that are compared: trainings of one
-  seed met the same data in the same order. What a drawn seed adds is how far its rate on
-  the whole list is from the mean of all n seeds. Two things make n drawn seeds too sure
-  where n is small, and are mended: their variance is (n - 1)/n of what it should be, so
-  deviations are multiplied by sqrt(n/(n - 1)) (Rao and Wu, "Resampling inference with
-  complex survey data", JASA 1988); and the variance itself is known from n seeds only,
-  so each replicate divides by sqrt(chi2/(n - 1)), chi2 drawn with n - 1 degrees of
-  freedom, which makes of normal deviations Student's t (Hesterberg, "What teachers should
-  know about the bootstrap", The American Statistician 2015, calls both narrowness bias).
+  all systems and runs: replicates are paired (Poh and Bengio, ICASSP 2007).
+- Seeds with replacement, the same for two systems that are compared: runs of one seed saw
+  the same data in the same order. A drawn seed adds the distance of its rate on the whole
+  list from the mean of all n seeds.
 
-Replicates of a rate have a mean of their own, a little off the rate of the whole list:
-intervals are centred on the rate, and the replicates give the way off it.
+Few seeds give intervals that are too narrow, for two reasons. Both are corrected
+(Hesterberg, "What teachers should know about the bootstrap", The American Statistician
+2015, calls them narrowness bias):
 
-What only some seeds do to only some speakers is in the spread of replicates and in that
-of seeds, so it counts twice: intervals are wider than they need be, never narrower. Were
-speakers and seeds drawn from one table at once, it would count three times (Owen, "The
-pigeonhole bootstrap", Annals of Applied Statistics 2007).
+- The variance of n drawn seeds is (n - 1)/n of what it should be. Deviations are
+  multiplied by sqrt(n/(n - 1)) (Rao and Wu, "Resampling inference with complex survey
+  data", JASA 1988).
+- The variance is itself estimated from n seeds. Each replicate divides by
+  sqrt(chi2/(n - 1)), chi2 drawn with n - 1 degrees of freedom. Normal deviations then
+  have Student's t.
+
+The mean of a rate's replicates differs a little from the rate of the whole list. Intervals
+are centred on the rate; replicates give the distance from it.
+
+An effect of some seeds on some speakers is in the spread of replicates and in that of
+seeds. It counts twice, so intervals are too wide rather than too narrow. Drawn from one
+table of speakers and seeds, it would count three times (Owen, "The pigeonhole bootstrap",
+Annals of Applied Statistics 2007).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -36,10 +42,10 @@ from numpy.typing import NDArray
 from speechbrain_rev.scoring.arrays import as_array, as_values, same_length
 from speechbrain_rev.scoring.bootstrap import interval
 
-# Of speakers and seeds together, at least: with 1000 the bound of five seeds would be off
-# by 6 % of its distance from the mean, by chance of the draws alone; with these by 0.6 %.
+# Least number of draws of speakers and seeds together. Chance of the draws moves the bound
+# of five seeds by 0.6 % of its distance from the mean; with 1000 draws, by 6 %.
 DRAWS = 50_000
-# Level of one-sided tests, and the power that a margin is found for.
+# Level of one-sided tests, and power that a margin is made for.
 _LEVEL, _POWER = 0.05, 0.80
 
 
@@ -50,10 +56,10 @@ class SeedRates:
     Parameters
     ----------
     rates : numpy.ndarray, [seeds]
-        The equal error rate or detection cost of each training.
+        Equal error rate or detection cost of each run.
     draws : numpy.ndarray, [seeds, replicates]
-        The same of speakers drawn anew, from ``bootstrap`` with one ``seed`` for all
-        trainings and all systems that are compared.
+        The same rate of resampled speakers, from ``bootstrap`` with one ``seed`` for all
+        runs and all systems that are compared.
 
     Raises
     ------
@@ -78,16 +84,16 @@ class SeedRates:
         if draws.ndim != 2:
             raise ValueError(
                 f"draws has shape {list(draws.shape)}; it must be [seeds, replicates], a "
-                "row of bootstrapped rates for each training."
+                "row of bootstrapped rates for each run."
             )
         same_length(rates=rates, draws=draws)
         if len(rates) < 2:
             raise ValueError(
-                "There is one seed; its rate tells no spread. Train with at least two."
+                "There is one seed, whose rate has no spread. Train with at least two."
             )
         if draws.shape[1] < 2:
             raise ValueError(
-                f"draws has {draws.shape[1]} replicates; at least 2 tell a spread."
+                f"draws has {draws.shape[1]} replicates; a spread needs at least 2."
             )
         if not np.isfinite(draws).all():
             row, column = np.argwhere(~np.isfinite(draws))[0]
@@ -108,7 +114,7 @@ class RateOverSeeds:
     mean : float
         Of the seeds' rates.
     low, high : float
-        Of the 95 % interval of the mean, were speakers and seeds others.
+        Bounds of the 95 % interval of the mean, over speakers and seeds.
     deviation : float
         Standard deviation of the seeds' rates.
     """
@@ -128,15 +134,15 @@ class RateDifference:
     mean : float
         Of the seeds' differences, candidate less reference.
     low, high : float
-        Of its 95 % interval, were speakers and seeds others.
+        Bounds of its 95 % interval, over speakers and seeds.
     upper : float
-        What it is below with 95 %, one-sided.
+        One-sided bound: the difference is below it with 95 %.
     margin : float
-        From which on the candidate counts as worse.
+        Difference from which on the candidate counts as worse.
     p_value : float
-        Of the one-sided test of differences of at least the margin: the part of the
-        replicates with such a one, a replicate more counted on either side (Davison and
-        Hinkley, "Bootstrap methods and their application", 1997, section 4.2).
+        One-sided, of a difference of at least the margin: the share of replicates with
+        such a difference, one more counted on either side (Davison and Hinkley,
+        "Bootstrap methods and their application", 1997, section 4.2).
 
     Example
     -------
@@ -154,26 +160,26 @@ class RateDifference:
 
     @property
     def non_inferior(self) -> bool:
-        """Whether it is shown that the candidate is worse by less than the margin."""
+        """Whether the candidate is shown to be worse by less than the margin."""
         return self.upper < self.margin
 
     @property
     def power(self) -> float:
-        """About the chance that a candidate as good as the reference had of being shown so.
+        """Approximate chance that a candidate as good as the reference is non-inferior.
 
-        Were its difference normal about zero, with the deviation that the interval tells,
+        The difference is taken as normal about zero with the deviation of the interval,
         and the bound as far above it as here.
         """
         normal = NormalDist()
         deviation = (self.high - self.low) / (2 * normal.inv_cdf(0.975))
-        room = self.margin - (self.upper - self.mean)
+        headroom = self.margin - (self.upper - self.mean)
         if deviation == 0:
-            return float(room > 0)
-        return normal.cdf(room / deviation)
+            return float(headroom > 0)
+        return normal.cdf(headroom / deviation)
 
     @property
     def higher(self) -> bool:
-        """Whether it is shown that the candidate's rate is higher, be it within the margin."""
+        """Whether the candidate's rate is shown to be higher, even if by less than the margin."""
         return self.low > 0
 
 
@@ -214,8 +220,8 @@ def rate_difference(
     candidate, reference : SeedRates
         Their rows are of the same seeds, their columns of the same drawn speakers.
     margin : float
-        From which difference on the candidate counts as worse, in the unit of the rates.
-        It must be chosen before the candidate was looked at.
+        Difference from which on the candidate counts as worse, in the unit of the rates.
+        Choose it before looking at the candidate.
     seed : int
         Of the draws of seeds.
 
@@ -262,23 +268,22 @@ def rate_difference(
 def detectable_margin(
     reference: SeedRates, *, seed: int = 0, draws: int = DRAWS
 ) -> float:
-    """Give the margin that as many seeds and these speakers suffice to show.
+    """Return the margin that this number of seeds and these speakers can show.
 
-    Computed from the reference alone, so before anything is compared. Of two systems that
-    are both equal to it, trained with seeds of their own, one is found non-inferior to
-    the other by :func:`rate_difference` with a power of 80 %, at a one-sided level of
-    5 %. This is the usual size of samples for non-inferiority, margin = (z_0.95 + z_0.80)
-    sigma, solved for the margin (Chow, Shao, Wang and Lokhnygina, "Sample size
-    calculations in clinical research", 3rd edition 2018, section 3.2), where sigma is the
-    standard deviation of the difference that chance makes. In place of the normal
-    distribution's quantiles are those of draws: the 95 % by which the bound will lie
-    above the difference, and the 80 % that the difference itself will be below. With many
-    seeds and nothing that only some seeds do to only some speakers, that is the formula.
+    It is computed from the reference alone, before anything is compared. Take two systems
+    equal to the reference, each trained with its own seeds. :func:`rate_difference` shows
+    one non-inferior to the other with a power of 80 %, at a one-sided level of 5 %.
 
-    The reference's spread is itself known from n seeds only, which takes some of the
-    power: of five seeds about 75 %, of three about 65 % are left. A candidate that errs
-    on other speakers than the reference needs more seeds or speakers than the reference
-    tells.
+    The usual sample size for non-inferiority, margin = (z_0.95 + z_0.80) sigma, is solved
+    for the margin (Chow, Shao, Wang and Lokhnygina, "Sample size calculations in clinical
+    research", 3rd edition 2018, section 3.2). Sigma is the standard deviation of the
+    difference by chance. Quantiles of draws replace those of the normal distribution: the
+    95 % by which the bound lies above the difference, and the 80 % that the difference is
+    below. With many seeds that affect all speakers alike, that is the formula.
+
+    The reference's spread is estimated from n seeds only, which costs power: five seeds
+    keep about 75 %, three about 65 %. A candidate that errs on other speakers than the
+    reference needs more seeds or speakers.
 
     Parameters
     ----------
@@ -287,8 +292,8 @@ def detectable_margin(
     seed : int
         Of the draws of seeds.
     draws : int
-        Of speakers and seeds together, at least; of 1000 the margin of five seeds is off
-        by 5 % by their chance alone.
+        Least number of draws of speakers and seeds together; by chance, 1000 draws move
+        the margin of five seeds by 5 %.
 
     Returns
     -------
@@ -318,6 +323,42 @@ def detectable_margin(
     return float(above + np.quantile(by_seeds, _POWER))
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct the p-values of several tests by Holm's step-down method.
+
+    Parameters
+    ----------
+    p_values : sequence of float, [tests]
+        Of tests that need not be independent.
+
+    Returns
+    -------
+    list of float, [tests]
+        In the order of the tests: those below a level are rejected, and with that
+        probability none of them wrongly (Holm, "A simple sequentially rejective multiple
+        test procedure", Scandinavian Journal of Statistics 1979).
+
+    Raises
+    ------
+    ValueError
+        If one does not lie between 0 and 1.
+
+    Example
+    -------
+    >>> holm([0.04, 0.01, 0.03])
+    [0.06, 0.03, 0.06]
+    """
+    values = np.asarray(p_values, dtype=np.float64)
+    wrong = values[~((values >= 0) & (values <= 1))]
+    if len(wrong):
+        raise ValueError(f"A p-value is {wrong[0]}; each must lie between 0 and 1.")
+    order = np.argsort(values, kind="stable")
+    stepped = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1))
+    corrected = np.empty_like(values)
+    corrected[order] = np.minimum(stepped, 1)
+    return [float(value) for value in corrected]
+
+
 def _drawn_anew(
     rates: NDArray[np.float64], draws: NDArray[np.float64], seed: int
 ) -> NDArray[np.float64]:
@@ -331,14 +372,14 @@ def _drawn_anew(
 
 
 def _times(replicates: int, draws: int) -> int:
-    """Say how often each replicate is taken, so that there are enough draws."""
+    """Return how often each replicate is taken, so that there are enough draws."""
     return -(-draws // replicates)
 
 
 def _drawn_seeds(
     rates: NDArray[np.float64], shape: tuple[int, ...], seed: int
 ) -> NDArray[np.float64]:
-    """Draw how far the mean of other seeds would be from that of these: [replicates]."""
+    """Draw the distance of other seeds' mean from that of these: [replicates]."""
     seeds, replicates = shape
     of_rows, of_chi2 = np.random.SeedSequence(seed).spawn(2)
     rows = np.random.default_rng(of_rows).integers(seeds, size=(seeds, replicates))
@@ -363,7 +404,7 @@ def _widened(off: NDArray[np.float64], seeds: int) -> NDArray[np.float64]:
 def _known(
     seeds: int, replicates: int, seed: np.random.SeedSequence
 ) -> NDArray[np.float64]:
-    """Draw what a deviation of 1 is estimated as from so many normal seeds."""
+    """Draw the estimate of a deviation of 1 from this number of normal seeds."""
     chi2 = np.random.default_rng(seed).chisquare(seeds - 1, replicates)
     known: NDArray[np.float64] = np.sqrt(chi2 / (seeds - 1))
     return known

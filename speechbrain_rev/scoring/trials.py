@@ -268,20 +268,20 @@ def _read(
                 f"instead of {len(fields)}. Lines must be {form}; where a path has "
                 "spaces, separate them with tabs."
             )
-        found = dict(zip(fields, values, strict=True))
-        if found["label"] not in ("0", "1"):
+        field = dict(zip(fields, values, strict=True))
+        if field["label"] not in ("0", "1"):
             raise ValueError(
-                f"{path}, line {row + 1}: the label is {_shown(found['label'])}, neither "
+                f"{path}, line {row + 1}: the label is {_shown(field['label'])}, neither "
                 f"0 nor 1. Lines must be {form}."
             )
-        labels[row] = found["label"] == "1"
+        labels[row] = field["label"] == "1"
         for side, rows in sides.items():
             # What is scored need not be named by files.
-            if "score" not in found and found[side] not in numbers:
-                check_length(found[side], f"{path}, line {row + 1}")
-            rows[row] = numbers.setdefault(found[side], len(numbers))
-        if "score" in found:
-            scores[row] = _number(found["score"], f"{path}, line {row + 1}", form)
+            if "score" not in field and field[side] not in numbers:
+                check_length(field[side], f"{path}, line {row + 1}")
+            rows[row] = numbers.setdefault(field[side], len(numbers))
+        if "score" in field:
+            scores[row] = _number(field["score"], f"{path}, line {row + 1}", form)
     spelt: dict[str, int] = {}
     one = [spelt.setdefault(posixpath.normpath(n), i) for n, i in numbers.items()]
     enrol_of, test_of = (np.array(one)[sides[side]] for side in ("enrol", "test"))

@@ -17,15 +17,15 @@ OPTIMIZER = [
     Mutant(
         "8 bit: a gradient that is not finite leaves finite states",
         STRICT_CODE,
-        "state[name].add_(stain)",
+        "state[name].add_(summand)",
         "pass",
         "tests/unit/optim/test_strict.py",
         "is_not_finite_makes",
     ),
     Mutant(
         "8 bit: second moments read back as zero",
-        STRICT_CODE,
-        "    _raise_second(state)\n    return state",
+        REFERENCE_CODE,
+        "    raise_second(state)\n    return state",
         "    return state",
         "tests/unit/optim/test_strict.py",
         "too_small_for_its_block",

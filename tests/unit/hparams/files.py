@@ -46,13 +46,18 @@ schedule: !name:package.schedule
 """
 
 
+def flat(text):
+    """The settings of a complete text, without the objects that follow."""
+    return text.split("# objects")[0].split("# What follows is built")[0]
+
+
 def values(composed):
     """All plain values, tags ignored."""
     return YAML(typ="rt").load(composed)
 
 
 def refusal(file, overrides=None):
-    """What a composition is refused with; nothing if it is not."""
+    """The message that a composition is refused with; nothing if it is not."""
     try:
         resolve(file, overrides)
     except ValueError as error:

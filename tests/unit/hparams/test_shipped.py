@@ -1,27 +1,169 @@
-"""Files that come with the package are named without folder and ending."""
+"""The project's files: short, composed with every encoder, and known by their names."""
+
+import functools
 
 import pytest
+from hyperpyyaml import load_hyperpyyaml
 
+from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.cli import main
-from speechbrain_rev.hparams import compose, resolve, shipped, top_level_keys
-from tests.unit.hparams.files import DATA, FOLDER, refusal
+from speechbrain_rev.hparams import (
+    compose,
+    placeholders,
+    plain_settings,
+    resolve,
+    shipped,
+    top_level_keys,
+)
+from speechbrain_rev.hparams.knobs import KNOBS
+from tests.unit.hparams.files import DATA, FOLDER, TRAIN, flat, refusal, values
+
+OVERRIDE_FILES = sorted(set(FOLDER.glob("*.yaml")) - {TRAIN})
+REGIMES = [file for file in OVERRIDE_FILES if file.stem not in ARCHITECTURES]
+# The first encoder of each family, which decides what null stands for.
+FIRST = {row.family: name for name, row in reversed(ARCHITECTURES.items())}.values()
+#: How version 0.1.0 and this one name the encoder.
+OLD = "embedding_model: !apply:speechbrain_rev.lobes.build_encoder"
+NEW = "embedding_model: !new:speechbrain_rev.lobes.SpeakerEncoder"
+
+# A regime may train an encoder with another optimizer than its family's on purpose.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::speechbrain_rev.hparams.OptimizerWarning"
+)
 
 
-def test_every_file_of_the_folder_has_its_name():
-    assert shipped.shipped() == {file.stem: file for file in FOLDER.glob("*.yaml")}
+@functools.cache
+def read(file):
+    return values(resolve(file))
 
 
-def test_a_name_means_the_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", OVERRIDE_FILES, ids=lambda file: file.stem)
+def test_an_override_file_is_short_composes_and_composes_again(file, tmp_path):
+    keys = values(file.read_text())
+    assert 2 <= len(keys) <= 8
+    assert next(iter(keys)) == "base"
+    # A key to a line: no setting hides among others, or in a comment.
+    assert len(file.read_text().splitlines()) == len(keys)
+    assert list(read(file)) == list(top_level_keys(TRAIN))
+    (tmp_path / "again.yaml").write_text(resolve(file))
+    assert resolve(tmp_path / "again.yaml") == resolve(file)
+    if file.stem in ARCHITECTURES:
+        family = ARCHITECTURES[file.stem].optimizer_name
+        assert (read(file)["arch"], read(file)["optimizer_name"]) == (file.stem, family)
+
+
+@pytest.mark.parametrize("file", [TRAIN, *REGIMES], ids=lambda file: file.stem)
+def test_an_encoder_of_each_family_composes_with_it(file):
+    stated, base = {}, file
+    while base != TRAIN:
+        keys = values(base.read_text())
+        stated = {**keys, **stated}
+        base = base.parent / keys["base"]
+    stated.pop("base", None)
+    for arch in FIRST:
+        overrides = {"data_folder": "data", "pretrained_run": "run", "arch": arch}
+        text = resolve(file, overrides)
+        assert placeholders(text) == ()
+        composed = values(text)
+        for key, value in {**stated, **overrides}.items():
+            # ruamel.yaml compares two references by identity.
+            assert getattr(composed[key], "value", composed[key]) == getattr(
+                value, "value", value
+            )
+
+
+def test_settings_stand_flat_and_have_a_type_before_what_is_built_from_them():
+    for key, value in values(flat(TRAIN.read_text())).items():
+        assert not isinstance(value, dict)
+        if value is None or value == []:
+            assert key in KNOBS
+
+
+@pytest.mark.parametrize(("complete", "over"), [(OLD, NEW), (NEW, OLD), (OLD, OLD)])
+def test_files_of_version_0_1_0_still_compose_and_build(complete, over, tmp_path):
+    text = TRAIN.read_text()
+    assert text.count(NEW) == 1
+    (tmp_path / "train.yaml").write_text(text.replace(NEW, complete))
+    (tmp_path / "mine.yaml").write_text(
+        f"base: train.yaml\nembedding_model: {over.partition(' ')[2]} {{chunk: null}}\n"
+        "arch: revnet57\nblocks: [1, 1, 1, 1]\nwidths: [8, 8, 8, 8]\n"
+    )
+    made = resolve(tmp_path / "mine.yaml", DATA)
+    assert made.count(f"\n{complete}\n") == 1
+    encoder = load_hyperpyyaml(made)["embedding_model"]
+    assert encoder.architecture.widths == (8, 8, 8, 8)
+    assert encoder.channels == [None] * 4
+
+
+# The published settings, those that the study begins with, and of fine-tuning.
+REQUESTED = {
+    "revnet57": {
+        "n_mels": 80,
+        "chunk_samples": 199 * 160,
+        "speeds": [1.0, 0.9, 1.1],
+        "augment_prob": 0.6,
+        "margin": 0.2,
+        "scale": 32.0,
+        "embedding_dim": 256,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "optimizer_bits": 8,
+        "batch_size": 256,
+        "lr": 0.1,
+        "final_lr": 5e-5,
+        "number_of_epochs": 150,
+        "warmup_epochs": 6,
+        "margin_start_epoch": 20,
+        "margin_end_epoch": 40,
+        "average_checkpoints": 10,
+        "cohort_top_n": 600,
+    },
+    "minivox": {
+        "augment_prob": 0.2,
+        "optimizer_name": "adamw",
+        "zero_init_residual": True,
+    },
+    "fine_tune": {"margin": 0.2, "chunk_samples": 199 * 160},
+    "large_margin": {
+        "margin": 0.5,
+        "chunk_samples": 599 * 160,
+        "speeds": [1.0],
+        "sentence_len": 5.99,
+        "memory_budget": "auto",
+    },
+}
+FINE_TUNING = {
+    "optimizer_name": "sgd",
+    "lr": 1e-4,
+    "final_lr": 2.5e-5,
+    "weight_decay": 1e-4,
+    "number_of_epochs": 5,
+    "warmup_epochs": 0.0,
+    "margin_start_epoch": 0,
+    "margin_end_epoch": 0,
+    "average_checkpoints": 1,
+}
+
+
+@pytest.mark.parametrize("name", REQUESTED)
+def test_files_have_the_values_that_they_are_for(name):
+    requested, overrides, file = REQUESTED[name], DATA, FOLDER / f"{name}.yaml"
+    if name in ("fine_tune", "large_margin"):
+        requested = FINE_TUNING | requested
+        overrides = DATA | {"arch": "df_revnet281"}
+        assert placeholders(resolve(file)) == ("pretrained_run", "arch", "data_folder")
+    settings = plain_settings(resolve(file, overrides))
+    assert {key: settings[key] for key in requested} == requested
+
+
+def test_a_name_means_the_file_unless_the_current_folder_has_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    assert shipped.shipped() == {file.stem: file for file in FOLDER.glob("*.yaml")}
     path = FOLDER / "df_revnet89.yaml"
     assert resolve("df_revnet89", DATA) == resolve(path, DATA)
     assert top_level_keys("df_revnet89") == top_level_keys(path)
     composed = compose(["df_revnet89", "--data_folder=data"])
     assert composed.text == resolve(path, DATA)
-
-
-def test_a_file_in_the_current_folder_goes_before_a_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "revnet57").write_text("arch: revnet46\n")
     assert resolve("revnet57") == "arch: revnet46\n"
 
@@ -29,68 +171,52 @@ def test_a_file_in_the_current_folder_goes_before_a_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", ["revnet57.yaml", "./revnet57", "hparams/revnet57"])
 def test_a_path_is_never_taken_for_a_name(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"cannot be read: No such file.* give revnet57, without"
-    ):
+    with pytest.raises(ValueError, match=r"No such file.* give revnet57, without"):
         resolve(path)
 
 
-def test_an_unknown_name_is_told_with_the_nearest(tmp_path, monkeypatch, capsys):
+def test_an_unknown_name_is_refused_with_the_nearest(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["resolve", "revnet75"]) == 2
     said = capsys.readouterr().err
     assert "revnet75 cannot be read: there is none here" in said
     assert "revnet57" in said
-
-
-class TestBases:
-    """A file outside the folder builds on those of the package."""
-
-    @pytest.mark.parametrize("base", ["train.yaml", "train", "df_revnet89.yaml"])
-    def test_a_name_means_the_file_from_any_folder(self, base, tmp_path):
-        (tmp_path / "mine.yaml").write_text(f"base: {base}\nbatch_size: 7\n")
-        own = resolve(tmp_path / "mine.yaml", DATA)
-        path = FOLDER / f"{base.removesuffix('.yaml')}.yaml"
-        assert own == resolve(path, {"batch_size": 7, **DATA})
-
-    def test_a_file_beside_goes_before_one_of_the_package(self, tmp_path):
-        (tmp_path / "train.yaml").write_text("seed: 1\n")
-        (tmp_path / "mine.yaml").write_text("base: train.yaml\nseed: 2\n")
-        assert resolve(tmp_path / "mine.yaml") == "seed: 2\n"
-
-    def test_the_current_folder_is_not_looked_in(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "train.yaml").write_text("seed: 1\n")
-        (tmp_path / "below").mkdir()
-        (tmp_path / "below" / "mine.yaml").write_text("base: train.yaml\nseed: 2\n")
-        assert resolve("below/mine.yaml") == resolve(FOLDER / "train.yaml", {"seed": 2})
-
-    def test_a_broken_link_beside_is_not_replaced_by_one_of_the_package(self, tmp_path):
-        (tmp_path / "train.yaml").symlink_to(tmp_path / "moved.yaml")
-        (tmp_path / "mine.yaml").write_text("base: train.yaml\n")
-        with pytest.raises(
-            ValueError, match=r"train\.yaml, the base of .*No such file"
-        ):
-            resolve(tmp_path / "mine.yaml")
-
-    @pytest.mark.parametrize(
-        "base", ["tran.yaml", "./train.yaml", "hparams/train.yaml", "train.yml"]
-    )
-    def test_what_is_in_neither_place_is_told_with_all_names(self, base, tmp_path):
-        file = tmp_path / "mine.yaml"
-        file.write_text(f"seed: 1\nbase: {base}\n")
-        said = refusal(file)
-        assert said.startswith(
-            f"{file}, line 2: its base {base} is not there: no file of"
-        )
-        assert (
-            "lies beside mine.yaml, and none of that name comes with the pack" in said
-        )
-        assert "Did you mean train?" in said
-        assert said.endswith(f"or one of {', '.join(shipped.shipped())}.")
-
-
-def test_files_that_are_nowhere_are_told(monkeypatch, tmp_path):
     monkeypatch.setattr(shipped, "_FOLDERS", (tmp_path / "a", tmp_path / "b"))
     with pytest.raises(FileNotFoundError, match=r"in neither .*a nor .*b\. Install"):
         shipped.file_of("revnet57")
+
+
+@pytest.mark.parametrize("base", ["train.yaml", "train", "df_revnet89.yaml"])
+def test_a_base_of_that_name_is_the_packages_from_any_folder(
+    base, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    # The current folder is not looked in.
+    (tmp_path / base).write_text("seed: 1\n")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "mine.yaml").write_text(f"base: {base}\nbatch_size: 7\n")
+    path = FOLDER / f"{base.removesuffix('.yaml')}.yaml"
+    expected = resolve(path, {"batch_size": 7, **DATA})
+    assert resolve("below/mine.yaml", DATA) == expected
+
+
+def test_a_base_beside_the_file_is_never_replaced_by_one_of_the_package(tmp_path):
+    base, file = tmp_path / "train.yaml", tmp_path / "mine" / "mine.yaml"
+    file.parent.mkdir()
+    base.write_text("seed: 1\n")
+    file.write_text("base: ../train.yaml\nseed: 2\n")
+    assert resolve(file) == "seed: 2\n"
+    base.unlink()
+    base.symlink_to(tmp_path / "moved.yaml")
+    assert "train.yaml, the base of" in refusal(file)
+    assert "No such file" in refusal(file)
+
+
+@pytest.mark.parametrize("base", ["tran.yaml", "./train.yaml", "train.yml"])
+def test_a_base_in_neither_place_is_refused_with_all_names(base, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"seed: 1\nbase: {base}\n")
+    said = refusal(file)
+    assert said.startswith(f"{file}, line 2: its base {base} is not there: no file of")
+    assert "Did you mean train?" in said
+    assert said.endswith(f"or one of {', '.join(shipped.shipped())}.")

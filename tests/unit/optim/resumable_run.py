@@ -22,7 +22,7 @@ CASES = {
 SAVED_AFTER, STEPS = 3, 6
 
 
-def run(case, folder, device="cpu"):
+def run(case, folder):
     """A network, its optimizer and its checkpointer, before the first step."""
     torch.manual_seed(0)
     network = torch.nn.Sequential(
@@ -31,7 +31,7 @@ def run(case, folder, device="cpu"):
         torch.nn.Conv2d(64, 64, 1),  # 4,096: the first that has 8 bit
         torch.nn.Flatten(),
         torch.nn.Linear(64, 100),  # kept at 32 bit
-    ).to(device, memory_format=torch.channels_last)
+    ).to(memory_format=torch.channels_last)
     optimizer = build_optimizer(
         network.parameters(), keep_32bit=[network[-1]], **CASES[case]
     )
@@ -40,11 +40,10 @@ def run(case, folder, device="cpu"):
 
 
 def train(network, optimizer, start, stop):
-    device = next(network.parameters()).device
     for step in range(start, stop):
         generator = torch.Generator().manual_seed(step)
-        inputs = torch.randn(8, 16, 3, 3, generator=generator).to(device)
-        targets = torch.randint(100, (8,), generator=generator).to(device)
+        inputs = torch.randn(8, 16, 3, 3, generator=generator)
+        targets = torch.randint(100, (8,), generator=generator)
         optimizer.param_groups[0]["lr"] *= 0.9
         loss = torch.nn.functional.cross_entropy(network(inputs), targets)
         optimizer.zero_grad()

@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-NAMES = ["sgd", "adam", "adamw"]
+from speechbrain_rev.optim import SGD, Adam, AdamW
+
+CLASSES = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+NAMES = list(CLASSES)
 CUDA = pytest.param(
     "cuda",
     marks=[
@@ -26,6 +29,10 @@ def step(optimizer, seed=0):
         grad = torch.randn(param.shape, generator=generator).to(param.device)
         param.grad = torch.empty_like(param).copy_(grad)
     optimizer.step()
+
+
+def states_of(optimizer):
+    return [optimizer.state[param] for param in optimizer.param_groups[0]["params"]]
 
 
 def by_block(values, block_size=256):

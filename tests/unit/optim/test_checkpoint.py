@@ -1,3 +1,5 @@
+"""Checkpoints: resumed bit by bit, refused where they mean something else, or converted."""
+
 import copy
 import pathlib
 import runpy
@@ -8,72 +10,61 @@ import pytest
 import torch
 
 from speechbrain_rev.optim import build_optimizer, convert_checkpoint
-from tests.unit.optim.steps import DEVICES, assert_identical
+from speechbrain_rev.optim.checkpoint import STATES_OF_TORCH
+from tests.unit.optim.steps import (
+    NAMES,
+    assert_identical,
+    by_block,
+    decoded,
+    parameter,
+    states_of,
+    step,
+)
 
 SCRIPT = pathlib.Path(__file__).with_name("resumable_run.py")
+#: Half the widest step between codes, in [0.1, 1]; float32 rounds quotients and products.
+HALF_STEP = {1: 0.45 / 64 + 2 * 2**-24, 2: 0.45 / 128 + 2 * 2**-24}
+FOREIGN = "not written by an optimizer of speechbrain_rev"
+each_way = pytest.mark.parametrize(("old_bits", "new_bits"), [(8, 32), (32, 8)])
 
 
-@pytest.fixture(scope="module")
-def script():
-    return runpy.run_path(str(SCRIPT))
-
-
-def test_a_new_process_resumes_bit_for_bit_through_the_checkpointer(tmp_path, script):
-    expected = {}
+def test_a_new_process_resumes_bit_for_bit_through_the_checkpointer(tmp_path):
+    script, expected = runpy.run_path(str(SCRIPT)), {}
     for case in script["CASES"]:
         network, optimizer, checkpointer = script["run"](case, tmp_path / case)
         script["train"](network, optimizer, 0, script["SAVED_AFTER"])
         checkpointer.save_checkpoint()
         script["train"](network, optimizer, script["SAVED_AFTER"], script["STEPS"])
         expected[case] = script["outcome"](network, optimizer)
-    subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path)],
-        check=True,
-    )
+    subprocess.run([sys.executable, str(SCRIPT), str(tmp_path)], check=True)
     for case, uninterrupted in expected.items():
         resumed = torch.load(tmp_path / f"{case}.pt", weights_only=True)
         assert_identical(resumed, uninterrupted)
 
 
-@pytest.mark.parametrize("case", ["sgd8", "adamw8"])
-def test_without_the_optimizers_states_a_resumed_run_would_differ(
-    tmp_path, script, case
-):
-    network, optimizer, _ = script["run"](case, tmp_path)
-    script["train"](network, optimizer, 0, 3)
-    weights = {key: value.clone() for key, value in network.state_dict().items()}
-    script["train"](network, optimizer, 3, 6)
-    fresh, fresh_optimizer, _ = script["run"](case, tmp_path)
-    fresh.load_state_dict(weights)
-    fresh_optimizer.param_groups[0]["lr"] *= 0.9**3
-    script["train"](fresh, fresh_optimizer, 3, 6)
-    assert not torch.equal(fresh[0].weight, network[0].weight)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", ["sgd8", "adamw8"])
-def test_loaded_states_have_the_bits_kind_and_place_of_the_saved_ones(
-    tmp_path, script, case, device
-):
-    network, optimizer, checkpointer = script["run"](case, tmp_path, device)
-    script["train"](network, optimizer, 0, 2)
-    checkpointer.save_checkpoint()
-    _, loaded, checkpointer = script["run"](case, tmp_path, device)
-    checkpointer.recover_if_possible()
-    assert_identical(loaded.state_dict(), optimizer.state_dict())
-    for state in loaded.state.values():
-        for value in state.values():
-            assert not isinstance(value, torch.Tensor) or value.device.type == device
-
-
-def trained(layer=None, **changes):
-    """An optimizer that has made a step with a weight of 64 x 64."""
-    layer = layer or torch.nn.Linear(64, 64)
-    options = {"name": "sgd", "bits": 8, "lr": 0.1} | changes
-    optimizer = build_optimizer(layer.parameters(), **options)
-    layer(torch.ones(1, 64)).sum().backward()
-    optimizer.step()
+def optimizer_of(name, bits, *, weights=None, steps=0, **options):
+    """A matrix, a convolution in channels_last, and one too small for 8-bit states."""
+    if weights is None:
+        weights = [parameter(70, 70), parameter(64, 16, 3, 3), parameter(4, 4, 3, 3)]
+        for weight in weights[1:]:
+            weight.data = weight.data.to(memory_format=torch.channels_last)
+    optimizer = build_optimizer(weights, name=name, bits=bits, **{"lr": 0.1, **options})
+    for seed in range(steps):
+        step(optimizer, seed)
     return optimizer
+
+
+def refused(take, checkpoint, optimizer):
+    """The message; what refuses changes nothing."""
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=r".") as error:
+        take(checkpoint, optimizer)
+    assert_identical(optimizer.state_dict(), before)
+    return str(error.value)
+
+
+def load(checkpoint, optimizer):
+    optimizer.load_state_dict(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -84,46 +75,23 @@ def trained(layer=None, **changes):
         (("adamw", 8), ("sgd", 8)),
         (("adam", 8), ("adamw", 8)),
         (("adamw", 32), ("adam", 32)),
-        (("adamw", 32), ("sgd", 32)),
-        (("adamw", 32), ("adamw", 8)),
     ],
 )
 def test_states_of_another_optimizer_or_precision_are_refused(saved, loading):
-    source = trained(name=saved[0], bits=saved[1])
-    target = trained(name=loading[0], bits=loading[1])
-    before = copy.deepcopy(target.state_dict())
-    message = (
-        f"This optimizer is {loading[0]} at {loading[1]} bit, but the checkpoint holds "
-        f"the states of {saved[0]} at {saved[1]} bit.*convert_checkpoint"
-    )
-    with pytest.raises(ValueError, match=message):
-        target.load_state_dict(source.state_dict())
-    assert_identical(target.state_dict(), before)
-
-
-@pytest.mark.parametrize("bits", [8, 32])
-def test_states_of_an_optimizer_from_elsewhere_are_refused(bits):
-    layer = torch.nn.Linear(64, 64)
-    foreign = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
-    layer(torch.ones(1, 64)).sum().backward()
-    foreign.step()
-    with pytest.raises(
-        ValueError, match="not written by an optimizer of speechbrain_rev"
-    ):
-        trained(bits=bits).load_state_dict(foreign.state_dict())
-    with pytest.raises(
-        ValueError, match="not written by an optimizer of speechbrain_rev"
-    ):
-        trained(bits=bits).load_state_dict(layer.state_dict())
-
-
-def load(checkpoint, optimizer):
-    optimizer.load_state_dict(checkpoint)
+    checkpoint = optimizer_of(*saved, steps=1).state_dict()
+    target = optimizer_of(*loading, steps=1)
+    said = refused(load, checkpoint, target)
+    assert "This optimizer is {} at {} bit, but the check".format(*loading) in said
+    assert "holds the states of {} at {} bit.".format(*saved) in said
+    assert "speechbrain_rev.optim.convert_checkpoint" in said
+    if saved[0] != loading[0]:
+        said = refused(convert_checkpoint, checkpoint, target)
+        assert "of {} at {} bit: only the bits can be conv".format(*saved) in said
 
 
 def malformed(part, value):
     """A checkpoint of which one part is another value, or missing if that is None."""
-    checkpoint = copy.deepcopy(trained().state_dict())
+    checkpoint = optimizer_of("sgd", 8, weights=[parameter(2)], steps=1).state_dict()
     holder = checkpoint if part in checkpoint else checkpoint["param_groups"][0]
     if value is None:
         del holder[part]
@@ -137,62 +105,208 @@ def malformed(part, value):
     ("checkpoint", "message"),
     [
         (None, "checkpoint is a NoneType; give the dict"),
-        ([1], "checkpoint is a list; give the dict"),
         ("optimizer.ckpt", "checkpoint is a str; give the dict"),
-        ({}, "not written by an optimizer of speechbrain_rev"),
-        ({"param_groups": None}, "not written by an optimizer of speechbrain_rev"),
-        ({"param_groups": [1]}, "not written by an optimizer of speechbrain_rev"),
-        (malformed("built_as", "x"), "not written by an optimizer of speechbrain_rev"),
-        (malformed("built_as", [8]), "not written by an optimizer of speechbrain_rev"),
-        (malformed("params", None), "it is of sgd at 8 bit, but has no .*'params'"),
-        (malformed("params", 2), "it is of sgd at 8 bit, but has no .*'params'"),
+        ({}, FOREIGN),
+        (torch.nn.Linear(2, 2).state_dict(), FOREIGN),
+        (torch.optim.SGD([parameter(2)]).state_dict(), FOREIGN),
+        ({"param_groups": [1]}, FOREIGN),
+        (malformed("built_as", "x"), FOREIGN),
+        (malformed("built_as", [8]), FOREIGN),
+        (malformed("params", None), "it is of sgd at 8 bit, but has no dict of states"),
+        (malformed("params", 2), "it is of sgd at 8 bit, but has no dict of states"),
         (malformed("state", None), "it is of sgd at 8 bit, but has no dict of states"),
-        (malformed("state", [1]), "it is of sgd at 8 bit, but has no dict of states"),
-        (malformed("state", {0: 1}), "sgd at 8 bit, but has no dict of states"),
+        (
+            malformed("state", {0: 1}),
+            "it is of sgd at 8 bit, but has no dict of states",
+        ),
     ],
 )
 def test_what_has_not_the_form_of_a_checkpoint_is_refused(take, checkpoint, message):
-    target = trained()
-    before = copy.deepcopy(target.state_dict())
-    with pytest.raises(ValueError, match=message):
-        take(checkpoint, target)
-    assert_identical(target.state_dict(), before)
+    target = optimizer_of("sgd", 8, weights=[parameter(2)], steps=1)
+    assert message in refused(take, checkpoint, target)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_states_that_keep_other_parameters_at_32_bit_are_refused(keeps):
-    layer, other = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
-    plain, keeping = trained(layer), trained(other, keep_32bit=other)
-    source, target = (keeping, plain) if keeps else (plain, keeping)
-    with pytest.raises(
-        ValueError, match=r"parameter 0, .*keep_32bit as in.*convert_chec"
-    ):
-        target.load_state_dict(source.state_dict())
+    plain, keeping = parameter(64, 64), parameter(64, 64)
+    pair = [
+        optimizer_of("sgd", 8, weights=[plain], steps=1),
+        optimizer_of("sgd", 8, weights=[keeping], steps=1, keep_32bit=keeping),
+    ]
+    source, target = pair[::-1] if keeps else pair
+    said = refused(load, source.state_dict(), target)
+    assert "parameter 0, " in said
+    assert "keep_32bit as in" in said
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-@pytest.mark.parametrize("bits", [8, 32])
-def test_states_of_another_network_are_refused(name, bits):
-    target = trained(name=name, bits=bits)
-    wide = trained(torch.nn.Linear(64, 128), name=name, bits=bits)
-    with pytest.raises(ValueError, match=r"shape \[64, 64\], .* shape \[128, 64\]"):
-        target.load_state_dict(wide.state_dict())
-    short = trained(torch.nn.Linear(64, 64, bias=False), name=name, bits=bits)
-    with pytest.raises(ValueError, match=r"one group of 2 parameters.*the first has 1"):
-        target.load_state_dict(short.state_dict())
+@pytest.mark.parametrize("take", [load, convert_checkpoint])
+@pytest.mark.parametrize(("name", "bits"), [("sgd", 8), ("adamw", 32)])
+def test_states_of_another_network_are_refused(take, name, bits):
+    wide = optimizer_of(name, bits, weights=[parameter(80, 80)], steps=1).state_dict()
+    said = refused(take, wide, optimizer_of(name, bits))
+    assert "one group of 3 parameters" in said
+    assert "the first has 1" in said
+    said = refused(take, wide, optimizer_of(name, bits, weights=[parameter(70, 70)]))
+    assert "Parameter 0 has shape [70, 70]" in said
+    assert "shape [80, 80]" in said
 
 
-@pytest.mark.parametrize("bits", [8, 32])
-def test_a_checkpoint_from_before_the_first_step_loads(bits):
-    layer = torch.nn.Linear(64, 64)
-    fresh = build_optimizer(layer.parameters(), name="sgd", bits=bits, lr=0.3)
-    target = trained(bits=bits)
-    target.load_state_dict(fresh.state_dict())
-    assert not target.state
-    assert target.param_groups[0]["lr"] == 0.3
+def test_an_optimizer_from_elsewhere_takes_no_converted_checkpoint():
+    foreign = torch.optim.AdamW([parameter(2)])
+    with pytest.raises(ValueError, match="of class AdamW, not of speechbrain_rev"):
+        convert_checkpoint(optimizer_of("adamw", 8).state_dict(), foreign)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("old_bits", "new_bits"), [(8, 8), (8, 32), (32, 8), (32, 32)])
+def test_a_checkpoint_from_before_the_first_step_loads(name, old_bits, new_bits):
+    old, new = optimizer_of(name, old_bits, lr=0.3), optimizer_of(name, new_bits)
+    new.load_state_dict(convert_checkpoint(old.state_dict(), new))
+    assert not new.state
+    assert new.param_groups[0]["lr"] == 0.3
+    step(new)
 
 
 def test_plain_sgd_without_momentum_resumes_at_32_bit():
-    source, target = (trained(bits=32, momentum=0.0) for _ in range(2))
+    source, target = (optimizer_of("sgd", 32, momentum=0.0, steps=1) for _ in range(2))
     target.load_state_dict(source.state_dict())
     assert_identical(target.state_dict(), source.state_dict())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("old_bits", "new_bits"), [(8, 32), (32, 8), (8, 8), (32, 32)])
+def test_what_was_converted_has_the_values_and_the_form_of_the_optimizers_own(
+    name, old_bits, new_bits
+):
+    old = optimizer_of(name, old_bits, steps=2)
+    own = optimizer_of(name, new_bits, steps=2).state_dict()
+    before = copy.deepcopy(old.state_dict())
+    new = optimizer_of(name, new_bits)
+    converted = convert_checkpoint(old.state_dict(), new)
+
+    def form(value):
+        if isinstance(value, dict):
+            return {key: form(item) for key, item in value.items()}
+        if isinstance(value, torch.Tensor):
+            return value.dtype, value.shape, value.stride()
+        return type(value)
+
+    assert form(converted["state"]) == form(own["state"])
+    assert converted["param_groups"] == own["param_groups"]
+    assert_identical(old.state_dict(), before)
+    new.load_state_dict(converted)
+    if old_bits == new_bits:
+        assert_identical(converted["state"], before["state"])
+        return
+    for was, now in zip(states_of(old), states_of(new), strict=True):
+        at_8_bit, at_32_bit = (was, now) if old_bits == 8 else (now, was)
+        assert now.get("step", 2) == 2 or name == "sgd"
+        for number, key in enumerate(STATES_OF_TORCH[name], 1):
+            moment, stored = at_32_bit[key], at_8_bit[f"state{number}"]
+            if moment.numel() < 4096:
+                assert torch.equal(moment, stored)
+            elif old_bits == 8:
+                # Exactly what the codes stand for.
+                assert torch.equal(moment, decoded(was, number))
+            else:
+                largest = by_block(moment).abs().amax(dim=1)
+                assert torch.equal(now[f"absmax{number}"], largest)
+                error = by_block(decoded(now, number) - moment).abs()
+                assert (error / largest[:, None]).max() <= HALF_STEP[number]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@each_way
+def test_training_goes_on_with_the_moments_of_the_checkpoint(name, old_bits, new_bits):
+    old = optimizer_of(name, old_bits, steps=6)
+    before = [w.detach().clone() for w in old.param_groups[0]["params"]]
+    new, fresh = (
+        optimizer_of(
+            name, new_bits, weights=[torch.nn.Parameter(w.clone()) for w in before]
+        )
+        for _ in range(2)
+    )
+    new.load_state_dict(convert_checkpoint(old.state_dict(), new))
+    for seed in range(6, 9):
+        for optimizer in (old, new, fresh):
+            step(optimizer, seed)
+    groups = (optimizer.param_groups[0]["params"] for optimizer in (old, new, fresh))
+    for start, *after in zip(before, *groups, strict=True):
+        went_on, resumed, anew = (weight.detach() - start for weight in after)
+        # The distance at which 8 bit tracks 32 bit.
+        assert (resumed - went_on).norm() <= 0.03 * went_on.norm()
+        assert (anew - went_on).norm() > 0.1 * went_on.norm()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_checkpoint_with_another_keep_32bit_keeps_the_bits_of_the_rest(name, keeps):
+    weights, others = ([parameter(70, 70), parameter(80, 80)] for _ in range(2))
+    kept = [[], others[:1]] if keeps else [weights[:1], []]
+    old = optimizer_of(name, 8, weights=weights, steps=3, keep_32bit=kept[0])
+    new = optimizer_of(name, 8, weights=others, keep_32bit=kept[1])
+    new.load_state_dict(convert_checkpoint(old.state_dict(), new))
+    (was, same), (now, unchanged) = states_of(old), states_of(new)
+    assert_identical(unchanged, same)
+    if keeps:
+        assert torch.equal(now["state1"], decoded(was, 1))
+    else:
+        error = by_block(decoded(now, 1) - was["state1"]).abs()
+        assert (error / now["absmax1"][:, None]).max() <= HALF_STEP[1]
+    step(new, 3)
+
+
+@each_way
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sgd", {"lr": 0.3, "momentum": 0.7, "weight_decay": 0.01}),
+        ("adamw", {"lr": 0.3, "betas": (0.7, 0.8), "eps": 1e-6, "weight_decay": 0.01}),
+    ],
+)
+def test_the_options_are_those_of_the_checkpoint(name, options, old_bits, new_bits):
+    old, new = (
+        optimizer_of(name, old_bits, steps=1, **options),
+        optimizer_of(name, new_bits),
+    )
+    # Schedulers of torch leave where they started from in the group.
+    torch.optim.lr_scheduler.ExponentialLR(old, 0.9)
+    new.load_state_dict(convert_checkpoint(old.state_dict(), new))
+    expected = options | {"initial_lr": 0.3}
+    if name == "sgd" and new_bits == 8:
+        expected["betas"] = (expected.pop("momentum"), 0.0)
+    assert {key: new.param_groups[0][key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("sgd", {"nesterov": True}, "sgd at 8 bit cannot do nesterov"),
+        ("sgd", {"momentum": 0.0}, "sgd at 8 bit cannot do momentum=0"),
+        ("adam", {"amsgrad": True}, "adam at 8 bit cannot do amsgrad"),
+        ("adam", {"weight_decay": 0.1}, "L2 weight_decay"),
+    ],
+)
+def test_options_that_8_bit_does_not_honour_are_refused_and_off_after_it(
+    name, options, message
+):
+    at_32, at_8 = optimizer_of(name, 32, steps=1, **options), optimizer_of(name, 8)
+    assert message in refused(convert_checkpoint, at_32.state_dict(), at_8)
+    at_32.load_state_dict(convert_checkpoint(at_8.state_dict(), at_32))
+    if True in options.values():
+        assert not any(at_32.param_groups[0][key] for key in options)
+    step(at_32)
+
+
+@each_way
+def test_a_moment_that_is_not_finite_stays_visible(old_bits, new_bits):
+    (weight,) = weights = [parameter(70, 70)]
+    old = optimizer_of("adamw", old_bits, weights=weights)
+    weight.grad = torch.ones(70, 70).index_fill(0, torch.tensor(0), torch.inf)
+    old.step()
+    resumed = torch.nn.Parameter(torch.ones(70, 70))
+    new = optimizer_of("adamw", new_bits, weights=[resumed])
+    new.load_state_dict(convert_checkpoint(old.state_dict(), new))
+    step(new)
+    assert resumed[0].isnan().all()
+    assert resumed[4:].isfinite().all()

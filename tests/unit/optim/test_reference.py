@@ -78,29 +78,22 @@ def codes_of(quotients, signed):
 
 
 @pytest.mark.parametrize("signed", SIGNS)
-def test_floats_around_each_midpoint_get_the_nearest_code(signed):
-    values = dynamic_tree(signed=signed).double()
-    midpoints = ((values[1:] + values[:-1]) / 2).float()
-    around = [midpoints]
-    for _ in range(3):
-        around.append(around[-1].nextafter(torch.tensor(-math.inf)))
-    around.append(midpoints)
-    for _ in range(3):
-        around.append(around[-1].nextafter(torch.tensor(math.inf)))
-    quotients = torch.cat([*around, values.float()]).clamp(-1 if signed else 0, 1)
-    expected = nearest_by_brute_force(quotients, signed)
-    assert torch.equal(codes_of(quotients, signed), expected)
-
-
-@pytest.mark.parametrize("signed", SIGNS)
-def test_floats_of_every_magnitude_get_the_nearest_code(signed):
+def test_floats_of_every_magnitude_and_around_each_midpoint_get_the_nearest_code(
+    signed,
+):
     # The first, a middle and the last of each 65,536 floats with the upper bits equal.
     upper = torch.arange(-(2**15), 2**15, dtype=torch.int32) * 2**16
-    floats = (
-        upper[:, None] + torch.tensor([0, 30_000, 65_535], dtype=torch.int32)
-    ).view(torch.float32)
+    last = torch.tensor([0, 30_000, 65_535], dtype=torch.int32)
+    floats = (upper[:, None] + last).view(torch.float32)
+    values = dynamic_tree(signed=signed).double()
+    midpoints = ((values[1:] + values[:-1]) / 2).float()
+    around = [values.float(), midpoints, midpoints]
+    for _ in range(3):
+        around[-1] = around[-1].nextafter(torch.tensor(-math.inf))
+        around.append(around[-1])
+        around.insert(0, around[0].nextafter(torch.tensor(math.inf)))
     inside = (floats <= 1) & (floats >= (-1 if signed else 0))
-    quotients = floats[inside]
+    quotients = torch.cat([floats[inside], *around]).clamp(-1 if signed else 0, 1)
     assert len(quotients) > 40_000
     expected = nearest_by_brute_force(quotients, signed)
     assert torch.equal(codes_of(quotients, signed), expected)
@@ -147,7 +140,7 @@ def test_every_block_is_its_largest_magnitude_times_the_nearest_values(
         assert torch.equal(read[inside], values[expected.long()] * largest)
 
 
-@pytest.mark.parametrize("block_size", [1, 100, 256, 2048, 4096, 10**6])
+@pytest.mark.parametrize("block_size", [1, 100, 256, 10**6])
 @pytest.mark.parametrize(
     ("signed", "half_step"), [(True, 0.45 / 64), (False, 0.45 / 128)]
 )
@@ -165,70 +158,28 @@ def test_values_are_read_back_within_half_a_code_step(block_size, signed, half_s
         assert error.max() > 0.9 * half_step
 
 
-@pytest.mark.parametrize("block_size", [256, 2048])
-def test_an_outlier_changes_its_own_block_alone(block_size):
-    x = torch.randn(5000, generator=torch.Generator().manual_seed(0))
-    loud = x.clone()
-    loud[block_size + 3] = 1e6
-    codes, absmax = quantise(x, block_size=block_size, signed=True)
-    loud_codes, loud_absmax = quantise(loud, block_size=block_size, signed=True)
-    changed = by_block(loud_codes.int() - codes.int(), block_size).any(dim=1)
-    assert changed.nonzero().flatten().tolist() == [1]
-    assert (loud_absmax != absmax).nonzero().flatten().tolist() == [1]
-    # One scale for all would lose the rest: nothing but the outlier is over 1e-6 of it.
-    alone, one = quantise(loud, block_size=len(loud), signed=True)
-    read = dequantise(alone, one, block_size=len(loud), signed=True)
-    assert (read[:block_size] - x[:block_size]).abs().mean() > 0.1
-
-
 @pytest.mark.parametrize("signed", SIGNS)
-def test_zeros_stay_exactly_zero(signed):
-    x = torch.zeros(1000)
-    x[300:600:3] = torch.rand(100, generator=torch.Generator().manual_seed(0)) + 1e-6
-    codes, absmax = quantise(x, block_size=256, signed=signed)
-    read = dequantise(codes, absmax, block_size=256, signed=signed)
-    assert absmax[0] == 0
-    assert (read[x == 0] == 0).all()
-    assert (codes[x == 0] == (127 if signed else 0)).all()
-    assert read[x != 0].all()
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("position", [0, 255, 256, 768, 999])
+def test_a_block_with_a_value_that_is_not_finite_is_read_back_as_nan(
+    bad, position, signed
+):
+    def read_back(x):
+        codes, absmax = quantise(x, block_size=256, signed=signed)
+        return dequantise(codes, absmax, block_size=256, signed=signed)
 
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("position", [0, 100, 255, 256, 767, 768, 999])
-def test_a_block_with_a_value_that_is_not_finite_is_read_back_as_nan(bad, position):
-    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    clean = dequantise(
-        *quantise(x, block_size=256, signed=True), block_size=256, signed=True
-    )
+    x = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    clean = read_back(x)
     x[position] = bad
-    codes, absmax = quantise(x, block_size=256, signed=True)
-    read = dequantise(codes, absmax, block_size=256, signed=True)
     block = torch.arange(1000) // 256 == position // 256
-    assert read[block].isnan().all()
-    assert torch.equal(read[~block], clean[~block])
+    maxima = block_maxima(x, block_size=256)
+    assert (~maxima.isfinite()).nonzero().tolist() == [[position // 256]]
+    for values in (x, -x) if signed else (x,):
+        assert read_back(values)[block].isnan().all()
+    assert torch.equal(read_back(x)[~block], clean[~block])
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_the_second_moment_is_read_back_as_nan_too(bad):
-    x = torch.tensor([1.0, bad, 0.0, 4.0])
-    codes, absmax = quantise(x, block_size=2, signed=False)
-    read = dequantise(codes, absmax, block_size=2, signed=False)
-    assert read.isnan().tolist() == [True, True, False, False]
-    assert torch.equal(read[2:], x[2:])
-
-
-@pytest.mark.parametrize("length", [1, 255, 256, 257, 1000])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_maxima_of_blocks_show_what_is_not_finite_wherever_it_is(length, bad):
-    for position in range(0, length, 7):
-        x = torch.rand(length, generator=torch.Generator().manual_seed(0))
-        x[position] = bad
-        maxima = block_maxima(x, block_size=256)
-        expected = torch.arange(len(maxima)) == position // 256
-        assert torch.equal(~maxima.isfinite(), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_floating_point_types_are_taken_as_float32(dtype):
     x = torch.randn(300, generator=torch.Generator().manual_seed(0)).to(dtype)
     codes, absmax = quantise(x, block_size=256, signed=True)

@@ -1,3 +1,5 @@
+"""Cosines of rows and of trials, and embeddings without their mean."""
+
 import importlib
 import tracemalloc
 
@@ -18,23 +20,17 @@ def rng():
     return np.random.default_rng(1)
 
 
-def test_cosine_agrees_with_torch_row_by_row(rng):
-    a, b = rng.normal(size=(2, 50, 16))
-    expected = torch.nn.functional.cosine_similarity(torch.tensor(a), torch.tensor(b))
-    np.testing.assert_allclose(cosine(a, b), expected.numpy(), rtol=1e-13)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
-def test_tensors_of_any_precision_are_taken_with_and_without_gradient(dtype):
-    vectors = torch.randn(5, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
-    expected = cosine(vectors.double().numpy(), vectors.double().numpy()[::-1])
-    given_ = vectors.clone().requires_grad_()
-    np.testing.assert_array_equal(cosine(given_, vectors.flip(0)), expected)
+def test_tensors_of_any_precision_score_as_torch_does_in_float64(rng, dtype):
+    a, b = torch.tensor(rng.normal(size=(2, 50, 16))).to(dtype)
+    expected = torch.nn.functional.cosine_similarity(a.double(), b.double())
+    given_ = a.clone().requires_grad_()
+    np.testing.assert_allclose(cosine(given_, b), expected.numpy(), rtol=1e-13)
 
 
 @given(
     seed=st.integers(0, 2**32 - 1),
-    scale=st.floats(1e-12, 1e12),
+    scale=st.floats(1e-30, 1e30),
     dim=st.integers(1, 20),
 )
 @settings(max_examples=50, deadline=None)
@@ -45,12 +41,6 @@ def test_cosine_stays_within_one_and_ignores_length(seed, scale, dim):
     np.testing.assert_allclose(cosine(a * scale, b), scores, rtol=0, atol=1e-13)
     np.testing.assert_allclose(cosine(a, -b), -scores, rtol=0, atol=1e-13)
     assert cosine(a, a * scale).max() <= 1.0
-
-
-def test_tiny_and_huge_float32_embeddings_do_not_under_or_overflow():
-    direction = np.array([[3.0, 4.0]], dtype=np.float32)
-    tiny, huge = direction * np.float32(1e-30), direction * np.float32(1e30)
-    np.testing.assert_allclose(cosine(tiny, huge), [1.0], rtol=1e-6)
 
 
 def test_trials_by_row_number_score_as_the_gathered_pairs(rng, monkeypatch):
@@ -81,6 +71,8 @@ def test_centred_embeddings_have_the_mean_taken_away_and_keep_their_type(rng):
     centred = subtract_mean(embeddings, embeddings.mean(axis=0))
     assert centred.dtype == np.float32
     np.testing.assert_allclose(centred.mean(axis=0), 0.0, atol=1e-6)
+    with pytest.raises(ValueError, match="4 dimensions but mean has 3"):
+        subtract_mean(embeddings, [1.0, 2.0, 3.0])
 
 
 @pytest.mark.parametrize(
@@ -116,8 +108,3 @@ def test_embeddings_that_cannot_be_scored_are_refused_by_name(a, b, message):
 def test_row_numbers_that_mean_nothing_are_refused(enrol, test, message):
     with pytest.raises(ValueError, match=message):
         cosine_trials([[1.0], [2.0]], enrol, test)
-
-
-def test_a_mean_of_another_dimension_is_refused():
-    with pytest.raises(ValueError, match="2 dimensions but mean has 3"):
-        subtract_mean([[1.0, 2.0]], [1.0, 2.0, 3.0])

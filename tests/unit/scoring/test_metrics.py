@@ -1,3 +1,5 @@
+"""Error rates, costs and thresholds against counting and SpeechBrain's."""
+
 import itertools
 import tracemalloc
 
@@ -77,96 +79,51 @@ def test_min_dcf_is_the_lowest_cost_of_counting(trials, p_target, c_miss):
     assert 0 <= cost <= 1 + 1e-12
 
 
-@given(scored_trials(), st.randoms(use_true_random=False))
-@settings(deadline=None)
-def test_the_order_of_trials_does_not_matter(trials, random):
-    scores, labels = trials
-    order = list(range(len(scores)))
-    random.shuffle(order)
-    assert eer(scores[order], labels[order]) == eer(scores, labels)
-    assert min_dcf(scores[order], labels[order]) == min_dcf(scores, labels)
+# Scores, labels, equal error rate and lowest cost.
+EXTREMES = [
+    ([0.5] * 5, [0, 1, 1, 0, 1], 0.5, 1.0),
+    # Split in either order, a tie between the classes would give 0 or 0.5.
+    ([0.9, 0.5, 0.5, 0.1], [1, 1, 0, 0], 0.25, 0.5),
+    ([0.9, 0.5, 0.5, 0.1], [1, 0, 1, 0], 0.25, 0.5),
+    ([1.0, 2.0, 3.0], [0, 0, 1], 0.0, 0.0),
+    ([3.0, 2.0, 1.0], [0, 0, 1], 1.0, 1.0),
+    (
+        torch.tensor([0.9, 0.4], requires_grad=True),
+        torch.tensor([False, True]),
+        1.0,
+        1.0,
+    ),
+]
 
 
-@given(scored_trials())
-@settings(deadline=None)
-def test_eer_is_the_same_with_classes_swapped_and_scores_turned(trials):
-    scores, labels = trials
-    assert eer(-scores, 1 - labels) == pytest.approx(eer(scores, labels), abs=1e-12)
+@pytest.mark.parametrize(("scores", "labels", "rate", "cost"), EXTREMES)
+def test_ties_tensors_perfect_and_reversed_scores_have_known_rates(
+    scores, labels, rate, cost
+):
+    assert eer(scores, labels) == rate
+    assert min_dcf(scores, labels) == cost
 
 
-@given(scored_trials(tied_scores))
-@settings(deadline=None)
-def test_a_rising_change_of_all_scores_changes_nothing(trials):
-    scores, labels = trials
-    assert eer(np.exp(scores), labels) == eer(scores, labels)
-    assert min_dcf(5 * scores - 2, labels) == min_dcf(scores, labels)
-
-
-def test_scores_that_are_all_equal_tell_nothing():
-    labels = [0, 1, 1, 0, 1]
-    assert eer([0.5] * 5, labels) == 0.5
-    assert min_dcf([0.5] * 5, labels) == 1.0
-
-
-def test_a_tie_between_the_classes_is_one_threshold():
-    # Split in either order, the tie at 0.5 would give 0 or 0.5.
-    scores = [0.9, 0.5, 0.5, 0.1]
-    for labels in ([1, 1, 0, 0], [1, 0, 1, 0]):
-        assert eer(scores, labels) == 0.25
-
-
-def test_perfect_and_reversed_scores_have_the_extreme_rates():
-    assert eer([1.0, 2.0, 3.0], [0, 0, 1]) == 0.0
-    assert eer([3.0, 2.0, 1.0], [0, 0, 1]) == 1.0
-    assert min_dcf([1.0, 2.0, 3.0], [0, 0, 1]) == 0.0
-    assert min_dcf([3.0, 2.0, 1.0], [0, 0, 1]) == 1.0
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("ties", [False, True])
-def test_eer_agrees_with_speechbrain_within_half_the_gap_of_the_rates(seed, ties):
+def test_rates_agree_with_speechbrains(seed, ties):
     rng = np.random.default_rng(seed)
     labels = np.append(rng.integers(0, 2, size=60), [0, 1])
-    scores = rng.normal(size=62) + labels
-    scores = scores.round(1 if ties else 6)
-    theirs, threshold = EER(
-        torch.tensor(scores[labels == 1]), torch.tensor(scores[labels == 0])
-    )
+    scores = (rng.normal(size=62) + labels).round(1 if ties else 6)
+    given_scores = [torch.tensor(scores[labels == kind]) for kind in (1, 0)]
+    theirs, threshold = EER(*given_scores)
     # SpeechBrain accepts above its threshold only, and may put it at a score.
     false_alarm = (scores[labels == 0] > threshold).mean()
     miss = (scores[labels == 1] <= threshold).mean()
     gap = abs(false_alarm - miss)
     # Its rates are float32, whose rounding is 6e-8.
     assert abs(eer(scores, labels) - theirs) <= gap / 2 + 1e-7
-    if not ties:
-        assert gap < 0.05
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_eer_equals_speechbrains_where_the_rates_meet_in_a_point(seed):
-    rng = np.random.default_rng(seed)
-    targets, impostors = rng.normal(1, 1, size=40), rng.normal(0, 1, size=40)
-    scores = np.append(targets, impostors)
-    labels = np.repeat([1, 0], 40)
-    # As many trials of either kind without ties: some threshold has equal counts.
-    theirs, _ = EER(torch.tensor(targets), torch.tensor(impostors))
-    assert eer(scores, labels) == pytest.approx(theirs, abs=1e-7)
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("p_target", [0.01, 0.05, 0.5])
-def test_min_dcf_is_speechbrains_divided_by_that_of_refusing_all(seed, ties, p_target):
-    rng = np.random.default_rng(seed)
-    labels = np.append(rng.integers(0, 2, size=60), [0, 1])
-    scores = (rng.normal(size=62) + 2 * labels).round(1 if ties else 6)
-    theirs, _ = minDCF(
-        torch.tensor(scores[labels == 1]),
-        torch.tensor(scores[labels == 0]),
-        p_target=p_target,
-    )
-    ours = min_dcf(scores, labels, p_target=p_target)
-    assert ours == pytest.approx(theirs / p_target, rel=1e-5, abs=1e-6)
+    assert ties or gap < 0.05
+    for p_target in (0.01, 0.05, 0.5):
+        # SpeechBrain's cost is not divided by that of refusing all.
+        theirs, _ = minDCF(*given_scores, p_target=p_target)
+        ours = min_dcf(scores, labels, p_target=p_target)
+        assert ours == pytest.approx(theirs / p_target, rel=1e-5, abs=1e-6)
 
 
 def test_voxceleb_sized_trials_are_scored_in_memory_of_their_own_size():
@@ -189,14 +146,10 @@ def test_voxceleb_sized_trials_are_scored_in_memory_of_their_own_size():
 @pytest.mark.parametrize(
     ("scores", "labels", "message"),
     [
-        ([0.1, np.nan, np.nan], [0, 1, 1], r"scores\[1\] \(and 1 more\) of 3.*NaN"),
-        ([0.1, np.inf], [0, 1], r"scores\[1\] of 2 holds NaN or infinity"),
+        ([0.1, np.nan, np.inf], [0, 1, 1], r"scores\[1\] \(and 1 more\) of 3.*NaN"),
         ([0.1, 0.2], [0, 1, 1], "scores 2, labels 3"),
         ([0.1, 0.2], [1, 1], "2 labels, all of them 1"),
-        ([0.1, 0.2], [0, 0], "2 labels, all of them 0"),
-        ([0.1, 0.2], [0, 2], r"labels\[1\] of 2 holds a label that is neither 1"),
-        ([0.1, 0.2], [0, np.nan], "neither 1"),
-        ([0.1, 0.2], [-1, 1], "neither 1"),
+        ([0.1, 0.2], [0, np.nan], r"labels\[1\] of 2 holds a label that is neither 1"),
         ([[0.1], [0.2]], [0, 1], r"scores has shape \[2, 1\]"),
         ([0.1, 0.2], [[0, 1]], r"labels has shape \[1, 2\]"),
         ([], [], "at least one"),
@@ -208,26 +161,11 @@ def test_trials_without_a_meaning_are_refused(metric, scores, labels, message):
         metric(scores, labels)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"p_target": 0.0},
-        {"p_target": 1.0},
-        {"p_target": float("nan")},
-        {"c_miss": 0.0},
-        {"c_false_alarm": -1.0},
-        {"c_miss": float("inf")},
-    ],
-)
-def test_costs_without_a_meaning_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        min_dcf([0.1, 0.2], [0, 1], **wrong)
-
-
-def test_tensors_and_booleans_are_taken():
-    scores = torch.tensor([0.9, 0.4, 0.6, 0.1], requires_grad=True)
-    labels = torch.tensor([True, True, False, False])
-    assert eer(scores, labels) == eer(scores.tolist(), [1, 1, 0, 0]) == 0.5
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["p_target", "c_miss", "c_false_alarm"])
+def test_costs_without_a_meaning_are_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        min_dcf([0.1, 0.2], [0, 1], **{name: value})
 
 
 def rates_at(threshold, scores, labels):
@@ -236,7 +174,7 @@ def rates_at(threshold, scores, labels):
     return float(accepted[~labels].mean()), float((~accepted[labels]).mean())
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_thresholds_are_those_of_the_points_they_are_named_after(seed):
     draw = np.random.default_rng(seed)
     labels = np.array([1, 0, *draw.integers(0, 2, 40)])
@@ -253,12 +191,10 @@ def test_thresholds_are_those_of_the_points_they_are_named_after(seed):
     assert curve.eer_threshold() not in scores[1:] or len(set(scores)) == 1
 
 
-def test_a_threshold_between_neighbours_among_floats_decides_as_its_point():
+def test_thresholds_at_the_edges_decide_as_their_points():
     low, high = 0.5, np.nextafter(0.5, 1)
     threshold = det_curve([low, high], [0, 1]).eer_threshold()
     assert rates_at(threshold, [low, high], [0, 1]) == (0.0, 0.0)
-
-
-def test_where_refusing_all_is_cheapest_no_threshold_is_finite():
+    # Where refusing all is cheapest no threshold is finite.
     assert det_curve([0.9, 0.1], [0, 1]).min_dcf_threshold() == np.inf
     assert np.isfinite(det_curve([0.5, 0.5], [0, 1]).eer_threshold())

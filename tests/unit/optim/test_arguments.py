@@ -1,0 +1,185 @@
+"""Arguments of optimizers: the function and the classes refuse the same by the same words."""
+
+import pytest
+import torch
+
+from speechbrain_rev.optim import SGD, Adam, AdamW, build_optimizer
+from tests.unit.optim.steps import CLASSES, parameter, states_of, step
+
+
+def of_type(dtype):
+    return torch.nn.Parameter(torch.ones(4096, dtype=dtype))
+
+
+def refusal(build, **given):
+    try:
+        build(**given)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def refused_alike(name, given):
+    """The message of the function, which the class must have too."""
+    said = refusal(build_optimizer, name=name, **given)
+    own = {"sgd": {"betas", "eps", "amsgrad"}}.get(
+        name, {"momentum", "nesterov", "dampening"}
+    )
+    if not own & given.keys():
+        assert refusal(CLASSES[name], **given) == said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bits": 16}, "bits is 16"),
+        ({"bits": True}, "bits is True"),
+        ({"bits": 8.0}, "bits is 8.0"),
+        ({"lr": -0.1}, "lr is -0.1; it must be a number from 0"),
+        ({"lr": "1e-4"}, "lr is '1e-4'; it must be a number from 0. (YAML reads 1e-4"),
+        ({"lr": float("nan")}, "lr is nan"),
+        ({"lr": float("inf")}, "lr is inf"),
+        ({"lr": None}, "lr is None"),
+        ({"lr": 10**400}, "it must be a number from 0"),
+        ({"amsgrad": "false"}, "amsgrad is 'false'; it must be True or False"),
+        ({"momentum": 1.0}, "momentum is 1.0; it must be a number from 0 to below 1"),
+        ({"weight_decay": -1}, "weight_decay is -1"),
+        ({"betas": (0.9, 1.0)}, "betas is 1.0"),
+        ({"betas": [0.9]}, "give a list of two numbers"),
+        ({"betas": "0.9"}, "give a list of two numbers"),
+        ({"eps": 0}, "eps is 0; it must be a number above 0"),
+        ({"nesterov": True}, "nesterov belongs to sgd, not to adamw"),
+    ],
+)
+def test_values_out_of_range_are_refused(options, message):
+    given = {"params": [parameter(2)], "bits": 8, "lr": 0.1} | options
+    assert message in refused_alike("adamw", given)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("adamv", "'adam'"), ("AdamW", "'adamw'"), (None, ""), ("lion", "")],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(name, hint):
+    said = refusal(build_optimizer, params=[parameter(2)], name=name, bits=8, lr=0.1)
+    assert f"{name!r} does not exist; there are 'sgd', 'adam', 'adamw'." in said
+    assert said.endswith(f"Did you mean {hint}?") == bool(hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("sgd", {"nesterov": True}, "sgd at 8 bit cannot do nesterov"),
+        ("sgd", {"dampening": 0.5}, "sgd at 8 bit cannot do dampening=0.5"),
+        ("sgd", {"momentum": 0}, "sgd at 8 bit cannot do momentum=0"),
+        ("adam", {"amsgrad": True}, "adam at 8 bit cannot do amsgrad"),
+        ("adam", {"weight_decay": 0.1}, "L2 weight_decay (0.1)"),
+        ("adamw", {"params": [of_type(torch.float64)]}, "params[0] is torch.float64"),
+        ("sgd", {"params": [of_type(torch.bfloat16)]}, "params[0] is torch.bfloat16"),
+    ],
+)
+def test_what_8_bit_cannot_do_is_refused_there_only(name, options, message):
+    given = {"params": [parameter(64, 64)], "lr": 0.1} | options
+    assert message in refused_alike(name, {"bits": 8} | given)
+    optimizer = build_optimizer(name=name, bits=32, **given)
+    (group,) = optimizer.param_groups
+    assert {key: group[key] for key in options if key != "params"} == {
+        key: value for key, value in options.items() if key != "params"
+    }
+
+
+SHARED = parameter(2)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ([], "params is empty"),
+        (torch.nn.Linear(2, 2), "params is a Linear; give an iterable of parameters"),
+        (torch.ones(2), "params is a Tensor"),
+        (None, "params is a NoneType"),
+        ("weights", "params is a str"),
+        (list(torch.nn.Linear(2, 2).named_parameters()), "params[0] is a tuple"),
+        ([SHARED, SHARED], "holds a parameter twice"),
+        ([{"params": [parameter(2)]}, {"params": [parameter(2)]}], "2 parameter group"),
+        ([{"params": [parameter(2)], "lr": 0.1}], "options of their own (lr)"),
+        ({"params": []}, "params is empty"),
+    ],
+)
+def test_parameters_in_another_form_are_refused(params, message):
+    given = {"params": params, "bits": 8, "lr": 0.1}
+    assert message in refused_alike("sgd", given)
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (torch.nn.Linear(3, 2), "parameter of shape [2, 3] that is not among"),
+        ("classifier", "keep_32bit holds a str"),
+        ([None], "keep_32bit holds a NoneType"),
+        ({"classifier": torch.nn.Linear(3, 2)}, "keep_32bit holds a dict"),
+    ],
+)
+def test_what_cannot_be_kept_at_32_bit_is_refused(keep, message):
+    given = {"params": [parameter(2)], "bits": 8, "lr": 0.1, "keep_32bit": keep}
+    assert message in refused_alike("sgd", given)
+
+
+@pytest.mark.parametrize(
+    ("made", "option"),
+    [(SGD, "amsgrad"), (Adam, "momentum"), (AdamW, "nesterov"), (SGD, "name")],
+)
+def test_an_option_of_another_optimizer_is_none_of_a_class(made, option):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        made([parameter(2)], bits=8, lr=0.1, **{option: 0})
+
+
+@pytest.mark.parametrize("missing", ["bits", "lr"])
+def test_what_has_no_default_has_to_be_given(missing):
+    given = {"bits": 8, "lr": 0.1}
+    del given[missing]
+    with pytest.raises(TypeError, match=f"missing 1 required .*'{missing}'"):
+        SGD([parameter(2)], **given)
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda layer: layer.parameters(),
+        lambda layer: {"params": layer.parameters()},
+        lambda layer: [{"params": list(layer.parameters())}],
+        lambda layer: iter([{"params": layer.parameters()}]),
+    ],
+)
+def test_every_form_of_one_group_gives_one_group_for_good(wrap, bits):
+    layer = torch.nn.Linear(64, 64)
+    optimizer = build_optimizer(wrap(layer), name="sgd", bits=bits, lr=0.1)
+    with pytest.raises(ValueError, match="Give all parameters when it is made"):
+        optimizer.add_param_group({"params": [parameter(3)]})
+    (group,) = optimizer.param_groups
+    assert [id(p) for p in group["params"]] == [id(p) for p in layer.parameters()]
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda layers: layers[1],
+        lambda layers: [layers[1]],
+        lambda layers: layers[1].parameters(),
+        lambda layers: [[layers[1].weight], layers[1].parameters()],
+        lambda layers: torch.nn.ModuleDict({"classifier": layers[1]}),
+    ],
+)
+def test_small_tensors_and_modules_in_any_form_stay_at_32_bit(choose):
+    layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(2))
+    # A frozen one may be kept without being trained.
+    layers[1].bias.requires_grad_(False)
+    params = [layers[0].weight, layers[1].weight, parameter(4095), parameter(4096)]
+    optimizer = build_optimizer(
+        params, name="adamw", bits=8, lr=0.1, keep_32bit=choose(layers)
+    )
+    step(optimizer)
+    bits = [8 * state["state1"].element_size() for state in states_of(optimizer)]
+    assert bits == [8, 32, 32, 8]
