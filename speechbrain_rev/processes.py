@@ -1,12 +1,22 @@
-"""The processes of one training, and what each of them tells the others."""
+"""Processes that torchrun started: their number, and what they exchange."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+import atexit
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
-Told = TypeVar("Told")
+Value = TypeVar("Value")
+
+#: How long one process may wait for another. One that dies is noticed at once.
+_PATIENCE = timedelta(days=1)
 
 
 def process_rank() -> int:
@@ -24,13 +34,13 @@ def process_rank() -> int:
     return torch.distributed.get_rank() if _several() else 0
 
 
-def gathered(told: Told) -> list[Told]:
-    """Collect what each process tells, all of which must come here.
+def gathered(value: Value) -> list[Value]:
+    """Collect a value of each process, all of which must come here.
 
     Parameters
     ----------
-    told : object
-        Whatever can be pickled, of this process.
+    value : object
+        Of this process; it can be pickled.
 
     Returns
     -------
@@ -43,12 +53,146 @@ def gathered(told: Told) -> list[Told]:
     ['alone']
     """
     if not _several():
-        return [told]
-    found = [told] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, told)
-    return found
+        return [value]
+    values = [value] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
 
 
 def _several() -> bool:
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized()
+
+
+class ProcessPlace(NamedTuple):
+    """Which process this is, and of how many.
+
+    Attributes
+    ----------
+    rank : int
+        Counted from 0, which is the main process.
+    processes : int
+        How many there are.
+
+    Example
+    -------
+    >>> ProcessPlace(1, 4).is_main
+    False
+    """
+
+    rank: int
+    processes: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process prints and writes the results of all."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Wait until all processes have come here."""
+        if self.processes > 1:
+            torch.distributed.barrier()
+
+
+#: Where there are no others.
+ALONE = ProcessPlace(0, 1)
+
+
+def _local_rank() -> int | None:
+    """Return the number of this process on its machine; None if torchrun started none."""
+    rank = os.environ.get("LOCAL_RANK")
+    return None if rank is None else int(rank)
+
+
+@contextmanager
+def joined() -> Iterator[ProcessPlace]:
+    """Join the other processes, if torchrun started any.
+
+    They exchange little, and that with gloo, on GPUs too.
+
+    Yields
+    ------
+    ProcessPlace
+        Of this process.
+
+    Example
+    -------
+    >>> with joined() as place:
+    ...     print(place)
+    ProcessPlace(rank=0, processes=1)
+    """
+    if _local_rank() is None:
+        yield ALONE
+        return
+    torch.distributed.init_process_group("gloo", timeout=_PATIENCE)
+    yield ProcessPlace(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    # One that fails leaves it to torchrun to end the others.
+    torch.distributed.destroy_process_group()
+
+
+def shared_rows(
+    compute: Callable[[np.ndarray], tuple[np.ndarray, ...]], rows: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Compute arrays with a row for each of some rows, each process those of its share.
+
+    Parameters
+    ----------
+    compute : callable
+        From [n, ...] to arrays of n rows each.
+    rows : numpy.ndarray
+        The same on all processes, which must all come here.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        The arrays of all rows.
+
+    Example
+    -------
+    >>> shared_rows(lambda rows: (2 * rows,), np.arange(3))
+    (array([0, 2, 4]),)
+    """
+    count = torch.distributed.get_world_size() if _several() else 1
+    share = np.array_split(rows, count)[process_rank()]
+    shares = gathered(compute(share) if len(share) else None)
+    arrays = zip(*(one for one in shares if one is not None), strict=True)
+    return tuple(np.concatenate(parts) for parts in arrays)
+
+
+def own_device(device: str | None) -> str | None:
+    """Give each process of a machine a GPU of its own, unless one is named.
+
+    Parameters
+    ----------
+    device : str or None
+        As given by the user: cpu, cuda, cuda:N, or None.
+
+    Returns
+    -------
+    str or None
+        cuda:N with the number of the process where GPUs are to be used; else as given.
+
+    Example
+    -------
+    >>> own_device("cpu")
+    'cpu'
+    """
+    local = _local_rank()
+    if local is None or device not in (None, "cuda") or not torch.cuda.is_available():
+        return device
+    return f"cuda:{local}"
+
+
+def end_process() -> None:
+    """End one of several processes without taking the interpreter apart.
+
+    torch 2.11 does not free the reducer of DistributedDataParallel, so threads of a group
+    outlive it, and one that frees a tensor while the interpreter ends aborts the process.
+    Where torchrun started none it does nothing.
+    """
+    if _local_rank() is None:
+        return
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prepare import LABELS, speaker_numbers
-
+from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.data.preparation import LABELS
 from speechbrain_rev.hparams import plain_settings
 from speechbrain_rev.lobes.checkpoints import load_finished_run
 
@@ -40,7 +40,8 @@ def start_from(hparams):
             "run."
         )
     narrowed_from = speeds_to_narrow(earlier["speeds"], list(hparams["speeds"]), record)
-    if speaker_numbers(folder / "save") != speaker_numbers(hparams["save_folder"]):
+    ours = read_labels(Path(hparams["save_folder"], LABELS))
+    if read_labels(folder / "save" / LABELS) != ours:
         raise other_classes(record, "other speakers, or numbered differently")
     load_finished_run(hparams["modules"], folder, narrowed_from=narrowed_from)
 

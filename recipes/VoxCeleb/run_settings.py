@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data_settings import Prepared
 from speechbrain.utils.distributed import if_main_process, run_on_main
 
 from speechbrain_rev.architectures import architecture
+from speechbrain_rev.data.preparation import Prepared
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.inference.model_folder import ENCODER_SETTINGS
 from speechbrain_rev.inference.run_folder import (

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data_settings import Prepared, Settings
 from hyperpyyaml import load_hyperpyyaml
-from loaders import train_loader
 from memory_plan import PLAN, give_modes
-from prepare import prepare
 from run_settings import mark_finished, write_hyperparams
 from speechbrain.utils.distributed import get_local_rank
 from steps import CheckedSteps
@@ -31,8 +28,11 @@ from speechbrain_rev.catalog.self_test import (
     without_weights,
 )
 from speechbrain_rev.catalog.steps import TrainingStep, budget_bytes_of
-from speechbrain_rev.data import ChunkBatch, generator
+from speechbrain_rev.data import ChunkBatch, EpochBatchSampler, generator
+from speechbrain_rev.data.dataset import train_loader
+from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.packed import find_packed
+from speechbrain_rev.data.preparation import Prepared, prepare
 from speechbrain_rev.hparams import OptimizerWarning, placeholders, resolve
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
 from speechbrain_rev.planner import Plan
@@ -181,7 +181,7 @@ def _has_speech(settings: Mapping[str, Any]) -> bool:
 def _write_settings(folder: Path, text: str, settings: Mapping[str, Any]) -> None:
     """Write the complete settings, with the numbers that follow from the data."""
     if _has_speech(settings):
-        prepared = prepare(Settings.of(settings), settings["save_folder"])
+        prepared = prepare(DataSettings.of(settings), settings["save_folder"])
         print(prepared.in_words())
     elif settings["pretrained_run"] is not None:
         raise ValueError(
@@ -225,10 +225,12 @@ def _configured(
 def _speech(hparams: dict[str, Any], count: int) -> list[ChunkBatch]:
     """Read batches as the first epochs have them."""
     loader = train_loader(hparams | {"num_workers": 0})
+    sampler = loader.batch_sampler
+    assert isinstance(sampler, EpochBatchSampler)
 
     def batches() -> Iterator[ChunkBatch]:
         for epoch in itertools.count(1):
-            loader.batch_sampler.set_epoch(epoch)
+            sampler.set_epoch(epoch)
             yield from loader
 
     return list(itertools.islice(batches(), count))

@@ -24,18 +24,10 @@ import speechbrain as sb
 import torch
 import training_log as log
 import yaml
-from data_settings import Settings
 from epoch_log import EpochLog, check_logger, logs_in_words
 from fine_tuning import refuse_own_folder, start_from
 from hyperpyyaml import load_hyperpyyaml
-from loaders import train_loader, valid_loader
 from memory_plan import give_modes
-from prepare import (
-    VALID_TRIALS,
-    prepare,
-    read_prepared,
-    write_missing_sums,
-)
 from run_settings import (
     ENCODER,
     changed_settings,
@@ -60,6 +52,14 @@ from steps import CheckedSteps
 from speechbrain_rev.catalog.columns import terminal_width
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.data import GlobalRandomState
+from speechbrain_rev.data.dataset import train_loader, valid_loader
+from speechbrain_rev.data.listing import DataSettings
+from speechbrain_rev.data.preparation import (
+    VALID_TRIALS,
+    prepare,
+    read_prepared,
+    write_missing_sums,
+)
 from speechbrain_rev.hparams import (
     OptimizerWarning,
     compose,
@@ -287,7 +287,7 @@ def compose_run(argv):
 def prepare_run(text, settings, folder):
     """List the data and write the settings; the main process works, all read."""
     log.begin(settings["output_folder"])
-    run_on_main(prepare, args=[Settings.of(settings), settings["save_folder"]])
+    run_on_main(prepare, args=[DataSettings.of(settings), settings["save_folder"]])
     run_on_main(write_missing_sums, args=[settings["save_folder"]])
     prepared = read_prepared(settings["save_folder"])
     run_on_main(write_hyperparams, args=[folder, text, settings, prepared])
@@ -343,7 +343,7 @@ def main(argv=None):
     output = Path(settings["output_folder"])
     if not trial and finished(settings):
         # As its lists are: what differs is refused.
-        prepare(Settings.of(settings), settings["save_folder"])
+        prepare(DataSettings.of(settings), settings["save_folder"])
         run_on_main(print, args=[_already_finished(settings)])
     else:
         check_writable("output_folder", output)

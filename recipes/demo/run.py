@@ -26,8 +26,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
 
 import corpus
-import extract
-import score
 import train
 
 from speechbrain_rev import plots, scoring
@@ -36,6 +34,12 @@ from speechbrain_rev.inference import (
     FbankStatistics,
     SpeakerEmbedder,
     WaveformEncoder,
+)
+from speechbrain_rev.inference.evaluation import (
+    cohort_files,
+    extract,
+    score,
+    trial_files,
 )
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.lobes import build_encoder
@@ -173,11 +177,13 @@ def score_systems(
     reports = {}
     for name, embedder in systems(run, device).items():
         folder = output / name
-        trials = extract.trial_files(trial_lists, open_corpus(data))
-        extract.extract(embedder, folder, trials, extract.cohort_files(manifest))
-        report = score.score(folder, trial_lists, speakers)
+        trials = trial_files(trial_lists, open_corpus(data))
+        extract(embedder, folder, trials, cohort_files(manifest))
+        report = score(folder, trial_lists, speakers)
         assert report is not None
-        reports[name] = report
+        for remark in report.remarks:
+            print(remark)
+        reports[name] = report.content
     return reports
 
 

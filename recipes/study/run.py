@@ -29,11 +29,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
-
-import extract
 import figures
-import score
 from conditions import COHORT_UTTERANCES, CONDITIONS, SIZES, Condition, Size
 from figures import Study
 from torch.backends.cpu import get_cpu_capability
@@ -44,6 +40,12 @@ from speechbrain_rev.data import audio_files, open_corpus, read_manifest
 from speechbrain_rev.devices import named_device
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder
+from speechbrain_rev.inference.evaluation import (
+    cohort_files,
+    extract,
+    score,
+    trial_files,
+)
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.whole_files import digest_of, read_rows, write_whole
@@ -374,10 +376,10 @@ def score_baselines(
         embedder = SpeakerEmbedder(
             statistics, device="cpu", fingerprint=f"{name} {sizes}"
         )
-        tested = extract.trial_files(trial_lists, open_corpus(data))
-        cohort = extract.cohort_files(manifest, COHORT_UTTERANCES)
-        extract.extract(embedder, folder, tested, cohort)
-        score.score(folder, trial_lists, speakers, cohort_top_n=top_n, replicates=0)
+        tested = trial_files(trial_lists, open_corpus(data))
+        cohort = cohort_files(manifest, COHORT_UTTERANCES)
+        extract(embedder, folder, tested, cohort)
+        score(folder, trial_lists, speakers, cohort_top_n=top_n, replicates=0)
 
 
 def collect(schedule: Schedule) -> None:

@@ -1,6 +1,6 @@
-"""Training speech: reading by frame range, augmentation, chunks and their order."""
+"""Training speech: corpora, their preparation, reading by frame range, augmentation."""
 
-from .augmentation import SpeakerAugment
+from .augmentation import SpeakerAugment, add_noise, reverberate
 from .corpus import (
     CORPORA,
     Corpus,
@@ -17,7 +17,6 @@ from .dataset import (
     collate_whole,
     repeat_to,
 )
-from .disturbances import add_noise, reverberate
 from .manifest import Manifest, Utterance, read_manifest, write_manifest
 from .reading import (
     AudioInfo,

@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from scipy.fft import next_fast_len
 from speechbrain.utils.checkpoints import (
     mark_as_loader,
     mark_as_saver,
     register_checkpoint_hooks,
 )
 from torch.nn.utils.rnn import pad_sequence
-from torchaudio.functional import resample
+from torchaudio.functional import fftconvolve, resample
 
 from speechbrain_rev.processes import process_rank
 
 from .corpus import audio_files
 from .dataset import repeat_to
-from .disturbances import add_noise, reverberate
-from .labels import check_speakers, check_utterances
 from .reading import audio_info, read_audio, read_first_channel
 from .seeding import generator
 
@@ -34,6 +33,8 @@ logger = logging.getLogger(__name__)
 # Signal-to-noise ratios, dB, of the Kaldi x-vector recipe for MUSAN's three folders:
 # speech serves as babble there. "babble" itself is ours.
 _SNR_OF_FOLDER = {"music": (5.0, 15.0), "speech": (13.0, 20.0), "babble": (13.0, 20.0)}
+# Batches whose labels are checked on a GPU: each check waits for it.
+_LOOKS = (1, 10, 100, 1000)
 
 
 @register_checkpoint_hooks
@@ -48,7 +49,7 @@ class SpeakerAugment:
     Noise comes from a random place of a random file, repeated where it is too short,
     at a signal-to-noise ratio drawn evenly from [`snr_low`, `snr_high`]. Files below
     folders called music, speech and babble (MUSAN has the first two) use 5 to 15, 13
-    to 20 and 13 to 20 dB instead. A room's impulse response has its energy set to 1
+    to 20 and 13 to 20 dB instead. A room impulse response has its energy set to 1
     and its strongest peak moved to time 0, so that speech keeps its place and level.
 
     All draws come from a generator seeded with (seed, rank, step): ranks differ, and a
@@ -184,7 +185,7 @@ class SpeakerAugment:
         return chunks, torch.ones_like(lens)
 
     def in_words(self) -> str:
-        """Say which augmentation is on, and which is not.
+        """Return which augmentation is on, and which is not.
 
         Returns
         -------
@@ -201,12 +202,12 @@ class SpeakerAugment:
         'Speeds: 1.0. Noise: none (noise_folder). Reverberation: none (rir_folder).'
         """
         speeds = ", ".join(map(str, self.speeds))
-        noise, rooms = "none (noise_folder)", "none (rir_folder)"
+        noise, rirs = "none (noise_folder)", "none (rir_folder)"
         if self.noise_files:
             noise = f"{len(self.noise_files)} files in {self.noise_root}"
         if self.rir_files:
-            rooms = f"{len(self.rir_files)} files in {self.rir_root}"
-        words = f"Speeds: {speeds}. Noise: {noise}. Reverberation: {rooms}."
+            rirs = f"{len(self.rir_files)} files in {self.rir_root}"
+        words = f"Speeds: {speeds}. Noise: {noise}. Reverberation: {rirs}."
         if self.noise_files or self.rir_files:
             words += f" One of the two, with probability {self.augment_prob}."
         return words
@@ -229,10 +230,28 @@ class SpeakerAugment:
         ValueError
             If labels are of another batch, or of a speaker beyond their number.
         """
-        check_utterances(labels, len(self._speed_index))
-        check_speakers(labels, self.n_speakers, len(self.speeds), batch=self.step)
+        if len(labels) != len(self._speed_index):
+            raise ValueError(
+                f"There are {len(labels)} labels, but the batch augmented last had "
+                f"{len(self._speed_index)} utterances. Pass the labels of that batch."
+            )
+        self._check_speakers(labels)
         offset = self._speed_index.to(labels.device) * self.n_speakers
         return labels + offset.reshape(-1, *[1] * (labels.dim() - 1))
+
+    def _check_speakers(self, labels: torch.Tensor) -> None:
+        """Refuse a label that would be another speaker at another speed."""
+        if labels.device.type != "cpu" and self.step not in _LOOKS:
+            return
+        lowest, highest = (int(end) for end in labels.aminmax())
+        if lowest < 0 or highest >= self.n_speakers:
+            classes, speeds = self.n_speakers * len(self.speeds), len(self.speeds)
+            raise ValueError(
+                f"A label is {lowest if lowest < 0 else highest}, but out_n_neurons "
+                f"{classes} at {speeds} speed(s) means speakers 0 to "
+                f"{self.n_speakers - 1}. Give --out_n_neurons: the number of your "
+                "speakers times that of the speeds."
+            )
 
     def _change_speed(self, wavs: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
         self._speed_index = torch.randint(
@@ -252,9 +271,9 @@ class SpeakerAugment:
         return chunks
 
     def _disturb(self, wavs: torch.Tensor, draws: torch.Generator) -> None:
-        """Put noise or a room into some of the utterances, in their place."""
+        """Add noise or reverberation to some of the utterances, in place."""
         noises: list[_Drawn] = []
-        rooms: list[_Drawn] = []
+        rirs: list[_Drawn] = []
         # Both are listed by the first batch: a path that is wrong ends the training there
         # and not where the first of its files is drawn.
         disturbs = any([self.noise_files, self.rir_files])
@@ -272,14 +291,14 @@ class SpeakerAugment:
                 low, high = self._snr_range_of(path)
                 noises.append(_Drawn(row, noise, low + level * (high - low)))
             else:
-                _, room = self._first_readable(self.rir_files, choice, self._read_room)
-                rooms.append(_Drawn(row, room))
+                _, rir = self._first_readable(self.rir_files, choice, self._read_rir)
+                rirs.append(_Drawn(row, rir))
         if noises:
             rows, values = _stacked(noises, wavs)
             levels = torch.tensor([drawn.snr_db for drawn in noises]).to(wavs)
             wavs[rows] = add_noise(wavs[rows], values, levels.unsqueeze(1))
-        if rooms:
-            rows, values = _stacked(rooms, wavs)
+        if rirs:
+            rows, values = _stacked(rirs, wavs)
             wavs[rows] = reverberate(wavs[rows], values)
 
     def _first_readable(
@@ -300,14 +319,14 @@ class SpeakerAugment:
                     raise ValueError(f"{path} holds NaN or infinity")
                 return path, values
             except (ValueError, OSError) as error:
-                self._tell_of_unread(path, error)
+                self._log_unread(path, error)
         raise ValueError(
             f"None of the {len(files)} files such as {files[drawn]} can be read. Give "
             "another noise_folder or rir_folder."
         )
 
-    def _tell_of_unread(self, path: Path, error: Exception) -> None:
-        """Log a file that cannot be used; end the training if there are too many."""
+    def _log_unread(self, path: Path, error: Exception) -> None:
+        """Log a file that cannot be used; raise if there are too many."""
         self.unread.add(path)
         logger.warning(f"Augmentation goes on without a file: {error}")
         if len(self.unread) > self.max_unread:
@@ -316,7 +335,7 @@ class SpeakerAugment:
                 f"read, more than max_unread: {self.max_unread}. The last because: {error}"
             ) from error
 
-    def _read_room(self, path: Path) -> torch.Tensor:
+    def _read_rir(self, path: Path) -> torch.Tensor:
         return read_first_channel(path, sample_rate=self.sample_rate)
 
     def _snr_range_of(self, path: Path) -> tuple[float, float]:
@@ -355,6 +374,66 @@ class SpeakerAugment:
                 f"{path} does not hold the step of a SpeakerAugment. Resume with the "
                 "wav_augment that wrote it, or give another output_folder."
             ) from error
+
+
+def add_noise(
+    wav: torch.Tensor, noise: torch.Tensor, snr_db: float | torch.Tensor
+) -> torch.Tensor:
+    """Add noise at a signal-to-noise ratio.
+
+    Parameters
+    ----------
+    wav, noise : torch.Tensor, [..., samples]
+        Silent noise changes nothing.
+    snr_db : float or torch.Tensor, [..., 1]
+        Ratio of the powers, dB.
+
+    Returns
+    -------
+    torch.Tensor, [..., samples]
+
+    Example
+    -------
+    >>> wav, noise = torch.ones(100), torch.full((100,), 5.0)
+    >>> noisy = add_noise(wav, noise, snr_db=20.0)
+    >>> round((noisy - wav).mean().item(), 6)
+    0.1
+    """
+    power, noise_power = (x.square().mean(dim=-1, keepdim=True) for x in (wav, noise))
+    gain = torch.sqrt(power / noise_power / 10 ** (snr_db / 10))
+    return wav + torch.where(noise_power > 0, gain, 0.0) * noise
+
+
+def reverberate(wav: torch.Tensor, rir: torch.Tensor) -> torch.Tensor:
+    """Convolve speech with a room impulse response.
+
+    Parameters
+    ----------
+    wav : torch.Tensor, [..., samples]
+    rir : torch.Tensor, [..., taps]
+        Impulse response; its energy and its delay up to the direct path do not matter.
+        A silent one changes nothing.
+
+    Returns
+    -------
+    torch.Tensor, [..., samples]
+
+    Example
+    -------
+    >>> wav = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    >>> late_and_loud = torch.tensor([0.0, 0.0, 7.0])
+    >>> torch.allclose(reverberate(wav, late_and_loud), wav, atol=1e-6)
+    True
+    """
+    samples = wav.shape[-1]
+    # Transforms of a length with large prime factors are many times slower.
+    fast = next_fast_len(samples + rir.shape[-1] - 1, real=True)
+    rir = torch.nn.functional.pad(rir, (0, fast - samples + 1 - rir.shape[-1]))
+    energy = rir.square().sum(dim=-1, keepdim=True)
+    echoed = fftconvolve(wav, rir / energy.sqrt())
+    direct_path = rir.abs().argmax(dim=-1, keepdim=True)
+    places = direct_path + torch.arange(samples, device=wav.device)
+    return torch.where(energy > 0, echoed.gather(-1, places), wav)
 
 
 class _Drawn(NamedTuple):

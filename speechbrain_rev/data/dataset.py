@@ -1,22 +1,30 @@
-"""Random chunks of the utterances of a manifest, and whole utterances."""
+"""Random chunks of the utterances of a manifest, whole utterances, and their loaders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from .corpus import Corpus
-from .manifest import Manifest, Utterance
+from speechbrain_rev.scoring import Trials
+
+from .corpus import Corpus, open_corpus
+from .labels import read_labels
+from .manifest import Manifest, Utterance, read_manifest
+from .preparation import LABELS, TRAIN
 from .reading import read_audio
+from .sampling import EpochBatchSampler
 from .seeding import draw_below
 
 # Files that are drawn in the place of one that cannot be read, and itself.
 _TRIES = 10
+# Validation must stay short next to an epoch, and memory grows with the length.
+VALID_SECONDS = 10
 
 
 @dataclass
@@ -336,3 +344,83 @@ def collate_whole(
     """Make a batch of the one utterance that `WholeUtterances` returns."""
     ((name, wav),) = items
     return name, wav if isinstance(wav, str) else collate_chunks([Chunk(wav, 0)])
+
+
+def train_loader(hparams: Mapping[str, Any]) -> DataLoader[Any]:
+    """Build the loader of training chunks: of each step this process's share.
+
+    Parameters
+    ----------
+    hparams : mapping
+        Of the run, whose lists are prepared; ``sentence_len`` is in seconds.
+
+    Returns
+    -------
+    DataLoader
+        Of ``ChunkBatch``.
+
+    Raises
+    ------
+    ValueError
+        If the processes cannot share a step, or there is not one batch.
+    """
+    distributed = torch.distributed.is_initialized()
+    world_size = torch.distributed.get_world_size() if distributed else 1
+    utterances = read_manifest(Path(hparams["save_folder"], TRAIN))
+    dataset = ChunkDataset(
+        utterances,
+        read_labels(Path(hparams["save_folder"], LABELS)),
+        samples=round(hparams["sentence_len"] * hparams["sample_rate"]),
+        sample_rate=hparams["sample_rate"],
+        seed=hparams["seed"],
+    )
+    sampler = EpochBatchSampler(
+        len(utterances),
+        hparams["batch_size"],
+        steps=hparams["steps_per_epoch"],
+        seed=hparams["seed"],
+        rank=torch.distributed.get_rank() if distributed else 0,
+        world_size=world_size,
+    )
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        collate_fn=collate_chunks,
+        num_workers=hparams["num_workers"],
+        persistent_workers=hparams["num_workers"] > 0,
+        pin_memory=torch.cuda.is_available(),
+        # An iterator draws its workers' seed: not from the state that is checkpointed.
+        generator=torch.Generator(),
+    )
+
+
+def valid_loader(hparams: Mapping[str, Any], trials: Trials) -> DataLoader[Any]:
+    """Build the loader of whole utterances, one by one since lengths differ.
+
+    Parameters
+    ----------
+    hparams : mapping
+        Of the run.
+    trials : Trials
+        Those of the validation.
+
+    Returns
+    -------
+    DataLoader
+        Of each utterance's name and a ``ChunkBatch``, or the reason why it cannot be read.
+    """
+    folder = hparams["trials_folder" if hparams["valid_trials"] else "data_folder"]
+    dataset = WholeUtterances(
+        # Names that lead out were refused when the trials were prepared.
+        open_corpus(folder, outside_files=True),
+        trials.utterances,
+        sample_rate=hparams["sample_rate"],
+        max_samples=VALID_SECONDS * hparams["sample_rate"],
+    )
+    return DataLoader(
+        dataset,
+        batch_size=1,
+        collate_fn=collate_whole,
+        num_workers=hparams["num_workers"],
+        generator=torch.Generator(),
+    )

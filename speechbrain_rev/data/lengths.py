@@ -1,8 +1,8 @@
 """How long audio files are: where headers promise more, say nothing, or are overlooked.
 
-libsndfile reads a file that is cut short to where it ends, without a word; of a length
-that is not told it makes none at all, or the largest number; and of NIST and W64 it reads
-what follows the samples as if it were some.
+libsndfile reads a file that is cut short to its end, silently. Where a header has no length,
+it reads no samples, or reports the largest number. Of NIST and W64 it reads what follows the
+samples as if it were some.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OGG_PAGE_BYTES = 27 + 255 + 255 * 255
 _NIST_BYTES = 2**16
 _COUNTED_AT_ONCE = 2**16
 # Before, libsndfile ended with the last whole frame, without a word.
-_TELLS_OF_CUT_FLAC = (1, 2, 2)
+_REPORTS_CUT_FLAC = (1, 2, 2)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class _Samples:
 def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
     """Open a file that is as long as it says, or has the length that its header lacks.
 
-    To find the length of FLAC that does not tell it, all of it is decoded.
+    FLAC without a length in its header is decoded as a whole to find it.
 
     Parameters
     ----------
@@ -112,19 +112,23 @@ def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
     Raises
     ------
     ValueError
-        If it ends before its samples do, is of a format of which this cannot be told, or no
+        If it ends before its samples do, is of a format in which this cannot be known, or no
         regular file.
     soundfile.LibsndfileError, TypeError, UnicodeError, OSError
         If it cannot be read.
     """
     with open_regular(path) as file:
-        found = _samples(file)
+        samples = _samples(file)
         file_bytes = _bytes_of(file)
     end = file_bytes
-    if found is not None and found.size is not None:
-        end = found.begin + found.size
-    if found is not None and (found.instead or (found.runs_on and end < file_bytes)):
-        source: Any = _Seen(path, min(end, file_bytes), found.place, found.instead)
+    if samples is not None and samples.size is not None:
+        end = samples.begin + samples.size
+    if samples is not None and (
+        samples.instead or (samples.runs_on and end < file_bytes)
+    ):
+        source: Any = _Repaired(
+            path, min(end, file_bytes), samples.place, samples.instead
+        )
     else:
         source = contextlib.nullcontext(str(path))
     with source as name, soundfile.SoundFile(name) as audio:
@@ -134,16 +138,16 @@ def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
                 "be told whether a file is whole. Convert it to WAV or FLAC."
             )
         if end > file_bytes:
-            assert found is not None
+            assert samples is not None
             raise ValueError(
                 f"{path} cannot be read as audio: it is cut short, {end - file_bytes} of "
-                f"{found.size} bytes of data are missing. Copy or convert it again."
+                f"{samples.size} bytes of data are missing. Copy or convert it again."
             )
         yield audio
 
 
-def tell_of_cut(path: str | Path, audio: soundfile.SoundFile, count: int) -> None:
-    """Refuse or warn of a file of which fewer samples came than it was to have.
+def report_cut(path: str | Path, audio: soundfile.SoundFile, count: int) -> None:
+    """Refuse a file that is shorter than its header says, or warn of an estimate.
 
     Parameters
     ----------
@@ -178,8 +182,8 @@ def tell_of_cut(path: str | Path, audio: soundfile.SoundFile, count: int) -> Non
         raise ValueError(missing)
 
 
-class _Seen(io.FileIO):
-    """A file as libsndfile is to see it: it ends there, and has other bytes in a place."""
+class _Repaired(io.FileIO):
+    """A file for libsndfile: with another end, and with other bytes in one place."""
 
     def __init__(self, path: str | Path, end: int, place: int, instead: bytes) -> None:
         super().__init__(path)
@@ -210,7 +214,7 @@ class _Forward(soundfile.SoundFile):  # type: ignore[misc]
 
 
 def _samples(file: BinaryIO) -> _Samples | None:
-    """Find what a header says of its samples; None of formats that are not known."""
+    """Find what a header says of its samples; None for other formats."""
     base = _behind_tag(file)
     file.seek(base)
     magic = file.read(4)
@@ -285,7 +289,7 @@ def _walk(
 
 
 def _only_chunks(file: BinaryIO, base: int, chunks: _Chunks, position: int) -> bool:
-    """Tell whether other chunks follow and nothing else: then there are no samples."""
+    """Return whether other chunks follow and nothing else: then there are no samples."""
     end = position
     for begin, name, size in _walk(file, base, chunks, position):
         if not (name.isascii() and name.decode().isprintable()):
@@ -318,7 +322,7 @@ def _of_flac(file: BinaryIO, base: int) -> _Samples | None:
     if len(head) < 5 or int.from_bytes(head, "big") % 2**36:
         return None
     version = soundfile.__libsndfile_version__
-    if tuple(map(int, re.findall(r"\d+", version)[:3])) < _TELLS_OF_CUT_FLAC:
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < _REPORTS_CUT_FLAC:
         raise ValueError(
             f"{file.name} cannot be read as audio: it does not say how long it is, and "
             f"libsndfile {version} not whether it is whole. Convert it again, or install "
@@ -370,7 +374,7 @@ def _as_said(
 
 
 def _marks_its_end(path: str | Path) -> bool:
-    """Tell whether the last page of an OGG file says that it is the last."""
+    """Return whether the last page of an OGG file is marked as the last."""
     with open(path, "rb") as file:
         file.seek(max(0, file.seek(0, 2) - _OGG_PAGE_BYTES))
         _, capture, page = file.read().rpartition(b"OggS")

@@ -191,8 +191,8 @@ _COLUMNS = "names", "paths", "samples", "speakers", "speaker_names"
 
 
 def _mapped(path: Path, about: dict[str, str]) -> Manifest:
-    manifest, found = Manifest.mapped(path)
-    if found != about:
+    manifest, now = Manifest.mapped(path)
+    if now != about:
         raise ValueError(
             f"{path} was written anew while processes read it: begin the training again."
         )
@@ -227,7 +227,7 @@ def read_manifest(path: str | Path) -> Manifest:
     """Read a manifest: map its rows into memory.
 
     They are in a file beside it, which is made anew when the manifest has changed. Where it
-    cannot be written, the rows are in the memory of each process, which is said.
+    cannot be written, a warning says that each process has all rows in its memory.
 
     Parameters
     ----------

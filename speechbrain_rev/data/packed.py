@@ -31,7 +31,7 @@ SAMPLE_BYTES = 2
 
 
 class PackedAudio:
-    """Audio files of one channel and one rate, as ``speech.packing`` packed them.
+    """Audio files of one channel and one rate, as ``data.packing`` packed them.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Making a packed folder, which goes on where it was when it is interrupted."""
+"""Packing a folder of audio into one file, which goes on after an interruption."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import zlib
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,11 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.whole_files import clear_unfinished, naming
 
+from .checking import FileProblem, check_name, read_ahead, read_checked, report_problems
 from .columns import TextColumn, save_columns
+from .corpus import (
+    AUDIO_SUFFIXES,
+    OTHER_SUFFIXES,
+    audio_files,
+    inside,
+    without_originals,
+)
 from .packed import (
     INDEX,
     JOURNAL,
@@ -29,7 +39,11 @@ from .packed import (
     key_of,
 )
 
-#: Samples that are lost, at most, when packing is interrupted: 64 MiB of them.
+BAD_FILES = "bad_files.txt"
+# Whole files that wait decoded; some of noise have hours.
+_AHEAD = 32
+_ADVICE = "Mend them and pack on, or give --bad_files=drop."
+# Samples that an interruption loses at most: 64 MiB of them.
 _KEPT_EVERY = 2**25
 _FULL_SCALE = 2**15
 _LARGEST = float(np.finfo(np.float32).max)
@@ -104,7 +118,7 @@ class Packing:
             if not self._samples.closed and not (kind and issubclass(kind, OSError)):
                 self._keep()
         finally:
-            # What a full disk did not take is told of already.
+            # The error of a full disk is raised already.
             for file in (self._samples, self._journal):
                 with contextlib.suppress(OSError):
                     file.close()
@@ -187,7 +201,7 @@ class Packing:
             )
 
     def _keep(self) -> None:
-        """See that samples are on the disk, then that the journal says so."""
+        """Write samples to the disk, and then their rows to the journal."""
         with self._named():
             self._samples.flush()
             os.fsync(self._samples.fileno())
@@ -216,14 +230,14 @@ class Packing:
         path = self.folder / SAMPLES
         if path.stat().st_size < wanted:
             raise ValueError(
-                f"{path} has {path.stat().st_size} bytes, less than the {wanted} that "
-                f"{JOURNAL} tells of. Delete the folder and pack anew."
+                f"{path} has {path.stat().st_size} bytes, less than the {wanted} of "
+                f"{JOURNAL}. Delete the folder and pack anew."
             )
         os.truncate(path, wanted)
         self._keep()
 
     def _kept(self, text: bytes) -> list[Any]:
-        """Read what was packed by whom, and its files; all of it is right, or refused."""
+        """Read and check the source and the files of a journal."""
         kept, names, number = [], set(), 0
         try:
             for number, line in enumerate(text.splitlines(), start=1):
@@ -284,3 +298,87 @@ def _as_integers(
     if whole.all() or scale == 0:
         return np.rint(scaled).astype("<i2"), 1 / _FULL_SCALE
     return np.rint(wav / scale).astype("<i2"), scale
+
+
+def pack(
+    source: Path,
+    packed: Path,
+    *,
+    sample_rate: int,
+    drop: bool = False,
+    first_channel: bool = False,
+    outside_files: bool = False,
+) -> int:
+    """Pack all WAV and FLAC files below a folder; what was begun goes on.
+
+    Parameters
+    ----------
+    source : Path
+        A folder of speech, noise or room responses.
+    packed : Path
+        The packed folder, whose name ends in ``.packed``.
+    sample_rate : int
+        That the files must have, Hz.
+    drop : bool
+        Whether files that cannot be used are left out, and not refused.
+    first_channel : bool
+        Whether of several channels the first is taken.
+    outside_files : bool
+        Whether links may lead out of the source.
+
+    Returns
+    -------
+    int
+        Files that the packed folder holds.
+
+    Raises
+    ------
+    ValueError
+        If there is no such folder, the packed one is there already, or files cannot be
+        used: those that can stay packed for the next time.
+
+    Example
+    -------
+    >>> import soundfile
+    >>> source = getfixture("tmp_path") / "noise"
+    >>> source.mkdir()
+    >>> soundfile.write(source / "hum.wav", [0.5, -0.25], 16000)
+    >>> pack(source, source.with_suffix(".packed"), sample_rate=16000)
+    1
+    """
+    locate = partial(inside, source, within=None if outside_files else source)
+    files = without_originals(audio_files(source, AUDIO_SUFFIXES + OTHER_SUFFIXES))
+    names = [path.relative_to(source).as_posix() for path in files]
+
+    def read(name: str) -> torch.Tensor | FileProblem:
+        path = check_name(name, locate)
+        if isinstance(path, FileProblem):
+            return path
+        audio = read_checked(
+            path, sample_rate=sample_rate, whole=True, first_channel=first_channel
+        )
+        if isinstance(audio, FileProblem):
+            return audio
+        assert audio[1] is not None
+        return audio[1]
+
+    problems: list[FileProblem] = []
+    with (
+        Packing(packed, source=str(source.resolve()), sample_rate=sample_rate) as made,
+        tqdm(total=len(files), desc="packing", unit="file") as bar,
+    ):
+        left = [name for name in names if name not in made]
+        bar.update(len(files) - len(left))
+        for name, wav in zip(left, read_ahead(read, left, ahead=_AHEAD), strict=True):
+            if isinstance(wav, FileProblem):
+                problems.append(wav)
+            else:
+                made.add(name, wav)
+            bar.update()
+        report_problems(
+            problems, len(files), packed / BAD_FILES, drop=drop, advice=_ADVICE
+        )
+        if not len(made):
+            raise ValueError(f"No file below {source} can be used: nothing is packed.")
+        made.finish()
+    return len(made)

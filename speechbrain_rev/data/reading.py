@@ -14,7 +14,7 @@ from pathlib import Path
 import soundfile
 import torch
 
-from .lengths import opened, tell_of_cut
+from .lengths import opened, report_cut
 from .packed import find_packed
 
 # A FLAC frame of silence has up to 65,535 samples in 10 bytes or more.
@@ -141,7 +141,7 @@ def read_blocks(
     """Read all channels of a file to its end, a block at a time.
 
     Of MP3 files headers may estimate, and OGG files of a recording that was stopped may
-    not mark their end: where those seem to be cut short, a warning says so.
+    not mark their end: where those seem to be cut short, there is a warning.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def read_blocks(
         while len(values := audio.read(block_samples, dtype="float32", always_2d=True)):
             count += len(values)
             yield torch.from_numpy(values).T
-        tell_of_cut(path, audio, count)
+        report_cut(path, audio, count)
         if not count:
             raise ValueError(f"{path} holds no samples. Leave it out.")
 
@@ -223,19 +223,19 @@ def _decode(
                 audio.read(samples, dtype="float32", always_2d=True)
             )
             if len(values) < samples:
-                tell_of_cut(path, audio, start + len(values))
+                report_cut(path, audio, start + len(values))
             return values, audio.samplerate
         blocks: list[torch.Tensor] = []
         while not blocks or len(blocks[-1]) == _BLOCK_SAMPLES:
             block = audio.read(_BLOCK_SAMPLES, dtype="float32", always_2d=True)
             blocks.append(torch.from_numpy(block))
-        tell_of_cut(path, audio, start + sum(map(len, blocks)))
+        report_cut(path, audio, start + sum(map(len, blocks)))
         return torch.cat(blocks), audio.samplerate
 
 
 @contextlib.contextmanager
 def _opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
-    """Open a file, of which all that is wrong is told in one way."""
+    """Open a file; every problem becomes the same kind of error."""
     try:
         with opened(path) as audio:
             yield audio
@@ -243,9 +243,9 @@ def _opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
         raise _unreadable(path, error) from error
 
 
-def _other_rate(path: str | Path, found: int, expected: int) -> str:
+def _other_rate(path: str | Path, rate: int, expected: int) -> str:
     return (
-        f"{path} has {found} samples per second, but {expected} are expected. Convert "
+        f"{path} has {rate} samples per second, but {expected} are expected. Convert "
         f"the files (for example: sox IN -r {expected} OUT), or set sample_rate to "
         "what the files have."
     )

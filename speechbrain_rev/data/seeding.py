@@ -28,7 +28,7 @@ def generator(*place: int | str) -> torch.Generator:
     Parameters
     ----------
     *place : int or str
-        Whatever tells the place: the purpose, the seed, then rank and step, or epoch
+        What names the place: the purpose, the seed, then rank and step, or epoch
         and utterance, ...
 
     Returns
@@ -96,7 +96,7 @@ class GlobalRandomState:
     """
 
     def fold_rank(self) -> None:
-        """Let each process but the first draw something else than the others from now on.
+        """Make each process but the first draw something else than the others from now on.
 
         To be called once the modules are built, which must be the same everywhere.
         """

@@ -1,8 +1,7 @@
 """What SpeechBrain's VoxCeleb recipe asks of a YAML: its script's Brain and its shapes.
 
-The files are written here with the keys of the recipe's three, in small: those of
-ECAPA-TDNN and of ResNet, whose classifiers give cosines, and that of x-vectors, whose
-classifier gives log-probabilities.
+The files are written here with the keys of the recipe's, in small: that of ResNet, whose
+classifier gives cosines, and that of x-vectors, whose classifier gives log-probabilities.
 """
 
 import re
@@ -209,25 +208,13 @@ mean_var_norm: !new:speechbrain.processing.features.InputNormalization
 epoch_counter: !new:speechbrain.utils.epoch_loop.EpochCounter
     limit: !ref <number_of_epochs>
 
-add_noise: !new:speechbrain.augment.time_domain.AddNoise
-    snr_low: 0
-    snr_high: 15
-drop_freq: !new:speechbrain.augment.time_domain.DropFreq
-    drop_freq_count_low: 1
-    drop_freq_count_high: 3
 drop_chunk: !new:speechbrain.augment.time_domain.DropChunk
     drop_length_low: 100
     drop_length_high: 200
 wav_augment: !new:speechbrain.augment.augmenter.Augmenter
-    parallel_augment: true
     concat_original: true
-    min_augmentations: 3
-    max_augmentations: 3
     augment_prob: 1.0
-    augmentations: [
-        !ref <add_noise>,
-        !ref <drop_freq>,
-        !ref <drop_chunk>]
+    augmentations: [!ref <drop_chunk>]
 
 modules:
     compute_features: !ref <compute_features>
@@ -264,20 +251,6 @@ compute_cost: !new:speechbrain.nnet.losses.LogSoftmaxWrapper
 
 _KEPT = "        lr_annealing: !ref <lr_annealing>\n"
 
-_ECAPA = """\
-embedding_model: !new:speechbrain.lobes.models.ECAPA_TDNN.ECAPA_TDNN
-    input_size: !ref <n_mels>
-    channels: [16, 16, 16, 16, 48]
-    kernel_sizes: [5, 3, 3, 3, 1]
-    dilations: [1, 2, 3, 4, 1]
-    groups: [1, 1, 1, 1, 1]
-    attention_channels: 8
-    lin_neurons: 192
-classifier: !new:speechbrain.lobes.models.ECAPA_TDNN.Classifier
-    input_size: 192
-    out_neurons: !ref <out_n_neurons>
-"""
-
 _RESNET = """\
 embedding_model: !new:speechbrain.lobes.models.ResNet.ResNet
     input_size: !ref <n_mels>
@@ -313,18 +286,13 @@ lr_annealing: !new:speechbrain.nnet.schedulers.LinearScheduler
     epoch_count: !ref <number_of_epochs>
 """
 
-#: By the name of the recipe's file that has this shape.
+#: By the name of the recipe's file that has this shape. That of ECAPA-TDNN has the second.
 SHAPES = {
-    "train_ecapa_tdnn": f"{_COMMON}{_KEPT}{_ECAPA}{_CYCLIC}",
     "train_resnet": f"{_COMMON}{_KEPT}{_RESNET}{_CYCLIC}",
     "train_x_vectors": f"{_COMMON}{_XVECTOR}",
 }
 #: What each of them calls the size of its embeddings.
-EMBEDDING_DIMS = {
-    "train_ecapa_tdnn": "192",
-    "train_resnet": "256",
-    "train_x_vectors": "!ref <emb_dim>",
-}
+EMBEDDING_DIMS = {"train_resnet": "256", "train_x_vectors": "!ref <emb_dim>"}
 
 
 def write_shape(folder: Path, name: str, lines: list[str]) -> Path:

@@ -1,3 +1,5 @@
+"""The demo: synthetic voices, and a run of it from memory to scores."""
+
 import contextlib
 import filecmp
 import importlib.util
@@ -8,12 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
-import torch
-from hyperpyyaml import load_hyperpyyaml
 
-from speechbrain_rev.inference import SpeakerEmbedder
+from speechbrain_rev import cli
+from speechbrain_rev.inference import SpeakerEmbedder, read_cohort
 from speechbrain_rev.scoring import read_trials
 from tests.run_folders import speech_like
 
@@ -38,103 +40,83 @@ def made(tmp_path_factory):
     return corpus.make_corpus(tmp_path_factory.mktemp("corpus") / "made", SMALL)
 
 
-def test_the_corpus_is_in_voxceleb_s_layout_at_16_khz(made):
-    files = sorted((made / "wav").glob("*/*/*.flac"))
-    voices = SMALL.train_speakers + SMALL.test_speakers
-    assert len(files) == voices * SMALL.sessions * SMALL.utterances
-    for file in files:
-        info = soundfile.info(file)
-        assert (info.samplerate, info.channels) == (16000, 1)
-        assert info.duration > 0.3
-        samples, _ = soundfile.read(file)
-        assert 0.1 < abs(samples).max() < 1
+class TestCorpus:
+    def test_it_is_in_voxcelebs_layout_at_16_khz(self, made):
+        files = sorted((made / "wav").glob("*/*/*.flac"))
+        assert len(files) == 6 * SMALL.sessions * SMALL.utterances
+        for file in files:
+            info = soundfile.info(file)
+            assert (info.samplerate, info.channels) == (16000, 1)
+            assert info.duration > 0.3
+            assert 0.1 < abs(soundfile.read(file)[0]).max() < 1
 
+    def test_trials_compare_sessions_of_speakers_that_are_never_trained_on(self, made):
+        lines = [
+            line.split() for line in (made / "train_list.txt").read_text().splitlines()
+        ]
+        assert all((made / "wav" / name).is_file() for _, name in lines)
+        trained, trials = (
+            {speaker for speaker, _ in lines},
+            read_trials(made / "trials.txt"),
+        )
+        tested = {name.split("/")[0] for name in trials.utterances}
+        assert (len(trained), len(tested), trained & tested) == (3, 3, set())
+        assert 2 * trials.labels.sum() == len(trials)
+        for label, a, b in zip(trials.labels, trials.enrol, trials.test, strict=True):
+            assert (a.split("/")[0] == b.split("/")[0]) == bool(label)
+            assert Path(a).parent != Path(b).parent
 
-def test_test_speakers_are_never_trained_on(made):
-    lines = (made / "train_list.txt").read_text().splitlines()
-    trained = {line.split()[0] for line in lines}
-    trials = read_trials(made / "trials.txt")
-    tested = {name.split("/")[0] for name in trials.utterances}
-    assert len(trained) == SMALL.train_speakers
-    assert len(tested) == SMALL.test_speakers
-    assert not trained & tested
-    assert all((made / "wav" / line.split()[1]).is_file() for line in lines)
+    def test_it_is_made_once_and_equal_requests_give_equal_files(self, made, tmp_path):
+        before = {p: p.stat().st_mtime_ns for p in made.rglob("*")}
+        assert corpus.make_corpus(made, SMALL) == made
+        assert {p: p.stat().st_mtime_ns for p in made.rglob("*")} == before
+        again = corpus.make_corpus(tmp_path / "again", SMALL)
+        names = [p.relative_to(made) for p in made.rglob("*") if p.is_file()]
+        assert len(names) == 24 + 4
+        same, different, missing = filecmp.cmpfiles(made, again, names, shallow=False)
+        assert (len(same), different, missing) == (len(names), [], [])
 
+    def test_nothing_is_written_over_or_half_made(self, made, tmp_path, monkeypatch):
+        (tmp_path / "mine").write_text("precious")
+        for folder, request in ((made, corpus.Request()), (tmp_path, SMALL)):
+            with pytest.raises(ValueError, match="Remove it"):
+                corpus.make_corpus(folder, request)
+        with pytest.raises(ValueError, match="remove it"):
+            corpus.main([str(tmp_path)])
+        assert (tmp_path / "mine").read_text() == "precious"
 
-def test_trials_compare_sessions_and_have_as_many_impostors(made):
-    trials = read_trials(made / "trials.txt")
-    assert 2 * trials.labels.sum() == len(trials)
-    for label, one, other in zip(trials.labels, trials.enrol, trials.test, strict=True):
-        same_voice = one.split("/")[0] == other.split("/")[0]
-        assert same_voice == bool(label)
-        assert Path(one).parent != Path(other).parent
+        def fail(*_):
+            raise OSError("disk full")
 
+        monkeypatch.setattr(corpus, "write_session", fail)
+        with pytest.raises(OSError, match="disk full"):
+            corpus.main([str(tmp_path / "corpus"), "--train_speakers=2"])
+        assert not (tmp_path / "corpus").exists()
 
-def test_equal_requests_give_equal_files(made, tmp_path):
-    again = corpus.make_corpus(tmp_path / "again", SMALL)
-    names = [p.relative_to(made) for p in made.rglob("*") if p.is_file()]
-    assert len(names) == 24 + 4
-    same, different, missing = filecmp.cmpfiles(made, again, names, shallow=False)
-    assert (len(same), different, missing) == (len(names), [], [])
+    def test_voices_differ_and_are_those_that_espeak_has(self):
+        import espeakng_loader
 
+        drawn = corpus.voices(corpus.Request())
+        assert len({voice.variant for voice in drawn}) == len(drawn)
+        many = corpus.voices(corpus.Request(train_speakers=150))
+        assert len({(v.variant, v.language) for v in many}) == len(many)
+        folder = Path(espeakng_loader.get_data_path()) / "voices" / "!v"
+        assert all((folder / name).is_file() for name in corpus.VARIANTS)
+        with corpus.espeak(0) as speaker:
+            for language in corpus.LANGUAGES:
+                voice = corpus.Voice("spk000", language, "f1", 50, 50, 170)
+                assert len(speaker.say("47", voice)) > speaker.sample_rate / 4
+            for language, variant in (("de", "nobody"), ("klingonese", "f1")):
+                wrong = corpus.Voice("spk000", language, variant, 50, 50, 170)
+                with pytest.raises(RuntimeError, match=r"nobody|klingonese"):
+                    speaker.say("47", wrong)
 
-def test_a_corpus_is_made_once(made):
-    before = {p: p.stat().st_mtime_ns for p in made.rglob("*")}
-    assert corpus.make_corpus(made, SMALL) == made
-    assert {p: p.stat().st_mtime_ns for p in made.rglob("*")} == before
-
-
-def test_another_corpus_is_never_written_over(made, tmp_path):
-    with pytest.raises(ValueError, match="Remove it"):
-        corpus.make_corpus(made, corpus.Request())
-    (tmp_path / "mine").write_text("precious")
-    with pytest.raises(ValueError, match="Remove it"):
-        corpus.make_corpus(tmp_path, SMALL)
-    with pytest.raises(ValueError, match="remove it"):
-        corpus.main([str(tmp_path)])
-    assert (tmp_path / "mine").read_text() == "precious"
-
-
-def test_a_half_made_corpus_never_has_the_final_name(tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(corpus, "write_session", fail)
-    with pytest.raises(OSError, match="disk full"):
-        corpus.main([str(tmp_path / "corpus"), "--train_speakers=2"])
-    assert not (tmp_path / "corpus").exists()
-
-
-def test_voices_differ_from_one_another_until_the_variants_run_out():
-    drawn = corpus.voices(corpus.Request())
-    assert len({voice.variant for voice in drawn}) == len(drawn)
-    many = corpus.voices(corpus.Request(train_speakers=150))
-    assert len({(v.variant, v.language) for v in many}) == len(many)
-
-
-def test_every_variant_and_language_is_one_that_espeak_has():
-    import espeakng_loader
-
-    folder = Path(espeakng_loader.get_data_path()) / "voices" / "!v"
-    assert {name for name in corpus.VARIANTS if not (folder / name).is_file()} == set()
-    with corpus.espeak(0) as speaker:
-        for language in corpus.LANGUAGES:
-            voice = corpus.Voice("spk000", language, "f1", 50, 50, 170)
-            assert len(speaker.say("47", voice)) > speaker.sample_rate / 4
-        for wrong in (
-            corpus.Voice("spk000", "de", "nobody", 50, 50, 170),
-            corpus.Voice("spk000", "klingonese", "f1", 50, 50, 170),
-        ):
-            with pytest.raises(RuntimeError, match=r"nobody|klingonese"):
-                speaker.say("47", wrong)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"train_speakers": 1}, {"sessions": 1}, {"utterances": 0}]
-)
-def test_a_corpus_too_small_for_trials_is_refused(wrong):
-    with pytest.raises(ValueError, match="at least"):
-        corpus.Request(**wrong)
+    @pytest.mark.parametrize(
+        "wrong", [{"train_speakers": 1}, {"sessions": 1}, {"utterances": 0}]
+    )
+    def test_one_too_small_for_trials_is_refused(self, wrong):
+        with pytest.raises(ValueError, match="at least"):
+            corpus.Request(**wrong)
 
 
 @pytest.fixture(scope="module")
@@ -153,21 +135,6 @@ def demo(tmp_path_factory):
     return output, printed.getvalue()
 
 
-def run_demo(output):
-    """What the command prints."""
-    command = [sys.executable, str(DEMO / "run.py"), "--quick", "--device=cpu"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(
-        [*command, "--output", str(output)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
-
-
 def test_the_demo_shows_memory_training_scores_and_pictures(demo):
     output, printed = demo
     for words in (
@@ -177,36 +144,36 @@ def test_the_demo_shows_memory_training_scores_and_pictures(demo):
         "times less",
         "baseline",
         "untrained",
-        "trained",
         "one voice, two sessions",
         "prove the path, not the accuracy",
     ):
         assert words in printed
+    assert printed.rindex("times less") < printed.index("=== 3. Training")
     for name in ("memory.png", "trained/training_curves.png", "det.png"):
         assert str(output / name) in printed
         assert (output / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_memory_is_shown_before_training_starts(demo):
-    _, printed = demo
-    assert printed.rindex("times less") < printed.index("=== 3. Training")
-
-
-def test_the_demo_trains_with_an_8_bit_optimizer_and_a_reversible_encoder(demo):
-    text = (demo[0] / "trained" / "hyperparams.yaml").read_text()
+    text = (output / "trained/hyperparams.yaml").read_text()
     assert "optimizer_bits: 8" in text
     assert "arch: revnet57" in text
-
-
-def test_every_system_is_scored_on_the_same_trials(demo):
     reports = [
-        json.loads((demo[0] / name / "scores" / "results.json").read_text())
+        json.loads((output / name / "scores/results.json").read_text())
         for name in ("baseline", "untrained", "trained")
     ]
     assert len({report["model"] for report in reports}) == 3
     for report in reports:
         assert [row["method"] for row in report["results"]] == ["cosine", "as_norm"]
         assert report["results"][0]["targets"] == 12
+
+
+def test_the_trained_run_is_exported(demo, tmp_path, capsys):
+    run, out = demo[0] / "trained", tmp_path / "out"
+    assert cli.main(["export", str(run), str(out)]) == 0
+    assert "lacks" not in capsys.readouterr().out
+    wave = speech_like()
+    expected = SpeakerEmbedder.from_run(run, device="cpu").embed(wave, 16000)
+    embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
+    assert np.array_equal(embedder.embed(wave, 16000), expected)
+    assert len(read_cohort(out).means) > 1
 
 
 def table(printed):
@@ -218,26 +185,17 @@ def test_a_second_demo_makes_nothing_again(demo):
     output, printed = demo
     kept = ("corpus/corpus.json", "trained/embeddings/trials.npz")
     before = [(output / name).stat().st_mtime_ns for name in kept]
-    log = (output / "trained" / "train_log.jsonl").read_text()
-    again = run_demo(output)
-    assert [(output / name).stat().st_mtime_ns for name in kept] == before
-    assert (output / "trained" / "train_log.jsonl").read_text() == log
-    # Of the very same scores.
-    assert table(again) == table(printed)
-
-
-def test_embedding_uses_the_features_of_the_training_yaml(demo):
-    run = demo[0] / "trained"
-    hparams = load_hyperpyyaml((run / "hyperparams.yaml").read_text())
-    embedder = SpeakerEmbedder.from_run(run, device="cpu")
-    wave = speech_like()
-    heard = []
-    embedder.model.encoder.register_forward_pre_hook(
-        lambda _, inputs: heard.append(inputs[0])
+    log = (output / "trained/train_log.jsonl").read_text()
+    command = [sys.executable, str(DEMO / "run.py"), "--quick", "--device=cpu"]
+    again = subprocess.run(
+        [*command, "--output", str(output)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    embedder.embed(wave, 16000)
-    batch = torch.from_numpy(wave).unsqueeze(0)
-    modules = hparams["modules"]
-    feats = modules["compute_features"](batch)
-    expected = modules["mean_var_norm"](feats, torch.ones(1))
-    assert torch.equal(heard[0], expected)
+    assert again.returncode == 0, again.stderr
+    assert [(output / name).stat().st_mtime_ns for name in kept] == before
+    assert (output / "trained/train_log.jsonl").read_text() == log
+    # Of the very same scores.
+    assert table(again.stdout) == table(printed)

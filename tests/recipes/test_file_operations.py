@@ -13,6 +13,8 @@ import speechbrain as sb
 
 from speechbrain_rev.cli import run_script
 from speechbrain_rev.data import audio_files, packing, read_audio, read_manifest
+from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.data.preparation import read_prepared
 from speechbrain_rev.inference import EmbeddingArchive, extraction
 from speechbrain_rev.inference.run_folder import read_results
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
@@ -87,12 +89,12 @@ class TestPreparation(Tried):
             """Lists that are vouched for are all there."""
             save = output / "save"
             if (save / "prepared.json").exists():
-                prepared = recipe("prepare").read_prepared(save)
+                prepared = read_prepared(save)
                 assert prepared.dropped == 1
                 assert (
                     len(read_manifest(save / "train.csv")) == prepared.utterances == 8
                 )
-                assert len(recipe("prepare").speaker_numbers(save)) == prepared.speakers
+                assert len(read_labels(save / "label_encoder.txt")) == prepared.speakers
                 trials = read_trials(save / "valid_trials.txt")
                 assert len(trials.labels) == prepared.valid_trials
 

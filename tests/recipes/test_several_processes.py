@@ -24,7 +24,8 @@ SCRIPT = """
 import atexit, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {recipe!r})
-import loaders, torch, train
+import torch, train
+from speechbrain_rev.data import ChunkDataset
 
 RANK = int(os.environ["RANK"])
 FOLDER = Path({folder!r})
@@ -58,7 +59,7 @@ class Watched(train.SpeakerBrain):
             (FOLDER / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-def read_or_not(self, epoch, index, out, _read=loaders.ChunkDataset._read):
+def read_or_not(self, epoch, index, out, _read=ChunkDataset._read):
     if index in {lost}:
         return f"{{self.path_of(index)}} is gone"
     return _read(self, epoch, index, out)
@@ -70,7 +71,7 @@ class OfTheInterpreter:
 
 held = OfTheInterpreter()
 atexit.register((FOLDER / f"left{{RANK}}").touch)
-loaders.ChunkDataset._read = read_or_not
+ChunkDataset._read = read_or_not
 train.SpeakerBrain = Watched
 train.run()
 """
@@ -304,7 +305,7 @@ def test_processes_share_extraction_and_scoring(scored, tmp_path):
     assert len(first) == len(second) == 28
     for found, expected in zip(archives(two), archives(one), strict=True):
         assert (found.names, found.sources) == (expected.names, expected.sources)
-        # Other neighbours in a batch: float32 rounding, as in test_extract.
+        # Other neighbours in a batch: float32 rounding, as in test_evaluation.
         limit = 1e-5 * np.abs(expected.embeddings).max()
         assert np.abs(found.embeddings - expected.embeddings).max() <= limit
     assert {path.name for path in (two / "embeddings").iterdir()} == {

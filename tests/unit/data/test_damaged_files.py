@@ -1,4 +1,4 @@
-"""Files that are damaged in header and body are read with their own label, or refused."""
+"""Files that are damaged in header and body are read, or refused."""
 
 import json
 import subprocess
@@ -15,9 +15,7 @@ FILES = 1000
 @pytest.mark.skipif(
     sys.platform != "linux", reason="memory is bounded as Linux does it"
 )
-def test_damaged_files_are_read_as_whose_they_are_or_refused_by_name(
-    tmp_path, fuzz_seed
-):
+def test_damaged_files_are_read_or_refused_by_name(tmp_path, fuzz_seed):
     """No crash, no hang, no other kind of error, and no header that takes the memory."""
     folder = write_damaged(tmp_path, FILES, seed=fuzz_seed)
     done = subprocess.run(
@@ -28,10 +26,6 @@ def test_damaged_files_are_read_as_whose_they_are_or_refused_by_name(
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     for reader in READERS:
-        outcomes = found.pop(reader)
+        outcomes = found[reader]
         assert outcomes["read"] + outcomes["refused"] == FILES
         assert min(outcomes.values()) > FILES / 10, reader
-    for name, outcomes in found.items():
-        assert outcomes["read"] > FILES / 10, name
-        assert outcomes["another in its place"] > FILES / 10, name
-    assert sum(found["ChunkDataset"].values()) == FILES

@@ -14,13 +14,10 @@ def indices(drawn):
     return [index for batch in drawn for _, index in batch]
 
 
-def test_an_epoch_uses_each_utterance_at_most_once_in_full_batches():
+def test_an_epoch_uses_utterances_equally_often_in_full_batches():
     drawn = batches(23, 4)
     assert [len(batch) for batch in drawn] == [4] * 5
     assert len(set(indices(drawn))) == 20
-
-
-def test_a_longer_epoch_uses_all_utterances_equally_often():
     drawn = batches(10, 4, steps=10)
     assert [indices(drawn).count(index) for index in range(10)] == [4] * 10
 
@@ -37,21 +34,18 @@ def test_orders_differ_between_epochs_and_seeds_but_not_between_runs():
     assert batches(50, 5, seed=1) != batches(50, 5, seed=2)
 
 
-@pytest.mark.parametrize("start", [0, 1, 7, 10])
+@pytest.mark.parametrize("start", [0, 7, 10])
 def test_a_start_in_the_middle_gives_the_rest_of_the_same_epoch_once(start):
     sampler = EpochBatchSampler(50, 5)
     sampler.set_epoch(3)
     sampler.start_at(start)
     assert list(sampler) == batches(50, 5, epoch=3)[start:]
-    assert len(sampler) == 10
-    assert len(list(sampler)) == 10
+    assert len(sampler) == len(list(sampler)) == 10
 
 
 def test_processes_share_each_step_so_that_their_number_does_not_matter():
-    alone = batches(50, 6)
     shares = [batches(50, 6, rank=rank, world_size=3) for rank in range(3)]
-    joined = [a + b + c for a, b, c in zip(*shares, strict=True)]
-    assert joined == alone
+    assert [a + b + c for a, b, c in zip(*shares, strict=True)] == batches(50, 6)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which files of a corpus can be trained on, and all that is wrong with the others."""
+"""Which files of a corpus can be used, and everything that is wrong with the others."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from typing import TypeVar
 import torch
 from tqdm import tqdm
 
-from speechbrain_rev.data import (
-    Corpus,
-    Utterance,
-    audio_info,
-    read_audio,
-    read_first_channel,
-)
-from speechbrain_rev.data.corpus import AUDIO_SUFFIXES, OutsideError
 from speechbrain_rev.lists import is_listable
 from speechbrain_rev.whole_files import write_whole
 
+from .corpus import AUDIO_SUFFIXES, Corpus, OutsideError
+from .manifest import Utterance
+from .reading import audio_info, read_audio, read_first_channel
+
 #: Threads that read files, and how many files they are ahead at most.
 THREADS, AHEAD = 16, 256
-#: Below, a whole utterance is taken for silence: 6 steps of 16 bit.
+#: An utterance of which no sample is above this is silent: 6 steps of 16 bits.
 SILENCE = 2e-4
-# Files that an error names of each thing that is wrong.
+# Files that an error names of each problem.
 _EXAMPLES = 3
 
 
 ADVICE = "Mend them, leave them out of train_list, or give bad_files: drop."
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class Wrong(Enum):
-    """What a file cannot be used for, and what to do about it."""
+    """What can be wrong with a file, and what to do about it.
+
+    Example
+    -------
+    >>> Wrong.SILENT.words, Wrong.SILENT.advice
+    ('silent', 'delete it')
+    """
 
     UNREADABLE = "cannot be read", "copy or convert it again"
     SUFFIX = "no WAV or FLAC", "convert it: ffmpeg -i IN -ar 16000 -ac 1 OUT.flac"
@@ -49,9 +51,7 @@ class Wrong(Enum):
     TWICE = "same name twice", "keep one of them"
     OUTSIDE = (
         "outside the folder",
-        (
-            "correct the name, or give --outside_files (--outside_files=true of train.py)"
-        ),
+        "correct the name, or give --outside_files (--outside_files=true of train.py)",
     )
     NAME = "name for no list", "rename it"
     NO_SPEAKER = "no speaker's folder", "put it into a folder of its speaker"
@@ -63,7 +63,7 @@ class Wrong(Enum):
 
 
 @dataclass(frozen=True)
-class Problem:
+class FileProblem:
     """A file that cannot be used.
 
     Attributes
@@ -73,7 +73,7 @@ class Problem:
     path : str
         The file.
     detail : str
-        In words.
+        The problem of this file, in words.
     """
 
     wrong: Wrong
@@ -87,7 +87,7 @@ def check_files(
     *,
     sample_rate: int,
     whole: bool,
-) -> tuple[dict[str, dict[str, Utterance]], list[Problem]]:
+) -> tuple[dict[str, dict[str, Utterance]], list[FileProblem]]:
     """Look at the header of each file, or at all of it.
 
     Parameters
@@ -106,43 +106,58 @@ def check_files(
     -------
     usable : dict of str to dict of str to Utterance
         By speaker and name; speakers without any are left out.
-    problems : list of Problem
+    problems : list of FileProblem
         Of the others, in order.
+
+    Example
+    -------
+    >>> import soundfile
+    >>> path = getfixture("tmp_path") / "id1" / "s" / "a.wav"
+    >>> path.parent.mkdir(parents=True)
+    >>> soundfile.write(path, [0.0, 0.5], 16000)
+    >>> from speechbrain_rev.data import open_corpus
+    >>> corpus = open_corpus(getfixture("tmp_path"))
+    >>> usable, problems = check_files(
+    ...     {"id1": ["id1/s/a.wav", "id1/s/b.wav"]}, corpus, sample_rate=16000, whole=True
+    ... )
+    >>> usable["id1"]["id1/s/a.wav"].samples, [problem.wrong.name for problem in problems]
+    (2, ['UNREADABLE'])
     """
     rows = [(speaker, name) for speaker, names in by_speaker.items() for name in names]
 
-    def checked(row: tuple[str, str]) -> Utterance | Problem:
+    def checked(row: tuple[str, str]) -> Utterance | FileProblem:
         speaker, name = row
         path = check_name(name, corpus.locate)
-        if isinstance(path, Problem):
+        if isinstance(path, FileProblem):
             return path
-        read = read_checked(path, sample_rate=sample_rate, whole=whole)
-        if isinstance(read, Problem):
-            return read
-        return Utterance(name.rsplit(".", 1)[0], str(path), read[0], speaker)
+        audio = read_checked(path, sample_rate=sample_rate, whole=whole)
+        if isinstance(audio, FileProblem):
+            return audio
+        return Utterance(name.rsplit(".", 1)[0], str(path), audio[0], speaker)
 
     usable: dict[str, dict[str, Utterance]] = defaultdict(dict)
-    problems, seen = [], set()
-    found = tqdm(
+    problems: list[FileProblem] = []
+    seen: set[str] = set()
+    bar = tqdm(
         read_ahead(checked, rows),
         total=len(rows),
         desc="speech" if whole else "headers",
         unit="utt",
     )
-    for (speaker, name), one in zip(rows, found, strict=True):
-        if isinstance(one, Utterance) and one.ID in seen:
-            words = f"{one.wav} is the second file of the name {one.ID}"
-            problems.append(Problem(Wrong.TWICE, one.wav, words))
-        elif isinstance(one, Utterance):
-            seen.add(one.ID)
-            usable[speaker][name] = one
+    for (speaker, name), result in zip(rows, bar, strict=True):
+        if isinstance(result, FileProblem):
+            problems.append(result)
+        elif result.ID in seen:
+            words = f"{result.wav} is the second file of the name {result.ID}"
+            problems.append(FileProblem(Wrong.TWICE, result.wav, words))
         else:
-            problems.append(one)
+            seen.add(result.ID)
+            usable[speaker][name] = result
     return dict(usable), problems
 
 
-def check_name(name: str, locate: Callable[[str], Path]) -> Path | Problem:
-    """Give the file of a name, or say what is wrong with the name.
+def check_name(name: str, locate: Callable[[str], Path]) -> Path | FileProblem:
+    """Give the file of a name, or the problem of the name.
 
     Parameters
     ----------
@@ -153,23 +168,23 @@ def check_name(name: str, locate: Callable[[str], Path]) -> Path | Problem:
 
     Returns
     -------
-    Path or Problem
+    Path or FileProblem
     """
     try:
         path = locate(name)
     except OutsideError as error:
-        return Problem(Wrong.OUTSIDE, str(error.path), str(error))
+        return FileProblem(Wrong.OUTSIDE, str(error.path), str(error))
     if not is_listable(name):
         words = f"{name!r} has a tab or a line break, or a space at an end"
         # As one line of the list of such files.
-        return Problem(Wrong.NAME, repr(str(path))[1:-1], words)
+        return FileProblem(Wrong.NAME, repr(str(path))[1:-1], words)
     return path
 
 
 def read_ahead(
-    read: Callable[[Item], Found], items: Iterable[Item], *, ahead: int = AHEAD
-) -> Iterator[Found]:
-    """Read files by several threads, a bounded number ahead of who asks for them.
+    read: Callable[[Item], Result], items: Iterable[Item], *, ahead: int = AHEAD
+) -> Iterator[Result]:
+    """Read files by several threads, a bounded number ahead of the caller.
 
     Parameters
     ----------
@@ -182,10 +197,15 @@ def read_ahead(
 
     Yields
     ------
-    Found
-        What it gives, in the order of the items.
+    object
+        What ``read`` returns, in the order of the items.
+
+    Example
+    -------
+    >>> list(read_ahead(str.upper, "abc", ahead=2))
+    ['A', 'B', 'C']
     """
-    waiting: deque[Future[Found]] = deque()
+    waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
         for item in items:
             waiting.append(pool.submit(read, item))
@@ -195,12 +215,12 @@ def read_ahead(
             yield waiting.popleft().result()
 
 
-def table(problems: Sequence[Problem], files: int) -> str:
-    """Lay out what is wrong, how often, and an example of each.
+def problem_table(problems: Sequence[FileProblem], files: int) -> str:
+    """Count each problem, and give an example of it.
 
     Parameters
     ----------
-    problems : sequence of Problem
+    problems : sequence of FileProblem
         As ``check_files`` gives them.
     files : int
         How many files there were.
@@ -208,37 +228,48 @@ def table(problems: Sequence[Problem], files: int) -> str:
     Returns
     -------
     str
-        A line for each thing that is wrong with some.
+        A line for each problem that some file has.
+
+    Example
+    -------
+    >>> print(problem_table([FileProblem(Wrong.EMPTY, "a.wav", "a.wav holds none")], 7))
+    1 of 7 files cannot be used:
+      no samples                1  a.wav holds none
     """
     lines = [f"{len(problems)} of {files} files cannot be used:"]
-    for wrong in Wrong:
-        found = [p for p in problems if p.wrong is wrong]
-        if found:
-            lines.append(f"  {wrong.words:<18}{len(found):>9}  {found[0].detail}")
+    for wrong, group in _by_kind(problems):
+        detail = group[0].detail
+        lines.append(f"  {wrong.words:<18}{len(group):>9}  {detail}")
     return "\n".join(lines)
 
 
+def _by_kind(problems: Sequence[FileProblem]) -> list[tuple[Wrong, list[FileProblem]]]:
+    """Group problems by their kind, in the order of `Wrong`."""
+    groups = [(wrong, [p for p in problems if p.wrong is wrong]) for wrong in Wrong]
+    return [(wrong, group) for wrong, group in groups if group]
+
+
 def report_problems(
-    problems: Sequence[Problem],
+    problems: Sequence[FileProblem],
     files: int,
     path: Path,
     *,
     drop: bool,
     advice: str = ADVICE,
 ) -> None:
-    """Print what is wrong, and list the files; refuse them unless they are dropped.
+    r"""Print all problems, and list the files; refuse them unless they are dropped.
 
     Parameters
     ----------
-    problems : sequence of Problem
+    problems : sequence of FileProblem
         As ``check_files`` gives them.
     files : int
         How many files there were.
     path : Path
-        Where a line for each file is written, its path, a tab, and what is wrong; what
-        was there goes.
+        Where a line for each file is written: its path, a tab, and its problem. An
+        earlier file of this name is deleted.
     drop : bool
-        Whether the training does without them.
+        Whether such files are left out, and not refused.
     advice : str
         What to do about them where they are refused.
 
@@ -246,6 +277,16 @@ def report_problems(
     ------
     ValueError
         If there are problems and they are not to be dropped; it has examples of each.
+
+    Example
+    -------
+    >>> problem = FileProblem(Wrong.EMPTY, "a.wav", "a.wav holds none")
+    >>> path = getfixture("tmp_path") / "bad_files.txt"
+    >>> report_problems([problem], 7, path, drop=True)  # doctest: +ELLIPSIS
+    1 of 7 files cannot be used:
+    ...
+    >>> path.read_text()
+    'a.wav\tno samples: a.wav holds none\n'
     """
     path.unlink(missing_ok=True)
     if not problems:
@@ -253,26 +294,25 @@ def report_problems(
     lines = [f"{p.path}\t{p.wrong.words}: {p.detail}\n" for p in problems]
     # A name that is not in UTF-8 can be written in no other way.
     write_whole(path, "".join(lines).encode(errors="backslashreplace"))
-    print(f"{table(problems, files)}\nAll of them are listed in {path}.")
+    tqdm.write(f"{problem_table(problems, files)}\nAll of them are listed in {path}.")
     if drop:
         return
-    told = []
-    for wrong in Wrong:
-        found = [p for p in problems if p.wrong is wrong]
-        if found:
-            also = "".join(f"; also {p.path}" for p in found[1:_EXAMPLES])
-            example = f"{found[0].detail}{also}; {wrong.advice}"
-            told.append(f"{len(found)} {wrong.words} ({example})")
+    kinds = []
+    for wrong, group in _by_kind(problems):
+        also = "".join(f"; also {p.path}" for p in group[1:_EXAMPLES])
+        kinds.append(
+            f"{len(group)} {wrong.words} ({group[0].detail}{also}; {wrong.advice})"
+        )
     raise ValueError(
-        f"{len(problems)} of {files} files cannot be used: {', '.join(told)}. All of "
+        f"{len(problems)} of {files} files cannot be used: {', '.join(kinds)}. All of "
         f"them are listed in {path}. {advice}"
     )
 
 
 def read_checked(
     path: Path, *, sample_rate: int, whole: bool, first_channel: bool = False
-) -> tuple[int, torch.Tensor | None] | Problem:
-    """Read a file as far as it is to be looked at, or say what is wrong with it.
+) -> tuple[int, torch.Tensor | None] | FileProblem:
+    """Read a file's header or all of it, and check it.
 
     Parameters
     ----------
@@ -291,38 +331,38 @@ def read_checked(
         Its length.
     wav : torch.Tensor, [samples], or None
         What was decoded.
-    Problem
+    FileProblem
         If it cannot be used.
     """
+
+    def problem(wrong: Wrong, words: str) -> FileProblem:
+        return FileProblem(wrong, str(path), f"{path} {words}")
+
     if path.suffix.lower() not in AUDIO_SUFFIXES:
-        return Problem(Wrong.SUFFIX, str(path), f"{path} is of another kind")
+        return problem(Wrong.SUFFIX, "is of another kind")
     try:
         info = audio_info(path)
-        several = info.channels != 1
         if info.sample_rate != sample_rate:
-            words = (
-                f"{path} has {info.sample_rate} samples per second, not {sample_rate}"
-            )
-            return Problem(Wrong.RATE, str(path), words)
-        if several and not first_channel:
-            return Problem(
-                Wrong.CHANNELS, str(path), f"{path} has {info.channels} channels"
-            )
+            words = f"has {info.sample_rate} samples per second, not {sample_rate}"
+            return problem(Wrong.RATE, words)
+        if info.channels != 1 and not first_channel:
+            return problem(Wrong.CHANNELS, f"has {info.channels} channels")
         if not info.samples:
-            return Problem(Wrong.EMPTY, str(path), f"{path} holds none")
+            return problem(Wrong.EMPTY, "holds none")
         if not whole:
             return info.samples, None
-        read = read_first_channel if several else read_audio
+        read = read_audio if info.channels == 1 else read_first_channel
         wav = read(path, sample_rate=sample_rate)
     except (ValueError, OSError) as error:
-        return Problem(Wrong.UNREADABLE, str(path), str(error))
+        return FileProblem(Wrong.UNREADABLE, str(path), str(error))
     if len(wav) < info.samples:
-        words = f"{path} has {len(wav)} of the {info.samples} samples that it says"
-        return Problem(Wrong.UNREADABLE, str(path), words)
+        words = f"has {len(wav)} of the {info.samples} samples that it says"
+        return problem(Wrong.UNREADABLE, words)
     if not bool(wav.isfinite().all()):
         place = int((~wav.isfinite()).nonzero()[0]) / sample_rate
-        return Problem(Wrong.NOT_FINITE, str(path), f"{path}, first at {place:.2f} s")
+        return FileProblem(
+            Wrong.NOT_FINITE, str(path), f"{path}, first at {place:.2f} s"
+        )
     if float(wav.abs().max()) < SILENCE:
-        words = f"{path} is at most {float(wav.abs().max()):.1e} loud"
-        return Problem(Wrong.SILENT, str(path), words)
+        return problem(Wrong.SILENT, f"is at most {float(wav.abs().max()):.1e} loud")
     return info.samples, wav

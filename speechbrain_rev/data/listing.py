@@ -1,0 +1,440 @@
+"""Which speech of a corpus is trained on, held out, or left out: by a run's settings.
+
+`list_speech` finds the files of each speaker, `tested_speakers` who is in trial lists,
+`held_out_speakers` and `validation_lines` whom a run is validated on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+import torch
+from tqdm import tqdm
+
+from speechbrain_rev.lists import check_length, joined_line, read_lines, split_line
+from speechbrain_rev.scoring import Trials, read_trials
+from speechbrain_rev.whole_files import check_regular, digest_of
+
+from .checking import FileProblem, Wrong
+from .corpus import Corpus, find_files, located, open_corpus
+from .seeding import generator
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+# How files are checked; it may change until training begins.
+_CHECKS = "bad_files", "check_audio", "any_extension", "outside_files"
+# Of each held-out speaker; a validation after each epoch must stay short.
+VALID_UTTERANCES = 10
+IMPOSTORS_PER_TARGET = 4
+# Two who are held out, for impostor trials, and two to train on.
+FEWEST_SPEAKERS = 4
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """The settings that a run's lists depend on.
+
+    Attributes
+    ----------
+    data_folder : str
+        Training speech.
+    train_list : str or None
+        A file of lines "speaker path"; None for all speakers of data_folder.
+    trial_lists : tuple of str
+        Lists to be evaluated on: their speakers are left out of training.
+    trials_folder : str or None
+        Where the audio of the trial lists is; None for data_folder. It is looked for
+        there, but changes no list.
+    valid_speakers : int
+        How many training speakers are held out for validation.
+    valid_trials : str or None
+        A validation list of the user's own, instead of held-out speakers.
+    sample_rate : int
+        Rate that the files must have, Hz.
+    seed : int
+        Seed of the choice of held-out speakers and trials.
+    bad_files : {"refuse", "drop"}
+        What is done if files cannot be used.
+    check_audio : bool
+        Whether files are decoded as a whole, and not their headers only.
+    any_extension : bool
+        Whether lists may say .wav where files are .flac, or the reverse.
+    outside_files : bool
+        Whether names and links may lead out of data_folder and trials_folder.
+
+    Example
+    -------
+    >>> knobs = {"data_folder": "/data/wav", "trial_lists": [], "seed": 7, "lr": 0.1}
+    >>> DataSettings.of(knobs).seed
+    7
+    """
+
+    data_folder: str
+    train_list: str | None = None
+    trial_lists: tuple[str, ...] = ()
+    trials_folder: str | None = None
+    valid_speakers: int = 0
+    valid_trials: str | None = None
+    sample_rate: int = 16000
+    seed: int = 0
+    bad_files: str = "refuse"
+    check_audio: bool = False
+    any_extension: bool = False
+    outside_files: bool = False
+
+    @classmethod
+    def of(cls, knobs: Mapping[str, Any]) -> DataSettings:
+        """Select from a run's settings what the lists depend on."""
+        # A complete file of an earlier version has not all of them.
+        chosen = {n: knobs[n] for n in cls.__dataclass_fields__ if n in knobs}
+        return cls(**{**chosen, "trial_lists": tuple(chosen["trial_lists"])})
+
+    def checks(self) -> dict[str, object]:
+        """Return the settings of how files are checked."""
+        return {name: getattr(self, name) for name in _CHECKS}
+
+    def corpus(self) -> Corpus:
+        """Open the training speech."""
+        return open_corpus(
+            self.data_folder,
+            any_extension=self.any_extension,
+            outside_files=self.outside_files,
+        )
+
+    def trials_corpus(self) -> Corpus:
+        """Open the speech of the trial lists."""
+        return open_corpus(
+            self.trials_folder or self.data_folder,
+            "trials_folder",
+            any_extension=self.any_extension,
+            outside_files=self.outside_files,
+        )
+
+    def fingerprint(self) -> dict[str, object]:
+        """Return the settings and a digest of each list's content."""
+        given = asdict(self)
+        for name in ("trials_folder", *_CHECKS):
+            del given[name]
+        for name in ("train_list", "valid_trials", "trial_lists"):
+            lists = given[name] if name == "trial_lists" else _paths_given(given[name])
+            given[name] = {
+                str(path): digest_of(_existing(path), "blake2b") for path in lists
+            }
+        return given
+
+
+def _paths_given(path: str | None) -> list[str]:
+    """Return a list of the path, if there is one."""
+    return [] if path is None else [path]
+
+
+def _existing(path: str | Path) -> Path:
+    """Return the path of a list, which must be a regular file."""
+    check_regular(path)
+    if not Path(path).is_file():
+        raise ValueError(f"The list {path} does not exist.")
+    return Path(path)
+
+
+@dataclass(frozen=True)
+class ListedSpeech:
+    """The files of a corpus or of a training list, before they are checked.
+
+    Attributes
+    ----------
+    corpus : Corpus
+        Where they are.
+    by_speaker : mapping of str to list of str
+        Names of files by speaker.
+    problems : sequence of FileProblem
+        Files of no speaker.
+    passed_over : int
+        Files of audio beside the speakers' folders.
+    """
+
+    corpus: Corpus
+    by_speaker: Mapping[str, list[str]]
+    problems: Sequence[FileProblem] = ()
+    passed_over: int = 0
+
+    def digest(self) -> str:
+        """Digest names and sizes of the files of all speakers."""
+        return self.corpus.digest(
+            name for names in self.by_speaker.values() for name in names
+        )
+
+    def seen(self) -> int:
+        """Count all files of audio."""
+        listed = sum(map(len, self.by_speaker.values()))
+        return listed + len(self.problems) + self.passed_over
+
+
+def list_speech(settings: DataSettings) -> ListedSpeech:
+    """List the files of each speaker, in the data folder or in the training list.
+
+    Parameters
+    ----------
+    settings : DataSettings
+        The run's.
+
+    Returns
+    -------
+    ListedSpeech
+
+    Raises
+    ------
+    ValueError
+        If a folder or list is missing or cannot be used.
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "id1" / "s1" / "a.wav"
+    >>> path.parent.mkdir(parents=True); path.touch()
+    >>> list_speech(DataSettings(str(getfixture("tmp_path")))).by_speaker
+    {'id1': ['id1/s1/a.wav']}
+    """
+    corpus = settings.corpus()
+    if settings.train_list is None:
+        return _in_folder(corpus)
+    return ListedSpeech(corpus, _listed(corpus, settings))
+
+
+def _in_folder(corpus: Corpus) -> ListedSpeech:
+    """List all audio: of speakers, of none, and beside the speakers' folders."""
+    by_speaker, problems = defaultdict(list), []
+    # Files of other formats are listed too, so that none is dropped silently.
+    names = list(tqdm(corpus.utterances(), desc="listing", unit="file", leave=False))
+    for name in names:
+        if (speaker := corpus.speaker(name)) is not None:
+            by_speaker[speaker].append(name)
+        else:
+            path = located(corpus, name)[0]
+            words = f"{path} lies in the folder of the speakers' folders"
+            problems.append(FileProblem(Wrong.NO_SPEAKER, str(path), words))
+    remarks = corpus.remarks(names)
+    for words in remarks.warnings:
+        logger.warning(words)
+    problems.sort(key=lambda problem: problem.path)
+    in_order = {speaker: sorted(names) for speaker, names in by_speaker.items()}
+    return ListedSpeech(corpus, in_order, problems, remarks.passed_over)
+
+
+def _listed(corpus: Corpus, settings: DataSettings) -> dict[str, list[str]]:
+    """Read the training list, each file of which is of one speaker."""
+    assert settings.train_list is not None
+    train_list, form = _existing(settings.train_list), "'speaker path'"
+    lines: dict[str, tuple[str, int]] = {}
+    by_speaker = defaultdict(list)
+    for number, line in enumerate(read_lines(train_list, form), start=1):
+        fields = split_line(line, 2)
+        if len(fields) != 2:
+            raise ValueError(
+                f"{train_list}, line {number}: {line[:60]!r} has {len(fields)} fields "
+                f"instead of 2. Lines must be {form}, with a tab between them where one "
+                "has spaces."
+            )
+        # One file, however many slashes a line has.
+        speaker, name = fields[0], str(PurePosixPath(fields[1]))
+        check_length(name, f"{train_list}, line {number}")
+        other, at = lines.setdefault(name, (speaker, number))
+        if other != speaker:
+            raise ValueError(
+                f"{train_list}, lines {at} and {number}: {name!r} is of the speakers "
+                f"{other!r} and {speaker!r}. Leave the right one."
+            )
+        by_speaker[speaker].append(name)
+    if not by_speaker:
+        raise ValueError(f"{train_list} is empty; lines must be {form}.")
+    files = find_files(corpus, list(lines))
+    if files.renamed and settings.bad_files == "refuse":
+        raise ValueError(f"{train_list}: {files.lacking()}")
+    # Missing files are reported with all else that is wrong.
+    return {
+        s: [files.names.get(n, n) for n in names] for s, names in by_speaker.items()
+    }
+
+
+def tested_speakers(corpus: Corpus, settings: DataSettings) -> set[str]:
+    """Return the speakers of all trial lists, and look for their audio.
+
+    Parameters
+    ----------
+    corpus : Corpus
+        Of the training speech.
+    settings : DataSettings
+        The run's.
+
+    Returns
+    -------
+    set of str
+
+    Raises
+    ------
+    ValueError
+        If names of a list do not begin with the speaker, lead out of the folder, or files
+        of validation trials are missing. Missing files of other lists are a warning.
+    """
+    tested: set[str] = set()
+    lacking = ""
+    lists = (*settings.trial_lists, *_paths_given(settings.valid_trials))
+    if lists:
+        try:
+            corpus = settings.trials_corpus()
+        except ValueError as error:
+            # Names have the speakers all the same.
+            lacking = str(error)
+    for path in lists:
+        trials = read_trials(path)
+        speakers = {n: corpus.speaker(n) or n for n in trials.utterances}
+        _refuse_other_names(path, trials, speakers)
+        files = find_files(corpus, trials.utterances)
+        files.refuse_outside(path, trials.utterances)
+        missing = lacking or files.lacking()
+        if missing and path == settings.valid_trials:
+            raise ValueError(
+                f"{path}: {missing} Set trials_folder or correct the list."
+            )
+        if missing:
+            logger.warning(
+                f"{path}: {missing} Training does without; before extract.py, set "
+                "trials_folder to where they are."
+            )
+        tested.update(speakers.values())
+    return tested
+
+
+def _refuse_other_names(path: str, trials: Trials, by_name: Mapping[str, str]) -> None:
+    """Refuse names that do not begin with the speaker: nobody would be left out."""
+    for label, *names in zip(trials.labels, trials.enrol, trials.test, strict=True):
+        speakers = [by_name[name] for name in names]
+        if (speakers[0] == speakers[1]) != bool(label):
+            raise ValueError(
+                f"{path}: the trial {label} {' '.join(names)} is of the speakers "
+                f"{speakers[0]!r} and {speakers[1]!r}, which contradicts its label: "
+                "paths must begin with the speaker (id10270/x6uYqmx31kE/00001.wav, not "
+                "wav/id10270/...), or the test speakers could not be left out of "
+                "training. Correct the paths of the list."
+            )
+
+
+def held_out_speakers(
+    by_speaker: dict[str, list[str]], corpus: Corpus, settings: DataSettings
+) -> dict[str, list[str]]:
+    """Choose the speakers who are held out for validation.
+
+    Parameters
+    ----------
+    by_speaker : dict of str to list of str
+        Names of files that can be used, by speaker.
+    corpus : Corpus
+        Theirs.
+    settings : DataSettings
+        The run's.
+
+    Returns
+    -------
+    dict of str to list of str
+        All files of each chosen speaker; empty without validation.
+
+    Raises
+    ------
+    ValueError
+        If there are too few speakers.
+    """
+    if settings.valid_trials is not None or not settings.valid_speakers:
+        return {}
+    speakers = sorted(by_speaker)
+    if len(speakers) < FEWEST_SPEAKERS:
+        raise ValueError(_too_few(speakers, corpus, settings))
+    if not 2 <= settings.valid_speakers <= len(speakers) - 2:
+        raise ValueError(
+            f"valid_speakers is {settings.valid_speakers}, of {len(speakers)} speakers. "
+            f"Give 0 (no validation) or 2 to {len(speakers) - 2}."
+        )
+    draws = generator("held out", settings.seed)
+    order = torch.randperm(len(speakers), generator=draws).tolist()
+    chosen = sorted(speakers[i] for i in order[: settings.valid_speakers])
+    return {speaker: by_speaker[speaker] for speaker in chosen}
+
+
+def _too_few(speakers: Sequence[str], corpus: Corpus, settings: DataSettings) -> str:
+    """Explain that nobody can be held out, and why there may be so few speakers."""
+    named = f" ({', '.join(speakers)})" if speakers else ""
+    beside = ", beside those of trial lists" if settings.trial_lists else ""
+    level = ""
+    if settings.train_list is None:
+        level = f"Is data_folder the right level? {corpus.layout} "
+    return (
+        f"valid_speakers is {settings.valid_speakers}, and {len(speakers)} speaker(s) were "
+        f"found in {settings.train_list or settings.data_folder}{named}{beside}: too few "
+        "to hold any out, as validation takes 2 and training 2 others. "
+        f"{level}valid_speakers 0 means no validation."
+    )
+
+
+def validation_lines(
+    held_out: dict[str, list[str]], corpus: Corpus, settings: DataSettings
+) -> list[str]:
+    """Return the lines of the validation list: the user's own, or of held-out speakers.
+
+    Parameters
+    ----------
+    held_out : dict of str to list of str
+        As ``held_out_speakers`` chose them.
+    corpus : Corpus
+        Theirs.
+    settings : DataSettings
+        The run's.
+
+    Returns
+    -------
+    list of str
+        Lines "label path path".
+    """
+    if settings.valid_trials is not None:
+        return _own_lines(settings.valid_trials, settings)
+    if not held_out:
+        return []
+    draws = generator("valid trials", settings.seed)
+    names = {s: _some(n, VALID_UTTERANCES, draws) for s, n in held_out.items()}
+    targets = [pair for n in names.values() for pair in _target_pairs(n, corpus)]
+    everyone = [(speaker, name) for speaker, n in names.items() for name in n]
+    impostors = [
+        (a, b) for (one, a), (other, b) in combinations(everyone, 2) if one != other
+    ]
+    impostors = _some(impostors, IMPOSTORS_PER_TARGET * len(targets), draws)
+    lines = [joined_line("1", a, b) for a, b in targets]
+    return lines + [joined_line("0", a, b) for a, b in impostors]
+
+
+def _own_lines(path: str, settings: DataSettings) -> list[str]:
+    """Copy the user's own list, with the names of the files that are there."""
+    trials = read_trials(path)
+    files = find_files(settings.trials_corpus(), trials.utterances).names
+    return [
+        joined_line(str(label), files.get(a, a), files.get(b, b))
+        for label, a, b in zip(
+            trials.labels.tolist(), trials.enrol, trials.test, strict=True
+        )
+    ]
+
+
+def _target_pairs(names: Sequence[str], corpus: Corpus) -> list[tuple[str, str]]:
+    """Pair utterances of different sessions: within one, the channel gives them away."""
+    pairs = list(combinations(names, 2))
+    apart = [(a, b) for a, b in pairs if corpus.session(a) != corpus.session(b)]
+    return apart or pairs
+
+
+def _some(items: Sequence[Item], count: int, draws: torch.Generator) -> list[Item]:
+    """Draw items, and return them in their order."""
+    chosen = torch.randperm(len(items), generator=draws)[:count].sort().values
+    return [items[i] for i in chosen.tolist()]

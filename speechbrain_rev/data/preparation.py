@@ -1,0 +1,405 @@
+"""Preparation of training data: the lists of a run, and what they were made of.
+
+`prepare` writes into a run's save folder:
+
+- train.csv: the training manifest (ID, wav, samples, spk_id)
+- valid_trials.txt: trials between held-out speakers, if any are held out
+- label_encoder.txt: the number of each speaker, as SpeechBrain writes it
+- bad_files.txt: files that cannot be used, and why
+- prepared.json: the settings
+- SHA256SUMS: checksums of all these but bad_files.txt, which are compared when one is read
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from speechbrain_rev.lists import read_lines, split_line
+from speechbrain_rev.whole_files import (
+    SUMS,
+    check_sum,
+    clear_unfinished,
+    digest_of,
+    sums_in,
+    write_sums,
+    write_whole,
+)
+
+from .checking import check_files, report_problems
+from .corpus import refuse_one_folder_twice, same_speakers
+from .labels import read_labels, write_labels
+from .listing import (
+    DataSettings,
+    ListedSpeech,
+    held_out_speakers,
+    list_speech,
+    tested_speakers,
+    validation_lines,
+)
+from .manifest import MAPPED, read_manifest, write_manifest
+
+logger = logging.getLogger(__name__)
+
+TRAIN, VALID_TRIALS = "train.csv", "valid_trials.txt"
+LABELS = "label_encoder.txt"
+RECORD = "prepared.json"
+BAD_FILES = "bad_files.txt"
+LISTS = (TRAIN, VALID_TRIALS, LABELS)
+
+# The weights of a finished run, as checksums in its save folder name them.
+_WEIGHTS = "../embedding_model.ckpt"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` listed.
+
+    Attributes
+    ----------
+    utterances, speakers : int
+        Size of the training set.
+    left_out : int
+        Utterances left out because their speaker is in a trial list.
+    held_out : int
+        Utterances of speakers held out for validation.
+    valid_trials : int
+        Number of validation trials, 0 for none.
+    dropped : int
+        Files that could not be used.
+    single : int
+        Training speakers with one utterance only.
+    seen : int or None
+        Files of audio in the data folder or the training list, each of which is in one of
+        the counts; None where they were not counted.
+    passed_over : int
+        Of these, those beside the folder of the speakers' folders.
+
+    Example
+    -------
+    >>> prepared = Prepared(12, 3, left_out=0, held_out=4, valid_trials=10, seen=16)
+    >>> prepared.accounts_for_all()
+    True
+    """
+
+    utterances: int
+    speakers: int
+    left_out: int
+    held_out: int
+    valid_trials: int
+    dropped: int = 0
+    single: int = 0
+    seen: int | None = None
+    passed_over: int = 0
+
+    def accounts_for_all(self) -> bool:
+        """Return whether each file that was seen is in one of the counts."""
+        used = self.utterances + self.held_out
+        without = self.left_out + self.dropped + self.passed_over
+        return self.seen in (None, used + without)
+
+    def in_words(self) -> str:
+        """Return all counts in sentences."""
+        seen = "" if self.seen is None else f"Seen: {self.seen} files of audio. "
+        beside = ""
+        if self.passed_over:
+            beside = f"Passed over beside the speakers' folders: {self.passed_over}. "
+        return (
+            f"{seen}Training: {self.utterances} utterances of {self.speakers} speakers. "
+            f"Validation: {self.valid_trials} trials, {self.held_out} utterances held "
+            f"out. Left out because their speakers are in trial lists: {self.left_out}. "
+            f"Dropped because they cannot be used: {self.dropped}. {beside}Speakers with "
+            f"one utterance only: {self.single}."
+        )
+
+
+def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
+    """Write the lists that a training run needs, unless they are there already.
+
+    Parameters
+    ----------
+    settings : DataSettings
+        What to list.
+    save_folder : str or Path
+        Where to write.
+
+    Returns
+    -------
+    Prepared
+
+    Raises
+    ------
+    ValueError
+        If a folder or list is missing, a file cannot be used, no speaker is left, the
+        folder has checkpoints of a run with other settings, or what was written
+        before is not as it was written.
+
+    Example
+    -------
+    >>> import soundfile
+    >>> folder = getfixture("tmp_path")
+    >>> for speaker in ("id1", "id2"):
+    ...     path = folder / "wav" / speaker / "s" / "a.wav"
+    ...     path.parent.mkdir(parents=True)
+    ...     soundfile.write(path, [0.0, 0.5], 16000)
+    >>> prepared = prepare(DataSettings(str(folder)), folder / "save")
+    >>> prepared.utterances, prepared.speakers
+    (2, 2)
+    """
+    save_folder, fingerprint = Path(save_folder), settings.fingerprint()
+    done = save_folder / RECORD
+    earlier = _record(save_folder) if done.is_file() else {}
+    checks, known = settings.checks(), earlier.get("settings")
+    begun = any(save_folder.glob("CKPT*/CKPT.yaml")) or _WEIGHTS in sums_in(save_folder)
+    same = known is not None and _contents(known) == _contents(fingerprint)
+    folder = os.path.abspath(settings.data_folder)
+    if same and folder == _folder_of(earlier):
+        treated = {**DataSettings("").checks(), **earlier.get("checks", checks)}
+        # Without checksums a record vouches for no lists: an interrupted preparation may
+        # have written them, or an earlier version, which a run goes on with.
+        if treated == checks and (begun or RECORD in sums_in(save_folder)):
+            return read_prepared(save_folder)
+        if begun:
+            logger.warning(
+                f"{save_folder.parent} goes on with the files that it began with: "
+                f"{', '.join(checks)} apply before training begins only."
+            )
+            return read_prepared(save_folder)
+    elif begun and not same:
+        raise ValueError(_changed(save_folder, known, fingerprint))
+    elif begun:
+        _refuse_other_data(settings, save_folder, earlier)
+        if _WEIGHTS in sums_in(save_folder):
+            return read_prepared(save_folder)
+    save_folder.mkdir(parents=True, exist_ok=True)
+    clear_unfinished(save_folder)
+    listing = list_speech(settings)
+    prepared = _write_lists(listing, settings, save_folder, save_folder / BAD_FILES)
+    record = {
+        "settings": fingerprint,
+        "folder": folder,
+        "corpus": listing.digest(),
+        "checks": checks,
+        "prepared": asdict(prepared),
+    }
+    write_whole(done, json.dumps(record, indent=1) + "\n")
+    write_missing_sums(save_folder)
+    return prepared
+
+
+def _write_lists(
+    listing: ListedSpeech, settings: DataSettings, save_folder: Path, bad_files: Path
+) -> Prepared:
+    """Check files, choose speakers, and write the lists of a run."""
+    corpus, by_speaker = listing.corpus, listing.by_speaker
+    refuse_one_folder_twice(corpus, by_speaker)
+    tested = same_speakers(corpus, by_speaker, tested_speakers(corpus, settings))
+    kept = {s: names for s, names in sorted(by_speaker.items()) if s not in tested}
+    usable, problems = check_files(
+        kept, corpus, sample_rate=settings.sample_rate, whole=settings.check_audio
+    )
+    problems = [*listing.problems, *problems]
+    files = sum(map(len, kept.values())) + len(listing.problems)
+    report_problems(problems, files, bad_files, drop=settings.bad_files == "drop")
+    held_out = held_out_speakers(
+        {s: list(names) for s, names in usable.items()}, corpus, settings
+    )
+    lines = validation_lines(held_out, corpus, settings)
+    train = {s: list(u.values()) for s, u in usable.items() if s not in held_out}
+    if len(train) < 2:
+        raise ValueError(
+            f"Only {len(train)} speaker(s) are left for training: {len(by_speaker)} found, "
+            f"{len(by_speaker) - len(kept)} in trial lists, {len(held_out)} held out. "
+            "Check data_folder, train_list, trial_lists and valid_speakers."
+        )
+    utterances = [utterance for spoken in train.values() for utterance in spoken]
+    prepared = Prepared(
+        len(utterances),
+        len(train),
+        left_out=sum(len(names) for s, names in by_speaker.items() if s in tested),
+        held_out=sum(map(len, held_out.values())),
+        valid_trials=len(lines),
+        dropped=len(problems),
+        single=sum(len(spoken) == 1 for spoken in train.values()),
+        seen=listing.seen(),
+        passed_over=listing.passed_over,
+    )
+    assert prepared.accounts_for_all()
+    # Checksums go first and come last: they vouch for the lists.
+    (save_folder / SUMS).unlink(missing_ok=True)
+    write_manifest(save_folder / TRAIN, utterances)
+    write_whole(save_folder / VALID_TRIALS, "".join(lines))
+    write_labels(save_folder / LABELS, train)
+    return prepared
+
+
+def write_missing_sums(save_folder: str | Path) -> None:
+    """Write checksums of lists that have none.
+
+    An earlier version wrote none, nor did a run that was killed between lists and checksums.
+
+    Parameters
+    ----------
+    save_folder : str or Path
+        The run's.
+    """
+    sums = sums_in(save_folder)
+    if RECORD in sums:
+        return
+    paths = [Path(save_folder, n) for n in (*LISTS, f"{TRAIN}{MAPPED}", RECORD)]
+    # The disk may have been too full for the mapped rows.
+    new = {path.name: digest_of(path, "sha256") for path in paths if path.exists()}
+    write_sums(save_folder, {**sums, **new})
+
+
+def read_prepared(save_folder: str | Path) -> Prepared:
+    """Read the record of a run's save folder, and check the lists against it.
+
+    Parameters
+    ----------
+    save_folder : str or Path
+        The run's.
+
+    Returns
+    -------
+    Prepared
+
+    Raises
+    ------
+    ValueError
+        If a list is missing or is not as it was written.
+    """
+    sums = sums_in(save_folder)
+    lacking = [name for name in (*LISTS, RECORD) if name not in sums]
+    # A run of an earlier version has none, or that of its weights alone.
+    if lacking and Path(save_folder, SUMS).is_file() and sums.keys() != {_WEIGHTS}:
+        raise ValueError(
+            f"{Path(save_folder, SUMS)} lacks {', '.join(lacking)}. Bring the file back as "
+            "it was. To take the lists as they are, delete it."
+        )
+    for name in sums.keys() & {*LISTS}:
+        if not Path(save_folder, name).is_file():
+            raise ValueError(
+                f"{save_folder} has a {RECORD} but no {name}. Bring the file back; where "
+                f"no training has begun, deleting {RECORD} lists the data anew."
+            )
+        check_sum(Path(save_folder, name))
+    return Prepared(**_record(save_folder)["prepared"])
+
+
+def _record(save_folder: str | Path) -> dict[str, Any]:
+    """Read the record of what the lists in a save folder were made of."""
+    path = Path(save_folder, RECORD)
+    check_sum(path)
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged ({error}). Bring back the file as it was; where no "
+            "training has begun, deleting it lists the data anew."
+        ) from error
+    return record
+
+
+def _folder_of(record: Mapping[str, Any]) -> str:
+    """Return the absolute data folder of a preparation; early ones recorded a relative one."""
+    folder: str = record.get("folder") or record["settings"]["data_folder"]
+    return os.path.abspath(folder)
+
+
+def _contents(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the places of folder and lists."""
+    return {
+        name: list(value.values()) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name != "data_folder"
+    }
+
+
+def _refuse_other_data(
+    settings: DataSettings, save_folder: Path, record: Mapping[str, Any]
+) -> None:
+    """Refuse a data folder of another path, unless what it holds is the same."""
+    earlier, listing = _folder_of(record), list_speech(settings)
+    changes = []
+    # Earlier versions have no digest; audio of another format has another one.
+    if record.get("corpus") != listing.digest():
+        changes = _changes(listing, settings, save_folder)
+    if changes:
+        raise ValueError(
+            f"{save_folder.parent} has checkpoints of a run on {earlier}, and "
+            f"{settings.data_folder} holds other data: {len(changes)} utterances or lists "
+            f"differ, such as {changes[0]}. Give another output_folder, or the data as "
+            "they were."
+        )
+    logger.warning(
+        f"{settings.data_folder} holds the data of {earlier}: {save_folder.parent} goes "
+        "on with them."
+    )
+
+
+def _changes(
+    listing: ListedSpeech, settings: DataSettings, save_folder: Path
+) -> list[str]:
+    """Prepare a listing elsewhere, and list the differences to what was prepared."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write_lists(listing, settings, Path(folder), save_folder / BAD_FILES)
+        then, now = (_summary(at) for at in (save_folder, Path(folder)))
+    return [
+        f"{n}: was {then.get(n)}, is {now.get(n)}"
+        for n in {**then, **now}
+        if then.get(n) != now.get(n)
+    ]
+
+
+def _summary(save_folder: Path) -> dict[str, object]:
+    """Return what must be equal wherever the data are, in whatever format."""
+    lists: dict[str, object] = {
+        f"utterance {one.ID}": f"{one.samples} samples of {one.spk_id}"
+        for one in read_manifest(save_folder / TRAIN)
+    }
+    trials = [
+        [field.rpartition(".")[0] or field for field in split_line(line, 3)]
+        for line in read_lines(save_folder / VALID_TRIALS, "'label path path'")
+    ]
+    for name, content in (
+        (VALID_TRIALS, trials),
+        (LABELS, read_labels(save_folder / LABELS)),
+    ):
+        lists[name] = blake2b(repr(content).encode(), digest_size=8).hexdigest()
+    return lists
+
+
+def _changed(
+    save_folder: Path, earlier: dict[str, object] | None, now: dict[str, object]
+) -> str:
+    """Explain which settings changed since the checkpoints were made."""
+    folder = save_folder.parent
+    if earlier is None:
+        return (
+            f"{folder} has checkpoints, but no {RECORD} that names their speakers. "
+            "Give another output_folder."
+        )
+    names = [name for name in now if earlier.get(name) != now[name]]
+    changes = "; ".join(f"{n}: {_shown(earlier.get(n), now[n])}" for n in names)
+    return (
+        f"{folder} has checkpoints of a run on other data settings ({changes}). "
+        "Going on would give the speakers other numbers. Give another output_folder, "
+        "or the settings as they were."
+    )
+
+
+def _shown(earlier: object, now: object) -> str:
+    """Show a change; a list is known by its name and by its content."""
+    if isinstance(earlier, dict) and isinstance(now, dict):
+        if list(earlier) == list(now):
+            return f"the content of {', '.join(now)} changed"
+        earlier, now = (", ".join(lists) or None for lists in (earlier, now))
+    return f"was {earlier}, is {now}"

@@ -1,0 +1,585 @@
+"""Evaluation of a run: embeddings of trial lists and of a cohort, scores, error rates.
+
+`extract` writes into a run's folder embeddings/trials.npz and embeddings/cohort.npz.
+`score` reads them and writes scores/results.json (error rates, thresholds, and how they
+were made), scores/<trial list>.<cosine|as_norm>.txt ("enrol test label score") and
+scores/det.png.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speechbrain_rev import plots, scoring
+from speechbrain_rev.data import Corpus, VoxCelebFolder, open_corpus, read_manifest
+from speechbrain_rev.data.corpus import find_files
+from speechbrain_rev.inference import (
+    Cohort,
+    EmbeddingArchive,
+    SpeakerEmbedder,
+    embed_into,
+    embed_share,
+)
+from speechbrain_rev.processes import ALONE, ProcessPlace, shared_rows
+from speechbrain_rev.whole_files import check_regular, write_whole
+
+from .run_folder import RESULTS, read_settings, read_weights
+
+TRIALS, COHORT = "embeddings/trials.npz", "embeddings/cohort.npz"
+MANIFEST = "save/train.csv"
+#: Draws of speakers for intervals.
+REPLICATES = 1000
+
+
+def moved(path: str, settings: Mapping[str, Any], data_folder: str | None) -> Path:
+    """Follow a path of a run's settings to where its data folder is now.
+
+    Parameters
+    ----------
+    path : str
+        In the run's data folder, or elsewhere.
+    settings : mapping
+        The run's.
+    data_folder : str or None
+        Where the data are now; None where they were.
+
+    Returns
+    -------
+    Path
+
+    Example
+    -------
+    >>> moved("/old/lists/one.txt", {"data_folder": "/old"}, "/new").as_posix()
+    '/new/lists/one.txt'
+    """
+    earlier = settings.get("data_folder")
+    if data_folder is None or earlier is None:
+        return Path(path)
+    absolute, earlier = os.path.abspath(path), os.path.abspath(earlier)
+    if not Path(absolute).is_relative_to(earlier):
+        return Path(path)
+    return Path(data_folder, Path(absolute).relative_to(earlier))
+
+
+def lists_of(
+    given: Sequence[str] | None,
+    settings: Mapping[str, Any],
+    data_folder: str | None = None,
+) -> list[Path]:
+    """Choose the trial lists: those given, else those of the run.
+
+    Parameters
+    ----------
+    given : sequence of str or None
+        By the user.
+    settings : mapping
+        The run's.
+    data_folder : str or None
+        Where the data are now; None where they were.
+
+    Returns
+    -------
+    list of Path
+
+    Raises
+    ------
+    ValueError
+        If there are none.
+    FileNotFoundError
+        If one does not exist.
+
+    Example
+    -------
+    >>> lists_of(None, {"trial_lists": []})
+    Traceback (most recent call last):
+    ValueError: this run has no trial_lists. Give some: --trials LIST ...
+    """
+    own = [moved(path, settings, data_folder) for path in settings["trial_lists"]]
+    paths = [Path(path) for path in given] if given else own
+    if not paths:
+        raise ValueError(
+            "this run has no trial_lists. Give some: --trials LIST [LIST ...], for "
+            "example the RUN_FOLDER/save/valid_trials.txt that training made."
+        )
+    for path in paths:
+        check_regular(path)
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"The trial list {path} does not exist. If the data have moved, say where "
+                "they are now with --data_folder; or give other lists: --trials LIST."
+            )
+    return paths
+
+
+def trial_files(trial_lists: Sequence[Path], corpus: Corpus) -> dict[str, Path]:
+    """Find the audio of every utterance of the trial lists.
+
+    Parameters
+    ----------
+    trial_lists : sequence of Path
+        Lists of the corpus.
+    corpus : Corpus
+        The folder of the audio.
+
+    Returns
+    -------
+    dict of str to Path
+        By the names of the lists.
+
+    Raises
+    ------
+    ValueError
+        If files are missing, or names lead out of the folder.
+    """
+    listed = {path: scoring.read_trials(path).utterances for path in trial_lists}
+    names = dict.fromkeys(name for utterances in listed.values() for name in utterances)
+    files = find_files(corpus, list(names))
+    for path, utterances in listed.items():
+        files.refuse_outside(path, utterances)
+    if files.missing:
+        raise ValueError(
+            f"Of the utterances of the trial lists {files.lacking()} Give their folder "
+            "with --trials_folder; names in trial lists begin with the speaker, as in "
+            "id10270/..."
+        )
+    return dict(files.paths)
+
+
+def cohort_files(
+    manifest: str | Path,
+    utterances_per_speaker: int | None = None,
+    *,
+    data_folder: str | Path | None = None,
+    any_extension: bool = False,
+    outside_files: bool = False,
+) -> dict[str, Path]:
+    """Find the audio of the training utterances, or of the first of each speaker.
+
+    A speaker is one at the speed recorded; the classes that training makes of other
+    speeds are not in the manifest.
+
+    Parameters
+    ----------
+    manifest : str or Path
+        The run's.
+    utterances_per_speaker : int or None
+        None for all.
+    data_folder : str, Path or None
+        Where the data are now; None where the manifest says.
+    any_extension : bool
+        Whether a .flac is taken where the manifest says .wav, or the reverse.
+    outside_files : bool
+        Whether files may lie outside the data folder that is given.
+
+    Returns
+    -------
+    dict of str to Path
+        By the names of the manifest.
+
+    Raises
+    ------
+    ValueError
+        If files are missing, or lie outside the data folder.
+    """
+    by_speaker: dict[str, dict[str, str]] = defaultdict(dict)
+    for utterance in read_manifest(manifest):
+        wav = utterance.wav
+        if data_folder is not None:
+            suffix = f".{wav.rpartition('.')[2]}"
+            wav = f"{utterance.ID.removesuffix(suffix)}{suffix}"
+            if not utterance.wav.endswith(f"/{wav}"):
+                raise ValueError(
+                    f"{manifest}: {utterance.ID} is no path in a data folder, as "
+                    f"{utterance.wav} shows. Leave --data_folder out."
+                )
+        by_speaker[utterance.spk_id][utterance.ID] = wav
+    wavs = {
+        name: wav
+        for files in by_speaker.values()
+        for name, wav in list(files.items())[:utterances_per_speaker]
+    }
+    if data_folder is None:
+        # Paths of a manifest may lead anywhere.
+        corpus: Corpus = VoxCelebFolder(
+            Path(), any_extension=any_extension, outside_files=True
+        )
+    else:
+        corpus = open_corpus(
+            data_folder, any_extension=any_extension, outside_files=outside_files
+        )
+    found = find_files(corpus, list(wavs.values()))
+    found.refuse_outside(manifest, wavs.values())
+    if found.missing:
+        raise ValueError(
+            f"Of the training utterances {found.lacking()} Give the folder where they "
+            "are now with --data_folder."
+        )
+    return {name: found.paths[wav] for name, wav in wavs.items()}
+
+
+def files_of_run(
+    run: Path,
+    *,
+    trials: Sequence[str] | None = None,
+    trials_folder: str | None = None,
+    data_folder: str | None = None,
+    any_extension: bool = False,
+    outside_files: bool = False,
+    utterances_per_speaker: int | None = None,
+) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Find the audio of a run's trial lists and of its cohort.
+
+    Parameters
+    ----------
+    run : Path
+        The run's folder.
+    trials : sequence of str, optional
+        Trial lists, instead of the run's.
+    trials_folder : str, optional
+        Folder of their audio, instead of the run's.
+    data_folder : str, optional
+        Where the training data are now, if they have moved. Lists and folders of the run
+        in the old folder are looked for there too.
+    any_extension, outside_files : bool
+        As of ``open_corpus``; also where the run's settings have them on.
+    utterances_per_speaker : int, optional
+        Of the cohort; all by default.
+
+    Returns
+    -------
+    trials, cohort : dict of str to Path
+        Files by name.
+
+    Raises
+    ------
+    ValueError
+        If there are no lists, or files are missing or outside their folder.
+    FileNotFoundError
+        If a list does not exist.
+    """
+    settings = read_settings(
+        run,
+        ("trial_lists", "trials_folder"),
+        optional=("data_folder", "any_extension", "outside_files"),
+    )
+    allowed = {
+        "any_extension": any_extension or settings.get("any_extension", False),
+        "outside_files": outside_files or settings.get("outside_files", False),
+    }
+    folder = trials_folder or moved(settings["trials_folder"], settings, data_folder)
+    option = "data_folder=... or --trials_folder"
+    if trials_folder or data_folder:
+        option = "trials_folder" if trials_folder else "data_folder"
+    corpus = open_corpus(folder, option, **allowed)
+    return (
+        trial_files(lists_of(trials, settings, data_folder), corpus),
+        cohort_files(
+            run / MANIFEST, utterances_per_speaker, data_folder=data_folder, **allowed
+        ),
+    )
+
+
+def extract(
+    embedder: SpeakerEmbedder,
+    folder: str | Path,
+    trials: Mapping[str, str | Path],
+    cohort: Mapping[str, str | Path],
+    *,
+    place: ProcessPlace = ALONE,
+) -> dict[Path, EmbeddingArchive]:
+    """Embed both sets into a folder; channels of files that have several are averaged.
+
+    Parameters
+    ----------
+    embedder : SpeakerEmbedder
+        With a fingerprint.
+    folder : str or Path
+        The run's.
+    trials, cohort : mapping of str to path
+        Files by name.
+    place : ProcessPlace
+        Of this process among those that share the work.
+
+    Returns
+    -------
+    dict of Path to EmbeddingArchive
+        What was written; empty on other processes than the main one.
+    """
+    archives = {}
+    for name, files in ((TRIALS, trials), (COHORT, cohort)):
+        path = Path(folder, name)
+        if place.processes > 1:
+            embed_share(path, embedder, files, channels="mean", **place._asdict())
+            place.wait()
+        if place.is_main:
+            archives[path] = embed_into(path, embedder, files, channels="mean")
+    return archives
+
+
+@dataclass(frozen=True)
+class ScoreReport:
+    """Error rates of trial lists, and remarks on how they were made.
+
+    Attributes
+    ----------
+    content : dict
+        What results.json holds: ``results``, one mapping for each list and method, and for
+        a run ``model``, ``cohort`` and ``subtract_mean``.
+    remarks : tuple of str
+        Sentences for the user: a smaller cohort, missing intervals, a missing picture.
+
+    Example
+    -------
+    >>> row = {"trials": "one", "method": "cosine", "eer": 0.125, "min_dcf": {}}
+    >>> print(ScoreReport({"results": [row]}).table())
+    trials                  score                        EER %
+    one                     cosine                       12.50
+    """
+
+    content: dict[str, Any]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The results of each list and method."""
+        rows: list[dict[str, Any]] = self.content["results"]
+        return rows
+
+    def table(self) -> str:
+        """Lay the results out for reading."""
+        shown = scoring.measures_in(self.rows)
+        cells = [["trials", "score", *(measure.column for measure in shown)]]
+        for row in self.rows:
+            figures = [measure.shown(row) for measure in shown]
+            cells.append([row["trials"], row["method"], *figures])
+        return "\n".join(
+            f"{trials:<24}{method:<10}" + "".join(f"{figure:>24}" for figure in figures)
+            for trials, method, *figures in cells
+        )
+
+
+def score(
+    folder: Path,
+    trial_lists: Sequence[Path],
+    speakers: Mapping[str, str],
+    *,
+    cohort_top_n: int = 600,
+    subtract_mean: bool = False,
+    replicates: int = REPLICATES,
+    place: ProcessPlace = ALONE,
+) -> ScoreReport | None:
+    """Score trial lists with the embeddings in a folder, by cosine and AS-Norm.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Holds embeddings/; scores/ is written.
+    trial_lists : sequence of pathlib.Path
+        Files of lines "label path path".
+    speakers : mapping of str to str
+        The speaker of each utterance of the cohort.
+    cohort_top_n : int
+        Nearest cohort speakers that AS-Norm looks at; at most all there are.
+    subtract_mean : bool
+        Whether embeddings are centred on the mean of the training set's.
+    replicates : int
+        Draws of speakers for intervals; 0 for none.
+    place : ProcessPlace
+        Of this process among those that share the search of the cohort.
+
+    Returns
+    -------
+    ScoreReport or None
+        None on other processes than the main one.
+
+    Raises
+    ------
+    ValueError
+        If an utterance has no embedding, or the cohort lacks speakers.
+    """
+    trials, trained = (EmbeddingArchive.load(folder / n) for n in (TRIALS, COHORT))
+    cohort = Cohort.of(
+        trained, speakers, top_n=cohort_top_n, subtract_mean=subtract_mean
+    )
+    tested, top_n = trials.embeddings, cohort.top_n
+    if cohort.centre is not None:
+        tested = scoring.subtract_mean(tested, cohort.centre)
+    statistics = partial(scoring.cohort_statistics, cohort=cohort.means, top_n=top_n)
+    mean_and_std = shared_rows(statistics, tested)
+    if not place.is_main:
+        return None
+    remarks = []
+    if top_n < cohort_top_n:
+        remarks.append(
+            f"cohort_top_n is {top_n} instead of {cohort_top_n}: all speakers."
+        )
+    results, curves = [], {}
+    (folder / "scores").mkdir(exist_ok=True)
+    for name, path in _named(trial_lists).items():
+        listed = scoring.read_trials(path)
+        enrol, test = listed.rows(trials.names)
+        cosines = scoring.cosine_trials(tested, enrol, test)
+        sides = [values[rows] for rows in (enrol, test) for values in mean_and_std]
+        scored = {"cosine": cosines, "as_norm": scoring.as_norm(cosines, *sides)}
+        for method, scores in scored.items():
+            file = folder / "scores" / f"{name}.{method}.txt"
+            scoring.write_scores(file, listed, scores)
+            curve, rates, missing = _rates(scores, listed, replicates)
+            results.append({"trials": name, "method": method, **rates})
+            curves[f"{name}, {method}"] = curve
+            remarks += missing
+    report = {
+        "model": trials.fingerprint,
+        "cohort": {"speakers": len(cohort.means), "top_n": top_n},
+        "subtract_mean": subtract_mean,
+        "results": results,
+    }
+    return _written(
+        report, folder / RESULTS, curves, folder / "scores/det.png", remarks
+    )
+
+
+def score_run(
+    run: Path,
+    *,
+    trials: Sequence[str] | None = None,
+    data_folder: str | None = None,
+    cohort_top_n: int | None = None,
+    subtract_mean: bool = False,
+    replicates: int = REPLICATES,
+    place: ProcessPlace = ALONE,
+) -> ScoreReport | None:
+    """Score a run's trial lists with its embeddings.
+
+    Parameters
+    ----------
+    run : Path
+        The run's folder.
+    trials : sequence of str, optional
+        Trial lists, instead of the run's.
+    data_folder : str, optional
+        Where the training data are now, if the run's lists moved with them.
+    cohort_top_n : int, optional
+        Instead of the run's.
+    subtract_mean, replicates, place
+        As of ``score``.
+
+    Returns
+    -------
+    ScoreReport or None
+        As of ``score``.
+
+    Raises
+    ------
+    ValueError
+        If embeddings are of other weights than the run's, and as of ``score``.
+    FileNotFoundError
+        If there are no embeddings, or a list does not exist.
+    """
+    settings = read_settings(
+        run, ("trial_lists", "cohort_top_n"), optional=("data_folder",)
+    )
+    current = read_weights(run).fingerprint
+    for name in (TRIALS, COHORT):
+        if EmbeddingArchive.load(run / name).fingerprint != current:
+            raise ValueError(
+                f"{run / name} is of other weights than the run has now. Run "
+                "recipes/VoxCeleb/extract.py again."
+            )
+    return score(
+        run,
+        lists_of(trials, settings, data_folder),
+        {utterance.ID: utterance.spk_id for utterance in read_manifest(run / MANIFEST)},
+        cohort_top_n=settings["cohort_top_n"] if cohort_top_n is None else cohort_top_n,
+        subtract_mean=subtract_mean,
+        replicates=replicates,
+        place=place,
+    )
+
+
+def score_file(path: Path, replicates: int = REPLICATES) -> ScoreReport:
+    r"""Compute the error rates of a file of scores; they and a plot are written beside it.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Lines "enrol test label score".
+    replicates : int
+        Draws of speakers for intervals; 0 for none.
+
+    Returns
+    -------
+    ScoreReport
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "scores.txt"
+    >>> _ = path.write_text("a/1 a/2 1 0.5\na/1 b/1 0 0.25\n")
+    >>> score_file(path, replicates=0).rows[0]["eer"]
+    0.0
+    """
+    trials, scores = scoring.read_scores(path)
+    curve, rates, missing = _rates(scores, trials, replicates)
+    report = {"results": [{"trials": path.stem, "method": "as given", **rates}]}
+    curves = {path.stem: curve}
+    return _written(report, Path(f"{path}.json"), curves, Path(f"{path}.png"), missing)
+
+
+def _rates(
+    scores: NDArray[Any], trials: scoring.Trials, replicates: int
+) -> tuple[scoring.DetCurve, dict[str, Any], list[str]]:
+    """Compute the curve, counts, rates and intervals of a list, and what is missing."""
+    curve = scoring.det_curve(scores, trials.labels)
+    rates = {
+        "targets": int(np.sum(trials.labels)),
+        "impostors": int(np.sum(1 - trials.labels)),
+        **scoring.measured(curve),
+    }
+    if not replicates:
+        return curve, rates, []
+    by_name = VoxCelebFolder(Path())  # a file of scores has no corpus
+    speakers = {n: s for n in trials.utterances if (s := by_name.speaker(n))}
+    if len(speakers) < len(trials.utterances):
+        missing = "No intervals: names of utterances do not begin with 'speaker/'."
+        return curve, rates, [missing]
+    sides = ([speakers[name] for name in side] for side in (trials.enrol, trials.test))
+    try:
+        drawn = scoring.bootstrap(scores, trials.labels, *sides, replicates=replicates)
+    except ValueError as error:
+        return curve, rates, [f"No intervals: {error} (--bootstrap 0)"]
+    return curve, rates | drawn.intervals(), []
+
+
+def _written(
+    report: dict[str, Any],
+    path: Path,
+    curves: Mapping[str, scoring.DetCurve],
+    picture: Path,
+    remarks: Sequence[str],
+) -> ScoreReport:
+    """Write a report and its curves; without matplotlib a remark replaces the picture."""
+    write_whole(path, json.dumps(report, indent=2) + "\n")
+    try:
+        plots.det_plot(curves, picture)
+    except ImportError as error:
+        remarks = [*remarks, f"{picture} is not drawn: {error}"]
+    return ScoreReport(report, tuple(remarks))
+
+
+def _named(trial_lists: Sequence[Path]) -> dict[str, Path]:
+    """Name lists by their file; those of one file name by their whole path."""
+    stems = Counter(path.stem for path in trial_lists)
+    return {
+        path.stem if stems[path.stem] == 1 else "_".join(path.parts).strip("/_"): path
+        for path in trial_lists
+    }

@@ -1,0 +1,477 @@
+"""Whose speech is trained on, held out and left out."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from speechbrain_rev.data import (
+    CORPORA,
+    Corpus,
+    VoxCelebFolder,
+    audio_exists,
+    open_corpus,
+    read_manifest,
+)
+from speechbrain_rev.data import (
+    corpus as corpora,
+)
+from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.data.packing import pack
+from speechbrain_rev.lists import read_lines, split_line
+from speechbrain_rev.scoring import read_trials
+from tests.corpus import write_corpus
+
+TRIALS = (
+    "1 id00003/s00/00000.wav id00003/s01/00000.wav\n"
+    "0 id00003/s00/00000.wav id00005/s00/00000.wav\n"
+)
+SPEAKERS = [f"id0000{number}" for number in range(6)]
+
+
+def write_list(path, text):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+@pytest.fixture
+def trials(tmp_path):
+    return write_list(tmp_path / "trials.txt", TRIALS)
+
+
+def speakers(save):
+    return set(read_labels(save / "label_encoder.txt"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "suffix"),
+    [("wav", ".wav"), ("dev/wav", ".wav"), ("dev/aac", ".flac"), (".", ".flac")],
+)
+def test_each_accepted_layout_gives_the_same_manifest(
+    prepared, tmp_path, layout, suffix
+):
+    write_corpus(tmp_path / "made", speakers=3, seconds=0.1, suffix=suffix)
+    shutil.copytree(tmp_path / "made/wav", tmp_path / "data" / layout)
+    found = prepared(tmp_path / "data")
+    utterances = read_manifest(tmp_path / "save/train.csv")
+    assert (found.utterances, found.speakers, found.seen) == (12, 3, 12)
+    assert [u.ID for u in utterances][:2] == ["id00000/s00/00000", "id00000/s00/00001"]
+    for utterance in utterances:
+        assert soundfile.info(utterance.wav).frames == utterance.samples
+        assert utterance.ID.startswith(f"{utterance.spk_id}/")
+
+
+class TestValidation:
+    def test_held_out_speakers_are_tested_and_not_trained(self, prepared, tmp_path):
+        found = prepared(valid_speakers=2)
+        trials = read_trials(tmp_path / "save/valid_trials.txt")
+        held_out = {name.split("/")[0] for name in trials.utterances}
+        assert len(held_out) == 2
+        assert held_out | speakers(tmp_path / "save") == set(SPEAKERS)
+        assert (found.held_out, found.valid_trials) == (8, len(trials))
+        for label, a, b in zip(trials.labels, trials.enrol, trials.test, strict=True):
+            same = a.split("/")[0] == b.split("/")[0]
+            assert same == bool(label)
+            # Within a session the channel would give a speaker away.
+            assert not same or a.split("/")[1] != b.split("/")[1]
+
+    def test_held_out_speakers_depend_on_the_seed_alone(self, prepared, tmp_path):
+        def trials(seed, save):
+            prepared(save=save, valid_speakers=2, seed=seed)
+            return (tmp_path / save / "valid_trials.txt").read_text()
+
+        assert trials(1, "again") == trials(1, "1")
+        assert len({trials(seed, str(seed)) for seed in range(4)}) > 1
+
+    def test_impostors_are_told_apart_by_the_training_list(self, prepared, tmp_path):
+        """Two folders of one speaker are no impostors, whatever their names are."""
+        lines = [
+            f"{speaker} id0000{2 * number + part}/s00/00000.wav\n"
+            for number, speaker in enumerate(("anna", "bert", "carl"))
+            for part in range(2)
+        ]
+        lines += ["dora id00000/s01/00000.wav\n"]
+        path = write_list(tmp_path / "list.txt", "".join(lines))
+        prepared(train_list=path, valid_speakers=2, seed=3)
+        of = {name: speaker for speaker, name in map(str.split, lines)}
+        trials = read_trials(tmp_path / "save/valid_trials.txt")
+        for label, a, b in zip(trials.labels, trials.enrol, trials.test, strict=True):
+            assert bool(label) == (of[a] == of[b])
+
+    def test_a_data_folder_of_a_level_too_high_is_asked_about(self, prepared, tmp_path):
+        # One folder is one speaker there, as its speakers are taken for sessions.
+        path = tmp_path / "data/corpus"
+        shutil.copytree(write_corpus(tmp_path, seconds=0.1) / "wav/id00000", path)
+        with pytest.raises(ValueError, match="valid_speakers is 40, and 1 ") as error:
+            prepared(path.parent, valid_speakers=40)
+        message = str(error.value)
+        assert f"were found in {path.parent} (corpus): too few to hold any" in message
+        assert "Is data_folder the right level? Accepted are DATA/wav/<sp" in message
+        listed = write_list(tmp_path / "list.txt", "a corpus/s00/00000.wav\n")
+        with pytest.raises(ValueError, match=r"1 speaker.* found in .*list") as error:
+            prepared(path.parent, valid_speakers=2, train_list=listed)
+        assert "right level" not in str(error.value)
+
+
+class TestTrialLists:
+    def test_their_speakers_are_left_out_and_counted(
+        self, prepared, tmp_path, trials, caplog
+    ):
+        found = prepared(trial_lists=(trials,))
+        assert speakers(tmp_path / "save") == {*SPEAKERS} - {"id00003", "id00005"}
+        assert found.left_out == 8
+        assert "trial lists: 8." in found.in_words()
+        assert not caplog.records
+
+    @pytest.mark.parametrize(("old", "new"), [("id", "wav/id"), ("id00003/s01/", "")])
+    @pytest.mark.parametrize("setting", ["trial_lists", "valid_trials"])
+    def test_names_that_do_not_begin_with_the_speaker_are_refused(
+        self, prepared, trials, setting, old, new
+    ):
+        write_list(Path(trials), TRIALS.replace(old, new))
+        given = {"trial_lists": (trials,), "valid_trials": trials}[setting]
+        with pytest.raises(ValueError, match=r"trials\.txt.*contradicts its label.*be"):
+            prepared(**{setting: given})
+
+    def test_missing_audio_is_a_warning_and_of_validation_an_error(
+        self, prepared, trials, caplog
+    ):
+        write_list(Path(trials), TRIALS.replace("id00005/s00", "id00005/s09"))
+        assert prepared(trial_lists=(trials,)).left_out == 8
+        assert "1 of 3 files are missing, such as" in caplog.text
+        assert "id00005/s09/00000.wav. Training does without" in caplog.text
+        prepared(save="other", trial_lists=(trials,), trials_folder="nowhere")
+        assert "nowhere does not exist" in caplog.text
+        with pytest.raises(ValueError, match=r"1 of 3 files are missing.*trials_fold"):
+            prepared(valid_trials=trials)
+
+    @pytest.mark.parametrize("spelling", ["./id00001", "id00000/../id00001", "alias"])
+    def test_their_speakers_are_left_out_however_they_are_spelt(
+        self, prepared, tmp_path, spelling
+    ):
+        wav = write_corpus(tmp_path / "data", seconds=0.1) / "wav"
+        if spelling == "alias":
+            (wav / "id00001").rename(tmp_path / "apart")
+            (wav / "alias").symlink_to(tmp_path / "apart")
+            (wav / "id00001").symlink_to(tmp_path / "apart")
+        lines = (
+            "1 id00000/s00/00000.wav id00000/s01/00000.wav\n"
+            f"0 id00000/s00/00000.wav {spelling}/s00/00000.wav\n"
+        )
+        path = write_list(tmp_path / "trials.txt", lines)
+        given = {"trial_lists": (path,), "outside_files": spelling != "./id00001"}
+        if spelling == "alias":
+            with pytest.raises(ValueError, match=r"alias and .*id00001 are one folder"):
+                prepared(tmp_path / "data", **given)
+            (wav / "id00001").unlink()
+        prepared(tmp_path / "data", **given)
+        assert speakers(tmp_path / "save") == set(SPEAKERS[2:])
+
+
+class TestTrainingList:
+    @pytest.mark.parametrize(
+        ("content", "named"),
+        [
+            ("id1 id1/ü.wav\n".encode("latin-1"), r"list\.txt, line 1: no UTF-8 text"),
+            ("", r"list\.txt is empty"),
+            ("id1 id1/a.wav\nid1/b.wav\n", r"list\.txt, line 2: 'id1/b\.wav' has 1"),
+            ("id1 my/a b.wav\n", r"line 1: .* 3 fields .*with a tab between"),
+            (
+                "id1 id1/a.wav\nid2 id1/b.wav\nid2 id1//a.wav\n",
+                r"lines 1 and 3: 'id1/a\.wav' is of the speakers 'id1' and 'id2'",
+            ),
+            ("id0 id00000/s00/no.wav\n", r"no\.wav cannot be read.*no such file"),
+            ("a b.wav\na " + "a" * 300 + ".wav\n", r"line 2: .* has a name of 304 b"),
+            ("a b.wav\na " + "x/" * 2100 + "a\n", r"line 2: .* has a path of 4201 by"),
+        ],
+    )
+    def test_an_unusable_one_is_refused_with_its_line(
+        self, prepared, tmp_path, content, named
+    ):
+        with pytest.raises(ValueError, match=named):
+            prepared(train_list=write_list(tmp_path / "list.txt", content))
+
+    def test_names_with_spaces_are_separated_by_tabs(self, prepared, corpus, tmp_path):
+        data = copied(corpus, tmp_path / "data", PLACES["spaces"])
+        names = [f"{speaker} x" for speaker in SPEAKERS[:5]]
+        lines = "".join(f"{name}\t{name}/my s00/00000.wav\n" for name in names)
+        trials = [f"{s}/my s0{n}/00000.wav" for s in names[:2] for n in range(2)]
+        own = f"1\t{trials[0]}\t{trials[1]}\n0\t{trials[0]}\t{trials[2]}\n"
+        found = prepared(
+            data,
+            train_list=write_list(tmp_path / "list.txt", lines),
+            valid_trials=write_list(tmp_path / "own.txt", own),
+        )
+        assert (found.utterances, found.left_out) == (3, 2)
+        assert (tmp_path / "save/valid_trials.txt").read_text() == own
+        assert speakers(tmp_path / "save") == set(names[2:])
+
+    def test_another_extension_is_named_and_taken_if_allowed(
+        self, prepared, tmp_path, trials
+    ):
+        data = write_corpus(tmp_path / "flac", seconds=0.1, suffix=".flac")
+        lines = "".join(f"{s} {s}/s00/00000.wav\n" for s in SPEAKERS[:3])
+        listed = {"train_list": write_list(tmp_path / "list.txt", lines)}
+        own = {"valid_trials": trials}
+        for given in (listed, own):
+            with pytest.raises(
+                ValueError, match=r"3 of 3 files.* 3 are .*\.flac: --any_extension"
+            ):
+                prepared(data, **given)
+        assert prepared(data, **own, any_extension=True).left_out == 8
+        copy = (tmp_path / "save/valid_trials.txt").read_text()
+        assert copy == TRIALS.replace(".wav", ".flac")
+        assert prepared(data, "other", **listed, any_extension=True).utterances == 3
+        for utterance in read_manifest(tmp_path / "other/train.csv"):
+            assert soundfile.info(utterance.wav).format == "FLAC"
+
+
+def copied(source, folder, place):
+    """Copy a corpus' files to other places in their speakers' folders."""
+    for path in sorted((source / "wav").rglob("*.wav")):
+        target = folder / place(*path.relative_to(source / "wav").parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return folder
+
+
+PLACES = {
+    "flat": lambda speaker, session, name: f"{speaker}/{session}-{name}",
+    "deep": lambda speaker, session, name: f"{speaker}/book/{session}/part/{name}",
+    "spaces": lambda speaker, session, name: f"{speaker} x/my {session}/{name}",
+    "mixed": lambda speaker, session, name: (
+        f"{speaker}/{session}-{name}"
+        if session == "s00"
+        else f"{speaker}/{session}/{name}"
+    ),
+}
+
+
+class TestFolders:
+    @pytest.mark.parametrize("kind", ["folder", "packed"])
+    @pytest.mark.parametrize("place", PLACES)
+    def test_files_at_any_depth_are_their_speakers(
+        self, prepared, corpus, tmp_path, place, kind, caplog
+    ):
+        data = copied(corpus, tmp_path / "data", PLACES[place])
+        if kind == "packed":
+            pack(data, tmp_path / "data.packed", sample_rate=16000)
+            data = tmp_path / "data.packed"
+        found = prepared(data, valid_speakers=2)
+        assert (found.seen, found.utterances, found.held_out) == (24, 16, 8)
+        trials = read_trials(tmp_path / "save/valid_trials.txt")
+        assert all(audio_exists(data / name) for name in trials.utterances)
+        if place == "mixed":
+            assert "taken for the speaker: 12 files at depth 2" in caplog.text
+            assert "; 12 files at depth 3, such as id00000/s01/00000.wav" in caplog.text
+
+    def test_audio_in_no_speakers_folder_is_refused_or_dropped(
+        self, prepared, corpus, tmp_path
+    ):
+        data = tmp_path / "data"
+        shutil.copytree(corpus / "wav", data)
+        for number in range(4):
+            shutil.copy(data / "id00000/s00/00000.wav", data / f"{number}.wav")
+        with pytest.raises(
+            ValueError, match=r"4 no speaker's folder .*/0\.wav.*/1\.wav.*/2\.wav; put"
+        ):
+            prepared(data)
+        found = prepared(data, bad_files="drop")
+        assert (found.seen, found.utterances, found.dropped) == (28, 24, 4)
+        assert "Seen: 28 files of audio." in found.in_words()
+
+    def test_audio_beside_the_speakers_folders_is_counted_and_named(
+        self, prepared, corpus, tmp_path, caplog
+    ):
+        shutil.copytree(corpus / "wav", tmp_path / "data/dev/wav")
+        shutil.copytree(corpus / "wav/id00001", tmp_path / "data/test/wav/id9")
+        found = prepared(tmp_path / "data")
+        assert (found.seen, found.utterances, found.passed_over) == (28, 24, 4)
+        assert "4 files of audio in" in caplog.text
+        assert "test/wav/id9/s00/00000.wav" in caplog.text
+        assert "Passed over beside the speakers' folders: 4." in found.in_words()
+
+    def test_links_that_join_folders_of_the_data_folder_are_no_other_audio(
+        self, prepared, corpus, tmp_path, caplog
+    ):
+        data = tmp_path / "data"
+        shutil.copytree(corpus / "wav", data / "parts")
+        (data / "wav").mkdir()
+        for speaker in (data / "parts").iterdir():
+            (data / "wav" / speaker.name).symlink_to(speaker)
+        found = prepared(data)
+        assert (found.seen, found.utterances, found.passed_over) == (24, 24, 0)
+        assert not caplog.text
+
+    @pytest.mark.parametrize("name", [" first", "a\tb", "a\nb", "\ufeffmark"])
+    def test_names_that_no_list_can_hold_are_refused_or_dropped(
+        self, prepared, corpus, tmp_path, name
+    ):
+        data = tmp_path / "data"
+        shutil.copytree(corpus / "wav", data)
+        shutil.move(data / "id00002", data / name)
+        with pytest.raises(ValueError, match=r"4 name for no list .*; rename it"):
+            prepared(data)
+        assert (tmp_path / "save/bad_files.txt").read_text().count("\n") == 4
+        found = prepared(data, bad_files="drop", valid_speakers=2)
+        assert (found.seen, found.dropped, found.speakers) == (24, 4, 3)
+
+    @pytest.mark.parametrize(
+        ("settings", "named"),
+        [
+            ({"data_folder": "nowhere"}, r"nowhere does not exist.*DATA/wav/<speaker>"),
+            ({"train_list": "none.txt"}, r"list none\.txt does not exist"),
+            ({"valid_speakers": 5}, "valid_speakers is 5, of 6 speakers"),
+            ({"valid_speakers": 1}, "2 to 4"),
+            ({"sample_rate": 8000}, r"has 16000 samples per second.*sox"),
+        ],
+    )
+    def test_settings_that_cannot_work_are_refused_by_name(
+        self, prepared, tmp_path, settings, named
+    ):
+        with pytest.raises(ValueError, match=named):
+            prepared(**settings)
+        assert not (tmp_path / "save/prepared.json").exists()
+
+    def test_too_few_training_speakers_are_refused(self, prepared, tmp_path):
+        write_corpus(tmp_path / "data", speakers=1, seconds=0.1)
+        with pytest.raises(ValueError, match=r"Only 1 speaker.*left for training: 1 f"):
+            prepared(tmp_path / "data")
+
+    def test_folders_that_cannot_be_speech_are_refused(self, prepared, tmp_path):
+        (tmp_path / "data/wav").mkdir(parents=True)
+        with pytest.raises(ValueError, match=r"no speech in .*<session>"):
+            prepared(tmp_path / "data")
+        (tmp_path / "data/wav/1.m4a").touch()
+        with pytest.raises(ValueError, match=r"ffmpeg -i IN\.m4a"):
+            prepared(tmp_path / "data")
+        write_corpus(tmp_path / "data/wav", speakers=2, seconds=0.1)
+        (tmp_path / "data/wav/id9").symlink_to(tmp_path / "unmounted")
+        with pytest.raises(FileNotFoundError, match=r"id9 leads to .*unmounted, which"):
+            prepared(tmp_path / "data")
+
+    def test_a_folder_of_corpora_is_refused(self, prepared, corpus, tmp_path):
+        for name in ("vox1/wav", "vox2/dev/aac"):
+            shutil.copytree(corpus / "wav", tmp_path / "data" / name)
+        with pytest.raises(ValueError, match=r"such as vox1/wav, vox2/dev/aac: each w"):
+            prepared(tmp_path / "data")
+
+    def test_a_folder_that_cannot_be_listed_is_an_error(self, prepared, monkeypatch):
+        scandir = os.scandir
+
+        def locked(folder):
+            if str(folder).endswith("id00002/s01"):
+                raise PermissionError(13, "Permission denied", str(folder))
+            return scandir(folder)
+
+        monkeypatch.setattr(os, "scandir", locked)
+        with pytest.raises(PermissionError, match="id00002/s01"):
+            prepared()
+
+
+class TestOutside:
+    @pytest.fixture
+    def data(self, corpus, tmp_path):
+        """A data folder, of which one session is a link to elsewhere."""
+        shutil.copytree(corpus, tmp_path / "data")
+        shutil.move(tmp_path / "data/wav/id00000/s01", tmp_path / "elsewhere")
+        (tmp_path / "data/wav/id00000/s01").symlink_to(tmp_path / "elsewhere")
+        return tmp_path / "data"
+
+    def test_links_are_refused_unless_allowed(self, prepared, data, tmp_path):
+        packed = tmp_path / "data.packed"
+        with pytest.raises(
+            ValueError, match=r"2 outside the folder .*else.*--outside_"
+        ):
+            prepared(data)
+        with pytest.raises(ValueError, match=r"2 outside the folder .*elsewhere"):
+            pack(data, packed, sample_rate=16000)
+        assert prepared(data, bad_files="drop").dropped == 2
+        assert prepared(data, "other", outside_files=True).utterances == 24
+        assert pack(data, packed, sample_rate=16000, outside_files=True) == 24
+        assert prepared(packed, "packed").utterances == 24
+
+    @pytest.mark.parametrize("setting", ["trial_lists", "valid_trials"])
+    def test_trials_are_refused_unless_allowed(self, prepared, data, tmp_path, setting):
+        lines = f"1 id00000/s00/00000.wav id00000/s01/00000.wav\n{TRIALS}"
+        path = write_list(tmp_path / "trials.txt", lines)
+        given = {setting: (path,) if setting == "trial_lists" else path}
+        with pytest.raises(
+            ValueError, match=r"trials\.txt: 1 names lead out of .*such"
+        ):
+            prepared(data, **given)
+        assert prepared(data, **given, outside_files=True).speakers == 3
+
+
+@dataclass(frozen=True)
+class KaldiFolder(Corpus):
+    """A folder with wav.scp and utt2spk: names are no paths, and hold no speaker."""
+
+    folder: Path
+    layout = "Or a folder with wav.scp and utt2spk."
+
+    @classmethod
+    def find(cls, folder, *, any_extension, outside_files):
+        return cls(Path(folder)) if Path(folder, "wav.scp").is_file() else None
+
+    def _table(self, name):
+        lines = read_lines(self.folder / name, "'utterance value'")
+        return dict(split_line(line, 2) for line in lines)
+
+    def utterances(self):
+        yield from self._table("wav.scp")
+
+    def locate(self, name):
+        return Path(self._table("wav.scp").get(name, self.folder / name))
+
+    def speaker(self, name):
+        return self._table("utt2spk").get(name)
+
+    def session(self, name):
+        return None
+
+
+class TestAnotherLayout:
+    """Another layout is one class and one row: the package knows no other place."""
+
+    @pytest.fixture
+    def kaldi(self, corpus, tmp_path, monkeypatch):
+        """The same audio, as a folder of two lists."""
+        rows = {"KaldiFolder": KaldiFolder, **CORPORA}
+        monkeypatch.setattr(corpora, "CORPORA", rows)
+        folder = tmp_path / "kaldi"
+        folder.mkdir()
+        paths = sorted((corpus / "wav").rglob("*.wav"))
+        for name, values in (
+            ("wav.scp", paths),
+            ("utt2spk", [path.parts[-3] for path in paths]),
+        ):
+            lines = [f"u{number:03d} {v}\n" for number, v in enumerate(values)]
+            (folder / name).write_text("".join(lines))
+        return folder
+
+    def test_it_is_recognised_and_prepared_as_the_same_audio(
+        self, kaldi, corpus, prepared, tmp_path
+    ):
+        assert isinstance(open_corpus(kaldi), KaldiFolder)
+        assert isinstance(open_corpus(corpus), VoxCelebFolder)
+        with pytest.raises(ValueError, match=r"Or a folder with wav\.scp.*Accepted a"):
+            open_corpus(kaldi / "nowhere")
+        assert prepared(kaldi) == prepared(save="other")
+        ours, theirs = (
+            [(u.wav, u.samples, u.spk_id) for u in read_manifest(path)]
+            for path in (tmp_path / "save/train.csv", tmp_path / "other/train.csv")
+        )
+        assert ours == theirs
+        trials = write_list(tmp_path / "trials.txt", "1 u000 u001\n0 u000 u004\n")
+        found = prepared(kaldi, trial_lists=(trials,), valid_speakers=2)
+        assert found.left_out == 8
+        trials = read_trials(tmp_path / "save/valid_trials.txt")
+        speaker = open_corpus(kaldi).speaker
+        for label, a, b in zip(trials.labels, trials.enrol, trials.test, strict=True):
+            assert bool(label) == (speaker(a) == speaker(b))
+        # Without sessions all pairs of a speaker's four utterances are target trials.
+        assert int(trials.labels.sum()) == 2 * 6

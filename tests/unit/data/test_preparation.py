@@ -1,0 +1,340 @@
+"""The lists of a run on disk: kept, refused or made anew, as their record says."""
+
+import hashlib
+import os
+import shutil
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import soundfile
+
+from speechbrain_rev.data import preparation, read_manifest
+from speechbrain_rev.data.preparation import read_prepared, write_missing_sums
+from speechbrain_rev.inference.run_folder import WEIGHTS
+from speechbrain_rev.whole_files import digest_of, sums_in, write_sums
+from tests.corpus import write_corpus
+
+from .conftest import snapshot
+from .test_listing import TRIALS, write_list
+
+LISTS = ("train.csv", "valid_trials.txt", "label_encoder.txt")
+
+
+def write_checkpoint(save):
+    """Make the folder one of a run that has begun."""
+    (save / "CKPT+1").mkdir(exist_ok=True)
+    (save / "CKPT+1/CKPT.yaml").touch()
+
+
+@pytest.fixture
+def begun(prepared, corpus, tmp_path):
+    """A run that has checkpoints, of a data folder of its own."""
+    shutil.copytree(corpus, tmp_path / "data")
+    prepared(tmp_path / "data", valid_speakers=2)
+    write_checkpoint(tmp_path / "save")
+    return tmp_path / "save"
+
+
+def assert_readable(save):
+    """Each row of the manifest is of a file of its length."""
+    for utterance in read_manifest(save / "train.csv"):
+        assert soundfile.info(utterance.wav).frames == utterance.samples
+
+
+def test_nothing_is_written_into_the_data_folder(prepared, corpus, tmp_path):
+    before = snapshot(corpus)
+    corpus.chmod(0o500)  # an error for all but root, whom the comparison catches
+    try:
+        prepared(valid_speakers=2)
+    finally:
+        corpus.chmod(0o700)
+    assert snapshot(corpus) == before
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_checksums_are_those_of_sha256sum(prepared, tmp_path):
+    prepared(valid_speakers=2)
+    lines = (tmp_path / "save/SHA256SUMS").read_text().splitlines()
+    assert {line.split("  ")[1]: line.split("  ")[0] for line in lines} == {
+        name: hashlib.sha256((tmp_path / "save" / name).read_bytes()).hexdigest()
+        for name in (*LISTS, "train.csv.columns", "prepared.json")
+    }
+
+
+def test_the_same_settings_reuse_the_lists_and_others_do_not(prepared, tmp_path):
+    first = prepared()
+    before = snapshot(tmp_path)
+    assert prepared() == first
+    assert snapshot(tmp_path) == before
+    assert prepared(valid_speakers=2).speakers == first.speakers - 2
+    before = snapshot(tmp_path)
+    with pytest.raises(ValueError, match="valid_speakers is 5"):
+        prepared(valid_speakers=5)
+    assert snapshot(tmp_path) == before
+
+
+class TestBegun:
+    """With checkpoints speakers keep their numbers: only equal data are taken."""
+
+    @pytest.mark.parametrize(
+        ("changed", "named"),
+        [
+            ({"seed": 2}, r"\(seed: was 1, is 2\).*another output_folder"),
+            (
+                {"sample_rate": 8000, "seed": 3},
+                r"sample_rate: was 16000.*; seed: was 1",
+            ),
+        ],
+    )
+    def test_changed_settings_are_refused(
+        self, prepared, begun, tmp_path, changed, named
+    ):
+        before = snapshot(begun)
+        settings = {"data": tmp_path / "data", "valid_speakers": 2}
+        with pytest.raises(ValueError, match=named):
+            prepared(**settings, **changed)
+        prepared(**settings, trials_folder="elsewhere")
+        assert snapshot(begun) == before
+
+    def test_a_changed_list_is_read_again_before_and_refused_then(
+        self, prepared, tmp_path
+    ):
+        lines = [f"id0000{s} id0000{s}/s00/00000.wav\n" for s in range(4)]
+        path = write_list(tmp_path / "list.txt", "".join(lines[:2]))
+        assert prepared(train_list=path).speakers == 2
+        write_list(tmp_path / "list.txt", "".join(lines))
+        assert prepared(train_list=path).speakers == 4
+        write_checkpoint(tmp_path / "save")
+        with pytest.raises(ValueError, match=r"train_list: was .*list\.txt, is None"):
+            prepared()
+        write_list(tmp_path / "list.txt", "".join(lines[:3]))
+        with pytest.raises(ValueError, match=r"the content of .*list\.txt changed"):
+            prepared(train_list=path)
+
+    @pytest.mark.parametrize("spelling", ["slash", "relative", "link", "moved"])
+    def test_a_data_folder_by_another_path_is_the_same_data(
+        self, prepared, begun, tmp_path, monkeypatch, spelling
+    ):
+        before = [(begun / name).read_bytes() for name in LISTS[1:]]
+        rows = list(read_manifest(begun / "train.csv"))
+        data = tmp_path / "data"
+        if spelling == "relative":
+            monkeypatch.chdir(tmp_path)
+        elif spelling == "link":
+            (tmp_path / "link").symlink_to(data)
+        elif spelling == "moved":
+            data.rename(tmp_path / "moved")
+        given = {"slash": f"{data}/", "relative": "data"}
+        found = prepared(given.get(spelling, tmp_path / spelling), valid_speakers=2)
+        assert (found.utterances, found.held_out) == (16, 8)
+        assert [(begun / name).read_bytes() for name in LISTS[1:]] == before
+        now = list(read_manifest(begun / "train.csv"))
+        assert [replace(u, wav="") for u in now] == [replace(u, wav="") for u in rows]
+        assert_readable(begun)
+
+    def test_moved_data_with_the_same_digest_are_not_read_again(
+        self, prepared, begun, tmp_path, monkeypatch, caplog
+    ):
+        check, calls = preparation.check_files, []
+        monkeypatch.setattr(
+            preparation,
+            "check_files",
+            lambda *args, **given: calls.append(args) or check(*args, **given),
+        )
+        prepared((tmp_path / "data").rename(tmp_path / "other"), valid_speakers=2)
+        # To list where the files are now, and not to compare them.
+        assert len(calls) == 1
+        assert "holds the data of" in caplog.text
+
+    @pytest.mark.parametrize("last", ["train.csv", "SHA256SUMS", "prepared.json"])
+    def test_moved_data_survive_a_kill(
+        self, prepared, begun, tmp_path, monkeypatch, last
+    ):
+        moved = (tmp_path / "data").rename(tmp_path / "other")
+        replace_file = os.replace
+
+        def stopping(source, target):
+            replace_file(source, target)
+            if os.path.basename(target) == last:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", stopping)
+            with pytest.raises(KeyboardInterrupt):
+                prepared(moved, valid_speakers=2)
+        assert prepared(moved, valid_speakers=2).utterances == 16
+        assert_readable(begun)
+
+    def test_a_finished_run_whose_data_moved_stays_as_it_is(
+        self, prepared, begun, tmp_path
+    ):
+        (tmp_path / WEIGHTS).write_bytes(b"weights")
+        sums = {f"../{WEIGHTS}": digest_of(tmp_path / WEIGHTS, "sha256")}
+        write_sums(begun, sums_in(begun) | sums)
+        moved = (tmp_path / "data").rename(tmp_path / "other")
+        before = snapshot(begun)
+        assert prepared(moved, valid_speakers=2).utterances == 16
+        assert snapshot(begun) == before
+
+    def test_data_that_were_converted_are_the_same_data(
+        self, prepared, begun, tmp_path
+    ):
+        for path in (tmp_path / "data").rglob("*.wav"):
+            wav, rate = soundfile.read(path, dtype="int16")
+            target = tmp_path / "other" / path.relative_to(tmp_path / "data")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            soundfile.write(target.with_suffix(".flac"), wav, rate)
+        trials = (begun / "valid_trials.txt").read_text()
+        prepared(tmp_path / "other", valid_speakers=2)
+        now = (begun / "valid_trials.txt").read_text()
+        assert now == trials.replace(".wav", ".flac")
+
+    @pytest.mark.parametrize("change", ["gone", "longer", "added"])
+    def test_other_data_are_refused(self, prepared, begun, tmp_path, change):
+        data = (tmp_path / "data").rename(tmp_path / "other")
+        path = data / "wav" / f"{read_manifest(begun / 'train.csv')[0].ID}.wav"
+        if change == "gone":
+            path.unlink()
+        elif change == "longer":
+            wav, rate = soundfile.read(path)
+            soundfile.write(path, [*wav, 0.0], rate)
+        else:
+            shutil.copy(path, path.with_name("77777.wav"))
+        before = snapshot(begun)
+        with pytest.raises(ValueError, match=r"other holds other data: \d+ utterances"):
+            prepared(data, valid_speakers=2)
+        assert snapshot(begun) == before
+
+    def test_lists_that_moved_are_the_same_lists(self, prepared, tmp_path):
+        trials = write_list(tmp_path / "trials.txt", TRIALS)
+        first = prepared(trial_lists=(trials,))
+        write_checkpoint(tmp_path / "save")
+        moved = (tmp_path / "trials.txt").rename(tmp_path / "moved.txt")
+        before = snapshot(tmp_path / "save")
+        assert prepared(trial_lists=(str(moved),)) == first
+        assert snapshot(tmp_path / "save") == before
+
+    def test_lists_of_a_time_without_checksums_are_taken(
+        self, prepared, begun, tmp_path
+    ):
+        (begun / "SHA256SUMS").unlink()
+        before = snapshot(begun)
+        prepared(tmp_path / "data", valid_speakers=2)
+        assert snapshot(begun) == before
+        # Whoever trains on with them vouches for them as they are.
+        write_missing_sums(begun)
+        labels = (begun / "label_encoder.txt").read_text()
+        (begun / "label_encoder.txt").write_text(labels.replace("id", "ID", 1))
+        with pytest.raises(
+            ValueError, match=r"label_encoder\.txt is not as it was wri"
+        ):
+            read_prepared(begun)
+
+    def test_a_run_without_a_record_is_refused(self, prepared, begun, tmp_path):
+        (begun / "prepared.json").unlink()
+        with pytest.raises(ValueError, match=r"has checkpoints, but no prepared\.json"):
+            prepared(tmp_path / "data", valid_speakers=2)
+
+
+def test_a_relative_data_folder_of_another_working_folder_is_another(
+    prepared, tmp_path, monkeypatch
+):
+    for name, seconds in (("here", 0.1), ("there", 0.2)):
+        write_corpus(tmp_path / name / "speech", speakers=2, seconds=seconds)
+        monkeypatch.chdir(tmp_path / name)
+        prepared("speech")
+        first = read_manifest(tmp_path / "save/train.csv")[0]
+        assert first.wav.startswith(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("written", range(len(LISTS)))
+def test_a_preparation_that_was_cut_off_is_not_vouched_for(
+    prepared, tmp_path, monkeypatch, written
+):
+    """Of one with other settings no list may pass for one of the first."""
+    for save, count in (("wanted", 2), ("others", 3), ("run", 2)):
+        prepared(save=save, valid_speakers=count)
+
+    def wrote(path, *args, _write):
+        _write(path, *args)
+        if path.name == LISTS[written]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        for writer in ("write_manifest", "write_whole", "write_labels"):
+            write = getattr(preparation, writer)
+            patch.setattr(preparation, writer, partial(wrote, _write=write))
+        with pytest.raises(KeyboardInterrupt):
+            prepared(save="run", valid_speakers=3)
+    path = LISTS[written]
+    others = (tmp_path / "others" / path).read_bytes()
+    assert (tmp_path / "run" / path).read_bytes() == others
+    prepared(save="run", valid_speakers=2)
+    for name in (*LISTS, "prepared.json", "SHA256SUMS"):
+        wanted = (tmp_path / "wanted" / name).read_bytes()
+        assert (tmp_path / "run" / name).read_bytes() == wanted, name
+
+
+def test_a_list_that_is_missing_and_a_record_that_is_damaged_are_named(
+    prepared, tmp_path
+):
+    prepared()
+    path = tmp_path / "save/label_encoder.txt"
+    path.rename(tmp_path / "kept")
+    with pytest.raises(ValueError, match=r"prepared\.json but no label_encoder\.txt"):
+        prepared()
+    (tmp_path / "kept").rename(path)
+    (tmp_path / "save/SHA256SUMS").unlink()
+    (tmp_path / "save/prepared.json").write_text("{")
+    with pytest.raises(ValueError, match=r"prepared\.json is damaged"):
+        prepared()
+
+
+def test_lists_that_an_earlier_version_wrote_are_made_anew(prepared, tmp_path):
+    first = prepared(valid_speakers=2)
+    path = tmp_path / "save/valid_trials.txt"
+    trials = path.read_text()
+    (tmp_path / "save/SHA256SUMS").unlink()
+    path.write_text("1 ann lee/a.wav ann lee/b.wav\n")
+    assert prepared(valid_speakers=2) == first
+    assert path.read_text() == trials
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_checksums_that_lack_lists_are_refused(prepared, tmp_path, empty):
+    prepared()
+    path = tmp_path / "save/SHA256SUMS"
+    text = path.read_text().replace("  train.csv\n", "  urain.csv\n")
+    path.write_text("" if empty else text)
+    with pytest.raises(ValueError, match=r"SHA256SUMS lacks train\.csv"):
+        read_prepared(tmp_path / "save")
+
+
+def test_mapped_rows_with_a_flipped_bit_are_made_anew(prepared, tmp_path, caplog):
+    prepared()
+    mapped, manifest = (
+        tmp_path / "save/train.csv.columns",
+        tmp_path / "save/train.csv",
+    )
+    written, rows = mapped.read_bytes(), list(read_manifest(manifest))
+    mapped.write_bytes(written.replace(b"id00001/s00/00000", b"id00001/s00/00001"))
+    assert list(read_manifest(manifest)) == rows
+    assert "made anew" in caplog.text
+    assert mapped.read_bytes() == written
+
+
+def test_what_is_checked_may_change_until_there_are_checkpoints(
+    prepared, tmp_path, caplog
+):
+    data = write_corpus(tmp_path / "data", speakers=3, seconds=0.1)
+    soundfile.write(data / "wav/id00000/s00/silent.wav", [0.0] * 999, 16000)
+    settings = {"data": data, "bad_files": "drop"}
+    dropped = [prepared(**settings, check_audio=c).dropped for c in (False, True)]
+    (tmp_path / "save/CKPT+1").mkdir()
+    # A checkpoint that was cut off is none.
+    dropped.append(prepared(**settings).dropped)
+    write_checkpoint(tmp_path / "save")
+    dropped.append(prepared(**settings, check_audio=True).dropped)
+    assert dropped == [0, 1, 0, 0]
+    assert "goes on with the files that it began with" in caplog.text
