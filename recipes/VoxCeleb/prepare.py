@@ -27,13 +27,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from run_settings import owned
-
 from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.packing import pack
 from speechbrain_rev.data.preparation import prepare
 from speechbrain_rev.hparams import compose, plain_settings
+from speechbrain_rev.training.run_settings import owned
 from speechbrain_rev.whole_files import check_writable
 
 

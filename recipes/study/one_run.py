@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ import torch
 import train
 from conditions import COHORT_UTTERANCES
 from figures import ORIGIN, PEAK
-from self_test import run_self_test
 from torch.backends.cpu import get_cpu_capability
 
 from speechbrain_rev import __version__
@@ -67,9 +65,7 @@ def step_peak_bytes(argv: list[str]) -> int:
     ValueError
         If the step does not agree with one that stores.
     """
-    text, settings, options = train.compose_run(argv)
-    build = partial(train.build_brain, run_opts=options, kind=train.SelfTestBrain)
-    compared = run_self_test(text, settings, build)
+    compared = train.self_test(argv)
     if not compared.agrees:
         raise ValueError(compared.verdict)
     return int(compared.runs[-1].measured_bytes)

@@ -213,7 +213,7 @@ def schedule_of(options: argparse.Namespace) -> Schedule:
             )
     seeds = options.seeds or list(size.seeds)
     if len(set(seeds)) < (1 if options.repeat else 2):
-        raise ValueError(f"--seeds {seeds[0]} tells no spread: give two or more.")
+        raise ValueError(f"--seeds {seeds[0]} shows no spread: give two or more.")
     lists = sorted(path for pattern in TRIAL_LISTS for path in data.glob(pattern))
     if not lists or not (data / TRAIN_LIST).is_file():
         raise ValueError(

@@ -43,6 +43,9 @@ SHORT = {
     "valid_speakers": 0,
 }
 
+#: Two steps whose chunk is not searched: profiles of one run serve others.
+FEW_STEPS = {**SHORT, "steps_per_epoch": 2, "chunk": "null"}
+
 
 def arguments(data: Path, output: Path, **changed: object) -> list[str]:
     """A command line of train.py."""
@@ -59,6 +62,23 @@ def log(folder: Path) -> list[dict]:
         {k: v for k, v in row.items() if k not in timings}
         for row in read_rows(folder / "train_log.jsonl")
     ]
+
+
+def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """All files of a folder, with the times at which they were written."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in files
+    }
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    """Two runs ended with the same bits."""
+    found, expected = weights(one), weights(other)
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        assert torch.equal(value, expected[name]), name
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -106,29 +126,17 @@ train.main(sys.argv[1:])
 
 
 def run(
-    argv: list[str],
-    *,
-    killed_at_step: int = 0,
-    killed_in_checkpoint: int = 0,
-    processes: int = 1,
+    argv: list[str], *, killed_at_step: int = 0, killed_in_checkpoint: int = 0
 ) -> subprocess.CompletedProcess:
-    """Run train.py in processes of its own, which may die at some point.
+    """Run train.py with dropout in a process that dies.
 
-    A single process drops outputs out, and dies where it is told to: after a step, or
-    while it writes a checkpoint, both counted from 1.
+    It dies after a step, or while it writes a checkpoint, both counted from 1.
     """
-    command = [sys.executable]
-    if processes > 1:
-        launcher = "torch.distributed.run"
-        command += ["-m", launcher, "--standalone", f"--nproc_per_node={processes}"]
-        command += [str(RECIPE / "train.py")]
-    else:
-        script = _KILLED.format(
-            recipe=str(RECIPE), step=killed_at_step, checkpoint=killed_in_checkpoint
-        )
-        command += ["-c", script]
+    script = _KILLED.format(
+        recipe=str(RECIPE), step=killed_at_step, checkpoint=killed_in_checkpoint
+    )
     return subprocess.run(
-        [*command, *argv],
+        [sys.executable, "-c", script, *argv],
         # One thread: the order of sums must not depend on how many cores are idle.
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

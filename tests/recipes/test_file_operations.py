@@ -1,10 +1,8 @@
 """The recipe's scripts, stopped after each file operation or with a full disk from there."""
 
-import json
 import logging
 import shutil
 import sys
-from pathlib import Path
 
 import matplotlib.figure  # noqa: F401 -- here once, and not in each process that draws
 import numpy as np
@@ -19,6 +17,7 @@ from speechbrain_rev.inference import EmbeddingArchive, extraction
 from speechbrain_rev.inference.run_folder import read_results
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer, verify_checkpoint
 from speechbrain_rev.scoring import read_scores, read_trials
+from speechbrain_rev.training.progress import begin_log
 from tests.corpus import write_corpus
 from tests.recipes.runs import RECIPE, SHORT, arguments, log, recipe, weights
 from tests.reliability.operations import (
@@ -168,34 +167,16 @@ class TestScoring(Tried):
         )
 
 
-class TestScoresOfOthers(Tried):
-    @pytest.fixture
-    def case(self, tmp_path):
-        folder = tmp_path / "out"
-        path = folder / "scores.txt"
-
-        def accept():
-            report = Path(f"{path}.json")
-            assert not report.exists() or json.loads(report.read_text())["results"]
-
-        return Case(
-            work=script("score", "--from-scores", path, "--bootstrap=0"),
-            folder=folder,
-            begin=lambda: path.write_text("a/1 a/2 1 0.75\na/1 b/1 0 -0.5\n"),
-            accept=accept,
-        )
-
-
 @pytest.fixture
 def a_log(tmp_path, monkeypatch):
     """A run's folder and log, which does without lines that there is no space for."""
-    training_log, folder = recipe("training_log"), tmp_path / "out"
+    folder = tmp_path / "out"
     monkeypatch.setattr(sb.utils.logger, "get_environment_description", lambda: "this")
 
     def work():
         sys.argv = [str(RECIPE / "train.py")]
         try:
-            run_script(lambda: training_log.begin(folder))
+            run_script(lambda: begin_log(folder))
         finally:
             for _ in range(3):
                 logging.getLogger("train").warning("a line")

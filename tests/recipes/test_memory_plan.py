@@ -1,3 +1,5 @@
+"""Runs with a memory_budget: their bits, their plan, and what they go on with."""
+
 import copy
 import json
 import logging
@@ -10,21 +12,14 @@ from speechbrain_rev.catalog.plans import in_words
 from speechbrain_rev.compression import reference
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.planner.probe import CompressionProbe
-from tests.corpus import write_corpus
-from tests.recipes.runs import SHORT, arguments, weights
+from tests.recipes.runs import FEW_STEPS, arguments, assert_same_weights
 
-FEW_STEPS = SHORT | {"steps_per_epoch": 3}
-
-#: What the tiny encoder's step makes when it stores, and what stays, are below this.
-PLENTY = "1GB"
-
-#: What the recipe says where it plans and does not read a plan.
+#: A chunk that is searched.
+SEARCHED = FEW_STEPS | {"chunk": "auto"}
+#: More than the tiny encoder's step takes when it stores.
+PLENTY = {"memory_budget": "1GB"}
+#: Logged where a plan is made and not read.
 PLANNED = "times of blocks on cpu"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
 
 
 @pytest.fixture(autouse=True)
@@ -32,18 +27,22 @@ def information(caplog):
     caplog.set_level(logging.INFO, "train")
 
 
-def trained(train, data, folder, **changed):
-    """One epoch without validation."""
-    folder.mkdir()
-    train.main(arguments(data, folder, **FEW_STEPS, **changed))
-    return weights(folder)
+@pytest.fixture
+def trained(train, data, tmp_path):
+    """Train a run of a name, or go on with it."""
+
+    def main(name, settings, **changed):
+        train.main(arguments(data, tmp_path / name, **settings | changed))
+        return tmp_path / name
+
+    return main
 
 
 @pytest.fixture(scope="module")
 def begun(train, data, tmp_path_factory):
     """A run of one epoch with a budget for all."""
     folder = tmp_path_factory.mktemp("begun") / "run"
-    trained(train, data, folder, memory_budget=PLENTY)
+    train.main(arguments(data, folder, **SEARCHED | PLENTY))
     return folder
 
 
@@ -53,134 +52,92 @@ def channels_of(folder):
     return {tuple(json.loads(path.read_text())) for path in paths}
 
 
-def least(train, data, folder):
-    """The least budget, as the error says it."""
-    with pytest.raises(
-        ValueError, match=r"It lacks .*What helps: another arch"
-    ) as error:
-        trained(train, data, folder, memory_budget="0.05MB")
-    return error.value.needed_bytes
-
-
-def test_a_budget_changes_memory_and_no_bit(train, data, tmp_path, caplog):
-    stored = trained(train, data, tmp_path / "stored", mode="store")
-    budget = f"{least(train, data, tmp_path / 'least') + 20_000}B"
-    planned = trained(train, data, tmp_path / "planned", memory_budget=budget)
-    assert all(torch.equal(planned[key], value) for key, value in stored.items())
-    plan = Plan.load(tmp_path / "planned" / "plan.json")
+def test_a_budget_changes_memory_and_no_bit(trained, begun, caplog):
+    stored = Plan.load(begun / "plan.json")
+    assert set(stored.modes.values()) == {"store"}
+    unused = stored.budget_bytes - stored.measured_bytes
+    budget = f"{int(stored.about['memory_budget_bytes']) - unused - 20_000}B"
+    planned = trained("planned", FEW_STEPS, memory_budget=budget)
+    assert_same_weights(planned, begun)
+    plan = Plan.load(planned / "plan.json")
     assert {"reconstruct", "recompute"} & set(plan.modes.values())
-    assert plan.measured_bytes <= plan.budget_bytes
+    assert plan.measured_bytes <= plan.budget_bytes < stored.measured_bytes
     assert f"memory plan: {in_words(plan)}" in caplog.messages
 
 
-@pytest.mark.slow
-def test_a_plan_is_kept_on_resume_and_made_anew_for_another_budget(
-    train, data, begun, tmp_path, caplog
-):
-    folder = shutil.copytree(begun, tmp_path / "run")
-    kept = (folder / "plan.json").read_text()
-    again = arguments(data, folder, **FEW_STEPS | {"number_of_epochs": 2})
-    caplog.clear()
-    train.main([*again, f"--memory_budget={PLENTY}"])
-    assert (folder / "plan.json").read_text() == kept
-    assert "memory plan: " in caplog.text
-    assert PLANNED not in caplog.text
-    again = arguments(data, folder, **FEW_STEPS | {"number_of_epochs": 3})
-    train.main([*again, "--memory_budget=900MB"])
-    assert PLANNED in caplog.text
-    now = json.loads((folder / "plan.json").read_text())
-    assert now["about"]["memory_budget"] == "900MB"
-    assert now["channels"] == json.loads(kept)["channels"]
+def test_auto_is_for_gpus(trained):
+    with pytest.raises(ValueError, match="Give a size, as 11GB"):
+        trained("run", FEW_STEPS, memory_budget="auto")
 
 
-@pytest.mark.slow
-def test_a_run_that_goes_on_without_its_budget_keeps_its_plan(
-    train, data, begun, tmp_path, caplog
-):
-    folder = shutil.copytree(begun, tmp_path / "run")
-    plan = Plan.load(folder / "plan.json")
-    caplog.clear()
-    train.main(arguments(data, folder, **FEW_STEPS | {"number_of_epochs": 2}))
-    assert "memory plan: of this run, " in caplog.text
-    assert f"memory plan: {in_words(plan)}" in caplog.messages
-    assert Plan.load(folder / "plan.json") == plan
-
-
-def test_a_plan_without_a_checkpoint_is_not_taken_unless_it_is_asked_for(
-    train, data, tmp_path, caplog
-):
-    """A dry run leaves one, and tells nothing of the training that follows."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "plan.json").write_text("no plan")
-    train.main([*arguments(data, folder, **FEW_STEPS), "--dry_run"])
+def test_a_plan_without_a_checkpoint_is_not_taken(trained, tmp_path, caplog):
+    """A dry run leaves one, of other settings perhaps."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").write_text("no plan")
+    trained("run", FEW_STEPS)
     assert "memory plan" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_its_plan_unless_the_budget_is_another(
+    trained, begun, tmp_path, caplog
+):
+    path = shutil.copytree(begun, tmp_path / "run") / "plan.json"
+    plan = Plan.load(path)
+    for epochs, given in enumerate((PLENTY, {}), start=2):
+        caplog.clear()
+        trained("run", SEARCHED, **given, number_of_epochs=epochs)
+        assert Plan.load(path) == plan
+        assert f"memory plan: {in_words(plan)}" in caplog.messages
+        assert ("memory plan: of this run, " in caplog.text) == (not given)
+        assert PLANNED not in caplog.text
+    trained("run", SEARCHED, number_of_epochs=4, memory_budget="900MB")
+    assert PLANNED in caplog.text
+    now = Plan.load(path)
+    assert (now.about["memory_budget"], now.channels) == ("900MB", plan.channels)
+    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "A card"'))
+    with pytest.raises(ValueError, match=r"made for device A card, and this is cpu"):
+        trained("run", SEARCHED, number_of_epochs=5, memory_budget="900MB")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["plan", "mode"])
 def test_channels_are_those_of_the_first_step_whatever_plans_later(
-    train, data, begun, tmp_path, by
+    trained, begun, tmp_path, by
 ):
     """Neither another budget, a plan that was deleted nor a mode changes them."""
     folder = tmp_path / "run"
     if by == "plan":
         shutil.copytree(begun, folder)
     else:
-        trained(train, data, folder, mode="store")
+        trained("run", SEARCHED, mode="store")
     (channels,) = channels_of(folder)
     # All channels at once is what a search tries first, and enough for a plan.
     assert (channels == (None,) * 4) == (by == "plan")
     (folder / "plan.json").unlink(missing_ok=True)
-    longer = FEW_STEPS | {"number_of_epochs": 2}
-    train.main(arguments(data, folder, **longer, memory_budget="900MB"))
+    trained("run", SEARCHED, number_of_epochs=2, memory_budget="900MB")
     assert Plan.load(folder / "plan.json").channels == list(channels)
-    longer = FEW_STEPS | {"number_of_epochs": 3}
-    train.main(arguments(data, folder, **longer, mode="recompute"))
+    trained("run", SEARCHED, number_of_epochs=3, mode="recompute")
     assert channels_of(folder) == {channels}
-    longer = FEW_STEPS | {"number_of_epochs": 4}
     with pytest.raises(ValueError, match="chunk: auto, which goes on"):
-        train.main(arguments(data, folder, **longer, chunk=7000, mode="store"))
+        trained("run", SEARCHED, number_of_epochs=4, chunk=7000, mode="store")
 
 
-@pytest.mark.slow
-def test_a_plan_of_another_card_is_refused(train, data, begun, tmp_path):
-    folder = shutil.copytree(begun, tmp_path / "run")
-    path = folder / "plan.json"
-    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "A card"'))
-    longer = FEW_STEPS | {"number_of_epochs": 2}
-    with pytest.raises(ValueError, match=r"made for device A card, and this is cpu"):
-        train.main(arguments(data, folder, **longer, memory_budget=PLENTY))
-
-
-@pytest.mark.slow
-def test_a_plan_file_gives_the_modes_and_mode_goes_before_both(
-    train, data, begun, tmp_path
-):
-    given = {"plan_file": begun / "plan.json", "memory_budget": PLENTY}
-    trained(train, data, tmp_path / "second", **given)
+def test_a_plan_file_gives_the_modes(trained, begun):
+    given = {"plan_file": begun / "plan.json", **PLENTY}
+    kept = Plan.load(trained("second", SEARCHED, **given) / "plan.json")
     plan = Plan.load(begun / "plan.json")
-    kept = Plan.load(tmp_path / "second" / "plan.json")
     assert kept == plan.with_about(plan_file=str(begun / "plan.json"))
-    trained(train, data, tmp_path / "third", mode="store", memory_budget="0.05MB")
 
 
-@pytest.mark.parametrize(
-    ("budget", "message"),
-    [
-        ("auto", "Give a size, as 11GB"),
-        ("11", r"takes a size such as 11GB, .*, not 11\."),
-    ],
-)
-def test_what_is_no_budget_is_refused(train, data, tmp_path, budget, message):
-    with pytest.raises(ValueError, match=message):
-        trained(train, data, tmp_path / "run", memory_budget=budget)
-    # What is no budget is said before data is prepared.
-    assert (tmp_path / "run" / "save").exists() == (budget == "auto")
+def test_mode_overrides_a_budget_that_nothing_fits(trained, caplog):
+    folder = trained("run", FEW_STEPS, mode="store", memory_budget="0.05MB")
+    assert "mode: store overrides plan_file and memory_budget" in caplog.text
+    assert not (folder / "plan.json").exists()
 
 
 #: Whose first blocks take most of the memory.
-WIDE = {
+WIDE = SEARCHED | {
     "arch": "resnet34",
     "blocks": "[1, 1, 1, 1]",
     "widths": "[16, 8, 8, 8]",
@@ -192,31 +149,27 @@ WIDE = {
 
 @pytest.mark.slow
 def test_a_limit_of_the_error_lets_plans_compress_and_is_kept(
-    train, data, tmp_path, caplog, monkeypatch
+    trained, caplog, monkeypatch
 ):
     monkeypatch.setattr(reference, "SLICE", 2**12)
     with pytest.raises(ValueError, match="It lacks") as error:
-        trained(train, data, tmp_path / "least", memory_budget="0.05MB", **WIDE)
+        trained("least", WIDE, memory_budget="0.05MB")
     budget = f"{error.value.needed_bytes - 10_000}B"
     limited = {"memory_budget": budget, "max_gradient_error": 0.05}
-    folder = tmp_path / "run"
-    trained(train, data, folder, **limited, **WIDE)
+    folder = trained("run", WIDE, **limited)
     plan = Plan.load(folder / "plan.json")
     assert "compress" in plan.modes.values()
     assert 0 < plan.measured_gradient_error <= 0.05
-    said = f"memory plan: {in_words(plan)}"
-    assert said in caplog.messages
-    assert "gradient error" in said
-    longer = FEW_STEPS | {"number_of_epochs": 2} | WIDE
-    for given in (limited, {}):
+    line = f"memory plan: {in_words(plan)}"
+    assert line in caplog.messages
+    assert "gradient error" in line
+    for epochs, given in enumerate((limited, {}), start=2):
         caplog.clear()
-        train.main(arguments(data, folder, **longer, **given))
+        trained("run", WIDE, **given, number_of_epochs=epochs)
         assert Plan.load(folder / "plan.json") == plan
-        assert said in caplog.messages
+        assert line in caplog.messages
         assert PLANNED not in caplog.text
-        longer["number_of_epochs"] += 1
-    # Other bounds put gradients off by another error: the plan is made anew, of the
-    # weights that the training goes on with.
+    # Other bounds change the error: the plan is made anew, of the weights that go on.
     caplog.clear()
     seen = []
     probed = CompressionProbe.__init__
@@ -227,15 +180,8 @@ def test_a_limit_of_the_error_lets_plans_compress_and_is_kept(
 
     monkeypatch.setattr(CompressionProbe, "__init__", probe)
     newest = max(folder.glob("save/CKPT*"), key=lambda path: path.stat().st_mtime)
-    train.main(arguments(data, folder, **longer, **limited, normalisation_error=0.02))
+    trained("run", WIDE, **limited, number_of_epochs=4, normalisation_error=0.02)
     assert PLANNED in caplog.text
     assert "fraction=0.02" in Plan.load(folder / "plan.json").about["bounds"]
     kept = torch.load(newest / "embedding_model.ckpt", weights_only=True)
     assert all(torch.equal(value, seen[0][name]) for name, value in kept.items())
-
-
-def test_a_limit_of_the_error_without_a_budget_is_refused(train, data, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"max_gradient_error is 0\.05, .* is null\. Give"
-    ):
-        trained(train, data, tmp_path / "run", max_gradient_error=0.05)

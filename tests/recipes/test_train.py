@@ -1,84 +1,96 @@
-import json
+"""Whole runs of train.py: what they leave, how they go on, and what is refused."""
+
+import sys
+import types
 
 import pytest
 import torch
 import yaml
 
 from speechbrain_rev.hparams import plain_settings
-from tests.corpus import write_corpus, write_noise
-from tests.recipes.runs import SHORT, arguments, log, run, weights
+from speechbrain_rev.planner import Plan
+from speechbrain_rev.reversible import StreamWarning
+from tests.recipes.conftest import in_process
+from tests.recipes.runs import (
+    HPARAMS,
+    SHORT,
+    TINY,
+    arguments,
+    assert_same_weights,
+    log,
+    run,
+    weights,
+)
+
+SPEEDS, SPEAKERS = 3, 4
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_noise(folder / "noise")
-    return write_corpus(folder / "corpus")
-
-
-def resumable(data, folder, **changed):
-    """A run with noise and with 8-bit states: the linear layer is large enough."""
-    noise = data.parent / "noise"
+def resumable(data):
+    """Make the command of a run with noise and 8-bit states of the linear layer."""
+    noise = {"noise_folder": data.parent / "noise"}
     adamw = {"optimizer_name": "adamw", "embedding_dim": 128}
-    return arguments(data, folder, noise_folder=noise, **adamw, **changed)
+    return lambda folder, **changed: arguments(
+        data, folder, **noise, **adamw, **changed
+    )
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(data, tmp_path_factory):
+def dropping():
+    """Run the script as ``run`` does: with dropout of outputs, in one thread."""
+
+    def main(argv):
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        with in_process() as train, pytest.MonkeyPatch.context() as patch:
+            embed = train.SpeakerBrain.compute_forward
+
+            def drop_out(self, batch, stage):
+                is_training = stage == train.sb.Stage.TRAIN
+                outputs = embed(self, batch, stage)
+                return torch.nn.functional.dropout(outputs, 0.1, is_training)
+
+            patch.setattr(train.SpeakerBrain, "compute_forward", drop_out)
+            train.main(argv)
+        torch.set_num_threads(before)
+
+    return main
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(dropping, resumable, tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
-    finished = run(resumable(data, folder))
-    assert finished.returncode == 0, finished.stderr
-    return folder, finished.stdout + finished.stderr
-
-
-@pytest.fixture
-def dropping(train, monkeypatch):
-    """The script as `run` has it: outputs are dropped out, in one thread."""
-
-    def drop_out(self, batch, stage, _embed=train.SpeakerBrain.compute_forward):
-        outputs = _embed(self, batch, stage)
-        return torch.nn.functional.dropout(outputs, 0.1, stage == train.sb.Stage.TRAIN)
-
-    monkeypatch.setattr(train.SpeakerBrain, "compute_forward", drop_out)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield train
-    torch.set_num_threads(before)
+    dropping(resumable(folder))
+    return folder
 
 
 def test_a_run_leaves_everything_that_scoring_and_embedding_need(uninterrupted):
-    folder, _ = uninterrupted
     for name in (
         "hyperparams.yaml",
         "embedding_model.ckpt",
         "train_log.txt",
         "train_log.jsonl",
-        "training_curves.png",
         "save/label_encoder.txt",
         "save/train.csv",
         "save/valid_trials.txt",
     ):
-        assert (folder / name).is_file(), name
-    assert all(value.isfinite().all() for value in weights(folder).values())
+        assert (uninterrupted / name).is_file(), name
+    assert all(value.isfinite().all() for value in weights(uninterrupted).values())
 
 
 def test_each_epoch_is_logged_with_its_validation_error(uninterrupted):
-    folder, output = uninterrupted
-    lines = [json.loads(line) for line in (folder / "train_log.jsonl").open()]
-    assert [line["epoch"] for line in lines] == [1, 2]
-    assert [line["steps"] for line in lines] == [4, 8]
-    for line in lines:
-        assert 0 <= line["valid_eer_percent"] <= 100
-        assert line["utterances_per_second"] > 0
-        assert line["process_resident_peak_bytes"] > 0
+    lines = log(uninterrupted)
+    assert [(line["epoch"], line["steps"]) for line in lines] == [(1, 4), (2, 8)]
+    assert all(0 <= line["valid_eer_percent"] <= 100 for line in lines)
     assert lines[-1]["margin"] == 0.2
-    assert f"valid EER %: {lines[-1]['valid_eer_percent']:.2f}" in output
+    shown = (uninterrupted / "train_log.txt").read_text()
+    assert f"valid EER %: {lines[-1]['valid_eer_percent']:.2f}" in shown
 
 
 def test_the_complete_settings_are_written_with_what_was_counted(data, uninterrupted):
-    text = (uninterrupted[0] / "hyperparams.yaml").read_text()
+    text = (uninterrupted / "hyperparams.yaml").read_text()
     settings = plain_settings(text)
-    assert settings["out_n_neurons"] == 4 * 3
+    assert settings["out_n_neurons"] == SPEAKERS * SPEEDS
     assert settings["steps_per_epoch"] == 4
     assert settings["trials_folder"] == str(data)
     # Readers that follow no tag and no reference find plain values.
@@ -87,86 +99,48 @@ def test_the_complete_settings_are_written_with_what_was_counted(data, uninterru
 
 
 def test_the_result_is_the_average_of_the_last_checkpoints(uninterrupted):
-    folder, _ = uninterrupted
     states = [
         torch.load(checkpoint / "embedding_model.ckpt", weights_only=True)
-        for checkpoint in (folder / "save").glob("CKPT*")
+        for checkpoint in (uninterrupted / "save").glob("CKPT*")
         if "end-of-epoch: true" in (checkpoint / "CKPT.yaml").read_text()
     ]
     assert len(states) == 2
-    for name, value in weights(folder).items():
+    for name, value in weights(uninterrupted).items():
         mean = sum(state[name].double() for state in states) / 2
         assert torch.allclose(value.double(), mean.to(value.dtype).double(), atol=1e-6)
     assert not torch.equal(*(state["fc.weight"] for state in states))
 
 
+def newest(folder, name):
+    path = max((folder / "save").glob(f"CKPT*/{name}"), key=lambda p: p.stat().st_mtime)
+    return torch.load(path, weights_only=True)
+
+
 @pytest.mark.parametrize(
-    ("killed_at_step", "num_workers"),
+    ("killed", "num_workers"),
     [
-        (7, 2),  # a step after a checkpoint within the second epoch
-        (6, 0),  # the step of a checkpoint, which is not yet written
-        (1, 0),  # before any checkpoint
+        ({"killed_in_checkpoint": 3}, 0),
+        # A step after a checkpoint within the second epoch.
+        pytest.param({"killed_at_step": 7}, 2, marks=pytest.mark.slow),
+        # The step of a checkpoint, which is not yet written.
+        pytest.param({"killed_at_step": 6}, 0, marks=pytest.mark.slow),
+        # Before any checkpoint.
+        pytest.param({"killed_at_step": 1}, 0, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.slow
-def test_a_run_killed_in_mid_epoch_resumes_to_the_same_weights(
-    dropping, data, uninterrupted, tmp_path, killed_at_step, num_workers
+def test_a_run_that_was_killed_resumes_to_the_same_weights(
+    dropping, resumable, uninterrupted, tmp_path, killed, num_workers
 ):
-    argv = resumable(data, tmp_path, num_workers=num_workers)
-    killed = run(argv, killed_at_step=killed_at_step)
-    assert killed.returncode == 9, killed.stderr
+    argv = resumable(tmp_path, num_workers=num_workers)
+    ended = run(argv, **killed)
+    assert ended.returncode == 9, ended.stderr
     assert not (tmp_path / "embedding_model.ckpt").exists()
-    dropping.main(argv)
-    assert_is_as(tmp_path, uninterrupted[0])
-
-
-def test_a_run_killed_while_it_writes_a_checkpoint_resumes_to_the_same_weights(
-    dropping, data, uninterrupted, tmp_path
-):
-    argv = resumable(data, tmp_path)
-    killed = run(argv, killed_in_checkpoint=3)
-    assert killed.returncode == 9, killed.stderr
-    assert len(list((tmp_path / "save").glob("CKPT*"))) > 1
-    dropping.main(argv)
-    assert_is_as(tmp_path, uninterrupted[0])
-
-
-def assert_is_as(folder, uninterrupted):
-    expected = weights(uninterrupted)
-    for name, value in weights(folder).items():
-        assert torch.equal(value, expected[name]), name
-    assert log(folder) == log(uninterrupted)
-
-
-def test_the_run_that_must_resume_has_8_bit_states(uninterrupted):
-    path = max((uninterrupted[0] / "save").glob("CKPT*/optimizer.ckpt"))
-    states = torch.load(path, weights_only=True)["state"].values()
+    dropping(argv)
+    assert_same_weights(tmp_path, uninterrupted)
+    assert log(tmp_path) == log(uninterrupted)
+    states = newest(tmp_path, "optimizer.ckpt")["state"].values()
     quantized = [state["__bnb_optimizer_quant_state__"] for state in states]
     assert any(moment["state1"].dtype == torch.uint8 for moment in quantized)
-
-
-@pytest.mark.slow
-def test_a_run_without_validation_resumes_from_the_end_of_an_epoch(
-    dropping, data, tmp_path
-):
-    settings = {"valid_speakers": 0, "ckpt_interval_steps": 0, "steps_per_epoch": 4}
-    whole, parts = (arguments(data, tmp_path / name, **settings) for name in "ab")
-    dropping.main(whole)
-    assert run(parts, killed_at_step=7).returncode == 9
-    dropping.main(parts)
-    assert_is_as(tmp_path / "b", tmp_path / "a")
-    assert "valid_eer_percent" not in log(tmp_path / "a")[0]
-
-
-@pytest.mark.slow
-def test_two_processes_share_each_batch_and_leave_one_result(data, tmp_path):
-    argv = [*arguments(data, tmp_path, ckpt_interval_steps=0), "--noprogressbar"]
-    finished = run([*argv, "--distributed_backend=gloo"], processes=2)
-    assert finished.returncode == 0, finished.stderr
-    assert [line["steps"] for line in log(tmp_path)] == [4, 8]
-    assert (tmp_path / "train_log.txt").read_text().count("epoch:") == 2
-    # Not "module.stem...", as the wrapper of several processes would name them.
-    assert "fc.weight" in weights(tmp_path)
 
 
 def test_a_run_ends_its_group_of_processes(train, data, tmp_path, monkeypatch):
@@ -187,41 +161,35 @@ def test_a_run_ends_its_group_of_processes(train, data, tmp_path, monkeypatch):
             torch.distributed.destroy_process_group()
 
 
-def test_a_dry_run_says_what_training_would_take_and_trains_nothing(
-    train, data, tmp_path, capsys
+@pytest.mark.parametrize("option", ["--dry-run", "--debug"])
+def test_a_trial_prints_what_training_would_do_and_leaves_nothing(
+    train, data, tmp_path, capsys, monkeypatch, option
 ):
-    train.main([*arguments(data, tmp_path), "--dry-run"])
+    wandb = types.ModuleType("wandb")
+    wandb.init = lambda **_: pytest.fail("a trial is no run of wandb")
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    noise = data.parent / "noise"
+    settings = {"mode": "compress", "noise_folder": noise, "logger": "wandb"}
+    argv = arguments(data, tmp_path, wandb_project="mine", **settings)
+    train.main([*argv, option])
     output = capsys.readouterr().out
-    assert "4 steps per epoch" in output
-    assert "min for 2 epochs" in output
-    assert "GiB" in output
+    assert f"Noise: 2 files in {noise}. Reverberation: none (rir_folder)." in output
+    if option == "--debug":
+        assert output.count("no EER") == 2
+        assert "embedding_model.ckpt is not written" in output
+    else:
+        assert "4 steps per epoch" in output
+        assert "Compressed activations: " in output
+        assert "wandb in project mine, with files in" in output
     assert not list((tmp_path / "save").glob("CKPT*"))
+    for name in ("train_log.jsonl", "embedding_model.ckpt"):
+        assert not (tmp_path / name).exists()
 
 
-def test_a_dry_run_says_how_much_smaller_activations_become(
-    train, data, tmp_path, capsys
-):
-    train.main([*arguments(data, tmp_path), "--dry_run", "--mode=compress"])
-    assert "Compressed activations: " in capsys.readouterr().out
-
-
-def test_a_run_continues_from_a_pretrained_one(train, data, uninterrupted, tmp_path):
-    train.main(
-        arguments(
-            data,
-            tmp_path,
-            pretrained_run=uninterrupted[0],
-            embedding_dim=128,
-            valid_speakers=2,
-            number_of_epochs=1,
-            warmup_epochs=0.0,
-            lr=1e-12,
-            final_lr=1e-12,
-            weight_decay=0.0,
-            average_checkpoints=1,
-        )
-    )
-    start, end = weights(uninterrupted[0]), weights(tmp_path)
+def test_a_run_starts_from_a_finished_one(train, resumable, uninterrupted, tmp_path):
+    changed = SHORT | {"valid_speakers": 2, "lr": 1e-12, "final_lr": 1e-12}
+    train.main(resumable(tmp_path, pretrained_run=uninterrupted, **changed))
+    start, end = weights(uninterrupted), weights(tmp_path)
     assert torch.allclose(start["fc.weight"], end["fc.weight"], atol=1e-6)
 
 
@@ -231,65 +199,26 @@ def test_a_run_continues_from_a_pretrained_one(train, data, uninterrupted, tmp_p
         ({"data_folder": "nowhere"}, r"data folder nowhere does not exist.*Accepted"),
         ({"max_grad_norm": -1.0}, "reverse every gradient"),
         ({"average_checkpoints": 3}, "keep_checkpoints is 2"),
-        ({"pretrained_run": "nowhere"}, "pretrained_run is nowhere"),
         ({"batch_size": 400}, "16 utterances"),
         ({"data_parallel_count": 2}, "does not take 'data_parallel_count'"),
+        ({"wandb_project": "mine"}, "wandb_project: mine is for logger: wandb"),
+        ({"pretrained_run": "nowhere"}, "pretrained_run is nowhere"),
+        ({"pretrained_run": "", "seed": 3}, "has other speakers, or numbered differe"),
+        ({"pretrained_run": "", "embedding_dim": 64}, "do not fit: set arch, widths"),
+        ({"pretrained_run": "", "output_folder": ""}, "Give another output_folder"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(
-    train, data, tmp_path, changed, named
-):
-    argv = arguments(data, tmp_path, **changed)
-    with pytest.raises(ValueError, match=named):
-        train.main(argv)
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"seed": 3}, "has other speakers, or numbered differently"),
-        (
-            {"speeds": "[1.0, 0.9, 1.2]"},
-            r"speeds \[1\.0, 0\.9, 1\.1\], this run \[1\.0",
-        ),
-        ({"embedding_dim": 64}, "do not fit: set arch, widths"),
-    ],
-)
-def test_a_pretrained_run_of_other_classes_or_shape_is_refused(
     train, data, uninterrupted, tmp_path, changed, named
 ):
-    settings = {"embedding_dim": 128, "sentence_len": 0.4, **changed}
-    argv = arguments(data, tmp_path, pretrained_run=uninterrupted[0], **settings)
+    """The empty text is the folder of a finished run."""
+    changed = {key: uninterrupted if v == "" else v for key, v in changed.items()}
+    argv = arguments(data, tmp_path / "run", **{"embedding_dim": 128, **changed})
+    before = (uninterrupted / "hyperparams.yaml").read_bytes()
     with pytest.raises(ValueError, match=named):
         train.main(argv)
-
-
-def test_a_run_with_checkpoints_refuses_other_data_settings(train, data, tmp_path):
-    folder = tmp_path / "save" / "CKPT+2026"
-    folder.mkdir(parents=True)
-    (folder / "CKPT.yaml").touch()
-    with pytest.raises(ValueError, match="has checkpoints, but no prepared"):
-        train.main(arguments(data, tmp_path))
-
-
-def test_debug_validates_without_eer_and_leaves_the_run_alone(
-    train, data, tmp_path, capsys
-):
-    train.main([*arguments(data, tmp_path), "--debug"])
-    output = capsys.readouterr().out
-    assert output.count("no EER") == 2
-    assert "embedding_model.ckpt is not written" in output
-    assert not (tmp_path / "train_log.jsonl").exists()
-    assert not (tmp_path / "embedding_model.ckpt").exists()
-    assert not list((tmp_path / "save").glob("CKPT*"))
-
-
-def test_the_augmentation_that_is_on_is_named(train, data, tmp_path, capsys):
-    noise = data.parent / "noise"
-    argv = arguments(data, tmp_path, noise_folder=noise, data_folder=data)
-    train.main([*argv, "--dry_run"])
-    output = capsys.readouterr().out
-    assert f"Noise: 2 files in {noise}. Reverberation: none (rir_folder)." in output
+    assert (uninterrupted / "hyperparams.yaml").read_bytes() == before
+    assert not (tmp_path / "run" / "embedding_model.ckpt").exists()
 
 
 def test_the_rate_is_that_of_the_utterances_of_an_optimizer_step(train, data, tmp_path):
@@ -306,3 +235,91 @@ def test_the_rate_is_that_of_the_utterances_of_an_optimizer_step(train, data, tm
 def test_help_is_there_without_a_file(train, capsys):
     train.main(["--help"])
     assert "--dry_run" in capsys.readouterr().out
+
+
+def test_streams_that_overflow_end_training_and_are_named(
+    train, data, tmp_path, monkeypatch
+):
+    class Overflowing(train.SpeakerBrain):
+        def on_fit_start(self):
+            super().on_fit_start()
+            chain = self.modules.embedding_model.stages[0].chain
+            torch.nn.init.constant_(chain.blocks[0].g.conv2.weight, 1e9)
+
+    monkeypatch.setattr(train, "SpeakerBrain", Overflowing)
+    with (
+        pytest.warns(StreamWarning, match=r"stages\.0\.chain left their range"),
+        pytest.raises(ValueError, match="more than --nonfinite_patience=1"),
+    ):
+        train.main(arguments(data, tmp_path, nonfinite_patience=1))
+
+
+def test_compression_is_logged_and_its_bounds_go_on(train, data, tmp_path):
+    settings = {
+        **SHORT,
+        "arch": "resnet34",
+        "blocks": "[1, 1, 1, 1]",
+        "mode": "compress",
+    }
+    folder = tmp_path / "compressed"
+    train.main(arguments(data, folder, **settings))
+    (first,) = log(folder)
+    assert first["compression_ratio"] > 2
+    assert first["error_bounds"].keys() == first["compression_ratios"].keys()
+    rule = newest(folder, "compression.ckpt")["processes"][0]["convolution"]
+    # After a step there is a momentum, and a bound for each convolution.
+    assert {"stages.0.blocks.0.conv1", "stages.1.blocks.0.conv2"} <= set(rule["bounds"])
+    # Training goes where storing goes.
+    train.main(arguments(data, tmp_path / "stored", **settings | {"mode": "store"}))
+    (stored,) = log(tmp_path / "stored")
+    assert first["train_loss"] == pytest.approx(stored["train_loss"], rel=0.05)
+    found = weights(folder).items()
+    assert any(
+        not torch.equal(v, weights(tmp_path / "stored")[key]) for key, v in found
+    )
+    train.main(arguments(data, folder, **settings | {"number_of_epochs": 2}))
+    again = newest(folder, "compression.ckpt")["processes"][0]["convolution"]
+    assert again["steps"] == 2 * rule["steps"] > 0
+
+
+@pytest.mark.slow
+def test_a_large_margin_run_starts_with_true_speakers_and_a_mixed_plan(
+    train, data, tmp_path, monkeypatch
+):
+    start, finished = {}, tmp_path / "finished"
+
+    def remember_start(self, batch, _fit=train.SpeakerBrain.fit_batch):
+        if not start:
+            start.update({n: v.clone() for n, v in self.modules.state_dict().items()})
+        return _fit(self, batch)
+
+    def large_margin(budget):
+        # The rest is the regime's.
+        sizes = ("arch", "widths", "blocks", "n_mels", "embedding_dim", "chunk_samples")
+        given = {k: TINY[k] for k in (*sizes, "batch_size", "valid_speakers")}
+        given |= {"num_workers": 0, "data_folder": data, "pretrained_run": finished}
+        options = [f"--{k}={v}" for k, v in {**given, "memory_budget": budget}.items()]
+        train.main([str(HPARAMS / "large_margin.yaml"), *options, "--device=cpu"])
+
+    train.main(arguments(data, finished, steps_per_epoch=2))
+    with pytest.raises(ValueError, match="It lacks") as error:
+        large_margin("0.05MB")
+    monkeypatch.setattr(train.SpeakerBrain, "fit_batch", remember_start)
+    large_margin(f"{error.value.needed_bytes + 20_000}B")
+    folder = tmp_path / "finished_large_margin"
+    directions = newest(finished, "classifier.ckpt")["weight"]
+    assert len(directions) == SPEEDS * SPEAKERS
+    assert torch.equal(start["classifier.weight"], directions[:SPEAKERS])
+    for name, value in weights(finished).items():
+        assert torch.equal(start[f"embedding_model.{name}"], value), name
+    plan = Plan.load(folder / "plan.json")
+    assert plan.measured_bytes <= plan.budget_bytes
+    assert len(set(plan.modes.values())) > 1
+    epochs = log(folder)
+    assert [line["epoch"] for line in epochs] == [1, 2, 3, 4, 5]
+    assert {line["margin"] for line in epochs} == {0.5}
+    settings = plain_settings((folder / "hyperparams.yaml").read_text())
+    assert settings["out_n_neurons"] == SPEAKERS
+    found, last = weights(folder), newest(folder, "embedding_model.ckpt")
+    assert all(torch.equal(found[name], value) for name, value in last.items())
+    assert not torch.equal(found["fc.weight"], start["embedding_model.fc.weight"])

@@ -69,6 +69,10 @@ PUBLIC = {
         "generator", "open_corpus", "read_audio", "read_blocks", "read_first_channel", "read_manifest",
         "repeat_to", "reverberate", "write_manifest",
     },
+    "training": {
+        "CheckedSteps", "EpochLog", "Tally", "ValidatedEpochs", "WatchedSteps",
+        "check_logger", "dry_run", "give_modes", "run_self_test",
+    },
 }  # fmt: skip
 #: Modules that are public by themselves.
 MODULES = {

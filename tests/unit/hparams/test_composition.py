@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from speechbrain_rev.architectures import ARCHITECTURES, TRAINING_DEFAULTS
+from speechbrain_rev.data.preparation import Prepared
 from speechbrain_rev.hparams import (
     OptimizerWarning,
     compose,
@@ -473,7 +474,7 @@ def test_resolve_writes_the_same_bytes_in_utf_8_with_and_without_the_warning(wri
 
 def test_training_shows_the_warning_once_in_its_first_process(tmp_path, monkeypatch):
     arguments = [str(TRAIN), "--data_folder=x", "--optimizer_name=adamw"]
-    prepared = recipe("prepare").Prepared(512, 4, 0, 0, 0)
+    prepared = Prepared(512, 4, 0, 0, 0)
 
     def start():
         text, settings, _ = train.compose_run(arguments)

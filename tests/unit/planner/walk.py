@@ -26,7 +26,7 @@ from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.planner import Infeasible, Plan
 from speechbrain_rev.planner.plan import Choice
 from speechbrain_rev.planner.profile import VARIABLE
-from tests.recipes.runs import recipe
+from speechbrain_rev.training import give_modes
 
 _ROOT = Path(__file__).parents[3]
 _HOUSES = _ROOT / "speechbrain_rev", _ROOT / "recipes" / "VoxCeleb"
@@ -243,9 +243,8 @@ def walk_of_recipe(folder: Path, **changed: Any) -> Walk:
         precision="fp32",
         device="cpu",
     )
-    script = recipe("memory_plan")
     with followed(str(settings["memory_budget"])) as walk:
-        script.give_modes(brain, folder)
+        give_modes(brain, folder)
     return walk
 
 

@@ -1,4 +1,4 @@
-"""A self-test of a training run: its settings, its speech, and a folder that goes away."""
+"""The self-test of a training run: its first steps, in a folder that is deleted."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from hyperpyyaml import load_hyperpyyaml
-from memory_plan import PLAN, give_modes
-from run_settings import mark_finished, write_hyperparams
 from speechbrain.utils.distributed import get_local_rank
-from steps import CheckedSteps
-from training_log import Tally
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from speechbrain_rev.catalog.plans import in_words
 from speechbrain_rev.catalog.self_test import (
@@ -28,57 +26,95 @@ from speechbrain_rev.catalog.self_test import (
     without_weights,
 )
 from speechbrain_rev.catalog.steps import TrainingStep, budget_bytes_of
-from speechbrain_rev.data import ChunkBatch, EpochBatchSampler, generator
-from speechbrain_rev.data.dataset import train_loader
-from speechbrain_rev.data.listing import DataSettings
+from speechbrain_rev.data import ChunkBatch, generator
 from speechbrain_rev.data.packed import find_packed
-from speechbrain_rev.data.preparation import Prepared, prepare
 from speechbrain_rev.hparams import OptimizerWarning, placeholders, resolve
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
 from speechbrain_rev.planner import Plan
+from speechbrain_rev.training.memory_plan import PLAN, give_modes
+from speechbrain_rev.training.run_settings import (
+    ListedData,
+    mark_finished,
+    write_hyperparams,
+)
+from speechbrain_rev.training.steps import CheckedSteps, Tally
 
-# Of VoxCeleb2 dev, whose classes out_n_neurons counts until there are data.
-_UTTERANCES = 1_092_009
 _NOT_GIVEN = "not given"
 
 
-class WatchedSteps(CheckedSteps):
-    """Steps whose gradients are seen, and of which nothing is written or shown."""
+class _Noise(NamedTuple):
+    """The size of a training set that is replaced by noise."""
 
-    seen: Callable[[], None]
+    speakers: int
+    # Of VoxCeleb2 dev, whose classes out_n_neurons counts until there are data.
+    utterances: int = 1_092_009
+
+
+class WatchedSteps(CheckedSteps):
+    """Steps with a callback before the optimizer's, which write and show nothing.
+
+    It comes before a recipe's Brain in the bases of a class that ``run_self_test`` takes.
+    """
+
+    on_gradients: Callable[[], None]
 
     def take(
         self,
         batches: Sequence[ChunkBatch],
         number: int,
         size: int,
-        seen: Callable[[], None],
+        on_gradients: Callable[[], None],
     ) -> None:
-        """Take a step of the optimizer with some utterances of each batch."""
-        self.seen = seen
+        """Take a step of the optimizer.
+
+        Parameters
+        ----------
+        batches : sequence of ChunkBatch
+            As many as several steps take.
+        number : int
+            Of the step, from 0.
+        size : int
+            Utterances that are taken of each batch, its first ones.
+        on_gradients : callable
+            Called when the gradients are complete.
+        """
+        self.on_gradients = on_gradients
         first = number * self.grad_accumulation_factor
         for i in range(first, first + self.grad_accumulation_factor):
             self.step = i + 1
             self.fit_batch(batches[i % len(batches)].first(size))
 
-    def optimizers_step(self):
-        """Show the gradients, which are clipped and dropped here."""
-        self.seen()
+    def optimizers_step(self) -> None:
+        """Call back before the gradients are clipped and dropped."""
+        self.on_gradients()
         super().optimizers_step()
 
-    def on_fit_batch_end(self, batch, outputs, loss, should_step):
+    def on_fit_batch_end(
+        self, batch: ChunkBatch, outputs: Any, loss: Tensor, should_step: bool
+    ) -> None:
         """Show no progress."""
 
-    def tell_of_skipped(self, norm):
+    def report_skipped(self, norm: Tensor) -> None:
         """Leave it to the comparison of gradients."""
 
 
 def without_data(argv: list[str]) -> list[str]:
-    """Let a command line do without a data_folder that it and the file do not give."""
+    """Add a placeholder to a command line that gives no data_folder, nor does its file.
+
+    Parameters
+    ----------
+    argv : list of str
+        As of a training run.
+
+    Returns
+    -------
+    list of str
+        For ``run_self_test``, which then takes noise instead of speech.
+    """
     if not argv or any(option.partition("=")[0] == "--data_folder" for option in argv):
         return argv
     with warnings.catch_warnings():
-        # Composing the whole command line warns of it.
+        # Composing the whole command line gives that warning.
         warnings.simplefilter("ignore", OptimizerWarning)
         missing = placeholders(resolve(argv[0]))
     return [*argv, f"--data_folder={_NOT_GIVEN}"] if "data_folder" in missing else argv
@@ -88,8 +124,14 @@ def run_self_test(
     text: str,
     settings: Mapping[str, Any],
     build: Callable[[dict[str, Any]], WatchedSteps],
+    *,
+    prepare: Callable[[Mapping[str, Any]], ListedData],
+    train_loader: Callable[[dict[str, Any]], DataLoader[ChunkBatch]],
+    report: Callable[[str], object] = print,
 ) -> SelfTest:
-    """Compare three steps as configured with three that store.
+    """Compare three steps as configured with three that store all blocks.
+
+    It writes nothing into ``output_folder``. Where there is no speech it takes noise.
 
     Parameters
     ----------
@@ -98,12 +140,17 @@ def run_self_test(
     settings : mapping
         Their plain values.
     build : callable
-        Makes the Brain of settings that are built, as a training run has it.
+        Makes the Brain from loaded settings, as a training run has it.
+    prepare : callable
+        Writes the lists of the training speech into save_folder of plain settings.
+    train_loader : callable
+        Makes the loader of training speech from loaded settings.
+    report : callable
+        Gets lines on the settings, the speech and the plan.
 
     Returns
     -------
     SelfTest
-        Nothing of it is in ``output_folder``.
 
     Raises
     ------
@@ -116,10 +163,12 @@ def run_self_test(
             "the share of one process."
         )
     with tempfile.TemporaryDirectory() as folder:
-        own = _settings_in(Path(folder), settings)
-        _write_settings(Path(folder), text, own)
+        own = _settings_in(Path(folder), settings, report)
+        write_hyperparams(Path(folder), text, own, _listed(own, prepare, report))
         text = Path(folder, HYPERPARAMS).read_text(encoding="utf-8")
-        step, batches, budget_bytes = _configured(text, build, Path(folder))
+        step, batches, budget_bytes = _configured(
+            text, build, Path(folder), train_loader, report
+        )
 
         def begin() -> FreshTraining:
             hparams = load_hyperpyyaml(text)
@@ -137,15 +186,17 @@ def run_self_test(
         return self_test(step, begin, budget_bytes=budget_bytes)
 
 
-def _settings_in(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Let a run write into another folder, and go by the plan that it began with."""
+def _settings_in(
+    folder: Path, settings: Mapping[str, Any], report: Callable[[str], object]
+) -> dict[str, Any]:
+    """Return the settings for a run in another folder, with the plan that it began with."""
     own = dict(settings)
     own["output_folder"], own["save_folder"] = str(folder), str(folder / "save")
     if "train_log" in own:
         own["train_log"] = str(folder / "train_log.txt")
     if own.get("zero_init_residual") and own["pretrained_run"] is None:
         own["zero_init_residual"] = False
-        print(
+        report(
             "Blocks begin with random weights: as zero_init_residual has them they add "
             "nothing in the first steps."
         )
@@ -178,66 +229,69 @@ def _has_speech(settings: Mapping[str, Any]) -> bool:
         return False
 
 
-def _write_settings(folder: Path, text: str, settings: Mapping[str, Any]) -> None:
-    """Write the complete settings, with the numbers that follow from the data."""
+def _listed(
+    settings: Mapping[str, Any],
+    prepare: Callable[[Mapping[str, Any]], ListedData],
+    report: Callable[[str], object],
+) -> ListedData:
+    """List the speech, or return the size of what noise replaces."""
+    folder = settings["data_folder"]
     if _has_speech(settings):
-        prepared = prepare(DataSettings.of(settings), settings["save_folder"])
-        print(prepared.in_words())
-    elif settings["pretrained_run"] is not None:
+        return prepare(settings)
+    if settings["pretrained_run"] is not None:
         raise ValueError(
             f"pretrained_run is {settings['pretrained_run']}, whose speakers must be those "
-            f"of data_folder, and data_folder is {settings['data_folder']}. Give the "
-            "folder of its speech, or leave pretrained_run out."
+            f"of data_folder, and data_folder is {folder}. Give the folder of its speech, "
+            "or leave pretrained_run out."
         )
-    else:
-        speakers = settings["out_n_neurons"] // len(settings["speeds"])
-        prepared = Prepared(_UTTERANCES, speakers, 0, held_out=0, valid_trials=0)
-        given = settings["data_folder"]
-        why = given if given == _NOT_GIVEN else f"{given}, which does not exist"
-        print(f"data_folder is {why}: noise of {speakers} speakers is in its place.")
-    write_hyperparams(folder, text, settings, prepared)
+    speakers = settings["out_n_neurons"] // len(settings["speeds"])
+    why = folder if folder == _NOT_GIVEN else f"{folder}, which does not exist"
+    report(f"data_folder is {why}: noise of {speakers} speakers is in its place.")
+    return _Noise(speakers)
 
 
 def _configured(
-    text: str, build: Callable[[dict[str, Any]], WatchedSteps], folder: Path
+    text: str,
+    build: Callable[[dict[str, Any]], WatchedSteps],
+    folder: Path,
+    train_loader: Callable[[dict[str, Any]], DataLoader[ChunkBatch]],
+    report: Callable[[str], object],
 ) -> tuple[TrainingStep, list[ChunkBatch], int | None]:
-    """Choose the modes; give the step, its batches and its budget, if that counts."""
+    """Choose the modes; return the step, its batches, and its budget if that decided."""
     hparams = load_hyperpyyaml(text)
     brain = build(hparams)
-    print(hparams["wav_augment"].in_words())
+    report(hparams["wav_augment"].in_words())
     give_modes(brain, folder)
     if (folder / PLAN).is_file():
-        print(f"memory plan: {in_words(Plan.load(folder / PLAN))}")
+        report(f"memory plan: {in_words(Plan.load(folder / PLAN))}")
     device = torch.device(brain.device)
     step = TrainingStep.of(
         hparams, brain.modules, precision=brain.precision, device=device
     )
     budgeted = hparams["mode"] is None and hparams["plan_file"] is None
     budget = hparams["memory_budget"] if budgeted else None
-    count = STEPS * brain.grad_accumulation_factor
-    batches = (
-        _speech(hparams, count) if _has_speech(hparams) else _noise(hparams, count)
-    )
     budget_bytes = None if budget is None else budget_bytes_of(budget, device)
+    count = STEPS * brain.grad_accumulation_factor
+    if _has_speech(hparams):
+        batches = _speech(train_loader(hparams | {"num_workers": 0}), count)
+    else:
+        batches = _noise(hparams, count)
     return without_weights(step), batches, budget_bytes
 
 
-def _speech(hparams: dict[str, Any], count: int) -> list[ChunkBatch]:
+def _speech(loader: DataLoader[ChunkBatch], count: int) -> list[ChunkBatch]:
     """Read batches as the first epochs have them."""
-    loader = train_loader(hparams | {"num_workers": 0})
-    sampler = loader.batch_sampler
-    assert isinstance(sampler, EpochBatchSampler)
 
     def batches() -> Iterator[ChunkBatch]:
         for epoch in itertools.count(1):
-            sampler.set_epoch(epoch)
+            loader.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
             yield from loader
 
     return list(itertools.islice(batches(), count))
 
 
 def _noise(hparams: dict[str, Any], count: int) -> list[ChunkBatch]:
-    """Draw noise of the size of speech, and who speaks."""
+    """Draw noise of the size of speech, and speakers of it."""
     size, draws = hparams["batch_size"], generator("self-test", hparams["seed"])
     samples = round(hparams["sentence_len"] * hparams["sample_rate"])
     speakers = hparams["wav_augment"].n_speakers

@@ -1,4 +1,4 @@
-"""The settings that a run's folder keeps, and which of them it cannot go on with."""
+"""The folder of a run: its settings, when it goes on, when it is finished."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from speechbrain.utils.distributed import if_main_process, run_on_main
 
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.data.preparation import Prepared
+from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
 from speechbrain_rev.inference.model_folder import ENCODER_SETTINGS
 from speechbrain_rev.inference.run_folder import (
@@ -22,9 +22,14 @@ from speechbrain_rev.inference.run_folder import (
     WEIGHTS,
     read_settings,
     read_weights,
+    saved_bytes,
 )
 from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
-from speechbrain_rev.lobes.checkpoints import average_of_last_epochs, is_end_of_epoch
+from speechbrain_rev.lobes.checkpoints import (
+    average_of_last_epochs,
+    is_end_of_epoch,
+    load_finished_run,
+)
 from speechbrain_rev.locks import LOCK, locked
 from speechbrain_rev.whole_files import (
     check_sum,
@@ -39,10 +44,24 @@ from speechbrain_rev.whole_files import (
 ENCODER = "embedding_model"
 #: The run's weights, as checksums in save_folder name them.
 RESULT = f"../{WEIGHTS}"
-# What shapes of weights depend on; of the data, prepare.py refuses others.
+#: The number of each training speaker, in save_folder.
+LABELS = "label_encoder.txt"
+# Shapes of weights depend on these, and on the data, of which prepare.py refuses others.
 _SHAPES = (*ENCODER_SETTINGS, "pooling", "speeds")
-# What write_hyperparams counts.
+# Counted by write_hyperparams.
 _COUNTED = ("out_n_neurons", "steps_per_epoch")
+
+
+class ListedData(Protocol):
+    """The size of the training set, as its lists have it."""
+
+    @property
+    def utterances(self) -> int:
+        """Number of utterances."""
+
+    @property
+    def speakers(self) -> int:
+        """Number of speakers, at the speed recorded."""
 
 
 def refuse_other_network(settings: Mapping[str, Any]) -> None:
@@ -51,7 +70,7 @@ def refuse_other_network(settings: Mapping[str, Any]) -> None:
     Parameters
     ----------
     settings : mapping
-        The training's plain settings.
+        The run's plain settings.
 
     Raises
     ------
@@ -76,24 +95,25 @@ def refuse_other_network(settings: Mapping[str, Any]) -> None:
         )
 
 
-def changed_settings(settings: Mapping[str, Any]) -> list[str]:
-    """List settings that a run in output_folder was made with other values of.
+def already_finished(settings: Mapping[str, Any]) -> str:
+    """Return a sentence on a finished run that is started again, and changed settings.
 
     Parameters
     ----------
     settings : mapping
-        The training's plain settings.
+        The run's plain settings.
 
     Returns
     -------
-    list of str
-        Name, value then and value now. Numbers that follow from the data are left out,
-        what lies in output_folder, and what the run of an earlier version did not know.
+    str
+        Settings are listed with their earlier and their new value. Numbers counted from
+        the data are left out, and paths in output_folder, and settings that the run of an
+        earlier version did not know.
     """
     output = str(settings["output_folder"])
     path = Path(output, HYPERPARAMS)
     then = plain_settings(path.read_text(encoding="utf-8"))
-    return [
+    changes = [
         f"{name}: was {then[name]}, is {value}"
         for name, value in settings.items()
         if name in then
@@ -101,13 +121,19 @@ def changed_settings(settings: Mapping[str, Any]) -> list[str]:
         and value != then[name]
         and not str(value).startswith(output)
     ]
+    without_effect = f" These settings had no effect: {'; '.join(changes)}."
+    return (
+        f"{output} is a finished run of at least {settings['number_of_epochs']} epochs: "
+        "nothing is trained or changed. To train on, give more by --number_of_epochs; to "
+        f"train anew, another output_folder.{without_effect * bool(changes)}"
+    )
 
 
 @contextmanager
 def owned(folder: Path, save: Path | None = None) -> Iterator[None]:
-    """Keep a run's folders from other commands; the main process has them for all.
+    """Lock a run's folders against other commands; the main process does it for all.
 
-    What a process that was killed left of files there is deleted.
+    Unfinished files of a process that was killed are deleted there.
 
     Parameters
     ----------
@@ -119,7 +145,7 @@ def owned(folder: Path, save: Path | None = None) -> Iterator[None]:
     Raises
     ------
     ValueError
-        If another command has one of them; host, process and begin are named.
+        If another command has locked one of them; host, process and begin are named.
     """
     if not if_main_process():
         yield
@@ -137,18 +163,17 @@ def owned(folder: Path, save: Path | None = None) -> Iterator[None]:
 
 
 def finished(settings: Mapping[str, Any]) -> bool:
-    """Return whether a run has come to its end, as far as the settings want it.
+    """Return whether output_folder holds the finished run of these settings.
 
     Parameters
     ----------
     settings : mapping
-        The training's plain settings.
+        The run's plain settings.
 
     Returns
     -------
     bool
-        Whether output_folder has the weights of as many epochs, or more, and of the same
-        average.
+        Whether the weights are of as many epochs, or more, and of the same average.
 
     Raises
     ------
@@ -164,10 +189,9 @@ def finished(settings: Mapping[str, Any]) -> bool:
         return False
     check_sum(folder / WEIGHTS, folder=settings["save_folder"], name=RESULT)
     then = read_settings(folder, ("number_of_epochs", "average_checkpoints"))
-    return (
-        then["number_of_epochs"] >= settings["number_of_epochs"]
-        and then["average_checkpoints"] == settings["average_checkpoints"]
-    )
+    if then["average_checkpoints"] != settings["average_checkpoints"]:
+        return False
+    return bool(then["number_of_epochs"] >= settings["number_of_epochs"])
 
 
 def _has_average(settings: Mapping[str, Any]) -> bool:
@@ -180,7 +204,7 @@ def _has_average(settings: Mapping[str, Any]) -> bool:
         return False
     kept = sum(map(is_end_of_epoch, checkpointer.list_checkpoints()))
     if kept < min(settings["average_checkpoints"], settings["number_of_epochs"]):
-        return True  # of those that are left, they would be another average
+        return True  # an average of the remaining ones would be another one
     average = average_of_last_epochs(
         checkpointer, ENCODER, settings["average_checkpoints"]
     )
@@ -196,7 +220,7 @@ def refuse_without_checkpoints(settings: Mapping[str, Any]) -> None:
     Parameters
     ----------
     settings : mapping
-        The training's plain settings.
+        The run's plain settings.
 
     Raises
     ------
@@ -216,14 +240,14 @@ def refuse_without_checkpoints(settings: Mapping[str, Any]) -> None:
 
 
 def mark_finished(settings: Mapping[str, Any], *, done: bool) -> None:
-    """Say that the weights in output_folder are the run's last, or that they are not.
+    """Write or remove the checksum that marks weights in output_folder as the run's last.
 
     Parameters
     ----------
     settings : mapping
-        The training's settings.
+        The run's settings.
     done : bool
-        Whether they are: then they have a checksum.
+        Whether the weights are the last ones.
     """
     save = settings["save_folder"]
     sums = sums_in(save)
@@ -235,17 +259,37 @@ def mark_finished(settings: Mapping[str, Any], *, done: bool) -> None:
         write_sums(save, sums)
 
 
-@contextmanager
-def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[Path]:
-    """Give the folder that a training writes hyperparams.yaml and plan.json into.
+def finish(settings: Mapping[str, Any]) -> None:
+    """Write the average of the last checkpoints as the run's weights.
 
     Parameters
     ----------
     settings : mapping
-        The training's plain settings.
+        The run's settings with its ``checkpointer``.
+    """
+    checkpointer = settings["checkpointer"]
+    # A run that was killed after its last checkpoint has one too many.
+    checkpointer.delete_checkpoints(
+        num_to_keep=settings["keep_checkpoints"], ckpt_predicate=is_end_of_epoch
+    )
+    average = average_of_last_epochs(
+        checkpointer, ENCODER, settings["average_checkpoints"]
+    )
+    write_whole(Path(settings["output_folder"], WEIGHTS), saved_bytes(average))
+    mark_finished(settings, done=True)
+
+
+@contextmanager
+def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[Path]:
+    """Return the folder for hyperparams.yaml and plan.json of a run or a trial.
+
+    Parameters
+    ----------
+    settings : mapping
+        The run's plain settings.
     trial : bool
-        Whether nothing is trained: a run that is in output_folder then keeps its own,
-        and there are others below it until the trial ends.
+        Whether nothing is trained. A run in output_folder then keeps its own files, and
+        those of the trial are in a folder below it until the trial ends.
 
     Yields
     ------
@@ -266,7 +310,7 @@ def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[Path]:
 
 
 def _as_published(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Select what shapes depend on; null, where published values are meant, is these."""
+    """Select the settings that shapes depend on, with published values instead of null."""
     chosen = {name: settings[name] for name in _SHAPES if name in settings}
     for name in ("widths", "blocks"):
         if name in chosen and chosen[name] is None:
@@ -275,26 +319,26 @@ def _as_published(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_run(settings: Mapping[str, Any]) -> bool:
-    """Say whether output_folder has weights already."""
+    """Return whether output_folder has weights already."""
     begun = any(Path(settings["save_folder"]).glob("CKPT*/CKPT.yaml"))
     return begun or Path(settings["output_folder"], WEIGHTS).is_file()
 
 
 def write_hyperparams(
-    folder: Path, text: str, settings: Mapping[str, Any], prepared: Prepared
+    folder: Path, text: str, settings: Mapping[str, Any], prepared: ListedData
 ) -> None:
-    """Write the complete settings, with the numbers that follow from the data.
+    """Write the complete settings, with numbers counted from the data.
 
     Parameters
     ----------
     folder : pathlib.Path
-        Where to.
+        Gets hyperparams.yaml.
     text : str
         The composed YAML.
     settings : mapping
         Its plain values.
-    prepared : Prepared
-        What was listed.
+    prepared : ListedData
+        The size of the training set.
     """
     path = folder / HYPERPARAMS
     write_whole(path, text)
@@ -305,7 +349,81 @@ def write_hyperparams(
         "steps_per_epoch": steps or None,
     }
     with warnings.catch_warnings():
-        # It was said when the text was composed.
+        # That warning was given when the text was composed.
         warnings.simplefilter("ignore", OptimizerWarning)
         text = resolve(path, {**settings, **counted})
     write_whole(path, text)
+
+
+def refuse_own_folder(settings: Mapping[str, Any]) -> None:
+    """Refuse a run that would write into the finished one it starts from.
+
+    Parameters
+    ----------
+    settings : mapping
+        The run's plain settings.
+
+    Raises
+    ------
+    ValueError
+        If output_folder is pretrained_run or a folder in it.
+    """
+    ours, theirs = settings["output_folder"], settings["pretrained_run"]
+    if theirs is None:
+        return
+    if Path(ours).resolve().is_relative_to(Path(theirs).resolve()):
+        raise ValueError(
+            f"output_folder {ours} is pretrained_run {theirs} or in it: the settings and "
+            "checkpoints of the finished run would be overwritten. Give another "
+            "output_folder, and pretrained_run without a slash at its end."
+        )
+
+
+def start_from(settings: Mapping[str, Any]) -> None:
+    """Load encoder and classifier of a finished run.
+
+    A run at the recorded speed alone takes the classes of that speed from a run that had
+    more.
+
+    Parameters
+    ----------
+    settings : mapping
+        The run's settings with its ``modules``; its lists are in save_folder.
+
+    Raises
+    ------
+    ValueError
+        If pretrained_run is no finished run, or of other speakers, speeds or shapes.
+    """
+    folder = Path(settings["pretrained_run"])
+    record = folder / HYPERPARAMS
+    if not record.is_file():
+        raise ValueError(
+            f"pretrained_run is {folder}, which lacks hyperparams.yaml: give the "
+            "output_folder of a finished run."
+        )
+    theirs = plain_settings(record.read_text(encoding="utf-8")).get("speeds")
+    if theirs is None or not (folder / "save" / LABELS).is_file():
+        raise ValueError(
+            f"pretrained_run is {folder}, which has no classifier and no list of its "
+            "training speakers, as an exported model: give the output_folder of a finished "
+            "run."
+        )
+    ours = list(settings["speeds"])
+    if theirs != ours and not (ours == [1.0] and 1.0 in theirs):
+        raise _other_classes(record, f"the speeds {theirs}, this run {ours}")
+    if read_labels(folder / "save" / LABELS) != read_labels(
+        Path(settings["save_folder"], LABELS)
+    ):
+        raise _other_classes(record, "other speakers, or numbered differently")
+    narrowed_from = None if theirs == ours else len(theirs)
+    load_finished_run(settings["modules"], folder, narrowed_from=narrowed_from)
+
+
+def _other_classes(record: Path, difference: str) -> ValueError:
+    return ValueError(
+        f"pretrained_run {record.parent} has {difference}: its classifier would be wrong, "
+        "and the encoder is not loaded alone. Give seed, data_folder, train_list, "
+        f"trial_lists, valid_speakers, valid_trials and speeds as in {record}; speeds may "
+        "also be [1.0], for which the classes of other speeds are dropped."
+    )

@@ -1,4 +1,4 @@
-"""Where the statistics of a run's epochs are kept: lines, curves and other loggers."""
+"""Statistics of a run's epochs: lines, curves, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from speechbrain_rev.whole_files import read_rows, write_rows, write_whole
 LOG = "train_log.jsonl"
 CURVES = "training_curves.png"
 TENSORBOARD = "tensorboard"
-#: Names the run of wandb that a run is, so that it goes on there too.
+#: Holds the name of the run at wandb, so that it goes on there too.
 WANDB_RUN = "wandb_run.txt"
 
-#: The module of each logger, and what is called of it.
+#: The module of each logger, and the name that it must have.
 _NEEDS = {
     "tensorboard": ("torch.utils.tensorboard", "SummaryWriter"),
     "wandb": ("wandb", "init"),
@@ -36,16 +36,16 @@ logger = logging.getLogger("train")
 
 
 class EpochLog:
-    """Keeps the statistics of a run's epochs, and lets go of other loggers at its end.
+    """Writes the statistics of a run's epochs; as a context, it closes other loggers.
 
     Parameters
     ----------
     output_folder : str or Path
         The run's folder, which gets train_log.jsonl and training_curves.png.
     to : "tensorboard", "wandb" or None
-        Who gets the same numbers; wandb's run begins at once.
+        Which logger gets the same numbers; wandb's run begins at once.
     project : str, optional
-        That of wandb; by default wandb chooses, which reads WANDB_PROJECT.
+        That of wandb; by default wandb chooses, by WANDB_PROJECT.
     config : mapping, optional
         The run's plain settings, for wandb.
 
@@ -53,6 +53,14 @@ class EpochLog:
     ------
     ValueError
         If the lines that are there are not as they were written, or wandb begins no run.
+
+    Example
+    -------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, EpochLog(folder) as log:
+    ...     log.write({"epoch": 1, "train_loss": 4.5, "lr": 0.1, "margin": 0.2})
+    ...     sorted(path.name for path in Path(folder).iterdir())
+    ['train_log.jsonl', 'training_curves.png']
     """
 
     def __init__(
@@ -64,10 +72,10 @@ class EpochLog:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder = Path(output_folder)
-        self._cannot_draw = self._knows_gaps = False
+        self._cannot_draw = self._gap_reported = False
         # Now, and not after an epoch.
         self._rows()
-        self._other: Logger | None = None
+        self._other: EpochLogger | None = None
         if to == "tensorboard":
             self._other = TensorBoard(self._folder / TENSORBOARD)
         elif to == "wandb" and if_main_process():
@@ -93,12 +101,12 @@ class EpochLog:
             Plain numbers, "epoch" among them.
         """
         rows = [row for row in self._rows() if row["epoch"] < stats["epoch"]]
-        if len(rows) < stats["epoch"] - 1 and not self._knows_gaps:
+        if len(rows) < stats["epoch"] - 1 and not self._gap_reported:
             logger.warning(
                 f"{self._folder / LOG} has lines of {len(rows)} epochs before epoch "
                 f"{stats['epoch']}: the others were cut off or moved away."
             )
-        self._knows_gaps = True
+        self._gap_reported = True
         rows.append(stats)
         write_rows(self._folder / LOG, rows)
         self._draw(rows)
@@ -113,21 +121,21 @@ class EpochLog:
         path = self._folder / CURVES
         try:
             plots.training_curves(rows, path)
-        # Of whatever kind: a picture is worth no training.
+        # Of whatever kind: no run ends because of a picture.
         except Exception as error:
             if not self._cannot_draw:
                 logger.warning(f"{path} is not drawn: {error}")
             self._cannot_draw = True
 
 
-class Logger(Protocol):
-    """Who gets the numbers of each epoch under the names that train_log.jsonl has."""
+class EpochLogger(Protocol):
+    """A logger of the numbers of each epoch, under the names that train_log.jsonl has."""
 
     def log_epoch(self, stats: Mapping[str, Any]) -> None:
-        """Add an epoch; of its statistics what is a number."""
+        """Add those statistics of an epoch that are numbers."""
 
     def close(self, *, failed: bool) -> None:
-        """End, because the training has, by itself or by an error."""
+        """Close, as training has ended, by itself or by an error."""
 
 
 class TensorBoard:
@@ -144,7 +152,7 @@ class TensorBoard:
         self._logger: TensorboardLogger | None = None
 
     def log_epoch(self, stats: Mapping[str, Any]) -> None:
-        """Add an epoch; what is there of it and of later ones is hidden."""
+        """Add an epoch; what was logged of it and of later ones is hidden."""
         if self._logger is None:
             self._logger = TensorboardLogger(self._folder)
             # SpeechBrain's writer hides nothing.
@@ -217,11 +225,13 @@ class WeightsAndBiases:
                 if is_wandbs
                 else "Correct the variable WANDB_... of that name, or set logger: null."
             )
-            said = " ".join(str(error).partition("For further information")[0].split())
+            reason = " ".join(
+                str(error).partition("For further information")[0].split()
+            )
             raise ValueError(
-                f"logger: wandb cannot begin a run ({said}). {advice}"
+                f"logger: wandb cannot begin a run ({reason}). {advice}"
             ) from error
-        # SpeechBrain's logger calls what it is given, and hides its errors.
+        # SpeechBrain's logger calls its argument, and hides its errors.
         self._run, self._logger = run, WandBLogger(lambda: run)
 
     def log_epoch(self, stats: Mapping[str, Any]) -> None:
@@ -285,10 +295,10 @@ def check_logger(to: str | None, project: str | None) -> None:
         ) from error
 
 
-def logs_in_words(
+def log_places(
     folder: str | Path, *, to: str | None, project: str | None = None
 ) -> str:
-    """Say where the statistics of a run's epochs would go.
+    """Return a sentence on where the statistics of a run's epochs would go.
 
     Parameters
     ----------

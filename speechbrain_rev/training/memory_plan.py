@@ -1,10 +1,11 @@
-"""What the encoder's blocks keep in a training, as the settings have it."""
+"""The memory plan of a run: modes of the encoder's blocks, as its settings want them."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
+import speechbrain as sb
 import torch
 from speechbrain.utils.distributed import run_on_main
 
@@ -16,29 +17,30 @@ from speechbrain_rev.whole_files import write_whole
 
 PLAN = "plan.json"
 
-# SpeechBrain's logging shows it, and writes it to log.txt of the run.
 logger = logging.getLogger("train")
 
 
-def give_modes(brain, folder):
+def give_modes(brain: sb.Brain, folder: Path) -> None:
     """Give the blocks the modes of ``plan_file`` or those that ``memory_budget`` allows.
 
-    The plan is kept in the run's folder, and is that of the run when it goes on and none
-    of these is given. ``mode`` goes before both. A training that goes on does so with the
-    channels at a time that it began with, whatever gives the modes.
+    The plan is kept in the run's folder. A run that goes on without either setting takes
+    it again. ``mode`` overrides both. A run that goes on does so with the channels at a
+    time that it began with, whatever gives the modes.
 
     Parameters
     ----------
     brain : speechbrain.Brain
-        With the recipe's settings and modules, before the first step.
+        Before its first step, with a checkpointer of ``KeptChannels``. Its hparams have
+        ``mode``, ``plan_file``, ``memory_budget``, ``max_gradient_error``, ``chunk``,
+        ``output_folder`` and what ``TrainingStep.of`` reads.
     folder : pathlib.Path
-        Where the plan is written: the run's, or that of a trial.
+        Gets plan.json: the run's folder, or that of a trial.
 
     Raises
     ------
     ValueError
-        If nothing fits the budget, the plan is for another training, card or chunk, or
-        an error is limited and there is no budget.
+        If nothing fits the budget, the plan is for another step, GPU or chunk, or an error
+        is limited and there is no budget.
     """
     knobs = brain.hparams
     if knobs.max_gradient_error is not None and knobs.memory_budget is None:
@@ -52,21 +54,23 @@ def give_modes(brain, folder):
     kept, path = Path(knobs.output_folder, PLAN), folder / PLAN
     asked = (knobs.plan_file or knobs.memory_budget) is not None
     if knobs.mode is not None and asked:
-        words = f"mode: {knobs.mode} goes before plan_file and memory_budget: no plan is made"
-        run_on_main(logger.info, args=[words])
+        line = (
+            f"mode: {knobs.mode} overrides plan_file and memory_budget: no plan is made"
+        )
+        run_on_main(logger.info, args=[line])
     if knobs.mode is not None or not (asked or (begun and kept.is_file())):
         return
-    run_on_main(write_plan, args=[brain, kept, path, begun])
+    run_on_main(_write_plan, args=[brain, kept, path, begun])
     plan = Plan.load(path)
     plan.apply(brain.modules.embedding_model)
     run_on_main(logger.info, args=[f"memory plan: {in_words(plan)}"])
 
 
-def write_plan(brain, kept, path, begun):
-    """Write the run's plan, which is the one that was kept if it still holds."""
+def _write_plan(brain: sb.Brain, kept: Path, path: Path, begun: bool) -> None:
+    """Write the run's plan, which is the kept one if that still holds."""
     knobs = brain.hparams
     if knobs.max_gradient_error is not None:
-        # What compression costs is that of the weights and bounds that go on.
+        # Errors of compression are those of the weights and bounds that go on.
         brain.checkpointer.restore_states(
             "embedding_model", "classifier", "compression"
         )

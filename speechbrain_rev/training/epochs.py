@@ -1,0 +1,186 @@
+"""Epochs of a training run: progress, validation on trials, log line and checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import speechbrain as sb
+import torch
+from speechbrain.utils.distributed import run_on_main
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from speechbrain_rev.data import ChunkBatch
+from speechbrain_rev.lobes.checkpoints import is_end_of_epoch
+from speechbrain_rev.scoring import Trials, cosine_trials, eer
+from speechbrain_rev.training import progress
+from speechbrain_rev.training.epoch_log import EpochLog, log_places
+from speechbrain_rev.training.steps import CheckedSteps, Tally
+
+logger = logging.getLogger("train")
+
+
+class ValidatedEpochs(CheckedSteps):
+    """A Brain that trains on chunks of speech and validates on trials after each epoch.
+
+    A subclass has ``compute_forward``, which returns embeddings [batch, 1, embedding_dim]
+    in validation, and ``compute_objectives``. Its hparams have ``lr_annealing`` (a
+    ``SpeakerSchedule``), ``compute_cost`` with a ``margin``, ``train_logger`` and
+    ``keep_checkpoints``, beside those of ``CheckedSteps``; its modules have an
+    ``embedding_model``.
+    """
+
+    epoch_log: EpochLog
+    #: None for no validation.
+    valid_trials: Trials | None = None
+    bar: tqdm[Any]
+
+    def evaluate_batch(
+        self, batch: tuple[str, ChunkBatch | str], stage: sb.Stage
+    ) -> Tensor:
+        """Embed one utterance; held-out speakers have no class, hence no loss."""
+        name, utterance = batch
+        if isinstance(utterance, str):
+            logger.warning(f"Validation goes on without an utterance: {utterance}")
+            return torch.zeros(())
+        with self.evaluation_ctx:
+            embedding = self.compute_forward(utterance, stage)
+        self.embeddings[name] = embedding.flatten().float().cpu()
+        self.bar.update()
+        return torch.zeros(())
+
+    def on_fit_batch_end(
+        self, batch: ChunkBatch, outputs: Any, loss: Tensor, should_step: bool
+    ) -> None:
+        """Show the progress."""
+        size = self.train_sampler.batch_size
+        progress.show_step(self.bar, size, self.mean_loss, self.device)
+
+    def on_stage_start(self, stage: sb.Stage, epoch: int | None = None) -> None:
+        """Start the clock, the bar and, in the middle of an epoch, the sampler."""
+        self.stage_start, self.first_step = time.monotonic(), self.step
+        if stage == sb.Stage.TRAIN:
+            assert epoch is not None
+            if not self.step:
+                self.tally = Tally()
+            self.train_sampler.set_epoch(epoch)
+            self.train_sampler.start_at(self.step)
+            size = self.train_sampler.batch_size
+            total, done = len(self.train_sampler) * size, self.step * size
+            name = f"epoch {epoch}"
+        else:
+            assert self.valid_trials is not None
+            self.embeddings: dict[str, Tensor] = {}
+            name, total, done = "valid", len(self.valid_trials.utterances), 0
+        self.bar = progress.progress_bar(name, total, done, off=self.noprogressbar)
+
+    def on_stage_end(
+        self, stage: sb.Stage, stage_loss: float, epoch: int | None = None
+    ) -> None:
+        """Summarise the stage; the last one of the epoch writes log and checkpoint."""
+        self.bar.close()
+        seconds = time.monotonic() - self.stage_start
+        if stage == sb.Stage.TRAIN:
+            self.end_of_steps()
+            self.epoch_stats = self._training_stats(stage_loss, epoch, seconds)
+        else:
+            if not self.debug:
+                self.epoch_stats |= self._validation_stats()
+            self.epoch_stats["minutes"] += seconds / 60
+        if stage == sb.Stage.VALID or self.valid_trials is None:
+            self._end_epoch()
+
+    def _training_stats(
+        self, loss: float, epoch: int | None, seconds: float
+    ) -> dict[str, Any]:
+        sampler, schedule = self.train_sampler, self.hparams.lr_annealing
+        utterances = self.step * sampler.batch_size
+        return {
+            "epoch": epoch,
+            "steps": schedule.step,
+            "train_loss": loss,
+            "train_accuracy_percent": 100 * self.tally.correct / utterances,
+            "skipped_steps": self.tally.skipped,
+            "unread_files": self.tally.unread,
+            "lr": schedule.current_lr,
+            "margin": self.hparams.compute_cost.margin,
+            "minutes": seconds / 60,
+            "utterances_per_second": (self.step - self.first_step)
+            * sampler.batch_size
+            / seconds,
+            **self.tally.read(self.modules.embedding_model),
+            **progress.peak_memory(self.device),
+        }
+
+    def _validation_stats(self) -> dict[str, Any]:
+        """Score by cosine the validation trials whose speech could be read."""
+        assert self.valid_trials is not None
+        stats: dict[str, Any] = {}
+        lost = len(self.valid_trials.utterances) - len(self.embeddings)
+        if unread := self.sum_over_processes(lost)[0]:
+            stats["unread_validation_files"] = int(unread)
+        try:
+            trials = self.valid_trials.among(self.embeddings)
+        except ValueError as error:
+            logger.warning(f"There is no validation EER: {error}")
+            return stats
+        enrol, test = trials.rows(list(self.embeddings))
+        embeddings = torch.stack(list(self.embeddings.values())).numpy()
+        scores = cosine_trials(embeddings, enrol, test)
+        return stats | {"valid_eer_percent": 100 * float(eer(scores, trials.labels))}
+
+    def _end_epoch(self) -> None:
+        line = progress.log_line(self.epoch_stats)
+        if self.debug:
+            run_on_main(print, args=[f"--debug: no EER, no log. {line}"])
+        else:
+            self.hparams.train_logger.log_stats(line)
+            run_on_main(self.epoch_log.write, args=[self.epoch_stats])
+        self.checkpointer.save_and_keep_only(
+            meta=self.epoch_stats,
+            num_to_keep=self.hparams.keep_checkpoints,
+            ckpt_predicate=is_end_of_epoch,
+        )
+
+
+def dry_run(brain: ValidatedEpochs, loader: DataLoader[ChunkBatch]) -> None:
+    """Take two steps, and print how long training would take and where logs would go.
+
+    Nothing is kept of the steps: the brain has no checkpointer afterwards.
+
+    Parameters
+    ----------
+    brain : ValidatedEpochs
+        Before its first step. Its hparams also have ``number_of_epochs``, ``logger`` and
+        ``wandb_project``.
+    loader : DataLoader
+        Of the training speech, with two batches or more.
+    """
+    brain.checkpointer = None
+    brain.on_fit_start()
+    brain.modules.train()
+    brain.on_stage_start(sb.Stage.TRAIN, 1)
+    batches: Iterable[ChunkBatch] = iter(loader)
+    for brain.step, batch in zip((1, 2), batches, strict=False):
+        start = time.monotonic()
+        brain.fit_batch(batch)
+        seconds = time.monotonic() - start
+    brain.bar.close()
+    hparams = brain.hparams
+    lines = [
+        progress.forecast(len(loader), seconds, hparams.number_of_epochs, brain.device)
+    ]
+    figures = brain.tally.read(brain.modules.embedding_model)
+    if "compression_ratio" in figures:
+        ratio = figures["compression_ratio"]
+        lines.append(f"Compressed activations: {ratio:.1f} times smaller.")
+    lines.append(
+        log_places(
+            hparams.output_folder, to=hparams.logger, project=hparams.wandb_project
+        )
+    )
+    run_on_main(print, args=["\n".join(lines)])

@@ -1,0 +1,222 @@
+"""What a training run shows while it runs: log.txt, bar, line of an epoch, forecast."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import speechbrain as sb
+import torch
+from speechbrain.utils.distributed import if_main_process
+from tqdm import tqdm
+
+from speechbrain_rev.sizes import GIB
+
+REDRAW_SECONDS = 1.0
+LINE_SECONDS = 300.0
+# Two quantities, never under one name: which is logged depends on the device.
+PEAKS = {
+    "cuda_allocated_peak_bytes": "CUDA allocated peak GiB",
+    "process_resident_peak_bytes": "process resident peak GiB",
+}
+BAR_PEAKS = {
+    "cuda_allocated_peak_bytes": "allocated peak",
+    "process_resident_peak_bytes": "resident peak",
+}
+
+
+def begin_log(folder: str | Path) -> None:
+    """Make a run's folder and its log.txt, which misses lines where a disk is full.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The output_folder.
+
+    Raises
+    ------
+    OSError
+        If nothing can be written there.
+    """
+    # Some of the first lines are lost; the next line reports it.
+    before, logging.raiseExceptions = logging.raiseExceptions, False
+    try:
+        sb.create_experiment_directory(str(folder))
+    except ValueError as error:
+        # logging wraps the system's error about log.txt in one.
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise OSError(
+            f"{Path(folder, 'log.txt')} cannot be written ({error.__cause__.strerror}). "
+            "Make room, or give another output_folder."
+        ) from error
+    finally:
+        logging.raiseExceptions = before
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler):
+                _allow_lost_lines(handler)
+
+
+def _allow_lost_lines(handler: logging.StreamHandler[Any]) -> None:
+    """Let a log miss lines that a full disk does not take, and print that once."""
+    place = getattr(handler, "baseFilename", "stdout")
+    reported: list[OSError] = []
+
+    def handle_error(record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            type(handler).handleError(handler, record)
+        elif not reported:
+            reported.append(error)
+            sys.stderr.write(
+                f"{place} cannot be written ({error.strerror}): it lacks lines.\n"
+            )
+
+    handler.handleError = handle_error  # type: ignore[method-assign]
+
+
+def log_line(stats: dict[str, Any]) -> dict[str, Any]:
+    """Select the figures of an epoch's log line, in units for reading.
+
+    Parameters
+    ----------
+    stats : dict
+        As in a line of train_log.jsonl.
+
+    Returns
+    -------
+    dict
+        Numbers by the words to print.
+    """
+    line = {
+        "epoch": stats["epoch"],
+        "loss": stats["train_loss"],
+        "accuracy %": stats["train_accuracy_percent"],
+        "lr": stats["lr"],
+        "margin": stats["margin"],
+    }
+    counts = ("skipped_steps", "unread_files", "unread_validation_files")
+    line |= {n.replace("_", " "): stats[n] for n in counts if stats.get(n)}
+    if "valid_eer_percent" in stats:
+        line["valid EER %"] = stats["valid_eer_percent"]
+    if "compression_ratio" in stats:
+        line["activations compressed"] = stats["compression_ratio"]
+    line["minutes"] = stats["minutes"]
+    line["utt/s"] = round(stats["utterances_per_second"])
+    return line | memory_shown(stats)
+
+
+def progress_bar(name: str, total: int, done: int, *, off: bool) -> tqdm[Any]:
+    """Show how many utterances are done, in the main process alone.
+
+    Parameters
+    ----------
+    name : str
+        The text before the bar.
+    total, done : int
+        Utterances, and how many of them were seen before.
+    off : bool
+        Whether to show none. In a file, which is no terminal, it is a line every few
+        minutes.
+
+    Returns
+    -------
+    tqdm
+        The bar.
+    """
+    terminal = sys.stderr.isatty()
+    return tqdm(
+        desc=name,
+        total=total,
+        initial=done,
+        unit="utt",
+        disable=off or not if_main_process(),
+        leave=False,
+        # The clock is read at every step: steps take longer.
+        mininterval=REDRAW_SECONDS if terminal else LINE_SECONDS,
+        miniters=1,
+        file=None if terminal else _Lines(),
+        delay=0 if terminal else LINE_SECONDS,
+        # A log has no cursor to move below the bars that are open.
+        position=None if terminal else 0,
+    )
+
+
+class _Lines:
+    """Writes the bar of a terminal as lines of a log."""
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            sys.stderr.write(f"{text}\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def show_step(
+    bar: tqdm[Any], utterances: int, loss: float, device: torch.device | str
+) -> None:
+    """Count the utterances of a step; where the bar is drawn, show loss and memory.
+
+    Parameters
+    ----------
+    bar : tqdm
+        A ``progress_bar``.
+    utterances : int
+        How many the step had, over all processes.
+    loss : float
+        Of the step, the mean over all processes.
+    device : torch.device or str
+        Where the training runs.
+    """
+    if bar.disable:
+        return
+    waited = bar.format_dict["elapsed"] - (bar.last_print_t - bar.start_t)
+    if waited >= bar.mininterval:
+        peaks = peak_memory(device).items()
+        memory = {BAR_PEAKS[name]: f"{peak / GIB:.2f}GiB" for name, peak in peaks}
+        bar.set_postfix({"loss": f"{loss:.2f}", **memory}, refresh=False)
+    bar.update(utterances)
+
+
+def peak_memory(device: torch.device | str) -> dict[str, int]:
+    """Measure the peak of memory since the process began, under its name.
+
+    Parameters
+    ----------
+    device : torch.device or str
+        Where the training runs.
+
+    Returns
+    -------
+    dict
+        cuda_allocated_peak_bytes, what tensors took of a GPU, or elsewhere
+        process_resident_peak_bytes, which counts the whole process.
+    """
+    if torch.device(device).type == "cuda":
+        return {"cuda_allocated_peak_bytes": torch.cuda.max_memory_allocated(device)}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = peak if sys.platform == "darwin" else 1024 * peak
+    return {"process_resident_peak_bytes": peak}
+
+
+def memory_shown(stats: dict[str, Any]) -> dict[str, float]:
+    """Select the peak of memory from the figures of an epoch, in GiB."""
+    return {words: stats[name] / GIB for name, words in PEAKS.items() if name in stats}
+
+
+def forecast(
+    steps: int, seconds: float, epochs: int, device: torch.device | str
+) -> str:
+    """Return a sentence on how long training takes if a step takes so many seconds."""
+    total = seconds * steps * epochs
+    duration = f"{total / 3600:.1f} h" if total >= 3600 else f"{total / 60:.1f} min"
+    peak = memory_shown(peak_memory(device)).items()
+    return (
+        f"{steps} steps per epoch, {seconds:.2f} s per step: {duration} for {epochs} "
+        f"epochs, without validation and without waiting for the reading of speech; "
+        f"{', '.join(f'{name}: {gib:.2f}' for name, gib in peak)}."
+    )

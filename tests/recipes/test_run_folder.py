@@ -1,0 +1,251 @@
+"""What a run's folder keeps when something else is done in it."""
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from speechbrain_rev.data import VoxCelebFolder
+from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.inference import SpeakerEmbedder, evaluation
+from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
+from speechbrain_rev.lobes.checkpoints import is_end_of_epoch, load_finished_run
+from speechbrain_rev.locks import LOCK, locked
+from tests.recipes.conftest import in_process
+from tests.recipes.runs import (
+    FEW_STEPS,
+    arguments,
+    assert_same_weights,
+    contents,
+)
+
+WEIGHTS = Path("embedding_model.ckpt")
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.fixture
+def again(train, data, folder, capsys):
+    """Give the command of the run once more, with other settings; returns the output."""
+
+    def main(*options, **changed):
+        train.main([*arguments(data, folder, **FEW_STEPS | changed), *options])
+        return capsys.readouterr().out
+
+    return main
+
+
+def delete_checkpoints(folder):
+    for checkpoint in (folder / "save").glob("CKPT*"):
+        shutil.rmtree(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("options", "changed", "words"),
+    [
+        ([], {"arch": "revnet46"}, "arch: was revnet57, is revnet46"),
+        (["--dry_run"], {"n_mels": 40}, "n_mels: was 24, is 40"),
+        (["--debug"], {"speeds": "[1.0]"}, r"speeds: was \[1.*1\.1\], is \[1\.0\]"),
+    ],
+)
+@pytest.mark.parametrize("weights_alone", [False, True])
+def test_another_network_is_refused_and_the_run_stays_as_it_is(
+    again, folder, options, changed, words, weights_alone
+):
+    if weights_alone:
+        shutil.rmtree(folder / "save")
+    before = contents(folder)
+    with pytest.raises(ValueError, match=rf"another network \({words}\).*another outp"):
+        again(*options, **changed)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("option", ["--dry_run", "--debug"])
+def test_a_trial_in_a_run_s_folder_leaves_its_files(again, folder, option):
+    """Nor does it take the run's plan, which may be of another batch."""
+    (folder / "plan.json").write_text("no plan of this batch")
+    (folder / "trial").mkdir()
+    (folder / "trial" / "notes.txt").write_text("mine")
+    before = contents(folder)
+    output = again(option, number_of_epochs=3, memory_budget="1GB", lr=0.5)
+    assert contents(folder) == before
+    assert ("for 3 epochs" in output) == (option == "--dry_run")
+    assert SpeakerEmbedder.from_run(folder)
+
+
+def test_a_trial_that_fails_leaves_them_too(again, folder):
+    before = contents(folder)
+    with pytest.raises(
+        ValueError, match=r"max_gradient_error is 0\.05, .* is null\. G"
+    ):
+        again("--dry_run", max_gradient_error=0.05)
+    assert contents(folder) == before
+
+
+def test_what_debugging_persistently_leaves_has_its_settings(again, folder):
+    again("--debug", "--debug_persistently", number_of_epochs=2, lr=0.5)
+    assert "lr: 0.5" in (folder / "hyperparams.yaml").read_text()
+
+
+@pytest.mark.parametrize("lost", ["nothing", "checksums", "checkpoints"])
+def test_a_finished_run_that_is_started_again_changes_nothing(again, folder, lost):
+    if lost == "checksums":
+        (folder / "save" / "SHA256SUMS").unlink()
+    if lost == "checkpoints":
+        delete_checkpoints(folder)
+    before = contents(folder)
+    words = (
+        f"{folder} is a finished run of at least 1 epochs: nothing is trained or changed. "
+        "To train on, give more by --number_of_epochs; to train anew, another "
+        "output_folder."
+    )
+    assert again() == f"{words}\n"
+    assert (
+        again(lr=0.5) == f"{words} These settings had no effect: lr: was 0.1, is 0.5.\n"
+    )
+    with pytest.raises(ValueError, match="other data settings"):
+        again(valid_speakers=2)
+    if lost == "checkpoints":
+        with pytest.raises(ValueError, match="finished run without checkpoints"):
+            again(number_of_epochs=2)
+    assert contents(folder) == before
+
+
+def test_an_average_of_which_checkpoints_are_gone_is_not_made_anew(again, folder):
+    longer = {"number_of_epochs": 2, "average_checkpoints": 2}
+    again(**longer)
+    first, *_ = sorted((folder / "save").glob("CKPT*"), key=lambda p: p.stat().st_mtime)
+    shutil.rmtree(first)
+    (folder / "save" / "SHA256SUMS").unlink()
+    before = contents(folder)
+    assert "is a finished run" in again(**longer)
+    assert contents(folder) == before
+
+
+def test_more_epochs_go_on_from_the_last_one_and_end_anew(
+    train, again, folder, monkeypatch
+):
+    weights, log = (folder / WEIGHTS).read_bytes(), (folder / "train_log.jsonl")
+    first_line = log.read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        # Between the last checkpoint and the result.
+        patch.setattr(train, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            again(number_of_epochs=2)
+    assert (folder / WEIGHTS).read_bytes() == weights
+    assert "is a finished run" not in again(number_of_epochs=2)
+    assert (folder / WEIGHTS).read_bytes() != weights
+    assert log.read_bytes().startswith(first_line)
+    assert "number_of_epochs: 2" in (folder / "hyperparams.yaml").read_text()
+    assert "is a finished run of at least 2 epochs" in again(number_of_epochs=2)
+
+
+@pytest.mark.slow
+def test_a_clock_that_is_set_back_changes_no_run(again, folder, tmp_path, monkeypatch):
+    twin = shutil.copytree(folder, tmp_path / "twin")
+    longer = {"number_of_epochs": 3, "average_checkpoints": 2}
+    again(output_folder=twin, **longer)
+    now = time.time
+    monkeypatch.setattr("time.time", lambda: now() - 86400)
+    again(**longer)
+    kept = {
+        found.meta["epoch"]
+        for found in WholeCheckpointer(folder / "save").list_checkpoints()
+        if is_end_of_epoch(found)
+    }
+    assert kept == {2, 3}
+    assert_same_weights(folder, twin)
+
+
+def test_one_training_run_owns_its_folder(again, folder):
+    with locked(folder / LOCK, "the run", "writing into"):
+        before = contents(folder)
+        for options in ([], ["--dry_run"]):
+            with pytest.raises(
+                ValueError, match=r"writing into .*: process \d+ on .*o"
+            ):
+                again(*options, number_of_epochs=2)
+        assert contents(folder) == before
+    again(number_of_epochs=2)
+    assert not (folder / LOCK).exists()
+
+
+def test_weights_that_were_deleted_are_made_anew_of_the_checkpoints(
+    again, folder, finished
+):
+    (folder / WEIGHTS).unlink()
+    again()
+    assert_same_weights(folder, finished)
+
+
+def flip(path):
+    """Change a bit in the middle of a file, and in no character that ends a line."""
+    content = bytearray(path.read_bytes())
+    place = next(
+        i for i in range(len(content) // 2, 0, -1) if chr(content[i]).isalnum()
+    )
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def interrupted(data, tmp_path_factory):
+    """A run with validation, of which an epoch is to come."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    with in_process() as script:
+        script.main(arguments(data, folder, **FEW_STEPS | {"valid_speakers": 2}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "save/train.csv",
+        "save/valid_trials.txt",
+        "save/label_encoder.txt",
+        "save/prepared.json",
+        "train_log.jsonl",
+        "embedding_model.ckpt",
+    ],
+)
+def test_a_flipped_bit_in_what_a_run_goes_on_with_is_refused(
+    again, interrupted, tmp_path, name
+):
+    folder = shutil.copytree(interrupted, tmp_path / "flipped")
+    flip(folder / name)
+    before = contents(folder)
+    changed = {"valid_speakers": 2, "output_folder": folder}
+    if name != WEIGHTS.name:
+        changed["number_of_epochs"] = 2
+    with pytest.raises(ValueError, match=rf"{name}\b.* is not as it was written"):
+        again(**changed)
+    kept = [n for n in before if n.suffix == ".ckpt" or n.name == "train_log.jsonl"]
+    assert all(contents(folder)[n] == before[n] for n in kept)
+
+
+def test_flipped_bits_are_refused_by_who_evaluates(interrupted, tmp_path):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
+    save = folder / "save"
+    lists = [save / "valid_trials.txt"]
+    for name, read in {
+        "train.csv": lambda: evaluation.cohort_files(save / "train.csv"),
+        "valid_trials.txt": lambda: evaluation.trial_files(
+            lists, VoxCelebFolder(folder)
+        ),
+        "label_encoder.txt": lambda: read_labels(save / "label_encoder.txt"),
+    }.items():
+        flip(save / name)
+        with pytest.raises(ValueError, match=f"{name} is not as it was written"):
+            read()
+    flip(folder / WEIGHTS)
+    for read in (SpeakerEmbedder.from_run, lambda one: load_finished_run({}, one)):
+        with pytest.raises(ValueError, match=r"embedding_model\.ckpt is not as it was"):
+            read(folder)

@@ -1,0 +1,85 @@
+"""Epochs: validation on trials, what is shown and logged, and a dry run."""
+
+import itertools
+import logging
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from speechbrain_rev.data import ChunkBatch
+from speechbrain_rev.scoring import Trials
+from speechbrain_rev.training import dry_run
+
+NAMES = [f"{speaker}/{i}.wav" for speaker in "ab" for i in range(3)]
+
+
+@pytest.fixture
+def validated(noise_run, capsys):
+    """Train with trials between utterances, of which some cannot be read."""
+
+    def trained(unread=(), **run_opts):
+        brain = noise_run(**run_opts)
+        pairs = list(itertools.combinations(NAMES, 2))
+        labels = [int(one[0] == other[0]) for one, other in pairs]
+        brain.valid_trials = Trials(labels, *zip(*pairs, strict=True))
+        speech = {
+            name: ChunkBatch(
+                (torch.arange(6.0) - 5 * (name[0] == "a"))[None],
+                torch.ones(1),
+                torch.zeros(1),
+            )
+            for name in NAMES
+        }
+        items = [(n, "it is gone" if n in unread else one) for n, one in speech.items()]
+        loader = DataLoader(items, batch_size=1, collate_fn=lambda one: one[0])
+        counter = brain.hparams.epoch_counter
+        brain.fit(counter, brain.train_set, loader, progressbar=False)
+        return brain, capsys.readouterr().out
+
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("unread", "figures"),
+    [
+        ((), {"valid_eer_percent": 0.0}),
+        (NAMES[:1], {"unread_validation_files": 1, "valid_eer_percent": 0.0}),
+        (NAMES, {"unread_validation_files": 6}),
+    ],
+)
+def test_each_epoch_is_validated_on_what_can_be_read(
+    validated, unread, figures, caplog
+):
+    caplog.set_level(logging.WARNING, "train")
+    brain, _ = validated(unread)
+    rows = brain.rows("train_log.jsonl")
+    assert [row["epoch"] for row in rows] == [1, 2]
+    for row in rows:
+        assert {k: v for k, v in row.items() if "valid" in k} == figures
+        assert row["train_accuracy_percent"] == 100 * 4 / 16
+        assert min(row[k] for k in ("minutes", "utterances_per_second")) > 0
+    no_rate = [m for m in caplog.messages if "There is no validation EER: " in m]
+    assert len(no_rate) == (2 if unread == NAMES else 0)
+    lost = [m for m in caplog.messages if m.endswith("an utterance: it is gone")]
+    assert len(lost) == 2 * len(unread)
+
+
+def test_debugging_validates_without_eer_and_logs_nothing(validated, tmp_path):
+    _, output = validated(debug=True)
+    assert output.count("--debug: no EER, no log. {'epoch': ") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["save"]
+
+
+def test_a_dry_run_prints_what_training_takes_and_keeps_nothing(
+    noise_run, tmp_path, capsys
+):
+    brain = noise_run(bad={(0, 1), (0, 2)})
+    dry_run(brain, brain.train_set)
+    output = capsys.readouterr().out
+    assert output.startswith("4 steps per epoch, ")
+    assert " for 2 epochs, without validation" in output
+    assert f"Logs of each epoch: {tmp_path}/train_log.jsonl." in output
+    # Gradients that are not finite are reported.
+    assert [line["step"] for line in brain.rows("skipped.jsonl")] == [1, 2]
+    assert not any((tmp_path / "save").iterdir())

@@ -1,0 +1,131 @@
+"""The line of an epoch, the bar, and their memory."""
+
+import contextlib
+import io
+import sys
+
+import pytest
+import torch
+from tqdm import tqdm
+
+from speechbrain_rev.sizes import GIB
+from speechbrain_rev.training import progress
+
+STATS = {
+    "epoch": 3,
+    "train_loss": 4.5,
+    "train_accuracy_percent": 12.5,
+    "lr": 0.1,
+    "margin": 0.2,
+    "skipped_steps": 0,
+    "unread_files": 0,
+    "minutes": 1.5,
+    "utterances_per_second": 99.6,
+    "process_resident_peak_bytes": 3 * GIB // 2,
+}
+LINE = {
+    "epoch": 3,
+    "loss": 4.5,
+    "accuracy %": 12.5,
+    "lr": 0.1,
+    "margin": 0.2,
+    "minutes": 1.5,
+    "utt/s": 100,
+    "process resident peak GiB": 1.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ({}, {}),
+        ({"skipped_steps": 2}, {"skipped steps": 2}),
+        ({"unread_files": 3}, {"unread files": 3}),
+        ({"unread_validation_files": 1}, {"unread validation files": 1}),
+        ({"valid_eer_percent": 9.0}, {"valid EER %": 9.0}),
+        ({"compression_ratio": 2.5}, {"activations compressed": 2.5}),
+    ],
+)
+def test_the_line_of_an_epoch_has_units_and_what_there_is_to_report(more, shown):
+    assert progress.log_line(STATS | more) == LINE | shown
+
+
+def test_peaks_of_gpu_and_process_have_names_of_their_own(monkeypatch):
+    (process,) = progress.peak_memory("cpu")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 7 * GIB)
+    measured = progress.peak_memory("cuda")
+    assert process == "process_resident_peak_bytes"
+    assert measured == {"cuda_allocated_peak_bytes": 7 * GIB}
+    assert progress.memory_shown(measured) == {"CUDA allocated peak GiB": 7}
+
+
+@pytest.mark.parametrize(("seconds", "duration"), [(0.5, "1.7 min"), (18.0, "1.0 h")])
+def test_a_forecast_is_in_minutes_or_hours(seconds, duration):
+    words = progress.forecast(100, seconds, 2, "cpu")
+    assert f"100 steps per epoch, {seconds:.2f} s per step: {duration} for 2" in words
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def stderr(monkeypatch):
+    """Replace stderr by a file or by a terminal."""
+
+    def replace(stream):
+        monkeypatch.setattr(sys, "stderr", stream)
+        return stream
+
+    return replace
+
+
+@pytest.fixture
+def stepped(monkeypatch):
+    """Show steps of four utterances, some seconds apart."""
+
+    def show(steps, seconds, device="cpu"):
+        now = [0.0]
+        monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+        with progress.progress_bar("epoch 1", 4000, 0, off=False) as bar:
+            for _ in range(steps):
+                now[0] += seconds
+                progress.show_step(bar, 4, 4.5, device)
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("device", "peak"), [("cuda", "allocated peak=1.50GiB]"), ("cpu", "resident peak=")]
+)
+def test_the_bar_shows_speed_remaining_time_loss_and_memory(
+    monkeypatch, stderr, stepped, device, peak
+):
+    terminal = stderr(Terminal())
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * GIB // 2)
+    stepped(1, 2.0, device)
+    words = f"4/4000 [00:02<33:18,  2.00utt/s, loss=4.50, {peak}"
+    assert any(words in line for line in terminal.getvalue().split("\r"))
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_log_file_gets_a_line_every_few_minutes(stderr, stepped, others):
+    file = stderr(io.StringIO())
+    with contextlib.ExitStack() as stack:
+        for _ in range(others):
+            stack.enter_context(tqdm(file=io.StringIO()))
+        stepped(700, 1.0)
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("epoch 1:  30%")
+    assert "4.00utt/s, loss=4.50, resident peak=" in lines[0]
+    assert "\r" not in file.getvalue()
+
+
+def test_memory_is_measured_once_a_second(monkeypatch, stderr, stepped):
+    measured = []
+    monkeypatch.setattr(progress, "peak_memory", lambda one: measured.append(one) or {})
+    stderr(Terminal())
+    stepped(17, 0.25)
+    assert len(measured) == 4
