@@ -1,4 +1,4 @@
-"""Devices by their names: which there are, what they are, and what is free on them.
+"""GPUs to plan for, and devices by their names: which there are, what is free on them.
 
 Torch is imported where it is asked, so that what needs none may import this.
 """
@@ -6,11 +6,135 @@ Torch is imported where it is asked, so that what needs none may import this.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from speechbrain_rev.sizes import EXAMPLES, GIB, card_text, parse_size
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as it is sold, with the peak figures that its maker publishes.
+
+    Attributes
+    ----------
+    name : str
+        As makers write it, in words.
+    memory_bytes : int
+        What it is sold with, 2**30 bytes a GB.
+    bytes_per_second : float
+        Bandwidth of its memory.
+    flops_per_second : float
+        In float32, without tensor cores.
+    is_named : bool
+        Whether it was asked for by its name, not taken for its memory.
+    """
+
+    name: str
+    memory_bytes: int
+    bytes_per_second: float
+    flops_per_second: float
+    is_named: bool = True
+
+    def __str__(self) -> str:
+        memory = card_text(self.memory_bytes)
+        return (
+            self.name if self.is_named else f"{self.name}, listed nearest to {memory}"
+        )
+
+
+#: GPUs that ``--card`` knows, by memory. The first of a size stands for that size, and the
+#: nearest one for a size that is not listed. A row is all that another GPU takes.
+GPUS = (
+    Gpu("RTX 2080 Ti", 11 * GIB, 616e9, 13.4e12),
+    Gpu("RTX 3060", 12 * GIB, 360e9, 12.7e12),
+    Gpu("RTX 4070", 12 * GIB, 504e9, 29.1e12),
+    Gpu("RTX 4080", 16 * GIB, 717e9, 48.7e12),
+    Gpu("T4", 16 * GIB, 320e9, 8.1e12),
+    Gpu("V100 16GB", 16 * GIB, 900e9, 15.7e12),
+    Gpu("RTX 3090", 24 * GIB, 936e9, 35.6e12),
+    Gpu("RTX 4090", 24 * GIB, 1008e9, 82.6e12),
+    Gpu("A10", 24 * GIB, 600e9, 31.2e12),
+    Gpu("L4", 24 * GIB, 300e9, 30.3e12),
+    Gpu("V100 32GB", 32 * GIB, 900e9, 15.7e12),
+    Gpu("A100 40GB", 40 * GIB, 1555e9, 19.5e12),
+    Gpu("RTX A6000", 48 * GIB, 768e9, 38.7e12),
+    Gpu("L40S", 48 * GIB, 864e9, 91.6e12),
+    Gpu("A100 80GB", 80 * GIB, 2039e9, 19.5e12),
+    Gpu("H100 80GB", 80 * GIB, 3350e9, 67e12),
+    Gpu("H200", 141 * GIB, 4800e9, 67e12),
+)
+
+
+def _words(name: str) -> set[str]:
+    """List the words of a GPU's name that distinguish it."""
+    words = set(re.findall(r"[a-z0-9]+", name.lower()))
+    return words - {"nvidia", "geforce", "tesla"}
+
+
+def nearest_gpu(memory_bytes: int, gpus: Sequence[Gpu] = GPUS) -> Gpu:
+    """Take the listed GPU whose memory is nearest to a size.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        The size.
+    gpus : sequence of Gpu
+        Those to choose from.
+
+    Returns
+    -------
+    Gpu
+        With the memory that was asked for.
+
+    Examples
+    --------
+    >>> print(nearest_gpu(10 * GIB))
+    RTX 2080 Ti, listed nearest to 10 GiB
+    """
+    gpu = min(gpus, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))
+    return replace(gpu, memory_bytes=memory_bytes, is_named=False)
+
+
+def parse_card(text: str) -> Gpu:
+    """Read the GPU that ``--card`` names, by its name or by its memory.
+
+    Parameters
+    ----------
+    text : str
+        A name of ``GPUS``, or a size as ``parse_size`` takes it.
+
+    Returns
+    -------
+    Gpu
+        For a size, the nearest listed GPU with the memory that was given.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+
+    Examples
+    --------
+    >>> parse_card("11GB").memory_bytes == 11 * GIB
+    True
+    >>> print(parse_card("rtx-3090"), "|", parse_card("24GB"))
+    RTX 3090 | RTX 3090, listed nearest to 24 GiB
+    """
+    size = parse_size(text)
+    if size is not None:
+        return nearest_gpu(size)
+    for gpu in GPUS:
+        if _words(gpu.name) == _words(text):
+            return gpu
+    names = ", ".join(gpu.name for gpu in GPUS)
+    raise ValueError(
+        f"--card takes a GPU's memory as {EXAMPLES}, not {text}; or one of {names}."
+    )
 
 
 def named_device(name: str, *, cpu: bool, advice: str) -> torch.device:
@@ -19,7 +143,7 @@ def named_device(name: str, *, cpu: bool, advice: str) -> torch.device:
     Parameters
     ----------
     name : str
-        cuda, cuda:N for the card of number N, or cpu.
+        cuda, cuda:N for the GPU of number N, or cpu.
     cpu : bool
         Whether cpu is allowed.
     advice : str
@@ -33,28 +157,28 @@ def named_device(name: str, *, cpu: bool, advice: str) -> torch.device:
     Raises
     ------
     ValueError
-        If it is called otherwise, or there is no such card.
+        If it is called otherwise, or there is no such GPU.
 
     Examples
     --------
-    >>> named_device("gpu", cpu=False, advice="Name a card's memory.")
+    >>> named_device("gpu", cpu=False, advice="Name a GPU's memory.")
     Traceback (most recent call last):
     ...
-    ValueError: --device takes cuda, or cuda:N for the card of number N, not gpu. Name a
-    card's memory.
+    ValueError: --device takes cuda, or cuda:N for the GPU of number N, not gpu. Name a
+    GPU's memory.
     """
     import torch
 
     allowed = r"(cpu|cuda(:\d{1,3})?)" if cpu else r"cuda(:\d{1,3})?"
     if re.fullmatch(allowed, name, re.ASCII) is None:
         raise ValueError(
-            f"--device takes {'cpu, ' if cpu else ''}cuda, or cuda:N for the card of "
+            f"--device takes {'cpu, ' if cpu else ''}cuda, or cuda:N for the GPU of "
             f"number N, not {name}. {advice}"
         )
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name != "cpu" and int(name.partition(":")[2] or 0) >= count:
         raise ValueError(
-            f"--device={name} is not there: torch sees {count} card(s) with CUDA. "
+            f"--device={name} is not there: torch sees {count} GPU(s) with CUDA. "
             f"{advice}"
         )
     return torch.device(name)
@@ -66,7 +190,7 @@ def timed_device(name: str) -> torch.device:
     Parameters
     ----------
     name : str
-        cpu, cuda, or cuda:N for the card of number N.
+        cpu, cuda, or cuda:N for the GPU of number N.
 
     Returns
     -------
@@ -76,19 +200,19 @@ def timed_device(name: str) -> torch.device:
     Raises
     ------
     ValueError
-        If it is called otherwise, or there is no such card.
+        If it is called otherwise, or there is no such GPU.
 
     Examples
     --------
     >>> timed_device("cpu")
     device(type='cpu')
     """
-    advice = "Give cpu, or the number of a card that is there."
+    advice = "Give cpu, or the number of a GPU that is there."
     return named_device(name, cpu=True, advice=advice)
 
 
 def device_name(device: torch.device) -> str:
-    """Name a card, or the CPU."""
+    """Name a GPU, or the CPU."""
     import torch
 
     if device.type == "cuda":
@@ -97,7 +221,7 @@ def device_name(device: torch.device) -> str:
 
 
 def described(device: torch.device) -> str:
-    """Name a card, or the CPU with the threads that compute."""
+    """Name a GPU, or the CPU with the threads that compute."""
     import torch
 
     if device.type == "cuda":
@@ -111,7 +235,7 @@ def random_devices(device: torch.device) -> list[torch.device]:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Tell what this process can still take of a card; None for what is no card.
+    """Give what this process can still take of a GPU; None for another device.
 
     What torch holds and nothing uses is among it.
     """
@@ -124,9 +248,9 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def free_and_held_bytes(device: torch.device) -> int | None:
-    """Tell what this process can have of a card in all; None for what is no card.
+    """Give what this process can have of a GPU in all; None for another device.
 
-    Modules that are on the card already are among it.
+    Modules that are on the GPU already are among it.
     """
     import torch
 
@@ -136,7 +260,7 @@ def free_and_held_bytes(device: torch.device) -> int | None:
 
 
 @dataclass(frozen=True)
-class CardAtHand:
+class GpuAtHand:
     """A GPU of this machine that was asked for its memory.
 
     Attributes
@@ -151,8 +275,13 @@ class CardAtHand:
     total_bytes: int
     free_bytes: int
 
+    def listed(self) -> Gpu:
+        """Take the listed GPU that it is, or else the nearest by its memory."""
+        alike = [gpu for gpu in GPUS if _words(gpu.name) <= _words(self.name)]
+        return nearest_gpu(self.total_bytes, alike or GPUS)
 
-def card_at_hand(device: str) -> CardAtHand:
+
+def gpu_at_hand(device: str) -> GpuAtHand:
     """Ask a GPU for its memory.
 
     Parameters
@@ -162,7 +291,7 @@ def card_at_hand(device: str) -> CardAtHand:
 
     Returns
     -------
-    CardAtHand
+    GpuAtHand
         What this process takes to ask, a few hundred MiB, is not among the free bytes.
 
     Raises
@@ -172,15 +301,15 @@ def card_at_hand(device: str) -> CardAtHand:
 
     Examples
     --------
-    >>> card_at_hand("cpu")
+    >>> gpu_at_hand("cpu")
     Traceback (most recent call last):
     ...
-    ValueError: --device takes cuda, or cuda:N for the card of number N, not cpu. Without
-    a GPU name a card's memory, for instance --card=11GB.
+    ValueError: --device takes cuda, or cuda:N for the GPU of number N, not cpu. Without
+    a GPU give --card, for instance --card=11GB.
     """
     import torch
 
-    advice = "Without a GPU name a card's memory, for instance --card=11GB."
+    advice = "Without a GPU give --card, for instance --card=11GB."
     number = named_device(device, cpu=False, advice=advice).index or 0
     free, total = torch.cuda.mem_get_info(number)
-    return CardAtHand(torch.cuda.get_device_name(number), total, free)
+    return GpuAtHand(torch.cuda.get_device_name(number), total, free)

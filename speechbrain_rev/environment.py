@@ -45,7 +45,7 @@ def _version(package: str) -> str:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-    # These two must be built for each other, and only an import tells.
+    # These two must be built for each other, and only an import shows it.
     if package in ("torch", "torchaudio"):
         try:
             importlib.import_module(package)
@@ -59,13 +59,13 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    told: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in lines:
         key, _, value = line.partition(":")
-        told.setdefault(key.strip(), value.strip())
-    name = told.get("model name", platform.processor()) or "unknown on this system"
+        fields.setdefault(key.strip(), value.strip())
+    name = fields.get("model name", platform.processor()) or "unknown on this system"
     # Names as clouds give them are those of several generations.
-    kind = [f"{key} {told[key]}" for key in ("cpu family", "model") if key in told]
+    kind = [f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields]
     return f"{name} ({', '.join(kind)})" if kind else name
 
 

@@ -57,35 +57,6 @@ def parse_size(text: str) -> int | None:
     return size if 0 < size < 2**60 else None
 
 
-def parse_card(text: str) -> int:
-    """Read the memory of a GPU, as ``--card`` takes it.
-
-    Parameters
-    ----------
-    text : str
-        As ``parse_size`` takes it.
-
-    Returns
-    -------
-    int
-        Bytes.
-
-    Raises
-    ------
-    ValueError
-        If it is no size above zero with a unit.
-
-    Examples
-    --------
-    >>> parse_card("11GB") == 11 * 2**30
-    True
-    """
-    size = parse_size(text)
-    if size is None:
-        raise ValueError(f"--card takes a GPU's memory as {EXAMPLES}, not {text}.")
-    return size
-
-
 def whole_bytes(name: str, size: object) -> int:
     """Take a size that a caller gave, in bytes or with its unit.
 

@@ -87,7 +87,7 @@ def stage_memory(
     optimizer: torch.optim.Optimizer,
     classifier: nn.Module | None = None,
 ) -> list[StageMemory]:
-    """Tell what each part of an encoder takes in a training step that was watched.
+    """Measure what each part of an encoder takes in a training step that was watched.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ class _Growing:
 
 
 def _activations(trace: Trace, names: list[str]) -> dict[str, tuple[int, int]]:
-    """Tell for each part what is alive after its forward pass, and the most in both."""
+    """Give for each part what is alive after its forward pass, and the most in both."""
     blocks = list(trace.blocks.items())
     stage_of = {name: _stage_of(name) for name, _ in blocks}
     base = blocks[0][1].before_bytes
@@ -299,7 +299,7 @@ def encoder_breakdown(
         Shape of the recipe's classifier, by default for VoxCeleb2 at three speeds; of no
         classes to leave it out.
     stages : bool
-        Whether to watch the step, and tell what each stage takes: for some seconds.
+        Whether to trace the step, for what each stage takes; this needs some seconds.
 
     Returns
     -------

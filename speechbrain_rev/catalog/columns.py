@@ -1,4 +1,4 @@
-"""Tables that fit a terminal: figures in columns, and notes below them.
+"""Tables that fit a terminal, and the same rows as JSON.
 
 Where a terminal is too narrow, the least important columns are hidden and named in the
 last line. No cell is wrapped or cut.
@@ -10,8 +10,9 @@ import itertools
 import math
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -28,28 +29,56 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """A column of a table.
+    """A column of a table, which is a key of each row's JSON object.
 
     Attributes
     ----------
     group : str
         Title above the heads of neighbours that have the same one.
-    head : str
-        Above the cells.
-    cell : callable
-        Writes a row's cell.
+    head : str or None
+        Above the cells; None for a value that JSON alone has.
+    value : str or callable
+        An attribute of a row, named with dots, or what gives a row's value. JSON takes the
+        value as it is; None where nobody knows it.
+    key : str or None
+        Where the value stands in JSON, objects before a dot. A mapping is merged into what
+        stands there, into the row itself if the key is empty. None for a table without JSON.
+    text : str or callable
+        How the table shows a value: a format, or what makes a text of it. None is "-".
     importance : float
         On a narrow terminal columns of the lowest importance are hidden first, those of
         the same importance together. Infinite, the default: never hidden.
     is_words : bool
         Whether cells begin on the left; figures end on the right.
+
+    Examples
+    --------
+    >>> size = Column("memory", "MiB", len, "memory.bytes", lambda n: f"{n / 2**20:.1f}")
+    >>> size.cell(bytes(3 * 2**19))
+    '1.5'
     """
 
     group: str
-    head: str
-    cell: Callable[[Row], str]
+    head: str | None
+    value: str | Callable[[Row], Any]
+    key: str | None = None
+    text: str | Callable[[Any], str] = ""
     importance: float = math.inf
     is_words: bool = False
+
+    def of(self, row: Row) -> Any:
+        """Give a row's value."""
+        value = self.value
+        return attrgetter(value)(row) if isinstance(value, str) else value(row)
+
+    def cell(self, row: Row) -> str:
+        """Write a row's cell."""
+        value = self.of(row)
+        if value is None:
+            return "-"
+        return (
+            format(value, self.text) if isinstance(self.text, str) else self.text(value)
+        )
 
 
 @dataclass(frozen=True)
@@ -59,7 +88,7 @@ class Table(Generic[Row]):
     Attributes
     ----------
     columns : sequence of Column
-        From left to right.
+        From left to right, the keys of JSON in this order.
     rows : sequence
         From top to bottom.
     title : str
@@ -68,13 +97,15 @@ class Table(Generic[Row]):
     Examples
     --------
     >>> names = Column("", "encoder", str, is_words=True)
-    >>> lengths = Column("of it", "letters", lambda name: str(len(name)), importance=1)
+    >>> lengths = Column("of it", "letters", len, "letters", importance=1)
     >>> table = Table([names, lengths], ["revnet57", "resnet152"])
     >>> table.lines(80)[0]
     ['            of it', 'encoder    letters', 'revnet57         8', 'resnet152        9']
     >>> lines, hidden = table.lines(12)
     >>> lines[0], [column.head for column in hidden]
     ('encoder', ['letters'])
+    >>> table.plain()
+    [{'letters': 8}, {'letters': 9}]
     """
 
     columns: Sequence[Column[Row]]
@@ -101,8 +132,9 @@ class Table(Generic[Row]):
             width=_UNLIMITED, color_system=None, markup=False, emoji=False
         )
         # All cells of a column as one text: rich takes its time for each cell.
-        cells = [(c, "\n".join(map(c.cell, self.rows))) for c in self.columns]
-        hideable = {c.importance for c in self.columns if c.importance < math.inf}
+        shown = [c for c in self.columns if c.head is not None]
+        cells = [(c, "\n".join(map(c.cell, self.rows))) for c in shown]
+        hideable = {c.importance for c in shown if c.importance < math.inf}
         for least in (-math.inf, *sorted(hideable)):
             grid = _grid((c, text) for c, text in cells if c.importance > least)
             if width is None or console.measure(grid).maximum <= width:
@@ -110,8 +142,30 @@ class Table(Generic[Row]):
         with console.capture() as capture:
             console.print(grid)
         lines = [line.rstrip() for line in capture.get().splitlines()]
-        hidden = [column for column in self.columns if column.importance <= least]
+        hidden = [column for column in shown if column.importance <= least]
         return ([self.title] if self.title else []) + lines, hidden
+
+    def plain(self) -> list[dict[str, Any]]:
+        """Give the rows as JSON objects, in bytes, seconds and other base units."""
+        return [_plain(self.columns, row) for row in self.rows]
+
+
+def _plain(columns: Iterable[Column[Row]], row: Row) -> dict[str, Any]:
+    """Put values of a row where their keys say."""
+    plain: dict[str, Any] = {}
+    for column in columns:
+        if column.key is None:
+            continue
+        value, (*path, name) = column.of(row), column.key.split(".")
+        if isinstance(value, Mapping):
+            path, values = [*path, *([name] if name else [])], value
+        else:
+            values = {name: value}
+        place = plain
+        for step in path:
+            place = place.setdefault(step, {})
+        place.update(values)
+    return plain
 
 
 def _grid(cells: Iterable[tuple[Column[Any], str]]) -> Grid:
@@ -126,7 +180,7 @@ def _grid(cells: Iterable[tuple[Column[Any], str]]) -> Grid:
         part = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for column in columns:
             part.add_column(
-                column.head,
+                column.head or "",
                 justify="left" if column.is_words else "right",
                 no_wrap=True,
             )
@@ -163,7 +217,7 @@ def page(
 
     Examples
     --------
-    >>> square = Column("", "square", lambda n: str(n * n), importance=0)
+    >>> square = Column("", "square", lambda n: n * n, importance=0)
     >>> table = Table([Column("", "number", str), square], [7])
     >>> print(page([table], notes=["A number and its square."], width=12), end="")
     number

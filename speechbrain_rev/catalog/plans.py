@@ -34,6 +34,7 @@ from speechbrain_rev.catalog.steps import (
     budget_bytes_of,
     encoder_step,
     head_modules,
+    speed_for,
 )
 from speechbrain_rev.catalog.table import (
     BASELINE,
@@ -52,7 +53,7 @@ from speechbrain_rev.planner.memory import make_gradients, unless_memory_runs_ou
 from speechbrain_rev.planner.plan import choose, plan_within, refusal
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
 from speechbrain_rev.planner.step import Channels
-from speechbrain_rev.planner.timing import ASSUMED, Speed, seconds_of
+from speechbrain_rev.planner.timing import Speed, seconds_of
 from speechbrain_rev.sizes import card_text, size_text
 from speechbrain_rev.whole_files import check_regular
 
@@ -207,7 +208,7 @@ def plan_encoders(
     training: Training,
     *,
     names: Sequence[str] = (),
-    speed: Speed = ASSUMED,
+    speed: Speed | None = None,
     workers: int = 1,
     progress: bool = False,
 ) -> list[PlannedEncoder]:
@@ -220,8 +221,9 @@ def plan_encoders(
     names : sequence of str
         Which encoders: the peaks of their plans are counted on them. None named means
         all, whose peaks are predicted.
-    speed : Speed
-        Of the GPU, which times are estimated from.
+    speed : Speed or None
+        Of the GPU, which times are estimated from; None for that of the listed GPU whose
+        memory is nearest.
     workers : int
         Processes that share the work; more than one from a script that may be imported
         again only, as ``multiprocessing`` says.
@@ -248,7 +250,9 @@ def plan_encoders(
     (0, True, 1)
     """
     models = select(training, names=names, sort="vox1-h")
-    plan_model = functools.partial(_planned, speed=speed, counted=bool(names))
+    plan_model = functools.partial(
+        _planned, speed=speed_for(training, speed), counted=bool(names)
+    )
     with contextlib.ExitStack() as stack:
         apply: Callable[..., Iterable[list[PlannedEncoder]]] = map
         if workers > 1:
@@ -266,7 +270,7 @@ def plan_encoders(
             )
         )
         if workers == 1:
-            plan_model = functools.partial(plan_model, tell=bar.set_postfix_str)
+            plan_model = functools.partial(plan_model, show=bar.set_postfix_str)
         planned: dict[str, PlannedEncoder] = {}
         try:
             for group in apply(functools.partial(_each, plan_model), _by_kind(models)):
@@ -295,7 +299,7 @@ def _by_kind(models: Sequence[ListedEncoder]) -> list[list[ListedEncoder]]:
     return list(groups.values())
 
 
-def _untold(_: str) -> None:
+def _show_nothing(_: str) -> None:
     """Other processes have no bar."""
 
 
@@ -304,31 +308,31 @@ def _planned(
     *,
     speed: Speed,
     counted: bool,
-    tell: Callable[[str], None] = _untold,
+    show: Callable[[str], None] = _show_nothing,
 ) -> PlannedEncoder:
     row, training = model.row, model.training
     step = encoder_step(row, training, speed=speed)
     left = training.step_budget_bytes(row)
     whole = step.channels[0][0]
-    tell(f"{row.name} is profiled")
+    show(f"{row.name} is profiled")
     with step.training():
         profiler = profiler_of(step)
         # Nothing is faster than to store all with all channels at once. Where that fits
-        # there is nothing to choose, and one traced step told it.
+        # there is nothing to choose, and one traced step shows it.
         stored = profiler.stored(whole)
         modes: Mapping[str, str] = stored.uniform(Mode.STORE)
         stored_seconds = stored.seconds(modes)
         profile, channels, counted_bytes = stored, whole, None
         fits = stored.peak_bytes(modes) <= left
         if fits and counted:
-            modes, counted_bytes = _counted(profiler, profile, channels, left, tell)
+            modes, counted_bytes = _counted(profiler, profile, channels, left, show)
             fits = counted_bytes <= left
         if not fits:
             chosen = choose(profiler, left)
             assert chosen.channels is not None
             profile, channels, modes = chosen.profile, chosen.channels, chosen.modes
             if counted:
-                modes, counted_bytes = _counted(profiler, profile, channels, left, tell)
+                modes, counted_bytes = _counted(profiler, profile, channels, left, show)
     return PlannedEncoder(
         model,
         profile,
@@ -359,14 +363,14 @@ def _counted(
     profile: Profile,
     channels: Channels,
     left_bytes: int,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> tuple[Mapping[str, str], int]:
     """Count the whole encoder with its plan, or with the lightest one if none fits."""
     name, runs = profiler.step.about["encoder"], itertools.count(1)
     with profiler.bare(channels) as trial:
 
         def run() -> None:
-            tell(f"{name}, plan {next(runs)} is counted")
+            show(f"{name}, plan {next(runs)} is counted")
             trial.run()
 
         try:
@@ -475,7 +479,7 @@ def sweep_encoder(
     batches: Iterable[int],
     *,
     device: str | None = None,
-    speed: Speed = ASSUMED,
+    speed: Speed | None = None,
     progress: bool = False,
 ) -> SweptEncoder:
     """Plan an encoder for each batch size and see which trains the most utterances.
@@ -492,8 +496,9 @@ def sweep_encoder(
         Where steps of a shallow encoder and of the optimizer are timed: cpu, cuda or
         cuda:N. Of a batch that does not fit there fewer utterances are timed, and their
         times scaled. None estimates times from counts.
-    speed : Speed
-        Of the device that they are estimated for; where one times, it says nothing.
+    speed : Speed or None
+        Of the device that they are estimated for, as in :func:`plan_encoders`; where one
+        times, it says nothing.
     progress : bool
         Whether a bar on stderr shows what is planned.
 
@@ -519,6 +524,7 @@ def sweep_encoder(
     {'store'}
     """
     assert training.card_bytes is not None
+    speed = speed_for(training, speed)
     where = None if device is None else timed_device(device)
     sizes = sorted(set(batches))
     step = encoder_step(row, training, speed=speed, device=where)
@@ -531,7 +537,7 @@ def sweep_encoder(
         disable=not progress,
     ) as bar:
 
-        def tell(batch: int) -> None:
+        def show(batch: int) -> None:
             bar.n = sizes.index(batch)
             bar.set_postfix(batch=batch)
 
@@ -540,7 +546,7 @@ def sweep_encoder(
             sizes,
             training.card_bytes,
             other_seconds=lambda: _optimizer_seconds(row, training, device, speed),
-            before_batch=tell,
+            before_batch=show,
         )
     return SweptEncoder(row, training, device, speed, found)
 
@@ -550,9 +556,9 @@ def optimizer_seconds(
     training: Training,
     device: str | None,
     *,
-    speed: Speed = ASSUMED,
+    speed: Speed | None = None,
 ) -> float:
-    """Tell what the optimizer takes for a step, whatever the batch.
+    """Give what the optimizer takes for a step, whatever the batch.
 
     Parameters
     ----------
@@ -563,8 +569,8 @@ def optimizer_seconds(
     device : str or None
         Where steps of the family's optimizer are timed. None estimates from the bytes
         of weights, gradients and states that are read and written.
-    speed : Speed
-        Of the device that is estimated for.
+    speed : Speed or None
+        Of the device that is estimated for, as in :func:`plan_encoders`.
 
     Returns
     -------
@@ -581,7 +587,7 @@ def optimizer_seconds(
         # Weights and gradients are read, weights written, states both.
         sizes = training.fixed_bytes(row, 1)
         moved = 3 * sizes["weights"] + 2 * sizes["optimizer_states"]
-        return moved / speed.bytes_per_second
+        return moved / speed_for(training, speed).bytes_per_second
     with torch.device(device):
         encoder = build_encoder(row.name, widths=row.widths, blocks=row.blocks)
         classifier, _ = head_modules(HEAD)
@@ -599,7 +605,7 @@ def optimizer_seconds(
 def _optimizer_seconds(
     row: Architecture, training: Training, device: str | None, speed: Speed
 ) -> float:
-    """Tell what the optimizer takes, or that there is no memory for it at any batch."""
+    """Give what the optimizer takes, or say that there is no memory for it at any batch."""
     seconds = unless_memory_runs_out(
         lambda: optimizer_seconds(row, training, device, speed=speed)
     )
@@ -763,8 +769,8 @@ def _load(plan_file: str, kept: Path) -> Plan:
     )
 
 
-#: What plans of version 0.1.0 do not tell, for it could not be otherwise.
-_NOT_TOLD = {"pooling": "statistics"}
+#: What plans of version 0.1.0 do not show, for it could not be otherwise.
+_UNNAMED = {"pooling": "statistics"}
 
 
 def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, str]]:
@@ -772,7 +778,7 @@ def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, 
     now = step.about()
     if "bounds" in plan.about:
         now["bounds"] = _bounds(step)
-    then: dict[str, str] = {**_NOT_TOLD, **plan.about}
+    then: dict[str, str] = {**_UNNAMED, **plan.about}
     return {
         name: (then.get(name), now[name]) for name in now if then.get(name) != now[name]
     }
@@ -798,7 +804,7 @@ def _for_another(name: str, then: str | None, now: str) -> str:
 
 
 def _warn_of_other_training(plan: Plan, step: TrainingStep, source: str) -> None:
-    """Warn of what decides whether the plan fits; what it does not tell is let pass."""
+    """Warn of what decides whether the plan fits; what it does not name is let pass."""
     for name, (then, now) in _differences(plan, step).items():
         if name == "device" and _holds_named_card(step.device, plan.about):
             continue

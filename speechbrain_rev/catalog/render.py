@@ -6,18 +6,16 @@ and null in JSON. How figures are made is in ``docs/choosing_an_encoder.md``.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from speechbrain_rev.architectures import HEAD, Architecture
-from speechbrain_rev.catalog.columns import Column, Row, Table, page
+from speechbrain_rev.architectures import HEAD
+from speechbrain_rev.catalog.columns import Column, Table, page
 from speechbrain_rev.catalog.table import (
     BASELINE,
     FRAMES,
@@ -37,12 +35,16 @@ from speechbrain_rev.sizes import GIB, MIB, card_text, reserve_of, size_text
 if TYPE_CHECKING:
     from speechbrain_rev.catalog.breakdown import EncoderBreakdown, StageMemory
     from speechbrain_rev.catalog.plans import PlannedEncoder, SweptEncoder
-    from speechbrain_rev.devices import CardAtHand
+    from speechbrain_rev.devices import GpuAtHand
     from speechbrain_rev.planner.sweep import BatchPlan
 
     #: The breakdowns of an encoder: before and after, or one where that is the same.
     Cases = Sequence[EncoderBreakdown]
 
+# Where both reports of encoders have published figures in JSON.
+_EER_KEY = "published.vox1_h_eer_percent"
+_GB_KEY = "published.gb_per_2_s_utterance"
+_BATCH_KEY = "published.largest_batch_on_11_gib"
 _CHUNK = "chunk: channels at a time; -: all."
 
 
@@ -85,28 +87,55 @@ class Report(ABC):
     def _document(self) -> dict[str, Any]: ...
 
 
-def _text(value: object, form: str = "") -> str:
-    """Write a figure, - if there is none."""
-    return "-" if value is None else format(value, form)
-
-
-def _of(name: str, form: str = "") -> Callable[[object], str]:
-    """Make cells of an attribute, named with dots, of the row."""
-    value = attrgetter(name)
-    return lambda row: _text(value(row), form)
-
-
 def _for_modes(
     group: str,
-    cell: Callable[[str, Row], str],
+    value: Callable[[str, Any], object],
+    key: str,
+    text: str | Callable[[Any], str] = "",
     importance: float = math.inf,
+    *,
     modes: Iterable[str] = MODES,
-) -> list[Column[Row]]:
-    """Make a column for each mode, whose cells need the mode before the row."""
+    shown: bool = True,
+) -> list[Column[Any]]:
+    """Make a column for each mode, whose values need the mode before the row."""
     return [
-        Column(group, Mode(mode).spec.column, partial(cell, mode), importance)
+        Column(
+            group,
+            Mode(mode).spec.column if shown else None,
+            partial(value, mode),
+            key.format(mode=mode),
+            text,
+            importance,
+        )
         for mode in modes
     ]
+
+
+def _in_json(value: str | Callable[[Any], Any], key: str) -> Column[Any]:
+    """Make a column that JSON alone has."""
+    return Column("", None, value, key)
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.2f}"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:.1f}"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.2f}"
+
+
+def _yes_or_no(is_so: bool) -> str:
+    return "yes" if is_so else "no"
+
+
+def _first(channels: Sequence[int | None]) -> str:
+    """Write the channels of the first level, - for all."""
+    first = channels[0] if channels else None
+    return "-" if first is None else str(first)
 
 
 def _free(card_bytes: int) -> str:
@@ -134,14 +163,6 @@ def _plain_training(training: Training) -> dict[str, Any]:
         plain["optimizer_state_bits"] = training.optimizer_bits
         plain["classes"] = HEAD.classes
     return plain
-
-
-def _plain_published(row: Architecture) -> dict[str, Any]:
-    return {
-        "vox1_h_eer_percent": row.vox1_h_eer,
-        "gb_per_2_s_utterance": row.published_memory_gb,
-        "largest_batch_on_11_gib": row.published_max_batch_11gb,
-    }
 
 
 @dataclass(frozen=True)
@@ -187,26 +208,52 @@ class ModelsReport(Report):
     def _tables(self) -> Sequence[Table[ListedEncoder]]:
         training, published = self.models[0].training, "published"
         columns: list[Column[ListedEncoder]] = [
-            Column("", "encoder", _of("row.name"), is_words=True),
-            Column("", "type", _type, 1, is_words=True),
-            Column("", "layers", _of("row.layers"), 1),
-            Column("counted", "M params", _millions, 6),
-            Column(published, "M params", _of("row.published_params_m", ".1f"), 2),
-            Column(published, "EER O", _of("row.vox1_o_eer", ".2f"), 2),
-            Column(published, "EER E", _of("row.vox1_e_eer", ".2f"), 2),
-            Column(published, "EER H", _of("row.vox1_h_eer", ".2f"), 7),
-            Column(published, "GB", _of("row.published_memory_gb", "g"), 3),
-        ]
-        if training.card_bytes is None:
-            importances = dict(zip(FRAMES, (math.inf, 4), strict=True))
-        else:
+            Column("", "encoder", "row.name", "name", is_words=True),
+            _in_json("row.family", "family"),
+            Column("", "type", "row.type", "type", _type, 1, is_words=True),
+            Column("", "layers", "row.layers", "layers", importance=1),
+            _in_json("row.counterpart", "counterpart"),
+            _in_json("row.default_mode", "default_mode"),
+            Column("counted", "M params", "row.parameters", "counted.parameters",
+                   _millions, 6),
+            Column(published, "M params", "row.published_params_m",
+                   "published.parameters_millions", ".1f", 2),
+            Column(published, "EER O", "row.vox1_o_eer",
+                   "published.vox1_o_eer_percent", ".2f", 2),
+            Column(published, "EER E", "row.vox1_e_eer",
+                   "published.vox1_e_eer_percent", ".2f", 2),
+            Column(published, "EER H", "row.vox1_h_eer", _EER_KEY, ".2f", 7),
+            Column(published, "GB", "row.published_memory_gb", _GB_KEY, "g", 3),
+            _in_json("row.published_max_batch_11gb", _BATCH_KEY),
+        ]  # fmt: skip
+        importances: dict[int, float] = dict(zip(FRAMES, (math.inf, 4), strict=True))
+        if training.card_bytes is not None:
             importances = {training.frames: 5}
             title = f"largest batch on {card_text(training.card_bytes)}"
-            columns.append(Column(f"batch {training.batch}", "fits", _fits))
-            columns += _for_modes(title, _largest_batch)
-        for frames, importance in importances.items():
-            title = f"MiB per {SECONDS[frames]} s utterance"
-            columns += _for_modes(title, partial(_mib, frames), importance)
+            columns.append(
+                Column(f"batch {training.batch}", "fits", _fits, "fits", _yes_or_no)
+            )
+            columns += _for_modes(
+                title,
+                lambda mode, model: model.largest_batch(mode),
+                "computed.{mode}.largest_batch",
+            )
+            columns += _for_modes("", _computed, "computed.{mode}", shown=False)
+        for frames, seconds in SECONDS.items():
+            columns += _for_modes(
+                f"MiB per {seconds} s utterance",
+                partial(_bytes_per_utterance, frames),
+                f"counted.bytes_per_{seconds}_s_utterance.{{mode}}",
+                _mib,
+                importances.get(frames, math.inf),
+                shown=frames in importances,
+            )
+        columns += _for_modes(
+            "",
+            lambda mode, model: model.step_peak_bytes(mode),
+            "counted.step_peak_bytes.{mode}",
+            shown=False,
+        )
         return [Table(columns, self.models)]
 
     def _document(self) -> dict[str, Any]:
@@ -214,64 +261,26 @@ class ModelsReport(Report):
         return {
             "counted_with": counted_with(),
             "training": {"batch": training.batch, **_plain_training(training)},
-            "encoders": [_plain_model(model) for model in self.models],
+            "encoders": self._tables()[0].plain(),
         }
 
 
-def _type(model: ListedEncoder) -> str:
-    return model.row.type if model.row.reversible else "-"
+def _type(kind: str) -> str:
+    return "-" if kind == "vanilla" else kind
 
 
-def _millions(model: ListedEncoder) -> str:
-    return f"{model.row.parameters / 1e6:.2f}"
+def _fits(model: ListedEncoder) -> bool | None:
+    return model.fits(model.row.default_mode)
 
 
-def _largest_batch(mode: str, model: ListedEncoder) -> str:
-    return _text(model.largest_batch(mode))
+def _bytes_per_utterance(frames: int, mode: str, model: ListedEncoder) -> int | None:
+    return model.bytes_per_utterance(mode, frames)
 
 
-def _mib(frames: int, mode: str, model: ListedEncoder) -> str:
-    size = model.bytes_per_utterance(mode, frames)
-    return "-" if size is None else f"{size / MIB:.1f}"
-
-
-def _fits(model: ListedEncoder) -> str:
-    return {None: "-", True: "yes", False: "no"}[model.fits(model.row.default_mode)]
-
-
-def _plain_model(model: ListedEncoder) -> dict[str, Any]:
-    row, training, modes = model.row, model.training, model.modes
-    plain: dict[str, Any] = {
-        **_taken(
-            row, "name", "family", "type", "layers", "counterpart", "default_mode"
-        ),
-        "published": {
-            "parameters_millions": row.published_params_m,
-            "vox1_o_eer_percent": row.vox1_o_eer,
-            "vox1_e_eer_percent": row.vox1_e_eer,
-            **_plain_published(row),
-        },
-        "counted": {
-            "parameters": row.parameters,
-            **{
-                f"bytes_per_{SECONDS[frames]}_s_utterance": {
-                    mode: model.bytes_per_utterance(mode, frames) for mode in modes
-                }
-                for frames in FRAMES
-            },
-            "step_peak_bytes": {mode: model.step_peak_bytes(mode) for mode in modes},
-        },
-    }
-    if training.card_bytes is not None:
-        plain["computed"] = {
-            mode: {
-                "fits": model.fits(mode),
-                "largest_batch": model.largest_batch(mode),
-                "needed_bytes": training.needed_bytes(row, mode, training.batch),
-            }
-            for mode in modes
-        }
-    return plain
+def _computed(mode: str, model: ListedEncoder) -> dict[str, Any]:
+    training = model.training
+    needed = training.needed_bytes(model.row, mode, training.batch)
+    return {"fits": model.fits(mode), "needed_bytes": needed}
 
 
 @dataclass(frozen=True)
@@ -282,7 +291,7 @@ class PlansReport(Report):
     ----------
     encoders : sequence of PlannedEncoder
         The rows; at least one, all of the same training.
-    at_hand : CardAtHand or None
+    at_hand : GpuAtHand or None
         The GPU, if it was asked and not named.
 
     Examples
@@ -297,7 +306,7 @@ class PlansReport(Report):
     """
 
     encoders: Sequence[PlannedEncoder]
-    at_hand: CardAtHand | None = None
+    at_hand: GpuAtHand | None = None
 
     @property
     def sources(self) -> dict[str, str]:
@@ -332,32 +341,47 @@ class PlansReport(Report):
         training = self.encoders[0].model.training
         published, computed = "published", "computed"
         plan, time = f"plan for batch {training.batch}", "estimated time"
+        # Elsewhere published batches and numbers of GPUs compare with nothing.
+        compares = as_published(training)
 
-        def blocks(mode: str, encoder: PlannedEncoder) -> str:
-            has_mode = mode in encoder.model.modes
-            return str(encoder.mode_counts[mode]) if has_mode else "-"
+        def blocks(mode: str, encoder: PlannedEncoder) -> int | None:
+            return encoder.mode_counts[mode] if mode in encoder.model.modes else None
 
         columns: list[Column[PlannedEncoder]] = [
-            Column("", "encoder", _of("model.row.name"), is_words=True),
-            Column("", "M params", lambda e: _millions(e.model), 1),
-            Column(published, "EER", _of("model.row.vox1_h_eer", ".2f"), 7),
-            Column(published, "batch", _of("model.row.published_max_batch_11gb"), 2),
-            Column(published, "GPUs", lambda e: _text(_published_cards(e)), 2),
-            Column(plan, "GiB", lambda e: f"{e.needed_bytes / GIB:.2f}"),
-            Column(plan, "lacks", lambda e: _size(e.lacking_bytes), 9),
-            Column(plan, "peak", _how, 3, is_words=True),
-            *_for_modes(plan, blocks),
-            Column(plan, "chunk", lambda e: _text(e.channels[0]), 4),
-            Column(time, "/ stored", _of("times_stored", ".2f"), 5),
-            Column(time, f"/ {BASELINE}", _of("times_baseline", ".2f"), 2),
-            Column(time, "utt./s", _of("utterances_per_second", ".1f"), 8),
-            Column(computed, "batch", _of("largest_batch"), 6),
-            Column(computed, "GPUs", _of("cards"), 2),
-            Column(computed, "stored", _of("cards_stored"), 1),
-        ]
-        if not as_published(training):
-            # Published batches and numbers of GPUs compare with nothing.
-            del columns[3:5]
+            Column("", "encoder", "model.row.name", "name", is_words=True),
+            _in_json("model.row.family", "family"),
+            _in_json("model.row.type", "type"),
+            Column("", "M params", "model.row.parameters", "parameters", _millions, 1),
+            Column(published, "EER", "model.row.vox1_h_eer", _EER_KEY, ".2f", 7),
+            _in_json("model.row.published_memory_gb", _GB_KEY),
+            Column(published, "batch" if compares else None,
+                   "model.row.published_max_batch_11gb", _BATCH_KEY, importance=2),
+            Column(published, "GPUs" if compares else None, _published_cards,
+                   f"published.cards_of_11_gib_for_{TOTAL_BATCH}", importance=2),
+            _in_json(lambda e: not e.lacking_bytes, "plan.fits"),
+            Column(plan, "GiB", "needed_bytes", "computed.needed_bytes", _gib),
+            Column(plan, "lacks", "lacking_bytes", "computed.lacking_bytes", _size, 9),
+            Column(plan, "peak", _how, "plan.peak", importance=3, is_words=True),
+            *_for_modes(plan, blocks, "plan.blocks.{mode}"),
+            _in_json("modes", "plan.modes"),
+            Column(plan, "chunk", "channels", "plan.channels", _first, 4),
+            _in_json("predicted_bytes", "predicted.step_peak_bytes"),
+            _in_json("counted_bytes", "counted.step_peak_bytes"),
+            _in_json("seconds", "predicted.seconds"),
+            Column(time, "/ stored", "times_stored", "predicted.times_stored", ".2f", 5),
+            Column(time, f"/ {BASELINE}", "times_baseline",
+                   f"predicted.times_{BASELINE}_stored", ".2f", 2),
+            Column(time, "utt./s", "utterances_per_second",
+                   "predicted.utterances_per_second", ".1f", 8),
+            Column(computed, "batch", "largest_batch", "computed.largest_batch",
+                   importance=6),
+            *_for_modes("", lambda mode, e: e.model.largest_batch(mode),
+                        "computed.largest_batch_by_mode.{mode}", shown=False),
+            Column(computed, "GPUs", "cards", f"computed.cards_for_{TOTAL_BATCH}",
+                   importance=2),
+            Column(computed, "stored", "cards_stored",
+                   f"computed.cards_for_{TOTAL_BATCH}_stored", importance=1),
+        ]  # fmt: skip
         return [Table(columns, self.encoders)]
 
     def _document(self) -> dict[str, Any]:
@@ -370,7 +394,7 @@ class PlansReport(Report):
                 "card_name": None if at_hand is None else at_hand.name,
                 **_plain_training(training),
             },
-            "encoders": [_plain_plan(encoder) for encoder in self.encoders],
+            "encoders": self._tables()[0].plain(),
         }
 
 
@@ -381,34 +405,6 @@ def _how(encoder: PlannedEncoder) -> str:
 def _published_cards(encoder: PlannedEncoder) -> int | None:
     row = TABLE_SEVEN.get(encoder.model.row.name)
     return None if row is None else row.cards
-
-
-def _plain_plan(encoder: PlannedEncoder) -> dict[str, Any]:
-    model = encoder.model
-    return {
-        **_taken(model.row, "name", "family", "type", "parameters"),
-        "published": {
-            **_plain_published(model.row),
-            f"cards_of_11_gib_for_{TOTAL_BATCH}": _published_cards(encoder),
-        },
-        "plan": {
-            "fits": not encoder.lacking_bytes,
-            "modes": dict(encoder.modes),
-            "channels": list(encoder.channels),
-        },
-        "predicted": {
-            "step_peak_bytes": encoder.predicted_bytes,
-            **_taken(encoder, "seconds", "utterances_per_second", "times_stored"),
-            f"times_{BASELINE}_stored": encoder.times_baseline,
-        },
-        "counted": {"step_peak_bytes": encoder.counted_bytes},
-        "computed": {
-            **_taken(encoder, "needed_bytes", "lacking_bytes", "largest_batch"),
-            "largest_batch_by_mode": {m: model.largest_batch(m) for m in model.modes},
-            f"cards_for_{TOTAL_BATCH}": encoder.cards,
-            f"cards_for_{TOTAL_BATCH}_stored": encoder.cards_stored,
-        },
-    }
 
 
 @dataclass(frozen=True)
@@ -459,27 +455,31 @@ class SweepReport(Report):
         found = self.swept.sweep
         rate, blocks, best = "utterances / s", "plan", found.best
 
-        def planned(cell: Callable[[BatchPlan], str]) -> Callable[[BatchPlan], str]:
-            return lambda plan: cell(plan) if plan.modes else "-"
+        def planned(name: str) -> Callable[[BatchPlan], Any]:
+            return lambda plan: getattr(plan, name) if plan.modes else None
 
-        def share(plan: BatchPlan) -> str:
-            return f"{plan.samples_per_second / best.samples_per_second:.3f}"
+        def share(plan: BatchPlan) -> float | None:
+            known = plan.samples_per_second / best.samples_per_second
+            return known if plan.modes else None
 
-        def peak(plan: BatchPlan) -> str:
-            return f"{plan.predicted_bytes / GIB:.2f}"
-
-        def count(mode: str, plan: BatchPlan) -> str:
-            return str(list(plan.modes.values()).count(mode)) if plan.modes else "-"
+        def count(mode: str, plan: BatchPlan) -> int | None:
+            return list(plan.modes.values()).count(mode) if plan.modes else None
 
         columns: list[Column[BatchPlan]] = [
-            Column("", "batch", _of("batch")),
-            Column(rate, "number", planned(_of("samples_per_second", ".1f"))),
-            Column(rate, "of best", planned(share), 3),
-            Column("peak", "GiB", planned(peak), 5),
-            *_for_modes(blocks, count, 4, found.times),
-            Column(blocks, "chunk", lambda p: _text((p.channels or [None])[0]), 1),
-            Column(" ", "", lambda p: _remark(p, best), 2, is_words=True),
-        ]
+            Column("", "batch", "batch", "batch"),
+            _in_json("timed_batch", "timed_batch"),
+            Column(rate, "number", planned("samples_per_second"),
+                   "utterances_per_second", ".1f"),
+            Column(rate, "of best", share, "share_of_best", ".3f", 3),
+            _in_json(planned("seconds"), "step_seconds"),
+            Column("peak", "GiB", planned("predicted_bytes"), "needed_bytes", _gib, 5),
+            *_for_modes(blocks, count, "blocks.{mode}", importance=4, modes=found.times),
+            _in_json("modes", "modes"),
+            Column(blocks, "chunk", lambda p: list(p.channels or ()), "channels",
+                   _first, 1),
+            Column(" ", "", lambda p: _remark(p, best), "remark", importance=2,
+                   is_words=True),
+        ]  # fmt: skip
         return [Table(columns, found.plans)]
 
     def _remarks(self) -> Iterable[str]:
@@ -488,11 +488,6 @@ class SweepReport(Report):
     def _document(self) -> dict[str, Any]:
         swept, found = self.swept, self.swept.sweep
         parts = ("fixed_seconds", "worst_deviation")
-        renamed = {
-            "utterances_per_second": "samples_per_second",
-            "step_seconds": "seconds",
-            "needed_bytes": "predicted_bytes",
-        }
         return {
             "encoder": swept.row.name,
             "training": _plain_training(swept.training),
@@ -508,14 +503,7 @@ class SweepReport(Report):
             },
             "best_batch": found.best.batch,
             **_taken(found, "infeasible_batch", "out_of_memory"),
-            "batches": [
-                {
-                    **_taken(plan, "batch", "timed_batch", **renamed),
-                    "modes": dict(plan.modes),
-                    "channels": list(plan.channels or ()),
-                }
-                for plan in found.plans
-            ],
+            "batches": self._tables()[0].plain(),
         }
 
 
@@ -597,26 +585,42 @@ class BreakdownReport(Report):
         return kinds
 
     def _tables(self) -> Sequence[Table[Any]]:
+        card = self.card_bytes
         rows = [
             (word if len(cases) > 1 else "", case)
             for cases in self.encoders
             for word, case in zip(("before", "after"), cases, strict=False)
         ]
+        stages = [_stages_table(case) for _, case in rows if case.stages]
         columns: list[Column[tuple[str, EncoderBreakdown]]] = [
-            Column("", "encoder", lambda row: row[1].name, is_words=True),
-            Column("", "", lambda row: row[0], is_words=True),
-            Column("", "mode", lambda row: _mode(row[1]), is_words=True),
-            Column("", "optimizer", lambda row: _optimizer(row[1]), 4, is_words=True),
+            Column("", "encoder", lambda row: row[1].name, "name", is_words=True),
+            Column("", "", lambda row: row[0], "setting", is_words=True),
+            Column("", "mode", lambda row: _taken(row[1], "mode", "blocks"), "",
+                   lambda value: _mode(**value), is_words=True),
+            Column("", "optimizer",
+                   lambda row: _taken(row[1], "optimizer_name", "optimizer_bits"), "",
+                   lambda value: "{} {} bit".format(*value.values()), 4, is_words=True),
+            _in_json(lambda row: _taken(row[1], "classes", "how"), ""),
             *(_part_column(part) for part in rows[0][1].report.parts),
-            Column(
-                "total", "GiB", lambda row: f"{row[1].report.total_bytes / GIB:.3f}"
+            _in_json(
+                lambda row: _taken(row[1].report, "device", "input_shape", "precision"),
+                "report",
             ),
-        ]
-        if (card := self.card_bytes) is not None:
+            Column("total", "GiB", lambda row: row[1].report.total_bytes, "total_bytes",
+                   lambda size: f"{size / GIB:.3f}"),
+            _in_json(lambda row: row[1].speed and json.loads(row[1].speed.to_json()),
+                     "speed"),
+        ]  # fmt: skip
+        if card is not None:
             columns.append(
-                Column("fits", "", lambda row: "yes" if row[1].fits(card) else "no")
+                Column("fits", "", lambda row: row[1].fits(card), "fits", _yes_or_no)
             )
-        return [Table(columns, rows), *(_stages_table(c) for _, c in rows if c.stages)]
+        if stages:
+            # The last row of each table has the sums.
+            columns.append(
+                _in_json(lambda row: _stages_table(row[1]).plain()[:-1], "stages")
+            )
+        return [Table(columns, rows), *stages]
 
     def _remarks(self) -> Iterable[str]:
         return [saved(*cases) for cases in self.encoders if len(cases) > 1]
@@ -625,22 +629,8 @@ class BreakdownReport(Report):
         document: dict[str, Any] = {"counted_with": counted_with()}
         if (card := self.card_bytes) is not None:
             document |= {"card_bytes": card, "reserve_bytes": reserve_of(card)}
-        cases = (case for cases in self.encoders for case in cases)
-        document["breakdowns"] = [_plain_case(c, self.card_bytes) for c in cases]
+        document["breakdowns"] = self._tables()[0].plain()
         return document
-
-
-def _plain_case(case: EncoderBreakdown, card_bytes: int | None) -> dict[str, Any]:
-    plain = dataclasses.asdict(case)
-    if not case.stages:
-        del plain["stages"]
-    del plain["speed"]
-    if case.speed is not None:
-        plain["speed"] = json.loads(case.speed.to_json())
-    plain["total_bytes"] = case.report.total_bytes
-    if card_bytes is not None:
-        plain["fits"] = case.fits(card_bytes)
-    return plain
 
 
 def saved(before: EncoderBreakdown, after: EncoderBreakdown) -> str:
@@ -685,46 +675,55 @@ def _part_column(part: str) -> Column[tuple[str, EncoderBreakdown]]:
     if part == "activations":
         unit, unit_bytes, digits, importance = ("GiB", GIB, 3, 5)
 
-    def cell(row: tuple[str, EncoderBreakdown]) -> str:
+    def value(row: tuple[str, EncoderBreakdown]) -> dict[str, float]:
         report = row[1].report
-        size = f"{report.parts[part] / unit_bytes:.{digits}f}"
-        return f"{size} {report.share(part):5.1%}"
+        return {
+            f"{part}_bytes": report.parts[part],
+            f"{part}_share": report.share(part),
+        }
 
-    return Column(title, unit, cell, importance)
+    def text(value: dict[str, float]) -> str:
+        size, share = value.values()
+        return f"{size / unit_bytes:.{digits}f} {share:5.1%}"
+
+    return Column(title, unit, value, "report", text, importance)
 
 
-def _mode(case: EncoderBreakdown) -> str:
-    if case.mode in MODES:
-        return case.mode
-    return f"{case.mode} {'/'.join(str(case.blocks[each]) for each in MODES)}"
-
-
-def _optimizer(case: EncoderBreakdown) -> str:
-    return f"{case.optimizer_name} {case.optimizer_bits} bit"
+def _mode(mode: str, blocks: Mapping[str, int]) -> str:
+    if mode in MODES:
+        return mode
+    return f"{mode} {'/'.join(str(blocks[each]) for each in MODES)}"
 
 
 def _stages_table(case: EncoderBreakdown) -> Table[StageMemory]:
     """Show what each stage takes; the last row has the sums, for the peak the largest."""
 
-    def blocks(mode: str, stage: StageMemory) -> str:
-        return str(stage.blocks.get(mode) or "")
-
-    def peak(stage: StageMemory) -> str:
+    def peak(stage: StageMemory) -> dict[str, Any]:
         # The classifier has no part in the step, and its row no peak of its own.
-        takes_part = stage.held_bytes or stage.working_bytes
-        return _size(stage.peak_bytes) if takes_part else "-"
+        takes_part = bool(stage.held_bytes or stage.working_bytes)
+        return {"peak_bytes": stage.peak_bytes, "takes_part": takes_part}
+
+    def peak_text(value: dict[str, Any]) -> str:
+        return _size(value["peak_bytes"]) if value["takes_part"] else "-"
+
+    def size(
+        group: str, head: str, name: str, importance: float
+    ) -> Column[StageMemory]:
+        return Column(group, head, name, name, _size, importance)
 
     columns: list[Column[StageMemory]] = [
-        Column("", "stage", lambda s: s.name, is_words=True),
-        *_for_modes("blocks", blocks, 3),
-        Column("activations", "held", lambda s: _size(s.held_bytes), 4),
-        Column("activations", "working", lambda s: _size(s.working_bytes), 4),
-        Column("activations", "peak", peak),
-        Column("parameters", "weights", lambda s: _size(s.weights_bytes), 2),
-        Column("parameters", "gradients", lambda s: _size(s.gradients_bytes), 1),
-        Column("parameters", "states", lambda s: _size(s.optimizer_states_bytes), 2),
-    ]
-    title = f"{case.name}, {case.mode}, {_optimizer(case)}:"
+        Column("", "stage", "name", "name", is_words=True),
+        *_for_modes("blocks", lambda mode, stage: stage.blocks.get(mode, 0),
+                    "blocks.{mode}", lambda count: str(count or ""), 3),
+        size("activations", "held", "held_bytes", 4),
+        size("activations", "working", "working_bytes", 4),
+        Column("activations", "peak", peak, "", peak_text),
+        size("parameters", "weights", "weights_bytes", 2),
+        size("parameters", "gradients", "gradients_bytes", 1),
+        size("parameters", "states", "optimizer_states_bytes", 2),
+    ]  # fmt: skip
+    optimizer = f"{case.optimizer_name} {case.optimizer_bits} bit"
+    title = f"{case.name}, {case.mode}, {optimizer}:"
     return Table(columns, [*case.stages, case.all_stages()], title)
 
 

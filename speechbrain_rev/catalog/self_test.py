@@ -516,13 +516,13 @@ class SelfTest:
         peak = "peak"
         columns: list[Column[StepsTaken]] = [
             Column("", "blocks", lambda run: run.name, is_words=True),
-            Column("", "batch", lambda run: str(run.batch)),
+            Column("", "batch", lambda run: run.batch),
             Column(peak, "counted", lambda run: size_text(run.counted_bytes)),
             Column(peak, self.measured, lambda run: size_text(run.measured_bytes)),
             Column(
-                peak, "ratio", lambda r: f"{r.measured_bytes / r.counted_bytes:.2f}"
+                peak, "ratio", lambda r: r.measured_bytes / r.counted_bytes, text=".2f"
             ),
-            Column("step", "s", lambda run: f"{run.seconds:.3g}"),
+            Column("step", "s", lambda run: run.seconds, text=".3g"),
         ]
         tables = [Table(columns, self.runs)] if self.runs else []
         return f"{page(tables, notes=self.notes, width=width)}\n{self.verdict}"

@@ -30,7 +30,14 @@ from speechbrain_rev.catalog.table import (
     other_encoder,
     shorter_frames,
 )
-from speechbrain_rev.devices import described, device_name, random_devices
+from speechbrain_rev.devices import (
+    GPUS,
+    Gpu,
+    described,
+    device_name,
+    nearest_gpu,
+    random_devices,
+)
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.lobes.encoder import settings_of
@@ -96,7 +103,7 @@ def encoder_step(
     row: Architecture,
     training: Training,
     *,
-    speed: Speed | None = ASSUMED,
+    speed: Speed | None = None,
     device: torch.device | None = None,
 ) -> Step:
     """Make the training step of a row of the table, for a GPU.
@@ -108,7 +115,8 @@ def encoder_step(
     training : Training
         Batch, length of utterances and bits of optimizer states.
     speed : Speed or None
-        Of the device that is asked about, to estimate times from.
+        Of the device that is asked about, to estimate times from; None for that of the
+        listed GPU whose memory is nearest.
     device : torch.device or None
         Where the times of a shallow encoder are measured instead.
 
@@ -144,7 +152,7 @@ def encoder_step(
         samples="noise",
         fixed_bytes=lambda batch: sum(training.fixed_bytes(row, batch).values()),
         is_card=True,
-        speed=None if device is not None else speed,
+        speed=None if device is not None else speed_for(training, speed),
         shallow=lambda: build_encoder(first.name, widths=row.widths, blocks=blocks),
         channels=_usual_and_small_channels(encoder),
         about={
@@ -169,6 +177,44 @@ def encoder_step(
     )
 
 
+def assumed_speed(gpu: Gpu) -> Speed:
+    """Assume a GPU's speed: shares of its peak figures as ``ASSUMED`` has of an 11 GB GPU's.
+
+    Parameters
+    ----------
+    gpu : Gpu
+        As ``parse_card`` gives it.
+
+    Returns
+    -------
+    Speed
+        About half of the peak figures in float32; it names the GPU.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.devices import parse_card
+    >>> print(assumed_speed(parse_card("11GB")).rates)
+    6.7 TFLOP/s, 373 GiB/s, 1e+05 operations/s
+    """
+    base = GPUS[0]
+    flops = gpu.flops_per_second / base.flops_per_second
+    moved = gpu.bytes_per_second / base.bytes_per_second
+    return replace(
+        ASSUMED,
+        flops_per_second=flops * ASSUMED.flops_per_second,
+        bytes_per_second=moved * ASSUMED.bytes_per_second,
+        about={"device": f"an assumed {gpu}"},
+    )
+
+
+def speed_for(training: Training, speed: Speed | None = None) -> Speed:
+    """Give a speed that is known, or assume that of the GPU nearest to a training run's."""
+    if speed is not None:
+        return speed
+    size = training.card_bytes
+    return ASSUMED if size is None else assumed_speed(nearest_gpu(size))
+
+
 def _square(y: Tensor) -> Tensor:
     return y.square().sum()
 
@@ -189,7 +235,7 @@ def _other_rows(row: Architecture, training: Training, step: Step) -> list[Alter
 
 
 def shallow_blocks(row: Architecture) -> tuple[int, ...]:
-    """Tell how many blocks of each stage are profiled."""
+    """Give how many blocks of each stage are profiled."""
     return tuple(min(count, _SHALLOW) for count in row.blocks)
 
 
@@ -611,7 +657,7 @@ def calibrate(
     repeats : int
         Steps of each mode, after one that is not counted.
     progress : bool
-        Whether a bar on stderr tells how far it is.
+        Whether a bar on stderr shows how far it is.
 
     Returns
     -------
@@ -669,7 +715,7 @@ def calibrate(
 
 
 def _shown(run: Callable[[], Any], bar: tqdm[str], name: str) -> Callable[[], None]:
-    """Tell on the bar how many steps of an encoder have begun."""
+    """Show on the bar how many steps of an encoder have begun."""
     count = itertools.count(1)
 
     def step() -> None:

@@ -39,7 +39,7 @@ TOTAL_BATCH = 256
 
 
 def as_published(training: Training) -> bool:
-    """Tell whether largest batches of Tables V and VI are for such utterances and GPU.
+    """Whether largest batches of Tables V and VI are for such utterances and GPU.
 
     Parameters
     ----------
@@ -382,7 +382,7 @@ class Training:
         return largest_within(needed, self.available_bytes, LARGEST_BATCH)
 
     def fits(self, row: Architecture) -> bool:
-        """Tell whether the batch asked about is known to fit, in any mode of all blocks."""
+        """Whether the batch asked about is known to fit, in any mode of all blocks."""
         found = [self.largest_batch(row, mode) for mode in MODES]
         return max(batch or 0 for batch in found) >= self.batch
 
@@ -557,7 +557,7 @@ def select(
     check_names("--sort", [] if sort is None else [sort], SORT_KEYS)
     if training.card_bytes is None and (fitting or sort == "batch"):
         option = "--fits" if fitting else "--sort=batch"
-        raise ValueError(f"{option} needs a card: add, for instance, --card=11GB.")
+        raise ValueError(f"{option} needs a GPU: add, for instance, --card=11GB.")
     rows = [architecture(n) for n in names] if names else ARCHITECTURES.values()
     models = [
         ListedEncoder(row, training)

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\nspeechbrain-rev: interrupted.", file=sys.stderr)
         return _INTERRUPTED
     except (ValueError, OSError, ImportError) as error:
-        return _told(_words(error))
+        return _failed(_words(error))
     except (MemoryError, RuntimeError) as error:
         from speechbrain_rev.planner.memory import is_out_of_memory
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         # Where we refuse what would not fit, we say what to do ourselves.
         own = str(error) if type(error) is MemoryError else ""
-        return _told(own or f"Memory ran out. {parsed.less_memory}")
+        return _failed(own or f"Memory ran out. {parsed.less_memory}")
     return 0
 
 
@@ -77,14 +77,14 @@ def _words(error: Exception) -> str:
     if isinstance(error, OSError) and is_of_disk(error) and error.strerror:
         place = error.filename or "A file"
         return (
-            f"{place} cannot be written ({error.strerror}). Make room, or mend what is "
+            f"{place} cannot be written ({error.strerror}). Free some space, or mend what is "
             "wrong, and give the same command again."
         )
     return str(error)
 
 
-def _told(words: str) -> int:
-    """Say in one line what is wrong, and give the exit status."""
+def _failed(words: str) -> int:
+    """Print in one line what is wrong; give the exit status."""
     print(f"speechbrain-rev: {' '.join(words.split())}", file=sys.stderr)
     return 2
 
@@ -185,7 +185,7 @@ def _resolve(parsed: argparse.Namespace) -> None:
         text = hparams.resolve(parsed.file, overrides)
     said = [str(doubt.message) for doubt in doubts]
     settings = hparams.plain_settings(text)
-    # A complete file of one's own may have neither; mode goes before both.
+    # A complete file of one's own may have neither; mode overrides both.
     if settings.get("mode") is None:
         said += [
             f"{name} is read by the training recipe of this package only: under "

@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING
 
 from speechbrain_rev.cli.options import (
     CARD_HELP,
+    add_batch,
+    add_bits,
+    add_frames,
     add_names,
     add_output,
     add_speed,
     check_plot,
-    print_report,
+    show,
     speed_of,
     workers_for,
 )
 
 if TYPE_CHECKING:
     from speechbrain_rev.catalog.render import Cases
+    from speechbrain_rev.devices import Gpu
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -42,16 +46,9 @@ def _add_models(add: Callable[..., argparse.ArgumentParser]) -> None:
         "Error rates are the published ones. Memory was counted, no GPU is needed.",
     )
     add_names(command)
-    command.add_argument("--card", metavar="SIZE", help=f"memory, {CARD_HELP}")
-    command.add_argument(
-        "--batch", type=int, default=128, help="utterances of a step (default: 128)"
-    )
-    command.add_argument(
-        "--frames",
-        type=int,
-        default=200,
-        help="of an utterance: 200 (2 s, the default) or 600 (6 s)",
-    )
+    command.add_argument("--card", metavar="SIZE", help=CARD_HELP)
+    add_batch(command, 128)
+    add_frames(command)
     command.add_argument(
         "--family",
         action="append",
@@ -84,15 +81,11 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         "or as planned for a GPU, and 8-bit states. Counted, no GPU is needed.",
     )
     add_names(command)
-    command.add_argument(
-        "--batch", type=int, default=64, help="utterances of a step (default: 64)"
-    )
-    command.add_argument(
-        "--frames",
-        type=int,
-        default=200,
-        help="of an utterance (default: 200, 2 s; others than 200 and 600 take seconds, "
-        "and do not go with --mode=plan)",
+    add_batch(command, 64)
+    add_frames(
+        command,
+        " (default: 200, 2 s; others than 200 and 600 take seconds, and --mode=plan "
+        "refuses them)",
     )
     command.add_argument(
         "--mode",
@@ -100,13 +93,7 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
         "encoder is reversible, else store), or plan: what blocks keep on --card, so that "
         "the step is as fast as fits (seconds for each encoder)",
     )
-    command.add_argument(
-        "--optimizer_bits",
-        metavar="BITS",
-        type=int,
-        default=8,
-        help="after: 8 (the default) or 32",
-    )
+    add_bits(command, "after")
     command.add_argument(
         "--card", metavar="SIZE", help=f"print whether it fits: {CARD_HELP}"
     )
@@ -125,10 +112,10 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _models(parsed: argparse.Namespace) -> None:
     from speechbrain_rev import catalog
-    from speechbrain_rev.sizes import parse_card
+    from speechbrain_rev.devices import parse_card
 
     check_plot(parsed.plot)
-    card_bytes = None if parsed.card is None else parse_card(parsed.card)
+    card_bytes = None if parsed.card is None else parse_card(parsed.card).memory_bytes
     chosen = catalog.select(
         catalog.Training(card_bytes, batch=parsed.batch, frames=parsed.frames),
         names=parsed.names,
@@ -138,42 +125,36 @@ def _models(parsed: argparse.Namespace) -> None:
         sort=parsed.sort,
         reverse=parsed.reverse,
     )
-    if parsed.plot is not None:
-        from speechbrain_rev.catalog.pictures import draw_models
-
-        draw_models(chosen, parsed.plot)
-        print(f"{parsed.plot}: {len(chosen)} encoders")
-        return
-    print_report(catalog.ModelsReport(chosen), parsed)
+    report, what = catalog.ModelsReport(chosen), f"{len(chosen)} encoders"
+    show(report, parsed, "draw_models", chosen, what=what)
 
 
 def _memory(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.catalog.breakdown import PLAN
     from speechbrain_rev.catalog.render import BreakdownReport
     from speechbrain_rev.catalog.table import MODES
-    from speechbrain_rev.sizes import parse_card
+    from speechbrain_rev.devices import parse_card
 
     check_plot(parsed.plot)
-    card_bytes = None if parsed.card is None else parse_card(parsed.card)
+    gpu = None if parsed.card is None else parse_card(parsed.card)
+    card_bytes = None if gpu is None else gpu.memory_bytes
     _check_mode(parsed.mode, (*MODES, PLAN))
     planned = parsed.mode == PLAN
     if card_bytes is not None and parsed.plot is not None and not planned:
         raise ValueError(
-            "--plot shows no card; leave out --card, add --mode=plan, or draw nothing."
+            "--plot shows no GPU; leave out --card, add --mode=plan, or draw nothing."
         )
     if parsed.speed is not None and not planned:
         raise ValueError(
-            "--speed tells which plan is the fastest; add --mode=plan, or leave it out."
+            "--speed decides which plan is the fastest; add --mode=plan, or leave it out."
         )
-    breakdowns = _planned(parsed, card_bytes) if planned else _uniform(parsed)
-    if parsed.plot is not None:
-        from speechbrain_rev.catalog.pictures import draw_breakdowns, draw_stages
-
-        draw = draw_stages if parsed.stages else draw_breakdowns
-        draw(breakdowns, parsed.plot, card_bytes)
-        print(f"{parsed.plot}: {len(breakdowns)} encoders")
-        return
-    print_report(BreakdownReport(breakdowns, card_bytes), parsed)
+    breakdowns = _planned(parsed, gpu) if planned else _uniform(parsed)
+    report, what = (
+        BreakdownReport(breakdowns, card_bytes),
+        f"{len(breakdowns)} encoders",
+    )
+    draw = "draw_stages" if parsed.stages else "draw_breakdowns"
+    show(report, parsed, draw, breakdowns, card_bytes, what=what)
 
 
 def _check_mode(mode: str | None, counted: Sequence[str]) -> None:
@@ -207,18 +188,18 @@ def _uniform(parsed: argparse.Namespace) -> Sequence[Cases]:
     ]
 
 
-def _planned(parsed: argparse.Namespace, card_bytes: int | None) -> Sequence[Cases]:
+def _planned(parsed: argparse.Namespace, gpu: Gpu | None) -> Sequence[Cases]:
     """Break steps down whose blocks are planned for a GPU."""
     from speechbrain_rev.catalog import Training, plans
     from speechbrain_rev.catalog.breakdown import before_and_planned
 
-    if card_bytes is None:
+    if gpu is None:
         raise ValueError(
-            "--mode=plan plans for a card, and none was named: add, for instance, "
+            "--mode=plan plans for a GPU, and none was named: add, for instance, "
             "--card=11GB, or give --mode=store, recompute or reconstruct."
         )
     training = Training(
-        card_bytes,
+        gpu.memory_bytes,
         batch=parsed.batch,
         frames=parsed.frames,
         optimizer_bits=parsed.optimizer_bits,
@@ -226,7 +207,7 @@ def _planned(parsed: argparse.Namespace, card_bytes: int | None) -> Sequence[Cas
     encoders = plans.plan_encoders(
         training,
         names=parsed.names,
-        speed=speed_of(parsed),
+        speed=speed_of(parsed, gpu),
         workers=workers_for(parsed.names),
         progress=sys.stderr.isatty(),
     )

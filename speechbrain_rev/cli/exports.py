@@ -152,7 +152,7 @@ def _convert(parsed: argparse.Namespace) -> None:
     if not Path(parsed.source).with_name("config.yaml").exists():
         print(
             "There is no config.yaml beside the weights: TSTP pooling, 16 kHz and "
-            "windows of 25 ms each 10 ms are assumed, which weights do not tell."
+            "windows of 25 ms each 10 ms are assumed, which weights do not say."
         )
     print(
         f"speechbrain-rev embed {parsed.target} FILE embeds audio; projection, the "

@@ -6,23 +6,27 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from speechbrain_rev.whole_files import check_file, check_regular
 
 if TYPE_CHECKING:
     from speechbrain_rev.catalog.render import Report
+    from speechbrain_rev.devices import Gpu
     from speechbrain_rev.planner.timing import Speed
 
 # Kinds of encoders are profiled side by side; there are about a dozen.
 _MOST_WORKERS = 4
 
 #: What --card takes.
-CARD_HELP = "e.g. 11GB or 10.5GiB, both in GiB (2**30 bytes), as GPUs are sold"
+CARD_HELP = (
+    "memory, e.g. 11GB or 10.5GiB, both in GiB (2**30 bytes), as GPUs are sold; or a name, "
+    "e.g. 'RTX 3090'"
+)
 
 
 def workers_for(names: Sequence[str]) -> int:
-    """Tell how many processes plan encoders: one for a few that are named."""
+    """Choose how many processes plan encoders: one for a few that are named."""
     return 1 if names else min(os.cpu_count() or 1, _MOST_WORKERS)
 
 
@@ -33,20 +37,36 @@ def add_names(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_training(command: argparse.ArgumentParser) -> None:
-    """Let a subcommand take the length that was counted, and bits of states."""
+def add_batch(command: argparse.ArgumentParser, default: int) -> None:
+    """Let a subcommand take the utterances of a step."""
     command.add_argument(
-        "--frames",
+        "--batch",
         type=int,
-        default=200,
-        help="of an utterance: 200 (2 s, the default) or 600 (6 s)",
+        default=default,
+        help=f"utterances of a step (default: {default})",
     )
+
+
+def add_frames(
+    command: argparse.ArgumentParser,
+    words: str = ": 200 (2 s, the default) or 600 (6 s)",
+) -> None:
+    """Let a subcommand take the length of utterances."""
+    command.add_argument(
+        "--frames", type=int, default=200, help=f"of an utterance{words}"
+    )
+
+
+def add_bits(
+    command: argparse.ArgumentParser, words: str = "of the optimizer's states"
+) -> None:
+    """Let a subcommand take bits of optimizer states."""
     command.add_argument(
         "--optimizer_bits",
         metavar="BITS",
         type=int,
         default=8,
-        help="of the optimizer's states: 8 (the default) or 32",
+        help=f"{words}: 8 (the default) or 32",
     )
 
 
@@ -55,17 +75,20 @@ def add_speed(command: argparse._ActionsContainer, where: str = "") -> None:
     command.add_argument(
         "--speed",
         metavar="SPEED.json",
-        help=f"{where}of the device, as calibrate wrote it (default: an assumed GPU)",
+        help=f"{where}of the device, as calibrate wrote it (default: shares of the "
+        "listed peak figures of --card's GPU, or of the nearest in memory)",
     )
 
 
-def speed_of(parsed: argparse.Namespace) -> Speed:
-    """Read the speed that was named, or give that of the assumed GPU.
+def speed_of(parsed: argparse.Namespace, gpu: Gpu) -> Speed:
+    """Read the speed that was named, or assume that of a GPU.
 
     Parameters
     ----------
     parsed : argparse.Namespace
         The options.
+    gpu : Gpu
+        What ``--card`` names.
 
     Returns
     -------
@@ -79,16 +102,17 @@ def speed_of(parsed: argparse.Namespace) -> Speed:
     OSError
         If it cannot be read.
     """
-    from speechbrain_rev.planner.timing import ASSUMED, Speed
+    from speechbrain_rev.catalog.steps import assumed_speed
+    from speechbrain_rev.planner.timing import Speed
 
     if parsed.speed is None:
-        return ASSUMED
+        return assumed_speed(gpu)
     path = Path(parsed.speed)
     check_regular(path)
     if not path.is_file():
         raise FileNotFoundError(
             f"--speed: {path} is no file. Write it by `speechbrain-rev calibrate {path}`, "
-            "or leave --speed out for an assumed GPU."
+            "or leave --speed out for an assumed one."
         )
     try:
         return Speed.from_json(path.read_text(encoding="utf-8"))
@@ -107,8 +131,10 @@ def add_output(command: argparse.ArgumentParser) -> None:
     )
 
 
-def print_report(report: Report, parsed: argparse.Namespace) -> None:
-    """Print JSON, or the text as wide as the terminal.
+def show(
+    report: Report, parsed: argparse.Namespace, draw: str, *given: Any, what: str
+) -> None:
+    """Draw a picture if one was asked for; else print JSON, or text as wide as the terminal.
 
     Parameters
     ----------
@@ -116,7 +142,19 @@ def print_report(report: Report, parsed: argparse.Namespace) -> None:
         What the command found.
     parsed : argparse.Namespace
         The options.
+    draw : str
+        A function of ``catalog.pictures``.
+    *given
+        What it draws, and then all that follows the file.
+    what : str
+        How many of what are drawn.
     """
+    if parsed.plot is not None:
+        from speechbrain_rev.catalog import pictures
+
+        getattr(pictures, draw)(given[0], parsed.plot, *given[1:])
+        print(f"{parsed.plot}: {what}")
+        return
     from speechbrain_rev.catalog.columns import terminal_width
 
     text = report.json() if parsed.json else report.text(terminal_width())

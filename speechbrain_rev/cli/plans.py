@@ -9,12 +9,14 @@ from collections.abc import Callable
 
 from speechbrain_rev.cli.options import (
     CARD_HELP,
+    add_batch,
+    add_bits,
+    add_frames,
     add_names,
     add_output,
     add_speed,
-    add_training,
     check_plot,
-    print_report,
+    show,
     speed_of,
     workers_for,
 )
@@ -46,14 +48,13 @@ def _add_plan(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     add_names(command)
     card = command.add_mutually_exclusive_group(required=True)
-    card.add_argument("--card", metavar="SIZE", help=f"memory, {CARD_HELP}")
+    card.add_argument("--card", metavar="SIZE", help=CARD_HELP)
     card.add_argument(
         "--device", help="cuda or cuda:N: what is free now on the GPU of this machine"
     )
-    command.add_argument(
-        "--batch", type=int, default=128, help="utterances of a step (default: 128)"
-    )
-    add_training(command)
+    add_batch(command, 128)
+    add_frames(command)
+    add_bits(command)
     add_speed(command)
     command.add_argument(
         "--save",
@@ -77,16 +78,15 @@ def _add_sweep(add: Callable[..., argparse.ArgumentParser]) -> None:
         "two, with --device=cpu half a minute or more. No GPU is needed.",
     )
     command.add_argument("name", metavar="ENCODER", help="e.g. revnet57")
-    command.add_argument(
-        "--card", metavar="SIZE", required=True, help=f"memory, {CARD_HELP}"
-    )
+    command.add_argument("--card", metavar="SIZE", required=True, help=CARD_HELP)
     command.add_argument(
         "--batches",
         metavar="FIRST:LAST[:STEP]",
         default="16:256:16",
         help="sizes to be tried (default: 16:256:16)",
     )
-    add_training(command)
+    add_frames(command)
+    add_bits(command)
     times = command.add_mutually_exclusive_group()
     times.add_argument(
         "--device",
@@ -119,20 +119,17 @@ def _add_calibrate(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _plan(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.catalog import Training
-    from speechbrain_rev.sizes import parse_card
+    from speechbrain_rev.devices import gpu_at_hand, parse_card
 
     if parsed.save is not None:
         if len(set(parsed.names)) != 1:
             raise ValueError("--save writes the plan of one encoder; name one.")
         check_file("--save", parsed.save)
     check_plot(parsed.plot)
-    at_hand = None
-    if parsed.device is not None:
-        from speechbrain_rev.devices import card_at_hand
-
-        at_hand = card_at_hand(parsed.device)
+    at_hand = None if parsed.device is None else gpu_at_hand(parsed.device)
+    gpu = parse_card(parsed.card) if at_hand is None else at_hand.listed()
     training = Training(
-        parse_card(parsed.card) if at_hand is None else at_hand.free_bytes,
+        gpu.memory_bytes if at_hand is None else at_hand.free_bytes,
         batch=parsed.batch,
         frames=parsed.frames,
         optimizer_bits=parsed.optimizer_bits,
@@ -145,7 +142,7 @@ def _plan(parsed: argparse.Namespace) -> None:
     encoders = plans.plan_encoders(
         training,
         names=parsed.names,
-        speed=speed_of(parsed),
+        speed=speed_of(parsed, gpu),
         workers=workers_for(parsed.names),
         progress=sys.stderr.isatty(),
     )
@@ -153,45 +150,38 @@ def _plan(parsed: argparse.Namespace) -> None:
         plans.check_fits(encoders[0])
     if parsed.save is not None:
         encoders[0].as_plan().save(parsed.save)
-    if parsed.plot is not None:
-        from speechbrain_rev.catalog.pictures import draw_plans
-
-        draw_plans(encoders, parsed.plot)
-        print(f"{parsed.plot}: {len(encoders)} encoders")
-        return
-    print_report(render.PlansReport(encoders, at_hand), parsed)
+    report = render.PlansReport(encoders, at_hand)
+    show(report, parsed, "draw_plans", encoders, what=f"{len(encoders)} encoders")
 
 
 def _sweep(parsed: argparse.Namespace) -> None:
     from speechbrain_rev.architectures import architecture
     from speechbrain_rev.catalog import Training
-    from speechbrain_rev.sizes import parse_card
+    from speechbrain_rev.devices import parse_card
 
     check_plot(parsed.plot)
     row = architecture(parsed.name)
-    card_bytes = parse_card(parsed.card)
+    gpu = parse_card(parsed.card)
 
     from speechbrain_rev.catalog import plans, render
 
     batches = plans.parse_batches(parsed.batches)
     training = Training(
-        card_bytes, batches[0], parsed.frames, optimizer_bits=parsed.optimizer_bits
+        gpu.memory_bytes,
+        batches[0],
+        parsed.frames,
+        optimizer_bits=parsed.optimizer_bits,
     )
     swept = plans.sweep_encoder(
         row,
         training,
         batches,
         device=parsed.device,
-        speed=speed_of(parsed),
+        speed=speed_of(parsed, gpu),
         progress=sys.stderr.isatty(),
     )
-    if parsed.plot is not None:
-        from speechbrain_rev.catalog.pictures import draw_sweep
-
-        draw_sweep(swept, parsed.plot)
-        print(f"{parsed.plot}: {len(swept.sweep.plans)} batches")
-        return
-    print_report(render.SweepReport(swept), parsed)
+    what = f"{len(swept.sweep.plans)} batches"
+    show(render.SweepReport(swept), parsed, "draw_sweep", swept, what=what)
 
 
 def _calibrate(parsed: argparse.Namespace) -> None:

@@ -56,7 +56,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         choices=("refuse", "skip"),
         default="refuse",
         help="with --out: whether files that cannot be embedded make the command fail "
-        "once all others are written (the default), or are only told of",
+        "once all others are written (the default), or are only listed",
     )
     command.add_argument(
         "--dry-run",
@@ -122,7 +122,7 @@ def _add_common(command: argparse.ArgumentParser, device_help: str) -> None:
 def _channels(text: str) -> Literal["mean"] | int:
     if text == "mean":
         return "mean"
-    # What is neither is told of by argparse, which names the option.
+    # argparse reports what is neither, and names the option.
     return int(text)
 
 

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speechbrain_rev.plots.style import (
-    COLOURS,
-    DASHES,
     FAINT,
     check_some,
     finish,
+    look,
     new_figure,
     save,
 )
@@ -76,20 +75,19 @@ def det_plot(curves: Mapping[str, ErrorRates], path: str | Path) -> None:
     axes = figure.add_subplot()
     axes.plot(*_deviates([low, high], [low, high]), color=FAINT, lw=0.8, ls=":")
     for number, (name, (false_alarm, miss)) in enumerate(rates.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        dash = DASHES[number // len(COLOURS) % len(DASHES)]
+        line = look(number)
         # Rates of zero lie at minus infinity; just outside the axes does as well.
         points = _deviates(
             np.clip(false_alarm, low / 10, 1 - low / 10),
             np.clip(miss, low / 10, 1 - low / 10),
         )
         label = f"{name}: EER {100 * eers[name]:.2f} %"
-        axes.plot(*_thinned(points), color=colour, ls=dash, lw=1.6, label=label)
+        axes.plot(*_thinned(points), lw=1.6, label=label, **line)
         # A perfect system's mark would lie at minus infinity; it sits in the corner.
         mark = max(eers[name], low)
         axes.plot(
             *_deviates([mark], [mark]),
-            color=colour,
+            color=line["color"],
             marker="o",
             markersize=7,
             markeredgecolor="white",

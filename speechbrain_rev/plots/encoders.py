@@ -20,6 +20,7 @@ from speechbrain_rev.plots.style import (
     legend_above,
     log_ticks,
     new_figure,
+    note,
     save,
     source_below,
     write_names,
@@ -134,16 +135,8 @@ def encoder_map(
         gib = size / GIB
         axes.axhspan((size - kept_free) / GIB, gib, color=FAINT, alpha=0.12, lw=0)
         axes.axhline(gib, color=INK, lw=1.0, ls=(0, (6, 3)), zorder=1)
-        axes.annotate(
-            f"{gib:g} GiB GPU",
-            (1.0, gib),
-            xycoords=("axes fraction", "data"),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=INK,
-        )
+        place = ("axes fraction", "data")
+        note(axes, f"{gib:g} GiB GPU", (1.0, gib), (5, 0), xycoords=place)
     _arrows(axes, points)
     _marks(axes, points)
     axes.set_xlabel(eer_label)

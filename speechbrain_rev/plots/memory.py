@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from speechbrain_rev.plots.style import (
     COLOURS,
-    DASHES,
     INK,
-    MARKERS,
     MODE_COLOURS,
     caption,
     check_mode,
@@ -20,7 +18,9 @@ from speechbrain_rev.plots.style import (
     check_some,
     finish,
     legend_above,
+    look,
     new_figure,
+    note,
     save,
     source_below,
     stacked_axes,
@@ -87,15 +87,8 @@ def memory_bars(rows: Sequence[tuple[str, str, float]], path: str | Path) -> Non
         ticks.append(place + (len(bars) - 1) / 2)
         for _, mode, size in bars:
             axes.barh(place, size / divisor, 0.86, color=MODE_COLOURS[mode])
-            axes.annotate(
-                f"{size / divisor:.3g} {unit}",
-                (size / divisor, place),
-                xytext=(4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=9,
-                color=INK,
-            )
+            words = f"{size / divisor:.3g} {unit}"
+            note(axes, words, (size / divisor, place), (4, 0))
             place += 1
         place += 0.7
     axes.set_yticks(ticks, labels)
@@ -203,10 +196,10 @@ def memory_parts(
                 axes.barh(place, size, 0.84, left=done, color=colour)
                 done += size
         size = bar.total / divisor
-        _write(sizes, _size(bar.total, unit), (size, place), (4, -3))
+        note(sizes, _size(bar.total, unit), (size, place), (4, -3), va="baseline")
     backwards = zip(bars[::-1], places[::-1], strict=True)
     for group, place in {bar.group: place for bar, place in backwards}.items():
-        _write(sizes, group, (0, place - 0.45), (1, 3), weight="bold")
+        note(sizes, group, (0, place - 0.45), (1, 3), va="baseline", weight="bold")
     sizes.set_yticks(places, [bar.label for bar in bars])
     sizes.set_ylim(places[-1] + 0.6, -1.3)
     sizes.set_xlim(0, 1.2 * max(bar.total for bar in bars) / divisor)
@@ -231,24 +224,6 @@ def _size(size_bytes: float, unit: str) -> str:
         unit, smaller_bytes = _SMALLER[unit]
         size = size_bytes / smaller_bytes
     return f"{size:.3g} {unit}"
-
-
-def _write(
-    axes: Axes,
-    words: str,
-    at: tuple[float, float],
-    offset_points: tuple[float, float],
-    weight: str = "normal",
-) -> None:
-    axes.annotate(
-        words,
-        at,
-        offset_points,
-        textcoords="offset points",
-        fontsize=9,
-        fontweight=weight,
-        color=INK,
-    )
 
 
 def _places(bars: Sequence[PartsBar]) -> list[float]:
@@ -332,12 +307,10 @@ def time_by_batch(
             axes.plot(
                 [batch for batch, _ in points],
                 [seconds for _, seconds in points],
-                color=COLOURS[number % len(COLOURS)],
-                marker=MARKERS[number % len(MARKERS)],
-                linestyle=DASHES[number // len(COLOURS) % len(DASHES)],
-                markersize=5,
+                markersize=_MARK,
                 lw=1.2,
                 label=name,
+                **look(number, marked=True),
             )
         axes.set_xscale("log", base=2)
         axes.set_ylim(bottom=0)
@@ -401,11 +374,10 @@ def time_against_memory(
             axes.plot(
                 memory,
                 times,
-                color=COLOURS[number % len(COLOURS)],
-                marker=MARKERS[number % len(MARKERS)],
                 markersize=_MARK,
                 lw=1.2,
                 label=name,
+                **look(number, dashes=0, marked=True),
             )
         axes.set_xscale("log")
         axes.set_ylim(bottom=0)

@@ -22,6 +22,7 @@ from speechbrain_rev.plots.style import (
     check_some,
     finish,
     new_figure,
+    note,
     save,
 )
 
@@ -148,13 +149,13 @@ def _draw_speeds(axes: Axes, utterances_per_second: Mapping[int, float]) -> None
     axes.axvline(best, color=COLOURS[1], linewidth=1.0, linestyle="--")
     # Beside the line, on the side where there is more room.
     left = best - batches[0] > batches[-1] - best
-    axes.annotate(
+    note(
+        axes,
         f"{utterances_per_second[best]:.3g} at batch {best}",
         (best, 0),
-        xytext=(-5 if left else 5, 5),
-        textcoords="offset points",
+        (-5 if left else 5, 5),
         ha="right" if left else "left",
-        fontsize=9,
+        va="baseline",
         color=COLOURS[1],
     )
     axes.set_ylim(0, 1.08 * max(speeds))

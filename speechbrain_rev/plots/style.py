@@ -6,7 +6,7 @@ import io
 import textwrap
 from collections.abc import Collection, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.whole_files import write_whole
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Where something is in the units of the axes.
 Place = tuple[float, float]
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; yellow is left out as
+# Okabe and Ito's colours, which the colour-blind distinguish; yellow is left out as
 # it vanishes on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^vP"
@@ -27,6 +27,61 @@ DASHES = ("-", "--", ":", "-.")
 MODE_COLOURS = {mode.value: mode.spec.colour for mode in Mode}
 FAINT = "#888888"
 INK = "#333333"
+_LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 9, "labelcolor": INK}
+
+
+def look(
+    number: int, *, dashes: int = len(COLOURS), marked: bool = False
+) -> dict[str, Any]:
+    """Choose what distinguishes the curve of a number.
+
+    Parameters
+    ----------
+    number : int
+        From 0.
+    dashes : int
+        After how many curves lines have other dashes; 0 for solid lines.
+    marked : bool
+        Whether points have marks.
+
+    Returns
+    -------
+    dict of str to object
+        Options of ``axes.plot``.
+
+    Example
+    -------
+    >>> look(8, marked=True)
+    {'color': '#D55E00', 'ls': '--', 'marker': 'D'}
+    """
+    chosen: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)]}
+    if dashes:
+        chosen["ls"] = DASHES[number // dashes % len(DASHES)]
+    if marked:
+        chosen["marker"] = MARKERS[number % len(MARKERS)]
+    return chosen
+
+
+def note(
+    axes: Axes, words: str, at: Place, offset_points: Place = (0, 0), **options: Any
+) -> None:
+    """Write words some points away from a place.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+        What was drawn.
+    words : str
+        The words.
+    at : (x, y)
+        The place, in units of the axes.
+    offset_points : (x, y)
+        How far away the words begin.
+    **options
+        Of ``axes.annotate``.
+    """
+    options = {"va": "center", "fontsize": 9, "color": INK, **options}
+    axes.annotate(words, at, offset_points, textcoords="offset points", **options)
 
 
 def new_figure(width_inches: float, height_inches: float) -> Figure:
@@ -227,10 +282,8 @@ def caption(
             loc="lower left",
             bbox_to_anchor=(0, 1),
             ncols=number,
-            frameon=False,
-            fontsize=9,
-            labelcolor=INK,
             borderaxespad=0.3,
+            **_LEGEND,
         )
         # What is left of the axes takes less than a sixth.
         if legend.get_window_extent().width <= figure.bbox.width * 5 / 6:
@@ -269,12 +322,10 @@ def legend_above(figure: Figure, axes: Axes, title: str, *, columns: int) -> Non
         *axes.get_legend_handles_labels(),
         loc="outside upper left",
         ncols=columns,
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
         title=title,
         title_fontsize=11.5,
         alignment="left",
+        **_LEGEND,
     )
     legend.get_title().set_color(INK)
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from speechbrain_rev.plots.style import (
     COLOURS,
-    DASHES,
     FAINT,
     INK,
-    MARKERS,
     caption,
     check_panels,
     check_some,
     finish,
+    look,
     new_figure,
     save,
     stacked_axes,
@@ -166,10 +165,9 @@ def loss_curves(
         axes.plot(
             [step for step, _ in curve],
             [loss for _, loss in curve],
-            color=COLOURS[number % len(COLOURS)],
-            linestyle=DASHES[number % len(DASHES)],
             lw=1.4,
             label=name,
+            **look(number, dashes=1),
         )
     axes.set_xlabel("training step")
     axes.set_ylabel("loss" if mean_of == 1 else f"loss, mean of {mean_of} steps")
@@ -221,21 +219,20 @@ def curves_over_seeds(
             number = names.index(name)
             epochs = range(1, len(seeds[0]) + 1)
             after = list(zip(*seeds, strict=True))
-            colour = COLOURS[number % len(COLOURS)]
+            line = look(number, dashes=1)
             if len(seeds) > 1:
                 least, most = map(min, after), map(max, after)
                 axes.fill_between(
-                    epochs, [*least], [*most], color=colour, alpha=0.15, lw=0
+                    epochs, [*least], [*most], color=line["color"], alpha=0.15, lw=0
                 )
             axes.plot(
                 epochs,
                 [sum(values) / len(values) for values in after],
-                color=colour,
-                linestyle=DASHES[number % len(DASHES)],
                 lw=1.4,
                 label=name,
                 # One epoch is a point, too.
                 marker="o" if len(after) == 1 else None,
+                **line,
             )
         axes.set_ylabel(panel)
         finish(axes, grid="both")
@@ -319,8 +316,7 @@ def gradient_angles(
         axes.plot(
             [step for step, _ in points],
             [angle for _, angle in points],
-            color=COLOURS[number % len(COLOURS)],
-            marker=MARKERS[number % len(MARKERS)],
+            **look(number, dashes=0, marked=True),
             # Where curves lie on each other, as at zero, all can be seen.
             markersize=8.0 - 2.0 * (number % 3),
             markerfacecolor="none",

@@ -13,8 +13,9 @@ from typing import Any
 
 from speechbrain_rev.catalog import ListedEncoder, ModelsReport, Training, select
 from speechbrain_rev.catalog.table import MODES
+from speechbrain_rev.devices import parse_card
 from speechbrain_rev.modes import Mode
-from speechbrain_rev.sizes import MB, MIB, parse_card
+from speechbrain_rev.sizes import MB, MIB
 
 from . import tables
 from .harness import markdown
@@ -40,7 +41,7 @@ TELLING = (
 
 def models(names: Sequence[str] = ()) -> str:
     """Show what each encoder needs, by mode, and what fits a card."""
-    training = Training(parse_card(CARD), batch=BATCH, frames=200)
+    training = Training(parse_card(CARD).memory_bytes, batch=BATCH, frames=200)
     selected = select(training, names=names)
     heads = (
         "EER on Vox1-H. MiB: memory per 2 s utterance. Batch: largest that fits an "

@@ -19,7 +19,7 @@ import torch
 
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.catalog import Training
-from speechbrain_rev.sizes import parse_card
+from speechbrain_rev.devices import parse_card
 
 from .harness import Result, interleaved_seconds
 from .user_ways import (
@@ -62,7 +62,7 @@ def needed_bytes(way: Way, name: str, frames: int, step: int) -> int:
 
 def fits(card: str, needed: int) -> bool:
     """Whether a card has that and, as ``speechbrain-rev models`` asks, the reserve."""
-    training = Training(parse_card(card), batch=BATCH, frames=FRAMES[0])
+    training = Training(parse_card(card).memory_bytes, batch=BATCH, frames=FRAMES[0])
     return needed <= training.card_bytes - training.reserve_bytes
 
 
@@ -213,7 +213,7 @@ def _fits(card: str, needed: int | None, device: torch.device) -> str:
         return "yes" if fits(card, needed) else "no"
     # Memory that does not fit a larger GPU; a driver keeps some of what a card is named by.
     total = torch.cuda.get_device_properties(device).total_memory
-    return "no" if 0.9 * parse_card(card) < total else ""
+    return "no" if 0.9 * parse_card(card).memory_bytes < total else ""
 
 
 def run(device: torch.device, **row: Any) -> Result:

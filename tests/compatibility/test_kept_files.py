@@ -435,7 +435,10 @@ ROUNDING = 1e-12
 
 
 def _as_light(found, recorded, less=False, more=False):
-    """Put recorded figures where as good ones were found: a later step may take less."""
+    """Put recorded figures where as good ones were found: a later step may take less.
+
+    Figures that were not recorded are left out: a later version may print more.
+    """
     if isinstance(found, dict):
         return {
             key: _as_light(
@@ -445,6 +448,7 @@ def _as_light(found, recorded, less=False, more=False):
                 more or key in MORE,
             )
             for key, value in found.items()
+            if not isinstance(recorded, dict) or key in recorded
         }
     if isinstance(found, list) and isinstance(recorded, list):
         pairs = itertools.zip_longest(found, recorded)

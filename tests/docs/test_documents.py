@@ -8,8 +8,8 @@ from speechbrain_rev import hparams
 from speechbrain_rev.catalog import Training, select
 from speechbrain_rev.cli import main
 from speechbrain_rev.cli.command import _parser
+from speechbrain_rev.devices import parse_card
 from speechbrain_rev.hparams.arguments import RUN_OPTIONS
-from speechbrain_rev.sizes import parse_card
 from tests.benchmarks.readme import TABLES, rendered
 from tests.docs import published, study
 
@@ -158,7 +158,7 @@ def test_commands_of_the_table_run(command, tmp_path, monkeypatch, capsys):
 def test_the_page_that_chooses_goes_on_with_what_its_first_command_chooses():
     choose, plan, train = commands(ROOT / "docs/choosing_an_encoder.md")[:3]
     card, batch = (choose[choose.index(o) + 1] for o in ("--card", "--batch"))
-    training = Training(parse_card(card), batch=int(batch), frames=200)
+    training = Training(parse_card(card).memory_bytes, batch=int(batch), frames=200)
     assert "--fits" in choose
     first = select(training, fitting=True, sort=choose[choose.index("--sort") + 1])[0]
     assert plan[2] == first.row.name

@@ -4,7 +4,7 @@ from .mutant import Mutant
 
 CAPPED = "tests/unit/planner/test_capped.py"
 COMPRESS = "tests/unit/planner/test_compress.py"
-TRAINING = "tests/unit/catalog/test_run_plans.py"
+TRAINING = "tests/unit/catalog/test_plans.py"
 CAPPED_CODE = "speechbrain_rev/planner/knapsack.py"
 NETWORK_CODE = "speechbrain_rev/planner/network.py"
 PROFILE_CODE = "speechbrain_rev/planner/profile.py"

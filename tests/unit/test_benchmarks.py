@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.catalog import Training, counted_peaks
 from speechbrain_rev.compression import GradientBound, encode
+from speechbrain_rev.devices import parse_card
 from speechbrain_rev.lobes import build_encoder, inference_form
-from speechbrain_rev.sizes import GIB, parse_card
+from speechbrain_rev.sizes import GIB
 from tests.benchmarks import (
     __main__,
     bench_engine,
@@ -667,7 +668,7 @@ def test_bytes_of_a_user_s_step_are_counted_as_they_are_held():
 @pytest.mark.parametrize("frames", users.FRAMES)
 def test_what_fits_is_what_the_package_says(frames, card):
     row = architecture("revnet197")
-    training = Training(parse_card(card), batch=users.BATCH, frames=frames)
+    training = Training(parse_card(card).memory_bytes, batch=users.BATCH, frames=frames)
     peak = counted_peaks()["revnet197", "reconstruct", frames](users.BATCH)
     needed = users.needed_bytes(user_ways.STORE, "revnet197", frames, peak)
     fits = training.largest_batch(row, "reconstruct") >= users.BATCH

@@ -56,11 +56,6 @@ def test_every_subcommand_takes_both():
     assert {"--dry-run", "--bad-files", "--optimizer_bits"} <= set(several)
 
 
-def test_settings_are_no_options_and_keep_underscores(capsys):
-    assert cli.main(["resolve", "revnet57", "--batch-size=64"]) == 2
-    assert "'batch-size'. Did you mean batch_size" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("option", ["--bad-files=--", "--bad_files=--"])
 def test_two_dashes_are_no_value_of_an_option(option, capsys):
     with pytest.raises(SystemExit):

@@ -1,10 +1,12 @@
-"""Devices by name, and what is free on a card that is only made up."""
+"""Devices by name, GPUs that are listed, and what is free on one that is only made up."""
 
 import pytest
 import torch
 
 from speechbrain_rev import devices
 from speechbrain_rev.catalog.steps import budget_bytes_of
+from speechbrain_rev.devices import GPUS, GpuAtHand, gpu_at_hand, parse_card
+from speechbrain_rev.sizes import GIB
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -20,16 +22,15 @@ def card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 400)
 
 
-def test_what_torch_holds_and_does_not_use_is_free(card):
+def test_what_is_free_on_a_gpu_is_what_torch_can_have(card):
+    # What torch holds and does not use is free.
     assert devices.free_bytes(CARD) == 6600
     assert devices.free_bytes(CPU) is None
-
-
-def test_an_automatic_budget_holds_the_modules_that_are_on_the_card_already(card):
-    assert devices.free_and_held_bytes(CARD) == 7000
-    assert budget_bytes_of("auto", CARD) == 7000
+    # Modules that are on the GPU already are in an automatic budget.
+    assert budget_bytes_of("auto", CARD) == devices.free_and_held_bytes(CARD) == 7000
     with pytest.raises(ValueError, match=r"runs on cpu\. Give a size, as 11GB"):
         budget_bytes_of("auto", CPU)
+    assert gpu_at_hand("cuda") == GpuAtHand("Fake", 10_000, 6500)
 
 
 def test_devices_are_named(card):
@@ -40,12 +41,66 @@ def test_devices_are_named(card):
     assert devices.timed_device("cuda:0") == CARD
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "meta", ""])
-def test_what_nothing_can_be_timed_on_is_refused(name, card):
-    with pytest.raises(ValueError, match=f"takes cpu, cuda, .* not {name}. Give cpu"):
-        devices.timed_device(name)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *(
+            (name, f"cuda:N .* not {name}\\.")
+            for name in ("gpu", "cuda:", "cuda:-1", "")
+        ),
+        ("cuda:1", "cuda:1 is not there: torch sees 1 GPU"),
+    ],
+)
+@pytest.mark.parametrize("take", [devices.timed_device, gpu_at_hand])
+def test_what_is_no_device_is_refused(take, name, message, card):
+    with pytest.raises(ValueError, match=message):
+        take(name)
 
 
-def test_a_card_that_is_not_there_is_refused(card):
-    with pytest.raises(ValueError, match="cuda:1 is not there: torch sees 1 card"):
-        devices.timed_device("cuda:1")
+def test_where_there_is_no_gpu_its_memory_can_be_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"sees 0 GPU.* --card=11GB"):
+        gpu_at_hand("cuda")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "gib"),
+    [
+        ("11GB", "RTX 2080 Ti, listed nearest to 11 GiB", 11),
+        ("4GB", "RTX 2080 Ti, listed nearest to 4 GiB", 4),
+        ("24GB", "RTX 3090, listed nearest to 24 GiB", 24),
+        ("70GB", "A100 80GB, listed nearest to 70 GiB", 70),
+        ("rtx_2080-ti", "RTX 2080 Ti", 11),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090", 24),
+        ("A100 40GB", "A100 40GB", 40),
+    ],
+)
+def test_a_gpu_is_read_by_its_name_or_by_the_nearest_memory(text, shown, gib):
+    gpu = parse_card(text)
+    assert (str(gpu), gpu.memory_bytes) == (shown, gib * GIB)
+
+
+@pytest.mark.parametrize("text", ["11", "-1GB", "RTX 3090 Ti", "A100", ""])
+def test_what_is_no_listed_gpu_and_no_size_is_refused(text):
+    with pytest.raises(
+        ValueError, match=r"--card takes .*11GB or .*; or one of RTX 20"
+    ):
+        parse_card(text)
+
+
+def test_gpus_are_listed_by_memory_and_each_can_be_named():
+    assert [gpu.memory_bytes for gpu in GPUS] == sorted(g.memory_bytes for g in GPUS)
+    assert [parse_card(gpu.name) for gpu in GPUS] == list(GPUS)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "listed"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 79, "A100 80GB"),
+        ("NVIDIA GeForce RTX 2080 Ti", 10, "RTX 2080 Ti"),
+        ("NVIDIA L4", 22, "L4"),
+        ("Fake", 23, "RTX 3090"),
+    ],
+)
+def test_a_gpu_at_hand_is_the_listed_one_of_its_name_or_memory(name, gib, listed):
+    assert GpuAtHand(name, gib * GIB, GIB).listed().name == listed

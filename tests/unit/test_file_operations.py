@@ -47,123 +47,127 @@ def command(*arguments):
     return lambda: sys.exit(cli.main([str(one) for one in arguments]))
 
 
-class TestEmbedding(Tried):
-    @pytest.fixture(params=["rows.npz", "rows.parquet"])
-    def case(self, request, run, tmp_path, monkeypatch):
-        # Saved after each file.
-        monkeypatch.setattr(extraction, "_SAVE_SECONDS", -1)
-        audio, out = tmp_path / "audio", tmp_path / "out" / request.param
-        files = [audio / f"{n}.wav" for n in range(3)]
-        for seed, file in enumerate(files):
-            write_audio(file, speech_like(seconds=0.3 + 0.2 * seed, seed=seed))
-        embedder = SpeakerEmbedder.from_run(run, device="cpu")
-        expected = {file.name: embedder.embed(file) for file in files}
+def embedding(run, out, monkeypatch):
+    """What is there has the right numbers."""
+    # Saved after each file.
+    monkeypatch.setattr(extraction, "_SAVE_SECONDS", -1)
+    audio = out.parents[1] / "audio"
+    files = [audio / f"{n}.wav" for n in range(3)]
+    for seed, file in enumerate(files):
+        write_audio(file, speech_like(seconds=0.3 + 0.2 * seed, seed=seed))
+    embedder = SpeakerEmbedder.from_run(run, device="cpu")
+    expected = {file.name: embedder.embed(file) for file in files}
 
-        def accept():
-            """What is there has the right numbers."""
-            if out.exists():
-                found = EmbeddingArchive.load(out)
-                for name, row in zip(found.names, found.embeddings, strict=True):
-                    assert np.allclose(row, expected[name], atol=1e-5)
+    def accept():
+        found = EmbeddingArchive.load(out)
+        for name, row in zip(found.names, found.embeddings, strict=True):
+            assert np.allclose(row, expected[name], atol=1e-5)
 
-        return Case(
-            work=command("embed", run, audio, "--out", out, "--device=cpu"),
-            folder=out.parent,
-            accept=accept,
-        )
+    return ("embed", run, audio, "--out", out, "--device=cpu"), accept
 
 
-class TestExport(Tried):
-    @pytest.fixture
-    def case(self, run, tmp_path):
-        out = tmp_path / "out" / "model"
-        wave = torch.from_numpy(speech_like())
-        expected = SpeakerEmbedder.from_run(run, device="cpu").embed(wave, 16000)
+def export(run, out, monkeypatch):
+    """There is no folder but one that is complete."""
+    wave = torch.from_numpy(speech_like())
+    expected = SpeakerEmbedder.from_run(run, device="cpu").embed(wave, 16000)
 
-        def accept():
-            """There is no folder but one that is complete."""
-            if out.exists():
-                embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
-                assert np.array_equal(embedder.embed(wave, 16000), expected)
-                assert len(list(out.iterdir())) == 9
+    def accept():
+        embedder = SpeakerEmbedder.from_hparams(out, device="cpu")
+        assert np.array_equal(embedder.embed(wave, 16000), expected)
+        assert len(list(out.iterdir())) == 9
 
-        return Case(work=command("export", run, out), folder=out.parent, accept=accept)
+    return ("export", run, out), accept
 
 
-class TestConversion(Tried):
-    @pytest.fixture
-    def case(self, tmp_path):
-        weights = write_model(tmp_path, ResNet(**BASIC))
-        out = tmp_path / "out" / "model"
-
-        def accept():
-            """There is no folder but one that can be loaded."""
-            if out.exists():
-                SpeakerEmbedder.from_run(out, device="cpu")
-
-        return Case(
-            work=command("convert", "wespeaker", weights, out),
-            folder=out.parent,
-            accept=accept,
-        )
+def conversion(run, out, monkeypatch):
+    """There is no folder but one that can be loaded."""
+    weights = write_model(out.parents[1], ResNet(**BASIC))
+    return (
+        ("convert", "wespeaker", weights, out),
+        lambda: SpeakerEmbedder.from_run(out, device="cpu"),
+    )
 
 
-class TestConversionBack(Tried):
-    @pytest.fixture
-    def case(self, tmp_path):
-        weights = write_model(tmp_path, ResNet(**BASIC))
-        assert not cli.main(["convert", "wespeaker", str(weights), f"{tmp_path}/run"])
-        out = tmp_path / "out" / "avg_model.pt"
+def conversion_back(run, out, monkeypatch):
+    """There are all weights, or none."""
+    weights = write_model(out.parents[1], ResNet(**BASIC))
+    there = out.parents[1] / "run"
+    assert not cli.main(["convert", "wespeaker", str(weights), str(there)])
 
-        def accept():
-            """There are all weights, or none."""
-            if out.exists():
-                found, given = (
-                    torch.load(p, weights_only=True) for p in (out, weights)
-                )
-                assert found.keys() <= given.keys()
-                assert all(given[name].equal(one) for name, one in found.items())
+    def accept():
+        found, given = (torch.load(p, weights_only=True) for p in (out, weights))
+        assert found.keys() <= given.keys()
+        assert all(given[name].equal(one) for name, one in found.items())
 
-        return Case(
-            work=command("convert", "wespeaker", "--back", tmp_path / "run", out),
-            folder=out.parent,
-            accept=accept,
-        )
+    return ("convert", "wespeaker", "--back", there, out), accept
 
 
-class TestConversionToSafetensors(Tried):
-    @pytest.fixture
-    def case(self, run, tmp_path):
-        given, out = tmp_path / "given", tmp_path / "out" / "model"
-        export_run(run, given)
-        (given / "embedding_model.safetensors").unlink()
+def conversion_to_safetensors(run, out, monkeypatch):
+    """There is no folder but one that is complete."""
+    given = out.parents[1] / "given"
+    export_run(run, given)
+    (given / "embedding_model.safetensors").unlink()
 
-        def accept():
-            """There is no folder but one that is complete."""
-            if out.exists():
-                SpeakerEmbedder.from_hparams(out, device="cpu")
-                assert len(list(out.iterdir())) == 9
+    def accept():
+        SpeakerEmbedder.from_hparams(out, device="cpu")
+        assert len(list(out.iterdir())) == 9
 
-        work = command("convert", "speechbrain", given, out)
-        return Case(work=work, folder=out.parent, accept=accept)
+    return ("convert", "speechbrain", given, out), accept
 
 
-class TestGraph(Tried):
+def graph_of(run, out, monkeypatch):
     """Graphs are converted in memory, and then written."""
+    content = b"a graph" * 100
+    # To convert one takes seconds.
+    made = (lambda program, metadata: content, lambda content: None)
+    monkeypatch.setitem(graph._FORMATS, out.suffix, made)
+    monkeypatch.setattr(graph, "_program", lambda trained: None)
 
-    @pytest.fixture(params=[".onnx", ".pt2"])
+    def accept():
+        assert out.read_bytes() == content
+
+    return ("export", run, out), accept
+
+
+def calibration(run, out, monkeypatch):
+    """A speed is whole."""
+    monkeypatch.setattr(steps, "calibrate", lambda *_, **__: ASSUMED)
+
+    def accept():
+        assert Speed.from_json(out.read_text()) == ASSUMED
+
+    return ("calibrate", out), accept
+
+
+#: What each command writes, and what makes its arguments and accepts what is there.
+COMMANDS = [
+    ("rows.npz", embedding),
+    ("rows.parquet", embedding),
+    ("model", export),
+    ("model", conversion),
+    ("avg_model.pt", conversion_back),
+    ("model", conversion_to_safetensors),
+    ("model.onnx", graph_of),
+    ("model.pt2", graph_of),
+    ("speed.json", calibration),
+]
+
+
+class TestCommand(Tried):
+    @pytest.fixture(
+        params=COMMANDS, ids=lambda param: f"{param[1].__name__}-{param[0]}"
+    )
     def case(self, request, run, tmp_path, monkeypatch):
-        content, ending = b"a graph" * 100, request.param
-        out = tmp_path / "out" / f"model{ending}"
-        # To convert one takes seconds.
-        made = (lambda program, metadata: content, lambda content: None)
-        monkeypatch.setitem(graph._FORMATS, ending, made)
-        monkeypatch.setattr(graph, "_program", lambda trained: None)
+        name, make = request.param
+        out = tmp_path / "out" / name
+        out.parent.mkdir()
+        arguments, accept = make(run, out, monkeypatch)
 
-        def accept():
-            assert not out.exists() or out.read_bytes() == content
+        def accept_if_there():
+            if out.exists():
+                accept()
 
-        return Case(work=command("export", run, out), folder=out.parent, accept=accept)
+        return Case(command(*arguments), out.parent, accept=accept_if_there)
 
 
 @pytest.mark.slow
@@ -231,19 +235,6 @@ class TestFile(Tried):
             begin=lambda: write(path),
             accept=lambda: read(path),
         )
-
-
-class TestCalibration(Tried):
-    @pytest.fixture
-    def case(self, tmp_path, monkeypatch):
-        out = tmp_path / "out" / "speed.json"
-        monkeypatch.setattr(steps, "calibrate", lambda *_, **__: ASSUMED)
-
-        def accept():
-            if out.exists():
-                assert Speed.from_json(out.read_text()) == ASSUMED
-
-        return Case(work=command("calibrate", out), folder=out.parent, accept=accept)
 
 
 class Steps:

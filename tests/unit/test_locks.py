@@ -94,18 +94,23 @@ def test_a_disk_that_is_full_does_not_hinder_a_lock(tmp_path, monkeypatch):
         pass
 
 
-def test_one_process_embeds_into_an_archive(tmp_path):
+def test_one_process_embeds_into_an_archive_and_packs_a_folder(tmp_path):
     class Embedder:
         fingerprint = "f00d"
 
-    path = tmp_path / "rows.npz"
+    path, begun = tmp_path / "rows.npz", tmp_path / "begun.packed"
+    who = rf"process {os.getpid()} on .*since"
     with (
         writing_alone(path),
-        pytest.raises(
-            ValueError, match=rf"rows\.npz: process {os.getpid()} on .*since"
-        ),
+        pytest.raises(ValueError, match=rf"rows\.npz: {who}"),
     ):
         embed_into(path, Embedder(), {"a": "a.wav"})
+    with (
+        Packing(begun, source="a", sample_rate=16000),
+        pytest.raises(ValueError, match=rf"packing .*: {who}"),
+    ):
+        Packing(begun, source="a", sample_rate=16000)
+    assert not (begun / LOCK).exists()
 
 
 def test_what_a_link_leads_to_is_locked(tmp_path):
@@ -116,18 +121,6 @@ def test_what_a_link_leads_to_is_locked(tmp_path):
         writing_alone(tmp_path / "link.npz"),
     ):
         pass
-
-
-def test_one_process_packs_a_folder(tmp_path):
-    begun = tmp_path / "begun.packed"
-    with (
-        Packing(begun, source="a", sample_rate=16000),
-        pytest.raises(
-            ValueError, match=rf"packing .*: process {os.getpid()} on .*since"
-        ),
-    ):
-        Packing(begun, source="a", sample_rate=16000)
-    assert not (begun / LOCK).exists()
 
 
 def test_a_folder_that_another_process_finished_just_now_stays_packed(

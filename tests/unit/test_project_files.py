@@ -62,12 +62,11 @@ class TestCitation:
     def test_the_papers_and_their_authors_are_named_with_the_first_one_preferred(
         self, citation
     ):
-        found = {
-            paper["title"]: [author["family-names"] for author in paper["authors"]]
+        found = [
+            (paper["title"], [author["family-names"] for author in paper["authors"]])
             for paper in citation["references"]
-        }
-        assert found == PAPERS
-        assert list(found) == list(PAPERS)
+        ]
+        assert found == list(PAPERS.items())
         preferred = citation["preferred-citation"]
         assert preferred["title"] == next(iter(PAPERS))
         assert preferred["authors"] == citation["references"][0]["authors"]

@@ -18,8 +18,7 @@ from speechbrain_rev.inference.wespeaker import convert_from_wespeaker
 from speechbrain_rev.lists import read_lines
 from speechbrain_rev.lobes.pretrained import load_strictly
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.plots.style import new_figure, save
-from speechbrain_rev.scoring import Trials, read_scores, read_trials, write_scores
+from speechbrain_rev.scoring import read_scores, read_trials
 from speechbrain_rev.whole_files import (
     SUMS,
     check_sum,
@@ -46,25 +45,21 @@ def full(monkeypatch):
     monkeypatch.setattr(whole_files.os, "replace", replace)
 
 
-def test_what_was_there_stays_where_writing_fails(tmp_path, full):
+def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_the_old_one(
+    tmp_path, full
+):
     path = tmp_path / "plan.json"
     path.write_text("old")
-    with pytest.raises(OSError, match="No space"):
-        write_whole(path, "new")
+    with pytest.raises(
+        OSError, match=r"plan\.json cannot be written \(No space"
+    ) as error:
+        write_whole(path, b"new")
+    assert error.value.errno == 28
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, full):
-    path = tmp_path / "plan.json"
-    with pytest.raises(
-        OSError, match=r"plan\.json cannot be written \(No space"
-    ) as told:
-        write_whole(path, "new")
-    assert told.value.errno == 28
-
-
-def test_a_folder_is_whole_or_not_there(tmp_path, monkeypatch):
+def test_a_folder_is_whole_or_not_there(tmp_path, request):
     out = tmp_path / "out"
 
     def half_made():
@@ -76,10 +71,7 @@ def test_a_folder_is_whole_or_not_there(tmp_path, monkeypatch):
         half_made()
     assert not list(tmp_path.iterdir())
 
-    def replace(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(whole_files.os, "replace", replace)
+    request.getfixturevalue("full")
     with pytest.raises(OSError, match=r"out cannot be written"), folder_whole(out):
         pass
     assert not list(tmp_path.iterdir())
@@ -111,45 +103,17 @@ def test_what_killed_processes_left_is_deleted_and_nothing_else(
     assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
-def test_a_link_stays_one(tmp_path):
-    path, link = tmp_path / "file", tmp_path / "link"
-    path.write_text("old")
-    link.symlink_to(path)
-    write_whole(link, "new")
-    assert link.is_symlink()
-    assert path.read_text() == "new"
-
-
-def test_permissions_are_those_of_any_new_file_or_of_the_old_one(tmp_path):
+def test_links_stay_and_permissions_are_a_new_file_s_or_the_old_one_s(tmp_path):
     mask = os.umask(0)
     os.umask(mask)
-    path = tmp_path / "file"
+    path, link = tmp_path / "file", tmp_path / "link"
     write_whole(path, "new")
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
     path.chmod(0o640)
-    write_whole(path, "newer")
+    link.symlink_to(path)
+    write_whole(link, "newer")
+    assert (link.is_symlink(), path.read_text()) == (True, "newer")
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-
-
-def test_bytes_are_written_as_they_are(tmp_path):
-    write_whole(tmp_path / "picture", b"\x89PNG\r\n")
-    assert (tmp_path / "picture").read_bytes() == b"\x89PNG\r\n"
-
-
-def test_pictures_and_scores_are_written_so(tmp_path, full):
-    def picture(path):
-        save(new_figure(1, 1), path)
-
-    def scores(path):
-        write_scores(path, Trials([1, 0], ["a", "a"], ["b", "c"]), [0.5, 0.25])
-
-    for write in (picture, scores):
-        path = tmp_path / write.__name__
-        path.write_text("old")
-        with pytest.raises(OSError, match="No space"):
-            write(path)
-        assert path.read_text() == "old"
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_what_a_killed_process_left_goes_and_what_others_write_stays(tmp_path):

@@ -1,10 +1,11 @@
 """Pictures show what tables say, in the format of the file's ending."""
 
+import dataclasses
+
 import pytest
 
-from speechbrain_rev.architectures import ARCHITECTURES, Architecture
 from speechbrain_rev.catalog import Training, pictures, select
-from speechbrain_rev.catalog.breakdown import before_and_after
+from speechbrain_rev.catalog.table import ListedEncoder
 from speechbrain_rev.sizes import GIB
 
 CARD = Training(8 * GIB, batch=128, frames=200)
@@ -12,16 +13,15 @@ CARD = Training(8 * GIB, batch=128, frames=200)
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Draw nothing; return what would be drawn."""
+    """Draw nothing; give what would be drawn, and its words."""
     calls = []
-    monkeypatch.setattr(
-        pictures,
-        "encoder_map",
-        lambda points, path, **words: calls.append((points, words)),
-    )
+    for name in ("encoder_map", "by_parameters", "memory_parts"):
+        monkeypatch.setattr(
+            pictures, name, lambda what, path, **words: calls.append((what, words))
+        )
 
-    def draw(models):
-        pictures.draw_models(models, "models.png")
+    def draw(function, *given):
+        function(given[0], "a.png", *given[1:])
         return calls[-1]
 
     return draw
@@ -29,42 +29,68 @@ def drawn(monkeypatch):
 
 def test_points_are_the_counted_peaks_in_the_default_mode_at_published_eer(drawn):
     models = select(CARD)
-    points, _ = drawn(models)
+    points, words = drawn(pictures.draw_models, models)
     for model, point in zip(models, points, strict=True):
-        assert point.name == model.row.name
-        assert point.eer_percent == model.row.vox1_h_eer
-        assert point.counterpart == model.row.counterpart
-        mode = "reconstruct" if model.row.reversible else "store"
-        assert point.peak_bytes == model.step_peak_bytes(mode)
-        rival = None if model.row.reversible else model.step_peak_bytes("recompute")
+        row = model.row
+        assert (point.name, point.counterpart) == (row.name, row.counterpart)
+        assert point.eer_percent == row.vox1_h_eer
+        assert point.peak_bytes == model.step_peak_bytes(row.default_mode)
+        rival = None if row.reversible else model.step_peak_bytes("recompute")
         assert point.recompute_bytes == rival
-
-
-def test_cards_of_11_and_24_gib_and_the_one_asked_for_have_a_line(drawn):
-    _, words = drawn(select(CARD))
     assert list(words["cards"]) == [8 * GIB, 11 * GIB, 24 * GIB]
     assert words["cards"][8 * GIB] == CARD.reserve_bytes
-    _, words = drawn(select(Training(None, batch=128, frames=200)))
+
+
+def test_the_words_say_batch_length_and_where_figures_are_from(drawn, uncounted):
+    models = select(Training(None, batch=32, frames=600))
+    points, words = drawn(pictures.draw_models, models)
+    assert uncounted.name not in [point.name for point in points]
     assert list(words["cards"]) == [11 * GIB, 24 * GIB]
-
-
-def test_the_words_say_batch_length_and_where_figures_are_from(drawn):
-    _, words = drawn(select(Training(None, batch=32, frames=600)))
     assert "32 utterances of 6 s" in words["title"]
     assert words["eer_label"] == "published Vox1-H EER, %"
-    assert "GiB" in words["memory_label"]
     assert "not reproduced" in words["source"]
     assert "meta tensors" in words["source"]
 
 
-def test_an_encoder_without_a_rate_or_a_count_is_no_point(drawn, monkeypatch):
-    bare = Architecture(
-        "revnet61", "revnet", "II", "basic", (48, 96, 192, 300), (2, 3, 6, 3), 61, 1
-    )
-    monkeypatch.setitem(ARCHITECTURES, bare.name, bare)
-    points, _ = drawn(select(CARD))
-    assert len(points) == 25
-    monkeypatch.undo()
+def test_the_picture_of_plans_shows_modes_beside_what_was_published(tight, drawn):
+    lacking = dataclasses.replace(tight[1], counted_bytes=10 * GIB)
+    (fits, not_fits), words = drawn(pictures.draw_plans, [tight[0], lacking])
+    assert fits.planned_bytes == tight[0].counted_bytes / 128
+    assert not_fits.planned_bytes is None
+    assert fits.lightest_bytes < fits.planned_bytes < fits.stored_bytes
+    # Batches were published for another GPU, memory for an utterance of this length.
+    assert (fits.published_bytes, fits.published_batch) == (0.03e9, None)
+    assert fits.largest_batch == tight[0].largest_batch
+    assert "128 utterances of 2 s as planned for 5 GiB" in words["title"]
+    assert "marks counted" in words["source"]
+    on_11_gib = ListedEncoder(tight[0].model.row, Training(11 * GIB, 128, 200))
+    alike = dataclasses.replace(tight[0], model=on_11_gib)
+    assert drawn(pictures.draw_plans, [alike])[0][0].published_batch == 300
+
+
+def test_the_picture_of_breakdowns_shows_the_parts(pairs, drawn):
+    cases = [case for pair in pairs for case in pair]
+    bars, words = drawn(pictures.draw_breakdowns, pairs)
+    assert [bar.parts for bar in bars] == [case.report.parts for case in cases]
+    assert [bar.group for bar in bars] == [case.name for case in cases]
+    assert "64 utterances of 200 frames" in words["title"]
+    predicted = dataclasses.replace(cases[0], how="predicted for the plan")
+    _, words = drawn(pictures.draw_breakdowns, [[predicted]], 5 * GIB // 2)
+    assert words["title"].endswith("of 200 frames, planned for 2.5 GiB")
+    assert words["source"].startswith("Counted, and predicted for plans, on meta")
+
+
+def test_the_picture_of_stages_has_a_bar_for_each(staged, drawn):
+    bars, words = drawn(pictures.draw_stages, [staged], 4 * GIB)
+    assert words["title"].endswith("200 frames, planned for 4 GiB")
+    stages = [stage for case in staged for stage in case.stages]
+    for bar, stage in zip(bars, stages, strict=True):
+        assert bar.label == stage.name
+        assert bar.parts["working"] == stage.working_bytes
+        assert bar.parts["held"] == max(0, stage.held_bytes)
+        assert bar.parts["optimizer_states"] == stage.optimizer_states_bytes
+    assert bars[0].group == "resnet34, store, sgd 32 bit"
+    assert bars[-1].group == "resnet34, plan, sgd 8 bit"
 
 
 @pytest.mark.parametrize("name", ["models.jpg", "models", "models.png.txt"])
@@ -78,7 +104,21 @@ def test_another_ending_is_refused_with_those_that_there_are(name):
     ("name", "begins"),
     [("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.SVG", b"<?xml")],
 )
-def test_a_picture_has_the_format_of_its_ending(name, begins, tmp_path):
-    encoders = [before_and_after("resnet34", batch=64, frames=200)]
-    pictures.draw_breakdowns(encoders, tmp_path / name)
+def test_a_picture_has_the_format_of_its_ending(name, begins, pairs, tmp_path):
+    pictures.draw_breakdowns(pairs[:1], tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_a_batch_without_a_plan_is_left_white_and_said(swept, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        pictures, "plan_map", lambda *given, **words: calls.append((given, words))
+    )
+    first, *plans = swept.sweep.plans
+    ran_out = dataclasses.replace(first, modes={})
+    found = dataclasses.replace(swept.sweep, plans=[ran_out, *plans])
+    pictures.draw_sweep(dataclasses.replace(swept, sweep=found), "a.png")
+    (((modes, speeds, _), words),) = calls
+    assert (modes[16], list(speeds)) == ({}, [48, 80])
+    assert "No plan fits batch 1000." in words["source"]
+    assert "too little memory to time it, at 16" in words["source"]

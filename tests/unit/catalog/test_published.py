@@ -14,7 +14,6 @@ from tests.docs import published
 from tests.docs.published import TRAINING_COLUMNS
 from tests.docs.reproduced import (
     SHARED_PARTS,
-    TABLE_ONE,
     published_trainings,
     reproduced_breakdowns,
     reproduced_cards,
@@ -125,15 +124,6 @@ def test_cards_are_those_of_the_largest_batch():
         assert row.cards_recomputed < row.cards or row.cards == 1
 
 
-def test_table_one_is_the_published_one():
-    first, second = TABLE_ONE
-    assert list(first.parts_gb.values()) == [5.14, 0.032, 0.027, 0.455]
-    assert list(second.parts_gb.values()) == [5.244, 0.041, 0.018, 0.389]
-    for column, percent in ((first, 90.9), (second, 92.1)):
-        share = column.activations_gb / sum(column.parts_gb.values())
-        assert round(100 * share, 1) == percent
-
-
 def test_table_one_is_reproduced_as_far_as_a_count_can():
     for column, ours in reproduced_breakdowns():
         report = ours.report
@@ -162,17 +152,3 @@ def test_an_encoder_of_which_nothing_was_published_has_no_row(monkeypatch):
     partly = dataclasses.replace(bare, published_memory_gb=1.0)
     monkeypatch.setitem(ARCHITECTURES, bare.name, partly)
     assert published_trainings() == before
-
-
-def test_the_picture_shows_table_one_beside_what_is_counted(monkeypatch):
-    drawn = {}
-    monkeypatch.setattr(
-        published,
-        "memory_parts",
-        lambda bars, path, **words: drawn.update(words, bars=bars),
-    )
-    published.draw("published.png")
-    bars = drawn["bars"]
-    assert [bar.label for bar in bars] == ["published", "counted"] * 2
-    assert bars[0].parts["activations"] == 5.14e9
-    assert drawn["unit"] == "GB"

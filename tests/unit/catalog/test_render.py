@@ -1,133 +1,193 @@
-"""The text and JSON of the table."""
+"""Reports of commands: tables at any width, JSON of the same rows, and notes."""
 
+import dataclasses
 import json
-import re
 
 import pytest
 
-from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.catalog import ModelsReport, Training, select
-from speechbrain_rev.catalog.table import MODES
-from speechbrain_rev.sizes import GIB, MIB, card_text
+from speechbrain_rev.catalog.columns import NOTE_WIDTH
+from speechbrain_rev.catalog.render import (
+    BreakdownReport,
+    PlansReport,
+    SweepReport,
+    saved,
+)
+from speechbrain_rev.catalog.table import ListedEncoder
+from speechbrain_rev.devices import GpuAtHand
+from speechbrain_rev.sizes import GIB
 
-CARD = Training(11 * GIB, batch=128, frames=200)
-NO_CARD = Training(None, batch=128, frames=200)
+WIDTHS = [60, 80, 100, 200, None]
+ON_11_GIB = Training(11 * GIB, batch=64, frames=200)
 LONG = Training(24 * GIB, batch=64, frames=600)
+#: Each report, and the columns of its first table that are never hidden.
+REPORTS = {
+    "models": ["encoder", "store", "recomp.", "reconstr."],
+    "models of a GPU": ["encoder", "fits", "store", "recomp.", "reconstr."],
+    "models of long utterances": ["encoder", "fits", "store", "recomp.", "reconstr."],
+    "plans": ["encoder", "GiB", "store", "recomp.", "reconstr."],
+    "plan that lacks": ["encoder", "GiB", "lacks"],
+    "sweep": ["batch", "number"],
+    "breakdowns": ["encoder", "", "mode", "GiB", ""],
+    "stages": ["encoder", "", "mode", "GiB"],
+}
 
 
-def lines_of(training, **options):
-    """The two lines of heads, a list of words per encoder, and the notes."""
-    lines = ModelsReport(select(training, **options)).text().splitlines()
-    end = lines.index("")
-    return lines[:2], [line.split() for line in lines[2:end]], lines[end + 1 :]
+@pytest.fixture(scope="module")
+def reports(tight, swept, pairs, staged):
+    lacking = dataclasses.replace(
+        tight[0], modes=dict.fromkeys(tight[0].modes, "store"), counted_bytes=None
+    )
+    found = [
+        ModelsReport(select(Training(None, batch=64, frames=200))),
+        ModelsReport(select(ON_11_GIB)),
+        ModelsReport(select(LONG)),
+        PlansReport(tight),
+        PlansReport([lacking]),
+        SweepReport(swept),
+        BreakdownReport(pairs, 11 * GIB),
+        BreakdownReport([staged]),
+    ]
+    return dict(zip(REPORTS, found, strict=True))
 
 
-def test_every_figure_of_the_text_is_that_of_the_json():
-    _, rows, _ = lines_of(CARD)
-    document = json.loads(ModelsReport(select(CARD)).json())
-    assert [row[0] for row in rows] == list(ARCHITECTURES)
-    for words, plain in zip(rows, document["encoders"], strict=True):
-        published, counted = plain["published"], plain["counted"]
-        computed = plain["computed"]
-        per_utterance = counted["bytes_per_2_s_utterance"]
-        assert words == [
-            plain["name"],
-            "-" if plain["type"] == "vanilla" else plain["type"],
-            str(plain["layers"]),
-            f"{counted['parameters'] / 1e6:.2f}",
-            f"{published['parameters_millions']:.1f}",
-            *(f"{published[f'vox1_{trials}_eer_percent']:.2f}" for trials in "oeh"),
-            f"{published['gb_per_2_s_utterance']:g}",
-            "yes" if computed[plain["default_mode"]]["fits"] else "no",
-            *(
-                str(computed[m]["largest_batch"]) if m in computed else "-"
-                for m in MODES
-            ),
-            *(f"{per_utterance[m] / MIB:.1f}" if m in computed else "-" for m in MODES),
-        ]
+@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_fit_a_terminal_and_cells_are_whole(name, width, reports):
+    report = reports[name]
+    lines = report.text(width).splitlines()
+    assert max(map(len, lines)) <= (width or 150)
+    assert all(line == line.rstrip() for line in lines)
+    notes = lines[lines.index("") :]
+    assert max(len(note) for note in notes if ": " in note) <= NOTE_WIDTH
+    for number, table in enumerate(report._tables()):
+        lines, hidden = table.lines(width)
+        heads = [c for c in table.columns if c.head is not None]
+        shown = [c for c in heads if c not in hidden]
+        most = max((c.importance for c in hidden), default=0)
+        assert all(c.importance > most for c in shown)
+        if number == 0:
+            assert set(REPORTS[name]) <= {c.head for c in shown}
+        for row, line in zip(table.rows, lines[-len(table.rows) :], strict=True):
+            assert line.split() == " ".join(c.cell(row) for c in shown).split()
+        if width in (200, None):
+            assert not hidden
+        words = " ".join(report.text(width).split())
+        assert ("A wider terminal or --json shows them." in words) == bool(hidden)
+        for column in hidden:
+            named = words.partition("Hidden at ")[2]
+            assert column.head in named
+            assert column.group.strip() in named
 
 
-def test_the_figures_of_longer_utterances_are_those_of_the_json():
-    for training in (LONG, NO_CARD):
-        _, rows, _ = lines_of(training)
-        document = json.loads(ModelsReport(select(training)).json())
-        for words, plain in zip(rows, document["encoders"], strict=True):
-            sizes = plain["counted"]["bytes_per_6_s_utterance"]
-            shown = [f"{sizes[m] / MIB:.1f}" if m in sizes else "-" for m in MODES]
-            assert words[-3:] == shown
+def values_in(plain):
+    """All values of a JSON object, however deep."""
+    if isinstance(plain, dict):
+        return [value for each in plain.values() for value in values_in(each)]
+    return [plain]
 
 
-def test_published_figures_are_those_of_the_architectures():
-    for plain in json.loads(ModelsReport(select(NO_CARD)).json())["encoders"]:
-        row = ARCHITECTURES[plain["name"]]
-        assert plain["published"] == {
-            "parameters_millions": row.published_params_m,
-            "vox1_o_eer_percent": row.vox1_o_eer,
-            "vox1_e_eer_percent": row.vox1_e_eer,
-            "vox1_h_eer_percent": row.vox1_h_eer,
-            "gb_per_2_s_utterance": row.published_memory_gb,
-            "largest_batch_on_11_gib": row.published_max_batch_11gb,
-        }
-        assert plain["counterpart"] == row.counterpart
-        assert plain["counted"]["parameters"] == row.parameters
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_value_of_the_table_is_in_json_under_a_key_of_its_own(name, reports):
+    table, *_ = reports[name]._tables()
+    document = json.loads(reports[name].json())
+    rows = document.get("encoders") or document.get("batches")
+    rows = rows or document["breakdowns"]
+    assert rows == json.loads(json.dumps(table.plain()))
+    assert document["sources"]
+    keys = [c.key for c in table.columns]
+    assert None not in keys
+    exact = [key for c, key in zip(table.columns, keys, strict=True)
+             if not isinstance(c.of(table.rows[0]), dict)]  # fmt: skip
+    assert len(set(exact)) == len(exact)
+    for row, plain in zip(table.rows, rows, strict=True):
+        there = values_in(plain)
+        for column in table.columns:
+            value = json.loads(json.dumps(column.of(row)))
+            assert all(one in there for one in values_in(value))
 
 
-def test_json_says_what_was_asked_and_its_parts_make_the_need():
-    document = json.loads(ModelsReport(select(LONG, names=["revnet57"])).json())
+def test_json_says_what_was_asked_and_its_parts_make_the_need(reports):
+    document = json.loads(reports["models of long utterances"].json())
+    reserve = LONG.reserve_bytes
     assert document["training"] == {
-        "batch": 64,
-        "frames": 600,
-        "precision": "float32",
-        "card_bytes": 24 * GIB,
-        "reserve_bytes": LONG.reserve_bytes,
-        "optimizer_state_bits": 8,
-        "classes": 17982,
-    }
+        "batch": 64, "frames": 600, "precision": "float32", "card_bytes": 24 * GIB,
+        "reserve_bytes": reserve, "optimizer_state_bits": 8, "classes": 17982,
+    }  # fmt: skip
     assert set(document["counted_with"]) == {"date", "torch"}
-    (plain,) = document["encoders"]
-    for mode, computed in plain["computed"].items():
-        parts = computed["needed_bytes"]
-        assert parts["encoder_step"] == plain["counted"]["step_peak_bytes"][mode]
-        left = 24 * GIB - LONG.reserve_bytes
-        assert computed["fits"] == (sum(parts.values()) <= left)
+    for plain in document["encoders"]:
+        for mode, computed in plain["computed"].items():
+            if computed["needed_bytes"] is None:
+                assert plain["type"] == "vanilla"
+                continue
+            parts = computed["needed_bytes"]
+            assert parts["encoder_step"] == plain["counted"]["step_peak_bytes"][mode]
+            fits = sum(parts.values()) <= 24 * GIB - reserve
+            assert (computed["fits"], computed["largest_batch"] >= 64) == (fits, fits)
+        assert plain["fits"] == plain["computed"][plain["default_mode"]]["fits"]
 
 
-def test_without_a_card_nothing_is_computed_and_both_lengths_are_shown():
-    heads, rows, notes = lines_of(NO_CARD, names=["resnet34"])
-    assert "MiB per 2 s utterance" in heads[0]
-    assert "MiB per 6 s utterance" in heads[0]
-    assert "batch" not in heads[0]
-    assert len(rows) == 1
-    assert not any("Computed" in note for note in notes)
-    document = json.loads(ModelsReport(select(NO_CARD)).json())
-    assert "computed" not in document["sources"]
-    assert all("computed" not in plain for plain in document["encoders"])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("models", ["Not reproduced here", "on meta tensors"]),
+        ("models of a GPU", ["No GPU was tried", "1.88 GiB stay free"]),
+        ("models of long utterances", ["fits 24 GiB with 600 frames", "of 17982"]),
+        ("plans", ["A GPU of 5 GiB was named; none was tried.", "no clock was read",
+                   "an assumed RTX 2080 Ti, listed nearest to 5 GiB, 6.7 TFLOP/s, 373"]),
+        ("plan that lacks", [" predicted "]),
+        ("sweep", ["best batch 48: ", "the largest batch with a plan is 80",
+                   "batch 1000 does not fit with any plan", "no clock was read"]),
+        ("breakdowns", ["resnet34: 8 bit saves 75 % of the optimizer states, 0.8 % of the",
+                        "upper bound", "No GPU was tried", "classifier of 17982"]),
+        ("stages", ["resnet34: plan saves", "how many blocks store / reconstruct / rec",
+                    "largest peak is that of the activations"]),
+    ],
+)  # fmt: skip
+def test_notes_say_where_figures_are_from(name, words, reports):
+    text = " ".join(reports[name].text().split())
+    assert all(each in text for each in words)
+    assert ("Computed" in text) == (
+        name not in ("models", "sweep", "breakdowns", "stages")
+    )
 
 
-@pytest.mark.parametrize("training", [CARD, LONG])
-def test_the_text_says_where_its_figures_are_from_and_what_is_assumed(training):
-    heads, _, notes = lines_of(training)
-    text = " ".join(" ".join(notes).split())
-    for words in (
-        "Not reproduced here",
-        "on meta tensors",
-        "No GPU was tried",
-        f"{training.reserve_bytes / GIB:.2f} GiB stay free",
-        f"fits {card_text(training.card_bytes)} with {training.frames} frames",
-        "classifier of 17982",
-    ):
-        assert words in text
-    assert f"largest batch on {training.card_bytes / GIB:g} GiB" in heads[0]
-    assert f"MiB per {training.frames // 100} s utterance" in heads[0]
+def test_published_batches_stand_beside_the_same_gpu_and_length_alone(tight):
+    for card_bytes, frames in [(11 * GIB, 200), (24 * GIB, 200), (11 * GIB, 600)]:
+        training = Training(card_bytes, 128, frames)
+        model = ListedEncoder(tight[0].model.row, training)
+        encoder = dataclasses.replace(tight[0], model=model, counted_bytes=GIB)
+        heads = PlansReport([encoder]).text().splitlines()[1]
+        published = (card_bytes, frames) == (11 * GIB, 200)
+        assert heads.split().count("GPUs") == (2 if published else 1)
 
 
-@pytest.mark.parametrize("training", [CARD, NO_CARD, LONG])
-def test_gb_stands_under_the_heading_published_alone(training):
-    heads, _, _ = lines_of(training)
-    places = [match.span() for match in re.finditer(r"\bGB\b", heads[1])]
-    assert len(places) == 1
+def test_gb_stands_under_the_heading_published_alone(reports):
+    groups, heads, *_ = reports["models of a GPU"].text().splitlines()
+    assert heads.split().count("GB") == 1
     # The heading is above the middle of its columns, whose last is this one.
-    begin, end = re.search("published +", heads[0]).span()
-    assert begin < places[0][0] < places[0][1] <= end
-    assert heads[1].split().count("EER") == 3
-    assert "GB" not in heads[0]
+    begin = groups.index("published")
+    assert begin < heads.index(" GB ") < begin + len("published") + 20
+    assert "GB" not in groups
+
+
+def test_a_gpu_that_was_asked_is_named(tight):
+    report = PlansReport(tight, GpuAtHand("NVIDIA X", 8 * GIB, 5 * GIB))
+    assert "5 GiB were free of 8 GiB on NVIDIA X" in " ".join(report.text().split())
+    assert json.loads(report.json())["training"]["card_name"] == "NVIDIA X"
+
+
+def test_the_chunk_of_a_plan_is_that_of_the_first_level(tight):
+    channels = (16, 64, 256, None)
+    chunked = dataclasses.replace(tight[0], channels=channels)
+    report = PlansReport([chunked])
+    (plain,) = json.loads(report.json())["encoders"]
+    assert tuple(plain["plan"]["channels"]) == channels
+    assert " 16 " in report.text().splitlines()[2]
+
+
+def test_what_each_change_saves_is_said(pairs):
+    reconstructed = saved(*pairs[1])
+    assert reconstructed.startswith("revnet57: reconstruct saves ")
+    same_bits = dataclasses.replace(pairs[1][1], optimizer_bits=32)
+    assert "8 bit" not in saved(pairs[1][0], same_bits)

@@ -15,15 +15,14 @@ from speechbrain_rev.catalog.self_test import (
     self_test,
     without_weights,
 )
-from speechbrain_rev.catalog.steps import TrainingStep
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.reversible import Mode
 from tests.unit.reversible.chains import in_backward
 
-TINY = {"widths": (8, 8, 8, 8), "blocks": (1, 0, 0, 1), "n_mels": 24}
-CPU = torch.device("cpu")
+from .builders import CPU, TINY, step_of
+
 BATCH, FRAMES = 4, 24
 
 
@@ -48,19 +47,8 @@ class Trained:
         self.loss, self.make_optimizer = AAMSoftmax(), adamw
 
     def step(self, **changed):
-        step = TrainingStep(
-            self.encoder,
-            self.classifier,
-            self.loss,
-            self.make_optimizer,
-            optimizer_name="adamw",
-            optimizer_bits=32,
-            batch=BATCH,
-            frames=FRAMES,
-            precision="fp32",
-            device=CPU,
-        )
-        return without_weights(dataclasses.replace(step, **changed))
+        own = {"classifier": self.classifier, "make_optimizer": self.make_optimizer}
+        return without_weights(step_of(encoder=self.encoder, **own | changed))
 
     def fresh(self):
         return FreshTraining(self.encoder, self.modules, self.optimizer, self.take)
@@ -99,12 +87,6 @@ def stores(training):
 FLIPPED = "embedding_model.stem.convs.0.weight"
 
 
-def flip(training, bits):
-    """Change some of the lowest bits of one value of a gradient."""
-    grad = training.modules.get_parameter(FLIPPED).grad
-    grad.view(torch.int32).flatten()[3] ^= bits
-
-
 @pytest.fixture(scope="module")
 def exact():
     return compared()
@@ -117,32 +99,27 @@ def test_steps_that_reconstruct_have_the_bits_of_stored_ones(exact):
     assert (stored.batch, configured.batch) == (BATCH, BATCH)
     assert configured.counted_bytes < stored.counted_bytes
     assert configured.measured_bytes < stored.measured_bytes
-
-
-def test_gradients_buffers_weights_and_states_of_every_step_are_compared(exact):
-    names = [set(record) for record in exact.runs[1].records]
-    weight = "embedding_model.fc.weight"
-    buffer = "buffer of embedding_model.stem"
-    assert f"weight of {weight}" in names[0]
-    assert any(name.startswith(buffer) for name in names[0])
-    for after in names[1:]:
-        assert {f"gradient of {weight}", f"weight of {weight}"} <= after
-        assert f"optimizer state exp_avg of {weight}" in after
-        assert any(name.startswith(buffer) for name in after)
-    before, *steps = (run[f"weight of {weight}"] for run in exact.runs[1].records)
-    for now in steps:
-        assert not torch.equal(before, now)
-        before = now
-
-
-def test_the_table_has_both_peaks_and_says_where_none_is_allocated(exact):
     text = exact.text()
     assert re.search(r"^as configured +4 +[\d.]+ MiB +[\d.]+ MiB", text, re.MULTILINE)
     assert "As configured: 4 recompute, 2 reconstruct." in text
     assert "cpu reports no allocated peak" in text
     assert text.splitlines()[-1] == exact.verdict
-    for width in (60, 80):
-        assert max(map(len, exact.text(width).splitlines()[:-1])) <= width
+    assert max(map(len, exact.text(60).splitlines()[:-1])) <= 60
+
+
+def test_gradients_buffers_weights_and_states_of_every_step_are_compared(exact):
+    weight = "embedding_model.fc.weight"
+    first, *later = exact.runs[1].records
+    for record in (first, *later):
+        assert f"weight of {weight}" in record
+        assert any(n.startswith("buffer of embedding_model.stem") for n in record)
+    for record in later:
+        assert f"gradient of {weight}" in record
+        assert f"optimizer state exp_avg of {weight}" in record
+        assert not torch.equal(
+            first[f"weight of {weight}"], record[f"weight of {weight}"]
+        )
+        first = record
 
 
 class Differs(torch.nn.Module):
@@ -156,85 +133,113 @@ class Differs(torch.nn.Module):
         return (self.function(*args) * (1.1 if in_backward() else 1)).tanh()
 
 
-def test_a_function_that_does_not_compute_the_same_twice_is_reported():
-    found = compared(spoilt=Differs)
-    assert not found.agrees
-    assert re.match(
-        r"Differs: step 1, gradient of embedding_model\.stem\.\S+: \d+ of \d+ values, by "
-        r"up to \S+; \d+ of \d+ tensors .*Give --mode=store",
-        found.verdict,
-    )
-
-
-def in_reconstruction(training):
+def in_reconstruction(training, *_):
     return Mode.RECONSTRUCT in modes_of(training)
 
 
-def in_two_orders(training):
+def in_two_orders(training, *_):
     return not (stores(training) or torch.are_deterministic_algorithms_enabled())
 
 
-def in_each_run(training, runs={}):  # noqa: B006
+def in_each_run(training, *_, runs={}):  # noqa: B006
     """Number the runs, which each get other bits."""
     return runs.setdefault(training.modules, len(runs))
 
 
-@pytest.mark.parametrize(
-    ("fault", "remedy"),
-    [
-        (in_reconstruction, "Give --mode=recompute, which is exact here"),
-        (in_two_orders, "Deterministic kernels make them equal"),
-        (in_each_run, "Two runs with all blocks stored differ too"),
-    ],
-)
-def test_one_bit_of_one_gradient_is_found_and_its_remedy_was_tried(fault, remedy):
-    def change(training, *_):
-        flip(training, int(fault(training)))
+def flipping(fault):
+    """Change some of the lowest bits of one value of a gradient."""
 
-    found = compared(change)
-    assert not found.agrees
-    assert re.match(
-        rf"Differs: step 1, gradient of {re.escape(FLIPPED)}: 1 of \d+ values, by up to "
-        r"\S+; ",
-        found.verdict,
-    )
-    assert remedy in found.verdict
+    def change(training, *_):
+        grad = training.modules.get_parameter(FLIPPED).grad
+        grad.view(torch.int32).flatten()[3] ^= int(fault(training))
+
+    return change
+
+
+def without_memory(full):
+    def change(training, number, batch):
+        if full(training, number, batch):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    return change
+
+
+def spoiling(value, where=lambda *_: True, *, skips=False):
+    """Set a gradient to a value in some steps, which are then skipped or not."""
+
+    def change(training, number, batch):
+        if not where(training, number, batch):
+            return False
+        training.modules["classifier"].weight.grad.fill_(value)
+        return skips
+
+    return change
+
+
+def negated(training, *_):
+    if not stores(training):
+        for parameter in training.modules.parameters():
+            parameter.grad.neg_()
+
+
+ONE_BIT = rf"Differs: step 1, gradient of {re.escape(FLIPPED)}: 1 of \d+ values, by up to \S+; .*"
+INEXACT = (
+    r"Not exact by design \({}\): relative error of the gradient (0\.0\d+|\d\.?\d*e-\d+) in "
+    r"step 1, most of it in the gradient of \S+; \S+ and \S+ in later steps"
+)
+#: What changes a run, its settings, and the verdict.
+VERDICTS = {
+    "computes twice": (None, {"spoilt": Differs},
+        r"Differs: step 1, gradient of embedding_model\.stem\.\S+: \d+ of \d+ values, by "
+        r"up to \S+; \d+ of \d+ tensors .*Give --mode=store"),
+    "one bit, reconstructed": (flipping(in_reconstruction), {},
+        ONE_BIT + "Give --mode=recompute, which is exact here"),
+    "one bit, orders": (flipping(in_two_orders), {},
+        ONE_BIT + "Deterministic kernels make them equal"),
+    "one bit, each run": (flipping(in_each_run), {},
+        ONE_BIT + "Two runs with all blocks stored differ too"),
+    "no memory, stored": (without_memory(lambda t, *_: stores(t)), {},
+        "Not compared: with all blocks stored not even one"),
+    "no memory, configured": (without_memory(in_reconstruction), {},
+        "Memory ran out as configured, at batch 4"),
+    "float streams": (None, {"streams": "float"}, INEXACT.format("streams: float")),
+    "compressed": (None, {"mode": "compress"}, INEXACT.format("6 blocks compress")),
+    "float, recomputed": (None, {"streams": "float", "mode": "recompute"}, "Exact: "),
+    "negated": (negated, {"streams": "float"},
+        "Not exact by .*the error of the gradient is as large as the gradient"),
+    "not finite": (spoiling(float("nan")), {},
+        "Not compared: gradients are not finite"),
+    "skipped once": (spoiling(float("inf"), lambda t, n, b: n == 1 and not stores(t)), {},
+        "Differs: step 2, gradient: not finite as configured, where the step is skipped"),
+}  # fmt: skip
+AGREE = {"float streams", "compressed", "float, recomputed"}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_the_verdict_names_the_first_difference_and_its_remedy(name):
+    change, settings, verdict = VERDICTS[name]
+    found = compared(change or (lambda *_: None), **settings)
+    assert re.match(verdict, found.verdict), found.verdict
+    assert found.agrees == (name in AGREE)
     assert not torch.are_deterministic_algorithms_enabled()
+    rows = [run.name.split()[0] for run in found.runs]
+    expected = {"no memory, stored": ["as"], "no memory, configured": ["all"]}
+    assert rows == expected.get(name, ["all", "as"])
 
 
 @pytest.mark.parametrize("limit", ["memory_budget", "the device"])
 def test_bits_are_compared_at_the_largest_half_whose_stored_steps_fit(exact, limit):
     def full(training, number, batch):
-        del number
-        if limit == "the device" and stores(training) and batch > 2:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return limit == "the device" and stores(training) and batch > 2
 
     budget = exact.runs[0].counted_bytes - 1 if limit == "memory_budget" else None
-    found = compared(full, budget_bytes=budget)
+    found = compared(without_memory(full), budget_bytes=budget)
     assert found.agrees, found.verdict
     runs = [(run.name.split()[0], run.batch) for run in found.runs]
     assert runs == [("all", 2), ("as", 2), ("as", BATCH)]
     words = " ".join(found.text().split())
     assert f"more than {limit}" in words
     assert "bits are compared at batch 2" in words
-
-
-@pytest.mark.parametrize(
-    ("full", "rows", "verdict"),
-    [
-        (stores, ["as"], "Not compared: with all blocks stored not even one"),
-        (in_reconstruction, ["all"], "Memory ran out as configured, at batch 4"),
-    ],
-)
-def test_what_fits_in_no_batch_is_said_and_does_not_agree(full, rows, verdict):
-    def change(training, *_):
-        if full(training):
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    found = compared(change)
-    assert not found.agrees
-    assert [run.name.split()[0] for run in found.runs] == rows
-    assert found.verdict.startswith(verdict)
 
 
 def test_errors_that_are_not_of_memory_are_not_taken_for_it():
@@ -245,67 +250,12 @@ def test_errors_that_are_not_of_memory_are_not_taken_for_it():
         compared(change)
 
 
-@pytest.mark.parametrize("settings", [{"streams": "float"}, {"mode": "compress"}])
-def test_modes_that_are_not_exact_by_design_state_the_error_of_the_gradient(settings):
-    found = compared(**settings)
-    assert found.agrees
-    words = "streams: float" if "streams" in settings else "6 blocks compress"
-    told = re.match(
-        rf"Not exact by design \({words}\): relative error of the gradient (\S+) in step "
-        r"1, most of it in the gradient of \S+; \S+ and \S+ in later steps",
-        found.verdict,
-    )
-    assert 0 < float(told[1]) < 0.1
-
-
-def test_a_gradient_with_an_error_of_its_own_size_does_not_agree():
-    def change(training, *_):
-        if not stores(training):
-            for parameter in training.modules.parameters():
-                parameter.grad.neg_()
-
-    found = compared(change, streams="float")
-    assert not found.agrees
-    assert "error of the gradient is as large as the gradient" in found.verdict
-
-
-def test_float_streams_that_nothing_is_reconstructed_of_are_exact():
-    found = compared(streams="float", mode="recompute")
-    assert found.verdict.startswith("Exact: ")
-
-
-def test_gradients_that_are_not_finite_are_not_compared():
-    def change(training, *_):
-        training.modules["classifier"].weight.grad.fill_(float("nan"))
-
-    found = compared(change)
-    assert not found.agrees
-    assert found.verdict.startswith("Not compared: gradients are not finite")
-
-
 def test_steps_that_a_loss_scaler_skips_are_taken_again():
-    def change(training, number, batch):
-        del batch
-        if number < 2:
-            training.modules["classifier"].weight.grad.fill_(float("inf"))
-        return number < 2
-
-    found = compared(change, precision="fp16")
+    skipped = spoiling(float("inf"), lambda t, number, b: number < 2, skips=True)
+    found = compared(skipped, precision="fp16")
     assert found.verdict.startswith("Exact: ")
     taken = [record is not None for record in found.runs[1].records]
     assert taken == [True, False, False, True, True, True]
-
-
-def test_a_step_that_is_skipped_in_one_run_alone_is_a_difference():
-    def change(training, number, batch):
-        del batch
-        if number == 1 and not stores(training):
-            training.modules["classifier"].weight.grad.fill_(float("inf"))
-
-    found = compared(change)
-    assert found.verdict.startswith(
-        "Differs: step 2, gradient: not finite as configured, where the step is skipped"
-    )
 
 
 def test_other_weights_at_the_beginning_are_a_difference():

@@ -14,21 +14,17 @@ def scored(trials, distance, seed=0):
     return rng.normal(size=trials) + distance * labels, labels
 
 
-def test_det_curves_are_labelled_with_the_eer_that_scoring_computes(drawn):
+def test_curves_have_the_eer_of_scoring_and_axes_of_normal_deviates(drawn):
     systems = {"cosine": scored(300, 2), "as_norm": scored(300, 3, seed=1)}
     figure = drawn(det_plot, {name: det_curve(*s) for name, s in systems.items()})
-    (legend,) = figure.legends
+    rates = {name: eer(*system) for name, system in systems.items()}
+    (legend,), (axes,) = figure.legends, figure.axes
     assert [text.get_text() for text in legend.texts] == [
-        f"{name}: EER {100 * eer(*s):.2f} %" for name, s in systems.items()
+        f"{name}: EER {100 * rate:.2f} %" for name, rate in rates.items()
     ]
-
-
-def test_eer_marks_and_ticks_are_at_their_normal_deviates(drawn):
-    scores, labels = scored(300, 2)
-    (axes,) = drawn(det_plot, {"ours": det_curve(scores, labels)}).axes
-    (mark,) = [line for line in axes.lines if line.get_marker() == "o"]
-    expected = norm.ppf(eer(scores, labels))
-    np.testing.assert_allclose(mark.get_xydata(), [[expected, expected]], rtol=1e-9)
+    marks = [line for line in axes.lines if line.get_marker() == "o"]
+    for mark, rate in zip(marks, rates.values(), strict=True):
+        np.testing.assert_allclose(mark.get_xydata(), [[norm.ppf(rate)] * 2], rtol=1e-9)
     for place, text in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True):
         assert place == pytest.approx(norm.ppf(float(text.get_text()) / 100))
     assert axes.get_xlim() == axes.get_ylim()
@@ -76,8 +72,3 @@ def test_what_is_no_det_curve_is_refused_by_name(tmp_path, false_alarm, miss):
     curve = SimpleNamespace(false_alarm=np.array(false_alarm), miss=np.array(miss))
     with pytest.raises(ValueError, match=r"'ours' does not run .* scoring\.det_curve"):
         det_plot({"ours": curve}, tmp_path / "det.png")
-
-
-def test_no_curve_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no curve to draw; give at least one"):
-        det_plot({}, tmp_path / "det.png")

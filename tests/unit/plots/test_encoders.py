@@ -74,7 +74,7 @@ def arrows(axes):
     return {(tuple(text.get_position()), tuple(text.xy)) for text in found}
 
 
-def test_each_encoder_is_a_mark_at_its_figures_vanilla_ones_hollow(axes_of):
+def test_marks_arrows_and_limits_are_where_their_figures_are(axes_of):
     axes = axes_of(ENCODERS)
     found = marks(axes, "o^s")
     assert set(found) == {place(point) for point in ENCODERS}
@@ -83,22 +83,13 @@ def test_each_encoder_is_a_mark_at_its_figures_vanilla_ones_hollow(axes_of):
         assert is_hollow == (point.type == "vanilla")
     np.testing.assert_allclose(list(marks(axes, "x")), [(1.9, 3), (1.4, 9)])
     assert axes.get_yscale() == "log"
-
-
-def test_an_arrow_leads_from_each_vanilla_encoder_to_its_counterparts(axes_of):
     by_name = {point.name: point for point in ENCODERS}
-    assert arrows(axes_of(ENCODERS)) == {
+    assert arrows(axes) == {
         (place(by_name[point.counterpart]), place(point))
         for point in ENCODERS
         if point.counterpart
     }
-    # Without the vanilla one there is nowhere to come from.
-    alone = [point for point in ENCODERS if point.name != "large"]
-    assert len(arrows(axes_of(alone))) == 2
-
-
-def test_gpus_have_labelled_lines_and_what_is_kept_free_is_shaded(axes_of):
-    axes = axes_of(ENCODERS)
+    # GPUs have labelled lines, and what is kept free is shaded.
     lines = [line.get_ydata()[0] for line in axes.lines if line.get_ls() == "--"]
     assert lines == [11, 24]
     labels = {t.get_text(): t.xy[1] for t in axes.texts if "GPU" in t.get_text()}
@@ -107,6 +98,9 @@ def test_gpus_have_labelled_lines_and_what_is_kept_free_is_shaded(axes_of):
     back = axes.transData.inverted()
     edges = [back.transform([(0, band.y0), (0, band.y1)])[:, 1] for band in bands]
     np.testing.assert_allclose(edges, [(9, 11), (21, 24)])
+    # Without the vanilla encoder an arrow has nowhere to come from.
+    alone = [point for point in ENCODERS if point.name != "large"]
+    assert len(arrows(axes_of(alone))) == 2
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -130,64 +124,28 @@ def test_names_of_all_encoders_stand_within_the_axes_and_apart(figures, tmp_path
     check_names(axes, marks(axes), places)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"eer_percent": 0.0}, r"eer_percent of 'a' is 0\.0"),
-        ({"peak_bytes": np.inf}, "peak_bytes of 'a' is inf"),
-        ({"recompute_bytes": 0.0}, r"recompute_bytes of 'a' is 0\.0"),
-    ],
-)
-def test_an_encoder_without_a_place_is_refused(tmp_path, change, message):
-    figures = {"eer_percent": 1.0, "peak_bytes": 1e9} | change
-    point = EncoderPoint("a", "resnet", "vanilla", **figures)
-    with pytest.raises(ValueError, match=message):
-        encoder_map([point], tmp_path / "map.png", **WORDS)
-
-
-@pytest.mark.parametrize(
-    ("points", "message"),
-    [([], "no encoder to draw"), ([*ENCODERS, ENCODERS[0]], "'small' is there twice")],
-)
-def test_none_and_the_same_twice_are_refused(tmp_path, points, message):
-    with pytest.raises(ValueError, match=message):
-        encoder_map(points, tmp_path / "map.png", **WORDS)
-
-
 def bars(axes):
     lines = [line for line in axes.lines if line.get_alpha() == 0.35]
     return [tuple(line.get_ydata()) for line in lines if len(line.get_ydata())]
 
 
-def test_marks_are_what_is_planned_and_crosses_what_was_published(drawn):
+def test_memory_and_batch_are_marks_bars_and_names_by_parameters(drawn):
     memory, batch = drawn(by_parameters, SIZED, **PLANNED).axes
     assert sorted(marks(memory, "o^s")) == [(6, 50), (6.1, 50)]
     assert sorted(marks(memory, "x")) == [(6, 30), (6.1, 40)]
     assert sorted(marks(batch, "o^s")) == [(6, 800), (6.1, 500), (20, 60)]
     assert sorted(marks(batch, "x")) == [(6, 300), (6.1, 235)]
     assert memory.get_yscale() == batch.get_yscale() == "log"
-
-
-def test_bars_lead_from_the_lightest_mode_to_all_stored_and_to_the_batch_here(drawn):
-    memory, batch = drawn(by_parameters, SIZED, **PLANNED).axes
+    # From the lightest mode to all stored, and from the published batch to the one here.
     assert bars(memory) == [(10, 60), (10, 60), (100, 900), (100, 900)]
     assert bars(batch) == [(300, 800), (235, 500)]
     (line,) = [line for line in batch.lines if line.get_ls() == "--"]
     assert list(line.get_ydata()) == [256, 256]
-
-
-def test_families_have_colours_and_vanilla_encoders_are_hollow(drawn):
-    _, batch = drawn(by_parameters, SIZED, **PLANNED).axes
-    for line in batch.lines:
-        if line.get_marker() in ("o", "^", "s") and len(line.get_xdata()):
-            (family,) = {e.family for e in SIZED if e.largest_batch in line.get_ydata()}
-            assert line.get_markeredgecolor() == FAMILY_COLOURS[family]
-            hollow = to_hex(line.get_markerfacecolor()) == "#ffffff"
-            assert hollow == (family == "df_resnet")
-
-
-def test_names_of_planned_encoders_stand_within_both_axes(drawn):
-    memory, batch = drawn(by_parameters, SIZED, **PLANNED).axes
+    for (_, size), line in marks(batch, "o^s").items():
+        (family,) = {e.family for e in SIZED if e.largest_batch == size}
+        assert line.get_markeredgecolor() == FAMILY_COLOURS[family]
+        hollow = to_hex(line.get_markerfacecolor()) == "#ffffff"
+        assert hollow == (family == "df_resnet")
     tops = {e.name: (e.parameters / 1e6, e.stored_bytes / MIB) for e in SIZED}
     check_names(memory, marks(memory), tops)
     sizes = {e.name: (e.parameters / 1e6, e.largest_batch) for e in SIZED}
@@ -199,24 +157,3 @@ def test_one_encoder_that_fits_nothing_can_be_drawn(drawn):
     memory, batch = drawn(by_parameters, [NOTHING], **PLANNED).axes
     assert len(memory.texts) > 0
     assert not batch.texts
-
-
-@pytest.mark.parametrize(
-    ("encoders", "message"),
-    [
-        ([], "no encoder to draw"),
-        ([FITS, FITS], "'a_rev' is there twice"),
-        (
-            [SizedEncoder("c", "revnet", "I", 1, 1.0, 1.0, np.inf, 1)],
-            "planned_bytes of 'c' is inf",
-        ),
-        (
-            [SizedEncoder("c", "revnet", "I", 1, 1.0, 1.0, None, 0)],
-            "largest_batch of 'c' is 0",
-        ),
-    ],
-)
-def test_sized_encoders_without_a_place_are_refused(encoders, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        by_parameters(encoders, tmp_path / "plan.png", **PLANNED)
-    assert not list(tmp_path.iterdir())

@@ -40,21 +40,6 @@ def test_bars_are_as_long_as_the_bytes_in_the_unit_named(drawn, largest, unit):
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "no bar to draw; give at least one"),
-        ([("a", "save", 1.0)], "'a' has the mode 'save'; modes are 'store'"),
-        ([("a", "store", 0.0)], r"'a' in mode 'store' has 0\.0 bytes"),
-        ([("a", "store", np.nan)], "nan bytes"),
-        ([("a", "store", 1.0), ("a", "store", 2.0)], "'a' has mode 'store' twice"),
-    ],
-)
-def test_bars_without_a_meaning_are_refused(tmp_path, rows, message):
-    with pytest.raises(ValueError, match=message):
-        memory_bars(rows, tmp_path / "memory.png")
-
-
-@pytest.mark.parametrize(
     ("bars", "unit"), [([STORED], "GB"), ([STORED, STAGE, OTHER], "GiB")]
 )
 def test_bars_of_parts_are_drawn_in_both_units(drawn, bars, unit):
@@ -64,27 +49,6 @@ def test_bars_of_parts_are_drawn_in_both_units(drawn, bars, unit):
         bar.label for bar in bars
     ]
     assert shares.get_xlim() == (0, 100)
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        (None, "There is no bar"),
-        (
-            {"activation": 1.0},
-            "'a' has a part 'activation'; parts are activations, held",
-        ),
-        ({"weights": -1.0}, r"weights of 'a' has -1\.0 bytes"),
-        ({"weights": float("nan")}, "weights of 'a' has nan bytes"),
-        ({"weights": float("inf")}, "weights of 'a' has inf bytes"),
-        ({"weights": 0}, "'a' has nothing to draw"),
-    ],
-)
-def test_parts_that_cannot_be_drawn_are_refused(parts, message, tmp_path):
-    bars = [] if parts is None else [PartsBar("a", "b", parts)]
-    with pytest.raises(ValueError, match=message):
-        memory_parts(bars, tmp_path / "parts.png", **WORDS)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_way_has_one_colour_in_all_panels_and_its_points_by_batch(drawn):
@@ -121,20 +85,3 @@ def test_what_curves_have_in_common_is_written_at_the_last(drawn):
         "1 MB": (0.03, 1.9),
         "2 MB": (0.02, 1.3),
     }
-
-
-@pytest.mark.parametrize(
-    ("draw", "panels", "what"),
-    [
-        (time_by_batch, {}, "no panel"),
-        (time_by_batch, {"a": {}}, "'a' has no curve"),
-        (time_by_batch, {"a": {"b": {}}}, "'b' of 'a' has no points"),
-        (time_by_batch, {"a": {"b": {0: 1.0}}}, "a point of 0 utterances"),
-        (time_by_batch, {"a": {"b": {2: float("nan")}}}, "and nan seconds"),
-        (time_against_memory, {"a": {"b": [(0.0, 1.0, "")]}}, "a point of 0.0 MiB"),
-        (time_against_memory, {"a": {"b": [(1.0, float("nan"), "")]}}, "and nan times"),
-    ],
-)
-def test_panels_that_cannot_be_drawn_are_refused(tmp_path, draw, panels, what):
-    with pytest.raises(ValueError, match=what):
-        draw(panels, tmp_path / "panels.png", **WORDS)

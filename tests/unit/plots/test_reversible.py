@@ -43,23 +43,6 @@ def test_the_block_is_drawn_forward_and_backward(drawn):
         assert [words.count(word) for word in ("F", "G", sign)] == [1, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({}, "no mode to draw"),
-        ({"keep": ([1, 1], [1, 1])}, "has the mode 'keep'; modes are 'store'"),
-        ({"store": ([1], [1, 1])}, r"has 1 moment\(s\); give at least 2"),
-        ({"store": ([1, 1], [1, -1])}, "-1 bytes are alive"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_before_a_file_is_written(
-    tmp_path, given, said
-):
-    with pytest.raises(ValueError, match=said):
-        reversible_step(given, tmp_path / "a.png", **WORDS)
-    assert not (tmp_path / "a.png").exists()
-
-
 def test_the_committed_picture_shows_what_it_says():
     """Reconstruction keeps as little at any depth, other modes more with each block."""
     peaks = {
