@@ -36,7 +36,7 @@ from speechbrain_rev.data.preparation import (
 )
 from speechbrain_rev.hparams import OptimizerWarning, compose, plain_settings
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
-from speechbrain_rev.lobes.checkpoints import CHANNELS, KeptChannels
+from speechbrain_rev.lobes.checkpointer import CHANNELS, KeptChannels
 from speechbrain_rev.processes import end_process
 from speechbrain_rev.scoring import read_trials
 from speechbrain_rev.training import (

@@ -82,7 +82,7 @@ class Place:
         """View this place in the storage of a tensor."""
         return x.detach().as_strided(self.shape, self.strides, self.first)
 
-    def within(self, x: Tensor, other: Place) -> Tensor:
+    def part_in(self, x: Tensor, other: Place) -> Tensor:
         """View another place in a copy of this one."""
         if other.shape == self.shape and other.strides == self.strides:
             return x
@@ -198,8 +198,8 @@ class SavedActivations:
     Parameters
     ----------
     encoded : callable
-        Told of each tensor that was compressed: the layer that registered it, the
-        tensor and what became of it.
+        Called for each compressed tensor with the layer that registered it, the tensor
+        and its compressed form.
     assumed_bits : mapping of str to float
         By layer, of a value of which there is no data.
     """
@@ -265,7 +265,7 @@ class SavedActivations:
         if saved.copy is None:
             return saved.own
         assert saved.place is not None
-        return saved.copy.place.within(decode(saved.copy.compressed), saved.place)
+        return saved.copy.place.part_in(decode(saved.copy.compressed), saved.place)
 
     def forget(self) -> None:
         """Forget the storages of a forward pass that has ended."""
@@ -341,7 +341,7 @@ def _may_be_compressed(x: Tensor) -> bool:
         frame = frame.f_back
     if frame.f_code is not _APPLY:
         return True
-    # A custom function may do anything with what it saved, unless it says otherwise.
+    # A custom function may do anything with what it saved, unless ``saves_layer_input``.
     return getattr(frame.f_locals.get("cls"), "saves_layer_input", False)
 
 
@@ -455,7 +455,7 @@ class ActivationCompression:
     ) -> Iterator[None]:
         """Compress what is saved in this context, which is around a forward pass.
 
-        Nothing is done in evaluation, without gradients and within a backward pass,
+        Nothing is done in evaluation, without gradients and in a backward pass,
         where activations are computed again and soon needed.
 
         Parameters
@@ -463,12 +463,12 @@ class ActivationCompression:
         network : nn.Module
             What runs; its layers are named after it.
         everywhere : bool
-            False to compress within ``registering`` only.
+            False to compress inside ``registering`` only.
         wanted : bool
             False to do nothing.
         """
         if not wanted or _passes.under_way or not _trains(network):
-            # Within another network's pass its rules hold.
+            # Inside another network's pass its rules hold.
             with registering() if wanted and everywhere else contextlib.nullcontext():
                 yield
             return
@@ -571,7 +571,7 @@ class _Pass:
         self.saved.register(x, layer, bound)
 
     def after(self, kind: Kind, x: Tensor, weight: Tensor | None, y: Tensor) -> None:
-        """Tell the rule, which may want the gradient of the output."""
+        """Call the rule, which may want the gradient of the output."""
         if self.registers and _is_map(x):
             layer = name_of(self._names, kind, x, weight)
             self.compression.rules[kind].called(layer, x, weight, y)
@@ -641,7 +641,7 @@ def compress_activations(
     Returns
     -------
     ActivationCompression
-        What is told of the layers.
+        The records of the layers.
 
     Raises
     ------
@@ -673,7 +673,7 @@ def compress_activations(
     return compression
 
 
-def compress_within(network: nn.Module, compression: ActivationCompression) -> None:
+def compress_blocks(network: nn.Module, compression: ActivationCompression) -> None:
     """Compress what blocks in mode "compress" save, in one pass over the whole network.
 
     The pass is around the network, not around each block: what two blocks save of one
@@ -697,7 +697,7 @@ def compress_within(network: nn.Module, compression: ActivationCompression) -> N
     >>> from speechbrain_rev.reversible.wrapping import Mode, give_mode
     >>> layer = lambda: nn.Sequential(nn.Conv1d(8, 8, 3), nn.ReLU())
     >>> network, compression = nn.Sequential(layer(), layer()), ActivationCompression()
-    >>> compress_within(network, compression)
+    >>> compress_blocks(network, compression)
     >>> give_mode(network, Mode.COMPRESS, "1")
     >>> network(torch.randn(4, 8, 50)).sum().backward()
     >>> list(compression.records)
@@ -711,7 +711,7 @@ def compress_within(network: nn.Module, compression: ActivationCompression) -> N
 
 
 def stop_compressing(network: nn.Module) -> None:
-    """Undo ``compress_within``; what ``compress_activations`` did stays."""
+    """End ``compress_blocks``; ``compress_activations`` stays in force."""
     own = vars(network).get("forward")
     if isinstance(own, Compressing) and not own.everywhere:
         del network.forward
@@ -743,7 +743,7 @@ def refuse_what_is_compressed(network: nn.Module) -> None:
 
 
 class Compressing:
-    """Runs a network within a pass; no hook of torch's is left by a KeyboardInterrupt.
+    """Runs a network inside a pass; no hook of torch's is left by a KeyboardInterrupt.
 
     Parameters
     ----------
@@ -752,7 +752,7 @@ class Compressing:
     compression : ActivationCompression
         How to compress.
     everywhere : bool
-        False to compress within ``registering`` only.
+        False to compress inside ``registering`` only.
     """
 
     def __init__(

@@ -129,7 +129,7 @@ class _Sums:
     nonzero: Tensor | float = 0.0
     #: Of the weight's gradient when the backward pass has ended; None before.
     raw_norm: Tensor | None = None
-    #: How much of it the optimizer sees: loss scaling undone, gradients clipped.
+    #: The part of it that the optimizer sees, without loss scale and after clipping.
     share: float | None = None
 
     def add(self, grad: Tensor, nonzero: Tensor, part: float) -> None:
@@ -215,7 +215,7 @@ class GradientBound(Rule):
         self.steps = 0
         #: Absolute bounds by layer, as they were last computed.
         self.bounds: dict[str, float] = {}
-        self._due = self._warned = self._told = False
+        self._due = self._warned = self._warned_of_momentum = False
         # By weight: what was seen, the layer's name, and the weight itself.
         self._sums: dict[int, _Sums] = {}
         self._layers: dict[int, str] = {}
@@ -227,7 +227,7 @@ class GradientBound(Rule):
         self._followed: list[weakref.ref[torch.optim.Optimizer]] = []
 
     def __repr__(self) -> str:
-        """Say what chooses the bounds, and nothing of what they are by now."""
+        """Name what chooses the bounds, not their present values."""
         return (
             f"GradientBound({self.target:g}, form={self.form!r}, every={self.every}, "
             f"before={self.before}, limit={self.limit.fraction:g})"
@@ -289,11 +289,11 @@ class GradientBound(Rule):
         y.register_hook(look)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy follows no optimizer until it is told to.
+        # A copy follows no optimizer until ``follow`` is called.
         fresh = vars(GradientBound())
         here = [
-            "_due", "_warned", "_told", "_sums", "_layers", "_weights", "_followed",
-            "_noticed", "_found_at",
+            "_due", "_warned", "_warned_of_momentum", "_sums", "_layers", "_weights",
+            "_followed", "_noticed", "_found_at",
         ]  # fmt: skip
         return dict(vars(self)) | {name: fresh[name] for name in here}
 
@@ -339,7 +339,7 @@ class GradientBound(Rule):
         self._sums.clear()
 
     def _notice(self, weight: Tensor) -> None:
-        """Be told of a weight's gradient from now on."""
+        """Hear of a weight's gradient from now on."""
         known = self._noticed.get(id(weight))
         if known is None or known() is not weight:
             self._noticed[id(weight)] = weakref.ref(weight)
@@ -370,7 +370,7 @@ class GradientBound(Rule):
             # By an overflow, for which an optimizer may skip a step by itself.
             spoiled |= not math.isfinite(float(sums.squares))
             if sums.share is None:
-                # A closure ran the backward pass within the step.
+                # A closure ran the backward pass inside the step.
                 sums.share = _share(sums, weight, optimizer)
             momentum = mean_momentum(optimizer, weight, self.steps)
             known |= momentum is not None
@@ -380,8 +380,8 @@ class GradientBound(Rule):
                     # Layers without a name of their own may share one.
                     found[layer] = min(bound, found.get(layer, math.inf))
         self.bounds.update(found)
-        if seen and not known and not self._told:
-            self._told = True
+        if seen and not known and not self._warned_of_momentum:
+            self._warned_of_momentum = True
             warnings.warn(
                 f"{type(optimizer).__name__} has no momentum on the scale of a gradient, "
                 f"which error bounds are to follow: they stay {self.before}. Train with "
@@ -447,7 +447,7 @@ def _is_zero(grad: Tensor | None) -> bool:
 
 
 def _key(weight: Tensor) -> int:
-    """Tell a weight by its storage, in which slices of it lie as well."""
+    """Identify a weight by its storage, in which slices of it lie as well."""
     return int(weight.untyped_storage()._cdata)
 
 
@@ -460,6 +460,6 @@ def _share(
     raw = float(sums.raw_norm)
     if not raw > 0:
         return None
-    # An optimizer that undoes the loss scale by itself was given the scale.
+    # An optimizer that divides by the loss scale itself was given the scale.
     scale = float(getattr(optimizer, "grad_scale", None) or 1.0)
     return float(weight.grad.detach().float().norm()) / scale / raw

@@ -32,10 +32,10 @@ class Rule:
         return self
 
     def called(self, layer: str, x: Tensor, weight: Tensor | None, y: Tensor) -> None:
-        """Be told of a layer's call in a training step: input, weight and output."""
+        """Look at a layer's call in a training step: input, weight and output."""
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Be told of the optimizer, whose momentum a rule may look at."""
+        """Take the optimizer, whose momentum a rule may look at."""
 
     def state_dict(self) -> dict[str, Any]:
         """Give what has to be saved with a run; most rules have nothing."""

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import math
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,8 +68,8 @@ class Compressed:
     payload : tuple of torch.Tensor
         Of the sparse form ``mask, words, widths``; of the dense form ``words, widths,
         base_words, base_widths``; of the raw form the tensor, which is no copy. The
-        module ``speechbrain_rev.compression.reference`` tells what is in them. Of a
-        tensor without data, on the meta device, one as large as was assumed.
+        module ``speechbrain_rev.compression.reference`` describes them. Of a tensor
+        without data, on the meta device, one as large as was assumed.
     nonzeros : int or None
         Number of values that are not zero; None where nothing was counted.
     reason : Reason or None
@@ -137,7 +138,7 @@ def encode(
         Activations of any shape and strides: float32, float16 or bfloat16.
     error_bound : float, or torch.Tensor with one value
         By how much a decoded value may differ, in the unit of x. A tensor on the device
-        of x is looked at together with what x is found to be, in one synchronisation.
+        of x is read together with the statistics of x, in one synchronisation.
     assumed_bits : float
         Bits of a value of which there is no data, on the meta device or of a fake tensor.
         As many as the value has, or more, leave x as it is.
@@ -255,8 +256,8 @@ def _encode(x: Tensor, row: Tensor, error_bound: float | Tensor) -> Compressed:
     scale = reference.scale_of(counted, bound, x.dtype)
     words = module.sizes(row, scale, counted)
     # All at once and in float64, which holds each of them, for one synchronisation.
-    found = torch.cat([bound[None], counted.double(), scale.double(), words.double()])
-    limit, bits, nonzeros, negative, step, _, largest, *sizes = found.tolist()
+    numbers = torch.cat([bound[None], counted.double(), scale.double(), words.double()])
+    limit, bits, nonzeros, negative, step, _, largest, *sizes = numbers.tolist()
     limit, nonzeros = check_positive("error_bound", limit), int(nonzeros)
     sparse, dense, base = map(int, sizes)
     blocks = _blocks(len(row))
@@ -302,11 +303,7 @@ def _compressed(
     error_bound: float,
     values: int,
     *payload: Tensor,
-    nonzeros: int | None = None,
-    reason: Reason | None = None,
-    step: float = 0.0,
-    largest: float = 0.0,
-    negative: bool = False,
+    **more: Any,
 ) -> Compressed:
     return Compressed(
         form=form,
@@ -316,16 +313,12 @@ def _compressed(
         error_bound=error_bound,
         values=values,
         payload=payload,
-        nonzeros=nonzeros,
-        reason=reason,
-        step=step,
-        largest=largest,
-        negative=negative,
+        **more,
     )
 
 
 def _module(row: Tensor) -> ModuleType:
-    """Return who works on a device."""
+    """Choose the implementation for a device."""
     if row.is_cuda and kernels.usable(row.device, row.dtype):
         return kernels
     return reference

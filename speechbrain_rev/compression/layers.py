@@ -2,7 +2,7 @@
 
 Convolutions and batch normalisations are noticed where torch's functions are called, by
 whatever module, so that no hook is put on anybody's layer. Functions of our own that
-stand for a layer say so with ``layer_function``.
+stand for a layer are marked by ``layer_function``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Kind(str, enum.Enum):
 
 
 def layer_function(kind: Kind) -> Callable[[_Function], _Function]:
-    """Say of a function that it stands for a layer, with input and weight first.
+    """Mark a function that stands for a layer, with input and weight first.
 
     Parameters
     ----------
@@ -69,13 +69,13 @@ def layer_function(kind: Kind) -> Callable[[_Function], _Function]:
 
 
 class Watcher(Protocol):
-    """What is told of layers' calls."""
+    """What is called around layers' calls."""
 
     def before(self, kind: Kind, x: Tensor, weight: Tensor | None) -> None:
-        """Be told that a layer is called with an input and a weight."""
+        """Take the input and weight of a layer that is about to run."""
 
     def after(self, kind: Kind, x: Tensor, weight: Tensor | None, y: Tensor) -> None:
-        """Be told what it returned."""
+        """Take what the layer returned as well."""
 
 
 class Watching(TorchFunctionMode):
@@ -84,7 +84,7 @@ class Watching(TorchFunctionMode):
     Parameters
     ----------
     watcher : Watcher
-        Who is told.
+        Called before and after each of them.
     """
 
     def __init__(self, watcher: Watcher) -> None:
@@ -94,7 +94,7 @@ class Watching(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run a function, and tell of it if it is a layer's."""
+        """Run a function, and call the watcher if it is a layer's."""
         kwargs = kwargs or {}
         kind = _TORCHS.get(func) or getattr(func, "layer_kind", None)
         if kind is None or not torch.is_grad_enabled():
@@ -120,7 +120,7 @@ _TORCHS: Mapping[Any, Kind] = {
 
 
 def _weight_of(func: Any, rest: list[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Find the tensor that a layer is told by; the running mean if there is no weight."""
+    """Find the tensor that identifies a layer: its weight or its running mean."""
     if func is not F.batch_norm:
         found = kwargs["weight"] if "weight" in kwargs else rest[0]
         return cast(Tensor, found)

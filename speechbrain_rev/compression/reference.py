@@ -11,8 +11,8 @@ speaker encoders the two forms below are smaller, and they keep zeros and signs.
 **Quantising.** A value x other than zero becomes q = sign(x) max(1, ceil(|x| inverse)),
 zero stays zero, and q is decoded as sign(q) min((2|q| - 1) step, largest). The three
 numbers are ``scale``, float32, [3]: step, inverse = 1 / (2 step), and largest = max |x|
-or, if that is subnormal, the smallest number that is not. The step is the bound of the error less a slack for the roundings of float32 and of the
-tensor's own type. One multiplication and a ceiling, or one multiplication and a minimum,
+or, if that is subnormal, the smallest number that is not. The step is the error bound
+less a slack for the roundings of float32 and of the tensor's own type. One multiplication and a ceiling, or one multiplication and a minimum,
 are rounded in one way only; zero is what has no bit but the sign. So all devices make
 the same bits, whether or not they take subnormal numbers for zero.
 
@@ -21,7 +21,7 @@ takes that many words of 32 bits: bit i of word j is bit j of code i. Blocks fol
 other without gaps. Their widths are a byte each; where they start is the sum of the
 widths before. Codes that are missing in the last block are zero.
 
-**Sparse form.** ``mask``: bit i of word j tells whether value 32 j + i is other than zero.
+**Sparse form.** ``mask``: bit i of word j is set if value 32 j + i is other than zero.
 ``words, widths``: the blocks of the values that are, in their order. The code is |q| - 1
 if no value is below zero, otherwise 2 (|q| - 1) + (q < 0).
 

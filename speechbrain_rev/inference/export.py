@@ -248,7 +248,7 @@ def model_card(facts: CardFacts) -> str:
     (True, True)
     """
     settings = facts.settings
-    shown = ("widths", "blocks", "n_mels", "pooling", *DESCRIBED)
+    shown = ("widths", "blocks", "n_mels", "pooling", "head", *DESCRIBED)
     words = {n: "null" if v is None else v for n, v in settings.items()}
     rows = [f"| {name} | {words[name]} |" for name in shown if name in words]
     row = architecture(settings["arch"])
@@ -511,6 +511,8 @@ def _export(run: Path, out: Path, listed: Path, speeds: int | None) -> list[str]
     """Do what ``export_run`` says, while nobody else writes the folder."""
     encoder, objects = _usual_encoder(run), read_objects(run)
     # Of the names that a card shows, another recipe may have some for objects.
+    if (head := objects.head()) is not None:
+        encoder["head"] = head
     settings = objects.plain_values(DESCRIBED) | encoder
     weights = read_weights(run)
     with torch.device("meta"):
@@ -668,11 +670,11 @@ def _narrowed(
     given: int | None,
 ) -> dict[str, Tensor]:
     """Give the newest classifier's weights of the true speakers."""
-    if objects.encoders() and not objects.has_cosines():
+    if objects.encoders() and objects.head() is None:
         raise ValueError(
-            f"{run / HYPERPARAMS} describes no classifier of cosines ({CLASSIFIERS[0]} or "
-            f"{CLASSIFIERS[1]}), and an exported model has one. SpeakerEmbedder.from_run "
-            "loads the folder as it is."
+            f"{run / HYPERPARAMS} describes no classifier of cosines or several "
+            f"({' or '.join(CLASSIFIERS)}), and an exported model has one. "
+            "SpeakerEmbedder.from_run loads the folder as it is."
         )
     saved = read_classifier(run)
     folder = saved.path.parent

@@ -48,6 +48,7 @@ from speechbrain_rev.inference.untrusted import (
     read_safetensors,
 )
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
+from speechbrain_rev.lobes.classifier import HEADS
 from speechbrain_rev.lobes.pooling import CORRECTIONS, POOLINGS
 from speechbrain_rev.lobes.pretrained import unwrapped
 from speechbrain_rev.whole_files import SUMS, check_sum
@@ -68,6 +69,7 @@ ASSUMED = {
 }
 _KNOBS = KNOBS | {
     "front_end": Knob("str", one_of=tuple(FRONT_ENDS)),
+    "head": Knob("str", one_of=tuple(HEADS)),
     "pooling": Knob("str", one_of=tuple(POOLINGS)),
     "pooling_variance": Knob("str", one_of=tuple(CORRECTIONS)),
 }
@@ -196,6 +198,8 @@ def encoder_of(settings: Mapping[str, Any]) -> SpeakerEncoder:
 PLAIN = (*ENCODER_SETTINGS, "out_n_neurons")
 #: More of them, in models that have another one than is assumed where there is none.
 WRITTEN_IF_UNUSUAL = ("pooling",)
+#: The head of models whose plain values name none.
+USUAL_HEAD = "cosine"
 
 # What we write has less than 2,500 bytes; a node in memory takes hundreds for its one.
 _MAX_TEXT_CHARACTERS = 20_000
@@ -240,7 +244,7 @@ embedding_model: !apply:speechbrain_rev.lobes.build_encoder
     blocks: !ref <blocks>
     pooling: !ref <pooling>
 
-classifier: !new:speechbrain_rev.lobes.classifier.CosineClassifier
+classifier: {classifier}
     input_size: !ref <embedding_dim>
     out_neurons: !ref <out_n_neurons>
 
@@ -265,7 +269,8 @@ pretrainer: !new:speechbrain_rev.lobes.pretrained.ModelPretrainer
         label_encoder: label_encoder.txt
 """
 
-_KNOWN = {"!ref", *re.findall(r"!(?:new|apply):[\w.]+", _LAYOUT)}
+_HEADS = {head.tag: name for name, head in HEADS.items()}
+_KNOWN = {"!ref", *re.findall(r"!(?:new|apply):[\w.]+", _LAYOUT), *_HEADS}
 
 
 @dataclass(frozen=True)
@@ -282,7 +287,7 @@ def model_yaml(settings: Mapping[str, Any]) -> str:
     Parameters
     ----------
     settings : mapping of str to object
-        The plain values, see ``PLAIN``.
+        The plain values, see ``PLAIN``, and maybe ``head``, a row of ``HEADS``.
 
     Returns
     -------
@@ -301,7 +306,8 @@ def model_yaml(settings: Mapping[str, Any]) -> str:
     ]
     names = (*PLAIN, *unusual)
     words = {n: "null" if settings[n] is None else settings[n] for n in names}
-    return _layout(unusual).format(**words)
+    classifier = HEADS[settings.get("head", USUAL_HEAD)].tag
+    return _layout(unusual).format(**words, classifier=classifier)
 
 
 def _layout(unusual: Collection[str]) -> str:
@@ -327,7 +333,8 @@ def read_model_yaml(text: str, path: str | Path) -> dict[str, Any]:
     Returns
     -------
     dict of str to object
-        The plain values, see ``PLAIN``; their ranges are not looked at.
+        The plain values, see ``PLAIN``, and ``head`` if it is not the usual one; their
+        ranges are not looked at.
 
     Raises
     ------
@@ -352,7 +359,11 @@ def read_model_yaml(text: str, path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read as YAML: {error}") from error
     unusual = [name for name in WRITTEN_IF_UNUSUAL if name in given]
     names = (*PLAIN, *unusual)
-    layout = _layout(unusual).format(**dict.fromkeys(names, "null"))
+    tag = getattr(given.get("classifier", (0, None))[1], "tag", None)
+    head = _HEADS.get(str(tag), USUAL_HEAD)
+    layout = _layout(unusual).format(
+        **dict.fromkeys(names, "null"), classifier=HEADS[head].tag
+    )
     expected = _top_level(layout, path)
     missing = [name for name in expected if name not in given]
     if missing:
@@ -367,7 +378,7 @@ def read_model_yaml(text: str, path: str | Path) -> dict[str, Any]:
         wanted = _filled(expected[name][1], plain)
         if name not in names and _filled(value, plain) != wanted:
             raise _refusal(path, line, f"{name} is not as an exported model has it")
-    return plain
+    return plain if head == USUAL_HEAD else plain | {"head": head}
 
 
 def _top_level(text: str, path: str | Path) -> dict[str, tuple[int, Any]]:

@@ -45,6 +45,7 @@ from speechbrain_rev.lobes.checkpointer import (
     check_known,
     place_of,
 )
+from speechbrain_rev.lobes.classifier import HEADS, build_classifier, head_of
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.scoring import MEASURES
 from speechbrain_rev.whole_files import check_sum, folder_whole, write_whole
@@ -137,11 +138,12 @@ ENCODERS = (
 )
 _FBANK = ("!new:speechbrain.lobes.features.Fbank",)
 _NORMALISATION = ("!new:speechbrain.processing.features.InputNormalization",)
-#: Whose one weight has a direction for each class.
-CLASSIFIERS = (
-    "!new:speechbrain.lobes.models.ECAPA_TDNN.Classifier",
-    "!new:speechbrain_rev.lobes.classifier.CosineClassifier",
-)
+_BUILT_CLASSIFIER = "!apply:speechbrain_rev.lobes.classifier.build_classifier"
+#: How a YAML names classifiers whose one weight has a direction for each class.
+CLASSIFIERS = {
+    "!new:speechbrain.lobes.models.ECAPA_TDNN.Classifier": "cosine",
+    **{head.tag: name for name, head in HEADS.items()},
+}
 _AUGMENTATION = (
     "!new:speechbrain_rev.data.SpeakerAugment",
     "!new:speechbrain_rev.data.augmentation.SpeakerAugment",
@@ -261,7 +263,7 @@ class RunObjects:
 
     def saved_classifier(self) -> str:
         """Give the name that checkpoints have for the classifier."""
-        return self._saved(CLASSIFIERS, "classifier")
+        return self._saved((*CLASSIFIERS, _BUILT_CLASSIFIER), "classifier")
 
     def checkpoints(self) -> Path:
         """Give the folder of checkpoints, relative to the run's."""
@@ -280,9 +282,13 @@ class RunObjects:
         """Return whether SpeechBrain's own Checkpointer wrote the checkpoints."""
         return any(self._tagged((_SPEECHBRAIN_CHECKPOINTER,)))
 
-    def has_cosines(self) -> bool:
-        """Return whether a classifier is described whose one weight has the directions."""
-        return any(self._tagged(CLASSIFIERS))
+    def head(self) -> str | None:
+        """Name the row of ``HEADS`` whose classifier the file describes, if it is one."""
+        heads = {CLASSIFIERS[node.tag] for _, node in self._tagged(tuple(CLASSIFIERS))}
+        for _, node in self._tagged((_BUILT_CLASSIFIER,)):
+            loss = self._arguments(node, build_classifier)["loss"]
+            heads.add(head_of(self._value(node, "loss", loss)))
+        return heads.pop() if len(heads) == 1 else None
 
     def speeds(self) -> int | None:
         """Give how many classes augmentation made of a speaker, if the file says it."""

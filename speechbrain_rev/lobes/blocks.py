@@ -289,26 +289,35 @@ class BasicBlock(_OrdinaryBlock):
         return closed.called(call, last=True)
 
 
-class BottleneckBlock(_OrdinaryBlock):
-    """1x1, 3x3 and 1x1 convolutions, expanding four times; the 3x3 has the stride."""
+class _ThreeConvolutions(_OrdinaryBlock):
+    """1x1, 3x3 and 1x1 convolutions; the 3x3 has the stride."""
 
     ends_with = "norm3"
-    expansion = 4
+    #: Width of the 3x3 convolution over that of the block, and whether it is depthwise.
+    widening, depthwise = 1, False
 
     def __init__(self, channels: int, width: int, stride: int, *, sync: bool) -> None:
         super().__init__(channels, width, stride, sync=sync)
-        self.conv1 = conv1x1(channels, width)
-        self.norm1 = BatchNorm(width, relu=True, sync=sync)
-        self.conv2 = conv3x3(width, width, stride=stride)
-        self.norm2 = BatchNorm(width, relu=True, sync=sync)
-        self.conv3 = conv1x1(width, 4 * width)
-        self.norm3 = BatchNorm(4 * width, sync=sync)
+        wide, out_channels = self.widening * width, self.expansion * width
+        groups = wide if self.depthwise else 1
+        self.conv1 = conv1x1(channels, wide)
+        self.norm1 = BatchNorm(wide, relu=True, sync=sync)
+        self.conv2 = conv3x3(wide, wide, stride=stride, groups=groups)
+        self.norm2 = BatchNorm(wide, relu=True, sync=sync)
+        self.conv3 = conv1x1(wide, out_channels)
+        self.norm3 = BatchNorm(out_channels, sync=sync)
 
     def residual(self, given: Tensor | Reading, masks: Masks) -> Tensor:
         """Compute what is added to the shortcut."""
         x = self.norm1(convolved(self.conv1, given), masks.before)
         x = self.norm2(self.conv2(x), masks.after)
         return self.norm3(self.conv3(x), masks.after)
+
+
+class BottleneckBlock(_ThreeConvolutions):
+    """1x1, 3x3 and 1x1 convolutions, expanding four times; the 3x3 has the stride."""
+
+    expansion = 4
 
     def in_pieces(
         self, call: CallEach, channels: Channels, masks: Masks, given: Tensor | Reading
@@ -329,26 +338,10 @@ class BottleneckBlock(_OrdinaryBlock):
         return closed.called(call, last=True)
 
 
-class DFBottleneckBlock(_OrdinaryBlock):
+class DFBottleneckBlock(_ThreeConvolutions):
     """1x1 to four times the width, depthwise 3x3, 1x1 back."""
 
-    ends_with = "norm3"
-
-    def __init__(self, channels: int, width: int, stride: int, *, sync: bool) -> None:
-        super().__init__(channels, width, stride, sync=sync)
-        wide = 4 * width
-        self.conv1 = conv1x1(channels, wide)
-        self.norm1 = BatchNorm(wide, relu=True, sync=sync)
-        self.conv2 = conv3x3(wide, wide, stride=stride, groups=wide)
-        self.norm2 = BatchNorm(wide, relu=True, sync=sync)
-        self.conv3 = conv1x1(wide, width)
-        self.norm3 = BatchNorm(width, sync=sync)
-
-    def residual(self, given: Tensor | Reading, masks: Masks) -> Tensor:
-        """Compute what is added to the shortcut."""
-        x = self.norm1(convolved(self.conv1, given), masks.before)
-        x = self.norm2(self.conv2(x), masks.after)
-        return self.norm3(self.conv3(x), masks.after)
+    widening, depthwise = 4, True
 
 
 RESIDUALS: dict[str, type[nn.Module]] = {

@@ -29,7 +29,7 @@ _BLOCKS = (*RESIDUALS.values(), *ORDINARY_BLOCKS.values())
 def zero_residuals(encoder: nn.Module) -> None:
     """Let each block of an encoder add nothing at first.
 
-    The scale of the normalisation that ends an ordinary block is 0, as in Goyal et al.,
+    The scale of an ordinary block's last normalisation is 0, as in Goyal et al.,
     "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017, section 5.1. A
     reversible block has none there: the weight of its functions' last convolution is 0.
     A network of any depth begins as its stem and transitions, and its blocks get their

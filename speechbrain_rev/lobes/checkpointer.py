@@ -1,8 +1,9 @@
-"""Checkpoints that are whole or not there, and verified before they are loaded."""
+"""Checkpoints that are whole or not there, verified before they are loaded; their average."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import os
@@ -10,6 +11,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +23,28 @@ from speechbrain.utils.checkpoints import (
     PARAMFILE_EXT,
     Checkpoint,
     Checkpointer,
+    average_checkpoints,
     ckpt_recency,
+    mark_as_loader,
+    mark_as_saver,
+    register_checkpoint_hooks,
 )
 from speechbrain.utils.distributed import ddp_barrier, if_main_process
 
+from speechbrain_rev.lobes.classifier import true_speakers
+from speechbrain_rev.lobes.encoder import SpeakerEncoder
 from speechbrain_rev.processes import gathered, process_rank
-from speechbrain_rev.whole_files import SUMS, digest_of, sums_in
+from speechbrain_rev.whole_files import SUMS, check_sum, digest_of, sums_in
 
 logger = logging.getLogger(__name__)
 
 #: Checksums of a checkpoint's files.
 CHECKSUMS = SUMS
-#: Files of a checkpoint that say its epoch and its step, as SpeechBrain writes them.
+#: Files of a checkpoint with its epoch and its step, as SpeechBrain writes them.
 COUNTER, BRAIN = f"counter{PARAMFILE_EXT}", f"brain{PARAMFILE_EXT}"
-# Of a disk that is full, torch's writer makes a RuntimeError with one of these words.
+#: What a checkpointer calls the channels at a time.
+CHANNELS = "channels"
+# When a disk is full, torch's writer raises a RuntimeError with one of these words.
 _TORCH_CANNOT_WRITE = ("inline_container", "iostream", "PytorchStreamWriter")
 # What a file calls the states of all processes.
 _EACH = "processes"
@@ -110,7 +120,7 @@ class WholeCheckpointer(Checkpointer):
             raise OSError(
                 f"No checkpoint could be written to {self.checkpoints_dir} ({reason}). "
                 f"Earlier ones are as they were: {kept}. Make room there (keep_checkpoints "
-                "says how many are kept), and give the same command again to go on."
+                "is how many are kept), and give the same command again to go on."
             ) from error
         return checkpoint
 
@@ -158,8 +168,8 @@ class WholeCheckpointer(Checkpointer):
         Raises
         ------
         ValueError
-            If a file that says what and of when a folder is, is damaged; it names the
-            folder.
+            If a file with the epoch and step of a checkpoint is damaged; the message
+            names the folder.
         """
         for folder, meta in self._metas():
             if meta is None:
@@ -170,7 +180,7 @@ class WholeCheckpointer(Checkpointer):
         return found
 
     def _metas(self) -> Iterator[tuple[Path, dict[str, Any] | None]]:
-        """Give each checkpoint's folder and what it says of itself, None if damaged."""
+        """Give each checkpoint's folder and the content of its CKPT.yaml, None if damaged."""
         for path in self.checkpoints_dir.glob(f"{CKPT_PREFIX}*/{METAFNAME}"):
             try:
                 meta = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -204,15 +214,15 @@ class WholeCheckpointer(Checkpointer):
         keys: list[dict[str, Any]] = [{"min_key": key} for key in min_keys or ()]
         keys += [{"max_key": key} for key in max_keys or ()]
         keys += [{"importance_key": key} for key in importance_keys]
-        found: set[Path] = set()
+        candidates: set[Path] = set()
         kept: set[Path] = set()
         for key in keys:
             listed = self.find_checkpoints(ckpt_predicate=ckpt_predicate, **key)
-            found.update(checkpoint.path for checkpoint in listed)
+            candidates.update(checkpoint.path for checkpoint in listed)
             kept.update(checkpoint.path for checkpoint in listed[:num_to_keep])
         ddp_barrier()
         if if_main_process():
-            for path in sorted(found - kept):
+            for path in sorted(candidates - kept):
                 os.replace(path / METAFNAME, _unfinished(path / METAFNAME))
                 shutil.rmtree(path)
                 logger.log(verbosity, f"Deleted checkpoint in {path}")
@@ -253,8 +263,8 @@ class WholeCheckpointer(Checkpointer):
     def _save_checkpoint_metafile(
         self, fpath: Path, meta_to_include: Mapping[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        # Never before that of an earlier one: others, and checkpoints without epochs, go
-        # by it.
+        # Later than every earlier one's: it orders checkpoints without epochs, and others
+        # read it.
         times = [(meta or {}).get("unixtime", 0.0) for _, meta in self._metas()]
         after = math.nextafter(max(times, default=0.0), math.inf)
         meta = {"unixtime": max(time.time(), after), **meta_to_include}
@@ -327,7 +337,7 @@ def check_known(folder: Path, names: Iterable[str]) -> None:
 def place_of(
     meta: Mapping[str, Any], counter: str | None, brain: Mapping[str, Any]
 ) -> tuple[int, bool, int, float]:
-    """Tell where in its training a checkpoint is, so that the latest is the largest.
+    """Place a checkpoint in its training run, so that the latest is the largest.
 
     Parameters
     ----------
@@ -347,8 +357,8 @@ def place_of(
     step : int
         The step in the epoch.
     unixtime : float
-        When it was written, which counts where nothing else tells two apart; of what has
-        no counter it is all that is known.
+        When it was written. It decides between equal places, and alone if there is no
+        counter.
 
     Raises
     ------
@@ -445,3 +455,196 @@ def _to_disk(path: Path) -> None:
 
 def _unfinished(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
+
+
+@register_checkpoint_hooks
+class KeptChannels:
+    """The channels at a time that an encoder is trained with, saved with checkpoints.
+
+    They decide in which order numbers are added up. A run must be resumed with those
+    that it began with.
+
+    Parameters
+    ----------
+    encoder : SpeakerEncoder
+        The encoder.
+
+    Example
+    -------
+    >>> encoder = SpeakerEncoder("revnet57", widths=(4, 4, 4, 4), blocks=(1, 0, 0, 0))
+    >>> checkpointer = WholeCheckpointer(getfixture("tmp_path"))
+    >>> kept = KeptChannels(encoder)
+    >>> checkpointer.add_recoverable(CHANNELS, kept, optional_load=True)
+    >>> kept.restore(checkpointer, chosen=True)
+    False
+    >>> encoder.set_channels([2, 2, 2, 2])
+    >>> _ = checkpointer.save_checkpoint()
+    >>> encoder.set_channels([4, 4, 4, 4])
+    >>> kept.restore(checkpointer, chosen=True), encoder.channels
+    (True, [2, 2, 2, 2])
+    """
+
+    def __init__(self, encoder: SpeakerEncoder) -> None:
+        self._encoder = encoder
+
+    def restore(self, checkpointer: Checkpointer, *, chosen: bool) -> bool:
+        """Give the encoder the channels of the newest checkpoint, if there is one.
+
+        Parameters
+        ----------
+        checkpointer : Checkpointer
+            Which this was added to as ``CHANNELS``.
+        chosen : bool
+            Whether a plan chooses the chunk; a fixed one must be that of the checkpoint.
+
+        Returns
+        -------
+        bool
+            Whether there is a checkpoint, with channels or without.
+
+        Raises
+        ------
+        ValueError
+            If a chunk is fixed and is another.
+        """
+        newest = checkpointer.find_checkpoint()
+        if newest is None:
+            return False
+        verify_checkpoint(newest)
+        if CHANNELS in newest.paramfiles:
+            path = Path(newest.paramfiles[CHANNELS])
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept != self._encoder.channels and not chosen:
+                raise ValueError(
+                    f"This run began with {kept} channels at a time, and its chunk "
+                    f"now makes {self._encoder.channels}: gradients would be added up in "
+                    "another order. Give chunk as before, or chunk: auto, which goes on "
+                    "as it began."
+                )
+            self._encoder.set_channels(kept)
+        return True
+
+    @mark_as_saver
+    def _save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self._encoder.channels), encoding="utf-8")
+
+    @mark_as_loader
+    def _load(self, path: str | Path, end_of_epoch: bool) -> None:
+        """Check that the channels were restored before the first step."""
+        assert json.loads(Path(path).read_text("utf-8")) == self._encoder.channels
+
+
+def is_end_of_epoch(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is of a finished epoch.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+
+    Returns
+    -------
+    bool
+    """
+    return bool(checkpoint.meta["end-of-epoch"])
+
+
+def average_of_last_epochs(
+    checkpointer: Checkpointer, name: str, count: int
+) -> dict[str, torch.Tensor]:
+    """Average a module over the checkpoints of the last epochs.
+
+    Parameters
+    ----------
+    checkpointer : Checkpointer
+        Its checkpoints of epochs' ends hold the entry "epoch".
+    name : str
+        The module's name in the checkpointer.
+    count : int
+        How many checkpoints; fewer are averaged where fewer epochs were trained.
+
+    Returns
+    -------
+    dict of str to torch.Tensor
+        A state dict, with the types that the module's own has.
+
+    Raises
+    ------
+    ValueError
+        If no epoch has been finished, or a checkpoint is damaged.
+
+    Example
+    -------
+    >>> model = torch.nn.BatchNorm1d(2)
+    >>> checkpointer = WholeCheckpointer(getfixture("tmp_path"), {"model": model})
+    >>> for epoch in (1, 2, 3):
+    ...     _ = model.weight.data.fill_(epoch)
+    ...     _ = checkpointer.save_checkpoint(meta={"epoch": epoch})
+    >>> average_of_last_epochs(checkpointer, "model", 2)["weight"]
+    tensor([2.5000, 2.5000])
+    """
+    last = checkpointer.find_checkpoints(
+        importance_key=lambda checkpoint: checkpoint.meta["epoch"],
+        ckpt_predicate=is_end_of_epoch,
+        max_num_checkpoints=count,
+    )
+    if not last:
+        raise ValueError(
+            f"{checkpointer.checkpoints_dir} has no checkpoint of a finished epoch."
+        )
+    for checkpoint in last:
+        verify_checkpoint(checkpoint)
+    load = partial(torch.load, weights_only=True)
+    average = average_checkpoints(last, name, load)
+    # Averaging turns counters into floats.
+    own = load(last[0].paramfiles[name], map_location="cpu")
+    return {key: value.to(own[key].dtype) for key, value in average.items()}
+
+
+def load_finished_run(
+    modules: Mapping[str, torch.nn.Module],
+    folder: str | Path,
+    *,
+    narrowed_from: int | None = None,
+) -> None:
+    """Load encoder and classifier of a finished run.
+
+    Parameters
+    ----------
+    modules : mapping of str to torch.nn.Module
+        "embedding_model" gets the average that the run ended with, "classifier" its
+        newest checkpoint.
+    folder : str or Path
+        The run's output_folder.
+    narrowed_from : int, optional
+        How many speeds the run's classifier has, where that of `modules` has speed 1.0
+        alone and gets the classes of that; by default it gets all classes.
+
+    Raises
+    ------
+    ValueError
+        If the run is not finished, is damaged, or is of another encoder or number of
+        classes.
+    """
+    weights, save = Path(folder, "embedding_model.ckpt"), Path(folder, "save")
+    newest = WholeCheckpointer(save).find_checkpoint() if save.is_dir() else None
+    if newest is None or not weights.exists():
+        raise ValueError(
+            f"pretrained_run is {folder}, which lacks embedding_model.ckpt or the "
+            "checkpoints in save: give the output_folder of a finished run."
+        )
+    path = newest.path / "classifier.ckpt"
+    check_sum(weights, folder=save)
+    verify_checkpoint(Checkpoint(newest.path, {}, {"classifier": path}))
+    encoder, classifier = (
+        torch.load(file, "cpu", weights_only=True) for file in (weights, path)
+    )
+    if narrowed_from is not None:
+        classifier["weight"] = true_speakers(classifier["weight"], speeds=narrowed_from)
+    try:
+        modules["embedding_model"].load_state_dict(encoder)
+        modules["classifier"].load_state_dict(classifier)
+    except RuntimeError as error:
+        raise ValueError(
+            f"The weights of {folder} do not fit: set arch, widths, blocks, n_mels and "
+            f"embedding_dim as in {Path(folder, 'hyperparams.yaml')}. {error}"
+        ) from error

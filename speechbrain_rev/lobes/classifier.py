@@ -1,6 +1,6 @@
 """The training head: cosines to one weight vector per speaker, and losses with a margin.
 
-Both compute in float32 whatever autocast says: near a cosine of 1, where training
+Both compute in float32 under any autocast: near a cosine of 1, where training
 ends, bfloat16 has steps of 0.004, as large as the differences that matter.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -46,9 +48,9 @@ class CosineClassifier(nn.Module):
     def __init__(self, input_size: int, out_neurons: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_neurons, input_size))
-        # Xavier's rule for as many classes as rates were found for. For the few of a small
-        # corpus it makes directions several times as long, and the longer one is, the less
-        # a step of an optimizer turns it, whatever the gradient.
+        # Xavier's rule for VoxCeleb2's classes, for which learning rates are published. For
+        # a small corpus the rule makes directions several times as long. The longer a
+        # direction is, the less an optimizer's step turns it.
         bound = math.sqrt(6 / (input_size + HEAD.classes))
         nn.init.uniform_(self.weight, -bound, bound)
 
@@ -113,11 +115,11 @@ class MarginSoftmax(nn.Module, abc.ABC):
     """Softmax loss of cosines, of which the target's has a margin to overcome.
 
     The margin lowers the target's cosine, then all cosines times `scale` enter the softmax
-    cross-entropy. To add a loss, write its ``with_margin`` and name it in ``LOSSES``.
+    cross-entropy. To add a loss, write its ``with_margin`` and name it in a row of ``HEADS``.
 
-    Whether it is given cosines is looked at in its 1st, 10th, 100th and 1000th batch, for
-    the scores of a layer that does not normalise may be below 1 until it has trained; of
-    batches that are not finite, the next one is looked at.
+    The 1st, 10th, 100th and 1000th batch are checked for scores that are no cosines: a layer
+    that does not normalise may give scores below 1 until it has trained. If a batch is not
+    finite, the next one is checked.
 
     Parameters
     ----------
@@ -265,11 +267,95 @@ class AMSoftmax(MarginSoftmax):
         return cosines - self.margin
 
 
-#: Losses by the names that YAML files give them.
-LOSSES: dict[str, type[MarginSoftmax]] = {
-    "aam_softmax": AAMSoftmax,
-    "am_softmax": AMSoftmax,
+@dataclass(frozen=True)
+class TrainingHead:
+    """A classifier and the losses that take its scores: one row of ``HEADS``.
+
+    Attributes
+    ----------
+    classifier : type of nn.Module
+        Called with ``input_size`` and ``out_neurons``; maps embeddings
+        [batch, 1, input_size] to scores [batch, 1, out_neurons]. Exported models have its
+        one parameter, ``weight`` [out_neurons, input_size].
+    losses : mapping of str to type of MarginSoftmax
+        By the names that the YAML's ``loss`` takes.
+    """
+
+    classifier: type[nn.Module]
+    losses: Mapping[str, type[MarginSoftmax]]
+
+    @property
+    def tag(self) -> str:
+        """How a YAML names the classifier."""
+        return f"!new:{self.classifier.__module__}.{self.classifier.__qualname__}"
+
+
+#: Heads by the names that model cards give them.
+HEADS = {
+    "cosine": TrainingHead(
+        CosineClassifier, {"aam_softmax": AAMSoftmax, "am_softmax": AMSoftmax}
+    ),
 }
+
+
+def head_of(loss: str) -> str:
+    """Name the head that a loss goes with.
+
+    Parameters
+    ----------
+    loss : {"aam_softmax", "am_softmax"}
+        A name in a row of ``HEADS``.
+
+    Returns
+    -------
+    str
+        The row's name.
+
+    Raises
+    ------
+    ValueError
+        If there is no such loss.
+
+    Example
+    -------
+    >>> head_of("am_softmax")
+    'cosine'
+    """
+    for name, head in HEADS.items():
+        if loss in head.losses:
+            return name
+    known = ", ".join(name for head in HEADS.values() for name in head.losses)
+    raise ValueError(f"loss must be one of {known}, but is {loss!r}.")
+
+
+def build_classifier(loss: str, *, input_size: int, out_neurons: int) -> nn.Module:
+    """Make the classifier that a loss goes with, as a YAML file does with ``!apply:``.
+
+    Parameters
+    ----------
+    loss : {"aam_softmax", "am_softmax"}
+        A name in a row of ``HEADS``.
+    input_size, out_neurons : int
+        Sizes of embeddings and of scores.
+
+    Returns
+    -------
+    nn.Module
+        The classifier, [batch, 1, input_size] to [batch, 1, out_neurons].
+
+    Raises
+    ------
+    ValueError
+        If there is no such loss.
+
+    Example
+    -------
+    >>> classifier = build_classifier("aam_softmax", input_size=256, out_neurons=30)
+    >>> classifier(torch.randn(8, 1, 256)).shape
+    torch.Size([8, 1, 30])
+    """
+    classifier = HEADS[head_of(loss)].classifier
+    return classifier(input_size=input_size, out_neurons=out_neurons)
 
 
 def build_loss(name: str, *, margin: float = 0.2, scale: float = 32.0) -> MarginSoftmax:
@@ -278,14 +364,14 @@ def build_loss(name: str, *, margin: float = 0.2, scale: float = 32.0) -> Margin
     Parameters
     ----------
     name : {"aam_softmax", "am_softmax"}
-        One of ``LOSSES``.
+        A name in a row of ``HEADS``.
     margin, scale : float
         As the loss takes them.
 
     Returns
     -------
     MarginSoftmax
-        The loss.
+        The loss of scores [batch, 1, classes].
 
     Raises
     ------
@@ -297,6 +383,4 @@ def build_loss(name: str, *, margin: float = 0.2, scale: float = 32.0) -> Margin
     >>> build_loss("am_softmax", margin=0.3)
     AMSoftmax(margin=0.3, scale=32.0)
     """
-    if name not in LOSSES:
-        raise ValueError(f"loss must be one of {', '.join(LOSSES)}, but is {name!r}.")
-    return LOSSES[name](margin, scale)
+    return HEADS[head_of(name)].losses[name](margin, scale)

@@ -2,8 +2,8 @@
 
 All 25 encoders are one class, whose modules ``build`` makes from a row of
 ``architectures``: a stem, stages, each entered through a transition, and a linear
-layer after statistics pooling. In the reversible families the stages are chains of couplings, and the streams
-travel from the stem to the pooling without becoming one tensor in between.
+layer after statistics pooling. In the reversible families the stages are chains of
+couplings. Their streams pass from the stem to the pooling and never become one tensor.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class SpeakerEncoder(nn.Module):
         return self.geometry.n_mels
 
     def block_modes(self) -> dict[str, Mode]:
-        """Name the blocks and say what each keeps for the backward pass.
+        """Give the mode of each block: what it keeps for the backward pass.
 
         Returns
         -------
@@ -198,7 +198,7 @@ class SpeakerEncoder(nn.Module):
         }
 
     def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
-        """Name the blocks and say which modes each can have.
+        """Give the modes that each block can have.
 
         Returns
         -------
@@ -295,9 +295,9 @@ class SpeakerEncoder(nn.Module):
         return next((c.format_name for c in self._chains().values()), None)
 
     def check_streams(self) -> None:
-        """Wait for the device and say what was noted about the streams up to now.
+        """Wait for the device and warn of what was noted about the streams up to now.
 
-        Without this call it is said in some later training step, which does not wait.
+        Without this call a later training step warns, which does not wait.
 
         Raises
         ------
@@ -308,7 +308,7 @@ class SpeakerEncoder(nn.Module):
             chain.check_streams()
 
     def largest_streams(self) -> dict[str, float]:
-        """Wait for the device and tell how large values in exact streams have become.
+        """Wait for the device and give the largest magnitudes of exact streams.
 
         Returns
         -------
@@ -512,9 +512,9 @@ def settings_of(encoder: SpeakerEncoder) -> dict[str, Any]:
     Returns
     -------
     dict of str to object
-        Keywords of ``build_encoder`` beside blocks: all that changes what a training
-        step holds or how long it takes. Mode and chunk can change later, and are told by
-        ``block_modes`` and ``channels``; compression matters in its own mode alone.
+        Keywords of ``build_encoder`` beside blocks: all that changes the memory or time of
+        a training step. Left out are mode and chunk, which can change later
+        (``block_modes``, ``channels``), and compression, which has a mode of its own.
 
     Raises
     ------

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from speechbrain_rev.architectures import EncoderGeometry
 
-#: Bytes of one map of a chunk, for an utterance of 200 frames, where nothing is said.
+#: Bytes of one map of a chunk, for an utterance of 200 frames, by default.
 AUTO = 1_024_000
 _FRAMES = 200
 
@@ -90,8 +90,8 @@ def check_input(
 
 
 def plausible(lengths: Tensor) -> Tensor:
-    """Tell which relative lengths can be: above 0, at most 1."""
-    # Some way above 1 for a quotient that was rounded up.
+    """Whether relative lengths are above 0 and at most 1."""
+    # A quotient may be rounded up to slightly above 1.
     return (lengths > 0) & (lengths.float() < 1 + 1e-4)
 
 

@@ -1,8 +1,8 @@
 """Encoders for inference alone: normalisations folded, streams updated in place.
 
 What a trained encoder is made of serves here once more, without the engine around it:
-no graph is kept, no custom autograd function is called, and all operations are such
-that torch.export and ONNX know.
+no graph is kept, no custom autograd function is called, and torch.export and ONNX know
+all operations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from speechbrain_rev.reversible.streams import Streams
 #: by far.
 _LAYOUT = torch.channels_last
 
-#: What is not called in the form, but read: each does there what its class says.
+#: Classes whose modules the form reads and does not call: it does what the class does.
 _READ: tuple[type[nn.Module], ...] = (
     SpeakerEncoder, Stage, ReversibleChain, AdditiveCoupling, nn.Conv2d, PointwiseConv,
     BatchNorm, *POOLINGS.values(),
@@ -88,7 +88,7 @@ class InferenceEncoder(nn.Module):
         return self.embed(feats, lengths)
 
     def embed(self, feats: Tensor, lengths: Tensor | None) -> Tensor:
-        """Embed utterances that were looked at already: in a graph, nothing can be."""
+        """Embed utterances that were checked before: a graph cannot check them."""
         x, masks = maps_and_masks(feats, lengths, self.geometry)
         pooled = walk(self, x, _PlainRunner(masks))
         return embedded(self.fc, pooled, feats.dtype)
@@ -193,7 +193,7 @@ def _refuse_additions(encoder: SpeakerEncoder) -> None:
 
 
 def _addition(module: nn.Module) -> str | None:
-    """Say what a module has beyond what ``build_encoder`` gives it."""
+    """Name what a module has beyond what ``build_encoder`` gives it."""
     if type(module) not in _READ:
         return f"a class of its own, {type(module).__name__}"
     if "forward" in vars(module):

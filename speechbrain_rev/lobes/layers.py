@@ -267,8 +267,8 @@ CallEach = Callable[..., Tensor]
 class Pieces(NamedTuple):
     """Modules whose outputs are parts of one tensor, with the arguments of each.
 
-    ``channels`` are those of the whole; ``spend`` says which arguments of each are read
-    by its module alone.
+    ``channels`` are those of the whole. ``spend`` has the positions of arguments that the
+    module alone reads: their storage is used again.
     """
 
     modules: list[nn.Module]
@@ -277,7 +277,7 @@ class Pieces(NamedTuple):
     spend: tuple[int, ...] = ()
 
     def called(self, call: CallEach, *, last: bool = False) -> Tensor:
-        """Call them; ``last`` says that the unit returns what comes of it as it is."""
+        """Call them; ``last`` if the unit returns the result as it is."""
         return call(
             self.modules,
             self.inputs,
@@ -346,7 +346,7 @@ def stored_each(
     """Call modules, as ``recompute_each`` does, and let autograd store.
 
     Gradients of a shared input are added up among these modules first, as there;
-    nothing that is stored can be spent, and nothing runs a second time.
+    no stored storage can be used again, and nothing runs a second time.
     """
     leaves, spec = tree_flatten(list(arguments))
     aliases: dict[int, Tensor] = {}
@@ -381,7 +381,7 @@ def first_layer(
 def later_layer(
     layer: ConvNorm, x: Tensor, mask: Tensor | None, channels: int
 ) -> Pieces:
-    """Split a convolution within a unit, by the batch, and its normalisation."""
+    """Split a convolution inside a unit, by the batch, and its normalisation."""
     conv = layer.conv
     y = in_parts(conv, x, parts_for(conv.in_channels, channels))
     return _normalised(layer.norm, y, mask, channels)

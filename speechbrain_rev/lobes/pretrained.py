@@ -29,7 +29,7 @@ class ModelPretrainer(Pretrainer):
     ----------
     loadables : mapping of str to object
         What is loaded, by name. "label_encoder" must number as many speakers as
-        "classifier" tells apart, where both are there.
+        "classifier" has classes, where both are there.
     paths : mapping of str to str, optional
         Files by the same names; without one, ``<name>.ckpt``.
 
@@ -78,13 +78,13 @@ class ModelPretrainer(Pretrainer):
         for name, path in self.paths.items():
             if default_source is not None and "/" not in str(path):
                 self.paths[name] = _beside(default_source, path)
-        found: dict[str, Path] = super().collect_files(
+        files: dict[str, Path] = super().collect_files(
             default_source, local_strategy, fetch_config
         )
-        return found
+        return files
 
     def load_collected(self) -> None:
-        """Load what was found.
+        """Load the collected files.
 
         Raises
         ------
@@ -260,7 +260,7 @@ def _differences(given: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 
 
 def _in_words(state_dict: Mapping[str, Any]) -> str:
-    """Say of which size an encoder is whose weights these are, as far as they show it."""
+    """Describe the size of the encoder whose weights these are."""
     blocks: dict[int, set[str]] = {}
     for name in state_dict:
         match = re.match(r"stages\.(\d+)\.(?:(?:chain\.)?blocks\.(\d+)\.)?", name)

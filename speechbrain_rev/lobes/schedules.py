@@ -119,7 +119,7 @@ class SpeakerSchedule:
         self.margin_start_epoch = margin_start_epoch
         self.margin_end_epoch = margin_end_epoch
         self.step = 0
-        self._is_told = False
+        self._has_warned = False
         self._apply_margin()
 
     def learning_rate(self, step: int) -> float:
@@ -184,13 +184,13 @@ class SpeakerSchedule:
         UserWarning
             Once, if so many epochs are not as many steps as were taken.
         """
-        if self.steps_per_epoch and not self._is_told:
+        if self.steps_per_epoch and not self._has_warned:
             self._compare_with(epoch * self.steps_per_epoch)
         return self.current_lr, self.learning_rate(self.step)
 
     def _compare_with(self, expected: int) -> None:
         if self.step != expected:
-            self._is_told = True
+            self._has_warned = True
             warnings.warn(
                 f"The schedule has taken {self.step} steps, but with steps_per_epoch: "
                 f"{self.steps_per_epoch} an epoch ends at step {expected}. Give the number "

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev.compression import ActivationCompression, Rule
 from speechbrain_rev.compression.activations import (
-    compress_within,
+    compress_blocks,
     compression_in,
     refuse_what_is_compressed,
     stop_compressing,
@@ -174,7 +174,7 @@ class NamedBlocks:
         if is_lossless(self.block_modes().values()):
             stop_compressing(self.module)
             return
-        compress_within(self.module, self.compression)
+        compress_blocks(self.module, self.compression)
         if not hasattr(self.module, "compression"):
             # For its records, and for an optimizer to be followed.
             self.module.compression = self.compression  # type: ignore[assignment]

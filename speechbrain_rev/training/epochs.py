@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from speechbrain_rev.data import ChunkBatch
-from speechbrain_rev.lobes.checkpoints import is_end_of_epoch
+from speechbrain_rev.lobes.checkpointer import is_end_of_epoch
 from speechbrain_rev.scoring import Trials, cosine_trials, eer
 from speechbrain_rev.training import progress
 from speechbrain_rev.training.epoch_log import EpochLog, log_places

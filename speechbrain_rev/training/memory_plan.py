@@ -11,7 +11,7 @@ from speechbrain.utils.distributed import run_on_main
 
 from speechbrain_rev.catalog.plans import in_words, plan_for_run
 from speechbrain_rev.catalog.steps import TrainingStep
-from speechbrain_rev.lobes.checkpoints import CHANNELS
+from speechbrain_rev.lobes.checkpointer import CHANNELS
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.whole_files import write_whole
 

@@ -24,8 +24,8 @@ from speechbrain_rev.inference.run_folder import (
     read_weights,
     saved_bytes,
 )
-from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
-from speechbrain_rev.lobes.checkpoints import (
+from speechbrain_rev.lobes.checkpointer import (
+    WholeCheckpointer,
     average_of_last_epochs,
     is_end_of_epoch,
     load_finished_run,

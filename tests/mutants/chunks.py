@@ -2,7 +2,8 @@
 
 from .mutant import Mutant
 
-TESTS = "tests/unit/lobes/test_chunks.py"
+TESTS = "tests/unit/lobes/test_layers.py"
+ENCODER = "tests/unit/lobes/test_encoder.py"
 BLOCKS_CODE = "speechbrain_rev/lobes/blocks.py"
 CONVOLUTION_CODE = "speechbrain_rev/reversible/convolution.py"
 ENDS_CODE = "speechbrain_rev/reversible/segment.py"
@@ -75,24 +76,24 @@ CHUNKS = [
         READING_CODE,
         "            if torch.is_grad_enabled():\n                halves",
         "            if False:\n                halves",
-        TESTS,
-        "differentiated_twice",
+        ENCODER,
+        "second_derivative and chunked",
     ),
     Mutant(
         "7: a bottleneck's gradient replaces that of the stream",
         ENDS_CODE,
         "grad[part].add_(of_part)",
         "grad[part].copy_(of_part)",
-        TESTS,
-        "bits_of_storing and float32 and revnet",
+        ENCODER,
+        "bits_of_storing and chunked and revnet140",
     ),
     Mutant(
         "7: a bottleneck's output is not masked when it is subtracted",
         ENDS_CODE,
         "            y.mul_(mask[part].to(y.dtype))\n",
         "",
-        TESTS,
-        "bits_of_storing and float32 and revnet",
+        ENCODER,
+        "bits_of_storing and chunked and revnet140",
     ),
     Mutant(
         "7: a storage is spent that others read",
@@ -108,7 +109,7 @@ CHUNKS = [
         "    return recompute_each(modules, arguments, **options)",
         "    return recompute_each(modules, arguments, last=last, **options)",
         TESTS,
-        "within_recompute",
+        "a_recomputed_encoder",
     ),
     Mutant(
         "7: an encoder without gradients returns nothing in a second run",
@@ -123,8 +124,8 @@ CHUNKS = [
         CONVOLUTION_CODE,
         "with autocast_off(grad.device):",
         "if True:",
-        TESTS,
-        "backward_pass_under_autocast",
+        ENCODER,
+        "bits_of_storing and backward",
     ),
     Mutant(
         "7: what a unit returns is put together twice",

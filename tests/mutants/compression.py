@@ -5,26 +5,23 @@ from .mutant import Mutant
 ACTIVATIONS = "tests/unit/compression/test_activations.py"
 ADAPTIVE = "tests/unit/compression/test_adaptive.py"
 CHAINS = "tests/unit/reversible/test_compress.py"
-OTHERS = "tests/unit/compression/test_other_networks.py"
-SAVING_CODE = "speechbrain_rev/compression/activations.py"
 ACTIVATIONS_CODE = "speechbrain_rev/compression/activations.py"
 ADAPTIVE_CODE = "speechbrain_rev/compression/adaptive.py"
 LAYERS_CODE = "speechbrain_rev/compression/layers.py"
-MOMENTUM_CODE = "speechbrain_rev/compression/adaptive.py"
 CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
 
 COMPRESSION = [
     Mutant(
         "compressed: the original stays beside the copy",
-        SAVING_CODE,
+        ACTIVATIONS_CODE,
         "    counter.data = x.new_empty(0)\n",
         "",
         ACTIVATIONS,
-        "freed",
+        "one_compressed_copy",
     ),
     Mutant(
         "compressed: a change in place goes unnoticed",
-        SAVING_CODE,
+        ACTIVATIONS_CODE,
         "if saved.own._version != saved.version:",
         "if False:",
         ACTIVATIONS,
@@ -32,15 +29,15 @@ COMPRESSION = [
     ),
     Mutant(
         "compressed: custom functions get what was decoded",
-        SAVING_CODE,
+        ACTIVATIONS_CODE,
         "    if frame.f_code is not _APPLY:\n        return True\n",
         "    return True\n",
         ACTIVATIONS,
-        "custom_functions",
+        "custom_function",
     ),
     Mutant(
         "compressed: the larger of two bounds holds",
-        SAVING_CODE,
+        ACTIVATIONS_CODE,
         "return min([first, *others], key=float)",
         "return max([first, *others], key=float)",
         ACTIVATIONS,
@@ -48,7 +45,7 @@ COMPRESSION = [
     ),
     Mutant(
         "compressed: another view is decoded in the place of the first",
-        SAVING_CODE,
+        ACTIVATIONS_CODE,
         "        return x.as_strided(other.shape, other.strides, offset)",
         "        return x",
         ACTIVATIONS,
@@ -60,7 +57,7 @@ COMPRESSION = [
         "trains = network.training and torch.is_grad_enabled()",
         "trains = torch.is_grad_enabled()",
         ACTIVATIONS,
-        "without_training",
+        "nothing_is_trained",
     ),
     Mutant(
         "compressed: what runs a second time in the backward pass",
@@ -75,7 +72,7 @@ COMPRESSION = [
         ACTIVATIONS_CODE,
         "SMALLEST_MAP = 16",
         "SMALLEST_MAP = 0",
-        OTHERS,
+        ACTIVATIONS,
         "pooled",
     ),
     Mutant(
@@ -100,11 +97,11 @@ COMPRESSION = [
         "    return x.to(torch.get_autocast_dtype(kind))",
         "    return x",
         ACTIVATIONS,
-        "autocast",
+        "no_activation",
     ),
     Mutant(
         "compressed: a storage's parts that no layer takes",
-        SAVING_CODE,
+        ACTIVATIONS_CODE,
         "if wanted is not None and wanted.covers(Place(x)):",
         "if wanted is not None:",
         ACTIVATIONS,
@@ -112,7 +109,7 @@ COMPRESSION = [
     ),
     Mutant(
         "compressed: a part has the bound of the whole",
-        SAVING_CODE,
+        ACTIVATIONS_CODE,
         "bound(own.of(x))",
         "bound(x)",
         ACTIVATIONS,
@@ -120,7 +117,7 @@ COMPRESSION = [
     ),
     Mutant(
         "compressed: what is saved keeps the graph that saved it",
-        SAVING_CODE,
+        ACTIVATIONS_CODE,
         "self.own = x.detach()",
         "self.own = x",
         ACTIVATIONS,
@@ -128,7 +125,7 @@ COMPRESSION = [
     ),
     Mutant(
         "compressed: changes that are counted apart are taken for none",
-        SAVING_CODE,
+        ACTIVATIONS_CODE,
         "return found if _share_counter(found.counter, x) else None",
         "return found",
         ACTIVATIONS,
@@ -136,7 +133,7 @@ COMPRESSION = [
     ),
     Mutant(
         "compressed: a copy takes the shape of another view",
-        SAVING_CODE,
+        ACTIVATIONS_CODE,
         "self._encode(copy.place.of(x), wanted)",
         "self._encode(x, wanted)",
         ACTIVATIONS,
@@ -156,7 +153,7 @@ COMPRESSION = [
         "nonzero = x.detach().count_nonzero() / max(1, x.numel())",
         "nonzero = torch.ones(())",
         ADAPTIVE,
-        "deviation_that_was_asked_for or literal",
+        "deviation_that_was_asked_for or equation_nine",
     ),
     Mutant(
         "bounds: only the last part of an accumulated batch counts",
@@ -168,7 +165,7 @@ COMPRESSION = [
     ),
     Mutant(
         "bounds: SGD's buffer is taken for an average",
-        MOMENTUM_CODE,
+        ADAPTIVE_CODE,
         "found, scale = _mean_of_state(state), 1 - kept",
         "found, scale = _mean_of_state(state), 1.0",
         ADAPTIVE,
@@ -188,7 +185,7 @@ COMPRESSION = [
         'bool(state.get("due", False))',
         "False",
         ADAPTIVE,
-        "after_resuming",
+        "two_steps and resumed",
     ),
     Mutant(
         "bounds: each part of a weight counts as the whole",
@@ -196,7 +193,7 @@ COMPRESSION = [
         "part = weight.numel() / whole.numel()",
         "part = 1.0",
         ADAPTIVE,
-        "used_in_parts",
+        "two_steps",
     ),
     Mutant(
         "bounds: gradients that were thrown away count",
@@ -204,7 +201,7 @@ COMPRESSION = [
         "if sums is None or (sums.raw_norm is not None and _is_zero(whole.grad)):",
         "if sums is None:",
         ADAPTIVE,
-        "thrown_away",
+        "two_steps and thrown_away",
     ),
     Mutant(
         "bounds: no part of the range limits them",
@@ -216,7 +213,7 @@ COMPRESSION = [
     ),
     Mutant(
         "bounds: RMSprop's momentum is taken for a gradient's",
-        MOMENTUM_CODE,
+        ADAPTIVE_CODE,
         'and "nesterov" in group ',
         "",
         ADAPTIVE,

@@ -14,7 +14,7 @@ SECOND_RUN = "tests/unit/reversible/test_second_run.py"
 OUTPUTS = "tests/unit/reversible/test_outputs.py"
 ATTRIBUTES = "tests/unit/reversible/test_attributes.py"
 WATCHING = "tests/unit/reversible/test_watching.py"
-HOOKS = "tests/unit/lobes/test_hooks.py"
+HOOKS = "tests/unit/lobes/test_stages.py"
 WATCHING_CODE = "speechbrain_rev/reversible/hooks.py"
 STREAMS_CODE = "speechbrain_rev/reversible/streams.py"
 CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
@@ -78,7 +78,7 @@ ENGINE = [
         "return self.statistics[self._position - 1]",
         "return self.statistics[0]",
         ENCODER,
-        "gradients_and_buffers and revnet46",
+        "bits_of_storing and revnet46",
     ),
     Mutant(
         "8: processes do not share the gradients of statistics",
@@ -347,15 +347,15 @@ ENGINE = [
         "speechbrain_rev/lobes/pooling.py",
         "        pooled = pooled.detach()\n",
         "",
-        "tests/unit/lobes/test_last_layer.py",
-        "runs_in_evaluation",
+        "tests/unit/lobes/test_pooling.py",
+        "quantized",
     ),
     Mutant(
         "11: a trace has the number of frames in it",
         ENCODER_CODE,
         "or self.geometry.rearranges",
         "or False",
-        "tests/unit/lobes/test_transforms.py",
+        ENCODER,
         "trace_is_right",
     ),
     Mutant(
@@ -363,7 +363,7 @@ ENGINE = [
         NORM_CODE,
         "    mean = (values * kept).sum(_REDUCED) / some\n",
         "    mean = (values * kept).sum(_REDUCED).detach() / some\n",
-        "tests/unit/lobes/test_transforms.py",
+        ENCODER,
         "second_derivative and revnet57",
     ),
     Mutant(
@@ -452,7 +452,7 @@ ENGINE = [
         ENCODER_CODE,
         "pooling(self.masks[-1], *parts)",
         "pooling(None, *parts)",
-        "tests/unit/lobes/test_lengths.py",
-        "alone and revnet57",
+        "tests/unit/lobes/test_geometry.py",
+        "TestLengths and alone and revnet57",
     ),
 ]

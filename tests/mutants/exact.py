@@ -4,7 +4,7 @@ from .mutant import Mutant
 
 EXACT_TESTS = "tests/unit/reversible/test_exact.py"
 FLAGS_TESTS = "tests/unit/reversible/test_flags.py"
-ENCODER_TESTS = "tests/unit/lobes/test_exact.py"
+ENCODER_TESTS = "tests/unit/lobes/test_encoder.py"
 BUFFERS_CODE = "speechbrain_rev/reversible/replay.py"
 CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
 FIXED_CODE = "speechbrain_rev/reversible/fixed_point.py"

@@ -5,7 +5,8 @@ from .mutant import Mutant
 AUTOCAST_CODE = "speechbrain_rev/reversible/replay.py"
 CLASSIFIER_TESTS = "tests/unit/lobes/test_classifier.py"
 ENGINE_TESTS = "tests/unit/reversible/test_half_precision.py"
-LOBES_TESTS = "tests/unit/lobes/test_half_precision.py"
+ENCODER_TESTS = "tests/unit/lobes/test_encoder.py"
+POOLING_TESTS = "tests/unit/lobes/test_pooling.py"
 NORM_TESTS = "tests/unit/reversible/test_norm.py"
 CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
 CLASSIFIER_CODE = "speechbrain_rev/lobes/classifier.py"
@@ -21,8 +22,8 @@ HALF_PRECISION = [
         AUTOCAST_CODE,
         "torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)",
         "torch.is_autocast_enabled(kind), torch.bfloat16",
-        LOBES_TESTS,
-        "all_modes and revnet57",
+        ENCODER_TESTS,
+        "bits_of_storing and fp16",
     ),
     Mutant(
         "half: casts of weights are shared in a second run, their gradients summed",
@@ -102,7 +103,7 @@ HALF_PRECISION = [
         POOLING_CODE,
         "(x.float() if x.dtype.itemsize < 4 else x).flatten(1, 2)",
         "x.flatten(1, 2)",
-        LOBES_TESTS,
+        POOLING_TESTS,
         "pooling_and_its_gradient",
     ),
     Mutant(
@@ -144,7 +145,7 @@ HALF_PRECISION = [
         "speechbrain_rev/lobes/geometry.py",
         "lengths.dtype in (torch.float16, torch.bfloat16)",
         "False",
-        "tests/unit/lobes/test_lengths.py",
-        "lengths_in_half",
+        "tests/unit/lobes/test_geometry.py",
+        "no_relative_lengths",
     ),
 ]

@@ -2,7 +2,7 @@
 
 from .mutant import Mutant
 
-LENGTHS_TESTS = "tests/unit/lobes/test_lengths.py"
+LENGTHS_TESTS = "tests/unit/lobes/test_geometry.py"
 SPEAKER_TESTS = "tests/unit/inference/test_speaker.py"
 BLOCKS_CODE = "speechbrain_rev/lobes/blocks.py"
 GEOMETRY_CODE = "speechbrain_rev/lobes/geometry.py"
@@ -17,7 +17,7 @@ LENGTHS = [
         "x.where(masks[0] > 0, 0), ",
         "x, ",
         LENGTHS_TESTS,
-        "alone",
+        "TestLengths and alone",
     ),
     Mutant(
         "lengths: a half frame is lost at each level",
@@ -25,7 +25,7 @@ LENGTHS = [
         "(valid / step).ceil()",
         "(valid / step).floor()",
         LENGTHS_TESTS,
-        "alone",
+        "TestLengths and alone",
     ),
     Mutant(
         "lengths: the residual of a basic block leaks into the padding",
@@ -33,7 +33,7 @@ LENGTHS = [
         "return convolved_and_masked(self.conv2, x, mask)",
         "return self.conv2(x)",
         LENGTHS_TESTS,
-        "alone and revnet46",
+        "TestLengths and alone and revnet46",
     ),
     Mutant(
         "lengths: normalisation fills the padding",
@@ -41,7 +41,7 @@ LENGTHS = [
         "return y if mask is None else y * mask.to(y.dtype)",
         "return y",
         LENGTHS_TESTS,
-        "alone and df_resnet56",
+        "TestLengths and alone and df_resnet56",
     ),
     Mutant(
         "lengths: pooling divides by all frames",
@@ -49,7 +49,7 @@ LENGTHS = [
         "frames = keep.sum(2)",
         "frames = torch.ones_like(keep).sum(2)",
         LENGTHS_TESTS,
-        "alone and revnet57",
+        "TestLengths and alone and revnet57",
     ),
     Mutant(
         "lengths: the padding counts in the gradient of normalisation",

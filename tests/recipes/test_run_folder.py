@@ -9,8 +9,11 @@ import pytest
 from speechbrain_rev.data import VoxCelebFolder
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.inference import SpeakerEmbedder, evaluation
-from speechbrain_rev.lobes.checkpointer import WholeCheckpointer
-from speechbrain_rev.lobes.checkpoints import is_end_of_epoch, load_finished_run
+from speechbrain_rev.lobes.checkpointer import (
+    WholeCheckpointer,
+    is_end_of_epoch,
+    load_finished_run,
+)
 from speechbrain_rev.locks import LOCK, locked
 from tests.recipes.conftest import in_process
 from tests.recipes.runs import (

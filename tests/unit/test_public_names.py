@@ -86,9 +86,18 @@ MODULES = {
         "from_wespeaker",
         "to_wespeaker",
     },
-    "lobes.checkpointer": {"WholeCheckpointer", "verify_checkpoint"},
-    "lobes.checkpoints": {"average_of_last_epochs"},
-    "lobes.classifier": {"AAMSoftmax", "AMSoftmax", "CosineClassifier", "build_loss"},
+    "lobes.checkpointer": {
+        "WholeCheckpointer",
+        "average_of_last_epochs",
+        "verify_checkpoint",
+    },
+    "lobes.classifier": {
+        "AAMSoftmax",
+        "AMSoftmax",
+        "CosineClassifier",
+        "build_classifier",
+        "build_loss",
+    },
     "lobes.pretrained": {"ModelPretrainer"},
     "lobes.schedules": {"SpeakerSchedule"},
 }

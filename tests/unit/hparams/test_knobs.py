@@ -15,7 +15,7 @@ from speechbrain_rev.hparams import plain_settings, resolve
 from speechbrain_rev.hparams.document import dump
 from speechbrain_rev.hparams.knobs import KNOBS, Knob
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.lobes.classifier import LOSSES
+from speechbrain_rev.lobes.classifier import HEADS
 from speechbrain_rev.lobes.pooling import POOLINGS
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
 from speechbrain_rev.optim import build_optimizer
@@ -131,7 +131,8 @@ def test_names_and_ranges_are_those_of_the_modules_that_read_them():
     assert KNOBS["arch"].one_of == tuple(ARCHITECTURES)
     assert set(KNOBS["streams"].one_of) == set(FORMATS)
     assert KNOBS["pooling"].one_of == tuple(POOLINGS)
-    assert KNOBS["loss"].one_of == tuple(LOSSES)
+    losses = [name for head in HEADS.values() for name in head.losses]
+    assert list(KNOBS["loss"].one_of) == losses
     actions = {action.dest: action for action in RunOptions._create_parser()._actions}
     assert set(KNOBS["precision"].one_of) == set(actions["precision"].choices)
     with pytest.raises(ValueError, match="there are 'sgd', 'adam', 'adamw'"):

@@ -1,15 +1,29 @@
-"""Small encoders of every kind, and features for them."""
+"""Small encoders of every kind, features for them, and steps of their training."""
 
+import contextlib
+
+import pytest
 import torch
 
+from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.reversible.norm import BatchNorm
+from tests.unit.reversible.chains import FLOAT32
 
 #: One encoder of each way to be built.
 KINDS = [
     "resnet34", "resnet101", "df_resnet56", "revnet46", "revnet57", "revnet140",
     "revnet155", "df_revnet66", "df_revnet89",
 ]  # fmt: skip
+REVERSIBLE = [name for name in KINDS if ARCHITECTURES[name].reversible]
+#: Of a family each, and of both types.
+FEW = ["resnet34", "revnet46", "revnet140", "df_revnet89"]
+#: Sizes for what does not depend on the number of mel bands.
+NARROW = {"n_mels": 24, "embedding_dim": 8, "blocks": (1, 1, 1, 1)}
+#: Sizes and a working set: one channel at a time at the first level, some at the others.
+CHUNKED = {"widths": (8, 16, 32, 32), "chunk": 24_000, "n_mels": 24}
+LENGTHS = torch.tensor([1.0, 0.6, 0.8])
 
 
 def tiny(name, **settings):
@@ -19,9 +33,26 @@ def tiny(name, **settings):
     return build_encoder(name, **(sizes | settings))
 
 
-def feats(batch=2, time=43, dtype=torch.float64):
+def feats(batch=2, time=43, dtype=torch.float64, n_mels=80):
     torch.manual_seed(1)
-    return torch.randn(batch, time, 80, dtype=dtype)
+    return torch.randn(batch, time, n_mels, dtype=dtype)
+
+
+def modes_of(name):
+    return ["store", "recompute"] + ["reconstruct"] * ARCHITECTURES[name].reversible
+
+
+#: All encoders in all modes that they have.
+IN_MODES = [(name, mode) for name in KINDS for mode in modes_of(name)]
+
+
+def narrow(batch=2, time=44):
+    return feats(batch, time, torch.float32, n_mels=24)
+
+
+def but_slow(names, *quick):
+    """Mark all of some cases as slow but for a few."""
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def with_statistics(encoder):
@@ -35,3 +66,40 @@ def with_statistics(encoder):
                 norm.weight.uniform_(0.5, 1.5, generator=draw)
                 norm.bias.normal_(0, 0.2, generator=draw)
     return encoder.eval()
+
+
+def grads_of(module):
+    return {name: p.grad for name, p in module.named_parameters()}
+
+
+def trained(
+    encoder, x, lengths=None, *, precision=FLOAT32, steps=1, backward=None, run=None
+):
+    """Train: gradients of the last step, embeddings, weights and buffers, by name.
+
+    The backward pass runs as in ``backward``, the forward pass by ``run`` in the place of
+    the encoder.
+    """
+    parameters = [p for p in encoder.parameters() if p.requires_grad]
+    optimizer = build_optimizer(parameters, name="sgd", bits=32, lr=0.05)
+    scaler = precision.scaler()
+    for step in range(steps):
+        optimizer.zero_grad()
+        with precision.autocast():
+            y = (run or encoder)(x.roll(step, 1), lengths)
+        directions = torch.linspace(-1, 1, y.numel(), dtype=precision.weights)
+        with backward or contextlib.nullcontext():
+            scaler.scale(
+                (y.to(precision.weights) * directions.view_as(y)).sum()
+            ).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    encoder.check_streams()
+    grads = {f"grad of {n}": g for n, g in grads_of(encoder).items() if g is not None}
+    return {**encoder.state_dict(), **grads, "y": y.detach()}
+
+
+def assert_same_bits(found, expected):
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key

@@ -1,6 +1,7 @@
-"""A row with other strides, or more stages, is an encoder like all others."""
+"""Levels of any strides, channels at a time, and lengths: padding changes nothing."""
 
 import dataclasses
+import random
 import subprocess
 import sys
 
@@ -8,17 +9,26 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.catalog.steps import channels_to_try, encoder_step
-from speechbrain_rev.catalog.table import Training
+from speechbrain_rev.architectures import ARCHITECTURES, architecture
+from speechbrain_rev.catalog.steps import channels_to_try
 from speechbrain_rev.inference.graph import EmbeddingGraph, exported
 from speechbrain_rev.lobes import build_encoder, inference_form
-from speechbrain_rev.lobes.geometry import channels_by_level
-from speechbrain_rev.planner import plan_step
-from speechbrain_rev.sizes import GIB
+from speechbrain_rev.lobes.geometry import AUTO, channels_by_level
+from speechbrain_rev.planner.memory import LiveBytes
+from speechbrain_rev.reversible.norm import BatchNorm
 from tests.unit.hparams.files import TRAIN
-
-from .encoders import feats, with_statistics
+from tests.unit.lobes.encoders import (
+    FEW,
+    IN_MODES,
+    KINDS,
+    LENGTHS,
+    assert_same_bits,
+    feats,
+    modes_of,
+    tiny,
+    trained,
+    with_statistics,
+)
 
 #: Strides, and what follows from them: levels, downsampling, frequencies of 48 bands.
 STRIDES = {
@@ -34,165 +44,252 @@ CASES = [
     ("resnet34", (2, 2, 2, 2)),
     ("df_resnet56", (1, 2, 1, 2, 2)),
     ("revnet46", (2, 2, 2, 2)),
-    ("revnet46", (1, 2, 1, 2, 2)),
     ("df_revnet66", (1, 2, 2, 1)),
 ]
 
 
-LENGTHS = torch.tensor([1.0, 0.6])
-
-
-@pytest.fixture
-def row(request, monkeypatch):
-    """A row of the table for the length of a test, of widths that suit its strides."""
-    name, strides = request.param
-    widths, blocks = (36,) * len(strides), (1,) * len(strides)
-    row = dataclasses.replace(
-        ARCHITECTURES[name],
-        name="strided",
-        widths=widths,
-        blocks=blocks,
-        strides=strides,
+def strided(name, strides):
+    """Give a row of other strides, of widths that suit them."""
+    sizes = {"widths": (36,) * len(strides), "blocks": (1,) * len(strides)}
+    return dataclasses.replace(
+        ARCHITECTURES[name], name="strided", strides=strides, **sizes
     )
-    monkeypatch.setitem(ARCHITECTURES, row.name, row)
-    return row
 
 
-def built(row, **settings):
-    torch.manual_seed(0)
-    return build_encoder(row.name, n_mels=48, embedding_dim=8, **settings)
+class TestStrides:
+    """A row with other strides, or more stages, is an encoder like all others."""
+
+    @pytest.fixture(params=CASES, ids=str)
+    def row(self, request, monkeypatch):
+        row = strided(*request.param)
+        monkeypatch.setitem(ARCHITECTURES, row.name, row)
+        return row
+
+    def built(self, row, **settings):
+        torch.manual_seed(0)
+        return build_encoder(row.name, n_mels=48, embedding_dim=8, **settings)
+
+    def speech(self):
+        return feats(3, 61, torch.float32, n_mels=48)
+
+    def test_levels_follow(self, row):
+        geometry = row.geometry(n_mels=48)
+        levels, downsampling, frequencies = STRIDES[row.strides]
+        assert (geometry.levels, geometry.downsampling) == (levels, downsampling)
+        assert geometry.frequencies == frequencies
+        assert row.kind != dataclasses.replace(row, strides=(1, 2, 2, 2)).kind
+        maps, encoder = [], self.built(row)
+        for stage in encoder.stages:
+            stage.register_forward_hook(lambda stage, args, y: maps.append(y.shape[2:]))
+        encoder(self.speech())
+        frames = 61 + geometry.padding(61)
+        assert maps == [
+            (frequencies[level], -(-frames // geometry.level_strides[level]))
+            for _, level in geometry.stage_levels
+        ]
+
+    def test_all_modes_train_to_the_bits_of_storing(self, row):
+        found = []
+        for mode in modes_of(row.name):
+            encoder = self.built(
+                row, mode=mode, chunk=160_000 if row.reversible else None
+            )
+            found.append(trained(encoder, self.speech(), LENGTHS))
+            assert_same_bits(found[-1], found[0])
+
+    @torch.no_grad()
+    def test_a_padded_utterance_has_the_embedding_that_it_has_alone(self, row):
+        encoder = with_statistics(self.built(row))
+        for short in (20, 37, 60):
+            x = self.speech()[:2]
+            x[1] = pad(x[1, :short], (0, 0, 0, 61 - short), value=7.0)
+            lengths = torch.tensor([1.0, short / 61])
+            alone = torch.cat([encoder(x[:1]), encoder(x[1:, :short])])
+            # Float32 rounding through the network.
+            for network in (encoder, inference_form(encoder)):
+                y = network(x, lengths)
+                torch.testing.assert_close(y, alone, atol=1e-4, rtol=1e-4)
+        with pytest.raises(ValueError, match="needs at least"):
+            encoder(x[:, : row.geometry().downsampling])
+
+    def test_channels_at_a_time_are_those_of_each_level(self, row):
+        encoder = self.built(row)
+        levels = {len(sizes) for sizes in channels_to_try(encoder)}
+        assert levels == {encoder.geometry.levels}
+        if row.reversible:
+            sizes = channels_by_level(100_000, encoder.geometry)
+            encoder.set_channels(sizes)
+            chunked = self.built(row, chunk=100_000)
+            assert chunked.channels == sizes
+            for a, b in zip(encoder.stages, chunked.stages, strict=True):
+                assert a.chain.chunk == b.chain.chunk
+
+    @pytest.mark.parametrize("row", [("revnet57", (1, 2, 1, 2, 2))], indirect=True)
+    def test_a_graph_embeds_waveforms_as_the_encoder(self, row):
+        encoder = with_statistics(self.built(row))
+        graph = EmbeddingGraph(encoder, sample_rate=16000, front_end="kaldi")
+        given = torch.randn(3, 14321), torch.tensor([14321, 8000, 4444])
+        found = exported(graph).module()(*given)
+        torch.testing.assert_close(found, graph(*given))
+
+    @pytest.mark.parametrize("strides", [(1, 2, 0, 2), (1, 2, 2.0, 2), ()])
+    def test_they_are_whole_numbers_of_at_least_one(self, strides):
+        with pytest.raises(ValueError, match="strides"):
+            strided("revnet57", strides)
 
 
-def speech(batch=2, time=61):
-    return feats(batch, time, torch.float32)[:, :, :48]
-
-
-@pytest.mark.parametrize("row", CASES, indirect=True)
-def test_levels_follow_from_strides(row):
-    geometry = row.geometry(n_mels=48)
-    levels, downsampling, frequencies = STRIDES[row.strides]
-    assert (geometry.levels, geometry.downsampling) == (levels, downsampling)
-    assert geometry.frequencies == frequencies
-    assert row.kind != dataclasses.replace(row, strides=(1, 2, 2, 2)).kind
-    maps = []
-    encoder = built(row)
-    for stage in encoder.stages:
-        stage.register_forward_hook(lambda stage, args, y: maps.append(y.shape[2:]))
-    encoder(speech())
-    frames = 61 + geometry.padding(61)
-    assert maps == [
-        (frequencies[level], -(-frames // geometry.level_strides[level]))
-        for _, level in geometry.stage_levels
-    ]
-
-
-@pytest.mark.parametrize(
-    ("chunk", "lengths"), [("auto", None), (20_000, LENGTHS)], ids=["", "lengths"]
-)
-@pytest.mark.parametrize("row", CASES, indirect=True)
-def test_all_modes_train_to_the_bits_of_storing(row, chunk, lengths):
-    found = {}
-    modes = ["store", "recompute"] + ["reconstruct"] * row.reversible
-    for mode in modes:
-        encoder = built(row, mode=mode, chunk=chunk if row.reversible else None)
-        y = encoder(speech(), lengths)
-        y.square().sum().backward()
-        found[mode] = [y, *encoder.buffers(), *(p.grad for p in encoder.parameters())]
-    for mode in modes[1:]:
-        assert all(map(torch.equal, found[mode], found["store"])), mode
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("row", CASES, indirect=True)
-def test_a_padded_utterance_has_the_embedding_that_it_has_alone(row):
-    encoder = with_statistics(built(row))
-    form = inference_form(encoder)
-    for short in (20, 37, 43, 60):
-        x = speech()
-        x[1] = pad(x[1, :short], (0, 0, 0, 61 - short), value=7.0)
-        lengths = torch.tensor([1.0, short / 61])
-        alone = torch.cat([encoder(x[:1]), encoder(x[1:, :short])])
-        # Float32 rounding through the network.
-        for network in (encoder, form):
-            torch.testing.assert_close(network(x, lengths), alone, atol=1e-4, rtol=1e-4)
-    with pytest.raises(ValueError, match="needs at least"):
-        encoder(x[:, : row.geometry().downsampling])
-
-
-@pytest.mark.parametrize("row", CASES, indirect=True)
-def test_channels_at_a_time_are_those_of_each_level(row):
-    encoder = built(row)
-    assert all(
-        len(sizes) == encoder.geometry.levels for sizes in channels_to_try(encoder)
-    )
-    if not row.reversible:
-        return
-    sizes = channels_by_level(100_000, encoder.geometry)
-    assert len(sizes) == encoder.geometry.levels
-    encoder.set_channels(sizes)
-    chunked = built(row, chunk=100_000)
-    assert chunked.channels == sizes
-    for a, b in zip(encoder.stages, chunked.stages, strict=True):
-        assert a.chain.chunk == b.chain.chunk
-
-
-@pytest.mark.parametrize(
-    "row", [("revnet57", (1, 2, 2, 1)), ("revnet46", (2, 2, 2, 2))], indirect=True
-)
-def test_a_plan_fits_its_budget(row):
-    training = Training(2 * GIB, 4, 200)
-    step = encoder_step(row, training)
-    found = plan_step(step, 2 * GIB)
-    assert found.measured_bytes <= found.budget_bytes
-    encoder = build_encoder(row.name)
-    encoder.set_mode(found)
-    assert encoder.block_modes() == found.modes
-    assert tuple(encoder.channels) == tuple(found.channels)
-
-
-@pytest.mark.parametrize("row", [("revnet57", (1, 2, 1, 2, 2))], indirect=True)
-def test_a_graph_embeds_waveforms_as_the_encoder(row):
-    encoder = with_statistics(built(row))
-    graph = EmbeddingGraph(encoder, sample_rate=16000, front_end="kaldi")
-    program = exported(graph)
-    waves, samples = torch.randn(3, 14321), torch.tensor([14321, 8000, 4444])
-    torch.testing.assert_close(program.module()(waves, samples), graph(waves, samples))
-
-
-_SETTINGS = """
+_REFUSED = """
 import dataclasses, sys
-from speechbrain_rev.architectures import ARCHITECTURES
-row = dataclasses.replace(
-    ARCHITECTURES["revnet57"], name="five", widths=(48,) * 5, blocks=(1,) * 5,
-    strides=(1, 2, 2, 2, 2),
-)
-ARCHITECTURES["five"] = row
+from speechbrain_rev.architectures import ARCHITECTURES as rows
+sizes = {"widths": [8] * 5, "blocks": [1] * 5}
+rows["five"] = dataclasses.replace(rows["revnet57"], strides=(1, 2, 2, 2, 2), **sizes)
 from speechbrain_rev.hparams import resolve
-resolve(sys.argv[1], {"arch": "five", "widths": [8, 8, 8, 8, 8], "n_mels": 64})
-for name, value in {"widths": [8] * 4, "widths ": [8, 8, 8, 8, 6], "n_mels": 72}.items():
+sizes |= {"arch": "five", "n_mels": 64}
+resolve(sys.argv[1], sizes)
+for other in {"widths": [8] * 4}, {"widths": [8, 8, 8, 8, 6]}, {"n_mels": 72}:
     try:
-        resolve(sys.argv[1], {"arch": "five", "n_mels": 64} | {name.strip(): value})
+        resolve(sys.argv[1], sizes | other)
     except ValueError as error:
         print(error)
 """
 
 
 def test_settings_follow_the_row():
-    done = subprocess.run(
-        [sys.executable, "-c", _SETTINGS, str(TRAIN)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    said = done.stdout.splitlines()
-    assert len(said) == 3
-    assert all(
-        "Give a number for each of its 5 stages, multiples of 4." in s for s in said[:2]
-    )
-    assert "without a rest. Give a multiple of 16." in said[2]
+    command = [sys.executable, "-c", _REFUSED, str(TRAIN)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *widths, n_mels = done.stdout.splitlines()
+    assert len(widths) == 2
+    assert all("for each of its 5 stages, multiples of 4." in line for line in widths)
+    assert "without a rest. Give a multiple of 16." in n_mels
 
 
-@pytest.mark.parametrize("strides", [(1, 2, 0, 2), (1, 2, 2.0, 2), ()])
-def test_strides_are_whole_numbers_of_at_least_one(strides):
-    with pytest.raises(ValueError, match="strides"):
-        dataclasses.replace(ARCHITECTURES["revnet57"], strides=strides)
+@pytest.mark.parametrize("n_mels", [24, 40, 80])
+def test_channels_do_not_depend_on_the_utterance(n_mels):
+    channels = channels_by_level("auto", architecture("revnet57").geometry(n_mels))
+    for level, number in enumerate(channels):
+        size = 4 * -(-n_mels // 2**level) * -(-200 // 2**level)
+        assert number * size <= AUTO < (number + 1) * size
+
+
+class TestLengths:
+    """An utterance has one embedding, alone or padded in a batch, and it costs nothing."""
+
+    @torch.no_grad()
+    @pytest.mark.parametrize("name", KINDS)
+    def test_padded_utterances_have_the_embedding_that_they_have_alone(self, name):
+        encoder, blind, rng = with_statistics(tiny(name)), 0.0, random.Random(name)
+        for _ in range(10):
+            short, long = sorted(rng.sample(range(9, 120), 2))
+            x = feats(2, long, torch.float32)
+            alone = torch.cat([encoder(x[:1]), encoder(x[1:, :short])])
+            x[1, short:] = 7.0
+            together = encoder(x, lengths=torch.tensor([1.0, short / long]))
+            # Float32 rounding through the network.
+            torch.testing.assert_close(together, alone, atol=1e-4, rtol=0)
+            blind = max(blind, float((encoder(x) - alone)[1].abs().max()))
+        # What lengths that are ignored would do.
+        assert blind > 0.01
+
+    @torch.no_grad()
+    @pytest.mark.parametrize("name", KINDS)
+    def test_what_stands_in_the_padding_does_not_matter(self, name):
+        encoder, lengths = with_statistics(tiny(name)), torch.tensor([1.0, 0.6])
+        padded = feats(2, 45, torch.float32)
+        expected = encoder(padded, lengths)
+        for value in (0.0, 1e30, float("inf"), float("nan")):
+            padded[1, 27:] = value
+            assert torch.equal(encoder(padded, lengths), expected)
+
+    @torch.no_grad()
+    @pytest.mark.parametrize("name", ["resnet34", "df_revnet89"])
+    @pytest.mark.parametrize("frames", [9, 200, 1999, 3001])
+    def test_relative_lengths_are_rounded_to_frames(self, name, frames):
+        encoder = with_statistics(tiny(name))
+        x = feats(1, 3001, torch.float32)
+        padded = encoder(x, torch.tensor([frames / 3001]))
+        torch.testing.assert_close(padded, encoder(x[:, :frames]), atol=1e-4, rtol=0)
+
+    @pytest.mark.parametrize(("name", "mode"), IN_MODES)
+    def test_training_leaves_the_padding_out(self, name, mode):
+        short, found = feats(2, 24), []
+        longer = pad(short, (0, 0, 0, 24), value=9.0)
+        for x, lengths in ((short, None), (longer, torch.tensor([0.5, 0.5]))):
+            encoder = tiny(name, mode=mode).double()
+            # No sum of squares: at the end it would not see the deviations' gradient turn.
+            y = encoder(x, lengths=lengths)
+            (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
+            grads = [p.grad for p in encoder.parameters()]
+            found.append((grads, list(encoder.buffers())))
+        torch.testing.assert_close(*found)
+
+    @pytest.mark.parametrize(
+        ("name", "mode"),
+        [
+            pytest.param(
+                n, m, marks=[pytest.mark.slow] * (n not in FEW or n == "revnet140")
+            )
+            for n, m in IN_MODES
+        ],
+    )
+    def test_masks_and_pooled_means_are_stored_and_nothing_more(self, name, mode):
+        batch, frames = 16, 200
+        held, peaks = [], []
+        for lengths in (None, torch.full((batch,), 0.5, device="meta")):
+            with torch.device("meta"):
+                encoder = build_encoder(name, mode=mode, blocks=(1, 1, 1, 1))
+                for p in encoder.parameters():
+                    p.grad = torch.zeros_like(p)
+                x = torch.randn(batch, frames, 80)
+            with LiveBytes() as meter:
+                y = encoder(x, lengths)
+                held.append(meter.live)
+                y.square().sum().backward()
+            peaks.append(meter.peak)
+        pooled = batch * encoder.fc.in_features * 4
+        # The input, as masked, masks of 4 levels, and some numbers for each channel.
+        masked_input, masks = batch * frames * 80 * 4, batch * frames * 2 * 4
+        numbers = sum(b.numel() for b in encoder.buffers()) * 8
+        assert held[1] - held[0] <= masked_input + masks + pooled + numbers
+        # At the peak a normalisation may hold one copy more, of one block's middle or chunk.
+        assert peaks[1] <= peaks[0] + max(0.03 * peaks[0], batch * AUTO)
+
+    @pytest.mark.parametrize("training", [False, True])
+    @pytest.mark.parametrize("name", KINDS)
+    def test_nothing_waits_for_the_device(self, name, training):
+        # A meta tensor has no value: asking for one, as .item() or a branch does, fails.
+        encoder = tiny(name).to("meta").train(training)
+        y = encoder(feats(3, 43, torch.float32).to("meta"), LENGTHS.to("meta"))
+        if training:
+            y.sum().backward()
+        with pytest.raises(RuntimeError, match=r"item\(\).*meta"):
+            bool(y[0, 0, 0] > 0)
+
+    @pytest.mark.filterwarnings("ignore:.*fire in both of its runs")
+    @pytest.mark.parametrize("name", KINDS)
+    @pytest.mark.parametrize("time", [40, 43])
+    def test_without_them_there_is_no_mask(self, name, time):
+        encoder, masks = tiny(name), []
+        for norm in encoder.modules():
+            if isinstance(norm, BatchNorm):
+                norm.register_forward_pre_hook(
+                    lambda m, inputs: masks.extend(inputs[1:])
+                )
+        encoder(feats(2, time, torch.float32)).sum().backward()
+        padded = ARCHITECTURES[name].type == "II" and time % 8
+        assert {mask is None for mask in masks} == {not padded}
+
+    @pytest.mark.parametrize(
+        ("lengths", "words"),
+        [
+            (torch.ones(3), r"one for each utterance: \[2\]"),
+            (torch.tensor([1.0, 0.6]).half(), "pass them in float32"),
+            (torch.tensor([1.0, 0.6]).bfloat16(), "pass them in float32"),
+            *(
+                (torch.tensor([1.0, length]), "above 0 and at most 1")
+                for length in (0.0, -0.5, 20.0, float("nan"))
+            ),
+        ],
+    )
+    def test_what_is_no_relative_lengths_is_refused(self, lengths, words):
+        with pytest.raises(ValueError, match=words):
+            tiny("revnet57")(feats(2, 20, torch.float32), lengths)

@@ -1,19 +1,70 @@
-"""A pooling is a class and a line of a table: encoders, exports and plans follow."""
+"""Pooling in float32, poolings of one's own, and last layers of any kind."""
+
+import copy
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import pad
 
+from speechbrain_rev.inference.graph import EmbeddingGraph, exported
 from speechbrain_rev.inference.model_folder import (
     encoder_of,
     model_yaml,
     read_model_yaml,
 )
-from speechbrain_rev.lobes import build_encoder, inference_form
-from speechbrain_rev.lobes.encoder import settings_of
-from speechbrain_rev.lobes.pooling import POOLINGS, Pooling
+from speechbrain_rev.lobes import inference_form
+from speechbrain_rev.lobes.pooling import POOLINGS, Pooling, StatisticsPooling
+from tests.unit.lobes.encoders import (
+    LENGTHS,
+    NARROW,
+    assert_same_bits,
+    feats,
+    narrow,
+    tiny,
+    trained,
+    with_statistics,
+)
+from tests.unit.reversible.chains import FLOAT32, each_half
 
-from .encoders import feats, tiny, with_statistics
+SCALE = 2.0**10  # of fp16's loss
+
+
+@each_half
+@pytest.mark.parametrize("variance", ["population", "unbiased"])
+@pytest.mark.parametrize("masks", [False, True])
+def test_pooling_and_its_gradient_are_float32s(precision, variance, masks):
+    # Sums, squares and scaled gradients are above fp16's largest number.
+    maps = (torch.randn(2, 3, 4, 500) * 200 + 1000).to(precision.half)
+    frames = torch.tensor([[500], [300]])
+    mask = (torch.arange(500) < frames).float()[:, None, None, :] if masks else None
+    results = []
+    for x, autocasts in ((maps.clone(), precision), (maps.float(), FLOAT32)):
+        x.requires_grad_()
+        with autocasts.autocast():
+            pooled = StatisticsPooling(12, variance=variance)(mask, x).chunk(2, dim=1)
+            loss = SCALE * (pooled[0].square().sum() + pooled[1].sum())
+        loss.backward()
+        results.append((*pooled, x.grad))
+    for found, expected in zip(*results, strict=True):
+        assert expected.dtype == torch.float32
+        assert torch.equal(found, expected.to(found.dtype))
+    if not masks:
+        rows, correction = maps.float().flatten(1, 2), int(variance == "unbiased")
+        std = (rows.var(2, correction=correction) + 1e-7).sqrt()
+        torch.testing.assert_close(results[0][0], rows.mean(2))
+        torch.testing.assert_close(results[0][1], std)
+
+
+@each_half
+def test_the_floor_of_the_variance_holds_in_half_precision(precision):
+    # 1e-7 is nothing to fp16, and the root of nothing has no gradient.
+    maps = torch.full((2, 3, 4, 50), 7.0, dtype=precision.half, requires_grad=True)
+    with precision.autocast():
+        std = StatisticsPooling(12, variance="population")(None, maps)[:, 12:]
+    assert torch.equal(std, torch.full_like(std, 1e-7).sqrt())
+    (SCALE * std.sum()).backward()
+    assert maps.grad.isfinite().all()
 
 
 class Weighted(Pooling):
@@ -23,7 +74,7 @@ class Weighted(Pooling):
 
     def __init__(self, rows, *, variance):
         super().__init__(rows, variance=variance)
-        self.weight = torch.nn.Parameter(torch.linspace(0.5, 2, rows))
+        self.weight = nn.Parameter(torch.linspace(0.5, 2, rows))
 
     def pool(self, mask, *parts):
         x = torch.cat([part.float().flatten(1, 2) for part in parts], 1)
@@ -31,60 +82,111 @@ class Weighted(Pooling):
         return self.weight * (x * keep).sum(2) / keep.sum(2)
 
 
-@pytest.fixture(autouse=True)
-def weighted(monkeypatch):
-    monkeypatch.setitem(POOLINGS, "weighted", Weighted)
+class TestAnotherPooling:
+    """A pooling is a class and a line of a table: encoders, exports and plans follow."""
 
+    @pytest.fixture(autouse=True)
+    def weighted(self, monkeypatch):
+        monkeypatch.setitem(POOLINGS, "weighted", Weighted)
 
-@pytest.mark.parametrize("name", ["resnet34", "df_revnet66", "revnet57"])
-def test_an_encoder_trains_with_it_to_the_same_bits_in_every_mode(name):
-    found = {}
-    for mode in ("store", "recompute"):
-        encoder = tiny(name, pooling="weighted", mode=mode)
+    @pytest.mark.parametrize("name", ["resnet34", "df_revnet66", "revnet57"])
+    def test_an_encoder_trains_and_embeds_with_it(self, name):
+        found = []
+        for mode in ("store", "recompute"):
+            encoder = tiny(name, pooling="weighted", mode=mode)
+            found.append(trained(encoder, feats(3, 43, torch.float32), LENGTHS))
+        assert_same_bits(found[1], found[0])
+        assert encoder.pooling.weight.grad.any()
         assert encoder.fc.in_features * 2 == tiny(name).fc.in_features
-        y = encoder(feats(dtype=torch.float32), torch.tensor([1.0, 0.6]))
-        y.square().sum().backward()
-        found[mode] = [y, *(p.grad for p in encoder.parameters())]
-    assert encoder.pooling.weight.grad.any()
-    assert all(map(torch.equal, *found.values()))
+        encoder = with_statistics(encoder)
+        x = feats(dtype=torch.float32)
+        x[1] = pad(x[1, :26], (0, 0, 0, 17))
+        with torch.no_grad():
+            alone = torch.cat([encoder(x[:1]), encoder(x[1:, :26])])
+            for network in (encoder, inference_form(encoder)):
+                y = network(x, torch.tensor([1.0, 26 / 43]))
+                torch.testing.assert_close(y, alone, atol=1e-4, rtol=1e-4)
+
+    def test_an_exported_model_names_it_where_it_is_not_the_usual_one(self):
+        settings = {"arch": "revnet57", "widths": [4] * 4, "blocks": [1] * 4}
+        settings |= {"n_mels": 80, "embedding_dim": 16}
+        settings |= {"sample_rate": 16000, "out_n_neurons": 3}
+        assert "pooling" not in model_yaml(settings)
+        assert model_yaml(settings | {"pooling": "statistics"}) == model_yaml(settings)
+        text = model_yaml(settings | {"pooling": "weighted"})
+        found = read_model_yaml(text, "hyperparams.yaml")
+        assert found == settings | {"pooling": "weighted"}
+        assert isinstance(encoder_of(found).pooling, Weighted)
+
+    def test_a_name_that_none_has_is_refused(self):
+        message = "one of statistics, weighted, but is 'mean'"
+        with pytest.raises(ValueError, match=message):
+            tiny("revnet57", pooling="mean")
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["resnet34", "revnet57"])
-def test_its_encoder_embeds_an_utterance_alone_as_padded_and_as_its_form(name):
-    encoder = with_statistics(tiny(name, pooling="weighted"))
-    x = feats(dtype=torch.float32)
-    x[1] = pad(x[1, :26], (0, 0, 0, 17))
-    lengths = torch.tensor([1.0, 26 / 43])
-    alone = torch.cat([encoder(x[:1]), encoder(x[1:, :26])])
-    for network in (encoder, inference_form(encoder)):
-        torch.testing.assert_close(network(x, lengths), alone, atol=1e-4, rtol=1e-4)
+class Adapted(nn.Module):
+    """A frozen layer and what adapts it, of low rank."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = nn.Linear(layer.in_features, 2, bias=False)
+        self.up = nn.Linear(2, layer.out_features, bias=False)
+
+    def forward(self, x):
+        return self.layer(x) + self.up(self.down(x))
 
 
-def test_its_settings_make_another_encoder_of_the_kind():
-    settings = settings_of(tiny("revnet57", pooling="weighted"))
-    again = build_encoder("revnet57", blocks=(1, 1, 1, 1), **settings)
-    assert isinstance(again.pooling, Weighted)
+CHANGES = {
+    "adapter": Adapted,
+    "with a normalisation": lambda fc: nn.Sequential(fc, nn.BatchNorm1d(8)),
+    "removed": lambda fc: nn.Identity(),
+    "two layers": lambda fc: nn.Sequential(fc, nn.ReLU(), nn.Linear(8, 4)),
+}
 
 
-def test_an_exported_model_names_it_where_it_is_not_the_usual_one():
-    settings = {"arch": "revnet57", "widths": [4] * 4, "blocks": [1] * 4, "n_mels": 80}
-    settings |= {"embedding_dim": 16, "sample_rate": 16000, "out_n_neurons": 3}
-    assert "pooling" not in model_yaml(settings)
-    assert model_yaml(settings | {"pooling": "statistics"}) == model_yaml(settings)
-    text = model_yaml(settings | {"pooling": "weighted"})
-    found = read_model_yaml(text, "hyperparams.yaml")
-    assert found == settings | {"pooling": "weighted"}
-    assert isinstance(encoder_of(found).pooling, Weighted)
+class TestLastLayer:
+    """Encoders whose last layer is quantized, wrapped, replaced or removed."""
 
+    @pytest.mark.parametrize("change", CHANGES)
+    @pytest.mark.parametrize("name", ["resnet34", "revnet57"])
+    def test_an_exchanged_one_runs_trains_and_is_exported(self, name, change):
+        encoder = tiny(name, **NARROW)
+        encoder.fc = CHANGES[change](encoder.fc)
+        x = narrow(3)
+        encoder(x).square().sum().backward()
+        assert encoder.stem.convs[0].weight.grad.abs().sum() > 0
+        expected = encoder.eval()(x)
+        assert expected.shape[:2] == (3, 1)
+        torch.testing.assert_close(inference_form(encoder)(x), expected)
+        for dtype in (torch.float64, torch.bfloat16):
+            assert copy.deepcopy(encoder).to(dtype)(x.to(dtype)).dtype == dtype
+        if name == "resnet34" or change != "adapter":
+            return
+        graph = EmbeddingGraph(encoder, sample_rate=16000, front_end="speechbrain")
+        waves = torch.randn(2, 9000), torch.tensor([9000, 6000])
+        torch.testing.assert_close(exported(graph).module()(*waves), graph(*waves))
 
-def test_a_pooling_that_was_put_in_by_hand_has_no_settings():
-    encoder = tiny("revnet57")
-    encoder.pooling = torch.nn.Identity()
-    with pytest.raises(ValueError, match="pooling of revnet57 is a Identity"):
-        settings_of(encoder)
+    @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+    @pytest.mark.parametrize("name", ["resnet34", "revnet57"])
+    def test_a_quantized_one_runs_in_evaluation_only(self, name):
+        plain, x = tiny(name, **NARROW).eval(), narrow()
+        encoder = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear})
+        y = encoder(x)
+        assert not y.requires_grad  # torch would make a gradient of what is in memory
+        torch.testing.assert_close(y, plain(x).detach(), rtol=0.05, atol=0.05)
+        torch.testing.assert_close(inference_form(encoder)(x), y)
+        with pytest.raises(ValueError, match="quantize the ONNX file"):
+            EmbeddingGraph(encoder, sample_rate=16000, front_end="speechbrain")
+        with pytest.raises(RuntimeError, match=r"has no gradient\. Call eval"):
+            encoder.train()(x)
 
-
-def test_a_name_that_no_pooling_has_is_refused():
-    with pytest.raises(ValueError, match="one of statistics, weighted, but is 'mean'"):
-        tiny("revnet57", pooling="mean")
+    @pytest.mark.parametrize(
+        "fc", [nn.Flatten(0), nn.Unflatten(1, (2, -1)), nn.LSTM(320, 8)]
+    )
+    def test_one_that_gives_no_vectors_is_refused(self, fc):
+        encoder = tiny("revnet57")
+        encoder.fc = fc
+        message = f"fc .{type(fc).__name__}., turned statistics"
+        with pytest.raises(ValueError, match=message):
+            encoder(feats(dtype=torch.float32))

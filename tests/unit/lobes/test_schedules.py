@@ -1,4 +1,5 @@
-import itertools
+"""Learning rates and margins of each step, kept and resumed."""
+
 import warnings
 
 import pytest
@@ -9,14 +10,9 @@ from speechbrain_rev.lobes.classifier import AAMSoftmax
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
 
 SGD = {
-    "lr": 0.1,
-    "final_lr": 5e-5,
-    "number_of_epochs": 150,
-    "warmup_epochs": 6,
-    "steps_per_epoch": 100,
-    "margin_start_epoch": 20,
-    "margin_end_epoch": 40,
-}
+    "lr": 0.1, "final_lr": 5e-5, "number_of_epochs": 150, "warmup_epochs": 6,
+    "steps_per_epoch": 100, "margin_start_epoch": 20, "margin_end_epoch": 40,
+}  # fmt: skip
 
 
 def schedule(**changed):
@@ -43,19 +39,8 @@ def test_the_rate_rises_linearly_then_falls_exponentially(epoch, lr):
     # A step's rate: the warm-up counts the step itself, the decay those before it.
     index = step - 1 if epoch < 6 else step
     assert schedule().learning_rate(index) == pytest.approx(lr)
-
-
-def test_the_decay_multiplies_by_the_same_factor_at_each_step():
-    rates = [schedule().learning_rate(step) for step in range(600, 15000, 100)]
-    factors = {round(b / a, 9) for a, b in itertools.pairwise(rates)}
-    assert len(factors) == 1
-
-
-def test_rates_scale_with_the_batch():
-    for step in (0, 599, 7000):
-        assert schedule(batch_size=256).learning_rate(step) == pytest.approx(
-            4 * schedule(batch_size=64).learning_rate(step)
-        )
+    larger = schedule(batch_size=256).learning_rate(index)
+    assert larger == pytest.approx(4 * lr)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +60,6 @@ def test_the_margin_rises_exponentially_between_its_epochs(epoch, margin):
     assert schedule().margin_at(step) == pytest.approx(margin)
 
 
-def test_the_margin_never_falls():
-    margins = [schedule().margin_at(step) for step in range(0, 6000, 7)]
-    assert margins == sorted(margins)
-
-
 def test_equal_margin_epochs_fix_the_margin_from_the_first_step():
     loss = AAMSoftmax(margin=0.7)
     schedule(loss=loss, margin=0.2, margin_start_epoch=0, margin_end_epoch=0)
@@ -88,9 +68,8 @@ def test_equal_margin_epochs_fix_the_margin_from_the_first_step():
 
 def test_each_step_gets_its_rate_before_it_is_taken_and_its_margin_before_its_loss():
     loss, optimizer = AAMSoftmax(), any_optimizer()
-    scheduled = schedule(
-        loss=loss, warmup_epochs=1, margin_start_epoch=1, margin_end_epoch=2
-    )
+    epochs = {"warmup_epochs": 1, "margin_start_epoch": 1, "margin_end_epoch": 2}
+    scheduled = schedule(loss=loss, **epochs)
     for step in range(100):
         assert loss.margin == scheduled.margin_at(step)
         scheduled.on_batch_end(optimizer)
@@ -99,15 +78,17 @@ def test_each_step_gets_its_rate_before_it_is_taken_and_its_margin_before_its_lo
 
 
 def test_a_loaded_schedule_continues_where_the_saved_one_was(tmp_path):
-    optimizer, loss = any_optimizer(), AAMSoftmax()
-    saved = schedule(loss=AAMSoftmax())
+    optimizer = any_optimizer()
+    saved, loaded = (schedule(loss=AAMSoftmax()) for _ in range(2))
     for _ in range(2500):
         saved.on_batch_end(optimizer)
     saved._save(tmp_path / "schedule.ckpt")
-    loaded = schedule(loss=loss)
     loaded._load(tmp_path / "schedule.ckpt", end_of_epoch=False)
-    assert loss.margin == saved.loss.margin > 0
+    assert loaded.loss.margin == saved.loss.margin > 0
     assert loaded.current_lr == saved.current_lr
+    (tmp_path / "schedule.ckpt").write_text("{}")
+    with pytest.raises(ValueError, match="the position of a SpeakerSchedule"):
+        loaded._load(tmp_path / "schedule.ckpt", end_of_epoch=False)
 
 
 def test_a_missing_length_of_the_epoch_is_refused_with_the_way_to_compute_it():
@@ -115,26 +96,24 @@ def test_a_missing_length_of_the_epoch_is_refused_with_the_way_to_compute_it():
         schedule(steps_per_epoch=None).on_batch_end(any_optimizer())
 
 
-def test_an_epoch_of_another_length_is_told_of_once():
+def test_an_epoch_of_another_length_is_warned_of_once():
     scheduled, optimizer = schedule(steps_per_epoch=3), any_optimizer()
-    for _ in range(3):
-        scheduled.on_batch_end(optimizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        scheduled(1)
-    for _ in range(4):
-        scheduled.on_batch_end(optimizer)
-    with pytest.warns(UserWarning, match=r"taken 7 steps, .*ends at step 6"):
-        scheduled(2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        scheduled(3)
+    found = []
+    for epoch, steps in ((1, 3), (2, 4), (3, 4)):
+        for _ in range(steps):
+            scheduled.on_batch_end(optimizer)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            scheduled(epoch)
+        found.append([str(warning.message) for warning in warned])
+    assert [len(messages) for messages in found] == [0, 1, 0]
+    assert (
+        "taken 7 steps, but with steps_per_epoch: 3 an epoch ends at step 6"
+        in found[1][0]
+    )
 
 
-def test_a_loss_whose_margin_stays_is_refused_with_the_one_to_give():
-    theirs = LogSoftmaxWrapper(AdditiveAngularMargin(margin=0.2, scale=30))
-    with pytest.raises(ValueError, match=r"LogSoftmaxWrapper cannot.*AAMSoftmax"):
-        schedule(loss=theirs)
+THEIRS = LogSoftmaxWrapper(AdditiveAngularMargin(margin=0.2, scale=30))
 
 
 @pytest.mark.parametrize(
@@ -143,6 +122,7 @@ def test_a_loss_whose_margin_stays_is_refused_with_the_one_to_give():
         ({"final_lr": 0.0}, "final_lr"),
         ({"warmup_epochs": 150}, "number_of_epochs"),
         ({"margin_end_epoch": 10}, "margin_end_epoch"),
+        ({"loss": THEIRS}, r"LogSoftmaxWrapper cannot.*AAMSoftmax"),
     ],
 )
 def test_settings_without_meaning_are_refused_by_name(changed, named):

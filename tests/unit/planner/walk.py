@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.lobes.checkpoints import CHANNELS
+from speechbrain_rev.lobes.checkpointer import CHANNELS
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.planner import Infeasible, Plan
 from speechbrain_rev.planner.plan import Choice

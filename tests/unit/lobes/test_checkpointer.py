@@ -1,0 +1,380 @@
+"""Checkpoints are whole or not there, compared before they are loaded, and averaged."""
+
+import functools
+import hashlib
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from speechbrain.utils.checkpoints import (
+    Checkpointer,
+    mark_as_loader,
+    mark_as_saver,
+    register_checkpoint_hooks,
+)
+from speechbrain.utils.epoch_loop import EpochCounter
+from torch import nn
+
+from speechbrain_rev.inference.run_folder import read_classifier
+from speechbrain_rev.lobes import checkpointer as own
+from speechbrain_rev.lobes.checkpointer import (
+    CHANNELS,
+    KeptChannels,
+    WholeCheckpointer,
+    average_of_last_epochs,
+    is_end_of_epoch,
+    load_finished_run,
+    place_of,
+    verify_checkpoint,
+)
+from speechbrain_rev.lobes.classifier import CosineClassifier
+from tests.unit.lobes.encoders import NARROW, tiny
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    return WholeCheckpointer(tmp_path, {"model": nn.Linear(32, 32)})
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        {"num_to_keep": 0},
+        {"num_to_keep": 2, "min_keys": ["loss"]},
+        {"num_to_keep": 1, "max_keys": ["loss"], "importance_keys": []},
+        {"num_to_keep": 1, "ckpt_predicate": is_end_of_epoch},
+    ],
+)
+def test_checkpoints_are_chosen_for_deletion_as_by_speechbrain(tmp_path, which):
+    left = []
+    for kind in (Checkpointer, WholeCheckpointer):
+        checkpointer = kind(tmp_path / kind.__name__, {"model": nn.Linear(1, 1)})
+        for i, loss in enumerate((0.3, 0.1, 0.5, 0.2, 0.4)):
+            meta = {"loss": loss, "unixtime": i}
+            checkpointer.save_checkpoint(meta=meta, end_of_epoch=i % 2 == 0)
+        checkpointer.delete_checkpoints(**which)
+        left.append({c.meta["loss"] for c in checkpointer.list_checkpoints()})
+    assert left[0] == left[1]
+    assert len(left[0]) < 5
+
+
+@pytest.mark.parametrize("size", [200, 3000, -1, -200])
+def test_a_disk_that_is_full_costs_no_earlier_checkpoint(checkpointer, size):
+    """A limit of a file's size stands for the disk's; below 0, from a file's end."""
+    checkpointer.add_recoverable("other", nn.Linear(32, 32))
+    first = checkpointer.save_checkpoint()
+    if size < 0:
+        # torch's writer raises "basic_ios::clear: iostream error" here.
+        size += (first.path / "model.ckpt").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"newest is .*Make room") as error:
+            checkpointer.save_checkpoint()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"the newest is {first.path}." in str(error.value)
+    assert list(checkpointer.checkpoints_dir.iterdir()) == [first.path]
+    checkpointer.save_checkpoint()
+
+
+def test_a_name_is_given_once(checkpointer):
+    first = checkpointer.save_checkpoint(name="best")
+    with pytest.raises(ValueError, match=r"There is a checkpoint .*best"):
+        checkpointer.save_checkpoint(name="best")
+    verify_checkpoint(first)
+
+
+def test_checksums_are_those_of_sha256sum(checkpointer):
+    folder = checkpointer.save_checkpoint().path
+    names = ("CKPT.yaml", "model.ckpt")
+    sums = [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names]
+    lines = {f"{s}  {name}" for s, name in zip(sums, names, strict=True)}
+    assert set((folder / "SHA256SUMS").read_text().splitlines()) == lines
+
+
+def test_a_checkpoint_without_checksums_is_warned_of(checkpointer):
+    Checkpointer(
+        checkpointer.checkpoints_dir, checkpointer.recoverables
+    ).save_checkpoint()
+    with pytest.warns(UserWarning, match="no SHA256SUMS"):
+        checkpointer.recover_if_possible()
+
+
+@register_checkpoint_hooks
+class Step:
+    """What a Brain saves of itself."""
+
+    step = 0
+
+    @mark_as_saver
+    def save(self, path):
+        Path(path).write_text(yaml.dump({"step": self.step}))
+
+    @mark_as_loader
+    def load(self, path, end_of_epoch):
+        self.step = yaml.safe_load(Path(path).read_text())["step"]
+
+
+class Training:
+    """A run whose weights show when they were saved."""
+
+    def __init__(self, run):
+        self.model, self.step = nn.BatchNorm1d(1), Step()
+        self.counter = EpochCounter(9)
+        parts = {"classifier": self.model, "counter": self.counter, "brain": self.step}
+        self.checkpointer = WholeCheckpointer(run / "save", parts)
+
+    def save(self, epoch, step, *, keep=9, **meta):
+        self.counter.current, self.step.step = epoch, step
+        self.model.weight.data.fill_(100 * epoch + step)
+        self.model.num_batches_tracked.fill_(10 * epoch)
+        ended = step == 0
+        self.checkpointer.save_and_keep_only(
+            meta={"epoch": epoch, **meta},
+            end_of_epoch=ended,
+            num_to_keep=keep,
+            ckpt_predicate=lambda found: is_end_of_epoch(found) == ended,
+        )
+
+
+@pytest.fixture
+def training(tmp_path):
+    return Training(tmp_path)
+
+
+def flip(path, at=-10):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def keep_line_of_meta(path):
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if line.endswith("CKPT.yaml")))
+
+
+def holding(content):
+    return lambda path: path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("classifier.ckpt", flip, r"classifier\.ckpt is damaged"),
+        ("classifier.ckpt", cut, r"classifier\.ckpt is damaged"),
+        # Without CKPT.yaml a folder is no checkpoint at all.
+        ("classifier.ckpt", Path.unlink, r"classifier\.ckpt is missing"),
+        ("CKPT.yaml", flip, r"CKPT\.yaml is damaged"),
+        *(
+            ("CKPT.yaml", holding(content), r"CKPT\.yaml is damaged")
+            for content in (b"", b"\0" * 40, b"epoch: [1\n", b"\xff\xfe:")
+        ),
+        ("counter.ckpt", functools.partial(flip, at=0), r"counter\.ckpt is damaged"),
+        ("brain.ckpt", functools.partial(flip, at=6), r"brain\.ckpt is damaged"),
+        ("SHA256SUMS", holding(b""), "is damaged"),
+        ("SHA256SUMS", keep_line_of_meta, "is damaged"),
+    ],
+)
+def test_a_damaged_checkpoint_is_not_loaded(tmp_path, training, name, damage, message):
+    training.save(1, 0)
+    training.save(2, 4)
+    newest = training.checkpointer.find_checkpoint()
+    damage(newest.path / name)
+    checkpointer, before = training.checkpointer, training.model.weight.clone()
+    reads = [checkpointer.recover_if_possible]
+    if name != "SHA256SUMS" and name != "classifier.ckpt":
+        reads.append(lambda: read_classifier(tmp_path))
+    if name == "classifier.ckpt":
+        reads.append(lambda: checkpointer.load_checkpoint(newest))
+        reads.append(lambda: checkpointer.restore_states("classifier"))
+        newest.meta["end-of-epoch"] = True
+    for read in reads:
+        with pytest.raises(ValueError, match=rf"CKPT\+.*trusted: .*{message}.*rm -r"):
+            read()
+    assert torch.equal(training.model.weight, before)
+
+
+def test_the_average_is_over_the_last_epochs_and_not_over_what_lies_between(training):
+    with pytest.raises(ValueError, match="no checkpoint of a finished epoch"):
+        average_of_last_epochs(training.checkpointer, "classifier", 2)
+    # Written in another order: a resumed run may have gone back.
+    for epoch, step in ((4, 0), (1, 0), (2, 0), (3, 0), (9, 5)):
+        training.save(epoch, step)
+    average = average_of_last_epochs(training.checkpointer, "classifier", 3)
+    assert average["weight"].item() == 300.0
+    assert average["num_batches_tracked"].dtype == torch.int64
+    assert average["num_batches_tracked"].item() == 30
+    training.model.load_state_dict(average)
+    flip(training.checkpointer.find_checkpoints()[1].path / "classifier.ckpt")
+    with pytest.raises(ValueError, match="cannot be trusted"):
+        average_of_last_epochs(training.checkpointer, "classifier", 3)
+
+
+class TestFinishedRun:
+    """What large-margin fine-tuning begins with."""
+
+    @pytest.fixture
+    def modules(self, tmp_path):
+        """Modules of a finished run in a folder, whose weights were changed since."""
+        encoder, classifier = nn.Linear(2, 2), CosineClassifier(4, 6)
+        modules = {"embedding_model": encoder, "classifier": classifier}
+        checkpointer = WholeCheckpointer(tmp_path / "save", modules)
+        checkpointer.save_checkpoint(name="1")
+        classifier.weight.data = torch.arange(24.0).view(6, 4)
+        checkpointer.save_checkpoint(name="2")
+        torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "embedding_model.ckpt")
+        nn.init.zeros_(classifier.weight)
+        return modules
+
+    def test_it_gives_its_average_and_its_newest_classifier_or_the_first_speeds(
+        self, modules, tmp_path
+    ):
+        average = torch.load(tmp_path / "embedding_model.ckpt")
+        for classes, narrowed_from in ((6, None), (2, 3)):
+            modules["classifier"] = CosineClassifier(4, classes)
+            load_finished_run(modules, tmp_path, narrowed_from=narrowed_from)
+            assert torch.equal(modules["embedding_model"].weight, average["weight"])
+            expected = torch.arange(4.0 * classes).view(classes, 4)
+            assert torch.equal(modules["classifier"].weight, expected)
+
+    @pytest.mark.parametrize(
+        ("narrowed_from", "message"),
+        [
+            (4, "6 classes, no multiple of its 4 speeds"),
+            (None, "do not fit"),
+            (2, "do not fit"),
+        ],
+    )
+    def test_another_number_of_classes_is_refused(
+        self, modules, tmp_path, narrowed_from, message
+    ):
+        modules["classifier"] = CosineClassifier(4, 2)
+        with pytest.raises(ValueError, match=message):
+            load_finished_run(modules, tmp_path, narrowed_from=narrowed_from)
+
+    def test_an_unfinished_run_and_another_network_are_refused(self, modules, tmp_path):
+        modules["embedding_model"] = nn.Linear(3, 2)
+        with pytest.raises(
+            ValueError, match=r"(?s)do not fit: set arch.*size mismatch"
+        ):
+            load_finished_run(modules, tmp_path)
+        (tmp_path / "embedding_model.ckpt").unlink()
+        for folder in (tmp_path, tmp_path / "none"):
+            with pytest.raises(ValueError, match="of a finished run"):
+                load_finished_run(modules, folder)
+
+
+class TestKeptChannels:
+    @pytest.fixture
+    def start(self, tmp_path):
+        """A function that starts a run with some channels, or resumes it."""
+
+        def start(channels, *, recorded=True):
+            encoder = tiny("revnet57", **NARROW)
+            encoder.set_channels(channels)
+            kept, checkpointer = KeptChannels(encoder), WholeCheckpointer(tmp_path)
+            if recorded:
+                checkpointer.add_recoverable(CHANNELS, kept, optional_load=True)
+            return encoder, kept, checkpointer
+
+        return start
+
+    def test_a_run_goes_on_with_the_channels_of_its_newest_checkpoint(self, start):
+        _, kept, checkpointer = start([2, None, 2, 2])
+        assert not kept.restore(checkpointer, chosen=False)
+        checkpointer.save_checkpoint()
+        encoder, kept, checkpointer = start([4, 4, 4, 4])
+        # A chunk that is fixed must be the same.
+        with pytest.raises(ValueError, match=r"began with \[2, None, 2, 2\] channels"):
+            kept.restore(checkpointer, chosen=False)
+        assert kept.restore(checkpointer, chosen=True)
+        assert encoder.channels == [2, None, 2, 2]
+        assert kept.restore(checkpointer, chosen=False)
+        checkpointer.recover_if_possible()
+
+    def test_checkpoints_of_a_time_without_channels_are_taken_as_they_are(self, start):
+        start([2, 2, 2, 2], recorded=False)[-1].save_checkpoint()
+        encoder, kept, checkpointer = start([4, 4, 4, 4])
+        assert kept.restore(checkpointer, chosen=False)
+        assert encoder.channels == [4, 4, 4, 4]
+
+
+def test_each_process_loads_its_own_state(checkpointer, monkeypatch):
+    class State:
+        value = 0
+
+        def state_dict(self):
+            return {"value": self.value}
+
+        def load_state_dict(self, state):
+            self.value = state["value"]
+
+    state = State()
+    checkpointer.add_state("state", state)
+    monkeypatch.setattr(own, "gathered", lambda saved: [saved, {"value": 7}])
+    checkpointer.save_checkpoint()
+    # A third one takes that of the first.
+    for rank, value in ((0, 0), (1, 7), (2, 0)):
+        monkeypatch.setattr(own, "process_rank", lambda rank=rank: rank)
+        for load in (
+            checkpointer.recover_if_possible,
+            lambda: checkpointer.restore_states("state"),
+        ):
+            state.value = 99
+            load()
+            assert state.value == value
+
+
+@pytest.mark.parametrize("back", ["the clock", "what was written"])
+def test_a_clock_set_back_neither_deletes_nor_hides_the_newest(
+    tmp_path, training, monkeypatch, back
+):
+    now = 1e9
+    # Epoch and step; 0 is the epoch's end.
+    for epoch, step in [(1, 2), (1, 0), (2, 2), (2, 4), (2, 0), (10, 2), (10, 4)]:
+        now -= 3600
+        # Of an earlier version all times are what the clock said.
+        meta = {} if back == "the clock" else {"unixtime": now}
+        with monkeypatch.context() as patch:
+            if back == "the clock":
+                patch.setattr("time.time", lambda now=now: now)
+            training.save(epoch, step, keep=1, **meta)
+    kept = training.checkpointer.list_checkpoints()
+    weights = (torch.load(c.paramfiles["classifier"])["weight"] for c in kept)
+    assert {int(weight) for weight in weights} == {200, 1004}
+    resumed = Training(tmp_path)
+    resumed.checkpointer.recover_if_possible()
+    assert (resumed.counter.current, resumed.step.step) == (9, 4)
+    assert read_classifier(tmp_path).state_dict["weight"].item() == 1004
+
+
+def test_without_epochs_the_order_of_saving_counts_and_no_clock(
+    checkpointer, monkeypatch
+):
+    model, folder = checkpointer.recoverables["model"], checkpointer.checkpoints_dir
+    for number in range(4):
+        monkeypatch.setattr("time.time", lambda number=number: 1e9 - 3600 * number)
+        model.weight.data.fill_(number)
+        checkpointer.save_and_keep_only(num_to_keep=2)
+    assert len(checkpointer.list_checkpoints()) == 2
+    # SpeechBrain's own reader, too.
+    for reader in (checkpointer, Checkpointer(folder, {"model": model})):
+        nn.init.zeros_(model.weight)
+        reader.recover_if_possible()
+        assert model.weight[0, 0].item() == 3
+
+
+@pytest.mark.parametrize(
+    ("counter", "brain"),
+    [("x", {}), ("3", {"step": "x"}), ("", {}), ("3", {"step": 1.5})],
+)
+def test_a_place_that_is_no_number_is_refused(counter, brain):
+    with pytest.raises(ValueError, match=r"no number|invalid literal"):
+        place_of({"unixtime": 1.0}, counter, brain)
