@@ -52,8 +52,8 @@ class ModeSpec:
     @cached_property
     def around(self) -> Callable[[], AbstractContextManager[None]]:
         """Makes the context that is put around a block."""
-        found: Callable[[], AbstractContextManager[None]] = resolve_name(self.context)
-        return found
+        make: Callable[[], AbstractContextManager[None]] = resolve_name(self.context)
+        return make
 
 
 class Mode(str, enum.Enum):

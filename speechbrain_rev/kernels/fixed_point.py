@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from speechbrain_rev.kernels.layout import format_of, is_dense
-
 if TYPE_CHECKING:
     import triton.language as tl
 
@@ -23,6 +21,18 @@ if TYPE_CHECKING:
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Elements of one program.
 BLOCK = 1024
+
+
+def format_of(x: Tensor) -> torch.memory_format:
+    """Tell in which layout the values of a stream like this tensor are held."""
+    # Of one channel both are the same, whatever strides torch wrote down.
+    channels_last = x.dim() == 4 and x.shape[1] > 1 and x.stride(1) == 1
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def is_dense(value: Tensor) -> bool:
+    """Whether a value is held in one of the layouts, as all are that we make."""
+    return value.is_contiguous(memory_format=format_of(value))
 
 
 def _add_kernel(
@@ -77,7 +87,7 @@ def add(
     steps: float,
     largest: Tensor | None,
     out: Tensor | None,
-    spend: bool = False,
+    reuse: bool = False,
 ) -> Tensor:
     """Add a rounded residual to dense steps."""
     out = torch.empty_like(value) if out is None else out
@@ -85,7 +95,7 @@ def add(
 
 
 def subtract(
-    value: Tensor, f: Tensor, steps: float, out: Tensor | None, spend: bool = False
+    value: Tensor, f: Tensor, steps: float, out: Tensor | None, reuse: bool = False
 ) -> Tensor:
     """Subtract a rounded residual from dense steps."""
     out = torch.empty_like(value) if out is None else out

@@ -27,9 +27,9 @@ from speechbrain_rev.lobes.layers import (
     split_layers,
     with_modules,
 )
-from speechbrain_rev.reversible.convolution import Reading, parts_for, split_spent
+from speechbrain_rev.reversible.convolution import Reading, parts_for, split_for_reuse
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.segment import LinearEnds
+from speechbrain_rev.reversible.segment import BoundaryConvolutions
 
 
 class BasicResidual(nn.Module):
@@ -112,7 +112,11 @@ class BottleneckResidual(nn.Module):
         if channels >= width or not can_be_split(self):
             return [self]
         last = [self.conv2, self.conv3]
-        return [LinearEnds(self.conv1, self.norm, last, parts_for(width, channels))]
+        return [
+            BoundaryConvolutions(
+                self.conv1, self.norm, last, parts_for(width, channels)
+            )
+        ]
 
 
 class DFBottleneckResidual(nn.Module):
@@ -235,10 +239,10 @@ class _OrdinaryBlock(Unit):
             skipped = [given] * len(last.modules)
         else:
             shortcuts = norm_parts(self.shortcut.norm, channels)
-            skipped = split_spent(given.convolved(self.shortcut.conv, 1), channels)
+            skipped = split_for_reuse(given.convolved(self.shortcut.conv, 1), channels)
         own = (1,) if isinstance(given, Reading) else ()
         return last._replace(
-            spend=last.spend + own,
+            reuse=last.reuse + own,
             modules=[*map(_Closing, last.modules, shortcuts)],
             inputs=[
                 (x, part, mask)

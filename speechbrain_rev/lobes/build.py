@@ -20,8 +20,8 @@ from speechbrain_rev.lobes.stages import (
     StridedTransition,
 )
 from speechbrain_rev.reversible.chain import ReversibleChain
-from speechbrain_rev.reversible.coupling import AdditiveCoupling
 from speechbrain_rev.reversible.monitor import Verify
+from speechbrain_rev.reversible.segment import AdditiveCoupling
 
 _BLOCKS = (*RESIDUALS.values(), *ORDINARY_BLOCKS.values())
 

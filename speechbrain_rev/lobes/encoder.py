@@ -32,7 +32,7 @@ from speechbrain_rev.modes import (
     is_lossless,
 )
 from speechbrain_rev.reversible.chain import ReversibleChain
-from speechbrain_rev.reversible.hooks import Moment, has_hooks, tell, tell_end
+from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_end
 from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.recompute import trains
@@ -410,12 +410,12 @@ class _EngineRunner(Runner):
     ) -> Tensor:
         mode = self.modes[name]
         sizes = [self.channels[level] for level in levels]
-        tell(unit, Moment.FORWARD_BEGINS)
+        notify(unit, Moment.FORWARD_BEGINS)
         with mode.spec.around():
             y = run_unit(
                 unit, self.around(levels), given, sizes, recomputes=mode.spec.runs_twice
             )
-        tell_end(unit, y)
+        notify_end(unit, y)
         return y
 
     def chain(

@@ -23,8 +23,8 @@ from speechbrain_rev.lobes.pooling import POOLINGS, Pooling, embedded
 from speechbrain_rev.lobes.stages import Levels, Runner, Stage, walk
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.convolution import Geometry
-from speechbrain_rev.reversible.coupling import AdditiveCoupling, arguments
 from speechbrain_rev.reversible.norm import BatchNorm
+from speechbrain_rev.reversible.segment import AdditiveCoupling, arguments
 from speechbrain_rev.reversible.streams import Streams
 
 #: Of maps and weights: on CPUs the fastest for all families, for depthwise convolutions

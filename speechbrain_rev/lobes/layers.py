@@ -28,13 +28,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from speechbrain_rev.kernels.layout import format_of
+from speechbrain_rev.kernels.fixed_point import format_of
 from speechbrain_rev.reversible.convolution import (
     Geometry,
     Reading,
     in_parts,
     parts_for,
-    split_spent,
+    split_for_reuse,
 )
 from speechbrain_rev.reversible.hooks import has_hooks
 from speechbrain_rev.reversible.norm import BatchNorm
@@ -267,14 +267,14 @@ CallEach = Callable[..., Tensor]
 class Pieces(NamedTuple):
     """Modules whose outputs are parts of one tensor, with the arguments of each.
 
-    ``channels`` are those of the whole. ``spend`` has the positions of arguments that the
+    ``channels`` are those of the whole. ``reuse`` has the positions of arguments that the
     module alone reads: their storage is used again.
     """
 
     modules: list[nn.Module]
     inputs: list[tuple[Any, ...]]
     channels: int
-    spend: tuple[int, ...] = ()
+    reuse: tuple[int, ...] = ()
 
     def called(self, call: CallEach, *, last: bool = False) -> Tensor:
         """Call them; ``last`` if the unit returns the result as it is."""
@@ -282,7 +282,7 @@ class Pieces(NamedTuple):
             self.modules,
             self.inputs,
             channels=self.channels,
-            spend=self.spend,
+            reuse=self.reuse,
             last=last,
         )
 
@@ -340,7 +340,7 @@ def stored_each(
     arguments: Sequence[tuple[Any, ...]],
     *,
     channels: int,
-    spend: Collection[int] = (),
+    reuse: Collection[int] = (),
     last: bool = False,
 ) -> Tensor:
     """Call modules, as ``recompute_each`` does, and let autograd store.
@@ -390,8 +390,8 @@ def later_layer(
 def _normalised(
     norm: BatchNorm, x: Tensor, mask: Tensor | None, channels: int
 ) -> Pieces:
-    inputs = [(part, mask) for part in split_spent(x, channels)]
-    return Pieces([*norm_parts(norm, channels)], inputs, norm.channels, spend=(0,))
+    inputs = [(part, mask) for part in split_for_reuse(x, channels)]
+    return Pieces([*norm_parts(norm, channels)], inputs, norm.channels, reuse=(0,))
 
 
 def run_unit(

@@ -28,7 +28,7 @@ from speechbrain_rev.modes import (
     is_lossless,
 )
 from speechbrain_rev.reversible import Recompute, ReversibleChain
-from speechbrain_rev.reversible.hooks import Moment, tell, tell_end
+from speechbrain_rev.reversible.hooks import Moment, notify, notify_end
 from speechbrain_rev.reversible.wrapping import chosen_blocks, give_mode, mode_of
 
 
@@ -255,7 +255,7 @@ def watched(network: Network) -> contextlib.AbstractContextManager[None]:
 
 
 def _begins(block: nn.Module, _: Any) -> None:
-    tell(block, Moment.FORWARD_BEGINS)
+    notify(block, Moment.FORWARD_BEGINS)
 
 
 def _ends(block: nn.Module, _: Any, outputs: Any) -> None:
@@ -266,7 +266,7 @@ def _ends(block: nn.Module, _: Any, outputs: Any) -> None:
             f"{type(block).__name__} returns no tensor and cannot be planned: name other "
             "blocks."
         )
-    tell_end(block, *wanted)
+    notify_end(block, *wanted)
 
 
 def as_network(module: nn.Module, blocks: str | Sequence[str] = ()) -> Network:

@@ -3,9 +3,9 @@
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.compiled import compile_pieces
-from speechbrain_rev.reversible.coupling import AdditiveCoupling
 from speechbrain_rev.reversible.monitor import StreamError, StreamWarning
 from speechbrain_rev.reversible.recompute import Recompute
+from speechbrain_rev.reversible.segment import AdditiveCoupling
 from speechbrain_rev.reversible.wrapping import recompute_blocks
 
 __all__ = [

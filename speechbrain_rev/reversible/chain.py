@@ -14,13 +14,7 @@ from torch import Tensor, nn
 from speechbrain_rev.compression.activations import ActivationCompression
 from speechbrain_rev.modes import Mode, as_mode, is_lossless
 from speechbrain_rev.reversible.compiled import refuse_compiled
-from speechbrain_rev.reversible.coupling import (
-    AdditiveCoupling,
-    arguments,
-    check_shape,
-    residual,
-)
-from speechbrain_rev.reversible.hooks import Moment, has_hooks, tell, tell_end
+from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_end
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
 from speechbrain_rev.reversible.recompute import (
     recompute,
@@ -34,7 +28,14 @@ from speechbrain_rev.reversible.replay import (
     shared_by,
     stored_run,
 )
-from speechbrain_rev.reversible.segment import pieces_of, reconstruct
+from speechbrain_rev.reversible.segment import (
+    AdditiveCoupling,
+    arguments,
+    check_shape,
+    pieces_of,
+    reconstruct,
+    residual,
+)
 from speechbrain_rev.reversible.streams import (
     Stream,
     StreamFormat,
@@ -146,9 +147,9 @@ class ReversibleChain(nn.Module):
         self.modes = [as_mode(m) for m in modes]
 
     def check_streams(self) -> None:
-        """Wait for the device and say what was noted about the streams up to now.
+        """Wait for the device and report what was noted about the streams up to now.
 
-        Without this call it is said in some later training step, which does not wait.
+        Without this call a later training step reports it, without waiting.
 
         Raises
         ------
@@ -158,7 +159,7 @@ class ReversibleChain(nn.Module):
         self.monitor.report(as_format(self.format_name).limit, wait=True)
 
     def largest_stream(self) -> float:
-        """Wait for the device and tell how large values in exact streams have become.
+        """Wait for the device and return how large values in exact streams have become.
 
         Returns
         -------
@@ -263,10 +264,10 @@ class ReversibleChain(nn.Module):
         wanted = not is_lossless(self.modes)
         with self.compression.during(self, everywhere=False, wanted=wanted):
             streams = self._advance(entered, mask, notes)
-        poison = self.monitor.close(notes, format.limit)
-        if before is not None and poison is not None:
-            before.restore_where(poison)
-        return streams._replace(poison=poison)
+        validity = self.monitor.close(notes, format.limit)
+        if before is not None and validity is not None:
+            before.restore_where(validity)
+        return streams._replace(validity=validity)
 
     def _advance(
         self, entered: list[Streams], mask: Tensor | None, notes: StreamNotes
@@ -290,17 +291,17 @@ class ReversibleChain(nn.Module):
                 held = [streams]
                 del streams  # the run alone has it, and drops it
                 streams = reconstruct(blocks, held, mask, notes, here[0][0], self.chunk)
-                tell(blocks[-1], Moment.FORWARD_ENDS)
+                notify(blocks[-1], Moment.FORWARD_ENDS)
             else:
                 again = mode.spec.runs_twice
                 for i, block in enumerate(blocks, here[0][0]):
                     rows = notes.row(1 + 2 * i), notes.row(2 + 2 * i)
-                    tell(block, Moment.FORWARD_BEGINS)
+                    notify(block, Moment.FORWARD_BEGINS)
                     with mode.spec.around():
                         streams = _couple(
                             block, streams, mask, again, shared, self.chunk, rows
                         )
-                    tell_end(block, streams.second.tangent)
+                    notify_end(block, streams.second.tangent)
         return streams
 
     def _check_run(self, x1: Tensor, mask: Tensor | None) -> None:
@@ -357,7 +358,7 @@ def _couple(
     rows: tuple[Tensor | None, Tensor | None],
 ) -> Streams:
     """Run one coupling with autograd's storage, or keeping F's and G's inputs only."""
-    first, second, format, poison = streams
+    first, second, format, validity = streams
     pieces = pieces_of(block.f, chunk)
     for piece, x in zip(pieces, _read_for(pieces, second, format), strict=True):
         f = _residual(piece, x, mask, again, shared)
@@ -366,7 +367,7 @@ def _couple(
     for piece, x in zip(pieces, _read_for(pieces, first, format), strict=True):
         g = _residual(piece, x, mask, again, shared)
         second = add(second, g, format, rows[1])
-    return Streams(first, second, format, poison)
+    return Streams(first, second, format, validity)
 
 
 def _read_for(

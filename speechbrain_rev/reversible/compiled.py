@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from speechbrain_rev.kernels.layout import is_dense
+from speechbrain_rev.kernels.fixed_point import is_dense
 from speechbrain_rev.reversible import fixed_point as reference
 
 #: What can compile: torch's own compiler, and its tracing without one, for tests.
@@ -294,11 +294,11 @@ class FixedPoint:
         steps: float,
         largest: Tensor | None,
         out: Tensor | None,
-        spend: bool = False,
+        reuse: bool = False,
     ) -> Tensor:
         """Add a rounded residual."""
         if not _is_one_row(value, f, out):
-            return reference.add(value, f, steps, largest, out, spend)
+            return reference.add(value, f, steps, largest, out, reuse)
         return self._add(value, f, steps, largest, out, subtract=False)
 
     def subtract(
@@ -307,11 +307,11 @@ class FixedPoint:
         f: Tensor,
         steps: float,
         out: Tensor | None,
-        spend: bool = False,
+        reuse: bool = False,
     ) -> Tensor:
         """Subtract a rounded residual: the exact inverse of ``add``."""
         if not _is_one_row(value, f, out):
-            return reference.subtract(value, f, steps, out, spend)
+            return reference.subtract(value, f, steps, out, reuse)
         return self._add(value, f, steps, None, out, subtract=True)
 
     def _add(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from speechbrain_rev.compression.layers import Kind, layer_function
-from speechbrain_rev.kernels.layout import format_of
+from speechbrain_rev.kernels.fixed_point import format_of
 from speechbrain_rev.reversible.replay import Autocast, Flags, autocast_off
 from speechbrain_rev.reversible.streams import (
     Stream,
@@ -66,11 +66,11 @@ class Geometry(NamedTuple):
         product = self._is_product(x, weight)
         x, narrow = x.to(grad.dtype), weight.to(grad.dtype)
         if not product:
-            found = torch.ops.aten.convolution_backward(
+            slope = torch.ops.aten.convolution_backward(
                 grad, x, narrow, None, self.stride, self.padding, self.dilation,
                 False, [0, 0], self.groups, [of_x, of_weight, False],
             )  # fmt: skip
-            return found[0], found[1]
+            return slope[0], slope[1]
         first = second = None
         flat = grad.flatten(2)
         # A backward pass under autocast would round to half.
@@ -236,19 +236,19 @@ class _InParts(torch.autograd.Function):
             of_part = grad[part]
             if ctx.mask is not None:
                 of_part = of_part * ctx.mask[part].to(grad.dtype)
-            found, own = ctx.geometry.gradients(
+            slope, own = ctx.geometry.gradients(
                 of_part, x[part], weight, of_x, total.wanted
             )
             total.add(own)
-            return x.new_empty(len(x[part]), 0) if found is None else found
+            return x.new_empty(len(x[part]), 0) if slope is None else slope
 
         parts = parts_of(len(x), ctx.parts)
         with ctx.flags():
             if torch.is_grad_enabled():  # to differentiate twice
-                found = torch.cat([gradient(part) for part in parts])
+                slope = torch.cat([gradient(part) for part in parts])
             else:
-                found = filled(len(x), ctx.parts, gradient)
-        return found if of_x else None, total.value, None, None, None
+                slope = filled(len(x), ctx.parts, gradient)
+        return slope if of_x else None, total.value, None, None, None
 
 
 class WeightGradient:
@@ -258,16 +258,16 @@ class WeightGradient:
         self._dtype, self.wanted = weight.dtype, wanted
         self.value: Tensor | None = None
 
-    def add(self, found: Tensor | None) -> None:
+    def add(self, slope: Tensor | None) -> None:
         """Add what a part gave."""
-        if found is not None and self.wanted:
-            found = found.to(self._dtype)
+        if slope is not None and self.wanted:
+            slope = slope.to(self._dtype)
             if self.value is None:
-                self.value = found
+                self.value = slope
             elif torch.is_grad_enabled():
-                self.value = self.value + found
+                self.value = self.value + slope
             else:
-                self.value.add_(found)
+                self.value.add_(slope)
 
 
 def filled(batch: int, parts: int, compute: Callable[[slice], Tensor]) -> Tensor:
@@ -304,7 +304,7 @@ def filled(batch: int, parts: int, compute: Callable[[slice], Tensor]) -> Tensor
     return whole
 
 
-def split_spent(x: Tensor, channels: int) -> tuple[Tensor, ...]:
+def split_for_reuse(x: Tensor, channels: int) -> tuple[Tensor, ...]:
     """Split a tensor by its channels for readers that it has no others beside.
 
     Where they left their gradients in its storage, nothing is copied to join these.
@@ -321,11 +321,11 @@ def split_spent(x: Tensor, channels: int) -> tuple[Tensor, ...]:
     tuple of torch.Tensor
         The parts.
     """
-    parts: tuple[Tensor, ...] = _SplitSpent.apply(x, channels)
+    parts: tuple[Tensor, ...] = _SplitForReuse.apply(x, channels)
     return parts
 
 
-class _SplitSpent(torch.autograd.Function):
+class _SplitForReuse(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, channels: int) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
@@ -347,8 +347,8 @@ class _SplitSpent(torch.autograd.Function):
             for grad, (shape, *_) in zip(given, ctx.parts, strict=True)
         ]
         storages = {grad.untyped_storage()._cdata for grad in grads}
-        found = [(grad.shape, grad.stride(), grad.storage_offset()) for grad in grads]
-        if len(storages) == 1 and found == ctx.parts:
+        places = [(grad.shape, grad.stride(), grad.storage_offset()) for grad in grads]
+        if len(storages) == 1 and places == ctx.parts:
             return grads[0].as_strided(*ctx.places), None
         return torch.cat(grads, dim=1), None
 
@@ -363,7 +363,7 @@ class Reading(NamedTuple):
     values: tuple[Tensor, Tensor]
     dtype: torch.dtype
     format: StreamFormat
-    poison: Tensor | None
+    validity: Tensor | None
     parts: int
     tangents: tuple[Tensor, ...]
 
@@ -385,13 +385,13 @@ class Reading(NamedTuple):
         Reading
             To be asked once for each of the convolutions, by its place among them.
         """
-        first, second, format, poison = streams
+        first, second, format, validity = streams
         tangents = _ReadConvolved.apply(
-            tuple(map(Geometry.of, convs)), format, poison, parts, *first, *second,
+            tuple(map(Geometry.of, convs)), format, validity, parts, *first, *second,
             *(conv.weight for conv in convs),
         )  # fmt: skip
         values = first.value, second.value
-        return cls(values, first.tangent.dtype, format, poison, parts, tangents)
+        return cls(values, first.tangent.dtype, format, validity, parts, tangents)
 
     @property
     def device(self) -> torch.device:
@@ -421,8 +421,8 @@ class Reading(NamedTuple):
 
         with torch.no_grad():
             y = filled(len(self.values[0]), self.parts, convolve)
-            if self.poison is not None:
-                y.add_(self.poison.to(y.dtype))
+            if self.validity is not None:
+                y.add_(self.validity.to(y.dtype))
         return read(Stream(y, tangent), y, alone=True)
 
 
@@ -434,7 +434,7 @@ class _ReadConvolved(torch.autograd.Function):
         ctx: Any,
         geometries: Sequence[Geometry],
         format: StreamFormat,
-        poison: Tensor | None,
+        validity: Tensor | None,
         parts: int,
         value1: Tensor,
         tangent1: Tensor,
@@ -443,7 +443,7 @@ class _ReadConvolved(torch.autograd.Function):
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.geometries, ctx.format, ctx.poison = geometries, format, poison
+        ctx.geometries, ctx.format, ctx.validity = geometries, format, validity
         ctx.parts, ctx.flags = parts, Flags.now({value1.device})
         ctx.save_for_backward(value1, tangent1, value2, tangent2, *weights)
         autocast = Autocast.now({value1.device})
@@ -481,10 +481,10 @@ class _ReadConvolved(torch.autograd.Function):
                 halves = _differentiable(ctx, streams, gradient)
             else:
                 halves = _part_by_part(ctx, streams, gradient, of_x)
-        if ctx.poison is not None and of_x:
-            poison = ctx.poison.to(tangent1.dtype)
+        if ctx.validity is not None and of_x:
+            validity = ctx.validity.to(tangent1.dtype)
             add = torch.add if torch.is_grad_enabled() else Tensor.add_
-            halves = [add(half, poison) for half in halves]
+            halves = [add(half, validity) for half in halves]
         return (
             None, None, None, None, None, halves[0], None, halves[1],
             *(own.value for own in sums),

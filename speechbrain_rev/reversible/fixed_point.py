@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from speechbrain_rev.kernels.layout import format_of
+from speechbrain_rev.kernels.fixed_point import format_of
 
 _HALVES = (torch.float16, torch.bfloat16)
 _PARTS = 8
@@ -72,7 +72,7 @@ def add(
     steps: float,
     largest: Tensor | None,
     out: Tensor | None,
-    spend: bool = False,
+    reuse: bool = False,
 ) -> Tensor:
     """Add a rounded residual.
 
@@ -88,7 +88,7 @@ def add(
         Notes.
     out : torch.Tensor or None
         Where the sum goes, which may be the value itself; None for a new tensor.
-    spend : bool
+    reuse : bool
         Whether f may be written to, which saves a tensor where it has the value's
         layout.
 
@@ -98,20 +98,20 @@ def add(
         The sum, in the value's layout if it is new.
     """
     if out is None or f.dtype not in _HALVES:
-        return _add(value, f, steps, largest, out, spend)
+        return _add(value, f, steps, largest, out, reuse)
     for part in _parts(value, f, out):
-        _add(part[0], part[1], steps, largest, part[2], spend)
+        _add(part[0], part[1], steps, largest, part[2], reuse)
     return out
 
 
 def subtract(
-    value: Tensor, f: Tensor, steps: float, out: Tensor | None, spend: bool = False
+    value: Tensor, f: Tensor, steps: float, out: Tensor | None, reuse: bool = False
 ) -> Tensor:
     """Subtract a rounded residual: the exact inverse of ``add``.
 
     Parameters
     ----------
-    value, f, steps, out, spend
+    value, f, steps, out, reuse
         As for ``add``.
 
     Returns
@@ -120,9 +120,9 @@ def subtract(
         The difference.
     """
     if out is None or f.dtype not in _HALVES:
-        return _subtract(value, f, steps, out, spend)
+        return _subtract(value, f, steps, out, reuse)
     for part in _parts(value, f, out):
-        _subtract(part[0], part[1], steps, part[2], spend)
+        _subtract(part[0], part[1], steps, part[2], reuse)
     return out
 
 
@@ -132,18 +132,18 @@ def _add(
     steps: float,
     largest: Tensor | None,
     out: Tensor | None,
-    spend: bool,
+    reuse: bool,
 ) -> Tensor:
-    rounded = _rounded(f, steps, largest, value, spend=spend)
+    rounded = _rounded(f, steps, largest, value, reuse=reuse)
     total = torch.add(value, rounded, out=rounded if out is None else out)
     _note(largest, 1, total, steps)
     return total
 
 
 def _subtract(
-    value: Tensor, f: Tensor, steps: float, out: Tensor | None, spend: bool
+    value: Tensor, f: Tensor, steps: float, out: Tensor | None, reuse: bool
 ) -> Tensor:
-    rounded = _rounded(f, steps, None, value, spend=spend)
+    rounded = _rounded(f, steps, None, value, reuse=reuse)
     return torch.sub(value, rounded, out=rounded if out is None else out)
 
 
@@ -160,11 +160,11 @@ def _rounded(
     like: Tensor,
     memory_format: torch.memory_format = torch.preserve_format,
     *,
-    spend: bool = False,
+    reuse: bool = False,
 ) -> Tensor:
     """Round floats; the steps are laid out like another tensor of their shape."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    if spend and x.dtype is torch.float32 and x.stride() == like.stride():
+    if reuse and x.dtype is torch.float32 and x.stride() == like.stride():
         scaled = x.detach()
     else:
         scaled = torch.empty_like(like, dtype=wide, memory_format=memory_format)

@@ -1,4 +1,4 @@
-"""Who watches a step: blocks report their moments, hooks fire, kept tensors are found.
+"""What watches a step: moments of blocks, hooks, and whoever keeps a tensor.
 
 A network runs its blocks in order, and back in the backward pass. What is alive or what
 time it is at these moments is what a planner wants to know of each block; hooks do not
@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.nn.modules import module as everywhere
 
-from speechbrain_rev.reversible.coupling import version_of
 from speechbrain_rev.reversible.replay import own_lists_of_weights, places_of
-from speechbrain_rev.reversible.state import may_have_state
+from speechbrain_rev.reversible.state import may_have_state, version_of
 
 
 class Moment(enum.Enum):
@@ -72,24 +71,24 @@ def observed(observer: Callable[[nn.Module, Moment], None]) -> Iterator[None]:
         _observers.remove(observer)
 
 
-def tell(block: nn.Module, moment: Moment) -> None:
+def notify(block: nn.Module, moment: Moment) -> None:
     """Tell all observers of a moment."""
     for observer in _observers:
         observer(block, moment)
 
 
-def tell_end(block: nn.Module, *outputs: Tensor) -> None:
+def notify_end(block: nn.Module, *outputs: Tensor) -> None:
     """Tell that a block's forward pass ends, and when the first gradient is there."""
     if not _observers:
         return
-    tell(block, Moment.FORWARD_ENDS)
-    told = False
+    notify(block, Moment.FORWARD_ENDS)
+    notified = False
 
     def begins(_: Tensor) -> None:
-        nonlocal told
-        if not told:
-            told = True
-            tell(block, Moment.BACKWARD_BEGINS)
+        nonlocal notified
+        if not notified:
+            notified = True
+            notify(block, Moment.BACKWARD_BEGINS)
 
     for output in outputs:
         if output.requires_grad:
@@ -301,11 +300,11 @@ class Sources:
         if not alive or self._module in _escaped:
             return bool(alive)
         _escaped.add(self._module)
-        found = [x for x in gc.get_objects() if _leads_to(x, alive)]
-        found = [x for x in found if not self._is_made_by_torch(x)]
-        if not found:
+        kept = [x for x in gc.get_objects() if _leads_to(x, alive)]
+        kept = [x for x in kept if not self._is_made_by_torch(x)]
+        if not kept:
             return False
-        if not gc.get_freeze_count() and not any(_is_held(x, found) for x in found):
+        if not gc.get_freeze_count() and not any(_is_held(x, kept) for x in kept):
             # Hooks of saved tensors that return what they are given, as save_on_cpu does
             # on a CPU, let a graph hold itself until its backward pass. (Who is frozen
             # is not found among those who hold a tensor.)
@@ -315,12 +314,12 @@ class Sources:
             f"{name}.{key}".lstrip(".")
             for name, m in self._module.named_modules()
             for key, value in vars(m).items()
-            if any(value is x for x in found)
+            if any(value is x for x in kept)
         ]
         hooked = [
             n or "itself" for n, m in self._module.named_modules() if has_hooks(m)
         ]
-        what = [f"{list(x.shape)} {_origin(x)}" for x in found]
+        what = [f"{list(x.shape)} {_origin(x)}" for x in kept]
         where = (
             f"as attribute {', '.join(named[:_SHOWN])}" if named
             else f"perhaps by a hook on {', '.join(hooked[:_SHOWN])}" if hooked
@@ -348,9 +347,9 @@ def may_keep(f: nn.Module) -> bool:
     return foreign and f not in _endless
 
 
-def _is_held(x: Any, found: list[Any]) -> bool:
+def _is_held(x: Any, kept: list[Any]) -> bool:
     """Whether an object of Python holds a tensor, beside a tuple that nobody holds."""
-    owners = _owners_of(x, found)
+    owners = _owners_of(x, kept)
     return any(
         not isinstance(owner, tuple) or _owners_of(owner, owners) for owner in owners
     )

@@ -151,7 +151,7 @@ class Monitor:
         self._mismatches: Tensor | None = None
         self._under_way: tuple[Tensor, Any] | None = None
         self._seen = 0.0
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Let copies and pickles start without notes, which belong to a device."""
@@ -271,26 +271,26 @@ class Monitor:
         largest = total if math.isnan(total) else max(magnitudes)
         self._seen = largest if math.isnan(largest) else max(self._seen, largest)
         beyond = [i for i, row in enumerate(rows) if not all(x < limit for x in row)]
-        if beyond and not (beyond[0] == 0 and self._told_before()):
+        if beyond and not (beyond[0] == 0 and self._reported_before()):
             row = beyond[0]
-            self._say(f"range, {row}", self._beyond(row, rows[row], limit))
+            self._warn_once(f"range, {row}", self._beyond(row, rows[row], limit))
         if mismatches:
             text = f"In {self.name}: {_REMEDY}"
             if self.verify == "raise":
                 raise StreamError(text)
-            self._say("mismatch", text)
+            self._warn_once("mismatch", text)
 
-    def _told_before(self) -> bool:
+    def _reported_before(self) -> bool:
         """Whether an earlier chain has said what makes this one's input NaN."""
         before = self.before
         return before is not None and (
-            any(kind.startswith("range") for kind in before._said)
-            or before._told_before()
+            any(kind.startswith("range") for kind in before._reported)
+            or before._reported_before()
         )
 
-    def _say(self, kind: str, text: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
+    def _warn_once(self, kind: str, text: str) -> None:
+        if kind not in self._reported:
+            self._reported.add(kind)
             warnings.warn(text, StreamWarning, stacklevel=5)
 
     def _beyond(self, row: int, magnitudes: tuple[float, float], limit: float) -> str:
@@ -317,7 +317,7 @@ def has_values(x: Tensor) -> bool:
 
 
 def to_host(x: Tensor) -> tuple[Tensor, Any]:
-    """Copy to the host without waiting; the second item tells when it has arrived."""
+    """Copy to the host without waiting; the second item is an event of its arrival."""
     if x.device.type != "cuda":
         return x.to("cpu", copy=True), None
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
@@ -385,7 +385,7 @@ class WatchedWeights:
     def compare(self, weights: Sequence[Tensor]) -> None:
         """Compare with those of the second run, in the same order."""
         if len(weights) != len(self._names):
-            return  # the second run says so itself
+            return  # the second run raises
         now = _norms_of(weights)
         before = torch.as_tensor(self._norms, dtype=now.dtype, device=now.device)
         differs = (now != before) & ~(now.isnan() & before.isnan())

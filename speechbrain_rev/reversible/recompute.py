@@ -30,8 +30,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from speechbrain_rev.compression.activations import not_compressing
-from speechbrain_rev.kernels.layout import format_of
-from speechbrain_rev.reversible.coupling import version_of
+from speechbrain_rev.kernels.fixed_point import format_of
 from speechbrain_rev.reversible.hooks import Held, report_hooks
 from speechbrain_rev.reversible.monitor import watched_weights
 from speechbrain_rev.reversible.replay import (
@@ -47,7 +46,7 @@ from speechbrain_rev.reversible.replay import (
     second_run,
     stand_in,
 )
-from speechbrain_rev.reversible.state import tensors_within
+from speechbrain_rev.reversible.state import tensors_within, version_of
 from speechbrain_rev.reversible.streams import tangent_of
 
 
@@ -79,7 +78,7 @@ class Gradients:
     def __init__(self, parameters: Parameters, saved: Sequence[Tensor]) -> None:
         self._parameters = parameters
         self._leaves = [*map(stand_in, saved)]
-        self.found: list[Tensor | None] = [None] * len(saved)
+        self.values: list[Tensor | None] = [None] * len(saved)
 
     def leaves(self, run: int) -> dict[Place, Tensor]:
         """Give the leaves of one run's parameters by place."""
@@ -88,7 +87,7 @@ class Gradients:
 
     def keep(self, run: int, place: Place, grad: Tensor | None) -> None:
         """Keep a gradient of a run's parameter that was computed without a graph."""
-        self.found[self._parameters.places[run][place]] = grad
+        self.values[self._parameters.places[run][place]] = grad
 
     def backward(
         self, run: int, roots: Sequence[Root], inputs: Sequence[Tensor]
@@ -101,21 +100,21 @@ class Gradients:
             return [None] * len(inputs)
         leaves = [*inputs, *(self._leaves[i] for i in used)]
         _refuse_other_leaves(self._parameters.modules[run], given, leaves)
-        found: Sequence[Tensor | None] = torch.autograd.grad(
+        slopes: Sequence[Tensor | None] = torch.autograd.grad(
             [root.edge for root in given],  # type: ignore[arg-type]
             leaves,
             [root.grad for root in given],
             allow_unused=True,
         )
         storages = {root.grad.untyped_storage()._cdata for root in given}
-        for i, grad in zip(used, found[len(inputs) :], strict=True):
+        for i, grad in zip(used, slopes[len(inputs) :], strict=True):
             if grad is None:
                 continue
             if grad.untyped_storage()._cdata in storages:
                 # What was handed in is added to later; this must not change with it.
                 grad = grad.clone()
-            self.found[i] = grad
-        return list(found[: len(inputs)])
+            self.values[i] = grad
+        return list(slopes[: len(inputs)])
 
 
 class Root:
@@ -586,7 +585,7 @@ def recompute_each(
     arguments: Sequence[tuple[Tensor | None, ...]],
     *,
     channels: int,
-    spend: Collection[int] = (),
+    reuse: Collection[int] = (),
     last: bool = False,
 ) -> Tensor:
     """Recompute modules whose outputs are parts of one tensor, as ``recompute`` does.
@@ -602,7 +601,7 @@ def recompute_each(
         Arguments of each: tensors, or None.
     channels : int
         Of all outputs together.
-    spend : collection of int
+    reuse : collection of int
         Which arguments of each are read by this module alone, once: in the backward pass
         their storage takes their gradients.
     last : bool
@@ -616,7 +615,7 @@ def recompute_each(
     """
     if torch.compiler.is_compiling() and torch.is_grad_enabled():
         eager = torch.compiler.disable(recompute_each)
-        options = {"channels": channels, "spend": spend, "last": last}
+        options = {"channels": channels, "reuse": reuse, "last": last}
         return cast(Tensor, eager(modules, arguments, **options))
     for module in modules:
         refuse_what_cannot_run_again(module)
@@ -636,7 +635,7 @@ def recompute_each(
         call.places = [None if x is None else order[id(x)] for x in call.given]
         call.given = ()  # autograd holds them from here on
     del inputs
-    whole = _RecomputeEach.apply(calls, parameters, joins, spend, len(order), *tensors)
+    whole = _RecomputeEach.apply(calls, parameters, joins, reuse, len(order), *tensors)
     return cast(Tensor, whole)
 
 
@@ -663,13 +662,13 @@ class _RecomputeEach(torch.autograd.Function):
         calls: Sequence[_Call],
         parameters: Parameters,
         joins: _Joins,
-        spend: Collection[int],
+        reuse: Collection[int],
         n_inputs: int,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.calls, ctx.parameters, ctx.n_inputs = calls, parameters, n_inputs
-        ctx.needs_grad, ctx.spend = ctx.needs_input_grad[5 : 5 + n_inputs], spend
+        ctx.needs_grad, ctx.reuse = ctx.needs_input_grad[5 : 5 + n_inputs], reuse
         ctx.recordings = []
         whole = _joined(_first_runs(ctx, tensors), joins)
         ctx.save_for_backward(*tensors)
@@ -700,13 +699,13 @@ class _RecomputeEach(torch.autograd.Function):
                 i: x for i, x in enumerate(leaves) if x is not None and x.requires_grad
             }
             with recording.flags():
-                found = gradients.backward(run, [root], [*wanted.values()])
+                slopes = gradients.backward(run, [root], [*wanted.values()])
             given = list(wanted)
             del leaves, root, wanted
             own = total = None
-            for i, own in zip(given, found, strict=True):
+            for i, own in zip(given, slopes, strict=True):
                 place = call.places[i]
-                if i in ctx.spend and own is not None:
+                if i in ctx.reuse and own is not None:
                     own = saved[place].detach().copy_(own)
                 total = sums[place]
                 if total is None or own is None:
@@ -714,8 +713,8 @@ class _RecomputeEach(torch.autograd.Function):
                 else:
                     sums[place] = total.add_(own) if owned[place] else total + own
                     owned[place] = True
-            del found, own, total  # gradients that were added up
-        return None, None, None, None, None, *sums, *gradients.found
+            del slopes, own, total  # gradients that were added up
+        return None, None, None, None, None, *sums, *gradients.values
 
 
 def _first_runs(ctx: Any, tensors: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -35,12 +35,12 @@ from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 from torch.utils._pytree import tree_leaves
 
-from speechbrain_rev.reversible.coupling import version_of
 from speechbrain_rev.reversible.state import (
     Attributes,
     KeptTensor,
     Untouched,
     is_ours,
+    version_of,
 )
 
 
@@ -257,16 +257,16 @@ class KeptBuffers:
         self._groups = [(buffers, _joined(buffers)) for buffers in groups.values()]
 
     @torch.no_grad()
-    def restore_where(self, poison: Tensor) -> None:
-        """Put the copy back if poison is NaN, without waiting for the device.
+    def restore_where(self, validity: Tensor) -> None:
+        """Put the copy back if validity is NaN, without waiting for the device.
 
         Parameters
         ----------
-        poison : torch.Tensor, []
+        validity : torch.Tensor, []
             0 or NaN.
         """
         for buffers, before in self._groups:
-            fine = (poison == 0).to(before.device)
+            fine = (validity == 0).to(before.device)
             chosen = torch.where(fine, _joined(buffers), before)
             parts = chosen.split([b.numel() for b in buffers])
             # Through data: a graph that saved a buffer need not fear this write.
@@ -632,7 +632,7 @@ def shared_by(modules: Iterable[nn.Module]) -> set[int]:
 def own_lists_of_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Put back what recurrent layers list as their weights, who look at each run."""
     names = "_flat_weights", "_flat_weight_refs"
-    found = [
+    weights = [
         (m, {n: vars(m)[n] for n in names if n in vars(m)})
         for m in modules
         if isinstance(m, nn.RNNBase)
@@ -640,7 +640,7 @@ def own_lists_of_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
     try:
         yield
     finally:
-        for m, lists in found:
+        for m, lists in weights:
             vars(m).update(lists)
 
 
@@ -717,19 +717,19 @@ def _standing_in(
     if len(modules) != len(recording.training):
         raise RuntimeError(_OTHER_MODULES.format(type(module).__name__))
     outer = {m: _second_runs[m] for m in modules if m in _second_runs}
-    found = [(m.training, dict(m._parameters), dict(m._buffers)) for m in modules]
+    states = [(m.training, dict(m._parameters), dict(m._buffers)) for m in modules]
     copies: dict[int, Tensor] = {}
     try:
         _second_runs.update(dict.fromkeys(modules, thread))
         for i, m in enumerate(modules):
             m.training = recording.training[i]
-            for name, p in found[i][1].items():
+            for name, p in states[i][1].items():
                 if p is not None:
                     leaf = leaves.get((i, name))
                     if leaf is None:
                         raise RuntimeError(_OTHER_MODULES.format(type(module).__name__))
                     m._parameters[name] = leaf  # type: ignore[assignment]
-            for name, b in found[i][2].items():
+            for name, b in states[i][2].items():
                 kept = recording.buffers.get((i, name))
                 if (i, name) not in recording.buffers:
                     del m._buffers[name]  # the first run registered it
@@ -742,7 +742,7 @@ def _standing_in(
         with own_lists_of_weights(modules):
             yield
     finally:
-        for m, (training, parameters, buffers) in zip(modules, found, strict=True):
+        for m, (training, parameters, buffers) in zip(modules, states, strict=True):
             m.training = training
             m._parameters.update(parameters)
             m._buffers.clear()
@@ -751,7 +751,7 @@ def _standing_in(
                 _second_runs.pop(m, None)
 
 
-#: In training these write to their buffers, which need not be found out.
+#: In training these write to their buffers, whatever their versions are.
 _NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
@@ -818,9 +818,9 @@ def _random_state_of(recording: RunRecord) -> Iterator[None]:
     if recording.random_state is None:
         yield
         return
-    found = _random_state(recording.random_state)
+    state = _random_state(recording.random_state)
     _set_random_state(recording.random_state)
     try:
         yield
     finally:
-        _set_random_state(found)
+        _set_random_state(state)

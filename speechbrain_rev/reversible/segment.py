@@ -1,4 +1,8 @@
-"""Reconstruction of activations instead of storing them, as an autograd function.
+"""Couplings, and the reconstruction of their activations as an autograd function.
+
+An additive coupling follows equations 7 and 8 of the memory-efficient speaker embedding
+paper, after Gomez et al., "The Reversible Residual Network", 2017. In plain autograd it is
+the definition that the engine must meet.
 
 The outputs of a run of couplings are kept, and the backward pass walks back from them
 (Algorithm 1 of the memory-efficient speaker embedding paper): the graph of the run
@@ -12,7 +16,6 @@ and so are the gradients that reach the streams.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -26,19 +29,13 @@ from speechbrain_rev.reversible.convolution import (
     in_parts,
     parts_of,
 )
-from speechbrain_rev.reversible.coupling import (
-    AdditiveCoupling,
-    arguments,
-    check_residual,
-    version_of,
-)
 from speechbrain_rev.reversible.hooks import (
     Moment,
     Sources,
     has_hooks,
     may_keep,
+    notify,
     report_hooks,
-    tell,
 )
 from speechbrain_rev.reversible.monitor import StreamNotes, checksum, watched_weights
 from speechbrain_rev.reversible.recompute import (
@@ -58,10 +55,119 @@ from speechbrain_rev.reversible.replay import (
     second_run,
     without_graph,
 )
+from speechbrain_rev.reversible.state import version_of
 from speechbrain_rev.reversible.streams import Stream, StreamFormat, Streams, tangent_of
 
 
-class LinearEnds(nn.Module):
+class AdditiveCoupling(nn.Module):
+    """Two residual functions that update two streams in turn.
+
+    y1 = x1 + F(x2), y2 = x2 + G(y1).
+
+    Parameters
+    ----------
+    f, g : nn.Module
+        The residual functions: any modules that keep a tensor's shape. Where frames
+        are masked, they are called with the mask as second argument.
+
+    Examples
+    --------
+    >>> coupling = AdditiveCoupling(nn.Linear(4, 4), nn.Linear(4, 4))
+    >>> x = torch.randn(2, 4), torch.randn(2, 4)
+    >>> x1, x2 = coupling.inverse(*coupling(*x))
+    >>> torch.allclose(x1, x[0], atol=1e-5), x2.shape
+    (True, torch.Size([2, 4]))
+    """
+
+    def __init__(self, f: nn.Module, g: nn.Module) -> None:
+        super().__init__()
+        self.f, self.g = f, g
+
+    def forward(
+        self, x1: Tensor, x2: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Couple the streams.
+
+        Parameters
+        ----------
+        x1, x2 : torch.Tensor, [batch, channel, freq, time] or any one shape
+            The streams.
+        mask : torch.Tensor or None
+            Handed on to F and G.
+
+        Returns
+        -------
+        tuple of torch.Tensor
+            y1 and y2, of the same shape.
+        """
+        y1 = x1 + residual(self.f, x2, mask)
+        return y1, x2 + residual(self.g, y1, mask)
+
+    @torch.no_grad()
+    def inverse(
+        self, y1: Tensor, y2: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Reconstruct the inputs from the outputs, without a graph.
+
+        Parameters
+        ----------
+        y1, y2 : torch.Tensor
+            What ``forward`` returned.
+        mask : torch.Tensor or None
+            The mask given to ``forward``.
+
+        Returns
+        -------
+        tuple of torch.Tensor
+            x1 and x2.
+        """
+        x2 = y2 - residual(self.g, y1, mask)
+        return y1 - residual(self.f, x2, mask), x2
+
+
+def arguments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
+    """List a residual function's arguments: a mask only where there is one."""
+    return (x,) if mask is None else (x, mask)
+
+
+def residual(f: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Call a residual function and check that it is one.
+
+    Raises
+    ------
+    RuntimeError
+        If it wrote into its input.
+    ValueError
+        If it changed the shape.
+    """
+    version = version_of(x)
+    y = f(*arguments(x, mask))
+    check_residual(f, x, y, version)
+    return y
+
+
+def check_residual(f: nn.Module, x: Tensor, y: Tensor, version: int) -> None:
+    """Check that a residual function kept its input's shape and left it alone."""
+    if version_of(x) != version:
+        raise RuntimeError(
+            f"{type(f).__name__} wrote into its input, which is the other stream of "
+            "the coupling, or the tensor given to the first one: do not use that again. "
+            "Use inplace=False in its first layer."
+        )
+    check_shape(f, x, y)
+
+
+def check_shape(f: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Check that a residual function kept its input's shape."""
+    shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+    if shape != list(x.shape):
+        raise ValueError(
+            f"A residual function must keep the shape of its input, but "
+            f"{type(f).__name__} turned {list(x.shape)} into {shape}."
+        )
+
+
+class BoundaryConvolutions(nn.Module):
     """A residual function whose convolutions work on a part of the batch at a time.
 
     Parameters
@@ -92,8 +198,8 @@ class LinearEnds(nn.Module):
         return in_parts(cast(nn.Conv2d, end), x, self.parts, mask)
 
 
-def undo_ends(
-    f: LinearEnds,
+def reconstruct_boundaries(
+    f: BoundaryConvolutions,
     recording: RunRecord,
     gradients: Gradients,
     run: int,
@@ -106,7 +212,7 @@ def undo_ends(
 
     Parameters
     ----------
-    f : LinearEnds
+    f : BoundaryConvolutions
         The function.
     recording : RunRecord
         Of its first run.
@@ -141,7 +247,9 @@ def undo_ends(
 
 
 @torch.no_grad()
-def _read(f: LinearEnds, kept: tuple[Tensor, Tensor], format: StreamFormat) -> Tensor:
+def _read(
+    f: BoundaryConvolutions, kept: tuple[Tensor, Tensor], format: StreamFormat
+) -> Tensor:
     """Run the first convolution; what it returns begins a graph."""
     value, grad = kept
 
@@ -153,7 +261,7 @@ def _read(f: LinearEnds, kept: tuple[Tensor, Tensor], format: StreamFormat) -> T
 
 @torch.no_grad()
 def _subtract(
-    f: LinearEnds,
+    f: BoundaryConvolutions,
     hidden: Tensor,
     changed: tuple[Tensor, Tensor],
     format: StreamFormat,
@@ -169,20 +277,20 @@ def _subtract(
         for conv in convs:
             given.append(conv(given[-1]))
         y = given.pop()
-        found = grad[part].to(y.dtype)
+        slope = grad[part].to(y.dtype)
         if mask is not None:
             y.mul_(mask[part].to(y.dtype))
-            found = found * mask[part].to(y.dtype)
-        format.subtract_(value[part], y, spend=True)
+            slope = slope * mask[part].to(y.dtype)
+        format.subtract(value[part], y, out=value[part], reuse=True)
         del y
         for conv, total in zip(reversed(convs), reversed(totals), strict=True):
             of_x, of_weight = Geometry.of(conv).gradients(
-                found, given.pop(), conv.weight, True, total.wanted
+                slope, given.pop(), conv.weight, True, total.wanted
             )
             total.add(of_weight)
             assert of_x is not None
-            found = of_x
-        return found
+            slope = of_x
+        return slope
 
     of_hidden = filled(len(value), f.parts, gradient)
     return of_hidden, [total.value for total in totals]
@@ -191,7 +299,7 @@ def _subtract(
 @torch.no_grad()
 def _add(
     weight: Tensor,
-    f: LinearEnds,
+    f: BoundaryConvolutions,
     of_x: Tensor,
     kept: tuple[Tensor, Tensor],
     format: StreamFormat,
@@ -243,19 +351,19 @@ def reconstruct(
     Streams
         What the last one returns.
     """
-    first, second, format, poison = held.pop()
+    first, second, format, validity = held.pop()
     # F and G in turn, each as its pieces.
     halves = [pieces_of(f, chunk) for block in blocks for f in (block.f, block.g)]
     parameters = Parameters([f for half in reversed(halves) for f in reversed(half)])
     values, tangents = [first.value, second.value], (first.tangent, second.tangent)
-    del first, second  # the values are dropped as soon as they are spent
+    del first, second  # each value is dropped once it was used
     outputs = _Reconstruct.apply(
         blocks, halves, parameters, format, notes, start, values,
         mask,  # saved, it has no gradient
         *tangents, *parameters.tensors,
     )  # fmt: skip
     y1, y2, tangent1, tangent2 = outputs
-    return Streams(Stream(y1, tangent1), Stream(y2, tangent2), format, poison)
+    return Streams(Stream(y1, tangent1), Stream(y2, tangent2), format, validity)
 
 
 def pieces_of(f: nn.Module, chunk: int | None) -> Sequence[nn.Module]:
@@ -324,14 +432,11 @@ class _Reconstruct(torch.autograd.Function):
         of_kept, of_changed = tangent2.requires_grad, tangent1.requires_grad
         # What a chain begins with is its own; values that earlier blocks saved are not.
         spared = 0 if ctx.in_place and start == 0 else 2
-        adds = itertools.chain(
-            itertools.repeat(format.add, spared), itertools.repeat(format.add_)
-        )
         for i, half in enumerate(halves, 1 + 2 * start):
             block, half_of_block = divmod(i - 1 - 2 * start, 2)
             if half_of_block == 0:
-                tell(blocks[block], Moment.FORWARD_BEGINS)
-            add = next(adds) if ctx.in_place else format.add
+                notify(blocks[block], Moment.FORWARD_BEGINS)
+            in_place = ctx.in_place and i > 2 * start + spared
             x = format.decode(kept, ctx.dtype)
             ctx.needed.append(of_kept)
             for f in half:
@@ -341,16 +446,19 @@ class _Reconstruct(torch.autograd.Function):
                 )
                 of_changed = of_changed or has_graph
                 if is_kept:
-                    ctx.in_place, add = False, format.add
-                changed = add(changed, y, notes.row(i), spend=_is_spent(f, half))
+                    ctx.in_place = in_place = False
+                changed = format.add(
+                    changed, y, notes.row(i),
+                    out=changed if in_place else None, reuse=len(half) > 1,
+                )  # fmt: skip
                 del y
-                add = format.add_ if ctx.in_place else format.add
+                in_place = ctx.in_place
                 ctx.recordings.append(recording)
             del x
             changed, kept, of_changed, of_kept = kept, changed, of_kept, of_changed
             if half_of_block == 1 and block < len(blocks) - 1:
-                # The last one's is told where nobody keeps what went in any more.
-                tell(blocks[block], Moment.FORWARD_ENDS)
+                # That of the last one comes where nobody keeps the input any more.
+                notify(blocks[block], Moment.FORWARD_ENDS)
         y1, y2 = changed, kept
         tangents = tangent_of(y1, ctx.dtype), tangent_of(y2, ctx.dtype)
         needed = of_changed, of_kept
@@ -376,12 +484,11 @@ class _Reconstruct(torch.autograd.Function):
         gradients = Gradients(ctx.parameters, tensors)
         kept, changed = y1, y2
         of_kept, of_changed = Total(grad1, ctx.in_place), Total(grad2, ctx.in_place)
-        subtract = ctx.format.subtract_ if ctx.in_place else ctx.format.subtract
         runs = enumerate(reversed(ctx.recordings))
         # Undone in reverse order: G sees the y1 that it saw in the forward.
         for i, half in reversed(list(enumerate(ctx.halves))):
             if i % 2 == 1:
-                tell(ctx.blocks[i // 2], Moment.BACKWARD_BEGINS)
+                notify(ctx.blocks[i // 2], Moment.BACKWARD_BEGINS)
             of_y = of_changed.value
             if of_y is None:
                 # Nobody needs what was added: it is subtracted, and has no gradient.
@@ -390,14 +497,14 @@ class _Reconstruct(torch.autograd.Function):
                     run, recording = next(runs)
                     leaves = gradients.leaves(run)
                     y = without_graph(f, recording, leaves, *arguments(x, mask))
-                    changed = subtract(changed, y, spend=_is_spent(f, half))
+                    changed = _subtracted(ctx, changed, y, half)
                     del y
                 del x
                 kept, changed, of_kept, of_changed = changed, kept, of_changed, of_kept
                 continue
-            if ctx.in_place and isinstance(half[0], LinearEnds):
+            if ctx.in_place and isinstance(half[0], BoundaryConvolutions):
                 run, recording = next(runs)
-                undo_ends(
+                reconstruct_boundaries(
                     half[0], recording, gradients, run, ctx.format, mask,
                     (kept, of_kept.filled(kept, ctx.dtype)),
                     (changed, of_y),
@@ -410,10 +517,10 @@ class _Reconstruct(torch.autograd.Function):
                 leaf = x.detach().requires_grad_(ctx.needed[i])
                 leaves = gradients.leaves(run)
                 y = second_run(f, recording, leaves, *arguments(leaf, mask))
-                # Before y's storage is spent: a view that was written to has a longer way
+                # Before y's storage is reused: a view that was written to has a longer way
                 # back in the graph.
                 root = Root(y)
-                changed = subtract(changed, y.detach(), spend=_is_spent(f, half))
+                changed = _subtracted(ctx, changed, y.detach(), half)
                 del y  # what follows needs its graph only
                 root.receive(of_y)
                 with recording.flags():
@@ -427,7 +534,7 @@ class _Reconstruct(torch.autograd.Function):
         if ctx.expected is not None:
             differs = checksum([kept, changed]) != ctx.expected
             ctx.notes.mismatches.add_(differs.any())
-        return (None,) * 8 + (of_kept.value, of_changed.value, *gradients.found)
+        return (None,) * 8 + (of_kept.value, of_changed.value, *gradients.values)
 
 
 def _first_run(
@@ -458,9 +565,12 @@ def _narrowed(x: Tensor, half: Sequence[nn.Module], recording: RunRecord) -> Ten
     return x.to(recording.autocast.dtype) if casts and recording.autocast.enabled else x
 
 
-def _is_spent(f: nn.Module, half: Sequence[nn.Module]) -> bool:
-    """Whether nothing needs what f returned: pieces end in a sum that no graph keeps."""
-    return len(half) > 1
+def _subtracted(
+    ctx: Any, value: Tensor, y: Tensor, half: Sequence[nn.Module]
+) -> Tensor:
+    """Subtract a residual, whose storage is free where it is one of several pieces."""
+    out, format = value if ctx.in_place else None, cast(StreamFormat, ctx.format)
+    return format.subtract(value, y, out=out, reuse=len(half) > 1)
 
 
 def _is_watched(module: nn.Module) -> bool:

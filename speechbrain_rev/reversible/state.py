@@ -64,7 +64,7 @@ class Attributes:
     """Plain attributes of a module and its submodules before a first run.
 
     ``complete`` ends that run. As a context manager this puts what was before in place
-    and, on leaving, what it found there.
+    and, on leaving, what was there.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class Attributes:
         self._places: list[_Place] = []
         self._tensors: dict[int, KeptTensor] = {}
         self._copies: dict[int, _Copied] = {}
-        self._found: list[Any] = []
+        self._after: list[Any] = []
         self._seen: dict[int, Any] = {}
         modules = list(module.modules())
         for x in objects:
@@ -149,17 +149,17 @@ class Attributes:
         copies |= {
             i: kept.again() for i, kept in self._copies.items() if kept.is_needed()
         }
-        self._found = [place.contents() for place in self._places]
-        for place, found in zip(self._places, self._found, strict=True):
+        self._after = [place.contents() for place in self._places]
+        for place, after in zip(self._places, self._after, strict=True):
             before = place.replaced(copies) if copies else place.before
-            if _differ(found, before):
+            if _differ(after, before):
                 place.put(before)
 
     def __exit__(self, *_: Any) -> None:
-        for place, found in zip(self._places, self._found, strict=True):
-            if _differ(place.contents(), found):
-                place.put(found)
-        self._found = []
+        for place, after in zip(self._places, self._after, strict=True):
+            if _differ(place.contents(), after):
+                place.put(after)
+        self._after = []
 
     def _visit_fields(self, place: _Place, owner: type) -> None:
         self._places.append(place)
@@ -277,6 +277,11 @@ def tensors_within(objects: Sequence[Any]) -> list[Tensor]:
             for place in _places_of(x):
                 left.extend(place.leads_to())
     return [x for x in seen.values() if isinstance(x, Tensor)]
+
+
+def version_of(x: Tensor) -> int:
+    """Count the writes into a tensor; inference tensors do not keep count."""
+    return 0 if x.is_inference() else x._version
 
 
 class KeptTensor:

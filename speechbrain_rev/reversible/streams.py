@@ -9,14 +9,13 @@ streams of floats and ``add`` the next ones; ``leave``, ``read``, ``read_both`` 
 
 In the float format adding and subtracting a residual rounds twice, so that what is
 reconstructed is the input up to an error that grows with depth. In the exact format
-the value is a fixed-point integer; a sum of integers loses nothing and is undone to the
-last bit (Gomez et al., "The Reversible Residual Network", 2017, after Maclaurin et
+the value is a fixed-point integer; a sum of integers loses nothing, and subtracting gives
+its last bit back (Gomez et al., "The Reversible Residual Network", 2017, after Maclaurin et
 al., 2015), which makes the gradients of all memory modes equal bit for bit.
 """
 
 from __future__ import annotations
 
-import abc
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -27,13 +26,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from speechbrain_rev.kernels import fixed_point as kernels
-from speechbrain_rev.kernels.layout import format_of, is_dense
+from speechbrain_rev.kernels.fixed_point import format_of, is_dense
 from speechbrain_rev.reversible import fixed_point as reference
 from speechbrain_rev.reversible.compiled import FixedPoint
 
 
-class StreamFormat(abc.ABC):
-    """What a stream's value is, made of floats, added to, and turned into floats.
+class StreamFormat:
+    """Streams held as floats, at least float32: a half has too few bits to add to.
+
+    Other formats are derived from it.
 
     Attributes
     ----------
@@ -43,10 +44,9 @@ class StreamFormat(abc.ABC):
         Magnitudes from here on are out of range.
     """
 
-    name: str
-    limit: float
+    name = "float"
+    limit = math.inf
 
-    @abc.abstractmethod
     def encode(self, x: Tensor, largest: Tensor | None) -> Tensor:
         """Turn floats into a stream's value; may share the floats' storage.
 
@@ -61,20 +61,27 @@ class StreamFormat(abc.ABC):
         Returns
         -------
         torch.Tensor
-            The value.
+            The value, dense.
         """
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return x.detach().to(wide).contiguous(memory_format=format_of(x))
 
-    @abc.abstractmethod
     def decode(
         self, value: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
     ) -> Tensor:
         """Turn a stream's value into floats; may share the value's storage."""
+        return value.detach() if out is None else out.copy_(value)
 
-    @abc.abstractmethod
     def add(
-        self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
+        self,
+        value: Tensor,
+        f: Tensor,
+        largest: Tensor | None,
+        *,
+        out: Tensor | None = None,
+        reuse: bool = False,
     ) -> Tensor:
-        """Add a residual; the value stays as it is.
+        """Add a residual.
 
         Parameters
         ----------
@@ -84,7 +91,9 @@ class StreamFormat(abc.ABC):
             The residual.
         largest : torch.Tensor, [2], or None
             As for ``encode``.
-        spend : bool
+        out : torch.Tensor or None
+            Where the sum goes, as the value itself; None for a new tensor.
+        reuse : bool
             Whether the residual's storage may be written to: nobody needs it any more.
 
         Returns
@@ -92,58 +101,18 @@ class StreamFormat(abc.ABC):
         torch.Tensor
             The sum.
         """
+        return torch.add(value, f, out=out)
 
-    @abc.abstractmethod
-    def add_(
-        self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
+    def subtract(
+        self,
+        value: Tensor,
+        f: Tensor,
+        *,
+        out: Tensor | None = None,
+        reuse: bool = False,
     ) -> Tensor:
-        """Add a residual in place."""
-
-    @abc.abstractmethod
-    def subtract(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
-        """Subtract a residual; the value stays as it is."""
-
-    @abc.abstractmethod
-    def subtract_(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
-        """Subtract a residual in place: the inverse of ``add_``."""
-
-
-class FloatFormat(StreamFormat):
-    """Streams held as floats, at least float32: a half has too few bits to add to."""
-
-    name = "float"
-    limit = math.inf
-
-    def encode(self, x: Tensor, largest: Tensor | None) -> Tensor:
-        """Keep floats, widened and dense."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return x.detach().to(wide).contiguous(memory_format=format_of(x))
-
-    def decode(
-        self, value: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
-    ) -> Tensor:
-        """Give the value itself, unless a place is given."""
-        return value.detach() if out is None else out.copy_(value)
-
-    def add(
-        self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
-    ) -> Tensor:
-        """Add a residual; the value stays as it is."""
-        return torch.add(value, f)
-
-    def add_(
-        self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
-    ) -> Tensor:
-        """Add a residual in place."""
-        return value.add_(f)
-
-    def subtract(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
-        """Subtract a residual; the value stays as it is."""
-        return torch.sub(value, f)
-
-    def subtract_(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
-        """Subtract a residual in place: up to rounding the inverse of ``add_``."""
-        return value.sub_(f)
+        """Subtract a residual: the inverse of ``add``, here up to rounding."""
+        return torch.sub(value, f, out=out)
 
 
 class ExactFormat(StreamFormat):
@@ -180,35 +149,32 @@ class ExactFormat(StreamFormat):
         return arithmetic.decode(value, self.steps, dtype, out)
 
     def add(
-        self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
+        self,
+        value: Tensor,
+        f: Tensor,
+        largest: Tensor | None,
+        *,
+        out: Tensor | None = None,
+        reuse: bool = False,
     ) -> Tensor:
-        """Add a rounded residual; the value stays as it is."""
-        return _arithmetic(f, value, self.backend).add(
-            value, f, self.steps, largest, None, spend
-        )
+        """Add a rounded residual."""
+        arithmetic = _arithmetic(f, value, self.backend)
+        return arithmetic.add(value, f, self.steps, largest, out, reuse)
 
-    def add_(
-        self, value: Tensor, f: Tensor, largest: Tensor | None, *, spend: bool = False
+    def subtract(
+        self,
+        value: Tensor,
+        f: Tensor,
+        *,
+        out: Tensor | None = None,
+        reuse: bool = False,
     ) -> Tensor:
-        """Add a rounded residual in place."""
-        return _arithmetic(f, value, self.backend).add(
-            value, f, self.steps, largest, value, spend
-        )
-
-    def subtract(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
-        """Subtract a rounded residual; the value stays as it is."""
-        return _arithmetic(f, value, self.backend).subtract(
-            value, f, self.steps, None, spend
-        )
-
-    def subtract_(self, value: Tensor, f: Tensor, *, spend: bool = False) -> Tensor:
-        """Subtract a rounded residual in place: the exact inverse of ``add_``."""
-        return _arithmetic(f, value, self.backend).subtract(
-            value, f, self.steps, value, spend
-        )
+        """Subtract a rounded residual: the exact inverse of ``add``."""
+        arithmetic = _arithmetic(f, value, self.backend)
+        return arithmetic.subtract(value, f, self.steps, out, reuse)
 
 
-FORMATS: dict[str, StreamFormat] = {f.name: f for f in (FloatFormat(), ExactFormat())}
+FORMATS: dict[str, StreamFormat] = {f.name: f for f in (StreamFormat(), ExactFormat())}
 
 
 def as_format(streams: str, backend: str | None = None) -> StreamFormat:
@@ -282,14 +248,14 @@ class Stream(NamedTuple):
 class Streams(NamedTuple):
     """Both halves and the format of their values.
 
-    ``poison`` is 0, or NaN once a value has been out of the format's range: it is added
+    ``validity`` is 0, or NaN once a value has been out of the format's range: it is added
     to what is made of the streams, and to its gradient. None where there is no limit.
     """
 
     first: Stream
     second: Stream
     format: StreamFormat
-    poison: Tensor | None = None
+    validity: Tensor | None = None
 
 
 def tangent_of(
@@ -317,7 +283,11 @@ def enter(
 
 
 def read(
-    stream: Stream, floats: Tensor, poison: Tensor | None = None, *, alone: bool = False
+    stream: Stream,
+    floats: Tensor,
+    validity: Tensor | None = None,
+    *,
+    alone: bool = False,
 ) -> Tensor:
     """Connect the floats that were made of a stream with its gradient.
 
@@ -327,7 +297,7 @@ def read(
         The stream.
     floats : torch.Tensor
         What its value was decoded to.
-    poison : torch.Tensor or None
+    validity : torch.Tensor or None
         For the gradient.
     alone : bool
         Whether who reads hands down a new gradient that nobody else has, as a
@@ -338,7 +308,7 @@ def read(
     torch.Tensor
         The floats, which are not to be changed.
     """
-    return _Read.apply(floats, stream.tangent, poison, alone)
+    return _Read.apply(floats, stream.tangent, validity, alone)
 
 
 def add(
@@ -351,30 +321,30 @@ def add(
 @_eager
 def leave(streams: Streams) -> tuple[Tensor, Tensor]:
     """Make floats of streams: copies, so that writing to them harms nothing."""
-    first, second, format, poison = streams
+    first, second, format, validity = streams
     return (
-        _Leave.apply(*first, format, poison),
-        _Leave.apply(*second, format, poison),
+        _Leave.apply(*first, format, validity),
+        _Leave.apply(*second, format, validity),
     )
 
 
 @_eager
 def read_both(streams: Streams) -> tuple[Tensor, Tensor]:
     """Read both streams; what is returned may be their storage and is not to be changed."""
-    first, second, format, poison = streams
+    first, second, format, validity = streams
     floats = [format.decode(s.value, s.tangent.dtype) for s in (first, second)]
-    if poison is not None:
+    if validity is not None:
         # A format with a limit decodes to new floats.
         for x in floats:
-            x.add_(poison.to(x.dtype))
-    return read(first, floats[0], poison), read(second, floats[1], poison)
+            x.add_(validity.to(x.dtype))
+    return read(first, floats[0], validity), read(second, floats[1], validity)
 
 
 @_eager
 def join(streams: Streams) -> Tensor:
     """Put both streams into one new tensor, one after the other along the channels."""
-    first, second, format, poison = streams
-    return _Join.apply(*first, *second, format, poison)
+    first, second, format, validity = streams
+    return _Join.apply(*first, *second, format, validity)
 
 
 def joined(
@@ -396,13 +366,13 @@ def joined(
     return x
 
 
-def _poisoned(x: Tensor, poison: Tensor | None) -> Tensor:
-    return x if poison is None else x + poison.to(x.dtype)
+def _marked(x: Tensor, validity: Tensor | None) -> Tensor:
+    return x if validity is None else x + validity.to(x.dtype)
 
 
-def _own(grad: Tensor, poison: Tensor | None) -> Tensor:
+def _own(grad: Tensor, validity: Tensor | None) -> Tensor:
     """Make a gradient that is the stream's alone, which is added to in place."""
-    return grad.clone() if poison is None else grad + poison.to(grad.dtype)
+    return grad.clone() if validity is None else grad + validity.to(grad.dtype)
 
 
 class _Enter(torch.autograd.Function):
@@ -430,10 +400,10 @@ class _Enter(torch.autograd.Function):
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, floats: Tensor, tangent: Tensor, poison: Tensor | None, alone: bool
+        ctx: Any, floats: Tensor, tangent: Tensor, validity: Tensor | None, alone: bool
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.poison, ctx.alone = poison, alone
+        ctx.validity, ctx.alone = validity, alone
         return floats.detach()
 
     @staticmethod
@@ -443,9 +413,9 @@ class _Read(torch.autograd.Function):
         if grad is None:
             return None, None, None, None
         if not ctx.alone:
-            grad = _own(grad, ctx.poison)
-        elif ctx.poison is not None:
-            grad = grad.add_(ctx.poison.to(grad.dtype))
+            grad = _own(grad, ctx.validity)
+        elif ctx.validity is not None:
+            grad = grad.add_(ctx.validity.to(grad.dtype))
         return None, grad, None, None
 
 
@@ -482,22 +452,22 @@ class _Leave(torch.autograd.Function):
         value: Tensor,
         tangent: Tensor,
         format: StreamFormat,
-        poison: Tensor | None,
+        validity: Tensor | None,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.poison = poison
-        return _poisoned(
+        ctx.validity = validity
+        return _marked(
             format.decode(
                 value, tangent.dtype, out=torch.empty_like(value, dtype=tangent.dtype)
             ),
-            poison,
+            validity,
         )
 
     @staticmethod
     def backward(
         ctx: Any, grad: Tensor | None
     ) -> tuple[None, Tensor | None, None, None]:
-        own = None if grad is None else _own(grad, ctx.poison)
+        own = None if grad is None else _own(grad, ctx.validity)
         return None, own, None, None
 
 
@@ -510,16 +480,23 @@ class _Join(torch.autograd.Function):
         value2: Tensor,
         tangent2: Tensor,
         format: StreamFormat,
-        poison: Tensor | None,
+        validity: Tensor | None,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.poison, ctx.channels = poison, value1.shape[1]
+        ctx.validity, ctx.channels = validity, value1.shape[1]
         x = joined((value1, value2), format, tangent1.dtype, slice(None))
-        return x if poison is None else x.add_(poison.to(x.dtype))
+        return x if validity is None else x.add_(validity.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 6
         grad1, grad2 = grad.split(ctx.channels, dim=1)
-        return None, _own(grad1, ctx.poison), None, _own(grad2, ctx.poison), None, None
+        return (
+            None,
+            _own(grad1, ctx.validity),
+            None,
+            _own(grad2, ctx.validity),
+            None,
+            None,
+        )

@@ -96,7 +96,7 @@ def recompute_blocks(network: Network, *names: str) -> Network:
 
 
 def store_blocks(network: Network, *names: str) -> Network:
-    """Make submodules store their activations again: undo ``recompute_blocks``.
+    """Make submodules store their activations again, as before ``recompute_blocks``.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ def chosen_blocks(network: nn.Module, names: Sequence[str]) -> dict[str, nn.Modu
     }
     if not names:
         raise ValueError(f"No name was given. {_what_there_is(network, named)}")
-    found: set[str] = set()
+    matched: set[str] = set()
     for pattern in names:
         if not isinstance(pattern, str):
             raise TypeError(f"{pattern!r} is no name. {_what_there_is(network, named)}")
@@ -223,8 +223,8 @@ def chosen_blocks(network: nn.Module, names: Sequence[str]) -> dict[str, nn.Modu
                 f"No submodule that is called has a name like {pattern!r}. "
                 f"{_what_there_is(network, named)}"
             )
-        found.update(matches)
-    return {name: named[name] for name in named if _is_outermost(name, found)}
+        matched.update(matches)
+    return {name: named[name] for name in named if _is_outermost(name, matched)}
 
 
 def _is_outermost(name: str, names: Collection[str]) -> bool:
@@ -268,7 +268,7 @@ def _refuse_what_cannot_be_chosen(name: str, module: nn.Module) -> None:
 
 
 class _Recomputed(nn.Module):
-    """What all classes that recompute are subclasses of, to be told by."""
+    """The base of all classes that recompute."""
 
     #: The class that a module had before.
     _stored: type[nn.Module]

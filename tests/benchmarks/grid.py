@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.blocks import BasicResidual
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
-from speechbrain_rev.reversible.streams import FORMATS, FloatFormat
+from speechbrain_rev.reversible.streams import FORMATS, StreamFormat
 
 from .harness import NotEqual, Result
 from .precisions import PRECISIONS, Precision
@@ -36,7 +36,7 @@ BASELINE = "float, stored"
 DRAWS = 3
 
 
-class GridFormat(FloatFormat):
+class GridFormat(StreamFormat):
     """Streams held as float32 on multiples of 2**-14.
 
     Adding 768 rounds a float32 to the grid, as its last bit is 2**-14 from 512 to 1024:
@@ -53,27 +53,32 @@ class GridFormat(FloatFormat):
         _note(largest, 1, value)
         return value
 
-    def add(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
-        """Add a rounded residual; the value stays as it is."""
+    def add(
+        self,
+        value: Tensor,
+        f: Tensor,
+        largest: Tensor | None,
+        *,
+        out: Tensor | None = None,
+        reuse: bool = False,
+    ) -> Tensor:
+        """Add a rounded residual."""
         _note(largest, 0, f)
-        total = self._rounded(f).add_(value)
+        rounded = self._rounded(f)
+        total = torch.add(value, rounded, out=rounded if out is None else out)
         _note(largest, 1, total)
         return total
 
-    def add_(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
-        """Add a rounded residual in place."""
-        _note(largest, 0, f)
-        value.add_(self._rounded(f))
-        _note(largest, 1, value)
-        return value
-
-    def subtract(self, value: Tensor, f: Tensor) -> Tensor:
-        """Subtract a rounded residual; the value stays as it is."""
-        return torch.sub(value, self._rounded(f))
-
-    def subtract_(self, value: Tensor, f: Tensor) -> Tensor:
-        """Subtract a rounded residual in place: the exact inverse of ``add_``."""
-        return value.sub_(self._rounded(f))
+    def subtract(
+        self,
+        value: Tensor,
+        f: Tensor,
+        *,
+        out: Tensor | None = None,
+        reuse: bool = False,
+    ) -> Tensor:
+        """Subtract a rounded residual: the exact inverse of ``add``."""
+        return torch.sub(value, self._rounded(f), out=out)
 
     def _rounded(self, x: Tensor) -> Tensor:
         x = x.detach()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
-from speechbrain_rev.reversible.streams import FORMATS, FloatFormat
+from speechbrain_rev.reversible.streams import FORMATS, StreamFormat
 
 from .harness import NotEqual, Result
 from .precisions import PRECISIONS
@@ -30,7 +30,7 @@ NAMES = ("revnet197", "revnet245", "df_revnet258", "df_revnet281")
 LIMIT, STEP = FORMATS["exact"].limit, 1 / FORMATS["exact"].steps
 
 
-class NotedFormat(FloatFormat):
+class NotedFormat(StreamFormat):
     """Float streams that are noted as exact ones are, so that they may go beyond."""
 
     name = "exact"
@@ -40,10 +40,12 @@ class NotedFormat(FloatFormat):
         """Note what is put in."""
         return _noted(super().encode(x, largest), largest, 1)
 
-    def add(self, value: Tensor, f: Tensor, largest: Tensor | None) -> Tensor:
+    def add(
+        self, value: Tensor, f: Tensor, largest: Tensor | None, **options: Any
+    ) -> Tensor:
         """Note what is added and what results."""
         _noted(f, largest, 0)
-        return _noted(super().add(value, f, largest), largest, 1)
+        return _noted(super().add(value, f, largest, **options), largest, 1)
 
 
 def _noted(x: Tensor, largest: Tensor | None, place: int) -> Tensor:

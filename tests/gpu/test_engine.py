@@ -6,7 +6,10 @@ import torch
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.optim import build_optimizer
 from tests.unit.reversible.chains import (
+    EXACT,
+    MODES,
     RESIDUALS,
+    WITHOUT_STORAGE,
     Plain,
     chain_of,
     distance,
@@ -19,10 +22,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-
-# float64 rounding, as on the CPU.
-EXACT = 1e-10
-MODES = ["store", "reconstruct", "recompute"]
 
 
 def on_gpu(inputs):
@@ -40,7 +39,7 @@ def test_gradients_and_buffers_equal_plain_autograds(kind, mode):
     assert distance(buffers, expected_buffers) < EXACT
 
 
-@pytest.mark.parametrize("mode", ["reconstruct", "recompute"])
+@pytest.mark.parametrize("mode", WITHOUT_STORAGE)
 def test_the_random_state_of_the_device_is_left_as_found(mode):
     chain = chain_of("dropout", mode=mode).cuda()
     step(Plain(chain), on_gpu(streams()))

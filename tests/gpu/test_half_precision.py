@@ -17,6 +17,7 @@ from tests.unit.reversible.chains import (
     BF16,
     FLOAT32,
     FP16,
+    MODES,
     RESIDUALS,
     Run,
     chain_of,
@@ -26,7 +27,6 @@ from tests.unit.reversible.chains import (
 )
 
 DEVICE = "cuda"
-MODES = ["store", "reconstruct", "recompute"]
 
 pytestmark = [
     pytest.mark.gpu,

@@ -58,8 +58,8 @@ CHUNKS = [
     Mutant(
         "7: a weight's gradient is that of the last part of a batch",
         CONVOLUTION_CODE,
-        "self.value.add_(found)",
-        "self.value = found",
+        "self.value.add_(slope)",
+        "self.value = slope",
         TESTS,
         "those_of_the_whole",
     ),
@@ -138,7 +138,7 @@ CHUNKS = [
     Mutant(
         "7: spent storage is not used",
         RECOMPUTE_CODE,
-        "if i in ctx.spend and own is not None:",
+        "if i in ctx.reuse and own is not None:",
         "if False:",
         TESTS,
         "no_more_than_promised",
@@ -146,7 +146,7 @@ CHUNKS = [
     Mutant(
         "7: bottlenecks take their gradients as a whole",
         SEGMENT_CODE,
-        "if ctx.in_place and isinstance(half[0], LinearEnds):",
+        "if ctx.in_place and isinstance(half[0], BoundaryConvolutions):",
         "if False:",
         TESTS,
         "no_more_than_promised",
@@ -164,7 +164,7 @@ CHUNKS = [
         CHAIN_CODE,
         "own = bool(self.modes) and self.modes[0].spec.needs_inverse",
         "own = False",
-        "tests/unit/reversible/test_composition.py",
+        "tests/unit/reversible/test_chain.py",
         "callers_tensors",
     ),
 ]

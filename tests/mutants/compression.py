@@ -4,7 +4,7 @@ from .mutant import Mutant
 
 ACTIVATIONS = "tests/unit/compression/test_activations.py"
 ADAPTIVE = "tests/unit/compression/test_adaptive.py"
-CHAINS = "tests/unit/reversible/test_compress.py"
+CHAINS = "tests/unit/reversible/test_chain.py"
 ACTIVATIONS_CODE = "speechbrain_rev/compression/activations.py"
 ADAPTIVE_CODE = "speechbrain_rev/compression/adaptive.py"
 LAYERS_CODE = "speechbrain_rev/compression/layers.py"

@@ -3,17 +3,15 @@
 from .mutant import Mutant
 
 CHAIN = "tests/unit/reversible/test_chain.py"
-COMPOSITION = "tests/unit/reversible/test_composition.py"
 NORM = "tests/unit/reversible/test_norm.py"
 ENCODER = "tests/unit/lobes/test_encoder.py"
 RECOMPUTE_CODE = "speechbrain_rev/reversible/recompute.py"
 REPLAY_CODE = "speechbrain_rev/reversible/replay.py"
 SEGMENT_CODE = "speechbrain_rev/reversible/segment.py"
 GRADIENTS_CODE = "speechbrain_rev/reversible/recompute.py"
-SECOND_RUN = "tests/unit/reversible/test_second_run.py"
-OUTPUTS = "tests/unit/reversible/test_outputs.py"
-ATTRIBUTES = "tests/unit/reversible/test_attributes.py"
-WATCHING = "tests/unit/reversible/test_watching.py"
+RECOMPUTE = "tests/unit/reversible/test_recompute.py"
+GENERATED = "tests/unit/reversible/test_generated.py"
+WATCHING = "tests/unit/reversible/test_hooks.py"
 HOOKS = "tests/unit/lobes/test_stages.py"
 WATCHING_CODE = "speechbrain_rev/reversible/hooks.py"
 STREAMS_CODE = "speechbrain_rev/reversible/streams.py"
@@ -37,7 +35,7 @@ ENGINE = [
         "statistics = recording.next_statistics()",
         "statistics = measure()",
         CHAIN,
-        "running_statistics and basic",
+        "equals_plain and basic",
     ),
     Mutant(
         "2: torch's running statistics are updated in both runs",
@@ -45,7 +43,7 @@ ENGINE = [
         "return self._copy.clone()",
         "return self._x",
         CHAIN,
-        "running_statistics and torch",
+        "equals_plain and torch",
     ),
     Mutant(
         "2: a buffer is not put back for the second run",
@@ -53,7 +51,7 @@ ENGINE = [
         "                    if untouched\n",
         "                    if True\n",
         CHAIN,
-        "output_depends_on",
+        "equals_plain and spectral_norm",
     ),
     Mutant(
         "6: an activation of each block is kept",
@@ -102,40 +100,40 @@ ENGINE = [
         "recording.autocast(),\n        recording.flags(),\n        _recording(recording),\n"
         "        recording.replayed()",
         "recording.flags(),\n        _recording(recording),\n        recording.replayed()",
-        COMPOSITION,
-        "autocast_of_the_first",
+        CHAIN,
+        "equals_plain and basic and bf16",
     ),
     Mutant(
         "10: the random state is not restored for the second run",
         REPLAY_CODE,
         "    _set_random_state(recording.random_state)\n",
         "",
-        COMPOSITION,
-        "dropout_masks",
+        CHAIN,
+        "equals_plain and dropout",
     ),
     Mutant(
         "10: the global random state is not left as found",
         REPLAY_CODE,
-        "        _set_random_state(found)\n",
+        "        _set_random_state(state)\n",
         "        pass\n",
-        COMPOSITION,
-        "global_random_state",
+        CHAIN,
+        "equals_plain and dropout",
     ),
     Mutant(
         "11: parameters' own hooks fire in the second run too",
         GRADIENTS_CODE,
         "[*map(stand_in, saved)]",
         "list(saved)",
-        COMPOSITION,
-        "hooks_of_parameters",
+        CHAIN,
+        "equals_plain and hooks_of_parameters",
     ),
     Mutant(
         "11: a shared parameter gets the gradient of one use",
         GRADIENTS_CODE,
         "for module in modules:\n            positions: dict[int, int] = {}",
         "positions: dict[int, int] = {}\n        for module in modules:",
-        COMPOSITION,
-        "shared",
+        CHAIN,
+        "equals_plain and shared",
     ),
     Mutant(
         "11: a parameter left unused gets a gradient",
@@ -143,36 +141,36 @@ ENGINE = [
         "            if grad is None:\n                continue\n",
         "            if grad is None:\n"
         "                grad = torch.zeros_like(self._leaves[i])\n",
-        COMPOSITION,
-        "no_function_uses",
+        GENERATED,
+        "layer and unused",
     ),
     Mutant(
         "11: a kept graph is overwritten",
         SEGMENT_CODE,
         "y1, y2 = y1.clone(), y2.clone()",
         "pass",
-        COMPOSITION,
-        "kept_graph",
+        GENERATED,
+        "backward and twice",
     ),
     Mutant(
         "11: the caller's gradients are written to",
         STREAMS_CODE,
-        "        own = None if grad is None else _own(grad, ctx.poison)\n",
+        "        own = None if grad is None else _own(grad, ctx.validity)\n",
         "        own = grad\n",
-        COMPOSITION,
-        "callers_gradients",
+        CHAIN,
+        "callers_tensors",
     ),
     Mutant(
         "11: the output shares the engine's storage",
         STREAMS_CODE,
         "value, tangent.dtype, out=torch.empty_like(value, dtype=tangent.dtype)",
         "value, tangent.dtype",
-        COMPOSITION,
-        "writing_into_the_outputs",
+        CHAIN,
+        "equals_plain and outputs_written_to",
     ),
     Mutant(
         "11: a residual function may write into its input",
-        "speechbrain_rev/reversible/coupling.py",
+        "speechbrain_rev/reversible/segment.py",
         "if version_of(x) != version:",
         "if False:",
         CHAIN,
@@ -184,16 +182,16 @@ ENGINE = [
         "        ctx.save_for_backward(y1, y2, mask, *tensors)\n",
         "        ctx.save_for_backward(y1, y2, mask, *(t.detach().clone()"
         ".requires_grad_(t.requires_grad) for t in tensors))\n",
-        COMPOSITION,
-        "changed_before_the_backward",
+        CHAIN,
+        "changes_before_the_backward",
     ),
     Mutant(
         "11: differentiating twice is silently wrong",
         RECOMPUTE_CODE,
         "        raise RuntimeError(_NO_DOUBLE_BACKWARD)",
         "        pass",
-        COMPOSITION,
-        "differentiating_twice",
+        GENERATED,
+        "backward and doubly",
     ),
     Mutant(
         "11: an output that nobody uses has a gradient of zeros",
@@ -203,31 +201,31 @@ ENGINE = [
         "                of_changed.filled(changed, ctx.dtype)\n"
         "                of_y = of_changed.value\n"
         "            if of_y is None:\n",
-        OUTPUTS,
-        "nobody_uses or do_not_decay",
+        GENERATED,
+        "unused and streams",
     ),
     Mutant(
         "11: streams claim a graph that they have not",
         SEGMENT_CODE,
         "if not n]",
         "if False]",
-        OUTPUTS,
-        "claim_a_graph",
+        GENERATED,
+        "streams and without",
     ),
     Mutant(
         "11: what was saved and then written to is taken as it is",
         WATCHING_CODE,
         "if version_of(x) != self._version:",
         "if False:",
-        OUTPUTS,
-        "writing_to_what",
+        RECOMPUTE,
+        "second_run_that_differs",
     ),
     Mutant(
         "11: a kept graph keeps what was computed again",
         RECOMPUTE_CODE,
         "if self._run is not None and self._run.complete and graph_is_kept():",
         "if False:",
-        OUTPUTS,
+        RECOMPUTE,
         "graph_that_is_kept",
     ),
     Mutant(
@@ -235,15 +233,15 @@ ENGINE = [
         RECOMPUTE_CODE,
         "if next(places) != len(self._saved):",
         "if False:",
-        OUTPUTS,
-        "other_operations",
+        RECOMPUTE,
+        "second_run_that_differs",
     ),
     Mutant(
         "11: what was saved stays until all of it was used",
         RECOMPUTE_CODE,
         "            alive.clear()  # each",
         "            # each",
-        "tests/unit/reversible/test_other_networks.py",
+        "tests/unit/reversible/test_wrapping.py",
         "halves_the_memory",
     ),
     Mutant(
@@ -251,40 +249,40 @@ ENGINE = [
         REPLAY_CODE,
         "recording.attributes or contextlib.nullcontext()",
         "contextlib.nullcontext()",
-        ATTRIBUTES,
-        "changed_once",
+        GENERATED,
+        "layer and list",
     ),
     Mutant(
         "11: what a second run leaves in attributes stays",
         "speechbrain_rev/reversible/state.py",
-        "            place.put(found)\n",
+        "            place.put(after)\n",
         "            pass\n",
-        ATTRIBUTES,
-        "changed_once",
+        "tests/unit/reversible/test_state.py",
+        "sees_what_was_before",
     ),
     Mutant(
         "11: a variable around a function is not put back",
         "speechbrain_rev/reversible/state.py",
         "cells = [_Cell(cell) for cell in f.__closure__ or ()]",
         "cells: list[_Cell] = []",
-        ATTRIBUTES,
-        "changed_once and variable",
+        GENERATED,
+        "layer and variable_around",
     ),
     Mutant(
         "11: what a method belongs to is not put back",
         "speechbrain_rev/reversible/state.py",
         "return (x.__self__,)",
         "return ()",
-        ATTRIBUTES,
-        "changed_once and method",
+        GENERATED,
+        "layer and method",
     ),
     Mutant(
         "11: what a partial function holds is not put back",
         "speechbrain_rev/reversible/state.py",
         "return x.func, x.args, x.keywords",
         "return ()",
-        ATTRIBUTES,
-        "changed_once and partial",
+        GENERATED,
+        "layer and partial",
     ),
     Mutant(
         "11: a kept tensor is not reported",
@@ -308,7 +306,7 @@ ENGINE = [
         "if len(named) > _reported.get(module, 0):",
         "if False:",
         WATCHING,
-        "fire_once_or_are_named",
+        "fire_twice_are_named",
     ),
     Mutant(
         "11: hooks on stages do not fire",
@@ -339,7 +337,7 @@ ENGINE = [
         RECOMPUTE_CODE,
         "            self._weights.compare(parameters)\n",
         "            pass\n",
-        OUTPUTS,
+        RECOMPUTE,
         "through_data",
     ),
     Mutant(
@@ -371,8 +369,8 @@ ENGINE = [
         RECOMPUTE_CODE,
         "    if sharded:",
         "    if False:",
-        COMPOSITION,
-        "sharded",
+        CHAIN,
+        "cannot_be_trained and sharded",
     ),
     Mutant(
         "11: nothing trains where the input needs no gradient",
@@ -380,55 +378,55 @@ ENGINE = [
         "        *tangents, *parameters.tensors,\n    )  # fmt: skip",
         "        *tangents, *(t.detach() for t in parameters.tensors),\n"
         "    )  # fmt: skip",
-        COMPOSITION,
-        "needs_no_gradient",
+        CHAIN,
+        "equals_plain and no_input_needs",
     ),
     Mutant(
         "2: a second run is in another training state than the first",
         REPLAY_CODE,
         "m.training = recording.training[i]",
         "pass",
-        SECOND_RUN,
-        "training_state",
+        GENERATED,
+        "between and evaluation",
     ),
     Mutant(
         "10: a nested chain runs plainly in the first run",
         RECOMPUTE_CODE,
         "(torch.is_grad_enabled() or running())",
         "torch.is_grad_enabled()",
-        SECOND_RUN,
-        "nested_chain",
+        CHAIN,
+        "nested",
     ),
     Mutant(
         "11: a gradient that is the stream's is changed later",
         GRADIENTS_CODE,
         "grad = grad.clone()",
         "pass",
-        SECOND_RUN,
-        "shape_of_the_stream",
+        CHAIN,
+        "equals_plain and table",
     ),
     Mutant(
         "11: a gradient is lost outside the registered parameters",
         GRADIENTS_CODE,
         "        _refuse_other_leaves(self._parameters.modules[run], given, leaves)\n",
         "",
-        SECOND_RUN,
-        "neither_inputs_nor",
+        GENERATED,
+        "layer and unregistered",
     ),
     Mutant(
         "11: leaves stay in the parameters' places",
         REPLAY_CODE,
         "            m._parameters.update(parameters)\n",
         "",
-        SECOND_RUN,
-        "layer_used_twice",
+        CHAIN,
+        "equals_plain and layer_twice",
     ),
     Mutant(
         "11: what a hook kept is overwritten",
         SEGMENT_CODE,
         "                    ctx.in_place = False\n",
         "                    pass\n",
-        SECOND_RUN,
+        CHAIN,
         "hooks_keep",
     ),
     Mutant(
@@ -436,8 +434,8 @@ ENGINE = [
         CHAIN_CODE,
         "        if not trains(self):\n            if _half",
         "        if False:\n            if _half",
-        COMPOSITION,
-        "evaluation_with_gradients",
+        CHAIN,
+        "equals_plain and evaluation",
     ),
     Mutant(
         "the gradient of one function does not reach the other",
@@ -445,7 +443,7 @@ ENGINE = [
         "root.receive(of_y)",
         "root.receive(grad2)",
         CHAIN,
-        "equal_plain_autograds and basic",
+        "equals_plain and basic",
     ),
     Mutant(
         "pooling takes padding for speech",

@@ -4,7 +4,7 @@ from .mutant import Mutant
 
 AUTOCAST_CODE = "speechbrain_rev/reversible/replay.py"
 CLASSIFIER_TESTS = "tests/unit/lobes/test_classifier.py"
-ENGINE_TESTS = "tests/unit/reversible/test_half_precision.py"
+ENGINE_TESTS = "tests/unit/reversible/test_chain.py"
 ENCODER_TESTS = "tests/unit/lobes/test_encoder.py"
 POOLING_TESTS = "tests/unit/lobes/test_pooling.py"
 NORM_TESTS = "tests/unit/reversible/test_norm.py"
@@ -30,8 +30,8 @@ HALF_PRECISION = [
         AUTOCAST_CODE,
         "self.enabled, cache_enabled=False",
         "self.enabled, cache_enabled=True",
-        "tests/unit/reversible/test_exact.py",
-        "shared_weights and bf16",
+        ENGINE_TESTS,
+        "equals_plain and shared and bf16",
     ),
     Mutant(
         "half: gradients are made under the forward pass's autocast",
@@ -39,13 +39,13 @@ HALF_PRECISION = [
         "with recording.flags():\n                    read =",
         "with recording.flags(), recording.autocast():\n                    read =",
         ENGINE_TESTS,
-        "callers_autocast_state",
+        "equals_plain and partly_float32",
     ),
     Mutant(
         "half: the scaler does not see that a weight's gradient overflowed",
         GRADIENTS_CODE,
-        "self.found[i] = grad",
-        "self.found[i] = grad if grad is None else grad.nan_to_num(0, 0, 0)",
+        "self.values[i] = grad",
+        "self.values[i] = grad if grad is None else grad.nan_to_num(0, 0, 0)",
         ENGINE_TESTS,
         "gradients_overflow",
     ),
@@ -60,8 +60,8 @@ HALF_PRECISION = [
     Mutant(
         "half: a residual that overflowed leaves a finite stream",
         FORMATS_CODE,
-        "        return torch.add(value, f)",
-        "        return torch.add(value, f.nan_to_num())",
+        "        return torch.add(value, f, out=out)",
+        "        return torch.add(value, f.nan_to_num(), out=out)",
         ENGINE_TESTS,
         "never_silent",
     ),
@@ -87,7 +87,7 @@ HALF_PRECISION = [
         "if x1.dtype in _HALVES and not _half_under_autocast(x1):",
         "if False:",
         ENGINE_TESTS,
-        "converted_to_half",
+        "cannot_be_trained and to_half",
     ),
     Mutant(
         "half: batch statistics are rounded to half",

@@ -5,8 +5,12 @@ In the process of the other tests anything may have imported it already.
 
 import os
 import pickle
+from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from importlib import import_module
 from multiprocessing import get_context
+from unittest import mock
 
 import torch
 
@@ -46,3 +50,56 @@ def poisoned(function, *arguments):
         return function(*arguments)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def compiled(name, launch, capability):
+    """Compile kernels of a named module as a function launches them, to PTX."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    code, module = {}, import_module(name)
+    jit = module._compiled
+
+    def compile_only(kernel, *arguments, **constants):
+        signature = {}
+        for name, x in zip(kernel.arg_names, arguments, strict=False):
+            # Of no tensor and of one element Triton makes constants.
+            one = type(x) is int and x == 1 and name not in kernel.do_not_specialize
+            if x is None or one:
+                constants[name] = x
+            signature[name] = type_of(x)
+        signature |= dict.fromkeys(constants, "constexpr")
+        signature = {name: signature[name] for name in kernel.arg_names}
+        kind = repr((kernel, signature, constants))
+        if kind not in code:
+            source = ASTSource(kernel, signature, constants)
+            target = GPUTarget("cuda", capability, 32)
+            code[kind] = triton.compile(source, target=target).asm["ptx"]
+
+    def launchable(kernel):
+        return defaultdict(lambda: partial(compile_only, jit(kernel)))
+
+    with mock.patch.object(module, "_compiled", launchable):
+        launch()
+    return list(code.values())
+
+
+TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+    torch.uint32: "*u32",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+}
+
+
+def type_of(x):
+    """Name an argument's type as Triton does."""
+    if isinstance(x, torch.Tensor):
+        return TYPES[x.dtype]
+    if isinstance(x, float):
+        return "fp32"
+    return "i64" if isinstance(x, int) and x >= 2**31 else "i32"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from speechbrain_rev.modes import LOSSLESS
 from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.planner.network import NamedBlocks, as_network, compare_next
 from speechbrain_rev.planner.timing import ASSUMED
@@ -35,7 +36,7 @@ from tests.unit.planner.networks import (
 #: Made once each: every test gives all blocks their modes.
 cached_on_meta = functools.cache(encoder_on_meta)
 
-MODES = ("store", "recompute", "reconstruct", "mixed")
+MODES = (*(mode.value for mode in LOSSLESS), "mixed")
 
 
 def give(network, mode):

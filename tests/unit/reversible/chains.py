@@ -13,20 +13,23 @@ from speechbrain_rev.lobes.blocks import (
     BottleneckResidual,
     DFBottleneckResidual,
 )
+from speechbrain_rev.modes import LOSSLESS
 from speechbrain_rev.reversible import AdditiveCoupling, Mode, ReversibleChain
-from speechbrain_rev.reversible.coupling import residual
+from speechbrain_rev.reversible.segment import residual
 from speechbrain_rev.reversible.streams import FORMATS
 
 CHANNELS = 8
+MODES = [mode.value for mode in LOSSLESS]
+WITHOUT_STORAGE = [mode.value for mode in LOSSLESS if mode.spec.runs_twice]
 
 # float64 rounding through a few blocks, with a wide margin: an error of the method
 # (a wrong mask, a stale statistic) shows at 1e-3 or more.
 EXACT = 1e-10
 
 # Float streams are reconstructed up to their rounding in float32, after which few
-# values round to another half. What that adds must be small against what half
-# precision itself does to a gradient; through these few blocks 0 to 0.05 of it is found,
-# and about 1 where a second run computes in another precision than the first.
+# values round to another half. What that adds must be small against the error of half
+# precision itself. Through these few blocks it is 0 to 0.05 of that error, and about 1
+# where a second run computes in another precision than the first.
 SHARE_OF_HALF = 0.25
 
 # Rounding of float streams, 1e-7 of a value, through a few blocks with a wide margin:
@@ -52,6 +55,7 @@ class Precision:
     device: str = "cpu"
 
     def __str__(self):
+        """Give the name, for the ids of tests."""
         return self.name
 
     def autocast(self):
@@ -67,32 +71,36 @@ class Precision:
         settings = {"init_scale": self.scale, "enabled": self.scale is not None}
         return torch.amp.GradScaler(self.device, **settings | options)
 
+    def gradients(self, named):
+        """The gradients of a scaled loss, as they are without the scale."""
+        grads = {name: x.grad for name, x in named}
+        return {n: g if g is None else g / (self.scale or 1) for n, g in grads.items()}
+
 
 FLOAT64 = Precision("float64", torch.float64)
 FLOAT32 = Precision("float32", torch.float32)
 BF16 = Precision("bf16", torch.float32, torch.bfloat16)
 #: A larger scale would overflow: the losses here are sums.
 FP16 = Precision("fp16", torch.float32, torch.float16, scale=2.0**8)
-HALVES = [BF16, FP16]
 
-every_precision = pytest.mark.parametrize("precision", [FLOAT64, BF16, FP16], ids=str)
-each_half = pytest.mark.parametrize("precision", HALVES, ids=str)
+every_precision = pytest.mark.parametrize(
+    "precision", [FLOAT64, BF16, pytest.param(FP16, marks=pytest.mark.slow)], ids=str
+)
+each_half = pytest.mark.parametrize("precision", [BF16, FP16], ids=str)
+
+
+def conv(channels=CHANNELS, *, bias=True):
+    return nn.Conv2d(channels, channels, 3, padding=1, bias=bias)
 
 
 def torch_residual(channels):
     """A residual function of nothing but torch's own layers."""
-    return nn.Sequential(
-        nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-        nn.BatchNorm2d(channels),
-        nn.ReLU(),
-        nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-    )
+    first, last = conv(channels, bias=False), conv(channels, bias=False)
+    return nn.Sequential(first, nn.BatchNorm2d(channels), nn.ReLU(), last)
 
 
 def dropout_residual(channels):
-    return nn.Sequential(
-        nn.Conv2d(channels, channels, 3, padding=1), nn.Dropout(0.5), nn.Tanh()
-    )
+    return nn.Sequential(conv(channels), nn.Dropout(0.5), nn.Tanh())
 
 
 RESIDUALS = {
@@ -161,7 +169,7 @@ hooks_fire_twice = pytest.mark.filterwarnings(
 
 
 def in_backward():
-    """Whether a backward pass is under way in this thread."""
+    """Whether a backward pass goes on in this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -198,37 +206,50 @@ def step(module, inputs, precision=FLOAT64, *, mask=None, seed=2):
 
 
 def train_once(module, precision, *, inputs=streams, mask=None):
-    """The gradients of one step, by name."""
-    return step(module, inputs(precision.weights), precision, mask=mask)[1]
+    """The gradients of one step, by name, and its outputs."""
+    outputs, grads, _ = step(module, inputs(precision.weights), precision, mask=mask)
+    return grads | {f"y{i}": y for i, y in enumerate(outputs, 1)}
 
 
 def equal_to_plain(chain, precision=FLOAT64, train=train_once, *, to_the_bit=None):
     """Assert that training gives what it gives in plain autograd; return gradients.
 
-    `train` is called with a module and a precision. Buffers are equal to the bit, and so
-    is everything in half precision unless streams are reconstructed. With exact streams
-    gradients are, to the bit, those of the chain with its activations stored.
+    `train` is called with a module and a precision. Outputs, buffers and the random state
+    are equal to the bit, and so are gradients in half precision unless streams are
+    reconstructed. With exact streams gradients are, to the bit, those of the chain with its
+    activations stored. The module keeps its parameters.
     """
     if to_the_bit is None:
         to_the_bit = precision.half and Mode.RECONSTRUCT not in chain.modes
     plain, wide, stored = Plain(chain), Plain(chain), copy.deepcopy(chain)
-    grads = train(chain, precision)
+    parameters = dict(chain.named_parameters(remove_duplicate=False))
+    grads, random_state = train(chain, precision), torch.get_rng_state()
+    chain.check_streams()
     expected = train(plain, replace(precision, shares_casts=False))
+    assert torch.equal(random_state, torch.get_rng_state())
+    after = dict(chain.named_parameters(remove_duplicate=False))
+    assert after.keys() == parameters.keys()
+    assert all(after[name] is p for name, p in parameters.items())
+    for name in ("y1", "y2") if "y1" in grads else ():
+        assert torch.equal(grads.pop(name), expected.pop(name)), name
     limit = 0 if to_the_bit else EXACT
     if precision.half and not to_the_bit:
         in_float32 = train(wide, replace(FLOAT32, device=precision.device))
-        of_half = distance(expected, in_float32)
+        of_half = distance(expected, {name: in_float32[name] for name in expected})
         limit = FLOAT32_ROUNDING + SHARE_OF_HALF * of_half
     assert distance(grads, expected) <= limit
     if chain.format_name == "exact":
         stored.set_mode(Mode.STORE)
-        for name, grad in train(stored, precision).items():
-            assert grad is None or torch.equal(grads[name], grad), name
-    buffers, expected_buffers = dict(chain.named_buffers()), dict(plain.named_buffers())
-    assert buffers.keys() == expected_buffers.keys()
-    for name, buffer in buffers.items():
-        assert torch.equal(buffer, expected_buffers[name]), name
+        assert_same_bits(train(stored, precision), grads)
+    assert_same_bits(dict(plain.named_buffers()), dict(chain.named_buffers()))
     return grads
+
+
+def assert_same_bits(found, expected):
+    """Assert that what has a name in one dictionary is the same, or None, in another."""
+    for name, x in expected.items():
+        assert (x is None) == (found[name] is None), name
+        assert x is None or torch.equal(found[name], x), name
 
 
 def distance(found, expected):

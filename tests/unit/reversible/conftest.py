@@ -1,14 +1,13 @@
-"""The tests of the engine hold for each format of the streams."""
+"""Chains have exact streams in quick tests, and float streams in slow ones, too."""
 
 import pytest
 
-from tests.unit.reversible import chains
+from . import chains
 
 
-@pytest.fixture(
-    autouse=True, params=["exact", pytest.param("float", marks=pytest.mark.slow)]
-)
+@pytest.fixture(params=["exact", pytest.param("float", marks=pytest.mark.slow)])
 def stream_format(request):
+    """The number format of the chains that a test makes."""
     token = chains.FORMAT.set(request.param)
     yield request.param
     chains.FORMAT.reset(token)

@@ -1,10 +1,11 @@
-"""Networks that are drawn by chance, as plain data from which they are built.
+"""Random networks, as plain data from which they are built.
 
-A `Block` lists its layers, among them other blocks, and says how its arguments and what
-it returns are packed. Its `repr` is Python: a failing example can be pasted into a test.
+A `Block` lists its layers, among them other blocks, and how its arguments and outputs are
+packed. Its `repr` is Python: a failing example can be pasted into a test.
 """
 
 import contextlib
+import itertools
 import random
 import re
 from collections import deque
@@ -19,6 +20,8 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrizations
+
+from speechbrain_rev.modes import LOSSLESS
 
 #: Features of every tensor: it is [batch, SIZE].
 SIZE = 4
@@ -126,6 +129,49 @@ class Held:
     rest: list = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Frozen:
+    values: tuple
+
+
+class Slotted:
+    __slots__ = ("values",)
+
+    def __init__(self, values):
+        self.values = values
+
+
+class Output(dict):
+    """As those of transformers: a dictionary whose items are attributes too."""
+
+    def __init__(self, **items):
+        super().__init__(items)
+        self.__dict__.update(items)
+
+
+def values_of(packed):
+    return list(packed.values)
+
+
+#: Those that torch's trees do not know.
+OBJECTS: dict[str, tuple[Callable, Callable]] = {
+    "dataclass": (
+        lambda values: Held(values[0], list(values[1:])),
+        lambda packed: [packed.first, *packed.rest],
+    ),
+    "frozen": (lambda values: Frozen(tuple(values)), values_of),
+    "slots": (Slotted, values_of),
+    "namespace": (lambda values: SimpleNamespace(values=values), values_of),
+    "items and attributes": (
+        lambda values: Output(**dict(zip("abcdef", values, strict=False))),
+        lambda packed: list(vars(packed).values()),
+    ),
+    "set in a tuple": (
+        lambda values: ({"name"}, values),
+        lambda packed: list(packed[1]),
+    ),
+}
+
 #: How values are packed, and unpacked again.
 CONTAINERS: dict[str, tuple[Callable, Callable]] = {
     "tensor": (lambda values: values[0], lambda packed: [packed]),
@@ -143,10 +189,7 @@ CONTAINERS: dict[str, tuple[Callable, Callable]] = {
         lambda values: {"a": [values[0], (1, "text", None)], "b": (values[1:],)},
         lambda packed: [packed["a"][0], *packed["b"][0]],
     ),
-    "dataclass": (
-        lambda values: Held(values[0], list(values[1:])),
-        lambda packed: [packed.first, *packed.rest],
-    ),
+    **OBJECTS,
 }
 
 
@@ -160,6 +203,8 @@ def call(module, takes, x, side):
 
 
 ARGUMENTS = ["tensor", "arguments", "keywords", *list(CONTAINERS)[1:]]
+#: Those of every kind but objects.
+PLAIN = len(OBJECTS)
 
 #: What a block may return, of its input and its result.
 OUTPUTS = {
@@ -240,29 +285,14 @@ LAYERS |= {
 }
 
 
-@layer(conv=lambda: nn.Conv1d(1, 1, 3, padding=1))
-def convolution(self, x):
-    return self.conv(x.unsqueeze(1)).squeeze(1)
-
-
 @layer(norm=lambda: nn.InstanceNorm1d(2, affine=True, track_running_stats=True))
 def instance_norm(self, x):
-    return self.norm(x.view(-1, 2, SIZE // 2)).view(x.shape)
-
-
-@layer(norm=lambda: nn.InstanceNorm1d(2, track_running_stats=True).eval())
-def frozen_instance_norm(self, x):
     return self.norm(x.view(-1, 2, SIZE // 2)).view(x.shape)
 
 
 @layer(weight=_weight)
 def scale(self, x):
     return x * self.weight
-
-
-@layer(weight=_weight)
-def noise(self, x):
-    return x + self.weight * torch.randn_like(x)
 
 
 @layer(linear=_linear)
@@ -291,11 +321,6 @@ def same_layer_twice(self, x):
 def narrower(self, x):
     with torch.autocast("cpu", torch.bfloat16):
         return self.linear(x).to(x.dtype).tanh()
-
-
-@layer()
-def view(self, x):
-    return x.view(-1).view(x.shape)
 
 
 class _Cube(torch.autograd.Function):
@@ -368,11 +393,63 @@ def rebound_buffer(self, x):
     return (x - self.mean).sin()
 
 
-@layer(mean=_buffer)
-def moving_mean(self, x):
-    before = self.mean.clone()
-    self.mean.lerp_(x.detach().mean(0), 0.5)
-    return (x - before).sin()
+class EmptyBuffer(nn.Module):
+    """Makes a buffer in its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", None)
+
+    def forward(self, x):
+        mean = x.detach().mean(0)
+        self.mean = mean if self.mean is None else 0.5 * (self.mean + mean)
+        return (x - self.mean).sin()
+
+
+LAYERS["empty_buffer"] = EmptyBuffer
+
+
+@layer()
+def late_buffer(self, x):
+    if not hasattr(self, "mean"):
+        self.register_buffer("mean", x.new_zeros(SIZE))
+    self.mean.mul_(0.5).add_(x.detach().mean(0))
+    return (x - self.mean.clone()).sin()
+
+
+@layer(norm=lambda: nn.BatchNorm1d(SIZE))
+def reading_its_statistics(self, x):
+    mean, variance = self.norm.running_mean.clone(), self.norm.running_var.clone()
+    return self.norm(x) - mean + variance
+
+
+@layer(relu=lambda: nn.LeakyReLU(0.5), dropout=nn.Dropout)
+def annealing(self, x):
+    self.relu.negative_slope *= 0.5
+    self.dropout.p *= 0.9
+    return self.dropout(self.relu(x))
+
+
+@layer()
+def by_pythons_chance(self, x):
+    return x * random.random()
+
+
+@layer()
+def by_numpys_chance(self, x):
+    # As layers of others drop: by numpy's global generator.
+    return x * np.random.rand() if np.random.rand() < 0.5 else x.cos()  # noqa: NPY002
+
+
+def _scaled_weight():
+    weight = _weight()
+    weight.scale = 0.5
+    return weight
+
+
+@layer(weight=_scaled_weight)
+def attribute_of_a_weight(self, x):
+    return x * self.weight.scale * (1 + isinstance(self.weight, nn.Parameter))
 
 
 # What changes plain attributes.
@@ -384,16 +461,10 @@ def counting(self, x):
     return x.sin() * (1 + self.calls / 8)
 
 
-@layer(difficult=True, recent=lambda: deque(maxlen=2))
-def recent_means(self, x):
-    self.recent.append(float(x.detach().mean()))
-    return x.sin() * (1 + sum(self.recent))
-
-
-@layer(difficult=True, calls=list)
-def listing(self, x):
-    self.calls.append(len(self.calls) + 1)
-    return x.sin() * (1 + sum(self.calls) / 8)
+@layer(difficult=True)
+def counting_in_its_class(self, x):
+    type(self).calls = getattr(type(self), "calls", 0) + 1
+    return x.sin() * (1 + self.calls / 8)
 
 
 @layer(difficult=True, means=dict)
@@ -403,26 +474,61 @@ def means_by_name(self, x):
 
 
 @layer(difficult=True, scale=_ones)
-def tensor_written_to(self, x):
-    self.scale.mul_(1.25)
-    return (x + self.scale).sin()
-
-
-@layer(difficult=True, scale=_ones)
 def tensor_rebound(self, x):
     self.scale = 0.5 * self.scale + x.detach().mean(0)
     return (x + self.scale).sin()
 
 
-@layer(difficult=True, generator=lambda: torch.Generator().manual_seed(7))
-def own_generator(self, x):
-    noise = torch.rand(x.shape, dtype=x.dtype, generator=self.generator)
-    return x.sin() * noise
+@layer(difficult=True, gru=lambda: nn.GRU(2, 2, batch_first=True), state=type(None))
+def recurrent_with_memory(self, x):
+    state = None
+    if self.state is not None and self.state.shape[1] == len(x):
+        state = self.state
+    y, state = self.gru(x.view(-1, 2, SIZE // 2), state)
+    self.state = state.detach()
+    return y.reshape(x.shape)
 
 
-@layer(difficult=True, dice=lambda: random.Random(7))
-def own_python_generator(self, x):
-    return x.sin() * (1 + self.dice.random())
+@layer(difficult=True, total=lambda: np.zeros(SIZE))
+def array_written_to(self, x):
+    self.total += x.detach().mean(0).numpy()
+    return (x + torch.from_numpy(self.total).to(x.dtype)).sin()
+
+
+class Counter:
+    def __init__(self):
+        self.calls = 0
+
+    def count(self):
+        self.calls += 1
+        return self.calls
+
+
+class Private:
+    __slots__ = ("__calls",)
+
+    def __init__(self):
+        self.__calls = 0
+
+    def count(self):
+        self.__calls += 1
+        return self.__calls
+
+    calls = property(lambda self: self.__calls)
+
+
+class Listed(Counter, list):
+    """A list that has an attribute, too."""
+
+
+def _noting(notes):
+    """Make a function that changes an object around it."""
+
+    def note():
+        notes[0] += 1
+        return float(notes[0])
+
+    return note
 
 
 def _counting():
@@ -437,76 +543,91 @@ def _counting():
     return count
 
 
+def _attributed():
+    """Make a function that counts its calls in an attribute of its own."""
+
+    def count():
+        count.calls += 1
+        return count.calls
+
+    count.calls = 0
+    return count
+
+
+def _defaulted():
+    """Make a function that counts its calls in what it takes by default."""
+
+    def count(calls=[0]):  # noqa: B006
+        calls[0] += 1
+        return calls[0]
+
+    return count
+
+
 def _moved(queue, value):
     queue.append(value)
     return sum(queue)
 
 
-@layer(difficult=True, count=_counting)
-def counted_around_a_function(self, x):
-    return (x * (1 + self.count() / 8)).sin()
+def _norm_of(state):
+    state[0](torch.randn(3, SIZE))
+    return state[0].running_mean.clone()
 
 
-@layer(difficult=True, note=lambda: [].append)
-def noted_by_a_method(self, x):
-    self.note(0.25)
-    return (x * (1 + sum(self.note.__self__))).sin()
+#: What makes an attribute, and what changes it and makes a number or a tensor of it.
+STATES = {
+    "list": (list, lambda s: s.append(1) or len(s)),
+    "list_in_a_list": (lambda: [[]], lambda s: s[0].append(1) or len(s[0])),
+    "set": (set, lambda s: s.add(len(s)) or len(s)),
+    "tensors_as_keys": (dict, lambda s: s.update({_ones(): 1}) or len(s)),
+    "tensor_in_place": (_ones, lambda s: s.mul_(1.25).clone()),
+    "tensor_in_a_tuple": (lambda: (_ones(), 0), lambda s: s[0].add_(1).clone()),
+    "sparse_tensor": (lambda: torch.eye(SIZE).to_sparse(), lambda s: s.to_dense()[0]),
+    "object": (Counter, lambda s: s.count()),
+    "private_slots": (Private, lambda s: s.count()),
+    "list_with_an_attribute": (Listed, lambda s: s.count()),
+    "torchs_generator": (
+        lambda: torch.Generator().manual_seed(7),
+        lambda s: torch.rand(SIZE, generator=s),
+    ),
+    "pythons_generator": (lambda: random.Random(7), lambda s: s.random()),
+    "numpys_generator": (lambda: np.random.default_rng(7), lambda s: s.random()),
+    "iterator": (itertools.count, next),
+    "uncopied_iterator": (lambda: (i for i in range(1000)), next),
+    "unregistered_norm": (lambda: [nn.BatchNorm1d(SIZE)], _norm_of),
+    "method": (lambda: Private().count, lambda s: s()),
+    "method_of_a_list": (lambda: [].append, lambda s: s(1) or len(s.__self__)),
+    "method_of_a_generator": (lambda: random.Random(7).random, lambda s: s()),
+    "method_of_an_iterator": (lambda: itertools.count().__next__, lambda s: s()),
+    "variable_around_a_function": (_counting, lambda s: s()),
+    "list_around_a_function": (lambda: _noting([0]), lambda s: s()),
+    "array_around_a_function": (lambda: _noting(np.zeros(1)), lambda s: s()),
+    "attribute_of_a_function": (_attributed, lambda s: s()),
+    "default_of_a_function": (_defaulted, lambda s: s()),
+    "partial_function": (lambda: partial(_moved, deque([0.5], 2)), lambda s: s(0.25)),
+    "partial_function_of_a_tensor": (
+        lambda: partial(torch.Tensor.add_, _ones(), other=1),
+        lambda s: s().clone(),
+    ),
+}
 
 
-@layer(difficult=True, draw=lambda: random.Random(7).random)
-def drawn_by_a_method(self, x):
-    return (x * (1 + self.draw())).sin()
+def _stateful(name, make, read):
+    def forward(self, x):
+        return (x * (1 + read(self.state) / 8)).sin()
+
+    forward.__name__ = name
+    layer(difficult=True, state=make)(forward)
 
 
-@layer(difficult=True, moved=lambda: partial(_moved, deque([0.5], 2)))
-def moved_by_a_partial_function(self, x):
-    return (x * self.moved(0.25)).sin()
-
-
-@layer(difficult=True, gru=lambda: nn.GRU(2, 2, batch_first=True), state=type(None))
-def recurrent_with_memory(self, x):
-    state = None
-    if self.state is not None and self.state.shape[1] == len(x):
-        state = self.state
-    y, state = self.gru(x.view(-1, 2, SIZE // 2), state)
-    self.state = state.detach()
-    return y.reshape(x.shape)
-
-
-@layer(difficult=True, dice=lambda: np.random.default_rng(7))
-def own_numpy_generator(self, x):
-    return x.sin() * (1 + self.dice.random())
-
-
-@layer(difficult=True, total=lambda: np.zeros(SIZE))
-def array_written_to(self, x):
-    self.total += x.detach().mean(0).numpy()
-    return (x + torch.from_numpy(self.total).to(x.dtype)).sin()
-
-
-@layer(difficult=True, meter=lambda: SimpleNamespace(calls=0, means=[]))
-def metering(self, x):
-    self.meter.calls += 1
-    self.meter.means = [*self.meter.means, float(x.detach().mean())]
-    return x.sin() * (self.meter.calls / 4 + sum(self.meter.means))
-
-
-@layer(difficult=True, numbers=lambda: (1 + i / 8 for i in range(1000)))
-def reading_on(self, x):
-    return x.sin() * next(self.numbers)
+for _name, (_make, _read) in STATES.items():
+    _stateful(_name, _make, _read)
 
 
 @layer(difficult=True, aux=list)
 def map_for_the_loss(self, x):
     self.aux = [x.sin()]
     return x.cos()
-
-
-@layer(difficult=True, aux=list, linear=_linear)
-def maps_for_the_loss(self, x):
-    y = self.linear(x)
-    self.aux = [x, y]
-    return y.tanh()
 
 
 class Remembering(nn.Module):
@@ -531,7 +652,7 @@ class Recalling(Remembering):
 
 LAYERS |= {"remembering": Remembering, "recalling": Recalling}
 #: Layers that keep a map, which has no graph where a first run has none.
-KEEPING = {"map_for_the_loss", "maps_for_the_loss", "remembering", "recalling"}
+KEEPING = {"map_for_the_loss", "remembering", "recalling"}
 DIFFICULT |= KEEPING
 
 
@@ -558,19 +679,20 @@ def view_in_place(self, x):
     return y.cos()
 
 
-@layer(difficult=True)
-def adding_in_place(self, x):
-    y = x.tanh().clone()
-    y += x
-    return y
-
-
 # What uses more of autograd than its graph.
 
 
 @layer(difficult=True, others=lambda: [_linear()])
 def unregistered(self, x):
     return self.others[0](x).tanh()
+
+
+@layer(difficult=True, weight=_weight)
+def slope_of_its_input(self, x):
+    if not x.requires_grad:
+        return (self.weight * x).cos() * self.weight
+    y = (self.weight * x).sin()
+    return torch.autograd.grad(y.sum(), x, create_graph=True)[0]
 
 
 @layer(difficult=True)
@@ -768,7 +890,7 @@ def is_difficult(case):
     return case.training.backward == "doubly" or any(
         part.kind in DIFFICULT
         if isinstance(part, Layer)
-        else part.spoiled or part.hooks or "dataclass" in (part.takes, part.returns)
+        else part.spoiled or part.hooks or OBJECTS.keys() & {part.takes, part.returns}
         for part in all_parts(case)
     )
 
@@ -816,14 +938,14 @@ def blocks(draw, difficult, depth=2, keeps_shape=False, nests=False):
             # A residual function may not write into its input.
             chosen["layers"] = (Layer("borrowed"), *chosen["layers"])
         return Block(**chosen)
-    returns = draw(st.sampled_from(list(CONTAINERS)[: None if difficult else -1]))
+    returns = draw(st.sampled_from(list(CONTAINERS)[: None if difficult else -PLAIN]))
     several = 1 if returns == "tensor" else 3
     gives = st.lists(st.sampled_from(list(OUTPUTS)), min_size=1, max_size=several)
     chosen["gives"] = gives = tuple(draw(gives)) if several > 1 else ("result",)
     places = st.sets(st.sampled_from(range(len(gives))), min_size=1)
     return Block(
         **chosen,
-        takes=draw(st.sampled_from(ARGUMENTS[: None if difficult else -1])),
+        takes=draw(st.sampled_from(ARGUMENTS[: None if difficult else -PLAIN])),
         returns=returns,
         used=tuple(sorted(draw(places))),
         recomputed=nests and draw(st.booleans()),
@@ -866,7 +988,7 @@ def chosen_networks(draw):
 def couplings(draw):
     """One or two couplings, in any modes."""
     half = blocks(draw(st.booleans()), depth=1, keeps_shape=True, nests=True)
-    mode = st.sampled_from(["store", "recompute", "reconstruct"])
+    mode = st.sampled_from([mode.value for mode in LOSSLESS])
     return tuple(draw(st.lists(st.tuples(half, half, mode), min_size=1, max_size=2)))
 
 

@@ -15,7 +15,6 @@ from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.reversible import (
     AdditiveCoupling,
-    ReversibleChain,
     compile_pieces,
     compiled,
     fixed_point,
@@ -27,59 +26,31 @@ from .chains import (
     FLOAT32,
     FLOAT64,
     FORMAT,
+    MODES,
+    WITHOUT_STORAGE,
+    assert_same_bits,
     chain_of,
     distance,
     make_chain,
     step,
     streams,
 )
-from .test_chain import MODES
-
-
-@pytest.fixture(autouse=True, params=["exact"])
-def stream_format(request):
-    token = FORMAT.set(request.param)
-    yield
-    FORMAT.reset(token)
-
-
-each_format = pytest.mark.parametrize(
-    "stream_format",
-    ["exact", pytest.param("float", marks=pytest.mark.slow)],
-    indirect=True,
-)
 
 #: float64 rounding, through a few blocks.
 ROUNDING = 1e-12
 STEPS = 2.0**16
 
+each_format = pytest.mark.usefixtures("stream_format")
+needs_a_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="inductor needs a C++ compiler, here no g++"
+)
 each_backend = pytest.mark.parametrize(
     "backend",
     [
         "aot_eager",
-        pytest.param(
-            "inductor",
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.skipif(
-                    shutil.which("g++") is None,
-                    reason="inductor needs a C++ compiler, and there is no g++",
-                ),
-            ],
-        ),
+        pytest.param("inductor", marks=[pytest.mark.slow, needs_a_compiler]),
     ],
 )
-
-
-def steps_of_all_modes(backend, precision, **settings):
-    """The steps of a compiled chain of split residual functions, by mode."""
-    results = {}
-    for mode in MODES:
-        chain = chain_of("basic", 2, mode=mode, dtype=precision.weights, **settings)
-        compile_pieces(chain, backend)
-        results[mode] = step(chain, streams(precision.weights), precision)
-        chain.check_streams()
-    return results
 
 
 @each_backend
@@ -87,13 +58,15 @@ def steps_of_all_modes(backend, precision, **settings):
     "precision", [pytest.param(FLOAT64, marks=pytest.mark.slow), FLOAT32, BF16], ids=str
 )
 def test_compiled_pieces_make_equal_bits_in_all_modes(backend, precision):
-    # Eight channels at five a time: five and three.
-    results = steps_of_all_modes(backend, precision, chunk=5)
-    expected = results["store"]
+    results = []
     for mode in MODES:
-        for found, stored in zip(results[mode][1:], expected[1:], strict=True):
-            for name, x in stored.items():
-                assert torch.equal(found[name], x), (mode, name)
+        # Eight channels at five a time: five and three.
+        chain = chain_of("basic", 2, mode=mode, dtype=precision.weights, chunk=5)
+        compile_pieces(chain, backend)
+        _, *named = step(chain, streams(precision.weights), precision)
+        chain.check_streams()
+        results.append(named[0] | named[1])
+        assert_same_bits(results[-1], results[0])
 
 
 @each_format
@@ -103,11 +76,10 @@ def test_gradients_are_those_of_the_chain_that_is_not_compiled(backend, mode):
     chain = chain_of("df_bottleneck", 2, mode=mode, chunk=12)
     mask = torch.ones(2, 1, 1, 12, dtype=torch.float64)
     mask[1, ..., 7:] = 0
-    _, expected, buffers = step(copy.deepcopy(chain), streams(), mask=mask)
+    _, *expected = step(copy.deepcopy(chain), streams(), mask=mask)
     compile_pieces(chain, backend)
-    _, grads, found = step(chain, streams(), mask=mask)
-    assert distance(grads, expected) < ROUNDING
-    assert distance(found, buffers) < ROUNDING
+    _, *found = step(chain, streams(), mask=mask)
+    assert all(distance(a, b) < ROUNDING for a, b in zip(found, expected, strict=True))
 
 
 @each_format
@@ -120,8 +92,8 @@ def test_no_size_and_no_step_compiles_again(backend):
     def train(chunk, batch, time, mode):
         chain = chain_of("basic", 1, mode=mode, chunk=chunk, dtype=torch.float32)
         compile_pieces(chain, backend)
-        for inputs in (streams(torch.float32, batch=batch, time=time),) * 2:
-            step(chain, inputs, FLOAT32)
+        for _ in range(2):
+            step(chain, streams(torch.float32, batch=batch, time=time), FLOAT32)
 
     with torch._dynamo.config.patch(error_on_recompile=True):
         for mode in MODES:
@@ -155,47 +127,47 @@ def test_compiled_sums_are_the_references(backend, dtype):
         for given in (f, f.transpose(2, 3).contiguous().transpose(2, 3)):
             notes, expected_notes = torch.zeros(2), torch.zeros(2)
             expected = fixed_point.add(value, given, STEPS, expected_notes, None)
-            assert torch.equal(
-                arithmetic.add(value, given, STEPS, notes, None), expected
+            kept, total = (
+                given.clone(),
+                arithmetic.add(value, given, STEPS, notes, None),
             )
+            assert torch.equal(total, expected)
+            assert total.stride() == value.stride()
             assert torch.equal(notes, expected_notes)
             total, version = value.clone(), value.clone()._version
-            kept = given.clone()
             assert arithmetic.add(total, given, STEPS, notes, total) is total
             assert torch.equal(total, expected)
             assert total._version > version
-            assert torch.equal(
-                arithmetic.subtract(total, given, STEPS, None, spend=False), value
-            )
-            arithmetic.subtract(total, given, STEPS, total, spend=True)
+            assert torch.equal(arithmetic.subtract(total, given, STEPS, None), value)
+            arithmetic.subtract(total, given, STEPS, total, True)
             assert torch.equal(total, value)
             assert torch.equal(given, kept) or given.stride() != value.stride()
-    assert arithmetic.add(value, f, STEPS, None, None).stride() == value.stride()
 
 
 @each_backend
-def test_what_is_not_a_number_is_noted(backend):
-    arithmetic = compiled.FixedPoint(backend)
-    value = torch.zeros(40, dtype=torch.int32)
-    for bad in (torch.nan, torch.inf):
-        notes = torch.tensor([1.0, 7.0])
-        arithmetic.add(value, torch.full((40,), bad), STEPS, notes, None)
-        assert not notes[0] < 2**14
-    notes = torch.tensor([torch.nan, 0.0])
-    arithmetic.add(value, torch.ones(40), STEPS, notes, None)
-    assert notes[0].isnan()
-    assert notes[1] == 1
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_a_number_stays_noted(backend, bad):
+    value, notes = torch.zeros(40, dtype=torch.int32), torch.tensor([1.0, 7.0])
+    for f in (bad, 1.0):
+        f = torch.full((40,), f)
+        compiled.FixedPoint(backend).add(value, f, STEPS, notes, None)
+    assert not notes[0] < 2**14
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What was called compiled."""
+    calls, real = [], compiled.run
+    monkeypatch.setattr(
+        compiled, "run", lambda *a, **k: (calls.append(a), real(*a, **k))[1]
+    )
+    return calls
 
 
 @each_backend
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("relu", [False, True])
-def test_compiled_normalisation_in_both_layouts(backend, relu, layout, monkeypatch):
-    calls = []
-    real = compiled.run
-    monkeypatch.setattr(
-        compiled, "run", lambda *a, **k: (calls.append(a), real(*a, **k))[1]
-    )
+def test_compiled_normalisation_in_both_layouts(backend, relu, layout, calls):
     x = torch.randn(3, 6, 5, 7).double().contiguous(memory_format=layout)
     for channels in (6, 1):
         part = x[:, :channels].contiguous(memory_format=layout)
@@ -211,58 +183,57 @@ def test_compiled_normalisation_in_both_layouts(backend, relu, layout, monkeypat
     assert len(calls) == 2
 
 
-@each_format
-@pytest.mark.parametrize("kind", ["meta", "fake", "counted"])
-def test_whatever_is_to_be_seen_is_not_compiled(kind, monkeypatch):
-    def fail(*_, **__):
-        raise AssertionError("compiled")
-
-    monkeypatch.setattr(compiled, "run", fail)
+def tiny_encoder():
     settings = {"widths": (8,) * 4, "blocks": (1,) * 4, "mode": "reconstruct"}
+    return build_encoder("revnet57", **settings, chunk=20_000)
 
-    def build():
-        encoder = build_encoder("revnet57", **settings, chunk=20_000)
-        return compile_pieces(encoder, "aot_eager")
 
+@pytest.mark.parametrize("kind", ["meta", "fake", "counted"])
+def test_whatever_is_to_be_seen_is_not_compiled(kind, calls):
     def train(encoder, x):
         encoder(x).square().sum().backward()
         assert encoder.fc.weight.grad is not None
 
     x = torch.randn(2, 24, 80)
     if kind == "meta":
-        train(build().to("meta"), x.to("meta"))
+        train(compile_pieces(tiny_encoder(), "aot_eager").to("meta"), x.to("meta"))
     elif kind == "fake":
         with FakeTensorMode():
-            encoder = build()
+            encoder = compile_pieces(tiny_encoder(), "aot_eager")
             # Fakes have no random state to compare before and after a first run.
             encoder.set_mode("store")
             train(encoder, torch.randn(2, 24, 80))
     else:
-        encoder, plain = build(), build_encoder("revnet57", **settings, chunk=20_000)
-        peak = live_bytes_peak(lambda: train(encoder, x))
-        assert peak == live_bytes_peak(lambda: train(plain, x))
-        with pytest.raises(AssertionError, match="compiled"):
-            train(encoder, x)
+        plain, encoder = tiny_encoder(), compile_pieces(tiny_encoder(), "aot_eager")
+        peaks = [live_bytes_peak(lambda e=e: train(e, x)) for e in (encoder, plain)]
+        assert peaks[0] == peaks[1]
+    assert not calls
 
 
-@each_format
-def test_the_choice_travels_with_the_network_and_not_with_its_state():
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+def test_the_choice_travels_with_the_network_and_not_with_its_state(clone):
     chain = chain_of("basic", 1)
     keys = set(chain.state_dict())
     assert compile_pieces(chain, "aot_eager") is chain
     assert set(chain.state_dict()) == keys
-    for copied in (copy.deepcopy(chain), pickle.loads(pickle.dumps(chain))):
-        assert copied.compiled_with == "aot_eager"
-        assert copied.blocks[0].f.norm.compiled_with == "aot_eager"
-    compile_pieces(chain, None)
-    assert chain.compiled_with is chain.blocks[0].f.norm.compiled_with is None
+    copied = clone(chain)
+    assert copied.compiled_with == copied.blocks[0].f.norm.compiled_with == "aot_eager"
+    compile_pieces(copied, None)
+    assert copied.compiled_with is copied.blocks[0].f.norm.compiled_with is None
 
 
-def test_a_choice_that_means_nothing_is_refused():
-    with pytest.raises(ValueError, match="'inductor', 'aot_eager', or None"):
-        compile_pieces(chain_of("basic", 1), "cudagraphs")
-    with pytest.raises(ValueError, match=r"Use torch\.compile for it"):
-        compile_pieces(nn.Linear(2, 2))
+@pytest.mark.parametrize(
+    ("module", "backend", "message"),
+    [
+        (BatchNorm(2), "cudagraphs", "'inductor', 'aot_eager', or None"),
+        (nn.Linear(2, 2), "inductor", r"Use torch\.compile for it"),
+    ],
+)
+def test_a_choice_that_means_nothing_is_refused(module, backend, message):
+    with pytest.raises(ValueError, match=message):
+        compile_pieces(module, backend)
 
 
 def compile_wrapped(chain):
@@ -287,7 +258,7 @@ each_way = pytest.mark.parametrize(
 
 
 @each_way
-@pytest.mark.parametrize("mode", ["reconstruct", "recompute"])
+@pytest.mark.parametrize("mode", WITHOUT_STORAGE)
 def test_compiled_residual_functions_are_refused_where_bits_must_be_equal(
     compiles, mode
 ):
@@ -313,32 +284,25 @@ def test_compiled_residual_functions_of_float_streams_have_right_gradients(compi
     assert distance(grads, expected) < ROUNDING
 
 
-@each_format
 def test_a_residual_function_kept_from_the_compiler_is_not_taken_for_compiled():
     class Eager(nn.Module):
         @torch.compiler.disable
         def forward(self, x):
             return x.tanh()
 
-    chain = make_chain([AdditiveCoupling(Eager(), Eager())], streams="exact")
-    assert isinstance(chain, ReversibleChain)
-    step(chain, streams())
+    step(make_chain([AdditiveCoupling(Eager(), Eager())], streams="exact"), streams())
 
 
 @each_format
-def test_pieces_are_compiled_inside_a_compiled_network(monkeypatch):
-    calls = []
-    real = compiled.run
-    monkeypatch.setattr(
-        compiled, "run", lambda *a, **k: (calls.append(a), real(*a, **k))[1]
-    )
+def test_pieces_are_compiled_inside_a_compiled_network(calls):
     chain = compile_pieces(chain_of("basic", 1), "aot_eager")
     network = torch.compile(copy.deepcopy(chain), backend="aot_eager")
     expected = step(chain, streams())[1]
-    of_eager = len(calls)
-    grads = step(network, streams())[1]
     # Both runs of F and G normalise; one adds to the streams, one subtracts.
-    assert of_eager == (4 if chain.format_name == "float" else 8)
-    assert len(calls) == 2 * of_eager
-    for name, grad in grads.items():
-        assert torch.equal(grad, expected[name.removeprefix("_orig_mod.")])
+    assert len(calls) == (4 if chain.format_name == "float" else 8)
+    grads = {
+        name.removeprefix("_orig_mod."): grad
+        for name, grad in step(network, streams())[1].items()
+    }
+    assert len(calls) == (8 if chain.format_name == "float" else 16)
+    assert_same_bits(grads, expected)

@@ -1,0 +1,268 @@
+"""Recomputed modules: what is not a matter of layers, which test_generated.py goes over."""
+
+import copy
+import gc
+import types
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from speechbrain_rev.reversible import AdditiveCoupling, Recompute
+from speechbrain_rev.reversible.monitor import StreamWarning
+from speechbrain_rev.reversible.wrapping import recompute_blocks
+
+from .chains import (
+    MODES,
+    WITHOUT_STORAGE,
+    as_global,
+    assert_same_bits,
+    chain_of,
+    in_backward,
+    loss_of,
+    make_chain,
+    streams,
+)
+
+SIZE = 6
+
+
+class Linear(nn.Module):
+    """What all have: a layer, and what ``use`` makes of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(SIZE, SIZE)
+
+    def forward(self, x):
+        return torch.sin(self.use(self.linear(x)))
+
+
+def inputs():
+    return torch.linspace(-1, 1, 2 * SIZE).view(2, SIZE).requires_grad_()
+
+
+def same_as_plain(plain, step):
+    """Assert that a step has the same bits where a module is recomputed."""
+    torch.manual_seed(0)
+    again, found = copy.deepcopy(plain), []
+    for module, run in ((plain, plain), (again, Recompute(again).train())):
+        x = inputs()
+        step(module, run, x)
+        found.append({"x": x.grad} | {n: p.grad for n, p in module.named_parameters()})
+    assert_same_bits(*found)
+
+
+class Sharing(Linear):
+    """Sees which of its arguments are one object, and writes to one that is a list."""
+
+    def forward(self, a, b, first, second, weight=None):
+        first.append(1)
+        own = weight is self.linear.weight
+        return self.linear(a * (2 if a is b else 3)) * len(second) * (2 if own else 1)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_arguments_that_are_one_object_stay_one_and_are_written_to_once(same):
+    def step(module, run, x):
+        steps, weight = [], module.linear.weight if same else None
+        second = steps if same else [1]
+        run(x, x if same else x.clone(), steps, second, weight=weight).sum().backward()
+        assert steps == [1]
+
+    same_as_plain(Sharing(), step)
+
+
+def test_inputs_need_not_be_tensors():
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.value = nn.Parameter(torch.tensor(3.0))
+
+        def forward(self, factor):
+            return (self.value * factor,)
+
+    constant = Constant()
+    Recompute(constant)(2.0)[0].backward()
+    assert constant.value.grad == 2.0
+
+
+def test_a_module_that_is_exchanged_after_the_forward_pass_changes_nothing():
+    def step(module, run, x):
+        loss = run(x).square().sum()
+        module[2].weight = nn.Parameter(torch.zeros(SIZE, SIZE))
+        module[1].register_forward_hook(lambda m, i, o: 2 * o)
+        loss.backward()
+        assert module[2].weight.grad is None
+
+    same_as_plain(
+        nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE)), step
+    )
+
+
+@pytest.mark.parametrize("mode", [*MODES, "alone"])
+def test_weights_that_are_handed_in_for_a_call_are_those_of_both_runs(mode, recwarn):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh())
+    if mode == "alone":
+        modules, given = [Recompute(plain).train(), Recompute(plain).eval()], [inputs()]
+    else:
+        coupling = AdditiveCoupling(plain, copy.deepcopy(plain))
+        modules = [
+            make_chain([copy.deepcopy(coupling)], mode=m) for m in (mode, "store")
+        ]
+        given = [inputs(), inputs()]
+    found = []
+    for module in modules:
+        weights = {
+            n: (p.detach() * 1.5).requires_grad_() for n, p in module.named_parameters()
+        }
+        y = functional_call(module, weights, tuple(given))
+        y = torch.add(*y) if isinstance(y, tuple) else y
+        grads = torch.autograd.grad(y.square().sum(), [*weights.values()])
+        found.append(dict(zip(weights, grads, strict=True)))
+    assert_same_bits(*found)
+    assert not recwarn
+
+
+def doing(forward):
+    """A recomputed module that calls a function."""
+    module = nn.Identity()
+    module.forward = forward
+    return Recompute(module).train()
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda x: (x.exp(),) * (1 + in_backward()), "2 tensors returned for 1"),
+        (lambda x: (x.exp(),) * (2 - in_backward()), "1 tensors returned for 2"),
+        (lambda x: [x.exp().exp() if in_backward() else x.exp()], "computed something"),
+        (lambda x: [x.exp() if in_backward() else x.exp().exp()], "computed something"),
+        (lambda x: [x.exp()[: 1 + in_backward()].exp()], "computed something else"),
+        # As in plain torch.
+        (lambda x: [x.exp().add_(1)], "modified by an inplace operation"),
+    ],
+)
+def test_a_second_run_that_differs_is_an_error(forward, message):
+    loss = doing(forward)(torch.ones(2, requires_grad=True))[0].sum()
+    with pytest.raises(RuntimeError, match=message):
+        loss.backward()
+
+
+def test_what_an_object_holds_may_not_be_changed_before_the_backward_pass():
+    given = types.SimpleNamespace(x=torch.ones(3, 4))
+    loss = doing(lambda given: (given.x.requires_grad_() * 2).exp())(given).sum()
+    with torch.no_grad():
+        given.x.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+class Averaging(Linear):
+    """Moves weights of its own towards others."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow = nn.Linear(SIZE, SIZE).requires_grad_(False)
+
+    def use(self, x):
+        with torch.no_grad():
+            self.slow.weight.lerp_(self.linear.weight, 0.1)
+        return x * self.slow(x)
+
+
+class Rebinding(Averaging):
+    def use(self, x):
+        self.slow.weight.data = 0.5 * self.slow.weight.data
+        return x * self.slow(x)
+
+
+class Growing(Linear):
+    def use(self, x):
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(SIZE, SIZE)
+        return self.late(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Averaging, r"wrote into its parameter slow\.weight in its forward pass"),
+        (Rebinding, r"wrote into its parameter slow\.weight in its forward pass"),
+        (Growing, "use it once in evaluation"),
+        (lambda: nn.LazyLinear(3), "Use it once in evaluation before it trains"),
+        (lambda: nn.ReLU(inplace=True), r"ReLU wrote .* recompute_blocks"),
+    ],
+)
+def test_what_cannot_run_twice_says_what_to_do(make, message):
+    module = Recompute(make()).train()
+    with pytest.raises(RuntimeError, match=message):
+        module(inputs().sin()).sum().backward()
+
+
+@pytest.mark.parametrize("mode", WITHOUT_STORAGE)
+def test_a_weight_of_a_chain_changed_through_data_is_noticed(mode):
+    chain = chain_of("basic", 2, mode=mode, verify="warn").float()
+    loss = loss_of(chain(*streams(torch.float32)))
+    chain.blocks[0].f.conv1.weight.data.mul_(1.5)
+
+    def backward():
+        loss.backward()
+        chain.check_streams()
+
+    with pytest.warns(StreamWarning, match="after the forward pass|between forward"):
+        backward()
+
+
+def test_a_weight_of_any_network_changed_through_data_is_noticed_and_named():
+    network = recompute_blocks(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), "0")
+    loss = network(torch.randn(2, 3)).sum()
+    network[0].weight.data.add_(1)
+    with pytest.warns(StreamWarning, match="weight of Linear was changed after"):
+        loss.backward()
+
+
+def test_a_graph_that_is_kept_does_not_keep_the_activations():
+    runs = []
+    variables = as_global(note=runs.append)
+    module = doing(lambda x: (variables.note(1), x.tanh().exp())[1])
+    x = torch.randn(2, 3, requires_grad=True)
+    loss = module(x).sum()
+    first = torch.autograd.grad(loss, x, retain_graph=True)
+    again = torch.autograd.grad(loss, x)
+    assert torch.equal(*first, *again)
+    assert len(runs) >= 3
+
+
+class Memory(Linear):
+    def __init__(self):
+        super().__init__()
+        self.maps = []
+
+    def use(self, x):
+        y = x.tanh()
+        self.maps = [*self.maps[-3:], y * y]
+        return y
+
+
+def test_kept_maps_keep_no_earlier_steps_and_no_module():
+    module = Memory()
+    network = Recompute(module).train()
+
+    def alive():
+        gc.collect()
+        return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
+
+    counts = []
+    for _ in range(3):
+        for _ in range(5):
+            network(torch.randn(3, SIZE)).sum().backward()
+        counts.append(alive())
+    assert counts[1] == counts[2]
+    reference = weakref.ref(module)
+    del module, network
+    gc.collect()
+    assert reference() is None

@@ -1,0 +1,123 @@
+"""Backend flags: pinned while a residual function runs, and the user's afterwards."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+from speechbrain_rev.reversible import replay
+
+from .chains import (
+    MODES,
+    as_global,
+    chain_of,
+    hooks_fire_twice,
+    in_backward,
+    loss_of,
+    streams,
+)
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.backends.cudnn, "conv"), reason="torch before 2.9"
+)
+
+
+@contextlib.contextmanager
+def user_sets(*flags):
+    """Set benchmark mode, determinism and the precision of convolutions for a while."""
+    before = in_force()
+    write(*flags)
+    try:
+        yield
+        assert in_force() == flags
+    finally:
+        write(*before)
+
+
+def write(*flags):
+    cudnn = torch.backends.cudnn
+    cudnn.benchmark, cudnn.deterministic, cudnn.conv.fp32_precision = flags
+
+
+def in_force():
+    cudnn = torch.backends.cudnn
+    return cudnn.benchmark, cudnn.deterministic, cudnn.conv.fp32_precision
+
+
+class Watched(nn.Module):
+    """Notes the flags of each run and of the gradient computed in it."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.variables = as_global(note=lambda: seen.append(in_force()))
+        self.first, self.last = nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x):
+        self.variables.note()
+        x = self.first(x)
+        if x.requires_grad:
+            x.register_hook(lambda _: self.variables.note())
+        return self.last(x)
+
+
+@pytest.fixture
+def as_on_cuda(monkeypatch):
+    monkeypatch.setattr(replay, "_decided_by_flags", lambda device: True)
+
+
+def watched(mode="reconstruct"):
+    chain, seen = chain_of("basic", 1, mode=mode), []
+    chain.blocks[0].f = Watched(seen).double()
+    return chain, seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("as_on_cuda")
+def test_both_runs_are_pinned_and_the_users_flags_return(mode):
+    chain, seen = watched(mode)
+    with user_sets(True, False, "tf32"):
+        loss = loss_of(chain(*streams()))
+    with user_sets(True, False, "ieee"):
+        loss.backward()
+    pinned, again = (False, True, "tf32"), mode != "store"
+    assert seen[: 1 + again] == [pinned] * (1 + again)
+    # Gradients are computed under the same flags as what they are gradients of.
+    assert seen[1 + again :] == [pinned if again else (True, False, "ieee")]
+
+
+@pytest.mark.usefixtures("as_on_cuda")
+def test_flags_that_overlap_in_any_order_return_to_the_users():
+    class Owner:
+        pass
+
+    with user_sets(True, False, "ieee"):
+        pinned, owner = replay.Flags.now({torch.device("cpu")}), Owner()
+        with pinned():
+            pinned.hold(owner)
+        assert in_force() == (False, True, "ieee")
+        with pinned():
+            del owner
+            assert in_force() == (False, True, "ieee")
+
+
+@hooks_fire_twice
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.usefixtures("as_on_cuda")
+def test_flags_return_after_an_error(backward):
+    chain = chain_of("basic", 1)
+
+    def fail(*_):
+        if in_backward() is backward:
+            raise ZeroDivisionError
+
+    chain.blocks[0].g.conv2.register_forward_pre_hook(fail)
+    with user_sets(True, False, "ieee"), pytest.raises(ZeroDivisionError):
+        loss_of(chain(*streams())).backward()
+
+
+def test_without_a_cuda_device_no_flag_is_touched():
+    chain, seen = watched()
+    with user_sets(True, False, "ieee"):
+        loss_of(chain(*streams())).backward()
+    assert set(seen) == {(True, False, "ieee")}

@@ -1,0 +1,165 @@
+"""Number formats of the streams: layouts, precision, and what computes on a device."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from speechbrain_rev.kernels import fixed_point as kernels
+from speechbrain_rev.reversible import (
+    AdditiveCoupling,
+    ReversibleChain,
+    fixed_point,
+    streams,
+)
+from speechbrain_rev.reversible.streams import FORMATS
+
+from .chains import in_backward
+
+EXACT = FORMATS["exact"]
+STEP, LIMIT = 1 / EXACT.steps, EXACT.limit
+CHANNELS_LAST = torch.channels_last
+LAYOUTS = [torch.contiguous_format, CHANNELS_LAST]
+each_format = pytest.mark.parametrize("stream_format", FORMATS.values(), ids=FORMATS)
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@each_format
+@each_layout
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_half_of_the_channels_becomes_a_dense_value(stream_format, dtype, layout):
+    both = torch.randn(2, 6, 5, 7).to(dtype).contiguous(memory_format=layout)
+    for half in both.chunk(2, dim=1):
+        value = stream_format.encode(half, None)
+        assert value.is_contiguous(memory_format=layout)
+        floats = stream_format.decode(value, torch.promote_types(dtype, torch.float32))
+        assert floats.stride() == value.stride()
+        assert (floats - half).abs().max() <= STEP / 2
+
+
+@each_format
+@each_layout
+@pytest.mark.parametrize("other", LAYOUTS)
+def test_sums_have_the_layout_of_the_value(stream_format, layout, other):
+    x, f = torch.randn(2, 2, 3, 5, 7)
+    value = stream_format.encode(x.contiguous(memory_format=layout), None)
+    f = f.contiguous(memory_format=other)
+    total = stream_format.add(value, f, None)
+    assert total.stride() == value.stride()
+    assert stream_format.subtract(total, f).stride() == value.stride()
+
+
+class Reordered(nn.Module):
+    """A residual function that notes the layout it gets and returns the other one."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.weight, self.seen = nn.Parameter(torch.ones(())), seen
+
+    def forward(self, x):
+        self.seen[in_backward()].append(x.stride())
+        last = x.is_contiguous(memory_format=CHANNELS_LAST)
+        return (self.weight * x.sin()).contiguous(memory_format=LAYOUTS[not last])
+
+
+@each_format
+@each_layout
+def test_a_residual_function_sees_one_layout_in_both_runs(stream_format, layout):
+    seen = {False: [], True: []}
+    chain = ReversibleChain(
+        [AdditiveCoupling(Reordered(seen), Reordered(seen)) for _ in range(2)],
+        streams=stream_format.name,
+        verify="raise",
+    )
+    x1, x2 = (x.contiguous(memory_format=layout) for x in torch.randn(2, 2, 3, 5, 7))
+    torch.add(*chain(x1, x2.requires_grad_())).sum().backward()
+    chain.check_streams()
+    assert len(seen[False]) == 4
+    assert set(seen[False] + seen[True]) == {x1.stride()}
+
+
+@pytest.mark.parametrize("scale", [STEP / 2, 1e-3, 1.0, LIMIT / 4])
+def test_adding_and_subtracting_loses_nothing_and_writes_to_nothing_given(scale):
+    torch.manual_seed(0)
+    x, f = torch.randn(3, 4, 5), scale * torch.randn(3, 4, 5)
+    value = EXACT.encode(x, None)
+    given = [t.clone() for t in (x, f, value)]
+    total = EXACT.add(value, f, None)
+    assert torch.equal(EXACT.subtract(total, f), value)
+    for own in (EXACT.decode(value, torch.float32), total, EXACT.encode(x, None)):
+        own.zero_()
+    assert all(map(torch.equal, (x, f, value), given))
+    assert EXACT.add(value, f, None, out=value) is value
+    assert torch.equal(EXACT.subtract(value, f, out=value), given[2])
+
+
+def test_values_are_the_nearest_steps():
+    x = torch.tensor([0.0, STEP, 0.4 * STEP, 0.6 * STEP, -3.7, LIMIT - 1])
+    decoded = EXACT.decode(EXACT.encode(x, None), torch.float64)
+    assert (decoded - x.double()).abs().max() <= STEP / 2
+    assert torch.equal(decoded / STEP, (decoded / STEP).round())
+    assert decoded[[0, 1, 2, 3, 5]].tolist() == [0.0, STEP, 0.0, STEP, LIMIT - 1]
+
+
+def test_float64_is_rounded_as_float64():
+    # The nearest float32 is three steps off, or half a step.
+    high, low = LIMIT - 124, 128
+    x = torch.tensor([high + 3 * STEP, low + 0.6 * STEP], dtype=torch.float64)
+    assert (x.float() - x).abs().min() > 0.3 * STEP
+    value = EXACT.encode(x, None)
+    assert value.tolist() == [high / STEP + 3, low / STEP + 1]
+    assert EXACT.add(value - value, x, None).tolist() == value.tolist()
+    assert EXACT.decode(value, torch.float64).tolist() == [high + 3 * STEP, low + STEP]
+
+
+def test_of_nothing_nothing_is_noted_and_a_nan_stays_noted():
+    for shape in ((0,), (2, 0, 3, 4)):
+        largest = torch.tensor([1.0, 2.0])
+        value = EXACT.encode(torch.randn(shape), largest)
+        EXACT.add(value, torch.randn(shape), largest, out=value)
+        assert largest.tolist() == [1.0, 2.0]
+    for x in (float("nan"), 1.0, float("inf")):
+        EXACT.encode(torch.tensor([x]), largest)
+    assert largest[0].isnan()
+
+
+def on_cuda(dtype, like):
+    """What is asked of a tensor on a device that need not be here."""
+    given = {name: getattr(like, name) for name in ("dim", "stride", "is_contiguous")}
+    device = torch.device("cuda", 0)
+    return SimpleNamespace(
+        is_cuda=True, shape=like.shape, dtype=dtype, device=device, **given
+    )
+
+
+DENSE = torch.zeros(2, 3, 4, 5)
+GAPS = torch.zeros(2, 6, 4, 5)[:, :3]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "like", "usable", "computes"),
+    [
+        (torch.float32, DENSE, True, kernels),
+        (torch.bfloat16, DENSE.contiguous(memory_format=CHANNELS_LAST), True, kernels),
+        (torch.float16, DENSE, True, kernels),
+        (torch.float64, DENSE, True, fixed_point),
+        (torch.float32, GAPS, True, fixed_point),
+        (torch.float32, DENSE, False, fixed_point),
+    ],
+)
+def test_on_cuda_kernels_compute_what_they_can(
+    dtype, like, usable, computes, monkeypatch
+):
+    monkeypatch.setattr(kernels, "usable", lambda *_: usable)
+    value = on_cuda(torch.int32, like)
+    assert streams._arithmetic(on_cuda(dtype, DENSE), value) is computes
+
+
+def test_elsewhere_and_without_values_the_reference_computes():
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = torch.empty(3, device="cuda")
+    assert fake.is_cuda
+    for x in (torch.zeros(1), fake):
+        assert streams._arithmetic(x) is fixed_point
