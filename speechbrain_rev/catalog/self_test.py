@@ -30,7 +30,7 @@ from speechbrain_rev.planner.memory import (
     unless_memory_runs_out,
 )
 from speechbrain_rev.planner.network import all_stored, compare_next
-from speechbrain_rev.planner.probe import without_optimizer
+from speechbrain_rev.planner.profiling import without_optimizer
 from speechbrain_rev.planner.step import without_contents
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible.replay import flags_in_words

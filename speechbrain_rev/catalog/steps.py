@@ -58,6 +58,7 @@ from speechbrain_rev.planner.step import (
 from speechbrain_rev.planner.timing import (
     ASSUMED,
     Speed,
+    copied_bytes_per_second,
     fitted_speed,
     measured_seconds,
     uniform_modes,
@@ -662,7 +663,9 @@ def calibrate(
     Returns
     -------
     Speed
-        For float32. It says how far the times of blocks are from what it explains.
+        For float32. ``about`` has how far the times of blocks are from what it explains.
+        A GPU's copies to the host and back are measured; on a CPU there are none, so that
+        they take no time.
 
     Raises
     ------
@@ -711,7 +714,10 @@ def calibrate(
         "measured": f"{', '.join(names)}: 2 blocks a stage, batch {sizes}, {frames} "
         "frames, float32",
     }
-    return fitted_speed(works, seconds, about)
+    return replace(
+        fitted_speed(works, seconds, about),
+        host_bytes_per_second=copied_bytes_per_second(device),
+    )
 
 
 def _shown(run: Callable[[], Any], bar: tqdm[str], name: str) -> Callable[[], None]:

@@ -527,14 +527,14 @@ def solve_capped(
         price = (seconds(problem, below) - seconds(problem, above)) / gained
         if price <= 0:
             break
-        found = solve(_priced(problem, max_squared_error, price), budget_bytes)
+        modes = solve(_priced(problem, max_squared_error, price), budget_bytes)
         known = _value(problem, below, price)
-        if _value(problem, found, price) >= known * (1 - ROUNDING):
+        if _value(problem, modes, price) >= known * (1 - ROUNDING):
             break
-        if _within(problem, found, max_squared_error):
-            below = found
+        if _within(problem, modes, max_squared_error):
+            below = modes
         else:
-            above = found
+            above = modes
     repaired = [
         _repaired(problem, modes, budget_bytes, max_squared_error)
         for modes in (below, careful)
@@ -591,7 +591,8 @@ def _priced(problem: Problem, limit: float, price: float | None) -> Problem:
 
     def priced(cost: Cost) -> Cost:
         # What is above the limit by itself is beyond it, however far.
-        shares = min(cost.squared_error / limit, 2.0) if limit else float(_lossy(cost))
+        lossy = float(cost.squared_error > 0)
+        shares = min(cost.squared_error / limit, 2.0) if limit else lossy
         if price is None:
             return replace(cost, seconds=shares)
         per_share = price * limit
@@ -600,10 +601,6 @@ def _priced(problem: Problem, limit: float, price: float | None) -> Problem:
 
     blocks = [{pair: priced(c) for pair, c in b.items()} for b in problem.blocks]
     return replace(problem, blocks=blocks)
-
-
-def _lossy(cost: Cost) -> bool:
-    return cost.squared_error > 0
 
 
 def _repaired(
@@ -627,12 +624,12 @@ def _repaired(
 
 def _neighbours(problem: Problem, modes: list[str]) -> list[list[str]]:
     """List the choices that differ in one block, and whose pairs are allowed."""
-    found = []
+    neighbours = []
     last = len(modes) - 1
     for i, costs in enumerate(problem.blocks):
         before = modes[i - 1] if i else None
         for earlier, own in costs:
             follows = i == last or (own, modes[i + 1]) in problem.blocks[i + 1]
             if earlier == before and own != modes[i] and follows:
-                found.append([*modes[:i], own, *modes[i + 1 :]])
-    return found
+                neighbours.append([*modes[:i], own, *modes[i + 1 :]])
+    return neighbours

@@ -136,13 +136,13 @@ def live_bytes_peak(
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
     """List tensors among the arguments of an operation, or in lists of them."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            found += _tensors(value)
-    return found
+            tensors += _tensors(value)
+    return tensors
 
 
 _TO_COPY = torch.ops.aten._to_copy.default
@@ -226,19 +226,19 @@ def _empty(shape: Any, stride: Any, dtype: torch.dtype) -> Tensor:
 
 def _shapes(func: Any, outputs: Any, taken: Sequence[Tensor]) -> Any:
     """Describe what an operation gave, if that was whole new tensors and nothing else."""
-    found = outputs if isinstance(outputs, tuple) else (outputs,)
-    made = [x for x in found if type(x) is Tensor and x.is_meta]
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
+    made = [x for x in results if type(x) is Tensor and x.is_meta]
     new = {_storage_key(x) for x in made} - {_storage_key(x) for x in taken}
     is_plain = (
         not func._schema.is_mutable
         and made
-        and len(new) == len(made) == sum(x is not None for x in found)
+        and len(new) == len(made) == sum(x is not None for x in results)
         and all(
             x.untyped_storage().nbytes() == _empty(*_look(x)).untyped_storage().nbytes()
             for x in made
         )
     )
-    return tuple(x if x is None else _look(x) for x in found) if is_plain else _OTHER
+    return tuple(x if x is None else _look(x) for x in results) if is_plain else _OTHER
 
 
 def _storage_key(x: Tensor) -> int:
@@ -258,16 +258,16 @@ class MemoryReport:
     activations_bytes : int
         Peak of what forward and backward pass make and drop again: what is saved for
         the backward pass, and what is computed with meanwhile. It comes and goes with
-        every step; all other parts stay.
+        every step. All other parts are held from step to step.
     optimizer_states_bytes : int
-        What the optimizer remembers of earlier steps. From the first update on.
+        The optimizer's state, from the first update on.
     weights_bytes : int
         Parameters, trained or not, and buffers. Always.
     gradients_bytes : int
         One value for each trained parameter, as if held from one step to the next. A
         loop that sets them to None makes them while activations go away.
     others_bytes : int
-        The batch, and what else whoever made the report says.
+        The batch, and whatever else the maker of the report counts here.
     device : str
         Where the step ran: "cpu", "cuda:0", or "meta", which has shapes alone.
     input_shape : tuple of int
@@ -571,7 +571,7 @@ _T = TypeVar("_T")
 #: Share of what is free that live tensors may take; workspaces and gaps take of the rest.
 SHARE = 0.8
 
-#: What torch says without an error of its own: of a CPU, and of CUDA and its libraries.
+#: Messages of torch, of a CPU, CUDA and its libraries, that have no error class.
 _NO_MEMORY = (
     "not enough memory",
     "can't allocate memory",

@@ -1,16 +1,23 @@
-"""What can be planned: named blocks, each with the modes that it can have."""
+"""What can be planned: named blocks, each with the modes that it can have.
+
+What a module declares is tried before it is planned, for nothing else would show it: a
+block is reconstructed if its inverse gives back its input, and recomputed if it runs twice.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from speechbrain_rev.compression import ActivationCompression, Rule
 from speechbrain_rev.compression.activations import (
@@ -27,8 +34,10 @@ from speechbrain_rev.modes import (
     fallback,
     is_lossless,
 )
-from speechbrain_rev.reversible import Recompute, ReversibleChain
+from speechbrain_rev.planner.memory import is_out_of_memory
+from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleChain
 from speechbrain_rev.reversible.hooks import Moment, notify, notify_end
+from speechbrain_rev.reversible.replay import Autocast
 from speechbrain_rev.reversible.wrapping import chosen_blocks, give_mode, mode_of
 
 
@@ -36,16 +45,16 @@ class Network(Protocol):
     """What a planner asks of a network."""
 
     def named_blocks(self) -> Mapping[str, nn.Module]:
-        """Give the blocks by name; in which order they run is seen when they do.
+        """Give the blocks by name, in any order.
 
         Blocks of one chain have names with the same beginning, up to the last dot.
         """
 
     def allowed_modes(self) -> Mapping[str, tuple[Mode, ...]]:
-        """Name the blocks and say which lossless modes each can have."""
+        """Name the blocks and the lossless modes that each can have."""
 
     def block_modes(self) -> Mapping[str, Mode]:
-        """Name the blocks and say which mode each has."""
+        """Name the blocks and the mode that each has."""
 
     def set_mode(self, mode: Mapping[str, Mode | str], /) -> None:
         """Give blocks modes, by their names."""
@@ -114,7 +123,7 @@ class NamedBlocks:
         return dict(self._blocks)
 
     def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
-        """Name the blocks and say which lossless modes each can have."""
+        """Name the blocks and the lossless modes that each can have."""
         modes: dict[str, tuple[Mode, ...]] = dict.fromkeys(self._chained, LOSSLESS)
         for name in self._named:
             always = isinstance(self._blocks[name], Recompute)
@@ -122,7 +131,7 @@ class NamedBlocks:
         return modes
 
     def block_modes(self) -> dict[str, Mode]:
-        """Name the blocks and say which mode each has."""
+        """Name the blocks and the mode that each has."""
         modes = {name: mode_of(self._blocks[name]) for name in self._named}
         return modes | {name: c.modes[i] for name, (c, i) in self._chained.items()}
 
@@ -247,19 +256,12 @@ def device_of(network: Network) -> torch.device | None:
     return devices.pop() if len(devices) == 1 else None
 
 
-def watched(network: Network) -> contextlib.AbstractContextManager[None]:
-    """Let blocks report their moments for a while, where they do not by themselves."""
-    own: Callable[[], contextlib.AbstractContextManager[None]] | None
-    own = getattr(network, "watched", None)
-    return contextlib.nullcontext() if own is None else own()
-
-
 def _begins(block: nn.Module, _: Any) -> None:
     notify(block, Moment.FORWARD_BEGINS)
 
 
 def _ends(block: nn.Module, _: Any, outputs: Any) -> None:
-    tensors = [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
+    tensors = tensors_of(outputs)
     wanted = [y for y in tensors if y.requires_grad]
     if not tensors:
         raise ValueError(
@@ -343,42 +345,6 @@ def give(
         restored.pop_all()
 
 
-def not_made_for(
-    module: nn.Module,
-    network: Network,
-    planned: Collection[str],
-    about: Mapping[str, str],
-) -> str:
-    """Say that a plan is for other blocks than a module has, without listing all.
-
-    Parameters
-    ----------
-    module, network : nn.Module, Network
-        The module and its blocks.
-    planned : collection of str
-        The blocks that were planned.
-    about : mapping of str to str
-        What the plan says of itself.
-
-    Returns
-    -------
-    str
-        Names both networks where they have names that differ, else a block.
-    """
-    then = about.get("encoder") or about.get("network") or "another network"
-    row = getattr(module, "architecture", None)
-    now = type(module).__name__ if row is None else row.name
-    own = network.named_blocks()
-    lacking = [name for name in planned if name not in own]
-    further = [name for name in own if name not in planned]
-    which = [f"which has no block {lacking[0]!r}"] if lacking else []
-    which += [f"the plan none for {further[0]!r}"] if further else []
-    return (
-        f"The plan was made for {then} with {len(planned)} blocks, and this is {now} "
-        f"with {len(own)}, {', and '.join(which)}. Plan anew for this network."
-    )
-
-
 def warn_caller(message: str) -> None:
     """Warn whoever called this package, from however deep within it."""
     frame, level = inspect.currentframe(), 1
@@ -391,115 +357,231 @@ _PACKAGE = f"{__name__.partition('.')[0]}."
 _ASKED = ("named_blocks", "allowed_modes", "block_modes", "set_mode")
 
 
-class View:
-    """A network with the modes that a plan may give; all but these it leaves alone.
+class Restricted:
+    """A network with the modes that a plan may give its blocks; all else is as it is.
 
     Parameters
     ----------
     network : Network
         The network.
+    allowed : mapping of str to tuple of Mode
+        Modes of each block.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(
+        self, network: Network, allowed: Mapping[str, tuple[Mode, ...]]
+    ) -> None:
         #: The network itself.
         self.network = network
+        self._allowed = dict(allowed)
+
+    def allowed_modes(self) -> Mapping[str, tuple[Mode, ...]]:
+        """Name the blocks and the modes that each may have."""
+        return self._allowed
+
+    def __getattr__(self, name: str) -> Any:
+        """Give all else of the network itself."""
+        return getattr(self.network, name)
 
     def named_blocks(self) -> Mapping[str, nn.Module]:
         """Give the blocks by name."""
         return self.network.named_blocks()
 
-    def allowed_modes(self) -> Mapping[str, tuple[Mode, ...]]:
-        """Name the blocks and say which modes each can have."""
-        return self.network.allowed_modes()
-
     def block_modes(self) -> Mapping[str, Mode]:
-        """Name the blocks and say which mode each has."""
+        """Name the blocks and the mode that each has."""
         return self.network.block_modes()
 
     def set_mode(self, mode: Mapping[str, Mode | str]) -> None:
         """Give blocks modes, by their names."""
         self.network.set_mode(mode)
 
-    @property
-    def module(self) -> nn.Module:
-        """What the blocks are in."""
-        network = cast(nn.Module, self.network)
-        module: nn.Module = getattr(network, "module", network)
-        return module
 
-    @property
-    def channels(self) -> Sequence[int | None] | None:
-        """Channels at a time, at each level of an encoder; None of another network."""
-        return getattr(self.network, "channels", None)
-
-    def watched(self) -> contextlib.AbstractContextManager[None]:
-        """Let blocks that are no couplings report their moments for a while."""
-        return watched(self.network)
-
-
-class Without(View):
-    """A network some of whose blocks are not to have a mode.
-
-    Parameters
-    ----------
-    network : Network
-        The network.
-    mode : Mode
-        The mode.
-    names : collection of str
-        Of those blocks.
+def without(network: Network, mode: Mode, names: Collection[str]) -> Restricted:
+    """Withhold a mode from some blocks.
 
     Examples
     --------
-    >>> from speechbrain_rev.planner.network import as_network
     >>> from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
     >>> chain = ReversibleChain(AdditiveCoupling(nn.Tanh(), nn.Tanh()) for _ in range(2))
-    >>> network = Without(as_network(chain), Mode.RECONSTRUCT, ["blocks.1"])
+    >>> network = without(as_network(chain), Mode.RECONSTRUCT, ["blocks.1"])
     >>> {name: len(modes) for name, modes in network.allowed_modes().items()}
     {'blocks.0': 3, 'blocks.1': 2}
     """
-
-    def __init__(self, network: Network, mode: Mode, names: Collection[str]) -> None:
-        super().__init__(network)
-        self._mode, self._names = mode, frozenset(names)
-
-    def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
-        """Name the blocks and say which modes each can have."""
-        return {
-            name: tuple(
-                m for m in modes if m is not self._mode or name not in self._names
-            )
-            for name, modes in self.network.allowed_modes().items()
-        }
+    allowed = network.allowed_modes()
+    fewer = {n: tuple(m for m in allowed[n] if m is not mode) for n in names}
+    return Restricted(network, {**allowed, **fewer})
 
 
-class Compressible(View):
-    """A network some of whose blocks may compress.
+def compressible(network: Network, names: Collection[str]) -> Restricted:
+    """Let some blocks compress.
+
+    Examples
+    --------
+    >>> network = as_network(nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU()), "*")
+    >>> modes = compressible(network, ["0"]).allowed_modes()
+    >>> [mode.value for mode in modes["0"]], len(modes["1"])
+    (['store', 'recompute', 'compress'], 2)
+    """
+    allowed = network.allowed_modes()
+    more = {n: with_lossy(allowed)[n] for n in names}
+    return Restricted(network, {**allowed, **more})
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """List the tensors in nested tuples, lists and dicts."""
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def own_batch(batch: Any, device: torch.device | str | None = None) -> Any:
+    """Detach a batch, so that no gradient reaches what it was made of.
+
+    Parameters
+    ----------
+    batch : tensor, or tuple, list or dict of such
+        The batch.
+    device : torch.device or str or None
+        Where its tensors shall be; None leaves them where they are.
+
+    Returns
+    -------
+    tensor, or tuple, list or dict of such
+        The same numbers, which need gradients where the batch's do.
+    """
+
+    def own(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        # What was made in inference mode cannot be trained on.
+        numbers = x.clone() if x.is_inference() else x.detach()
+        return numbers.to(device or x.device).requires_grad_(x.requires_grad)
+
+    return tree_map(own, batch)
+
+
+def call(module: nn.Module, batch: Any) -> Any:
+    """Call a module: a tuple or list are its arguments, a dict its keywords."""
+    if isinstance(batch, Mapping):
+        return module(**batch)
+    return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+
+
+#: The largest difference, as a share of the largest number that goes in or comes out.
+#: Reconstruction in float32 is exact to 1e-7 of that, and residual functions may make it
+#: 10,000 times as much. What computes something else the second time differs by
+#: parts of what it adds: other masks of dropout, for instance, by all of it.
+TOLERANCE = 1e-3
+
+
+def reproduced(
+    module: nn.Module, example_batch: Any, blocks: str | Sequence[str] = ()
+) -> dict[str, bool]:
+    """Run a network in evaluation and reconstruct the input of each coupling.
+
+    Exact streams come back to the bit, whatever residual functions do, if these compute the
+    same twice. Float streams lose something, and each further block loses more: under
+    autocast none is reconstructed.
+
+    Parameters
+    ----------
+    module : nn.Module
+        A network that has numbers. A copy runs, under the autocast that is in force.
+    example_batch : tensor, or tuple, list or dict of such
+        What it is called with.
+    blocks : sequence of str
+        Names of blocks, as for ``plan``.
+
+    Returns
+    -------
+    dict of str to bool
+        For each coupling that ran, by its block's name, whether its inverse gave back
+        its input. NaN and infinity never come back.
+
+    Examples
+    --------
+    >>> class Noise(nn.Module):
+    ...     def forward(self, x):
+    ...         return x + torch.randn_like(x)
+    >>> pairs = [(nn.Tanh(), nn.Tanh()), (nn.Tanh(), Noise())]
+    >>> chain = ReversibleChain(AdditiveCoupling(f, g) for f, g in pairs)
+    >>> reproduced(chain, (torch.ones(2, 3), torch.ones(2, 3)))
+    {'blocks.0': True, 'blocks.1': False}
+    """
+    own = copy.deepcopy(module).eval()
+    same: dict[str, bool] = {}
+    chains = [m for m in own.modules() if isinstance(m, ReversibleChain)]
+    exact = {id(b) for c in chains if c.format_name == "exact" for b in c.blocks}
+
+    def compare(name: str, block: nn.Module, given: Any, outputs: Any) -> None:
+        (x1, x2, mask), (y1, y2) = given, outputs
+        largest = _largest(x1, x2, y1, y2)
+        if Autocast.now({y1.device}).enabled:
+            again = block.forward(*given)
+            pairs = zip(again, outputs, strict=True)
+            equal = largest < math.inf and all(torch.equal(a, y) for a, y in pairs)
+            same[name] = id(block) in exact and equal
+            return
+        back1, back2 = cast(AdditiveCoupling, block).inverse(y1, y2, mask)
+        off = _largest(back1 - x1, back2 - x2)
+        same[name] = off <= TOLERANCE * largest < math.inf  # False where one is NaN.
+
+    for name, block in as_network(own, blocks).named_blocks().items():
+        if isinstance(block, AdditiveCoupling):
+            block.register_forward_hook(functools.partial(compare, name))
+    devices = {x.device for x in tensors_of(example_batch) if x.is_cuda}
+    with torch.random.fork_rng(devices), torch.no_grad():
+        call(own, own_batch(example_batch))
+    return same
+
+
+def _largest(*tensors: Tensor) -> float:
+    """Give the largest magnitude; NaN if there is one."""
+    return float(torch.stack([x.abs().max() for x in tensors]).max())
+
+
+def not_repeatable(network: Network, run: Callable[[], Any]) -> list[str]:
+    """Name blocks that cannot run a second time in a step, and warn of them.
 
     Parameters
     ----------
     network : Network
-        The network.
-    names : collection of str or None
-        Of those blocks; None for all that can.
+        Its blocks are recomputed for a while, all together; if that fails, one by one.
+    run : callable
+        A training step, which runs where all blocks store.
 
-    Examples
-    --------
-    >>> from speechbrain_rev.planner.network import as_network
-    >>> network = as_network(nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU()), "*")
-    >>> modes = Compressible(network, ["0"]).allowed_modes()
-    >>> [mode.value for mode in modes["0"]], len(modes["1"])
-    (['store', 'recompute', 'compress'], 2)
+    Returns
+    -------
+    list of str
+        Names of blocks that write into their input, use tensors with gradients that
+        they were not given, or have a ``forward`` of their own, for instance.
+
+    Warns
+    -----
+    UserWarning
+        If there are any, with what each raises.
     """
+    allowed = network.allowed_modes()
+    stored = all_stored(network)
+    able = [n for n, own in allowed.items() if {Mode.STORE, Mode.RECOMPUTE} <= {*own}]
 
-    def __init__(self, network: Network, names: Collection[str] | None = None) -> None:
-        super().__init__(network)
-        self._names = names
+    def failure(names: list[str]) -> Exception | None:
+        try:
+            network.set_mode(stored | dict.fromkeys(names, Mode.RECOMPUTE))
+            run()
+        except (RuntimeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
+            return error.with_traceback(None)
+        return None
 
-    def allowed_modes(self) -> dict[str, tuple[Mode, ...]]:
-        """Name the blocks and say which modes each can have."""
-        lossless = self.network.allowed_modes()
-        every = with_lossy(lossless)
-        if self._names is None:
-            return every
-        return {n: (every if n in self._names else lossless)[n] for n in lossless}
+    with keeping_modes(network):
+        together = failure(able)
+        if together is None:
+            return []
+        alone = {name: error for name in able if (error := failure([name]))}
+    if not alone:
+        raise together
+    warn_caller(
+        "Not recomputed, for a second run fails: "
+        + "; ".join(f"{name}: {error}" for name, error in alone.items())
+    )
+    return list(alone)

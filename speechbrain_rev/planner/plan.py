@@ -14,18 +14,26 @@ from typing import Any
 from torch import Tensor, nn
 
 from speechbrain_rev.modes import Mode, is_lossless
-from speechbrain_rev.planner import documents
 from speechbrain_rev.planner.knapsack import Infeasible
 from speechbrain_rev.planner.memory import live_bytes_peak, unless_memory_runs_out
-from speechbrain_rev.planner.network import (
-    as_network,
-    device_of,
-    give,
-    not_made_for,
+from speechbrain_rev.planner.network import Network, as_network, device_of, give
+from speechbrain_rev.planner.profile import (
+    Profile,
+    block_name,
+    channel_counts,
+    facts,
+    finite,
+    names_with_values,
+    parsed,
+    reading,
+    whole_number,
 )
-from speechbrain_rev.planner.probe import checked_limit, without_optimizer
-from speechbrain_rev.planner.profile import Profile
-from speechbrain_rev.planner.profiling import Profiler, profiler_of
+from speechbrain_rev.planner.profiling import (
+    Profiler,
+    checked_limit,
+    profiler_of,
+    without_optimizer,
+)
 from speechbrain_rev.planner.step import Channels, NoStep, Step, Trial, step_of
 from speechbrain_rev.planner.timing import ASSUMED
 from speechbrain_rev.planner.trace import trace_bytes
@@ -39,10 +47,10 @@ from speechbrain_rev.sizes import (
 )
 from speechbrain_rev.whole_files import check_path, check_regular, write_whole
 
-# A step of more, or an error of a million norms, is none; nor has a plan so many bytes.
+# No step takes longer, no gradient is further off, and no plan is a larger file.
 _MOST_SECONDS, _MOST_ERROR, _MOST_BYTES = 1e9, 1e6, 10_000_000
 
-#: How often a plan that was above the budget, or the limit of the error, is made anew.
+#: How often a plan above its budget, or above the limit of its error, is made anew.
 _TRIES = 8
 
 # What is allowed of a limit that was exceeded: the next plan shall not just miss it.
@@ -68,15 +76,15 @@ class Plan:
     budget_bytes : int
         What a training step was allowed beside weights, gradients and optimizer.
     predicted_bytes, measured_bytes : int
-        Peak of live tensors that a step makes: as the profile says, and counted when the
-        plan was run.
+        Peak of live tensors that a step makes: predicted by the profile, and counted when
+        the plan was run.
     seconds : float
         Predicted time of a step.
     about : mapping of str to str
-        What was planned, where, and how its times were found.
+        What was planned, where, and where its times are from.
     predicted_gradient_error, measured_gradient_error : float
-        Relative error of the gradient of a plan that compresses, of the example batch and
-        with the weights of then; 0 for a lossless plan.
+        Relative error of the gradient, on the example batch and with the weights of that
+        moment; 0 for a lossless plan.
 
     Examples
     --------
@@ -117,8 +125,24 @@ class Plan:
         own = hasattr(module, "named_blocks")
         network = as_network(module, () if own else list(self.modes))
         if network.named_blocks().keys() != self.modes.keys():
-            raise ValueError(not_made_for(module, network, self.modes, self.about))
+            raise ValueError(self._not_made_for(module, network))
         give(network, self.modes, self.channels)
+
+    def _not_made_for(self, module: nn.Module, network: Network) -> str:
+        """Name both networks, and a block that only one of them has."""
+        about = self.about
+        then = about.get("encoder") or about.get("network") or "another network"
+        row = getattr(module, "architecture", None)
+        now = type(module).__name__ if row is None else row.name
+        own = network.named_blocks()
+        lacking = [name for name in self.modes if name not in own]
+        further = [name for name in own if name not in self.modes]
+        which = [f"which has no block {lacking[0]!r}"] if lacking else []
+        which += [f"the plan none for {further[0]!r}"] if further else []
+        return (
+            f"The plan was made for {then} with {len(self.modes)} blocks, and this is "
+            f"{now} with {len(own)}, {', and '.join(which)}. Plan anew for this network."
+        )
 
     def with_about(self, **more: str) -> Plan:
         """Make the same plan with more in ``about``."""
@@ -137,27 +161,24 @@ class Plan:
         ValueError
             If the text is no plan.
         """
-        with documents.reading("plan", "Plan anew."):
-            found = cls(**documents.parsed(text))
-            modes = documents.mapping("modes", found.modes)
+        with reading("plan", "Plan anew."):
+            given = cls(**parsed(text))
+            modes = names_with_values("modes", given.modes)
             if not modes:
                 raise ValueError("modes names no block")
-            errors = {
-                name: documents.finite(name, getattr(found, name), most=_MOST_ERROR)
+            errors = (
+                finite(name, getattr(given, name), most=_MOST_ERROR)
                 for name in ("predicted_gradient_error", "measured_gradient_error")
-            }
+            )
             plan = cls(
-                {
-                    documents.block_name(n): Mode(mode).value
-                    for n, mode in modes.items()
-                },
-                documents.channels(found.channels),
-                documents.whole("budget_bytes", found.budget_bytes),
-                documents.whole("predicted_bytes", found.predicted_bytes),
-                documents.whole("measured_bytes", found.measured_bytes),
-                documents.finite("seconds", found.seconds, most=_MOST_SECONDS),
-                documents.facts(found.about),
-                **errors,
+                {block_name(n): Mode(mode).value for n, mode in modes.items()},
+                channel_counts(given.channels),
+                whole_number("budget_bytes", given.budget_bytes),
+                whole_number("predicted_bytes", given.predicted_bytes),
+                whole_number("measured_bytes", given.measured_bytes),
+                finite("seconds", given.seconds, most=_MOST_SECONDS),
+                facts(given.about),
+                *errors,
             )
             plan._check()
             return plan
@@ -194,7 +215,7 @@ class Plan:
         check_path(path, "a plan", "Plan.from_json takes its text.")
         check_regular(path)
         try:
-            with documents.reading("plan", "Plan anew."), open(path, "rb") as file:
+            with reading("plan", "Plan anew."), open(path, "rb") as file:
                 content = file.read(_MOST_BYTES + 1)
                 if len(content) > _MOST_BYTES:
                     raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
@@ -204,9 +225,9 @@ class Plan:
             raise ValueError(f"{path}: {error}") from error
 
     def counts(self) -> str:
-        """Say how many blocks have which mode."""
-        found = Counter(self.modes.values())
-        return ", ".join(f"{count} {mode}" for mode, count in found.items())
+        """Count the blocks of each mode, in words."""
+        of_mode = Counter(self.modes.values())
+        return ", ".join(f"{count} {mode}" for mode, count in of_mode.items())
 
     def __str__(self) -> str:
         return (
@@ -216,7 +237,7 @@ class Plan:
         )
 
     def error_text(self) -> str:
-        """Say by how much gradients differ; nothing of a lossless plan."""
+        """Put in words by how much gradients differ; nothing of a lossless plan."""
         if is_lossless(self.modes.values()):
             return ""
         errors = self.predicted_gradient_error, self.measured_gradient_error
@@ -248,6 +269,11 @@ class Choice:
     peak_bytes: int
     fits: bool
 
+    @property
+    def seconds(self) -> float:
+        """Predicted time of a step."""
+        return self.profile.seconds(self.modes)
+
 
 def plan(
     module: nn.Module,
@@ -269,7 +295,7 @@ def plan(
         What a training step calls it with: a tuple or list are its arguments, a dict
         its keywords.
     budget_bytes : int or str
-        What a step may allocate beside weights, their gradients and the optimizer; or a
+        What a step may allocate beside weights, gradients and optimizer state; or a
         size, as "800MB" (2**20 bytes each) or "2GiB".
     blocks : str or sequence of str
         Names of submodules, or patterns of them, if it is no encoder of ours and has no
@@ -350,13 +376,14 @@ def plan_step(
     Returns
     -------
     Plan
-        Its ``budget_bytes`` are what was left for what modes change; ``about`` says what
-        was not, where that is something (``staying_bytes``, ``reserved_bytes``).
+        Its ``budget_bytes`` are what was left for what modes change; ``about`` has the
+        rest, if any: weights, gradients and optimizer state (``staying_bytes``), and the
+        reserve for CUDA and fragmentation (``reserved_bytes``).
 
     Raises
     ------
     Infeasible
-        If no plan fits; the message says by how much, and what helps.
+        If no plan fits. The message has by how much, and what helps.
     ValueError, MemoryError
         As of :func:`plan`.
     """
@@ -372,13 +399,13 @@ def plan_step(
                 counted = choose(profiler, left, is_timed=False)
                 if not counted.fits:
                     _run(profiler, counted, left)
-            found = _run(profiler, choose(profiler, left), left)
+            planned = _run(profiler, choose(profiler, left), left)
         except Infeasible as error:
             raise refusal(profiler, budget, error.needed_bytes) from None
     fixed = step.fixed_bytes(step.batch)
     if not fixed and not step.is_card:
-        return found
-    return found.with_about(
+        return planned
+    return planned.with_about(
         staying_bytes=str(fixed), reserved_bytes=str(budget - fixed - left)
     )
 
@@ -414,20 +441,17 @@ def choose(profiler: Profiler, left_bytes: int, *, is_timed: bool = True) -> Cho
             profiler.timed(channels) if is_timed else profiler.counted(channels).profile
         )
         try:
-            modes = profile.fastest(left_bytes)
+            modes, fits = profile.fastest(left_bytes), True
         except Infeasible:
-            modes = profile.lightest()
-            peak = profile.peak_bytes(modes)
-            if lightest is None or peak < lightest.peak_bytes:
-                lightest = Choice(channels, profile, modes, peak, fits=False)
+            modes, fits = profile.lightest(), False
+        choice = Choice(channels, profile, modes, profile.peak_bytes(modes), fits)
+        if not fits:
+            if lightest is None or choice.peak_bytes < lightest.peak_bytes:
+                lightest = choice
             continue
-        peak = profile.peak_bytes(modes)
-        found = Choice(channels, profile, modes, peak, fits=True)
-        if best is not None and profile.seconds(modes) >= best.profile.seconds(
-            best.modes
-        ):
+        if best is not None and choice.seconds >= best.seconds:
             break
-        best = found
+        best = choice
         if set(modes.values()) == {Mode.STORE.value}:
             break
     chosen = best or lightest
@@ -519,7 +543,7 @@ def remedies(
     """
     budget, needed = infeasible.budget_bytes, enough_text(infeasible.needed_bytes)
     left = step.left_bytes(budget)
-    found = []
+    changes = []
     for each in step.alternatives(step):
         if each.of_modes and left <= 0:
             continue
@@ -531,8 +555,8 @@ def remedies(
                 continue
             if not 0 < fits < step.batch:
                 continue
-        found.append(each.words.format(fits=fits, needed=needed))
-    return found
+        changes.append(each.words.format(fits=fits, needed=needed))
+    return changes
 
 
 def plan_within(profile: Profile, trial: Trial, budget_bytes: int) -> Plan:
@@ -557,7 +581,7 @@ def plan_within(profile: Profile, trial: Trial, budget_bytes: int) -> Plan:
     Raises
     ------
     Infeasible
-        If none fits; it says what the lightest one took.
+        If none fits; it has what the lightest one took.
     """
     allowed = budget_bytes
     for _ in range(_TRIES):
@@ -565,14 +589,14 @@ def plan_within(profile: Profile, trial: Trial, budget_bytes: int) -> Plan:
             modes = profile.fastest(allowed)
         except Infeasible:
             break
-        found = _tried(profile, trial, modes, budget_bytes)
-        if found.measured_bytes <= budget_bytes:
-            return found
-        allowed -= found.measured_bytes - budget_bytes
-    found = _tried(profile, trial, profile.lightest(), budget_bytes)
-    if found.measured_bytes > budget_bytes:
-        raise Infeasible(found.measured_bytes, budget_bytes)
-    return found
+        tried = _tried(profile, trial, modes, budget_bytes)
+        if tried.measured_bytes <= budget_bytes:
+            return tried
+        allowed -= tried.measured_bytes - budget_bytes
+    tried = _tried(profile, trial, profile.lightest(), budget_bytes)
+    if tried.measured_bytes > budget_bytes:
+        raise Infeasible(tried.measured_bytes, budget_bytes)
+    return tried
 
 
 def _tried(
@@ -602,7 +626,7 @@ def _run(profiler: Profiler, chosen: Choice, left_bytes: int) -> Plan:
             return plan_within(profile, bare, left)
 
     if profiler.probe is None:
-        return solve(chosen.profile, left_bytes)
+        return solve(chosen.profile, left=left_bytes)
     profiler.probe.set_channels(chosen.channels)
     with without_optimizer():
         return _held(profiler, chosen, solve, left_bytes)
@@ -611,7 +635,7 @@ def _run(profiler: Profiler, chosen: Choice, left_bytes: int) -> Plan:
 def _held(
     profiler: Profiler,
     chosen: Choice,
-    solve: Callable[[Profile, int], Plan],
+    solve: Callable[..., Plan],
     left_bytes: int,
 ) -> Plan:
     """Make a plan whose error and whose bytes are within limits when the batch runs."""
@@ -619,29 +643,31 @@ def _held(
     allowed, least = left_bytes, math.inf
     is_real = profiler.counted(chosen.channels).trial is not None
     for _ in range(_TRIES):
-
-        def within(profile: Profile, allowed: int = allowed) -> Plan:
-            return solve(profile, allowed)
-
         try:
-            found = held_to_limit(chosen.profile, within, profiler.probe.gradient_error)
+            planned = held_to_limit(
+                chosen.profile,
+                functools.partial(solve, left=allowed),
+                profiler.probe.gradient_error,
+            )
         except Infeasible as error:
             # It may fit the budget, of which less was allowed.
             if error.needed_bytes > left_bytes:
                 least = min(least, error.needed_bytes)
             break
-        if is_lossless(found.modes.values()):
+        if is_lossless(planned.modes.values()):
             if allowed == left_bytes:
-                return found
+                return planned
             # It was made for less than a lossless plan has.
             break
-        peak = found.measured_bytes if is_real else _peak_bytes(profiler.step, found)
+        peak = (
+            planned.measured_bytes if is_real else _peak_bytes(profiler.step, planned)
+        )
         if peak is not None and peak <= left_bytes:
-            return replace(found, measured_bytes=peak, budget_bytes=left_bytes)
+            return replace(planned, measured_bytes=peak, budget_bytes=left_bytes)
         least = min(least, math.inf if peak is None else peak)
         allowed -= int(_LESS * left_bytes) if peak is None else peak - left_bytes
     try:
-        return solve(replace(chosen.profile, max_gradient_error=0.0), left_bytes)
+        return solve(replace(chosen.profile, max_gradient_error=0.0), left=left_bytes)
     except Infeasible as error:
         needed = int(min(least, error.needed_bytes))
         raise Infeasible(needed, left_bytes) from None
@@ -733,17 +759,17 @@ def held_to_limit(
     assert limit is not None
     allowed = limit
     for _ in range(_TRIES):
-        found = solve(replace(profile, max_gradient_error=allowed))
-        if is_lossless(found.modes.values()):
-            return found
-        error = measured(found.modes)
+        planned = solve(replace(profile, max_gradient_error=allowed))
+        if is_lossless(planned.modes.values()):
+            return planned
+        error = measured(planned.modes)
+        predicted = profile.gradient_error(planned.modes)
         if error <= limit:
             return replace(
-                found,
-                predicted_gradient_error=profile.gradient_error(found.modes),
+                planned,
+                predicted_gradient_error=predicted,
                 measured_gradient_error=error,
             )
         # In proportion to what was predicted, so that the next plan is another one.
-        predicted = profile.gradient_error(found.modes)
         allowed = predicted * _NEARER * limit / error if error < math.inf else 0.0
     return solve(replace(profile, max_gradient_error=0.0))

@@ -1,7 +1,8 @@
 """What each block of a network costs in each mode, after each mode of the block before it.
 
 What a plan needs at its peak follows from it to the byte. Profiles are kept as files, each
-under all that it depends on, so that none is made twice.
+under all that it depends on, so that none is made twice. What is read from a file is checked
+value by value (``reading``), as plans and speeds are.
 """
 
 from __future__ import annotations
@@ -14,23 +15,15 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from speechbrain_rev.modes import Mode, fallback
-from speechbrain_rev.planner.documents import (
-    block_name,
-    facts,
-    finite,
-    mapping,
-    parsed,
-    reading,
-    whole,
-)
 from speechbrain_rev.planner.knapsack import (
     Cost,
     Infeasible,
@@ -39,10 +32,12 @@ from speechbrain_rev.planner.knapsack import (
     solve_capped,
 )
 from speechbrain_rev.planner.network import warn_caller
-from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.planner.trace import Work
 from speechbrain_rev.reversible.replay import flags_in_words
 from speechbrain_rev.whole_files import check_regular, open_regular, write_whole
+
+if TYPE_CHECKING:
+    from speechbrain_rev.planner.timing import Speed
 
 #: A mode, and that of the block before; None before the first.
 Pair = tuple["str | None", str]
@@ -78,16 +73,11 @@ class BlockProfile:
         """The modes that the block can have."""
         return list(dict.fromkeys(own for _, own in self.costs))
 
-    def squared_error(self, mode: str) -> float:
-        """Give the square of the error that a mode puts into the gradient."""
-        errors = (c.squared_error for (_, own), c in self.costs.items() if own == mode)
-        return max(errors, default=0.0)
-
     @classmethod
     def read(
         cls, name: str, gradient_bytes: int, costs: Sequence[Sequence[Any]]
     ) -> BlockProfile:
-        """Make it of what stands in a profile's document.
+        """Make it from its part of a profile's document.
 
         Raises
         ------
@@ -95,17 +85,17 @@ class BlockProfile:
             If that is damaged.
         """
         block_name(name)
-        found = {
+        by_pair = {
             (before and Mode(before).value, Mode(own).value): Cost(
-                whole("held_bytes", held, least=None),
-                whole("working_bytes", working),
+                whole_number("held_bytes", held, least=None),
+                whole_number("working_bytes", working),
                 finite("seconds", taken),
-                # Which documents of older versions have not.
+                # Documents of older versions have none.
                 *(finite("squared_error", error) for error in errors),
             )
             for before, own, held, working, taken, *errors in costs
         }
-        return cls(name, whole("gradient_bytes", gradient_bytes), found)
+        return cls(name, whole_number("gradient_bytes", gradient_bytes), by_pair)
 
 
 def waiting_bytes(
@@ -167,19 +157,21 @@ class Profile:
         Weight gradients that wait in a run of blocks that reconstruct are counted as if
         every run went on to the end of its chain.
         """
-        blocks: list[Mapping[Pair, Cost]] = []
-        for i, block in enumerate(self.blocks):
-            later = sum(
-                b.gradient_bytes for b in self.blocks[i + 1 :] if b.chain == block.chain
-            )
-            blocks.append(
-                {
-                    pair: replace(cost, working_bytes=cost.working_bytes + later)
-                    if Mode(pair[1]).spec.needs_inverse
-                    else cost
-                    for pair, cost in block.costs.items()
-                }
-            )
+        # All run to the end of their chains: what each block then waits for.
+        names = [block.name for block in self.blocks]
+        waits = waiting_bytes(
+            names,
+            dict.fromkeys(names, Mode.RECONSTRUCT.value),
+            {block.name: block.gradient_bytes for block in self.blocks},
+        )
+
+        def waiting(block: BlockProfile, own: str, cost: Cost) -> Cost:
+            if not Mode(own).spec.needs_inverse:
+                return cost
+            later = waits[block.name]
+            return replace(cost, working_bytes=cost.working_bytes + later)
+
+        blocks = [block.costs for block in self._with_costs(waiting).blocks]
         blocks.append(
             {
                 (mode, _END): Cost(0, size, self.after_seconds)
@@ -210,14 +202,24 @@ class Profile:
         names = [block.name for block in self.blocks]
         own_bytes = {block.name: block.gradient_bytes for block in self.blocks}
         waits = waiting_bytes(names, modes, own_bytes)
+        for block, cost in self._chosen(modes):
+            peak = max(peak, held + cost.working_bytes + waits[block.name])
+            held += cost.held_bytes
+        return max(peak, held + self.after_bytes[Mode(modes[names[-1]]).value])
+
+    def _chosen(self, modes: Mapping[str, str]) -> Iterator[tuple[BlockProfile, Cost]]:
+        """Give each block with what it costs after the one before."""
         before: str | None = None
         for block in self.blocks:
-            own = self._mode(block, modes)
-            cost = block.costs[before, own]
-            peak = max(peak, held + cost.working_bytes + waits[block.name])
-            held, before = held + cost.held_bytes, own
-        assert before is not None
-        return max(peak, held + self.after_bytes[before])
+            mode = modes.get(block.name)
+            if mode not in block.modes:
+                raise ValueError(
+                    f"Block {block.name!r} has {mode!r} where one of "
+                    f"{', '.join(block.modes)} is needed."
+                )
+            own = Mode(mode).value
+            yield block, block.costs[before, own]
+            before = own
 
     def seconds(self, modes: Mapping[str, str]) -> float:
         """Predict the time of a training step.
@@ -237,11 +239,9 @@ class Profile:
         ValueError
             If a block has no mode, or one that it cannot have.
         """
-        total, before = self.after_seconds, None
-        for block in self.blocks:
-            own = self._mode(block, modes)
-            total += block.costs[before, own].seconds
-            before = own
+        total = self.after_seconds
+        for _, cost in self._chosen(modes):
+            total += cost.seconds
         return total
 
     def gradient_error(self, modes: Mapping[str, str]) -> float:
@@ -262,8 +262,8 @@ class Profile:
         ValueError
             If a block has no mode, or one that it cannot have.
         """
-        own = [(block, self._mode(block, modes)) for block in self.blocks]
-        return math.sqrt(math.fsum(block.squared_error(mode) for block, mode in own))
+        errors = (cost.squared_error for _, cost in self._chosen(modes))
+        return math.sqrt(math.fsum(errors))
 
     def with_errors(
         self, squared_errors: Mapping[str, float], max_gradient_error: float
@@ -283,16 +283,28 @@ class Profile:
             Whose other costs are the same.
         """
 
-        def costs_of(block: BlockProfile) -> dict[Pair, Cost]:
-            return {
-                pair: replace(cost, squared_error=squared_errors[block.name])
-                if not Mode(pair[1]).spec.lossless
-                else cost
-                for pair, cost in block.costs.items()
-            }
+        def known(block: BlockProfile, own: str, cost: Cost) -> Cost:
+            if Mode(own).spec.lossless:
+                return cost
+            return replace(cost, squared_error=squared_errors[block.name])
 
-        blocks = [replace(block, costs=costs_of(block)) for block in self.blocks]
-        return replace(self, blocks=blocks, max_gradient_error=max_gradient_error)
+        return replace(self._with_costs(known), max_gradient_error=max_gradient_error)
+
+    def _with_costs(
+        self, changed: Callable[[BlockProfile, str, Cost], Cost]
+    ) -> Profile:
+        """Change each cost, given its block and its mode."""
+        blocks = [
+            replace(
+                block,
+                costs={
+                    pair: changed(block, pair[1], cost)
+                    for pair, cost in block.costs.items()
+                },
+            )
+            for block in self.blocks
+        ]
+        return replace(self, blocks=blocks)
 
     def uniform(self, mode: Mode | str) -> dict[str, str]:
         """Give all blocks one mode; those that cannot have it recompute."""
@@ -382,17 +394,10 @@ class Profile:
         seconds : mapping of (str, str) to float
             By block and mode; of the rest under ("", "").
         """
-        blocks = [
-            replace(
-                block,
-                costs={
-                    pair: replace(cost, seconds=seconds[block.name, pair[1]])
-                    for pair, cost in block.costs.items()
-                },
-            )
-            for block in self.blocks
-        ]
-        return replace(self, blocks=blocks, after_seconds=seconds["", ""])
+        timed = self._with_costs(
+            lambda block, own, cost: replace(cost, seconds=seconds[block.name, own])
+        )
+        return replace(timed, after_seconds=seconds["", ""])
 
     def with_speed(self, speed: Speed) -> Profile:
         """Make a profile whose times are estimated from the work of its blocks.
@@ -410,15 +415,6 @@ class Profile:
         return self.with_seconds(
             {key: speed.seconds(work) for key, work in self.work.items()}
         )
-
-    def _mode(self, block: BlockProfile, modes: Mapping[str, str]) -> str:
-        mode = modes.get(block.name)
-        if mode not in block.modes:
-            raise ValueError(
-                f"Block {block.name!r} has {mode!r} where one of "
-                f"{', '.join(block.modes)} is needed."
-            )
-        return Mode(mode).spec.name
 
     def stretched(self, names: Sequence[str], about: Mapping[str, str]) -> Profile:
         """Make the profile of a deeper network whose further blocks are alike.
@@ -485,25 +481,26 @@ class Profile:
         with reading("profile", "Profile anew."):
             document = dict(parsed(text))
             blocks = [BlockProfile.read(**plain) for plain in document.pop("blocks")]
-            # Which documents of older versions have not.
+            # Documents of older versions have none.
             work = {
-                (str(name), str(mode)): Work(*(whole("work", n) for n in counts))
+                (str(name), str(mode)): Work(*(whole_number("work", n) for n in counts))
                 for name, mode, *counts in document.pop("work", [])
             }
-            found = cls(blocks=blocks, work=work, **document)
-            whole("base_bytes", found.base_bytes)
-            finite("after_seconds", found.after_seconds)
-            facts(found.about)
-            if found.max_gradient_error is not None:
-                finite("max_gradient_error", found.max_gradient_error)
+            profile = cls(blocks=blocks, work=work, **document)
+            whole_number("base_bytes", profile.base_bytes)
+            finite("after_seconds", profile.after_seconds)
+            facts(profile.about)
+            if profile.max_gradient_error is not None:
+                finite("max_gradient_error", profile.max_gradient_error)
             after = {
-                Mode(mode).value: whole("after_bytes", size)
-                for mode, size in mapping("after_bytes", found.after_bytes).items()
+                Mode(mode).value: whole_number("after_bytes", size)
+                for mode, size in names_with_values(
+                    "after_bytes", profile.after_bytes
+                ).items()
             }
             _refuse_gaps(blocks, after)
-            # Sizes and times that nothing has are refused there.
-            found.problem()
-            return found
+            profile.problem()  # It refuses sizes and times that nothing has.
+            return profile
 
 
 def _refuse_gaps(blocks: Sequence[BlockProfile], after: Mapping[str, int]) -> None:
@@ -517,23 +514,154 @@ def _refuse_gaps(blocks: Sequence[BlockProfile], after: Mapping[str, int]) -> No
         raise ValueError("blocks or after_bytes are not complete")
 
 
+# More bytes, or channels, than anything has.
+_LARGEST = 2**60
+_MOST_CHANNELS = 10**6
+_SHOWN = 60
+# Figures that plans and profiles are about: digits, and at least one.
+_COUNTS = {
+    "batch", "blocks", "card_bytes", "embedding_dim", "frames", "memory_budget_bytes",
+    "n_mels", "timed batch",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def reading(kind: str, remedy: str) -> Iterator[None]:
+    """Refuse a JSON document in one way, whatever is wrong with it.
+
+    Parameters
+    ----------
+    kind : str
+        What it should be.
+    remedy : str
+        What to do if it is not.
+
+    Raises
+    ------
+    ValueError
+        If what is read meanwhile is damaged.
+
+    Examples
+    --------
+    >>> with reading("plan", "Plan anew."):
+    ...     whole_number("budget_bytes", "much")
+    Traceback (most recent call last):
+    ...
+    ValueError: This is no plan (budget_bytes is 'much' and takes a whole number of at
+    least 0, at most 2 to the power of 60). Plan anew.
+    """
+    try:
+        yield
+    except (
+        TypeError,
+        AttributeError,
+        LookupError,
+        ValueError,
+        RecursionError,
+    ) as error:
+        reason = f"{error.args[0]!r} is missing" if type(error) is KeyError else error
+        raise ValueError(f"This is no {kind} ({reason}). {remedy}") from error
+
+
+def parsed(text: str) -> Mapping[str, Any]:
+    """Parse JSON of names with values, none of them there twice."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"{_shown(max(names, key=names.count))} is there twice")
+        return values
+
+    return names_with_values("it", json.loads(text, object_pairs_hook=once))
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+
+
+def _refused(name: str, value: object, taken: str) -> ValueError:
+    return ValueError(f"{name} is {_shown(value)} and takes {taken}")
+
+
+def whole_number(name: str, value: object, *, least: int | None = 0) -> int:
+    """Take a whole number, of bytes or channels; ``least`` is None where all will do."""
+    lowest = -_LARGEST if least is None else least
+    if type(value) is int and lowest <= value <= _LARGEST:
+        return value
+    bound = "" if least is None else f" of at least {least}"
+    raise _refused(name, value, f"a whole number{bound}, at most 2 to the power of 60")
+
+
+def finite(name: str, value: object, *, most: float = sys.float_info.max) -> float:
+    """Take a finite number that is not below zero, as a time is."""
+    if type(value) in (int, float) and 0 <= value <= most:  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
+    bound = "" if most == sys.float_info.max else f" and at most {most:g}"
+    raise _refused(name, value, f"a finite number, at least 0{bound}")
+
+
+def channel_counts(value: object) -> list[int | None] | None:
+    """Take channels at a time, at each level, or null."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value:
+        raise _refused("channels", value, "a list or null")
+    counts = [c if c is None else whole_number("channels", c, least=1) for c in value]
+    if any(c is not None and c > _MOST_CHANNELS for c in counts):
+        raise _refused("channels", value, f"at most {_MOST_CHANNELS:,} each")
+    return counts
+
+
+def names_with_values(name: str, value: object) -> Mapping[str, Any]:
+    """Take what was a dict."""
+    if not isinstance(value, Mapping):
+        raise _refused(name, value, "names with values")
+    return value
+
+
+def texts(name: str, value: object) -> dict[str, str]:
+    """Take a dict of texts."""
+    values = dict(names_with_values(name, value))
+    for key, each in values.items():
+        if not isinstance(each, str):
+            raise ValueError(
+                f"{name} has {_shown(each)} under {_shown(key)} and takes texts"
+            )
+    return values
+
+
+def facts(value: object) -> dict[str, str]:
+    """Take texts about a plan or profile, some of which are counts."""
+    values = texts("about", value)
+    for name, each in values.items():
+        least = int(name in _COUNTS)
+        if not least and not name.endswith("_bytes"):
+            continue
+        if not re.fullmatch(r"\d{1,18}", each, re.ASCII) or int(each) < least:
+            more = ", for a number of at least 1" * least
+            raise _refused(name, each, f"digits, at most 18{more}")
+    return values
+
+
+def block_name(value: object) -> str:
+    """Take the name of a block."""
+    if isinstance(value, str) and value:
+        return value
+    raise _refused("a block's name", value, "a text, not empty")
+
+
 #: Names the folder of profiles where it is set.
 VARIABLE = "SPEECHBRAIN_REV_PROFILES"
 
 #: Profiles that are kept; a sweep of all encoders makes some hundreds, of 10 to 100 kB.
 KEPT = 1000
 
-# Whatever these, and the modules beside them, do decides what a block costs.
-_PACKAGES = (
-    "compression",
-    "kernels",
-    "lobes",
-    "catalog",
-    "planner",
-    "reversible",
-)
+# What a block costs follows from these, and from the modules beside them.
+_PACKAGES = "compression", "kernels", "lobes", "catalog", "planner", "reversible"
 
-# What we name files, and what a process that was ended leaves of one.
+# Names of our files, and of what a killed process leaves of one.
 _OURS = re.compile(r".+-[0-9a-f]{16}\.json|tmp\w{8}\.part", re.ASCII)
 
 
@@ -623,12 +751,11 @@ def saved_profile(
             return replace(made, about={**made.about, **key})
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = folder / f"{key.get('encoder', 'network')}-{digest[:16]}.json"
-    found = _read(path, key)
-    if found is not None:
-        return found
-    made = make()
-    profile = replace(made, about={**made.about, **key})
-    _write(path, profile)
+    profile = _read(path, key)
+    if profile is None:
+        made = make()
+        profile = replace(made, about={**made.about, **key})
+        _write(path, profile)
     return profile
 
 

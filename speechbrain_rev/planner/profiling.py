@@ -1,9 +1,13 @@
-"""Find out what the blocks of a step cost: by steps without contents, or real ones.
+"""Measure what the blocks of a step cost: by steps without contents, or real ones.
 
 Meta tensors show in a moment what a step keeps, of most networks to the byte. They do not
 know what some kernels keep by themselves (recurrent ones), autocast, or what depends on
 numbers. So where the module can run, one real step is held against them; if it differs,
 real steps are counted instead.
+
+How small compression makes activations, and what its errors do to a gradient, follows from
+the numbers. So training steps run on a copy: one that stores, for the exact gradient, and
+one for each block in which that block alone compresses.
 """
 
 from __future__ import annotations
@@ -11,16 +15,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from tqdm import tqdm
 
 from speechbrain_rev.compression.activations import refuse_what_is_compressed
-from speechbrain_rev.devices import described
+from speechbrain_rev.devices import described, random_devices
 from speechbrain_rev.modes import Mode, fallback
 from speechbrain_rev.planner.knapsack import Cost
 from speechbrain_rev.planner.memory import (
@@ -31,18 +38,15 @@ from speechbrain_rev.planner.memory import (
 )
 from speechbrain_rev.planner.network import (
     Network,
-    Without,
     all_stored,
     as_network,
+    compressible,
     device_of,
     keeping_modes,
-    warn_caller,
-)
-from speechbrain_rev.planner.probe import (
-    CompressionProbe,
+    not_repeatable,
     reproduced,
-    run_once,
-    warn_refused,
+    warn_caller,
+    without,
 )
 from speechbrain_rev.planner.profile import (
     BlockProfile,
@@ -59,11 +63,15 @@ from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 #: By how much of the peak a step without contents may differ from a real one.
 _ALIKE = 0.01
 
-# Steps of each mode that are timed, after one that is not, where profiles are kept.
+# Steps of each mode that are timed, after one that is not, where profiles are kept or
+# blocks compress.
 _REPEATS = 3
 
 # Samples in which blocks are reconstructed; what is wrong is wrong for any.
 _VERIFIED = 2
+
+# Seconds before a bar shows how far a probe is.
+_SHOWN_AFTER = 5
 
 
 def profile(
@@ -72,7 +80,7 @@ def profile(
     channels: Channels | None = None,
     max_gradient_error: float | None = None,
 ) -> Profile:
-    """Find out what each block of a step costs in each mode.
+    """Measure what each block of a step costs in each mode.
 
     Parameters
     ----------
@@ -106,8 +114,8 @@ def profile(
     --------
     >>> from speechbrain_rev.planner.step import step_of
     >>> network = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
-    >>> found = profile(step_of(network, torch.randn(4, 8), blocks="?"))
-    >>> [block.name for block in found.blocks], found.blocks[0].modes
+    >>> blocks = profile(step_of(network, torch.randn(4, 8), blocks="?")).blocks
+    >>> [block.name for block in blocks], blocks[0].modes
     (['0', '1', '2'], ['store', 'recompute'])
     """
     with step.training():
@@ -138,13 +146,14 @@ class Counted:
 
 def profiler_of(step: Step, max_gradient_error: float | None = None) -> Profiler:
     """Make what profiles a step, within ``step.training()``."""
-    if max_gradient_error is None:
-        return Profiler(step)
-    return Profiler(step, CompressionProbe(step, max_gradient_error))
+    profiler = Profiler(step)
+    if max_gradient_error is not None:
+        profiler.probe = CompressionProbe(step, max_gradient_error)
+    return profiler
 
 
 class Profiler:
-    """Finds out what the blocks of a step cost, with some channels after others.
+    """Measures what the blocks of a step cost, with some channels after others.
 
     Parameters
     ----------
@@ -160,55 +169,57 @@ class Profiler:
         if not step.is_trusted:
             refuse_what_is_compressed(step.module)
         self._refused, verified = _not_reconstructed(step)
-        self._about = {**step.about, "torch": torch.__version__}
-        if verified:
-            self._about["reconstruction"] = verified
+        self._about = {
+            **step.about,
+            "torch": torch.__version__,
+            "reconstruction": verified,
+        }
         self._known: dict[Channels | None, Counted] = {}
 
     def at(self, step: Step) -> Profiler:
         """Make one of the same step of another batch, and try nothing again."""
-        own = copy.copy(self)
-        own.step, own._known = step, {}
-        own._about = {**self._about, **step.about}
-        return own
+        other = copy.copy(self)
+        other.step, other._known = step, {}
+        other._about = {**self._about, **step.about}
+        return other
 
     def counted(self, channels: Channels | None = None) -> Counted:
         """Count what each block holds in each mode."""
         if channels not in self._known:
             if self.probe is not None:
-                found = self._counted_compressing(channels)
+                counted = self._counted_compressing(self.probe, channels)
             elif self.step.is_trusted:
-                found = Counted(self._counted_whole(channels))
+                counted = Counted(self._whole(self._shallow_counted(channels), "bytes"))
             else:
-                found = self._counted_and_checked()
-            self._known[channels] = found
+                counted = self._counted_and_checked()
+            self._known[channels] = counted
         return self._known[channels]
 
     def timed(self, channels: Channels | None = None) -> Profile:
         """Count it, and measure times or estimate them."""
-        found, step = self.counted(channels), self.step
+        counted, step = self.counted(channels), self.step
+        profile, trial = counted.profile, counted.trial
         if step.speed is not None:
-            return _estimated(found.profile, step.speed)
+            return _estimated(profile, step.speed)
         if self.probe is not None:
             seconds, how = self.probe.seconds(step.batch, channels)
-            return _about(found.profile.with_seconds(seconds), seconds=how)
-        if found.is_timed and found.trial is not None:
-            taken = measured_seconds(found.trial.network, found.trial.run, step.device)
+            return _about(profile.with_seconds(seconds), seconds=how)
+        if counted.is_timed and trial is not None:
+            seconds = measured_seconds(trial.network, trial.run, step.device)
             how = f"measured on {described(step.device)}"
-            return _about(found.profile.with_seconds(taken), seconds=how)
+            return _about(profile.with_seconds(seconds), seconds=how)
         if step.is_trusted and step.device.type != "meta":
             shallow = self._shallow_timed(channels)
-            told = "seconds", "bytes", "timed batch"
-            return self._whole(shallow, {name: shallow.about[name] for name in told})
-        return _estimated(found.profile, ASSUMED)
+            return self._whole(shallow, "seconds", "bytes", "timed batch")
+        return _estimated(profile, ASSUMED)
 
     def stored(self, channels: Channels | None = None) -> Profile:
         """Count a trusted step that stores everything, and estimate its time.
 
-        One traced step of a shallow network tells it. The profile knows no other mode.
+        One traced step of a shallow network suffices. The profile has no other mode.
         """
-        found = self._counted_whole(channels, (Mode.STORE,))
-        return _estimated(found, self.step.speed or ASSUMED)
+        shallow = self._shallow_counted(channels, (Mode.STORE,))
+        return _estimated(self._whole(shallow, "bytes"), self.step.speed or ASSUMED)
 
     @contextlib.contextmanager
     def bare(self, channels: Channels | None = None) -> Iterator[Trial]:
@@ -219,13 +230,6 @@ class Profiler:
                 trial = self.probe.compressible(trial)
             yield trial
 
-    def _counted_whole(
-        self, channels: Channels | None, modes: Sequence[Mode] = tuple(Mode)
-    ) -> Profile:
-        """Count the step by its shallow network."""
-        shallow = self._shallow_counted(channels, modes)
-        return self._whole(shallow, {"bytes": shallow.about["bytes"]})
-
     def _shallow_counted(
         self, channels: Channels | None, modes: Sequence[Mode] = tuple(Mode)
     ) -> Profile:
@@ -235,8 +239,10 @@ class Profiler:
             small = self._shallow("meta")  # Outside of fakes, which are not copied.
             with self.step.without_contents() as device:
                 trial = self.step.bare(device, small, channels)
-                how = f"counted on {_NO_CONTENTS[self.step.precision == 'fp32']}"
-                return count(trial, {"bytes": how}, with_work=True, modes=modes)
+                # Meta tensors do not know autocast.
+                kind = "meta" if self.step.precision == "fp32" else "fake"
+                about = {"bytes": f"counted on {kind} tensors"}
+                return count(trial, about, with_work=True, modes=modes)
 
         few = {} if len(modes) == len(Mode) else {"modes": ", ".join(modes)}
         return self._saved(channels, {"seconds": "not taken", **few}, make)
@@ -247,10 +253,9 @@ class Profiler:
 
         def make() -> Profile:
             small = self._shallow(step.device)
-            wanted = min(step.timed_batch or step.batch, step.batch)
             batch = batch_that_fits(
                 lambda count: stored_bytes(step.at(count), small, channels),
-                wanted,
+                _tried_batch(step),
                 step.device,
             )
             trial = step.trial(batch, small, channels)
@@ -283,17 +288,19 @@ class Profiler:
         key = {**self.step.key, "channels": str(given), **more}
         return saved_profile(key, make)
 
-    def _whole(self, shallow: Profile, about: Mapping[str, str]) -> Profile:
-        """Stretch the profile of a shallow network to that of the step's."""
+    def _whole(self, shallow: Profile, *kept: str) -> Profile:
+        """Stretch a shallow network's profile, and some of what it is about, to the step's."""
         names = list(as_network(self.step.module, self.step.blocks).named_blocks())
-        whole = shallow.stretched(names, {**self._about, **about})
+        how = {name: shallow.about[name] for name in kept}
+        whole = shallow.stretched(names, {**self._about, **how})
         return whole.without_reconstruction(self._refused)
 
-    def _counted_compressing(self, channels: Channels | None) -> Counted:
-        """Count with what compression was tried to leave."""
-        probe, step = self.probe, self.step
-        assert probe is not None
-        error = f"measured at batch {probe.batch}, of {probe.samples}"
+    def _counted_compressing(
+        self, probe: CompressionProbe, channels: Channels | None
+    ) -> Counted:
+        """Count with the sizes that compression left when it was tried."""
+        step = self.step
+        error = f"measured at batch {probe.batch}, of {step.samples}"
         about = {"gradient error": error}
         if not step.is_trusted and probe.batch == step.batch:
             trial = probe.trial._replace(network=self._reconstructing(probe.network))
@@ -305,8 +312,7 @@ class Profiler:
             how = f"counted without contents, bits measured at batch {probe.batch}"
             about |= {**self._about, "bytes": how}
             counted = count(trial, about, with_work=step.speed is not None)
-        lossy = probe.with_errors(counted.without_reconstruction(self._refused))
-        return Counted(lossy)
+        return Counted(probe.with_errors(counted.without_reconstruction(self._refused)))
 
     def _counted_and_checked(self) -> Counted:
         """Count without contents, and hold that against a real step where one can run."""
@@ -322,15 +328,13 @@ class Profiler:
             cause = error
         if measures:
             stored = None if bare is None else trace_bytes(bare.network, bare.run)
-            found = None
-            if stored is None or fits_device(
-                step.copy_bytes + stored.peak_bytes, step.device
-            ):
-                found = unless_memory_runs_out(
+            needed = 0 if stored is None else step.copy_bytes + stored.peak_bytes
+            if fits_device(needed, step.device):
+                counted = unless_memory_runs_out(
                     lambda: self._counted_where_it_is(bare, stored)
                 )
-            if found is not None:
-                return found
+                if counted is not None:
+                    return counted
             what = f"A step that stores everything does not fit on {step.device}"
             if bare is None:
                 raise MemoryError(
@@ -349,11 +353,11 @@ class Profiler:
                 "a batch with numbers, and measure=True, which counts in real steps."
             ) from cause
         _warn_of_kernels(step.module)
-        found = self._counted_on(bare, torch.device("meta"))
-        return replace(found, is_timed=False)
+        counted = self._counted_on(bare, torch.device("meta"))
+        return replace(counted, is_timed=False)
 
     def _reconstructing(self, network: Network) -> Network:
-        return Without(network, Mode.RECONSTRUCT, self._refused)
+        return without(network, Mode.RECONSTRUCT, self._refused)
 
     def _bare_after_a_step(self) -> Trial:
         """Make a trial on meta and run it once: what its first step makes is not counted."""
@@ -377,18 +381,18 @@ class Profiler:
         network.set_mode(all_stored(network))
         trial.run()
         if bare and stored and _alike(stored, trace_bytes(network, trial.run)):
-            once = run_once(network, trial.run)
-            same = bare._replace(network=Without(bare.network, Mode.RECOMPUTE, once))
+            once = not_repeatable(network, trial.run)
+            same = bare._replace(network=without(bare.network, Mode.RECOMPUTE, once))
             counted = count(same, self._about | _ON_META)
-            own = trial._replace(network=Without(network, Mode.RECOMPUTE, once))
+            own = trial._replace(network=without(network, Mode.RECOMPUTE, once))
             return Counted(counted, own, is_timed=True)
         real = self._counted_on(trial, self.step.device)
         return replace(real, needs_numbers=True)
 
     def _counted_on(self, trial: Trial, device: torch.device) -> Counted:
         """Count in steps of a trial as it is."""
-        once = run_once(trial.network, trial.run)
-        trial = trial._replace(network=Without(trial.network, Mode.RECOMPUTE, once))
+        once = not_repeatable(trial.network, trial.run)
+        trial = trial._replace(network=without(trial.network, Mode.RECOMPUTE, once))
         on_meta = device.type == "meta"
         how = {"bytes": f"counted in steps on {described(device)}"}
         about = self._about | (_ON_META if on_meta else how)
@@ -396,8 +400,6 @@ class Profiler:
         return Counted(count(trial, about, with_work=with_work), trial, is_timed=True)
 
 
-# Where bytes are counted: meta tensors know no autocast.
-_NO_CONTENTS = {True: "meta tensors", False: "fake tensors"}
 _ON_META = {"bytes": "counted on meta tensors"}
 
 
@@ -422,13 +424,17 @@ def _alike(one: Trace, other: Trace) -> bool:
     """Whether two traces of the same network are the same at each of its blocks."""
 
     def figures(trace: Trace) -> list[int]:
-        found = [trace.between_peak_bytes, trace.peak_bytes]
-        for block in trace.blocks.values():
-            found += [block.after_bytes, block.forward_peak_bytes]
-            found += [block.backward_peak_bytes or 0]
-        return found
+        of_blocks = (
+            (b.after_bytes, b.forward_peak_bytes, b.backward_peak_bytes or 0)
+            for b in trace.blocks.values()
+        )
+        return [
+            trace.between_peak_bytes,
+            trace.peak_bytes,
+            *itertools.chain(*of_blocks),
+        ]
 
-    pairs = zip(figures(one), figures(other), strict=True)
+    pairs = zip(figures(one), figures(other), strict=False)
     allowed = _ALIKE * max(one.peak_bytes, other.peak_bytes)
     return list(one.blocks) == list(other.blocks) and all(
         abs(a - b) <= allowed for a, b in pairs
@@ -437,10 +443,10 @@ def _alike(one: Trace, other: Trace) -> bool:
 
 def _warn_of_kernels(module: nn.Module) -> None:
     """Warn of layers whose kernels keep what meta tensors do not show."""
-    found = [name for name, m in module.named_modules() if isinstance(m, nn.RNNBase)]
-    if found:
+    layers = [name for name, m in module.named_modules() if isinstance(m, nn.RNNBase)]
+    if layers:
         warn_caller(
-            f"Kernels of recurrent layers ({', '.join(found)}) keep other tensors than "
+            f"Kernels of recurrent layers ({', '.join(layers)}) keep other tensors than "
             "are counted without computing: peaks can be off by a factor of two. Give "
             "a module with numbers, and measure=True, which counts in real steps."
         )
@@ -454,9 +460,21 @@ def _not_reconstructed(step: Step) -> tuple[list[str], str]:
     if not step.has_numbers:
         return [], "not verified: no numbers on meta"
     with step.autocast(step.device):
-        found = reproduced(step.module, step.few(_VERIFIED), step.blocks)
-    refused = warn_refused(found)
-    return refused, f"verified: {len(found) - len(refused)} of {len(found)} blocks"
+        same = reproduced(step.module, step.few(_VERIFIED), step.blocks)
+    refused = [name for name, is_same in same.items() if not is_same]
+    if refused:
+        warn_caller(
+            f"Not reconstructed, for their inverse does not give back what went in: "
+            f"{', '.join(refused)}. Their residual functions must compute the same twice "
+            "in evaluation, and no NaN, and streams must be exact under autocast; plans "
+            "without it store or recompute them."
+        )
+    return refused, f"verified: {len(same) - len(refused)} of {len(same)} blocks"
+
+
+def _tried_batch(step: Step) -> int:
+    """Give how many samples are run for times and gradient errors, if they fit."""
+    return min(step.timed_batch or step.batch, step.batch)
 
 
 def stored_bytes(
@@ -510,32 +528,32 @@ def count(
         )
         for name, block in network.named_blocks().items()
     }
-    found: dict[str, dict[Pair, Cost]] = {}
+    costs: dict[str, dict[Pair, Cost]] = {}
     after_bytes: dict[str, int] = {}
     work: dict[tuple[str, str], Work] = {}
     base_bytes = 0
     for chosen, trace in _traces(network, trial.run, modes, with_work):
         seen = list(trace.blocks.values())
-        # When a block ends, its caller may still have what the block before it returned
+        # When a block returns, its caller may still have what the block before it returned
         # by a name of its own, until it gives the name to something else.
         nexts = [*(block.before_bytes for block in seen[1:]), trace.backward_bytes]
-        ends = [min(b.after_bytes, x) for b, x in zip(seen, nexts, strict=True)]
+        lasting = [min(b.after_bytes, x) for b, x in zip(seen, nexts, strict=True)]
         base_bytes = held = seen[0].before_bytes
         waits = waiting_bytes(list(trace.blocks), chosen, gradient_bytes)
         before: str | None = None
-        for (name, block), end in zip(trace.blocks.items(), ends, strict=True):
+        for (name, block), after in zip(trace.blocks.items(), lasting, strict=True):
             own = chosen[name]
             backward = (block.backward_peak_bytes or 0) - waits[name]
             peak = max(block.forward_peak_bytes, backward)
-            cost = Cost(end - held, max(0, peak - held), seconds=0.0)
-            found.setdefault(name, {}).setdefault((before, own), cost)
-            before, held = own, end
+            cost = Cost(after - held, max(0, peak - held), seconds=0.0)
+            costs.setdefault(name, {}).setdefault((before, own), cost)
+            before, held = own, after
         assert before is not None
-        after = trace.between_peak_bytes - held
-        after_bytes[before] = max(after_bytes.get(before, 0), after)
+        between = trace.between_peak_bytes - held
+        after_bytes[before] = max(after_bytes.get(before, 0), between)
         for name, done in trace.work.items():
             work.setdefault((name, chosen.get(name, "")), done)
-    blocks = [BlockProfile(n, gradient_bytes[n], costs) for n, costs in found.items()]
+    blocks = [BlockProfile(n, gradient_bytes[n], c) for n, c in costs.items()]
     return Profile(blocks, base_bytes, after_bytes, 0.0, about, work=work)
 
 
@@ -570,3 +588,234 @@ def _traces(
                 if seen.backward_peak_bytes is None and Mode.STORE in allowed[name]:
                     allowed[name] = (Mode.STORE,)
             yield {name: mode.value for name, mode in chosen.items()}, trace
+
+
+class CompressionProbe:
+    """What compression leaves of a step's activations, and does to its gradient.
+
+    Steps run on a copy where the step runs, of as many samples as fit.
+
+    Parameters
+    ----------
+    step : Step
+        With numbers, within ``step.training()``.
+    max_gradient_error : float
+        What plans may have.
+
+    Attributes
+    ----------
+    batch : int
+        Samples that were tried.
+    limit : float
+        What plans may have.
+    squared_errors : dict of str to float
+        Of blocks that may compress, which are those in which that makes a tensor smaller:
+        the square of the error of all weights' gradients, as a part of their norm, where
+        that block alone compresses.
+    trial : Trial
+        The copy. Its step always begins with the same random numbers and buffers.
+    network : Network
+        Blocks of the copy, which may compress.
+
+    Raises
+    ------
+    ValueError
+        If the limit is no number above 0, the step has no numbers, or its gradient is
+        zero or not finite.
+    MemoryError
+        If not even one sample fits, all stored, or memory ran out.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.planner.step import step_of
+    >>> layer = lambda: nn.Sequential(nn.Conv1d(8, 8, 3), nn.BatchNorm1d(8), nn.ReLU())
+    >>> network = nn.Sequential(layer(), layer(), nn.Flatten())
+    >>> probe = CompressionProbe(step_of(network, torch.randn(4, 8, 50), blocks="?"), 0.1)
+    >>> sorted(probe.squared_errors)
+    ['0', '1']
+    >>> 0 < probe.gradient_error({"0": "compress", "1": "store", "2": "store"}) < 0.1
+    True
+    """
+
+    def __init__(self, step: Step, max_gradient_error: float) -> None:
+        self.limit = checked_limit(max_gradient_error)
+        if not step.has_numbers:
+            raise ValueError(
+                "max_gradient_error needs numbers: what compression costs depends on "
+                "weights and on data, and the module or its example batch is on the meta "
+                "device. Give both with contents, or leave max_gradient_error out for a "
+                "lossless plan."
+            )
+        self._device = step.device
+        self.batch = _batch_that_stores(step)
+        if unless_memory_runs_out(lambda: self._try(step)) is None:
+            raise MemoryError(
+                f"Memory ran out on {step.device} while it was tried what compression "
+                f"does to the gradient of {self.batch} samples, all stored. End what else "
+                "uses it, give a smaller batch, or leave max_gradient_error out."
+            )
+
+    def _try(self, step: Step) -> bool:
+        trial = step.trial(self.batch)
+        self._weights = [p for p in trial.module.parameters() if p.requires_grad]
+        self._timed_run = without_optimizer()(trial.run)
+        self.trial = trial._replace(run=_repeatable(trial.module, trial.run))
+        self._stored = all_stored(trial.network)
+        self._exact = [g.clone() for g in self._gradients({})]
+        self._norm = _norm(self._exact)
+        if not 0 < self._norm < math.inf:
+            raise ValueError(
+                f"The norm of the example batch's gradient is {self._norm}, of which no "
+                "relative error can be measured. Give a batch and a loss that train the "
+                "network."
+            )
+        self.squared_errors: dict[str, float] = {}
+        records = trial.network.compression.records  # type: ignore[attr-defined]
+        candidates = [n for n, m in self._stored.items() if m is Mode.STORE]
+        for name in tqdm(
+            candidates, "gradient errors", unit="block", leave=False, delay=_SHOWN_AFTER
+        ):
+            error = self.gradient_error({name: Mode.COMPRESS.value})
+            smaller = any(r.kept_bytes < r.original_bytes for r in records.values())
+            if smaller and math.isfinite(error):
+                self.squared_errors[name] = error**2
+        self.gradient_error(dict.fromkeys(self.squared_errors, Mode.COMPRESS.value))
+        self._bits = {layer: record.bits for layer, record in records.items()}
+        self.network: Network = compressible(trial.network, self.squared_errors)
+        return True
+
+    def gradient_error(self, modes: Mapping[str, str]) -> float:
+        """Run a step and measure the relative error of its gradient.
+
+        Parameters
+        ----------
+        modes : mapping of str to str
+            Of blocks; the others store.
+
+        Returns
+        -------
+        float
+            Norm of the difference from the gradient of the step that stores, of all
+            weights together, divided by that one's norm; 0.01 is one percent. What
+            float streams lose is among it.
+        """
+        pairs = zip(self._gradients(modes), self._exact, strict=True)
+        return _norm(own - exact for own, exact in pairs) / self._norm
+
+    def seconds(
+        self, batch: int, channels: Channels | None
+    ) -> tuple[dict[tuple[str, str], float], str]:
+        """Measure the times of the copy, scaled to a batch; and in words, how."""
+        self.set_channels(channels)
+        taken = measured_seconds(
+            self.network, self._timed_run, self._device, repeats=_REPEATS
+        )
+        how = f"measured on {described(self._device)}, at batch {self.batch}"
+        return {key: s * batch / self.batch for key, s in taken.items()}, how
+
+    def set_channels(self, channels: Channels | None) -> None:
+        """Work on some channels at a time from now on."""
+        if channels is not None:
+            self.trial.module.set_channels(channels)  # type: ignore[operator]
+
+    def compressible(self, bare: Trial) -> Trial:
+        """Let the blocks of a trial without contents compress as the copy's did."""
+        network: Any = bare.network
+        network.compression.assumed_bits = dict(self._bits)
+        return bare._replace(
+            network=compressible(network, self.squared_errors),
+            run=without_optimizer()(bare.run),
+        )
+
+    def with_errors(self, profile: Profile) -> Profile:
+        """Give a profile what compression does to the gradient."""
+        return profile.with_errors(self.squared_errors, self.limit)
+
+    def _gradients(self, modes: Mapping[str, str]) -> list[Tensor]:
+        with keeping_modes(self.trial.network):
+            self.trial.network.set_mode({**self._stored, **modes})
+            self.trial.run()
+        return [p.grad for p in self._weights if p.grad is not None]
+
+
+def _batch_that_stores(step: Step) -> int:
+    """Give how many samples are tried: as many as fit, all stored."""
+    wanted = _tried_batch(step)
+
+    def needed_bytes(count: int) -> int:
+        try:
+            return step.copy_bytes + stored_bytes(step.at(count))
+        except NoStep as error:
+            if count == wanted:
+                raise
+            raise MemoryError(
+                f"The example batch does not fit on {step.device}. {error}"
+            ) from None
+        except Exception:  # whatever a network does without its numbers
+            return 0
+
+    try:
+        return batch_that_fits(needed_bytes, wanted, step.device)
+    except MemoryError as error:
+        raise MemoryError(
+            f"{error} A step that stores everything is run for max_gradient_error, for "
+            "the exact gradient; leave it out for a lossless plan."
+        ) from None
+
+
+def checked_limit(max_gradient_error: float) -> float:
+    """Take a limit of the gradient's error.
+
+    Raises
+    ------
+    ValueError
+        If it is no finite number above 0.
+
+    Examples
+    --------
+    >>> checked_limit(0.01)
+    0.01
+    """
+    given = max_gradient_error
+    if not (type(given) in (int, float) and 0 < given < math.inf):
+        raise ValueError(
+            f"max_gradient_error is {given!r}; it must be a number above 0 and finite, as "
+            "0.01 for one percent of the gradient's norm. Leave it out for a lossless "
+            "plan."
+        )
+    return float(given)
+
+
+@contextlib.contextmanager
+def without_optimizer() -> Iterator[None]:
+    """Let bounds that follow an optimizer be as they are: a copy has none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Error bounds are to follow momentum")
+        yield
+
+
+def _repeatable(module: nn.Module, step: Run) -> Run:
+    """Make a step begin with gradients of zero, and each time as if it were the first."""
+    buffers = [(b, b.clone()) for b in module.buffers()]
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    gpus = random_devices(device)
+    numbers = torch.get_rng_state(), [torch.cuda.get_rng_state(gpu) for gpu in gpus]
+
+    def run() -> None:
+        for p in module.parameters():
+            if p.grad is not None:
+                p.grad.zero_()
+        for buffer, begun in buffers:
+            buffer.copy_(begun)
+        with torch.random.fork_rng(gpus), without_optimizer():
+            torch.set_rng_state(numbers[0])
+            for gpu, state in zip(gpus, numbers[1], strict=True):
+                torch.cuda.set_rng_state(state, gpu)
+            step()
+
+    return run
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    """Norm of all together; NaN and infinity are not lost in it."""
+    return math.sqrt(math.fsum(float(x.double().square().sum()) for x in tensors))

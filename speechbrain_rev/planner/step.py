@@ -18,11 +18,17 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from speechbrain_rev.devices import random_devices
 from speechbrain_rev.planner.memory import make_gradients
-from speechbrain_rev.planner.network import Network, as_network
+from speechbrain_rev.planner.network import (
+    Network,
+    as_network,
+    call,
+    own_batch,
+    tensors_of,
+)
 from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.planner.trace import Run
 from speechbrain_rev.reversible.norm import BatchNorm
@@ -428,44 +434,6 @@ def sum_of_squares(outputs: Any) -> Tensor:
             "loss that makes one of it."
         )
     return torch.stack([y.square().sum() for y in wanted]).sum()
-
-
-def tensors_of(tree: Any) -> list[Tensor]:
-    """List the tensors in nested tuples, lists and dicts."""
-    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
-
-
-def own_batch(batch: Any, device: torch.device | str | None = None) -> Any:
-    """Detach a batch, so that no gradient reaches what it was made of.
-
-    Parameters
-    ----------
-    batch : tensor, or tuple, list or dict of such
-        The batch.
-    device : torch.device or str or None
-        Where its tensors shall be; None leaves them where they are.
-
-    Returns
-    -------
-    tensor, or tuple, list or dict of such
-        The same numbers, which need gradients where the batch's do.
-    """
-
-    def own(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        # What was made in inference mode cannot be trained on.
-        numbers = x.clone() if x.is_inference() else x.detach()
-        return numbers.to(device or x.device).requires_grad_(x.requires_grad)
-
-    return tree_map(own, batch)
-
-
-def call(module: nn.Module, batch: Any) -> Any:
-    """Call a module: a tuple or list are its arguments, a dict its keywords."""
-    if isinstance(batch, Mapping):
-        return module(**batch)
-    return module(*batch) if isinstance(batch, tuple | list) else module(batch)
 
 
 def trainable(module: _Module) -> _Module:

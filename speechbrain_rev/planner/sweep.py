@@ -72,7 +72,7 @@ class LinearTime:
     sample_seconds : float
         t1.
     worst_deviation : float
-        The largest share by which a time is off; 0 from two batches, which say nothing.
+        The largest share by which a time is off; 0 from two batches, which prove nothing.
     """
 
     fixed_seconds: float
@@ -113,6 +113,10 @@ class Sweep:
         return max(self.plans, key=lambda plan: plan.samples_per_second)
 
     @property
+    def _planned(self) -> list[BatchPlan]:
+        return [plan for plan in self.plans if plan.modes]
+
+    @property
     def out_of_memory(self) -> list[int]:
         """Batches at which memory ran out while they were profiled."""
         return [plan.batch for plan in self.plans if not plan.modes]
@@ -123,7 +127,7 @@ class Sweep:
             f"best batch {best.batch}: {best.samples_per_second:.1f} samples a second, "
             f"peak {size_text(best.predicted_bytes)} of {size_text(self.budget_bytes)}"
         ]
-        largest = max(plan.batch for plan in self.plans if plan.modes)
+        largest = max(plan.batch for plan in self._planned)
         is_best = "that one" if largest == best.batch else str(largest)
         lines.append(f"the largest batch with a plan is {is_best}")
         if self.infeasible_batch is not None:
@@ -138,14 +142,12 @@ class Sweep:
         return "\n".join(lines)
 
     def _fit(self, time: LinearTime) -> str:
-        """Write how seconds of a step grow with the batch, and how far that is true."""
+        """Put in words how seconds of a step grow with the batch, and how exactly."""
         fit = f"t0 {time.fixed_seconds:8.3g}  t1 {time.sample_seconds:8.3g}  "
-        if sum(bool(plan.modes) for plan in self.plans) < _FEWEST_FITTED:
+        if len(self._planned) < _FEWEST_FITTED:
             return f"{fit}too few batches to know whether it is so"
-        fit += f"off by {100 * time.worst_deviation:.1f} % at most"
-        if time.worst_deviation > _NOTICED_DEVIATION:
-            fit += ": not linear in the batch"
-        return fit
+        bent = ": not linear in the batch" * (time.worst_deviation > _NOTICED_DEVIATION)
+        return f"{fit}off by {100 * time.worst_deviation:.1f} % at most{bent}"
 
 
 def sweep(
@@ -200,8 +202,7 @@ def sweep(
     >>> from speechbrain_rev.planner.timing import ASSUMED
     >>> network = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     >>> step = step_of(network, torch.randn(8, 64), blocks="?", speed=ASSUMED)
-    >>> found = sweep(step, [8, 16], "1GB")
-    >>> found.best.batch
+    >>> sweep(step, [8, 16], "1GB").best.batch
     16
     """
     budget = whole_bytes("budget_bytes", budget_bytes)
@@ -235,32 +236,29 @@ def _swept(
             plans.append(BatchPlan(batch, {}, 0, 0.0))
             continue
         if not chosen.fits:
-            if not any(plan.modes for plan in plans):
+            if not uniform:
                 raise refusal(own, budget_bytes, chosen.peak_bytes)
             infeasible_batch = batch
             break
-        about = about or chosen.profile.about
+        profile = chosen.profile
+        about = about or profile.about
         other = _checked_seconds(other_seconds()) if other is None else other
-        peak = chosen.peak_bytes + own.step.fixed_bytes(batch)
-        seconds = chosen.profile.seconds(chosen.modes) + other
-        timed = chosen.profile.about.get("timed batch")
+        timed = profile.about.get("timed batch")
         plans.append(
             BatchPlan(
                 batch,
                 chosen.modes,
-                peak,
-                seconds,
+                chosen.peak_bytes + own.step.fixed_bytes(batch),
+                chosen.seconds + other,
                 chosen.channels,
                 None if timed is None else int(timed),
             )
         )
         for mode in Mode:
-            if any(mode.value in block.modes for block in chosen.profile.blocks):
+            if any(mode.value in block.modes for block in profile.blocks):
                 points = uniform.setdefault(mode.value, {})
-                points[batch] = (
-                    chosen.profile.seconds(chosen.profile.uniform(mode)) + other
-                )
-    if not any(plan.modes for plan in plans):
+                points[batch] = profile.seconds(profile.uniform(mode)) + other
+    if not uniform:
         raise MemoryError(
             f"Memory ran out while batches {list(sizes)} were profiled. Try smaller ones, "
             "or estimate times instead of measuring them."

@@ -14,14 +14,17 @@ import numpy as np
 import torch
 
 from speechbrain_rev.modes import Mode, fallback
-from speechbrain_rev.planner.documents import parsed, reading, texts
 from speechbrain_rev.planner.network import Network, keeping_modes
+from speechbrain_rev.planner.profile import parsed, reading, texts
 from speechbrain_rev.planner.trace import Run, Work, trace_seconds
 from speechbrain_rev.sizes import GIB
 
 # What a mode takes more than STORE where no clock shows how much: solvers count in
 # picoseconds, so that this is seen, and blocks take far longer.
 _MORE_SECONDS = 1e-9
+
+# Copied to measure how fast a device does that: some milliseconds of a GPU.
+_COPIED_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Speed:
     operations_per_second : float
         Of operations that do nothing.
     host_bytes_per_second : float
-        Copied between the device and the machine.
+        Copied between the device and the machine; infinite on a CPU.
     about : mapping of str to str
         Under "device" which one, then how this was measured.
 
@@ -92,7 +95,7 @@ class Speed:
 
     @property
     def rates(self) -> str:
-        """The three of them that times depend on, in words."""
+        """All but the last of them, in words: no mode of a plan copies to the host."""
         return (
             f"{self.flops_per_second / 1e12:.3g} TFLOP/s, "
             f"{self.bytes_per_second / GIB:.3g} GiB/s, "
@@ -147,7 +150,7 @@ ASSUMED = Speed(
 def fitted_speed(
     works: Sequence[Work], seconds: Sequence[float], about: Mapping[str, str]
 ) -> Speed:
-    """Find the speeds that explain times of blocks best.
+    """Find the speeds that explain times of blocks best; copies to the host are not fitted.
 
     Parameters
     ----------
@@ -169,8 +172,8 @@ def fitted_speed(
     >>> works = [Work(10**9, 10**6, 50), Work(10**8, 10**8, 10), Work(10**7, 10**5, 90)]
     >>> true = Speed(1e12, 1e11, 1e5, {"device": "an example"})
     >>> seconds = [true.seconds(work) for work in works]
-    >>> found = fitted_speed(works, seconds, true.about)
-    >>> f"{found.flops_per_second:.2g} {found.bytes_per_second:.2g}"
+    >>> fitted = fitted_speed(works, seconds, true.about)
+    >>> f"{fitted.flops_per_second:.2g} {fitted.bytes_per_second:.2g}"
     '1e+12 1e+11'
     """
     from scipy.optimize import nnls
@@ -281,6 +284,30 @@ def beyond_noise(
     return medians
 
 
+def copied_bytes_per_second(device: torch.device) -> float:
+    """Measure how fast a device copies to the machine's memory and back.
+
+    Parameters
+    ----------
+    device : torch.device
+        A GPU, or the CPU.
+
+    Returns
+    -------
+    float
+        Bytes a second, of pageable memory; infinite on a CPU, which has nothing to copy.
+
+    Examples
+    --------
+    >>> copied_bytes_per_second(torch.device("cpu"))
+    inf
+    """
+    if device.type == "cpu":
+        return math.inf
+    x = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=device)
+    return 2 * x.nbytes / seconds_of(lambda: x.cpu().to(device), device)
+
+
 def seconds_of(
     run: Callable[[], Any], device: torch.device, *, repeats: int = 5
 ) -> float:
@@ -314,7 +341,7 @@ def seconds_of(
 def interleaved_seconds(
     runs: Mapping[str, Callable[[], Any]], device: torch.device, *, repeats: int
 ) -> dict[str, list[float]]:
-    """Take times by the clock in turn, so that a machine's mood meets all alike.
+    """Take times by the clock in turn, so that load on the machine meets all alike.
 
     Parameters
     ----------

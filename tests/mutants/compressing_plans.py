@@ -2,49 +2,49 @@
 
 from .mutant import Mutant
 
-CAPPED = "tests/unit/planner/test_capped.py"
-COMPRESS = "tests/unit/planner/test_compress.py"
+KNAPSACK = "tests/unit/planner/test_knapsack.py"
+PLANS = "tests/unit/planner/test_plan.py"
+PROFILING = "tests/unit/planner/test_profiling.py"
 TRAINING = "tests/unit/catalog/test_plans.py"
-CAPPED_CODE = "speechbrain_rev/planner/knapsack.py"
+KNAPSACK_CODE = "speechbrain_rev/planner/knapsack.py"
 NETWORK_CODE = "speechbrain_rev/planner/network.py"
 PROFILE_CODE = "speechbrain_rev/planner/profile.py"
-SAVING_CODE = "speechbrain_rev/compression/activations.py"
 ACTIVATIONS_CODE = "speechbrain_rev/compression/activations.py"
-PROBE_CODE = "speechbrain_rev/planner/probe.py"
+PROBE_CODE = "speechbrain_rev/planner/profiling.py"
 WITHIN_CODE = "speechbrain_rev/planner/plan.py"
 RUN_PLAN_CODE = "speechbrain_rev/catalog/plans.py"
 
 COMPRESSING_PLANS = [
     Mutant(
         "compressing plan: the error may be twice its limit",
-        CAPPED_CODE,
+        KNAPSACK_CODE,
         "return squared_error(problem, modes) <= limit * (1 + ROUNDING)",
         "return squared_error(problem, modes) <= limit * 4",
-        CAPPED,
+        KNAPSACK,
         "within_both_limits",
     ),
     Mutant(
         "compressing plan: no price of the error is tried",
-        CAPPED_CODE,
+        KNAPSACK_CODE,
         "for _ in range(_PRICES):",
         "for _ in range(0):",
-        CAPPED,
+        KNAPSACK,
         "long_chains",
     ),
     Mutant(
         "compressing plan: what is left of the limit is not used up",
-        CAPPED_CODE,
+        KNAPSACK_CODE,
         "        _repaired(problem, modes, budget_bytes, max_squared_error)\n",
         "        modes\n",
-        CAPPED,
+        KNAPSACK,
         "within_both_limits",
     ),
     Mutant(
         "compressing plan: what is needed is said as if there were no limit",
-        CAPPED_CODE,
+        KNAPSACK_CODE,
         "        least = lightest_capped(problem, max_squared_error)\n",
         "        least = lightest(problem)\n",
-        CAPPED,
+        KNAPSACK,
         "what_is_needed",
     ),
     Mutant(
@@ -52,23 +52,23 @@ COMPRESSING_PLANS = [
         PROFILE_CODE,
         "if self.gradient_error(m) ** 2 <= limit]",
         "]",
-        COMPRESS,
-        "heeded",
+        PLANS,
+        "error_that_is_above",
     ),
     Mutant(
         "compressing plan: the measured error is not compared",
         WITHIN_CODE,
         "        if error <= limit:\n",
         "        if True:\n",
-        COMPRESS,
-        "heeded",
+        PLANS,
+        "error_that_is_above",
     ),
     Mutant(
         "compressing plan: where no limit is kept the last plan compresses all the same",
         WITHIN_CODE,
         "return solve(replace(profile, max_gradient_error=0.0))",
         "return solve(profile)",
-        COMPRESS,
+        PLANS,
         "keeps_the_limit",
     ),
     Mutant(
@@ -76,15 +76,15 @@ COMPRESSING_PLANS = [
         WITHIN_CODE,
         "            if error.needed_bytes > left_bytes:\n",
         "            if False:\n",
-        COMPRESS,
+        PLANS,
         "needs_is_reported",
     ),
     Mutant(
         "compressing plan: a batch that does not fit is tried as a whole",
         PROBE_CODE,
-        "return batch_that_fits(stored_bytes, wanted, step.device)",
+        "return batch_that_fits(needed_bytes, wanted, step.device)",
         "return wanted",
-        COMPRESS,
+        PROFILING,
         "tried_in_part",
     ),
     Mutant(
@@ -92,7 +92,7 @@ COMPRESSING_PLANS = [
         PROBE_CODE,
         "self.squared_errors[name] = error**2",
         "self.squared_errors[name] = error",
-        COMPRESS,
+        PLANS,
         "no_lossless_one_fits",
     ),
     Mutant(
@@ -100,15 +100,15 @@ COMPRESSING_PLANS = [
         PROBE_CODE,
         "                p.grad.zero_()\n",
         "                pass\n",
-        COMPRESS,
+        PLANS,
         "no_lossless_one_fits",
     ),
     Mutant(
         "compressing plan: blocks that nothing makes smaller may compress",
         PROBE_CODE,
-        "if self._smaller() and math.isfinite(error):",
+        "if smaller and math.isfinite(error):",
         "if True:",
-        COMPRESS,
+        PROFILING,
         "does_not_cover",
     ),
     Mutant(
@@ -116,7 +116,7 @@ COMPRESSING_PLANS = [
         ACTIVATIONS_CODE,
         "own = Compressing(network, compression, everywhere=False)",
         "own = Compressing(network, compression)",
-        COMPRESS,
+        PLANS,
         "no_lossless_one_fits or limit_of_its_error",
     ),
     Mutant(
@@ -124,12 +124,12 @@ COMPRESSING_PLANS = [
         NETWORK_CODE,
         "            stop_compressing(self.module)\n            return\n",
         "            return\n",
-        COMPRESS,
-        "taken_back",
+        PLANS,
+        "no_lossless_one_fits",
     ),
     Mutant(
         "compressing plan: all layers are counted with the same bits",
-        SAVING_CODE,
+        ACTIVATIONS_CODE,
         "bits = self._assumed_bits.get(wanted.layer, ASSUMED_BITS)",
         "bits = ASSUMED_BITS",
         TRAINING,

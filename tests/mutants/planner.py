@@ -9,7 +9,7 @@ TRACE_TESTS = "tests/unit/planner/test_trace.py"
 PLAN_CODE = "speechbrain_rev/planner/plan.py"
 PROFILE_CODE = "speechbrain_rev/planner/profile.py"
 PROFILING_CODE = "speechbrain_rev/planner/profiling.py"
-PROBE_CODE = "speechbrain_rev/planner/probe.py"
+NETWORK_CODE = "speechbrain_rev/planner/network.py"
 STEP_CODE = "speechbrain_rev/planner/step.py"
 
 PLANNER = [
@@ -55,7 +55,7 @@ PLANNER = [
     ),
     Mutant(
         "planner: what cannot run again is recomputed",
-        PROBE_CODE,
+        NETWORK_CODE,
         "return list(alone)",
         "return []",
         PROFILING_TESTS,
@@ -74,14 +74,14 @@ PLANNER = [
         STEP_CODE,
         "torch.inference_mode(False)",
         "contextlib.nullcontext()",
-        PROFILING_TESTS,
+        STEP_TESTS,
         "gradients_are_off",
     ),
     Mutant(
         "planner: a plan over the budget is not made anew",
         PLAN_CODE,
-        "allowed -= found.measured_bytes - budget_bytes",
-        "return found",
+        "allowed -= tried.measured_bytes - budget_bytes",
+        "return tried",
         PLAN_TESTS,
         "above_their_prediction",
     ),
@@ -98,7 +98,7 @@ PLANNER = [
         PLAN_CODE,
         "trial.run()  # What a first step makes is not counted.",
         "pass",
-        STEP_TESTS,
+        PLAN_TESTS,
         "largest_batch_has_a_plan and made",
     ),
     Mutant(
@@ -106,15 +106,15 @@ PLANNER = [
         PROFILING_CODE,
         "return replace(real, needs_numbers=True)",
         "return real",
-        STEP_TESTS,
-        "counted_in_real_steps",
+        PLAN_TESTS,
+        "other_batches_are_not_known",
     ),
     Mutant(
         "planner: one sample without batch statistics ends the search of a batch",
         PLAN_CODE,
         "return _needed_bytes(profiler, lightest, 2)",
         "raise",
-        STEP_TESTS,
+        PLAN_TESTS,
         "largest_batch_has_a_plan and normalised",
     ),
     Mutant(
@@ -122,7 +122,7 @@ PLANNER = [
         "speechbrain_rev/sizes.py",
         "-(-size_bytes * 10 // MIB)",
         "(size_bytes * 10 // MIB)",
-        STEP_TESTS,
+        PLAN_TESTS,
         "each_is_enough",
     ),
     Mutant(
@@ -138,8 +138,8 @@ PLANNER = [
         "speechbrain_rev/planner/sweep.py",
         "profiler_of(step.at(sizes[0]), max_gradient_error)",
         "profiler_of(step.at(sizes[0]), None)",
-        STEP_TESTS,
-        "swept_where",
+        PLAN_TESTS,
+        "more_samples_fit",
     ),
     Mutant(
         "planner: tensors of other devices are counted too",

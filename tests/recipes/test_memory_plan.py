@@ -11,7 +11,7 @@ import torch
 from speechbrain_rev.catalog.plans import in_words
 from speechbrain_rev.compression import reference
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.planner.probe import CompressionProbe
+from speechbrain_rev.planner.profiling import CompressionProbe
 from tests.recipes.runs import FEW_STEPS, arguments, assert_same_weights
 
 #: A chunk that is searched.

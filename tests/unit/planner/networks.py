@@ -1,5 +1,6 @@
 """Networks to plan, small enough for a test, and training steps of them on meta."""
 
+import copy
 import functools
 import random
 
@@ -9,13 +10,12 @@ from torch import nn
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner import profile, step_of
-from speechbrain_rev.planner.memory import LiveBytes
+from speechbrain_rev.planner.memory import LiveBytes, make_gradients
 from speechbrain_rev.planner.network import as_network
 from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.profiling import count
 from speechbrain_rev.planner.step import Trial
 from speechbrain_rev.planner.timing import ASSUMED
-from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 
 MIB = 2**20
@@ -30,24 +30,30 @@ CHUNK = 900_000
 SCALARS = 4096
 
 
+def half(width):
+    return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh())
+
+
+def chain(depth, width, streams="exact"):
+    couplings = [AdditiveCoupling(half(width), half(width)) for _ in range(depth)]
+    return ReversibleChain(couplings, streams=streams)
+
+
 class Chained(nn.Module):
     """A chain between two ordinary layers, as in a network that somebody else wrote."""
 
     def __init__(self, depth=5, width=24, streams="exact"):
         super().__init__()
         self.head = nn.Linear(16, 2 * width)
-        self.body = ReversibleChain(
-            [AdditiveCoupling(half(width), half(width)) for _ in range(depth)],
-            streams=streams,
-        )
+        self.body = chain(depth, width, streams)
         self.tail = nn.Linear(2 * width, 8)
 
     def forward(self, x):
         return self.tail(torch.cat(self.body(*self.head(x).chunk(2, dim=1)), dim=1))
 
 
-def half(width):
-    return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh())
+def layers(width, hidden):
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
 
 def plain(depth=6, width=64):
@@ -55,8 +61,26 @@ def plain(depth=6, width=64):
     return nn.Sequential(*(layers(width, width * (1 + i % 3)) for i in range(depth)))
 
 
-def layers(width, hidden):
-    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+class Scaled(nn.Sequential):
+    """Takes two arguments, by place or by name."""
+
+    def forward(self, feats, scale):
+        return super().forward(feats * scale)
+
+
+def convolutions(channels, count):
+    """Layers whose inputs can be compressed."""
+    return nn.Sequential(
+        *(
+            layer
+            for _ in range(count)
+            for layer in (
+                nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+                nn.BatchNorm2d(channels),
+                nn.ReLU(),
+            )
+        )
+    )
 
 
 #: Modules, their inputs, and the names of blocks to be given.
@@ -73,10 +97,9 @@ OTHERS = {
 
 
 def on_meta(module, *inputs):
-    """A module without contents, and a training step of it."""
-    module = module.to("meta")
-    for p in module.parameters():
-        p.grad = torch.zeros_like(p)
+    """A copy of a module without contents, and a training step of it."""
+    module = copy.deepcopy(module).to("meta")
+    make_gradients(module)
     inputs = [x.to("meta") for x in inputs]
     return module, lambda: module(*inputs).square().sum().backward()
 
@@ -98,21 +121,23 @@ def other_on_meta(name):
     return as_network(module, blocks), step
 
 
-def profile_of(network, step):
+def profile_of(network, step, **given):
     """Bytes only, as if no block took any time."""
-    return count(Trial(network, network, step), {"network": "small"})
+    return count(Trial(network, network, step), {"network": "small"}, **given)
 
 
 def profile_module(module, x, *, measure=True, **given):
     """The profile of any module."""
-    speed = None if measure else ASSUMED
-    return profile(step_of(module, x, speed=speed, **given))
+    return profile(step_of(module, x, speed=None if measure else ASSUMED, **given))
 
 
 @functools.cache
-def profiled_on_meta(name, streams):
-    """An encoder, a step of it and its profile, made once: each test gives it modes."""
-    network, step = encoder_on_meta(name, streams=streams)
+def profiled_on_meta(name, streams="exact"):
+    """A network, a step of it and its profile, made once: each test gives it modes."""
+    if name in OTHERS:
+        network, step = other_on_meta(name)
+    else:
+        network, step = encoder_on_meta(name, streams=streams)
     return network, step, profile_of(network, step)
 
 
@@ -137,19 +162,15 @@ def gradients(module, x, loss_seed=7):
     y = module(x)
     generator = torch.Generator().manual_seed(loss_seed)
     (y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum().backward()
-    found = {name: p.grad.clone() for name, p in module.named_parameters()}
-    return found | {name: b.clone() for name, b in module.named_buffers()}
+    of_weights = {name: p.grad.clone() for name, p in module.named_parameters()}
+    return of_weights | {name: b.clone() for name, b in module.named_buffers()}
 
 
-def trace_work(network, step):
-    """What each block does in a training step."""
-    return trace_bytes(network, step, with_work=True).work
-
-
-def estimated_seconds(network, step, speed=ASSUMED):
-    """Times by block and mode, from counts of operations."""
-    work = count(Trial(network, network, step), {}, with_work=True).work
-    return {key: speed.seconds(each) for key, each in work.items()}
+def assert_equal_tensors(first, second):
+    """Hold that two dicts have the same tensors to the bit."""
+    assert first.keys() == second.keys()
+    for name, x in first.items():
+        assert torch.equal(x, second[name]), name
 
 
 def run_within(profile, network, step, budget_bytes):

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -33,7 +34,7 @@ OF_THE_TABLE = {
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_each_question_has_one_definition(question):
     """A private twin, as ``_sweep``, is one too; commands of the same name parse options."""
-    found = {
+    definitions = {
         (path.relative_to(PACKAGE).as_posix(), question)
         for path in PACKAGE.rglob("*.py")
         for node in ast.walk(_tree(path))
@@ -42,7 +43,7 @@ def test_each_question_has_one_definition(question):
         and path.parent.name != "cli"
     }
     module = getattr(planner, question).__module__.removeprefix("speechbrain_rev.")
-    assert found - OF_THE_TABLE == {(f"{module.replace('.', '/')}.py", question)}
+    assert definitions - OF_THE_TABLE == {(f"{module.replace('.', '/')}.py", question)}
 
 
 def _definitions():
@@ -50,49 +51,36 @@ def _definitions():
     for house in HOUSES:
         for path in sorted((PACKAGE / house).glob("*.py")):
             for node in ast.walk(_tree(path)):
-                for child in ast.iter_child_nodes(node):
-                    if not isinstance(child, ast.FunctionDef | ast.ClassDef):
-                        continue
-                    is_inner = not isinstance(node, ast.Module | ast.ClassDef)
-                    if not child.name.startswith("_") and not is_inner:
-                        yield path, child, isinstance(node, ast.ClassDef)
+                if not isinstance(node, ast.Module | ast.ClassDef):
+                    continue
+                for child in node.body:
+                    is_one = isinstance(child, ast.FunctionDef | ast.ClassDef)
+                    if is_one and not child.name.startswith("_"):
+                        yield path, child
 
 
 @cache
-def _code():
-    """Give all that is run but tests, with the names that each of its files imports."""
+def _uses():
+    """Give the places where names are loaded or imported, but for tests, by name."""
     paths = [p for folder in ("recipes", "docs") for p in (ROOT / folder).rglob("*.py")]
-    return {
-        path: {
-            (node.module, alias.name)
-            for node in ast.walk(_tree(path))
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
-        for path in [*PACKAGE.rglob("*.py"), *paths]
-    }
-
-
-@cache
-def _attributes():
-    """Give what stands before each attribute, also of ``getattr``, and where that is."""
-    found = []
-    for path in _code():
+    uses = defaultdict(list)
+    for path in [*PACKAGE.rglob("*.py"), *paths]:
         for node in ast.walk(_tree(path)):
+            names = []
             match node:
-                case ast.Attribute(value=before, attr=name):
-                    found.append((ast.unparse(before), name, path, node.lineno))
-                case ast.Call(
-                    func=ast.Name(id="getattr" | "hasattr"),
-                    args=[before, ast.Constant(value=name), *_],
-                ):
-                    found.append((ast.unparse(before), name, path, node.lineno))
-                # Cells of tables read attributes by their dotted names.
-                case ast.Call(
-                    func=ast.Name(id="_of"), args=[ast.Constant(value=name), *_]
-                ):
-                    found += [("row", n, path, node.lineno) for n in name.split(".")]
-    return found
+                case ast.Attribute(attr=name):
+                    names = [name]
+                case ast.Name(id=name, ctx=ast.Load()):  # of this file's own
+                    names = [f"{path}: {name}"]
+                case ast.ImportFrom(names=imported) if path.name != "__init__.py":
+                    names = [alias.name for alias in imported]
+                # Tables and getattr read attributes by their names, dotted ones too.
+                case ast.Call(args=args):
+                    texts = [a.value for a in args if isinstance(a, ast.Constant)]
+                    names = ".".join(map(str, texts)).split(".")
+            for name in names:
+                uses[name].append((path, node.lineno))
+    return uses
 
 
 @cache
@@ -104,46 +92,23 @@ def _names_in_pages():
     return set(re.findall(r"\w+", " ".join(code)))
 
 
-def _is_used(path, definition, is_method):
+def _is_used(path, definition):
     name, own = definition.name, range(definition.lineno, definition.end_lineno + 1)
-    if name in _names_in_pages():
-        return True
-    module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-    owners = {module.rpartition(".")[2], module.split(".")[1]}
-    if any(
-        attribute == name
-        and (is_method or before in owners)
-        and not (place == path and line in own)
-        for before, attribute, place, line in _attributes()
-    ):
-        return True
-    if is_method:
-        return False
-    return any(
-        isinstance(node, ast.Name)
-        and isinstance(node.ctx, ast.Load)
-        and node.id == name
-        and node.lineno not in own
-        for node in ast.walk(_tree(path))
-    ) or any(
-        imported == name and f"{module}.".startswith(f"{source}.")
-        for place, imports in _code().items()
-        if place.name != "__init__.py"
-        for source, imported in imports
+    places = [*_uses()[name], *_uses()[f"{path}: {name}"]]
+    return name in _names_in_pages() or any(
+        place != path or line not in own for place, line in places
     )
 
 
 def test_nothing_is_there_for_tests_alone():
     unused = [
         f"{path.relative_to(ROOT)}:{definition.lineno} {definition.name}"
-        for path, definition, is_method in _definitions()
-        if not _is_used(path, definition, is_method)
+        for path, definition in _definitions()
+        if not _is_used(path, definition)
     ]
     assert not unused
 
 
 def test_what_only_itself_names_is_unused():
-    source = PACKAGE / "planner" / "plan.py"
     lonely = ast.parse("def lonely(n):\n    return lonely(n - 1)").body[0]
-    assert not _is_used(source, lonely, False)
-    assert not _is_used(source, lonely, True)
+    assert not _is_used(PACKAGE / "planner" / "plan.py", lonely)

@@ -1,89 +1,114 @@
 """What a step holds, what a machine has left, and what fits into it."""
 
+import functools
+import gc
+import json
 import os
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from speechbrain_rev import devices
+from speechbrain_rev.optim import build_optimizer, state_bytes
 from speechbrain_rev.planner import memory
 from speechbrain_rev.planner.memory import (
+    PARTS,
     SHARE,
     LiveBytes,
+    MemoryReport,
     batch_that_fits,
+    breakdown,
     fits_device,
     is_out_of_memory,
     live_bytes_peak,
 )
+from tests.unit.planner.networks import encoder
 
-BYTES = 4
 GPU = torch.device("cuda")
 
 
-def test_views_and_in_place_changes_count_once():
-    def step():
-        x = torch.zeros(10, 10)
-        x.add_(1)
-        return x.t()[2:], x.view(100)
-
-    assert live_bytes_peak(step) == 100 * BYTES
+def changed_in_place():
+    x = torch.zeros(100)
+    return x.add_(1).view(10, 10).t()[2:]
 
 
-def test_tensors_that_existed_before_do_not_count():
-    x = torch.zeros(1000)
-    assert live_bytes_peak(lambda: x.mul_(2).view(10, 100)) == 0
+def freed():
+    kept = torch.zeros(100)
+    for _ in range(5):
+        torch.zeros(1000)
+    return kept
 
 
-def test_freed_storages_are_counted_off():
-    with LiveBytes() as meter:
-        kept = torch.zeros(100)
-        for _ in range(5):
-            torch.zeros(1000)
-        assert meter.live == 100 * BYTES
-        assert meter.peak == 1100 * BYTES
-        del kept
-        assert meter.live == 0
+def trained():
+    """Hold the output and its gradient of one number, then the weight's gradient."""
+    nn.Linear(32, 64, bias=False)(torch.zeros(8, 32)).sum().backward()
 
 
-def test_a_linear_layer_holds_what_its_formula_says():
-    layer = nn.Linear(32, 64, bias=False)
-    x = torch.zeros(8, 32)
-
-    def step():
-        layer(x).sum().backward()
-
-    # The output and its gradient's expansion of one number, then the weight's gradient.
-    output, loss, weight = 8 * 64 * BYTES, BYTES, 32 * 64 * BYTES
-    assert weight <= live_bytes_peak(step) <= output + 3 * loss + 2 * weight
+GIVEN = torch.zeros(1000)
 
 
-def test_backward_is_seen_and_checkpointing_shows():
-    layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Tanh()) for _ in range(8)]
-    for layer in layers:
-        layer.requires_grad_(False)
-    x = torch.randn(256, 64, requires_grad=True)
+@pytest.mark.parametrize(
+    ("step", "least", "most"),
+    [
+        (changed_in_place, 400, 400),
+        (freed, 4400, 4400),
+        (lambda: GIVEN.mul_(2).view(10, 100), 0, 0),
+        (trained, 4 * 64 * 32 * 2, 4 * (64 * 32 * 3 + 8 * 32 + 8 * 64) + 12),
+    ],
+)
+def test_each_storage_of_a_step_counts_once_until_it_is_freed(step, least, most):
+    assert least <= live_bytes_peak(step) <= most
 
-    def stored():
-        y = x
-        for layer in layers:
-            y = layer(y)
-        y.sum().backward()
 
-    def recomputed():
-        y = x
-        for layer in layers:
-            y = checkpoint(layer, y, use_reentrant=False)
-        y.sum().backward()
+def meta(*shape, **options):
+    return torch.empty(*shape, device="meta", **options)
 
-    # Two saved outputs of each layer, against one input of each and one layer's two.
-    assert live_bytes_peak(recomputed) < 0.65 * live_bytes_peak(stored)
+
+RECALLED = {
+    "new": lambda: [meta(2, 3) + meta(3), meta(2, 3) @ meta(3, 4)],
+    "number": lambda: [meta(3, dtype=torch.int32) + n for n in (1, 1.0)],
+    "strides": lambda: [meta(4, 3, 2).transpose(0, 2) * 2, meta(2, 3, 4) * 2],
+    "view": lambda: [meta(4, 6).view(3, 8), meta(4, 6).t(), meta(4)[1:]],
+    "in place": lambda: [meta(5).add_(1), meta(4, 1).squeeze_(1).unsqueeze_(0)],
+    "resized": lambda: [meta(0).resize_(7), meta(3).resize_(3)],
+    "several": lambda: [*meta(2, 6).split(2, 1), *torch.var_mean(meta(2, 6), 1)],
+    "maybe itself": lambda: [meta(3).contiguous(), meta(3).to(torch.float32)],
+    "convolution": lambda: [torch.conv2d(meta(2, 3, 8, 8), meta(5, 3, 3, 3))],
+}
+
+
+@pytest.mark.parametrize("case", RECALLED.values(), ids=RECALLED)
+def test_what_is_recalled_of_meta_tensors_looks_like_what_was_computed(
+    case, monkeypatch
+):
+    def looks(tensors):
+        return [
+            (
+                x.shape,
+                x.stride(),
+                x.dtype,
+                x.storage_offset(),
+                x.untyped_storage().nbytes(),
+            )
+            for x in tensors
+        ]
+
+    plain = looks(case())
+    monkeypatch.setattr(memory, "_RESULTS", {})
+    counts = set()
+    for _ in range(3):
+        with LiveBytes() as meter:
+            made = case()
+            assert looks(made) == plain
+        counts.add((meter.live, meter.peak))
+        del made
+    assert len(counts) == 1
 
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Files of a machine; those that are not written are not there."""
+    """Write the files of a machine; those that are not written do not exist."""
     for name in ("_MEMINFO", "_LIMIT", "_TAKEN", "_TAKEN_BY"):
         monkeypatch.setattr(memory, name, tmp_path / name)
 
@@ -97,81 +122,72 @@ def files(tmp_path, monkeypatch):
 MEMINFO = "MemTotal:       16000 kB\nMemAvailable:    9000 kB\nMemFree: 10 kB\n"
 
 
-def test_linux_says_what_is_available(files):
-    files(_MEMINFO=MEMINFO)
-    assert memory.available_ram_bytes() == 9000 * 1024
-
-
 @pytest.mark.parametrize(
     ("limit", "left"),
-    [("max", 9000 * 1024), ("5000000", 3_500_000), ("1000000", 0), ("10" * 6, 9216000)],
+    [
+        (None, 9000 * 1024),
+        ("max", 9000 * 1024),
+        ("5000000", 3_500_000),
+        ("1000000", 0),
+        ("10" * 6, 9000 * 1024),
+    ],
 )
-def test_a_container_may_have_less(files, limit, left):
-    files(_MEMINFO=MEMINFO, _LIMIT=f"{limit}\n", _TAKEN="2000000\n")
-    files(_TAKEN_BY="active_file 7\ninactive_file 500000\n")
+def test_what_linux_has_available_is_read_and_a_container_may_have_less(
+    files, limit, left
+):
+    files(_MEMINFO=MEMINFO)
+    if limit is not None:
+        files(_LIMIT=f"{limit}\n", _TAKEN="2000000\n")
+        files(_TAKEN_BY="active_file 7\ninactive_file 500000\n")
     assert memory.available_ram_bytes() == left
 
 
-def test_other_systems_say_what_is_free_or_nothing(files, monkeypatch):
+def test_of_other_systems_what_is_free_is_read_or_nothing(files, monkeypatch):
     sizes = {"SC_AVPHYS_PAGES": 30, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
     assert memory.available_ram_bytes() == 30 * 4096
     monkeypatch.delattr(os, "sysconf")
     assert memory.available_ram_bytes() is None
+    assert fits_device(10**15, torch.device("cpu"))
 
 
 @pytest.fixture
 def free(monkeypatch):
+    """Set how many bytes are free on each kind of device."""
+
     def give(size_bytes):
         monkeypatch.setattr(devices, "free_bytes", lambda device: size_bytes)
+        monkeypatch.setattr(memory, "available_ram_bytes", lambda: size_bytes)
 
     return give
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "batch"),
-    [(10**6, 64), (64_000 / SHARE, 64), (64_000, 32), (1250, 1)],
+    ("device", "free_bytes", "tried"),
+    [
+        ("cuda", 10**6, [64]),
+        ("cuda", 64_000 / SHARE, [64]),
+        ("cuda", 64_000, [64, 32]),
+        ("cpu", 64_000, [64, 32]),
+        ("cuda", 1250, [7, 3, 1]),
+        ("cuda", None, [64]),
+    ],
 )
-def test_a_batch_is_halved_until_storing_everything_fits(free, free_bytes, batch):
+def test_a_batch_is_halved_until_storing_everything_fits(
+    free, device, free_bytes, tried
+):
     free(free_bytes)
-    assert batch_that_fits(lambda count: 1000 * count, 64, GPU) == batch
-
-
-def test_odd_batches_come_to_one(free):
-    free(1250)
     asked = []
 
     def stored_bytes(count):
         asked.append(count)
         return 1000 * count
 
-    assert batch_that_fits(stored_bytes, 7, GPU) == 1
-    assert asked == [7, 3, 1]
-
-
-def test_on_a_cpu_the_machine_s_memory_counts_and_on_meta_none(monkeypatch):
-    monkeypatch.setattr(memory, "available_ram_bytes", lambda: 64_000)
-    count = lambda count: 1000 * count  # noqa: E731
-    assert batch_that_fits(count, 64, torch.device("cpu")) == 32
-    assert batch_that_fits(count, 64, torch.device("meta")) == 64
-
-
-def test_where_not_even_one_sample_fits_it_is_an_error(free):
-    free(1200)
-    with pytest.raises(
-        MemoryError, match=r"one sample on cuda .* 1000 bytes, and 1200 bytes .*the GPU"
-    ):
-        batch_that_fits(lambda count: 1000 * count, 8, GPU)
-
-
-def test_a_step_fits_unless_it_is_known_not_to(free, monkeypatch):
-    free(1000)
-    assert fits_device(int(SHARE * 1000), GPU)
-    assert not fits_device(int(SHARE * 1000) + 1, GPU)
-    free(None)
-    assert fits_device(10**15, GPU)
-    monkeypatch.setattr(memory, "available_ram_bytes", lambda: None)
-    assert fits_device(10**15, torch.device("cpu"))
+    batch = batch_that_fits(stored_bytes, tried[0], torch.device(device))
+    assert batch == tried[-1]
+    assert fits_device(1000 * batch, torch.device(device))
+    assert len(tried) == 1 or not fits_device(1000 * tried[0], torch.device(device))
+    assert asked == (tried if free_bytes else [])
 
 
 @pytest.mark.parametrize(
@@ -181,9 +197,123 @@ def test_a_step_fits_unless_it_is_known_not_to(free, monkeypatch):
         (torch.cuda.OutOfMemoryError("CUDA out of memory."), True),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), True),
         (RuntimeError("Expected 4 channels"), False),
         (ValueError("not enough memory"), False),
     ],
 )
 def test_memory_that_ran_out_is_not_taken_for_another_error(error, is_one):
     assert is_out_of_memory(error) is is_one
+
+
+SIZES = 500, 40, 30, 20, 10
+REPORT = MemoryReport(*SIZES, "cpu, cuda:0", (8, 200, 80), 'bf16 "autocast" \u00e9')
+
+
+def test_a_report_is_read_as_it_was_written_and_its_parts_make_the_total():
+    assert MemoryReport.from_json(REPORT.to_json()) == REPORT
+    assert list(REPORT.parts.items()) == list(zip(PARTS, SIZES, strict=True))
+    assert REPORT.total_bytes == sum(SIZES)
+    assert sum(map(REPORT.share, PARTS)) == pytest.approx(1)
+    assert MemoryReport(0, 0, 0, 0, 0, "", (), "").share("weights") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "JSON object"),
+        ("{", "Expecting"),
+        ({"peak": 1}, "has unknown keys: peak. It has activations_bytes, optim"),
+        ({"weights_bytes": None}, "lacks keys: weights_bytes"),
+        ({"weights_bytes": 3.0}, r"weights_bytes is 3\.0; it is an integer"),
+        ({"weights_bytes": True}, "weights_bytes is True; it is an integer"),
+        ({"weights_bytes": -1}, "weights_bytes is -1; a part has at least 0"),
+        ({"device": 0}, "device is 0; it is text"),
+        ({"input_shape": "8x200"}, "input_shape is '8x200'; it is integers"),
+        ({"input_shape": [8, "a"]}, "input_shape is .*; it is integers"),
+    ],
+)
+def test_what_is_no_report_is_refused_with_the_key(text, message):
+    if isinstance(text, dict):
+        plain = {**json.loads(REPORT.to_json()), **text}
+        text = json.dumps({k: v for k, v in plain.items() if v is not None})
+    with pytest.raises(ValueError, match=message):
+        MemoryReport.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer_name", "bits"),
+    [("df_revnet66", "sgd", 8), ("resnet34", "adamw", 32)],
+)
+def test_the_total_is_the_peak_of_a_later_real_step_and_the_same_on_meta(
+    name, optimizer_name, bits
+):
+    # A process's first step and first optimizer import what has tensors of its own.
+    for device in ("cpu", "meta", "cpu"):
+        gc.collect()
+        with LiveBytes() as meter:
+            with torch.device(device):
+                network = encoder(name, n_mels=16, blocks=(1, 1, 1, 1))
+                x = torch.randn(4, 40, 16)
+            optimizer = build_optimizer(
+                network.parameters(), name=optimizer_name, bits=bits, lr=0.1
+            )
+            step = functools.partial(train, network, x)
+            report = breakdown(network, step, inputs=[x], optimizer=optimizer)
+            if device == "meta":
+                on_meta = report
+                continue
+            gc.collect()
+            meter.peak = meter.live
+            step()
+    # Beside the parts live what no tensor of the step is: constants of the encoder.
+    assert meter.peak == pytest.approx(report.total_bytes, rel=0.01)
+    assert report.optimizer_states_bytes == state_bytes(optimizer) > 0
+    assert report.parts == on_meta.parts
+    assert (report.device, on_meta.device) == ("cpu", "meta")
+    assert (report.input_shape, report.precision) == ((4, 40, 16), "float32")
+
+
+def train(network, x):
+    network(x).square().sum().backward()
+
+
+def test_weights_count_buffers_and_shared_ones_once_and_gradients_what_is_trained():
+    norm = nn.BatchNorm1d(10)  # two parameters, two buffers of 10, one of 8 bytes
+    tied, twice, frozen = (nn.Linear(10, 10, bias=False) for _ in range(3))
+    twice.weight = tied.weight
+    frozen.requires_grad_(False)
+    model, x = nn.Sequential(norm, tied, twice, frozen), torch.randn(3, 10)
+    report = breakdown(model, lambda: model(x).sum().backward(), inputs=[x, x[:2]])
+    assert report.weights_bytes == 4 * (40 + 100 + 100) + 8
+    assert report.gradients_bytes == 4 * (20 + 100)
+    assert report.others_bytes == 4 * 30
+    assert report.optimizer_states_bytes == 0
+
+
+def test_an_optimizer_with_states_is_not_stepped_again():
+    model, x = nn.Linear(3, 3, dtype=torch.float64), torch.randn(2, 3).double()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def count(**given):
+        step = lambda: model(x).sum().backward()  # noqa: E731
+        return breakdown(model, step, inputs=[x], optimizer=optimizer, **given)
+
+    first, weight = count(), model.weight.clone()
+    assert first.precision == "float64"
+    assert count() == first
+    assert torch.equal(model.weight, weight)
+    assert count(precision="bf16 autocast").precision == "bf16 autocast"
+
+
+def test_a_step_that_clears_gradients_is_refused():
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+
+    def step():
+        model.zero_grad()
+        model(x).sum().backward()
+
+    with pytest.raises(ValueError, match="Leave zero_grad out of it"):
+        breakdown(model, step, inputs=[x])
+    with pytest.raises(ValueError, match="inputs is empty"):
+        breakdown(model, step, inputs=[])

@@ -1,4 +1,4 @@
-"""Any module can be a network of named blocks, each with modes of its own."""
+"""Any module can be a network of named blocks, each with modes that it can really have."""
 
 import copy
 
@@ -6,26 +6,30 @@ import pytest
 import torch
 from torch import nn
 
-from speechbrain_rev.modes import LOSSLESS
-from speechbrain_rev.planner.network import NamedBlocks, as_network
+from speechbrain_rev.modes import LOSSLESS, WITHOUT_INVERSE
+from speechbrain_rev.planner import plan
+from speechbrain_rev.planner.network import as_network, not_repeatable, reproduced
+from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import (
     AdditiveCoupling,
     Mode,
     Recompute,
     ReversibleChain,
-    recompute_blocks,
 )
-from speechbrain_rev.reversible.wrapping import recomputes, store_blocks
+from speechbrain_rev.reversible.wrapping import recomputes
 from tests.unit.planner.networks import (
     Chained,
+    assert_equal_tensors,
+    chain,
     encoder,
     gradients,
     half,
-    layers,
     on_meta,
-    peak_of,
     plain,
+    profile_module,
 )
+
+IN_CHAIN = ["body.blocks.0", "body.blocks.1"]
 
 
 def test_an_encoder_is_a_network_by_itself():
@@ -37,59 +41,42 @@ def test_an_encoder_is_a_network_by_itself():
         as_network(module, ["a"])
 
 
-def test_blocks_of_chains_need_no_names():
-    network = as_network(Chained(depth=2))
-    names = ["body.blocks.0", "body.blocks.1"]
-    assert list(network.named_blocks()) == names
-    assert network.allowed_modes() == dict.fromkeys(names, LOSSLESS)
-    assert network.block_modes() == dict.fromkeys(names, Mode.RECONSTRUCT)
+@pytest.mark.parametrize(
+    ("module", "given", "names"),
+    [
+        (Chained(depth=2), (), IN_CHAIN),
+        (chain(1, 4), (), ["blocks.0"]),
+        (Chained(depth=2), ("head", "tail"), ["head", "tail", *IN_CHAIN]),
+        # What is within a chain, or is one, is no block of its own.
+        *(
+            (Chained(depth=2), ("head", inside), ["head", *IN_CHAIN])
+            for inside in ("body", "body.blocks.*", "body.blocks.0.f")
+        ),
+        (plain(2), "*", ["0", "1"]),
+    ],
+)
+def test_blocks_of_chains_need_no_names_and_named_ones_come_beside(
+    module, given, names
+):
+    network = as_network(module, given)
+    blocks = network.named_blocks()
+    assert set(blocks) == set(names)
+    assert all(module.get_submodule(name) is block for name, block in blocks.items())
+    for name, modes in network.allowed_modes().items():
+        assert modes == (LOSSLESS if "blocks" in name else WITHOUT_INVERSE)
 
 
-def test_a_chain_is_a_network_too():
-    chain = ReversibleChain([AdditiveCoupling(nn.Tanh(), nn.Tanh())])
-    assert list(as_network(chain).named_blocks()) == ["blocks.0"]
-
-
-def test_named_blocks_come_beside_those_of_chains():
-    module = Chained(depth=2)
-    network = as_network(module, ["head", "tail"])
-    assert set(network.named_blocks()) == {
-        "head", "tail", "body.blocks.0", "body.blocks.1",
-    }  # fmt: skip
-    assert network.named_blocks()["tail"] is module.tail
-    assert network.allowed_modes()["head"] == (Mode.STORE, Mode.RECOMPUTE)
-
-
-@pytest.mark.parametrize("pattern", ["*", "body", "body.blocks.*", "body.blocks.0.f"])
-def test_what_is_within_a_chain_or_is_one_is_no_block_of_its_own(pattern):
-    network = as_network(Chained(depth=1), ["head", pattern])
-    assert not [n for n in network.named_blocks() if n == "body" or ".f" in n]
-    assert "body.blocks.0" in network.named_blocks()
-
-
-@pytest.mark.parametrize("module", [plain(2), nn.Linear(2, 2), nn.Identity()])
-def test_a_module_without_chains_needs_names(module):
-    with pytest.raises(ValueError, match="No name was given"):
-        as_network(module)
-
-
-def test_a_name_that_matches_nothing_is_refused():
-    with pytest.raises(ValueError, match="a name like 'blocks"):
-        as_network(plain(2), ["blocks.*"])
-
-
-def test_modes_are_given_and_read():
-    network = as_network(Chained(depth=2), ["head", "tail"])
-    modes = {
-        "head": Mode.RECOMPUTE,
-        "tail": Mode.STORE,
-        "body.blocks.0": Mode.STORE,
-        "body.blocks.1": Mode.RECOMPUTE,
-    }
-    network.set_mode({name: mode.value for name, mode in modes.items()})
-    assert network.block_modes() == modes
-    network.set_mode({"tail": "recompute"})
-    assert network.block_modes() == modes | {"tail": Mode.RECOMPUTE}
+@pytest.mark.parametrize(
+    ("module", "names", "message"),
+    [
+        *((module, [], "No name was given") for module in (plain(2), nn.Identity())),
+        (plain(2), ["blocks.*"], "a name like 'blocks"),
+        (plain(2), None, r"blocks is None: give names of submodules .* 'blocks\.\*'"),
+    ],
+)
+def test_a_module_without_chains_needs_names_that_match(module, names, message):
+    with pytest.raises(ValueError, match=message):
+        as_network(module, names)
 
 
 @pytest.mark.parametrize(
@@ -98,31 +85,23 @@ def test_modes_are_given_and_read():
         ({"head": "store", "neck": "store"}, "'neck' cannot be given mode 'store'"),
         ({"head": "reconstruct"}, "'head' cannot be given mode 'reconstruct'"),
         ({"head": "keep"}, "There is no memory mode 'keep'"),
+        (
+            {**dict.fromkeys(["head", *IN_CHAIN], "store"), "tail": "recompute"},
+            r"tail .* has a forward of its own",
+        ),
     ],
 )
 def test_modes_that_a_block_cannot_have_are_refused_and_none_is_given(modes, message):
-    module = Chained(depth=1)
-    network = as_network(module, ["head"])
-    network.set_mode({"head": "recompute"})
-    with pytest.raises(ValueError, match=message):
-        network.set_mode(modes)
-    assert network.block_modes()["head"] is Mode.RECOMPUTE
-
-
-def test_where_one_block_fails_all_keep_the_modes_that_they_had():
     module = Chained(depth=2)
+    module.tail.forward = module.tail.forward
     network = as_network(module, ["head", "tail"])
     module.body.set_mode(["compress", "recompute"])
     network.set_mode({"head": "recompute"})
     before, classes = network.block_modes(), [type(m) for m in module.modules()]
-    module.tail.forward = module.tail.forward
-    wanted = {"body.blocks.0": "store", "body.blocks.1": "store", "head": "store"}
-    with pytest.raises(ValueError, match=r"tail .* has a forward of its own"):
-        network.set_mode({**wanted, "tail": "recompute"})
+    with pytest.raises(ValueError, match=message):
+        network.set_mode(modes)
     assert network.block_modes() == before
     assert [type(m) for m in module.modules()] == classes
-    network.set_mode(wanted)
-    assert set(network.block_modes().values()) == {Mode.STORE}
 
 
 def test_what_is_behind_recompute_always_recomputes():
@@ -134,116 +113,174 @@ def test_what_is_behind_recompute_always_recomputes():
         network.set_mode({"0": "store"})
 
 
-def test_a_block_without_a_tensor_is_refused():
-    class Silent(nn.Module):
-        def forward(self, x):
-            return None
+class Returning(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
 
-    module = nn.Sequential(Silent())
-    network = as_network(module, ["0"])
-    with network.watched(), pytest.raises(ValueError, match="Silent returns no tensor"):
-        module(torch.zeros(1))
+    def forward(self, x):
+        return self.make(x)
 
 
-def test_a_block_may_return_several_tensors():
-    class Two(nn.Module):
-        def forward(self, x):
-            return {"detached": x.detach(), "y": [x * 2, 3]}
-
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear, self.two = nn.Linear(2, 2), Two()
-
-        def forward(self, x):
-            return self.two(self.linear(x))["y"][0]
-
-    from speechbrain_rev.planner.trace import trace_bytes
-
-    module, step = on_meta(Network(), torch.randn(3, 2))
-    trace = trace_bytes(as_network(module, ["linear", "two"]), step)
-    assert list(trace.blocks) == ["linear", "two"]
-
-
-def test_watching_leaves_no_hook_even_after_an_error():
-    module = Chained(depth=1)
-    network = as_network(module, ["head", "tail"])
-    with pytest.raises(RuntimeError), network.watched():
-        module(torch.zeros(1, 3))
-    assert not module.head._forward_hooks
-    assert not module.tail._forward_pre_hooks
+def test_a_block_returns_one_tensor_or_several_but_not_none():
+    two = Returning(lambda x: {"detached": x.detach(), "y": [x * 2, 3]})
+    last = Returning(lambda outputs: outputs["y"][0])
+    module, step = on_meta(nn.Sequential(nn.Linear(2, 2), two, last), torch.ones(3, 2))
+    assert list(trace_bytes(as_network(module, ["0", "1"]), step).blocks) == ["0", "1"]
+    silent = nn.Sequential(Returning(lambda x: None))
+    with (
+        as_network(silent, ["0"]).watched(),
+        pytest.raises(ValueError, match="Returning returns no tensor"),
+    ):
+        silent(torch.zeros(1))
 
 
 class Kept(nn.Sequential):
     """A class of its own, with state."""
 
 
-def recomputed_and_stored(module):
-    recompute_blocks(module, "*")
-    assert all(recomputes(block) for block in module)
-    return store_blocks(module, "*")
-
-
-def test_storing_again_restores_class_attributes_and_state():
-    module = nn.Sequential(Kept(nn.Linear(4, 4), nn.BatchNorm1d(4)), layers(4, 8))
-    module[0].extra = "kept"
+def test_storing_again_restores_class_attributes_and_numbers():
+    torch.manual_seed(0)
+    module = nn.Sequential(Kept(half(8), nn.Dropout(0.5)), half(8))
+    module[0].extra, fresh = "kept", copy.deepcopy(module)
     classes = [type(m) for m in module.modules()]
     tensors = [id(t) for t in module.state_dict(keep_vars=True).values()]
-    recomputed_and_stored(module)
+    network = as_network(module, "?")
+    for mode in ("recompute", "store") * 2:
+        network.set_mode(dict.fromkeys("01", mode))
+        assert all(recomputes(block) == (mode == "recompute") for block in module)
     assert [type(m) for m in module.modules()] == classes
-    assert type(module[0]) is Kept
     assert module[0].extra == "kept"
     assert [id(t) for t in module.state_dict(keep_vars=True).values()] == tensors
-    assert "Recompute" not in repr(module)
+    x, numbers = torch.randn(16, 8), []
+    for each in (module, fresh):
+        torch.manual_seed(1)
+        numbers.append(gradients(each, x))
+    assert_equal_tensors(*numbers)
 
 
-def test_storing_again_restores_gradients_and_statistics_to_the_bit():
+WIDTH = 8
+X = torch.linspace(-1, 1, 16 * WIDTH).view(16, WIDTH), torch.ones(16, WIDTH)
+
+
+class Counting(nn.Module):
+    """Changes with every call, in evaluation too."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+class Wrong(AdditiveCoupling):
+    def inverse(self, y1, y2, mask=None):
+        return super().inverse(y2, y1, mask)
+
+
+def noise(share=1.0):
+    return Returning(lambda x: x + share * torch.randn_like(x))
+
+
+def chain_with(*blocks):
+    """Good blocks around some."""
+    good = [AdditiveCoupling(half(WIDTH), half(WIDTH)) for _ in range(2)]
+    return ReversibleChain([good[0], *blocks, good[1]])
+
+
+BAD = {
+    "noise in f": lambda: AdditiveCoupling(noise(), nn.Tanh()),
+    "noise in g": lambda: AdditiveCoupling(nn.Tanh(), noise()),
+    "little noise": lambda: AdditiveCoupling(noise(0.02), nn.Tanh()),
+    "counting": lambda: AdditiveCoupling(Counting(), nn.Tanh()),
+    "wrong inverse": lambda: Wrong(nn.Tanh(), nn.Linear(WIDTH, WIDTH)),
+    "nan": lambda: AdditiveCoupling(nn.Tanh(), Returning(lambda x: x / 0 * 0)),
+    "inf": lambda: AdditiveCoupling(
+        nn.Tanh(), Returning(lambda x: x.exp() * torch.inf)
+    ),
+    "dropout": lambda: AdditiveCoupling(nn.Dropout(0.5), nn.Dropout(0.5)),
+}
+
+
+@pytest.mark.parametrize("half_type", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", BAD)
+def test_a_block_that_does_not_come_back_is_noticed(name, half_type):
     torch.manual_seed(0)
-    fresh = nn.Sequential(half(8), nn.Dropout(0.5), half(8))
-    again = recomputed_and_stored(copy.deepcopy(fresh))
-    x = torch.randn(16, 8)
-    torch.manual_seed(1)
-    expected = gradients(fresh, x)
-    torch.manual_seed(1)
-    found = gradients(again, x)
-    for key, value in expected.items():
-        assert torch.equal(found[key], value), key
+    with torch.autocast("cpu", half_type, enabled=half_type is not None):
+        same = list(reproduced(chain_with(BAD[name]()), X).values())
+    if name in ("nan", "inf"):
+        # What follows gets it, and cannot be judged.
+        assert same == [True, False, False]
+    else:
+        # Dropout does nothing in evaluation; autocast runs forward again, not the inverse.
+        comes_back = name == "dropout" or (name == "wrong inverse" and half_type)
+        assert same == [True, bool(comes_back), True]
 
 
-def test_storing_again_restores_memory():
-    module, step = on_meta(plain(4), torch.randn(64, 64))
-    stored = peak_of(step)
-    recompute_blocks(module, "?")
-    assert peak_of(step) < 0.8 * stored
-    store_blocks(module, "?")
-    assert peak_of(step) == stored
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_and_small_numbers_come_back_until_they_overflow(dtype):
+    for scale in (1e-20, 1e-3, 1e3, 1e20):
+        module = chain_with().to(dtype)
+        assert all(reproduced(module, [scale * x.to(dtype) for x in X]).values())
+    # The sum is infinite, and so is what is left of it.
+    large = torch.full((2, 3), 0.9 * torch.finfo(dtype).max, dtype=dtype)
+    only = ReversibleChain([AdditiveCoupling(nn.Identity(), nn.Tanh())])
+    assert reproduced(only, (large, large)) == {"blocks.0": False}
 
 
-def test_storing_again_undoes_nesting_from_the_inside_and_from_the_outside():
-    module = nn.Sequential(Kept(nn.Linear(4, 4), nn.Tanh()))
-    recompute_blocks(module, "0")
-    recompute_blocks(module, "0.1")
-    store_blocks(module, "0")
-    assert type(module[0]) is Kept
-    assert recomputes(module[0][1])
-    store_blocks(module, "0.1")
-    assert type(module[0][1]) is nn.Tanh
+@pytest.mark.parametrize("half_type", [torch.bfloat16, torch.float16])
+def test_under_autocast_exact_streams_come_back_and_float_ones_do_not(half_type):
+    torch.manual_seed(0)
+    for streams in ("exact", "float"):
+        module = chain(3, WIDTH, streams)
+        assert all(reproduced(module, X).values())
+        with torch.autocast("cpu", half_type):
+            assert set(reproduced(module, X).values()) == {streams == "exact"}
 
 
-def test_copies_and_chains_of_modes_do_not_pile_up():
-    module = plain(2)
-    network = NamedBlocks(module, "?")
-    classes = set()
-    for mode in ("recompute", "store") * 3:
-        network.set_mode({"0": mode})
-        classes.add(type(module[0]))
-    assert len(classes) == 2
-    assert type(copy.deepcopy(module)[0]) is nn.Sequential
+def test_a_module_that_is_tried_is_left_as_it_was():
+    module = chain_with(BAD["counting"](), BAD["noise in f"]())
+    module.blocks[0].eval()
+    state, random = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    training = [m.training for m in module.modules()]
+    reproduced(module, X)
+    assert [m.training for m in module.modules()] == training
+    assert_equal_tensors(module.state_dict(), state)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not any(m._forward_hooks for m in module.modules())
 
 
-def test_storing_what_stores_changes_nothing():
-    module = plain(2)
-    assert store_blocks(module, "?") is module
-    assert type(module[0]) is nn.Sequential
-    with pytest.raises(ValueError, match="a name like 'blocks"):
-        store_blocks(module, "blocks")
+@pytest.mark.parametrize("measure", [True, False])
+def test_a_refused_block_is_named_never_reconstructed_and_trains(measure):
+    torch.manual_seed(0)
+    module = chain_with(BAD["little noise"]())
+    with pytest.warns(
+        UserWarning, match=r"Not reconstructed.*: blocks\.1\. Their"
+    ) as caught:
+        profile = profile_module(module, X, measure=measure)
+    assert len(caught) == 1
+    assert profile.about["reconstruction"] == "verified: 2 of 3 blocks"
+    modes = [block.modes for block in profile.blocks]
+    assert modes[1] == ["store", "recompute"]
+    assert set(modes[0]) == set(modes[2]) == {"store", "recompute", "reconstruct"}
+    lightest = profile.uniform("reconstruct")
+    assert lightest["blocks.1"] == "recompute"
+    budget = sum(map(profile.peak_bytes, (lightest, profile.uniform("store")))) // 2
+    with pytest.warns(UserWarning, match="Not reconstructed"):
+        planned = plan(module, X, budget, measure=measure)
+    assert planned.modes["blocks.1"] != "reconstruct"
+    planned.apply(module)
+    sum(y.sum() for y in module(*X)).backward()
+
+
+def test_memory_that_runs_out_in_a_second_run_is_not_the_block_s_failure():
+    network = as_network(plain(2), ["?"])
+
+    def step():
+        if "recompute" in network.block_modes().values():
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        not_repeatable(network, step)

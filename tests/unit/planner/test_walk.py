@@ -29,7 +29,7 @@ MOST_MODULES, MOST_CALLS, MOST_CLIMBS = 10, 35, 3
 @pytest.mark.parametrize(
     "changed",
     [
-        pytest.param({}, id="plenty"),
+        pytest.param({}, id="plenty", marks=pytest.mark.slow),
         pytest.param({"memory_budget": "554321B"}, id="little"),
         pytest.param({"max_gradient_error": 0.05}, id="compressing"),
     ],

@@ -66,25 +66,21 @@ class Walk:
 
     def __init__(self, text: str) -> None:
         self.text, self.sizes = text, set[int]()
-        self._calls: dict[Call, None] = {}
+        #: The calls, in their order, each once.
+        self.calls: dict[Call, None] = {}
         self._carrying: set[types.FrameType] = set()
-
-    @property
-    def calls(self) -> list[Call]:
-        """The calls, in their order, each once."""
-        return list(self._calls)
 
     @property
     def modules(self) -> list[str]:
         """All files that the budget comes to."""
         return sorted(
-            {module for c in self._calls for module in (c.module, c.caller_module)}
+            {module for c in self.calls for module in (c.module, c.caller_module)}
         )
 
     @property
     def climbs(self) -> list[Call]:
         """The calls from a lower floor to one above."""
-        return [call for call in self._calls if call.climbs]
+        return [call for call in self.calls if call.climbs]
 
     def table(self) -> str:
         """Write a line for each call."""
@@ -92,17 +88,9 @@ class Walk:
             f"{len(self.calls)} calls in {len(self.modules)} modules, "
             f"{len(self.climbs)} to a floor above"
         )
-        rows = [
-            (
-                f"{c.caller_module}.{c.caller}",
-                f"{c.module}.{c.function}",
-                "up" * c.climbs,
-            )
-            for c in self.calls
-        ]
-        width = max((len(row[0]) for row in rows), default=0)
         lines = [
-            f"{caller:{width}} -> {called} {up}".rstrip() for caller, called, up in rows
+            f"{c.caller_module}.{c.caller} -> {c.module}.{c.function}{' up' * c.climbs}"
+            for c in self.calls
         ]
         return "\n".join([head, *lines])
 
@@ -127,13 +115,11 @@ class Walk:
             return True
         if isinstance(value, str | int):
             return value == self.text or value in self.sizes
-        fields: list[object] = []
-        if dataclasses.is_dataclass(value) and not is_field:
-            # A field that is not set yet is none.
-            names = (field.name for field in dataclasses.fields(value))
-            fields = [getattr(value, name, None) for name in names]
-        elif isinstance(value, tuple) and hasattr(value, "_fields") and not is_field:
-            fields = list(value)
+        names = getattr(value, "_fields", ()) if isinstance(value, tuple) else ()
+        if dataclasses.is_dataclass(value):
+            names = [field.name for field in dataclasses.fields(value)]
+        # A field that is not set yet is none.
+        fields = [] if is_field else [getattr(value, name, None) for name in names]
         return any(self._is_carried(each, is_field=True) for each in fields)
 
     def _note(self, frame: types.FrameType) -> None:
@@ -141,7 +127,7 @@ class Walk:
         while caller is not None and not _is_ours(caller):
             caller = caller.f_back
         if caller is not None:  # The walk's first function is called by us.
-            self._calls[Call(*_place(caller), *_place(frame))] = None
+            self.calls[Call(*_place(caller), *_place(frame))] = None
 
 
 @functools.cache
