@@ -152,7 +152,7 @@ def joined_line(*fields: str) -> str:
 
 
 def is_listable(name: str) -> bool:
-    r"""Tell whether a line can hold a name.
+    r"""Return whether a line can hold a name.
 
     Examples
     --------

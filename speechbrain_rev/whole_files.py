@@ -333,7 +333,7 @@ def _parts_of(folder: str | Path, name: str | None) -> Iterator[Path]:
 
 
 def is_of_disk(error: BaseException) -> bool:
-    """Tell whether an error says that a disk takes no more.
+    """Return whether an error means that a disk is full.
 
     Parameters
     ----------

@@ -406,7 +406,7 @@ def before_and_after(
     Returns
     -------
     list of EncoderBreakdown
-        Stored activations and states of 32 bit; then as asked. One alone if that is
+        Stored activations and 32-bit states; then as asked. One alone if that is
         the same.
 
     Raises
@@ -448,7 +448,7 @@ def before_and_planned(
     Returns
     -------
     list of EncoderBreakdown
-        Stored activations and states of 32 bit; then as planned.
+        Stored activations and 32-bit states; then as planned.
 
     Examples
     --------

@@ -181,7 +181,7 @@ _LARGEST_STEP = 2.0**125
 
 
 def scale_of(statistics: Tensor, error_bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """Tell how values are quantised.
+    """Choose how values are quantised.
 
     In float64 and on the tensor's device, without a look at any number. A decoded value
     is off by half a quantum, which is the step, and by roundings: 2**-23 |x| for two on

@@ -134,8 +134,8 @@ def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
     with source as name, soundfile.SoundFile(name) as audio:
         if audio.format not in FORMATS:
             raise ValueError(
-                f"{path} cannot be read as audio: of the format {audio.format} it cannot "
-                "be told whether a file is whole. Convert it to WAV or FLAC."
+                f"{path} cannot be read as audio: the format {audio.format} does not "
+                "show whether a file is whole. Convert it to WAV or FLAC."
             )
         if end > file_bytes:
             assert samples is not None

@@ -106,7 +106,7 @@ def check_same(what: str, made: str, fingerprint: str, remedy: str) -> None:
     """
     if not made or not fingerprint:
         raise ValueError(
-            f"{what} cannot be told from those of another model: "
+            f"{what} cannot be distinguished from those of another model: "
             + ("it has" if fingerprint else "this embedder has")
             + " no fingerprint. Give SpeakerEmbedder one."
         )

@@ -216,7 +216,7 @@ ANYWAY = (
 )
 
 _LAYOUT = """\
-# A speaker encoder, in the layout of SpeechBrain's models; README.md tells about it.
+# A speaker encoder, in the layout of SpeechBrain's models; README.md describes it.
 arch: {arch}
 widths: {widths}
 blocks: {blocks}

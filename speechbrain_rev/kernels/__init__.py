@@ -2,7 +2,7 @@
 
 Each is named after the plain reference that it equals bit for bit, and is taken for
 tensors on a CUDA device. Where Triton cannot be imported, or cannot compile for the
-device, the reference is taken there too; a warning says so, once for each device and
+device, the reference is taken there too, with a warning once for each device and
 type of floats.
 """
 

@@ -100,7 +100,7 @@ class ModelPretrainer(Pretrainer):
             if len(labels) != speakers:
                 raise ValueError(
                     f"label_encoder.txt numbers {len(labels)} speakers, but the "
-                    f"classifier tells {speakers} apart: the files are of two models. "
+                    f"classifier has {speakers} classes: the files are of two models. "
                     "Copy the folder again."
                 )
             labels.expect_len(speakers)

@@ -144,7 +144,7 @@ def parts_of(batch: int, parts: int) -> list[slice]:
 
 
 def parts_for(width: int, channels: int | None) -> int:
-    """Tell how many parts of a batch take as much as some channels of all of it.
+    """Return how many parts of a batch take as much as some channels of all of it.
 
     Parameters
     ----------
