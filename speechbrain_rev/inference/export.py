@@ -66,7 +66,7 @@ from speechbrain_rev.inference.verification import (
     run_cohort,
 )
 from speechbrain_rev.lobes.checkpointer import CHECKSUMS, verify_checkpoint
-from speechbrain_rev.lobes.classifier import true_speakers
+from speechbrain_rev.lobes.classifier import HEADS, true_speakers
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.scoring import measures_in
 from speechbrain_rev.whole_files import (
@@ -170,8 +170,7 @@ Settings that are null are the defaults of the encoder's family.
 - Liu and Qian: "Memory-Efficient Training for Deep Speaker Embedding Learning in Speaker
   Verification", arXiv 2412.01195: the encoders and their reversible training
 - Ravanelli et al.: "SpeechBrain: A General-Purpose Speech Toolkit", arXiv 2106.04624
-- Deng et al.: "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", 2019
-
+{loss_paper}
 Fingerprint of its embeddings: `{fingerprint}`
 """
 
@@ -264,8 +263,18 @@ def model_card(facts: CardFacts) -> str:
         measured=_measured(facts),
         data=_data(facts),
         settings="\n".join(rows),
+        loss_paper=_loss_paper(settings.get("loss")),
         fingerprint=facts.fingerprint,
     )
+
+
+def _loss_paper(loss: object) -> str:
+    """Cite the paper of a loss, as a line of a list, where its class has one."""
+    for head in HEADS.values():
+        for name, kind in head.losses.items():
+            if name == loss and kind.citation:
+                return f"- {kind.citation}\n"
+    return ""
 
 
 def _thresholds(facts: CardFacts) -> str:
@@ -514,6 +523,8 @@ def _export(run: Path, out: Path, listed: Path, speeds: int | None) -> list[str]
     if (head := objects.head()) is not None:
         encoder["head"] = head
     settings = objects.plain_values(DESCRIBED) | encoder
+    if (loss := objects.loss()) is not None:
+        settings["loss"] = loss
     weights = read_weights(run)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in encoder_of(encoder).parameters())

@@ -45,7 +45,12 @@ from speechbrain_rev.lobes.checkpointer import (
     check_known,
     place_of,
 )
-from speechbrain_rev.lobes.classifier import HEADS, build_classifier, head_of
+from speechbrain_rev.lobes.classifier import (
+    HEADS,
+    build_classifier,
+    build_loss,
+    head_of,
+)
 from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.scoring import MEASURES
 from speechbrain_rev.whole_files import check_sum, folder_whole, write_whole
@@ -143,6 +148,17 @@ _BUILT_CLASSIFIER = "!apply:speechbrain_rev.lobes.classifier.build_classifier"
 CLASSIFIERS = {
     "!new:speechbrain.lobes.models.ECAPA_TDNN.Classifier": "cosine",
     **{head.tag: name for name, head in HEADS.items()},
+}
+_BUILT_LOSS = "!apply:speechbrain_rev.lobes.classifier.build_loss"
+# How a YAML names losses of a row of HEADS by their classes.
+_LOSSES = {
+    "!new:speechbrain.nnet.losses.AdditiveAngularMargin": "aam_softmax",
+    "!new:speechbrain.nnet.losses.AngularMargin": "am_softmax",
+    **{
+        f"!new:{loss.__module__}.{loss.__qualname__}": name
+        for head in HEADS.values()
+        for name, loss in head.losses.items()
+    },
 }
 _AUGMENTATION = (
     "!new:speechbrain_rev.data.SpeakerAugment",
@@ -289,6 +305,14 @@ class RunObjects:
             loss = self._arguments(node, build_classifier)["loss"]
             heads.add(head_of(self._value(node, "loss", loss)))
         return heads.pop() if len(heads) == 1 else None
+
+    def loss(self) -> str | None:
+        """Name the loss in a row of ``HEADS`` that the file describes, if it is one."""
+        losses = {_LOSSES[node.tag] for _, node in self._tagged(tuple(_LOSSES))}
+        for _, node in self._tagged((_BUILT_LOSS,)):
+            name = self._arguments(node, build_loss)["name"]
+            losses.add(self._value(node, "name", name))
+        return losses.pop() if len(losses) == 1 else None
 
     def speeds(self) -> int | None:
         """Give how many classes augmentation made of a speaker, if the file says it."""

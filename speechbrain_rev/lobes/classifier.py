@@ -10,6 +10,7 @@ import abc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -116,6 +117,8 @@ class MarginSoftmax(nn.Module, abc.ABC):
 
     The margin lowers the target's cosine, then all cosines times `scale` enter the softmax
     cross-entropy. To add a loss, write its ``with_margin`` and name it in a row of ``HEADS``.
+    A loss has no parameters and no buffers: parameters belong in the classifier of its row.
+    Model cards print its ``citation``.
 
     The 1st, 10th, 100th and 1000th batch are checked for scores that are no cosines: a layer
     that does not normalise may give scores below 1 until it has trained. If a batch is not
@@ -140,6 +143,9 @@ class MarginSoftmax(nn.Module, abc.ABC):
     >>> bool(loss(cosines, 1 - targets) > 25)
     True
     """
+
+    #: Authors, title and year of its paper, or nothing.
+    citation: ClassVar[str] = ""
 
     def __init__(self, margin: float = 0.2, scale: float = 32.0) -> None:
         super().__init__()
@@ -233,6 +239,11 @@ class AAMSoftmax(MarginSoftmax):
     -0.5
     """
 
+    citation = (
+        'Deng et al.: "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", '
+        "2019"
+    )
+
     def with_margin(self, cosines: torch.Tensor) -> torch.Tensor:
         """Add the margin to the angles of targets, [batch, 1]."""
         cosines = cosines.clamp(-_COSINE_BOUND, _COSINE_BOUND)
@@ -261,6 +272,11 @@ class AMSoftmax(MarginSoftmax):
     >>> AMSoftmax(margin=0.25).with_margin(torch.tensor([[0.75]])).item()
     0.5
     """
+
+    citation = (
+        'Wang et al.: "CosFace: Large Margin Cosine Loss for Deep Face Recognition", '
+        "2018"
+    )
 
     def with_margin(self, cosines: torch.Tensor) -> torch.Tensor:
         """Take the margin off the cosines of targets, [batch, 1]."""
@@ -376,11 +392,19 @@ def build_loss(name: str, *, margin: float = 0.2, scale: float = 32.0) -> Margin
     Raises
     ------
     ValueError
-        If there is no such loss.
+        If there is no such loss, or it has parameters or buffers.
 
     Example
     -------
     >>> build_loss("am_softmax", margin=0.3)
     AMSoftmax(margin=0.3, scale=32.0)
     """
-    return HEADS[head_of(name)].losses[name](margin, scale)
+    loss = HEADS[head_of(name)].losses[name](margin, scale)
+    held = [*dict(loss.named_parameters()), *dict(loss.named_buffers())]
+    if held:
+        raise ValueError(
+            f"loss {name} ({type(loss).__name__}) has {', '.join(held)}, but a loss has no "
+            "parameters and no buffers: no optimizer trains them and no checkpoint has "
+            "them. Put them in the classifier of its row of HEADS."
+        )
+    return loss

@@ -16,7 +16,7 @@ from speechbrain.utils.distributed import if_main_process, run_on_main
 from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.hparams import OptimizerWarning, plain_settings, resolve
-from speechbrain_rev.inference.model_folder import ENCODER_SETTINGS
+from speechbrain_rev.inference.model_folder import ASSUMED, ENCODER_SETTINGS
 from speechbrain_rev.inference.run_folder import (
     HYPERPARAMS,
     WEIGHTS,
@@ -310,8 +310,12 @@ def kept_in(settings: Mapping[str, Any], *, trial: bool) -> Iterator[Path]:
 
 
 def _as_published(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the settings that shapes depend on, with published values instead of null."""
-    chosen = {name: settings[name] for name in _SHAPES if name in settings}
+    """Select the settings that shapes depend on, with published values instead of null.
+
+    What a run of an earlier version did not know has the value that it had there.
+    """
+    given = {**ASSUMED, **settings}
+    chosen = {name: given[name] for name in _SHAPES if name in given}
     for name in ("widths", "blocks"):
         if name in chosen and chosen[name] is None:
             chosen[name] = list(getattr(architecture(settings["arch"]), name))
@@ -393,7 +397,8 @@ def start_from(settings: Mapping[str, Any]) -> None:
     Raises
     ------
     ValueError
-        If pretrained_run is no finished run, or of other speakers, speeds or shapes.
+        If pretrained_run is no finished run, or of other speakers, speeds or shapes, or
+        of another pooling.
     """
     folder = Path(settings["pretrained_run"])
     record = folder / HYPERPARAMS
@@ -402,12 +407,20 @@ def start_from(settings: Mapping[str, Any]) -> None:
             f"pretrained_run is {folder}, which lacks hyperparams.yaml: give the "
             "output_folder of a finished run."
         )
-    theirs = plain_settings(record.read_text(encoding="utf-8")).get("speeds")
+    run = plain_settings(record.read_text(encoding="utf-8"))
+    theirs = run.get("speeds")
     if theirs is None or not (folder / "save" / LABELS).is_file():
         raise ValueError(
             f"pretrained_run is {folder}, which has no classifier and no list of its "
             "training speakers, as an exported model: give the output_folder of a finished "
             "run."
+        )
+    pooled, pooling = ({**ASSUMED, **each}["pooling"] for each in (run, settings))
+    if pooled != pooling:
+        raise ValueError(
+            f"pretrained_run {folder} has the pooling {pooled}, this run {pooling}: its "
+            f"embeddings would be other ones. Give pooling: {pooled}, or the output_folder "
+            f"of a run with {pooling}."
         )
     ours = list(settings["speeds"])
     if theirs != ours and not (ours == [1.0] and 1.0 in theirs):

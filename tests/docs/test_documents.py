@@ -95,6 +95,18 @@ def test_files_that_documents_name_exist(document):
         assert (path / "__main__.py").exists() or path.with_suffix(".py").exists(), name
 
 
+def test_the_table_of_contributing_names_files_as_they_are():
+    _, _, table = (ROOT / "CONTRIBUTING.md").read_text().partition("touch Y\n")
+    rows = re.findall(r"^\|.*", table.partition("\n## ")[0], re.MULTILINE)
+    file = r"`([\w./-]+(?:/|\.(?:py|ya?ml|md)))`"
+    names = {name for row in rows for name in re.findall(file, row)}
+    assert {"data/corpus.py", "hparams/train.yaml"} <= names
+    for name in names:
+        # Of the package, or of the repository: which one is meant is certain.
+        places = [ROOT / "speechbrain_rev" / name, ROOT / name]
+        assert [place.exists() for place in places].count(True) == 1, name
+
+
 @each_document
 def test_make_targets_that_documents_name_exist(document):
     rules = (ROOT / "Makefile").read_text()

@@ -70,6 +70,10 @@ def test_parts_of_every_encoder_are_exact_where_they_can_be(name):
 @pytest.mark.parametrize(("name", "mode"), [("revnet57", None), ("resnet34", "store")])
 def test_the_total_bounds_a_whole_training_step_on_the_cpu(name, mode):
     batch, head = 4, Head(classes=50)
+    # The first 8-bit step on the CPU makes a table of 0.33 MB that the process keeps.
+    first = torch.nn.Parameter(torch.zeros(4096))
+    first.grad = torch.zeros_like(first)
+    build_optimizer([first], name="sgd", bits=8, lr=0.1).step()
     gc.collect()
     with LiveBytes() as meter:
         encoder = build_encoder(name, mode=mode)
@@ -87,8 +91,7 @@ def test_the_total_bounds_a_whole_training_step_on_the_cpu(name, mode):
         del wavs, augmented
     case = encoder_breakdown(name, mode=mode, batch=batch, frames=200, head=head)
     total = case.report.total_bytes
-    # Chains have flags and checksums of some kilobytes beside what is counted.
-    assert 0.99 * total <= meter.peak <= 1.001 * total
+    assert 0.99 * total <= meter.peak <= total
     assert case.report.optimizer_states_bytes == state_bytes(optimizer)
 
 

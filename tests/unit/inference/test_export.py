@@ -206,6 +206,23 @@ def test_what_is_missing_is_said_and_left_out(scored_run, tmp_path, change, miss
     assert (cohort.top_n, cohort.centre) == (2, None)
 
 
+@pytest.mark.parametrize(
+    ("line", "cited"),
+    [
+        ("loss: aam_softmax", {"ArcFace"}),
+        ("loss: am_softmax", {"CosFace"}),
+        ("compute_cost: !new:speechbrain.nnet.losses.AngularMargin", {"CosFace"}),
+        ("loss: [another]", set()),
+    ],
+)
+def test_the_card_cites_the_loss_of_the_run(run, tmp_path, line, cited):
+    with (run / YAML).open("a") as file:
+        file.write(f"{line}\n")
+    export_run(run, tmp_path / "out")
+    card = (tmp_path / "out" / CARD).read_text()
+    assert {name for name in ("ArcFace", "CosFace") if name in card} == cited
+
+
 def test_the_card_names_trial_lists_without_their_folders(scored_run, tmp_path):
     save = scored_run / "save/prepared.json"
     record = json.loads(save.read_text())

@@ -74,6 +74,32 @@ def test_a_loss_that_there_is_not_is_refused():
             build("aam")
 
 
+def with_center(loss):
+    loss.center = torch.nn.Parameter(torch.ones(1))
+
+
+def with_average(loss):
+    loss.register_buffer("average", torch.ones(1), persistent=False)
+
+
+@pytest.mark.parametrize(
+    ("held", "add"), [("center", with_center), ("average", with_average)]
+)
+def test_a_loss_that_would_have_to_be_trained_or_saved_is_refused(
+    monkeypatch, held, add
+):
+    class Held(AAMSoftmax):
+        def __init__(self, margin, scale):
+            super().__init__(margin, scale)
+            add(self)
+
+    row = TrainingHead(CosineClassifier, {"held": Held})
+    monkeypatch.setitem(HEADS, "another", row)
+    message = rf"loss held \(Held\) has {held}, but .* no parameters .* the classifier"
+    with pytest.raises(ValueError, match=message):
+        build_loss("held")
+
+
 class Plain(torch.nn.Linear):
     """A classifier of scores that are no cosines."""
 
@@ -113,6 +139,23 @@ class TestAnotherHead:
         (tmp_path / "hyperparams.yaml").write_text(text)
         assert read_objects(tmp_path).head() == head
 
+    @pytest.mark.parametrize(
+        ("line", "loss"),
+        [
+            ("!new:speechbrain_rev.lobes.classifier.AMSoftmax", "am_softmax"),
+            ("!new:speechbrain.nnet.losses.AdditiveAngularMargin", "aam_softmax"),
+            (
+                "!apply:speechbrain_rev.lobes.classifier.build_loss\n    name: !ref <loss>",
+                "plain_softmax",
+            ),
+            ("!new:torch.nn.CrossEntropyLoss", None),
+        ],
+    )
+    def test_a_run_names_its_loss(self, tmp_path, line, loss):
+        text = f"loss: plain_softmax\ncompute_cost: {line}\n    margin: 0.2\n"
+        (tmp_path / "hyperparams.yaml").write_text(text)
+        assert read_objects(tmp_path).loss() == loss
+
     def test_an_exported_model_and_its_card_name_it(self):
         settings = {"arch": "revnet57", "widths": [4] * 4, "blocks": [1] * 4}
         settings |= {"n_mels": 80, "embedding_dim": 16, "sample_rate": 16000}
@@ -122,6 +165,19 @@ class TestAnotherHead:
         assert model_folder.read_model_yaml(text, "hyperparams.yaml") == settings
         card = model_card(CardFacts(settings, 10, 2, None, None, None, [], [], "f00d"))
         assert "| head | plain |" in card
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, "another", None])
+def test_a_card_cites_the_paper_of_its_loss_and_of_no_other(loss):
+    settings = {"arch": "revnet57", "embedding_dim": 8, "sample_rate": 16000}
+    settings |= {} if loss is None else {"loss": loss}
+    card = model_card(CardFacts(settings, 10, 2, None, None, None, [], [], "f00d"))
+    kinds = {n: kind for head in HEADS.values() for n, kind in head.losses.items()}
+    papers = {kind.citation for kind in kinds.values()} - {""}
+    expected = {kinds[loss].citation} if loss in kinds else set()
+    assert {paper for paper in papers if f"\n- {paper}\n" in card} == expected - {""}
+    assert "\n\nFingerprint" in card
+    assert "\n\n\nFingerprint" not in card
 
 
 @pytest.mark.parametrize("cosine", [-1.0, 1.0, 1.0 + 1e-6, -1.0 - 1e-6])

@@ -33,27 +33,50 @@ SCALE = 2.0**10  # of fp16's loss
 @each_half
 @pytest.mark.parametrize("variance", ["population", "unbiased"])
 @pytest.mark.parametrize("masks", [False, True])
-def test_pooling_and_its_gradient_are_float32s(precision, variance, masks):
+@pytest.mark.parametrize("name", POOLINGS)
+def test_pooling_and_its_gradient_are_float32s(name, precision, variance, masks):
     # Sums, squares and scaled gradients are above fp16's largest number.
     maps = (torch.randn(2, 3, 4, 500) * 200 + 1000).to(precision.half)
     frames = torch.tensor([[500], [300]])
     mask = (torch.arange(500) < frames).float()[:, None, None, :] if masks else None
-    results = []
+    if masks:
+        maps *= mask
+    pooling, results = POOLINGS[name](12, variance=variance), []
     for x, autocasts in ((maps.clone(), precision), (maps.float(), FLOAT32)):
         x.requires_grad_()
         with autocasts.autocast():
-            pooled = StatisticsPooling(12, variance=variance)(mask, x).chunk(2, dim=1)
-            loss = SCALE * (pooled[0].square().sum() + pooled[1].sum())
+            pooled = pooling(mask, x)
+            loss = SCALE * pooled.square().sum()
+        pooling.zero_grad()
         loss.backward()
-        results.append((*pooled, x.grad))
+        own = [p.grad for p in pooling.parameters()]
+        results.append((pooled, x.grad, *own))
     for found, expected in zip(*results, strict=True):
         assert expected.dtype == torch.float32
         assert torch.equal(found, expected.to(found.dtype))
-    if not masks:
-        rows, correction = maps.float().flatten(1, 2), int(variance == "unbiased")
-        std = (rows.var(2, correction=correction) + 1e-7).sqrt()
-        torch.testing.assert_close(results[0][0], rows.mean(2))
-        torch.testing.assert_close(results[0][1], std)
+
+
+@pytest.mark.parametrize("variance", ["population", "unbiased"])
+def test_statistics_are_mean_and_deviation(variance):
+    maps = torch.randn(2, 3, 4, 500) * 200 + 1000
+    rows, correction = maps.flatten(1, 2), int(variance == "unbiased")
+    std = (rows.var(2, correction=correction) + 1e-7).sqrt()
+    pooled = StatisticsPooling(12, variance=variance)(None, maps)
+    torch.testing.assert_close(pooled, torch.cat([rows.mean(2), std], 1))
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+def test_padding_changes_no_embedding_and_the_graph_gives_the_same(name):
+    encoder = with_statistics(tiny("revnet57", pooling=name, **NARROW))
+    x, lengths = narrow(2), torch.tensor([1.0, 26 / 44])
+    x[1, 26:] = 100.0
+    with torch.no_grad():
+        alone = torch.cat([encoder(x[:1]), encoder(x[1:, :26])])
+        # Convolutions of other lengths add in another order.
+        torch.testing.assert_close(encoder(x, lengths), alone, atol=1e-4, rtol=1e-4)
+    graph = EmbeddingGraph(encoder, sample_rate=16000, front_end="speechbrain")
+    waves = torch.randn(2, 9000), torch.tensor([9000, 6000])
+    torch.testing.assert_close(exported(graph).module()(*waves), graph(*waves))
 
 
 @each_half
@@ -119,7 +142,7 @@ class TestAnotherPooling:
         assert isinstance(encoder_of(found).pooling, Weighted)
 
     def test_a_name_that_none_has_is_refused(self):
-        message = "one of statistics, weighted, but is 'mean'"
+        message = f"one of {', '.join(POOLINGS)}, but is 'mean'"
         with pytest.raises(ValueError, match=message):
             tiny("revnet57", pooling="mean")
 

@@ -22,6 +22,21 @@ def test_null_means_the_published_widths(tmp_path, widths, other):
         run_settings.refuse_other_network(now)
 
 
+@pytest.mark.parametrize("then", ["", "pooling: statistics\n", "pooling: another\n"])
+@pytest.mark.parametrize("now", ["statistics", "another"])
+def test_a_run_from_before_there_were_poolings_has_statistics(tmp_path, then, now):
+    (tmp_path / "hyperparams.yaml").write_text(f"arch: revnet57\n{then}")
+    (tmp_path / "embedding_model.ckpt").touch()
+    settings = {"output_folder": str(tmp_path), "save_folder": str(tmp_path / "save")}
+    settings |= {"arch": "revnet57", "pooling": now}
+    was = "another" if "another" in then else "statistics"
+    if now == was:
+        run_settings.refuse_other_network(settings)
+        return
+    with pytest.raises(ValueError, match=f"pooling: was {was}, is {now}"):
+        run_settings.refuse_other_network(settings)
+
+
 def test_two_runs_do_not_share_a_save_folder(tmp_path):
     first, second, save = (tmp_path / name for name in ("first", "second", "save"))
     first.mkdir()
@@ -86,6 +101,17 @@ def test_equal_speeds_keep_all_classes_and_speed_one_its_own(
         return
     run_settings.start_from(settings)
     assert loaded == {"narrowed_from": narrowed_from}
+
+
+@pytest.mark.parametrize("theirs", ["", "pooling: statistics\n"])
+def test_another_pooling_is_not_started_from(tmp_path, theirs):
+    (tmp_path / "hyperparams.yaml").write_text(f"speeds: [1.0]\n{theirs}")
+    labels(tmp_path / "save", ["a", "b"])
+    settings = {"pretrained_run": str(tmp_path), "speeds": [1.0], "modules": {}}
+    settings |= {"pooling": "another", "save_folder": str(tmp_path / "save")}
+    message = "has the pooling statistics, this run another.* Give pooling: statistics"
+    with pytest.raises(ValueError, match=message):
+        run_settings.start_from(settings)
 
 
 @pytest.mark.parametrize(
