@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from speechbrain_rev.cli.options import (
@@ -112,6 +113,7 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _models(parsed: argparse.Namespace) -> None:
     from speechbrain_rev import catalog
+    from speechbrain_rev.catalog.pictures import draw_models
     from speechbrain_rev.devices import parse_card
 
     check_plot(parsed.plot)
@@ -126,10 +128,11 @@ def _models(parsed: argparse.Namespace) -> None:
         reverse=parsed.reverse,
     )
     report, what = catalog.ModelsReport(chosen), f"{len(chosen)} encoders"
-    show(report, parsed, "draw_models", chosen, what=what)
+    show(report, parsed, partial(draw_models, chosen), what)
 
 
 def _memory(parsed: argparse.Namespace) -> None:
+    from speechbrain_rev.catalog import pictures
     from speechbrain_rev.catalog.breakdown import PLAN
     from speechbrain_rev.catalog.render import BreakdownReport
     from speechbrain_rev.catalog.table import MODES
@@ -153,8 +156,8 @@ def _memory(parsed: argparse.Namespace) -> None:
         BreakdownReport(breakdowns, card_bytes),
         f"{len(breakdowns)} encoders",
     )
-    draw = "draw_stages" if parsed.stages else "draw_breakdowns"
-    show(report, parsed, draw, breakdowns, card_bytes, what=what)
+    draw = pictures.draw_stages if parsed.stages else pictures.draw_breakdowns
+    show(report, parsed, lambda path: draw(breakdowns, path, card_bytes), what)
 
 
 def _check_mode(mode: str | None, counted: Sequence[str]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from speechbrain_rev.whole_files import check_file, check_regular
 
@@ -132,7 +132,7 @@ def add_output(command: argparse.ArgumentParser) -> None:
 
 
 def show(
-    report: Report, parsed: argparse.Namespace, draw: str, *given: Any, what: str
+    report: Report, parsed: argparse.Namespace, draw: Callable[[str], object], what: str
 ) -> None:
     """Draw a picture if one was asked for; else print JSON, or text as wide as the terminal.
 
@@ -142,17 +142,13 @@ def show(
         What the command found.
     parsed : argparse.Namespace
         The options.
-    draw : str
-        A function of ``catalog.pictures``.
-    *given
-        What it draws, and then all that follows the file.
+    draw : callable
+        Draws the picture into a file.
     what : str
         How many of what are drawn.
     """
     if parsed.plot is not None:
-        from speechbrain_rev.catalog import pictures
-
-        getattr(pictures, draw)(given[0], parsed.plot, *given[1:])
+        draw(parsed.plot)
         print(f"{parsed.plot}: {what}")
         return
     from speechbrain_rev.catalog.columns import terminal_width

@@ -6,6 +6,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from speechbrain_rev.cli.options import (
     CARD_HELP,
@@ -135,7 +136,7 @@ def _plan(parsed: argparse.Namespace) -> None:
         optimizer_bits=parsed.optimizer_bits,
     )
 
-    from speechbrain_rev.catalog import plans, render
+    from speechbrain_rev.catalog import pictures, plans, render
 
     # What was imported stays: collections of garbage need not look through it.
     gc.freeze()
@@ -151,7 +152,8 @@ def _plan(parsed: argparse.Namespace) -> None:
     if parsed.save is not None:
         encoders[0].as_plan().save(parsed.save)
     report = render.PlansReport(encoders, at_hand)
-    show(report, parsed, "draw_plans", encoders, what=f"{len(encoders)} encoders")
+    draw = partial(pictures.draw_plans, encoders)
+    show(report, parsed, draw, f"{len(encoders)} encoders")
 
 
 def _sweep(parsed: argparse.Namespace) -> None:
@@ -163,7 +165,7 @@ def _sweep(parsed: argparse.Namespace) -> None:
     row = architecture(parsed.name)
     gpu = parse_card(parsed.card)
 
-    from speechbrain_rev.catalog import plans, render
+    from speechbrain_rev.catalog import pictures, plans, render
 
     batches = plans.parse_batches(parsed.batches)
     training = Training(
@@ -181,7 +183,8 @@ def _sweep(parsed: argparse.Namespace) -> None:
         progress=sys.stderr.isatty(),
     )
     what = f"{len(swept.sweep.plans)} batches"
-    show(render.SweepReport(swept), parsed, "draw_sweep", swept, what=what)
+    draw = partial(pictures.draw_sweep, swept)
+    show(render.SweepReport(swept), parsed, draw, what)
 
 
 def _calibrate(parsed: argparse.Namespace) -> None:
