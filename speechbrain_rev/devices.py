@@ -277,7 +277,11 @@ class GpuAtHand:
 
     def listed(self) -> Gpu:
         """Take the listed GPU that it is, or else the nearest by its memory."""
-        alike = [gpu for gpu in GPUS if _words(gpu.name) <= _words(self.name)]
+        words = _words(self.name)
+        alike = [gpu for gpu in GPUS if _words(gpu.name) <= words]
+        # Those of laptops have the name of a faster one.
+        if "laptop" in words:
+            alike = []
         return nearest_gpu(self.total_bytes, alike or GPUS)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from speechbrain_rev.cli.options import (
@@ -113,7 +112,6 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _models(parsed: argparse.Namespace) -> None:
     from speechbrain_rev import catalog
-    from speechbrain_rev.catalog.pictures import draw_models
     from speechbrain_rev.devices import parse_card
 
     check_plot(parsed.plot)
@@ -128,7 +126,14 @@ def _models(parsed: argparse.Namespace) -> None:
         reverse=parsed.reverse,
     )
     report, what = catalog.ModelsReport(chosen), f"{len(chosen)} encoders"
-    show(report, parsed, partial(draw_models, chosen), what)
+
+    def draw(path: str) -> None:
+        # Pictures import torch, which the table does not need.
+        from speechbrain_rev.catalog.pictures import draw_models
+
+        draw_models(chosen, path)
+
+    show(report, parsed, draw, what)
 
 
 def _memory(parsed: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -247,11 +248,16 @@ class Corpus(Protocol):
     ----------
     layout : str
         Where audio must lie, in a sentence for errors.
+    speakers_in_names : bool
+        Whether speaker and session follow from a file's name alone. Where a list has them,
+        they belong to the digest: a changed list is another corpus.
     """
 
     layout: ClassVar[str]
+    speakers_in_names: ClassVar[bool] = False
 
     @classmethod
+    @abstractmethod
     def find(
         cls, folder: str | Path, *, any_extension: bool, outside_files: bool
     ) -> Corpus | None:
@@ -272,6 +278,7 @@ class Corpus(Protocol):
             None if the folder has another layout.
         """
 
+    @abstractmethod
     def utterances(self) -> Iterator[str]:
         """List the names of all files of audio, lazily, in a fixed order.
 
@@ -282,6 +289,7 @@ class Corpus(Protocol):
             dropped without being counted.
         """
 
+    @abstractmethod
     def locate(self, name: str) -> Path:
         """Give the file of a name.
 
@@ -301,14 +309,16 @@ class Corpus(Protocol):
             If it leads out of the corpus.
         """
 
+    @abstractmethod
     def speaker(self, name: str) -> str | None:
         """Give the speaker of a file, which need not exist; None if it has none."""
 
+    @abstractmethod
     def session(self, name: str) -> str | None:
         """Give the session of a file, one of its speaker's; None if the layout has none."""
 
     def digest(self, names: Iterable[str] | None = None) -> str:
-        """Digest names and sizes of files: equal where a corpus has not changed.
+        """Digest names, sizes and speakers: equal where a corpus has not changed.
 
         Parameters
         ----------
@@ -326,8 +336,15 @@ class Corpus(Protocol):
             for start in range(0, len(ordered), _BATCH):
                 part = ordered[start : start + _BATCH]
                 for name, size in zip(part, pool.map(self._size, part), strict=True):
-                    made.update(os.fsencode(f"{name}\t{size}\n"))
+                    whose = self._whose(name)
+                    made.update(os.fsencode(f"{name}\t{size}{whose}\n"))
         return made.hexdigest()
+
+    def _whose(self, name: str) -> str:
+        """Name speaker and session of a file, unless its name does."""
+        if self.speakers_in_names:
+            return ""
+        return f"\t{self.speaker(name)}\t{self.session(name)}"
 
     def _size(self, name: str) -> int | None:
         """Give the bytes of a file; None if there is none."""
@@ -413,6 +430,7 @@ class VoxCelebFolder(Corpus):
         "below dev/wav, dev/aac or aac, or with the speakers directly in DATA. Between "
         "speaker and utterance there may be any number of folders."
     )
+    speakers_in_names: ClassVar[bool] = True
     _PLACES: ClassVar[tuple[str, ...]] = ("wav", "dev/wav", "dev/aac", "aac")
     # Folders from the speaker's to the file: VoxCeleb's.
     _USUAL_DEPTH: ClassVar[int] = 3
@@ -848,3 +866,25 @@ def _as_there(name: str, path: Path) -> str:
     if suffix.lower() not in AUDIO_SUFFIXES + OTHER_SUFFIXES or suffix == path.suffix:
         return name
     return name.removesuffix(suffix) + path.suffix
+
+
+def refuse_lists(folder: str | Path) -> None:
+    """Refuse a folder whose lists name the speakers, where only audio is taken.
+
+    Parameters
+    ----------
+    folder : str or Path
+
+    Raises
+    ------
+    ValueError
+        If a layout recognises it in which names of files do not tell the speaker.
+    """
+    for name, layout in CORPORA.items():
+        if not layout.speakers_in_names and layout.find(
+            folder, any_extension=False, outside_files=False
+        ):
+            raise ValueError(
+                f"{folder} is a corpus in {name}'s layout, whose lists name the speakers; "
+                "only audio would be packed. Give it as it is, or pack its folder of audio."
+            )

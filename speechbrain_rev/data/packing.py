@@ -26,6 +26,7 @@ from .corpus import (
     OTHER_SUFFIXES,
     audio_files,
     inside,
+    refuse_lists,
     without_originals,
 )
 from .packed import (
@@ -335,7 +336,8 @@ def pack(
     ------
     ValueError
         If there is no such folder, the packed one is there already, or files cannot be
-        used: those that can stay packed for the next time.
+        used: those that can stay packed for the next time. If lists in the folder name
+        its speakers: only audio is packed.
 
     Example
     -------
@@ -346,6 +348,7 @@ def pack(
     >>> pack(source, source.with_suffix(".packed"), sample_rate=16000)
     1
     """
+    refuse_lists(source)
     locate = partial(inside, source, within=None if outside_files else source)
     files = without_originals(audio_files(source, AUDIO_SUFFIXES + OTHER_SUFFIXES))
     names = [path.relative_to(source).as_posix() for path in files]

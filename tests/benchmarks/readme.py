@@ -57,10 +57,11 @@ def telling_models() -> str:
 
 
 def _model(model: ListedEncoder) -> dict[str, str]:
+    eer = model.row.vox1_h_eer
     row = {
         "encoder": model.row.name,
         "params, M": f"{model.row.parameters / 1e6:.1f}",
-        "published EER, %": f"{model.row.vox1_h_eer:.2f}",
+        "published EER, %": "-" if eer is None else f"{eer:.2f}",
     }
     for mode in MODES:
         size = model.bytes_per_utterance(mode, 200)

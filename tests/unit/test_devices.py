@@ -99,6 +99,7 @@ def test_gpus_are_listed_by_memory_and_each_can_be_named():
         ("NVIDIA A100-SXM4-80GB", 79, "A100 80GB"),
         ("NVIDIA GeForce RTX 2080 Ti", 10, "RTX 2080 Ti"),
         ("NVIDIA L4", 22, "L4"),
+        ("NVIDIA GeForce RTX 3090 Laptop GPU", 11, "RTX 2080 Ti"),
         ("Fake", 23, "RTX 3090"),
     ],
 )

@@ -475,3 +475,27 @@ class TestAnotherLayout:
             assert bool(label) == (speaker(a) == speaker(b))
         # Without sessions all pairs of a speaker's four utterances are target trials.
         assert int(trials.labels.sum()) == 2 * 6
+
+    def test_lists_that_change_are_another_corpus_and_are_not_packed(self, kaldi):
+        before, speakers = open_corpus(kaldi).digest(), kaldi / "utt2spk"
+        _, *others = speakers.read_text().splitlines(keepends=True)
+        speakers.write_text("".join([f"u000 {others[-1].split()[1]}\n", *others]))
+        with pytest.raises(ValueError, match="KaldiFolder's layout, whose lists name"):
+            pack(kaldi, kaldi.with_suffix(".packed"), sample_rate=16000)
+        assert open_corpus(kaldi).digest() != before
+
+    def test_every_layout_has_a_row_and_the_last_takes_any_folder(self):
+        layouts = [
+            each
+            for each in Corpus.__subclasses__()
+            if each.__module__.startswith("speechbrain_rev.")
+        ]
+        assert set(layouts) == set(CORPORA.values())
+        assert list(CORPORA.values())[-1] is VoxCelebFolder
+
+    def test_a_layout_lacks_no_answer(self):
+        class Unfinished(KaldiFolder):
+            session = Corpus.session
+
+        with pytest.raises(TypeError, match="session"):
+            Unfinished(Path())

@@ -156,6 +156,11 @@ def test_files_have_the_values_that_they_are_for(name):
     assert {key: settings[key] for key in requested} == requested
 
 
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_encoder_has_a_file(name):
+    assert (FOLDER / f"{name}.yaml").read_text() == f"base: train.yaml\narch: {name}\n"
+
+
 def test_a_name_means_the_file_unless_the_current_folder_has_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert shipped.shipped() == {file.stem: file for file in FOLDER.glob("*.yaml")}
