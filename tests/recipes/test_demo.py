@@ -135,6 +135,7 @@ def demo(tmp_path_factory):
     return output, printed.getvalue()
 
 
+@pytest.mark.slow
 def test_the_demo_shows_memory_training_scores_and_pictures(demo):
     output, printed = demo
     for words in (

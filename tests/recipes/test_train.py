@@ -254,6 +254,7 @@ def test_streams_that_overflow_end_training_and_are_named(
         train.main(arguments(data, tmp_path, nonfinite_patience=1))
 
 
+@pytest.mark.slow
 def test_compression_is_logged_and_its_bounds_go_on(train, data, tmp_path):
     settings = {
         **SHORT,

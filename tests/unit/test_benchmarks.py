@@ -305,6 +305,7 @@ def test_embedding_runs_beside_a_script_that_pads(tmp_path):
     assert by_way["one by one"]["padding, %"] == 0 < by_way["embed_into"]["batches"]
 
 
+@pytest.mark.slow
 def test_reversible_encoders_run_beside_their_counterpart(tmp_path):
     result = inference.run(CPU, INFERENCE)
     rows = {row["encoder"]: row for row in result.rows if row["way"] == inference.FORM}

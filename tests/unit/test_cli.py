@@ -729,6 +729,7 @@ sys.exit(main(["memory", "resnet34", "--batch", "4"]))
 """
 
 
+@pytest.mark.slow
 def test_a_command_runs_for_a_user_without_name_and_home():
     known = {k: v for k, v in os.environ.items() if k in ("PATH", "PYTHONPATH")}
     done = subprocess.run(

@@ -68,6 +68,7 @@ def test_parts_of_every_encoder_are_exact_where_they_can_be(name):
 
 
 @pytest.mark.parametrize(("name", "mode"), [("revnet57", None), ("resnet34", "store")])
+@pytest.mark.slow
 def test_the_total_bounds_a_whole_training_step_on_the_cpu(name, mode):
     batch, head = 4, Head(classes=50)
     # The first 8-bit step on the CPU makes a table of 0.33 MB that the process keeps.

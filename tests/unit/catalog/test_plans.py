@@ -297,6 +297,7 @@ def test_each_swept_batch_has_the_plan_that_fits_beside_all_else(swept):
     assert document["times"]["speed"] == json.loads(swept.speed.to_json())
 
 
+@pytest.mark.slow
 def test_the_chunk_of_each_swept_plan_is_the_one_that_was_chosen():
     row, training = architecture("revnet57"), Training(2 * GIB, 56, 200)
     (plan,) = sweep_encoder(row, training, [56]).sweep.plans
@@ -435,6 +436,7 @@ def test_other_batches_are_refused(text, message):
         ({"arch": "resnet34"}, ["another arch"], ["smaller chunk"]),
     ],
 )
+@pytest.mark.slow
 def test_only_remedies_that_can_help_a_run_are_named(changed, offered, not_offered):
     step = step_of(**{"batch": 24, **changed}).step()
     with pytest.raises(Infeasible) as caught:
@@ -678,6 +680,7 @@ def compressing(tmp_path_factory):
     return step, path, plan, budget
 
 
+@pytest.mark.slow
 def test_a_training_compresses_where_no_lossless_plan_fits(compressing):
     step, _, plan, _ = compressing
     assert "compress" in plan.modes.values()

@@ -328,6 +328,7 @@ def test_an_encoder_of_another_kind_has_a_profile_of_its_own(changed, monkeypatc
     assert keys[0] == keys[1] != keys[2]
 
 
+@pytest.mark.slow
 def test_a_row_without_a_gpu_is_planned_for_any_and_its_largest_batch_has_a_plan():
     step = encoder_step(ROW, Training(None, 16, 200))
     budget = plan_step(step, "3GB").budget_bytes

@@ -188,6 +188,7 @@ def test_all_convolutions_run_under_pinned_flags(name, mode, monkeypatch):
 
 
 @pytest.mark.parametrize("name", but_slow(["revnet57", "df_revnet66"], "revnet57"))
+@pytest.mark.slow
 def test_a_compiled_encoder_stores_in_pieces(name):
     encoder = tiny(name, mode="store", **CHUNKED | {"blocks": (1, 0, 0, 0)})
     compiled, x = torch.compile(encoder, backend="eager"), narrow(2, 24)

@@ -28,6 +28,7 @@ FOREIGN = "not written by an optimizer of speechbrain_rev"
 each_way = pytest.mark.parametrize(("old_bits", "new_bits"), [(8, 32), (32, 8)])
 
 
+@pytest.mark.slow
 def test_a_new_process_resumes_bit_for_bit_through_the_checkpointer(tmp_path):
     script, expected = runpy.run_path(str(SCRIPT)), {}
     for case in script["CASES"]:

@@ -31,7 +31,9 @@ MOST_MODULES, MOST_CALLS, MOST_CLIMBS = 10, 35, 3
     [
         pytest.param({}, id="plenty", marks=pytest.mark.slow),
         pytest.param({"memory_budget": "554321B"}, id="little"),
-        pytest.param({"max_gradient_error": 0.05}, id="compressing"),
+        pytest.param(
+            {"max_gradient_error": 0.05}, id="compressing", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_budget_comes_to_its_plan_in_few_calls(tmp_path, monkeypatch, changed):

@@ -113,6 +113,7 @@ def test_a_loss_on_it_is_refused_whatever_was_saved(operation):
         caught[0].sum().backward()
 
 
+@pytest.mark.slow
 def test_a_graph_that_holds_itself_is_not_built_again(monkeypatch, recwarn):
     class Packing(nn.Module):
         def forward(self, x):

@@ -248,6 +248,7 @@ class Memory(Linear):
         return y
 
 
+@pytest.mark.slow
 def test_kept_maps_keep_no_earlier_steps_and_no_module():
     module = Memory()
     network = Recompute(module).train()

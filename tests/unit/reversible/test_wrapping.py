@@ -125,6 +125,7 @@ def test_gradients_and_buffers_are_those_of_the_network_as_it_came(
         (partial(ResNet, lin_neurons=256), RESNET_NAMES),
     ],
 )
+@pytest.mark.slow
 def test_one_line_halves_the_memory_of_an_utterance(make, names):
     with torch.device("meta"):
         network = make(80)
