@@ -30,7 +30,7 @@ DOCTESTS = (
     "planner.plan",
     "reversible.chain",
     "scoring.metrics",
-    "speech.sampling",
+    "data.sampling",
 )
 
 
