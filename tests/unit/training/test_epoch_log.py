@@ -1,7 +1,9 @@
 """The log of epochs: lines, curves, TensorBoard and Weights & Biases."""
 
+import importlib
 import json
 import logging
+import struct
 import sys
 import types
 
@@ -247,17 +249,38 @@ class TestWandb:
         assert fake_wandb.begun == []
 
 
+def records_of(path):
+    """Yield the records of an offline file of wandb, a log as LevelDB writes it."""
+    content, place, record = path.read_bytes(), 7, b""
+    while place < len(content):
+        if (left := -place % 2**15) < 7:
+            place += left  # too short for a header
+            continue
+        length, kind = struct.unpack_from("<HB", content, place + 4)
+        record += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            yield record
+            record = b""
+
+
 @pytest.mark.slow
 def test_wandb_itself_takes_a_run_and_its_continuation(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    proto = importlib.import_module("wandb.proto.wandb_internal_pb2")
     for name, value in {"MODE": "offline", "SILENT": "true", "DIR": tmp_path}.items():
         monkeypatch.setenv(f"WANDB_{name}", str(value))
     wandb.teardown()  # It has read these variables once.
-    name = tmp_path / epoch_log.WANDB_RUN
     for epochs in ((1, 2), (3,)):
         with EpochLog(tmp_path, to="wandb", project="mine", config={}) as log:
             write(log, *epochs)
-    files = [p.read_bytes() for p in tmp_path.glob("wandb/offline-run-*/run-*.wandb")]
-    assert [content.count(b"train_loss") > 0 for content in files] == [True, True]
-    assert all(name.read_text().strip().encode() in content for content in files)
-    assert all(b"mine" in content for content in files)
+    wandb.teardown()  # Its process may still write; this waits for its end.
+    runs, losses = set(), 0
+    for path in tmp_path.glob("wandb/offline-run-*/run-*.wandb"):
+        for record in map(proto.Record.FromString, records_of(path)):
+            if record.HasField("run"):
+                runs.add((record.run.run_id, record.run.project))
+            keys = [i.key or i.nested_key[0] for i in record.history.item]
+            losses += "train_loss" in keys
+    assert runs == {((tmp_path / epoch_log.WANDB_RUN).read_text().strip(), "mine")}
+    assert losses == 3
