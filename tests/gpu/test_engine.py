@@ -36,7 +36,8 @@ def test_gradients_and_buffers_equal_plain_autograds(kind, mode):
     _, grads, buffers = step(chain, on_gpu(streams()))
     _, expected, expected_buffers = step(plain, on_gpu(streams()))
     assert distance(grads, expected) < EXACT
-    assert distance(buffers, expected_buffers) < EXACT
+    if expected_buffers or buffers:  # normalisation has some, dropout has none
+        assert distance(buffers, expected_buffers) < EXACT
 
 
 @pytest.mark.parametrize("mode", WITHOUT_STORAGE)
@@ -76,5 +77,5 @@ def test_encoders_train(name, bits):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
