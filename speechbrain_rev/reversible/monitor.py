@@ -320,7 +320,7 @@ def to_host(x: Tensor) -> tuple[Tensor, Any]:
     """Copy to the host without waiting; the second item is an event of its arrival."""
     if x.device.type != "cuda":
         return x.to("cpu", copy=True), None
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    host = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
     host.copy_(x, non_blocking=True)
     arrival = torch.cuda.Event()
     arrival.record()

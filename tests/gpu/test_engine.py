@@ -40,6 +40,14 @@ def test_gradients_and_buffers_equal_plain_autograds(kind, mode):
         assert distance(buffers, expected_buffers) < EXACT
 
 
+def test_the_default_device_may_be_the_gpu():
+    chain = chain_of("basic").cuda()
+    with torch.device("cuda"):
+        for _ in range(3):  # what streams report is copied to the host meanwhile
+            _, grads, _ = step(chain, on_gpu(streams()))
+    assert all(grad.isfinite().all() for grad in grads.values() if grad is not None)
+
+
 @pytest.mark.parametrize("mode", WITHOUT_STORAGE)
 def test_the_random_state_of_the_device_is_left_as_found(mode):
     chain = chain_of("dropout", mode=mode).cuda()
