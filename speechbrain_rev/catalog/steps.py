@@ -96,8 +96,9 @@ CALIBRATED = (
     "df_revnet89",
 )
 
-#: Utterances of the steps, or as many as fit: enough to keep the device busy.
-BATCH = {"cpu": 4, "cuda": 64}
+#: Utterances of the steps, or as many as fit. On a GPU, few show what it takes to start
+#: operations, many what arithmetic takes: an H100 waits for Python up to 64 of them.
+CALIBRATED_BATCHES = {"cpu": (4,), "cuda": (16, 512)}
 
 
 def encoder_step(
@@ -678,7 +679,7 @@ def calibrate(
     >>> speed.flops_per_second > 0
     True
     """
-    if device.type not in BATCH:
+    if device.type not in CALIBRATED_BATCHES:
         raise ValueError(
             f"The device is {device}; it must be a CPU or a GPU with CUDA."
         )
@@ -696,17 +697,18 @@ def calibrate(
         def stored_bytes(count: int, step_of_some: Any = step_of_some) -> int:
             return live_bytes_peak(step_of_some(batch=count, mode="store")[1])
 
-        batch = batch_that_fits(stored_bytes, BATCH[device.type], device)
-        batches.append(batch)
-        with torch.random.fork_rng(random_devices(device)):
-            encoder, run = step_of_some(batch=batch, device=device)
-            step = _shown(run, bar, name)
-            taken = measured_seconds(encoder, step, device, repeats=repeats)
-            for chosen in uniform_modes(encoder):
-                traced = trace_bytes(encoder, step, with_work=True)
-                for block, work in traced.work.items():
-                    works.append(work)
-                    seconds.append(taken[block, chosen.get(block, "")])
+        for wanted in CALIBRATED_BATCHES[device.type]:
+            batch = batch_that_fits(stored_bytes, wanted, device)
+            batches.append(batch)
+            with torch.random.fork_rng(random_devices(device)):
+                encoder, run = step_of_some(batch=batch, device=device)
+                step = _shown(run, bar, name)
+                taken = measured_seconds(encoder, step, device, repeats=repeats)
+                for chosen in uniform_modes(encoder):
+                    traced = trace_bytes(encoder, step, with_work=True)
+                    for block, work in traced.work.items():
+                        works.append(work)
+                        seconds.append(taken[block, chosen.get(block, "")])
     sizes = " and ".join(map(str, sorted(set(batches))))
     about = {
         "device": described(device),

@@ -198,7 +198,7 @@ def _calibrate(parsed: argparse.Namespace) -> None:
     shown = sys.stderr.isatty()
     if not shown:
         names = ", ".join(steps.CALIBRATED)
-        words = f"Blocks of {names} are timed on {device}: minutes on a CPU."
+        words = f"Blocks of {names} are timed on {device}, a minute or more."
         print(words, file=sys.stderr, flush=True)
     speed = steps.calibrate(device, progress=shown)
     write_whole(parsed.file, speed.to_json())
