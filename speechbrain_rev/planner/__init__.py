@@ -10,6 +10,7 @@ from speechbrain_rev.planner.memory import (
 from speechbrain_rev.planner.plan import Plan, largest_batch, plan, plan_step, remedies
 from speechbrain_rev.planner.profile import Profile
 from speechbrain_rev.planner.profiling import profile
+from speechbrain_rev.planner.search import repeated_blocks
 from speechbrain_rev.planner.step import Step, step_of
 from speechbrain_rev.planner.sweep import Sweep, sweep
 
@@ -28,6 +29,7 @@ __all__ = [
     "plan_step",
     "profile",
     "remedies",
+    "repeated_blocks",
     "step_of",
     "sweep",
 ]

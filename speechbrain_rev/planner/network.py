@@ -309,6 +309,13 @@ def as_network(module: nn.Module, blocks: str | Sequence[str] = ()) -> Network:
     return cast(Network, module)
 
 
+def names_blocks(module: nn.Module) -> bool:
+    """Whether a module has blocks by itself: an encoder of ours, or reversible chains."""
+    return all(hasattr(module, name) for name in _ASKED) or any(
+        isinstance(part, ReversibleChain) for part in module.modules()
+    )
+
+
 def give(
     network: Network,
     modes: Mapping[str, Mode | str],

@@ -298,8 +298,8 @@ def plan(
         What a step may allocate beside weights, gradients and optimizer state; or a
         size, as "800MB" (2**20 bytes each) or "2GiB".
     blocks : str or sequence of str
-        Names of submodules, or patterns of them, if it is no encoder of ours and has no
-        reversible chains alone.
+        Names of submodules, or patterns of them. Empty for an encoder of ours, reversible
+        chains, and to find what another network repeats (``repeated_blocks``).
     loss : callable or None
         Makes the loss of what the module returns; None for a sum of squares.
     measure : bool

@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -414,6 +414,75 @@ class Profile:
             )
         return self.with_seconds(
             {key: speed.seconds(work) for key, work in self.work.items()}
+        )
+
+    def extrapolated(self, smaller: Profile, reach: float) -> Profile:
+        """Make the profile of a larger batch, whose bytes and work go on linearly.
+
+        Parameters
+        ----------
+        smaller : Profile
+            Of the same blocks at a smaller batch than this one's.
+        reach : float
+            How far to go on: 1 goes as far as from the smaller batch to this one.
+
+        Returns
+        -------
+        Profile
+            Bytes are rounded up. Times are left out.
+
+        Examples
+        --------
+        >>> from speechbrain_rev.planner.knapsack import Cost
+        >>> def at(batch):
+        ...     costs = {(None, "store"): Cost(10 * batch, 12 * batch + 1, 0.0)}
+        ...     block = BlockProfile("0", 4, costs)
+        ...     return Profile([block], 2 * batch, {"store": batch}, 0.0, {})
+        >>> at(4).extrapolated(at(2), reach=3).peak_bytes({"0": "store"}) == at(
+        ...     10
+        ... ).peak_bytes({"0": "store"})
+        True
+        """
+
+        def on(here: float, there: float) -> int:
+            return math.ceil(here + reach * (here - there))
+
+        small = {b.name: b.costs for b in smaller.blocks}
+        blocks = [
+            replace(
+                block,
+                costs={
+                    pair: Cost(
+                        on(cost.held_bytes, small[block.name][pair].held_bytes),
+                        max(
+                            0,
+                            on(
+                                cost.working_bytes,
+                                small[block.name][pair].working_bytes,
+                            ),
+                        ),
+                        0.0,
+                    )
+                    for pair, cost in block.costs.items()
+                },
+            )
+            for block in self.blocks
+        ]
+        work = {
+            key: Work(
+                *(
+                    max(0, on(a, b))
+                    for a, b in zip(astuple(w), astuple(smaller.work[key]), strict=True)
+                )
+            )
+            for key, w in self.work.items()
+        }
+        after = {
+            m: on(size, smaller.after_bytes[m]) for m, size in self.after_bytes.items()
+        }
+        base = on(self.base_bytes, smaller.base_bytes)
+        return replace(
+            self, blocks=blocks, base_bytes=base, after_bytes=after, work=work
         )
 
     def stretched(self, names: Sequence[str], about: Mapping[str, str]) -> Profile:

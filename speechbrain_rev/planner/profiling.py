@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import math
 import platform
@@ -69,6 +70,9 @@ _REPEATS = 3
 
 # Samples in which blocks are reconstructed; what is wrong is wrong for any.
 _VERIFIED = 2
+
+# Samples of the smaller of two steps, from which a larger one is extrapolated: at least half.
+_FEWEST = 2
 
 # Seconds before a bar shows how far a probe is.
 _SHOWN_AFTER = 5
@@ -337,10 +341,7 @@ class Profiler:
                     return counted
             what = f"A step that stores everything does not fit on {step.device}"
             if bare is None:
-                raise MemoryError(
-                    f"{what}, and none can run without numbers ({cause}). Give a smaller "
-                    "example batch."
-                ) from cause
+                return self._counted_from_fewer(what, cause)
             warn_caller(
                 f"{what}: bytes are counted on meta tensors, and times estimated from "
                 "counts of operations, as with measure=False. A smaller example batch "
@@ -355,6 +356,38 @@ class Profiler:
         _warn_of_kernels(step.module)
         counted = self._counted_on(bare, torch.device("meta"))
         return replace(counted, is_timed=False)
+
+    def _counted_from_fewer(self, what: str, cause: Exception | None) -> Counted:
+        """Count at two batches that fit, and go on from there to the step's own."""
+        step, batch = self.step, self.step.batch // 2
+
+        def count_at(batch: int) -> Profile:
+            trial = step.trial(batch)
+            trial = trial._replace(network=self._reconstructing(trial.network))
+            trial.network.set_mode(all_stored(trial.network))
+            trial.run()
+            return self._counted_on(trial, step.device, with_work=True).profile
+
+        large = None
+        while batch >= _FEWEST and large is None:
+            large = unless_memory_runs_out(functools.partial(count_at, batch))
+            batch = batch if large is not None else batch // 2
+        if large is None:
+            raise MemoryError(
+                f"{what}, nor does one of {_FEWEST} samples, and none can run without "
+                f"numbers ({cause}). Give a smaller example batch."
+            ) from cause
+        small = count_at(batch // 2)
+        reach = (step.batch - batch) / (batch - batch // 2)
+        warn_caller(
+            f"{what}: bytes are counted in steps of {batch // 2} and {batch} of its "
+            f"{step.batch} samples, and times estimated from counts of operations."
+        )
+        how = f"counted in steps of {batch // 2} and {batch} samples"
+        profile = _about(large.extrapolated(small, reach), bytes=how)
+        trial = step.trial()
+        trial = trial._replace(network=self._reconstructing(trial.network))
+        return Counted(profile, trial, needs_numbers=True)
 
     def _reconstructing(self, network: Network) -> Network:
         return without(network, Mode.RECONSTRUCT, self._refused)
@@ -389,14 +422,16 @@ class Profiler:
         real = self._counted_on(trial, self.step.device)
         return replace(real, needs_numbers=True)
 
-    def _counted_on(self, trial: Trial, device: torch.device) -> Counted:
+    def _counted_on(
+        self, trial: Trial, device: torch.device, *, with_work: bool = False
+    ) -> Counted:
         """Count in steps of a trial as it is."""
         once = not_repeatable(trial.network, trial.run)
         trial = trial._replace(network=without(trial.network, Mode.RECOMPUTE, once))
         on_meta = device.type == "meta"
         how = {"bytes": f"counted in steps on {described(device)}"}
         about = self._about | (_ON_META if on_meta else how)
-        with_work = on_meta or self.step.speed is not None
+        with_work = with_work or on_meta or self.step.speed is not None
         return Counted(count(trial, about, with_work=with_work), trial, is_timed=True)
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -26,12 +25,15 @@ from speechbrain_rev.planner.network import (
     Network,
     as_network,
     call,
+    names_blocks,
     own_batch,
     tensors_of,
 )
+from speechbrain_rev.planner.search import in_turn, repeated_blocks
 from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.planner.trace import Run
 from speechbrain_rev.reversible.norm import BatchNorm
+from speechbrain_rev.reversible.wrapping import chosen_blocks, mode_refusal
 from speechbrain_rev.sizes import reserve_of
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -167,7 +169,7 @@ class Step:
             return {**about, "batch": str(batch)} if "batch" in about else {**about}
 
         key = None if self.key is None else named(self.key)
-        return dataclasses.replace(self, batch=batch, about=named(self.about), key=key)
+        return replace(self, batch=batch, about=named(self.about), key=key)
 
     def left_bytes(self, budget_bytes: int) -> int:
         """Give what a budget leaves for what modes change; below zero if nothing."""
@@ -325,8 +327,8 @@ def step_of(
         keywords. Where all tensors have as many rows, other batches are made of these
         rows. A tensor on meta has no numbers: the step is then planned without computing.
     blocks : str or sequence of str
-        Names of submodules, or patterns of them, if it is no encoder of ours and has no
-        reversible chains alone.
+        Names of submodules, or patterns of them. Empty for an encoder of ours, reversible
+        chains, and to find what another network repeats: then a copy runs a step.
     loss : callable or None
         Makes the loss of what the module returns; None for a sum of squares.
     speed : Speed or None
@@ -345,8 +347,10 @@ def step_of(
     >>> step.batch, step.at(3).inputs(3, step.device).shape
     (8, torch.Size([3, 4]))
     """
-    # Names are looked at first: their errors are about them.
-    as_network(module, blocks)
+    searched = not blocks and not names_blocks(module)
+    if not searched:
+        # Names are looked at first: their errors are about them.
+        as_network(module, blocks)
     given = tensors_of(example_batch)
     tensors = [*module.parameters(), *given]
     home = tensors[0].device if tensors else torch.device("cpu")
@@ -377,7 +381,7 @@ def step_of(
             Alternative("a batch of {fits}", of_modes=True),
             Alternative("shorter or smaller inputs"),
         ]
-        if blocks:
+        if blocks or searched:
             # Braces of a pattern are none of the words.
             named = repr(blocks).replace("{", "{{").replace("}", "}}")
             words = f"more blocks than blocks={named}: what is outside of blocks stores"
@@ -388,7 +392,7 @@ def step_of(
         "network": type(module).__name__,
         "inputs": str([list(x.shape) for x in given]),
     }
-    return Step(
+    step = Step(
         module,
         inputs,
         batch,
@@ -399,6 +403,75 @@ def step_of(
         speed=speed,
         about={**about, "batch": str(batch)} if has_rows else about,
     )
+    if not searched:
+        return step
+    step, reasons = with_blocks(step)
+    if not step.blocks:
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise ValueError(
+            f"{type(module).__name__} repeats no block that can be planned"
+            f"{f' ({why})' if why else ''}. Name blocks that run one after the other, as "
+            "blocks='layers.*'."
+        )
+    return step
+
+
+def with_blocks(
+    step: Step, patterns: Sequence[str] = ()
+) -> tuple[Step, dict[str, str]]:
+    """Find the blocks of a step that can be planned.
+
+    Parameters
+    ----------
+    step : Step
+        Of a network that does not name its blocks itself. A copy runs it once, for few
+        samples where it can.
+    patterns : sequence of str
+        Names of submodules or patterns of them; empty to take :func:`repeated_blocks`.
+
+    Returns
+    -------
+    Step
+        The same one with names of blocks.
+    dict of str to str
+        Why others that were found or named cannot be planned, by name. They store.
+
+    Raises
+    ------
+    ValueError
+        If a pattern matches nothing.
+    """
+    if patterns:
+        names = list(chosen_blocks(step.module, patterns))
+    else:
+        names = repeated_blocks(step.module)
+    reasons = {
+        name: refusal
+        for name in names
+        if (refusal := mode_refusal(name, step.module.get_submodule(name)))
+    }
+    names = [name for name in names if name not in reasons]
+    # Modules that stand in two places run for both.
+    places: dict[int, str] = {}
+    for name in names:
+        first = places.setdefault(id(step.module.get_submodule(name)), name)
+        if first != name:
+            reasons[name] = f"it is {first}"
+    names = list(places.values())
+    if names:
+        with step.training():
+            trial = _few(replace(step, blocks=tuple(names)))
+            names, others = in_turn(trial.module, names, trial.run)
+        reasons |= others
+    return replace(step, blocks=tuple(names)), reasons
+
+
+def _few(step: Step) -> Trial:
+    """Make a trial of two samples, or of all where no others can be made."""
+    try:
+        return step.trial(min(2, step.batch))
+    except NoStep:
+        return step.trial()
 
 
 def _rows(x: Any, count: int) -> Any:

@@ -240,6 +240,19 @@ def _watch(
     network: Network, run: Run, read: Callable[[], _Reading]
 ) -> _Moments[_Reading]:
     """Run a step and read at each moment of each block, and before and after it."""
+    moments = _seen(network, run, read)
+    _check(network.named_blocks(), [moment[:2] for moment in moments[1:-1]])
+    return moments
+
+
+def moments_of(network: Network, run: Run) -> list[tuple[str, Moment | None]]:
+    """Run a step and list what happens to its blocks, in whatever order that is."""
+    return [moment[:2] for moment in _seen(network, run, lambda: None)[1:-1]]
+
+
+def _seen(
+    network: Network, run: Run, read: Callable[[], _Reading]
+) -> _Moments[_Reading]:
     names = {id(block): name for name, block in network.named_blocks().items()}
     moments: _Moments[_Reading] = [("", None, read())]
 
@@ -252,7 +265,6 @@ def _watch(
     with watched(), observed(note):
         run()
     moments.append(("", None, read()))
-    _check(names.values(), [moment[:2] for moment in moments[1:-1]])
     return moments
 
 

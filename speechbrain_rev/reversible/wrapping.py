@@ -155,7 +155,9 @@ def give_mode(network: nn.Module, mode: Mode, *names: str) -> None:
     chosen = chosen_blocks(network, names)
     if mode.spec.runs_twice:
         for name, module in chosen.items():
-            _refuse_what_cannot_be_chosen(name, module)
+            refusal = mode_refusal(name, module)
+            if refusal is not None:
+                raise ValueError(refusal)
     for module in chosen.values():
         # One that is in two places, or was chosen before, has its mode by now.
         if mode_of(module) is not mode:
@@ -251,20 +253,21 @@ def _what_there_is(network: nn.Module, named: Mapping[str, nn.Module]) -> str:
     )
 
 
-def _refuse_what_cannot_be_chosen(name: str, module: nn.Module) -> None:
-    kind = type(module).__name__
+def mode_refusal(name: str, module: nn.Module) -> str | None:
+    """Tell why a submodule cannot run twice; None if it can."""
     if isinstance(module, torch.jit.ScriptModule):
-        raise ValueError(
+        return (
             f"{name} is scripted and cannot run a second time on other leaves. Choose "
             "blocks before torch.jit.script, or leave it out."
         )
     own = vars(module).get("forward")
     if (own.own if isinstance(own, _Around) else own) is not None:
-        raise ValueError(
-            f"{name} ({kind}) has a forward of its own, which hides that of its class "
-            "and with it any recomputation. Remove it, put the module behind "
+        return (
+            f"{name} ({type(module).__name__}) has a forward of its own, which hides that "
+            "of its class and with it any recomputation. Remove it, put the module behind "
             "Recompute, or leave it out."
         )
+    return None
 
 
 class _Recomputed(nn.Module):

@@ -4,11 +4,13 @@ A recipe subclasses ``ValidatedEpochs`` and says how a batch becomes a loss. Eac
 one part of a run: ``steps`` (gradients that are not finite, files that cannot be read),
 ``epochs`` (validation, log and checkpoint), ``epoch_log`` (lines, curves, TensorBoard,
 wandb), ``progress`` (the bar and the line of an epoch), ``run_settings`` (which run a folder
-holds, and how it goes on), ``memory_plan`` (modes of blocks) and ``self_test``.
+holds, and how it goes on), ``memory_plan`` (modes of an encoder's blocks), ``memory_budget``
+(those of any other recipe's) and ``self_test``.
 """
 
 from speechbrain_rev.training.epoch_log import EpochLog, check_logger
 from speechbrain_rev.training.epochs import ValidatedEpochs, dry_run
+from speechbrain_rev.training.memory_budget import MemoryBudget
 from speechbrain_rev.training.memory_plan import give_modes
 from speechbrain_rev.training.self_test import WatchedSteps, run_self_test
 from speechbrain_rev.training.steps import CheckedSteps, Tally
@@ -16,6 +18,7 @@ from speechbrain_rev.training.steps import CheckedSteps, Tally
 __all__ = [
     "CheckedSteps",
     "EpochLog",
+    "MemoryBudget",
     "Tally",
     "ValidatedEpochs",
     "WatchedSteps",

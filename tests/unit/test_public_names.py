@@ -41,7 +41,7 @@ PUBLIC = {
     "planner": {
         "Infeasible", "LiveBytes", "MemoryReport", "Plan", "Profile", "Step", "Sweep",
         "breakdown", "largest_batch", "live_bytes_peak", "plan", "plan_step", "profile",
-        "remedies", "step_of", "sweep",
+        "remedies", "repeated_blocks", "step_of", "sweep",
     },
     "plots": {
         "Difference", "EncoderPoint", "ErrorRates", "PartsBar", "SizedEncoder", "by_parameters",
@@ -70,7 +70,7 @@ PUBLIC = {
         "repeat_to", "reverberate", "write_manifest",
     },
     "training": {
-        "CheckedSteps", "EpochLog", "Tally", "ValidatedEpochs", "WatchedSteps",
+        "CheckedSteps", "EpochLog", "MemoryBudget", "Tally", "ValidatedEpochs", "WatchedSteps",
         "check_logger", "dry_run", "give_modes", "run_self_test",
     },
 }  # fmt: skip

@@ -1,0 +1,650 @@
+"""Train any SpeechBrain recipe within a memory budget.
+
+``class SpeakerBrain(MemoryBudget, sb.Brain)`` and ``memory_budget: 11GB`` among the hparams
+are all that a recipe needs. The blocks that its modules repeat are found, a copy of the Brain
+runs some steps of the first batch, and a plan says which blocks store and which recompute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import json
+import logging
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import speechbrain as sb
+import torch
+from speechbrain.dataio.batch import PaddedBatch, PaddedData
+from speechbrain.utils.distributed import is_distributed_initialized
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from speechbrain_rev.optim import state_bytes
+from speechbrain_rev.planner import Plan, Step, plan_step
+from speechbrain_rev.planner.memory import (
+    is_out_of_memory,
+    live_bytes_peak,
+    storage_bytes,
+)
+from speechbrain_rev.planner.network import as_network, give
+from speechbrain_rev.planner.step import Alternative, trainable, with_blocks
+from speechbrain_rev.sizes import size_text, whole_bytes
+from speechbrain_rev.whole_files import write_whole
+
+#: In the run's folder: plans, and how often memory ran out in spite of them.
+PLANS = "memory_budget.json"
+
+#: By what part of the budget the next start plans less after memory ran out.
+LIGHTER = 0.1
+
+#: How many blocks that are not planned the log names.
+_SHOWN = 8
+
+logger = logging.getLogger(__name__)
+
+#: Shapes of the tensors of a batch, in their order.
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class MemoryBudget:
+    """Lets a Brain train within ``memory_budget``; stands before ``sb.Brain`` in its bases.
+
+    At the first training batch, the blocks that ``modules`` repeat are found, or those that
+    ``memory_blocks`` names. A copy of the Brain runs some steps of that batch, which count
+    bytes and take times. Then each block stores its activations or recomputes them, so that
+    a step is as fast as the budget allows. Gradients stay what they were. The plan is for
+    the longest batch so far, and is made anew before a longer one runs. It is kept in the
+    run's folder, from which a run that is resumed reads it. Several processes (DDP) take
+    the plan of the first.
+
+    Its hparams may have:
+
+    memory_budget : str or int or None
+        What training may take: weights, gradients, optimizer states and the step, as
+        "11GB" (2**30 bytes each). On a GPU, 1 GiB and 8 % of it stay free. None changes
+        nothing.
+    memory_blocks : list of str
+        Names of submodules of ``modules``, or patterns of them, as
+        ``"Transformer.encoder.layers.*"``.
+    output_folder : str
+        Where the plan is kept; without it, each start plans.
+
+    Raises
+    ------
+    ValueError
+        If the budget is no size, nothing fits it, or a name matches no module.
+    SystemExit
+        If memory runs out in spite of the plan: with one line. The next start plans for
+        10 % less.
+
+    Notes
+    -----
+    The step that is planned is one call of ``compute_forward`` and ``compute_objectives``
+    and one backward pass. A Brain that overrides ``fit_batch`` is planned alike, and the
+    log says so.
+
+    Examples
+    --------
+    >>> class Classifier(MemoryBudget, sb.Brain):
+    ...     def compute_forward(self, batch, stage):
+    ...         return self.modules.model(batch)
+    ...
+    ...     def compute_objectives(self, predictions, batch, stage):
+    ...         return predictions.square().mean()
+    >>> block = lambda: nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    >>> model = nn.Sequential(*(block() for _ in range(6)))
+    >>> brain = Classifier(
+    ...     {"model": model},
+    ...     lambda parameters: torch.optim.SGD(parameters, 0.1),
+    ...     hparams={"memory_budget": "2MB"},
+    ...     run_opts={"device": "cpu"},
+    ... )
+    >>> brain.fit([1], [torch.randn(512, 64)], progressbar=False)
+    >>> sorted(set(brain.memory_plan.modes.values()))
+    ['recompute', 'store']
+    """
+
+    #: What the blocks do now; None before the first batch, and without a budget.
+    memory_plan: Plan | None = None
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        brain = cast(sb.Brain, self)
+        hparams = getattr(brain, "hparams", SimpleNamespace())
+        budget = getattr(hparams, "memory_budget", None)
+        if budget is None:
+            return
+        self._planner = BrainPlanner(
+            brain,
+            whole_bytes("memory_budget", budget),
+            getattr(hparams, "memory_blocks", None) or (),
+        )
+        # A recipe's own compute_forward comes before any method of this class.
+        brain.compute_forward = functools.partial(_planned, brain.compute_forward, self)
+        if type(brain).fit_batch is not sb.Brain.fit_batch:
+            logger.warning(
+                "%s has a fit_batch of its own: memory is planned for one call of "
+                "compute_forward and compute_objectives and one backward pass.",
+                type(brain).__name__,
+            )
+
+    def fit(self, *arguments: Any, **keywords: Any) -> Any:
+        """Train; if memory runs out in spite of a plan, end with one line."""
+        if not hasattr(self, "_planner"):
+            return super().fit(*arguments, **keywords)  # type: ignore[misc]
+        try:
+            return super().fit(*arguments, **keywords)  # type: ignore[misc]
+        except (MemoryError, RuntimeError) as error:
+            if self.memory_plan is None or not is_out_of_memory(error):
+                raise
+        sys.exit(self._planner.ran_out())
+
+
+def _planned(
+    compute_forward: Any, brain: MemoryBudget, batch: Any, stage: sb.Stage
+) -> Any:
+    if stage is sb.Stage.TRAIN:
+        plan = brain._planner.plan_for(batch)
+        if plan is not brain.memory_plan:
+            brain.memory_plan = plan
+    return compute_forward(batch, stage)
+
+
+class BrainPlanner:
+    """Plans what the blocks of a Brain keep, batch after batch.
+
+    Parameters
+    ----------
+    brain : speechbrain.Brain
+        Before its first step.
+    budget_bytes : int
+        What training may take.
+    patterns : sequence of str
+        Names of blocks, or patterns; empty to find those that are repeated.
+    """
+
+    def __init__(
+        self, brain: sb.Brain, budget_bytes: int, patterns: str | Sequence[str]
+    ) -> None:
+        self.brain, self.budget_bytes = brain, budget_bytes
+        self.patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+        folder = getattr(brain.hparams, "output_folder", None)
+        self._file = None if folder is None else Path(folder, PLANS)
+        self._kept = _Kept.read(self._file, self._about())
+        self._current: Plan | None = None
+
+    def _about(self) -> dict[str, Any]:
+        """Name the settings that a kept plan has to be for."""
+        return {
+            "memory_budget": self.budget_bytes,
+            "memory_blocks": list(self.patterns),
+            "precision": self.brain.precision,
+            "device": torch.device(self.brain.device).type,
+        }
+
+    @property
+    def allowed_bytes(self) -> int:
+        """What plans may take, after memory ran out so many times."""
+        return int(self.budget_bytes * (1 - LIGHTER) ** self._kept.ran_out)
+
+    def plan_for(self, batch: Any) -> Plan:
+        """Give the blocks a plan that holds for a batch; make one if none does."""
+        shapes = _largest_of_processes(shapes_of(batch))
+        plan = self._kept.plan_for(shapes)
+        if plan is None:
+            plan = self._make(batch, shapes)
+        if plan is not self._current:
+            self._apply(plan)
+        return plan
+
+    def ran_out(self) -> str:
+        """Note that memory ran out, and say what happens next."""
+        plan, kept = self._current, self._kept
+        assert plan is not None
+        self._kept = _Kept(kept.about, [], kept.ran_out + 1)
+        if self._file is not None and _is_first():
+            self._kept.write(self._file)
+            following = f"The next start plans for {size_text(self.allowed_bytes)}"
+        else:
+            following = "Lower memory_budget"
+        return (
+            f"Memory ran out, although a step was planned to take "
+            f"{size_text(plan.measured_bytes)} beside weights and optimizer states, of "
+            f"memory_budget: {size_text(self.budget_bytes)}. {following}; what else runs "
+            "on this device takes memory, too."
+        )
+
+    def _apply(self, plan: Plan) -> None:
+        module = BrainStep(self.brain)
+        if plan.modes:
+            give(as_network(module, list(plan.modes)), plan.modes, plan.channels)
+        self._current = plan
+
+    def _make(self, batch: Any, shapes: Shapes) -> Plan:
+        """Plan in the first process, and take its plan in all."""
+        made: list[Any] = [None, None]
+        if _is_first():
+            try:
+                made[0] = self._planned(batch).to_json()
+            except (ValueError, MemoryError) as error:
+                made[1] = error
+        if is_distributed_initialized():
+            torch.distributed.broadcast_object_list(made)
+        text, refused = made
+        if refused is not None:
+            raise refused
+        plan = _plan_of(text)
+        self._kept = self._kept.with_plan(shapes, plan)
+        if self._file is not None and _is_first():
+            self._kept.write(self._file)
+        return plan
+
+    def _planned(self, batch: Any) -> Plan:
+        with _states_kept():
+            return self._chosen(*self._step(batch))
+
+    def _chosen(self, step: Step, reasons: Mapping[str, str]) -> Plan:
+        names = [f"{name}: {why}" for name, why in reasons.items()]
+        if names:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            logger.info("Stored, not planned: %s%s", "; ".join(names[:_SHOWN]), more)
+        if step.blocks:
+            plan = plan_step(step, self.allowed_bytes)
+            logger.info("Memory plan for %s: %s", step.samples, plan)
+            return plan
+        plan = _all_stored(step, self.allowed_bytes)
+        logger.info(
+            "Everything is stored, for no block that is repeated was found: peak %s of %s.",
+            size_text(plan.measured_bytes),
+            size_text(plan.budget_bytes),
+        )
+        return plan
+
+    def _step(self, batch: Any) -> tuple[Step, dict[str, str]]:
+        """Make the Brain's training step, with the blocks that can be planned."""
+        module = BrainStep(self.brain)
+        own = _copied(batch)
+        device = torch.device(self.brain.device)
+        count = rows_of(batch)
+
+        def inputs(rows: int, device: torch.device) -> Any:
+            if device.type == "meta":
+                raise ValueError("a Brain's step needs the numbers of its batch")
+            return (own if rows == count else first_rows(own, rows),)
+
+        there = [x for x in _tensors(batch) if x.device.type == device.type]
+        fixed = module.fixed_bytes() + storage_bytes(there)
+        step = Step(
+            module,
+            inputs,
+            count,
+            device,
+            loss=lambda batch, device, copied: lambda value: value,
+            samples=f"a batch of {'; '.join(str(list(s)) for s in shapes_of(batch))}",
+            fixed_bytes=lambda batch: fixed,
+            is_card=device.type == "cuda",
+            about={
+                "network": type(self.brain).__name__,
+                "inputs": str([list(shape) for shape in shapes_of(batch)]),
+                "precision": self.brain.precision,
+            },
+            alternatives=lambda step: [
+                Alternative("fewer or shorter utterances in a batch", of_modes=True),
+                Alternative("memory_blocks that name more of its modules"),
+                Alternative("an optimizer with 8-bit states"),
+                Alternative("memory_budget: {needed}"),
+            ],
+        )
+        return with_blocks(step, self.patterns)
+
+
+class BrainStep(nn.ModuleDict):
+    """The modules of a Brain as one network, whose output is the loss of a batch.
+
+    Parameters
+    ----------
+    brain : speechbrain.Brain
+        A copy of this network has a copy of it, which leaves it as it is.
+    """
+
+    def __init__(self, brain: sb.Brain) -> None:
+        own = {name: _unwrapped(module) for name, module in brain.modules.items()}
+        super().__init__(own)
+        self._brain = [brain]  # a list, so that what it has is no submodule
+        self.training = True
+
+    def forward(self, batch: Any) -> Tensor:
+        """Compute the loss of a batch, with the same random numbers each time."""
+        (brain,) = self._brain
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.clear_autocast_cache()  # of copies that ran before
+        with brain.training_ctx:
+            outputs = brain.compute_forward(_copied(batch), sb.Stage.TRAIN)
+            loss: Tensor = brain.compute_objectives(outputs, batch, sb.Stage.TRAIN)
+        # fit_batch has them until the backward pass is over.
+        loss.outputs = outputs  # type: ignore[attr-defined]
+        return loss
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BrainStep:
+        return BrainStep(_brain_copy(self._brain[0], memo))
+
+    def fixed_bytes(self) -> int:
+        """Count weights, their gradients, buffers and the states of optimizers."""
+        (brain,) = self._brain
+        weights = list(self.parameters())
+        trained = [p for p in weights if p.requires_grad]
+        held = storage_bytes([*weights, *self.buffers()]) + storage_bytes(trained)
+        optimizers = _optimizers(brain)
+        if any(optimizer.state for optimizer in optimizers):
+            return held + sum(map(state_bytes, optimizers))
+        # States come into being at the first step: a copy takes one.
+        own = copy.deepcopy(self)
+        for parameter in own.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        copies = _optimizers(own._brain[0])
+        for optimizer in copies:
+            optimizer.step()
+        return held + sum(map(state_bytes, copies))
+
+
+def _optimizers(brain: sb.Brain) -> list[torch.optim.Optimizer]:
+    several = getattr(brain, "optimizers_dict", None) or {}
+    own = [*several.values(), getattr(brain, "optimizer", None)]
+    return list({id(o): o for o in own if o is not None}.values())
+
+
+#: What a copy of a Brain shares with it: what would write to the run's folder, and data.
+_SHARED = (
+    sb.utils.checkpoints.Checkpointer,
+    sb.utils.train_logger.TrainLogger,
+    Dataset,
+    DataLoader,
+    Sampler,
+)
+
+
+def _brain_copy(brain: sb.Brain, memo: dict[int, Any]) -> sb.Brain:
+    """Copy a Brain with its modules, optimizers and what else its steps may change."""
+    shared = [*vars(brain).values(), *vars(brain.hparams).values()]
+    memo |= {id(value): value for value in shared if isinstance(value, _SHARED)}
+    own = copy.copy(brain)
+    vars(own).pop("compute_forward", None)  # that of its class, which does not plan
+    vars(own).pop("_planner", None)
+    modules = {
+        name: copy.deepcopy(_unwrapped(module), memo)
+        for name, module in brain.modules.items()
+    }
+    own.modules = nn.ModuleDict(modules)
+    memo[id(brain.modules)] = own.modules
+    for name, module in brain.modules.items():
+        memo[id(module)] = modules[name]
+    for module in own.modules.modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            module.__class__ = _LocalBatchNorm  # type: ignore[assignment]
+        if hasattr(module, "sync"):  # our own normalisation
+            module.sync = False
+        _run_all_layers(module)
+    with _without_gradients(brain):
+        own.hparams = SimpleNamespace(
+            **{k: _own(v, memo) for k, v in vars(brain.hparams).items()}
+        )
+        for name, value in vars(own).items():
+            if name not in ("modules", "hparams"):
+                setattr(own, name, _own(value, memo))
+    own.raw_modules = own.modules
+    return own
+
+
+#: What transformers and SpeechBrain call the probability that a layer is left out.
+_LAYERDROPS = ("layerdrop", "layerdrop_prob", "encoder_layerdrop", "decoder_layerdrop")
+
+
+def _run_all_layers(module: nn.Module) -> None:
+    """Let a copy leave out no layer at random: plans are for steps that have all."""
+    for owner in (module, getattr(module, "config", None)):
+        for name in _LAYERDROPS:
+            if isinstance(getattr(owner, name, None), float):
+                setattr(owner, name, 0.0)
+
+
+class _LocalBatchNorm(_BatchNorm):
+    """What SyncBatchNorm is in one process."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+
+def _own(value: Any, memo: dict[int, Any]) -> Any:
+    """Copy a value, or share it if it cannot be copied."""
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception as error:  # whatever a class does about being copied
+        logger.debug("Shared with the copy of the Brain: %r (%s)", type(value), error)
+        return value
+
+
+@contextlib.contextmanager
+def _without_gradients(brain: sb.Brain) -> Iterator[None]:
+    """Set gradients aside, so that copies of what holds parameters copy none."""
+    kept = [(p, p.grad) for p in brain.modules.parameters() if p.grad is not None]
+    for parameter, _ in kept:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, grad in kept:
+            parameter.grad = grad
+
+
+@contextlib.contextmanager
+def _states_kept() -> Iterator[None]:
+    """Put Python's and numpy's random states back."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def _is_first() -> bool:
+    return not is_distributed_initialized() or torch.distributed.get_rank() == 0
+
+
+def _all_stored(step: Step, budget_bytes: int) -> Plan:
+    """Hold a network without blocks to its budget: there is nothing to be planned."""
+    module = trainable(copy.deepcopy(step.module))
+    inputs = step.inputs(step.batch, step.device)
+    with step.training():
+        module(*inputs).backward()  # what a first step makes is not counted
+        peak = live_bytes_peak(lambda: module(*inputs).backward(), device=step.device)
+    left = step.left_bytes(budget_bytes)
+    if peak > left:
+        raise ValueError(
+            f"A step of {step.about['network']} takes {size_text(peak)} beside "
+            f"{size_text(step.fixed_bytes(step.batch))} of weights, gradients and optimizer "
+            f"states, more than memory_budget: {size_text(budget_bytes)} leaves, and no "
+            "repeated blocks were found that could recompute. Name modules that run one "
+            "after the other in memory_blocks, as 'encoder.layers.*', give fewer or shorter "
+            f"utterances, or memory_budget: {size_text(budget_bytes - left + peak)}."
+        )
+    return Plan({}, None, left, peak, peak, 0.0, dict(step.about))
+
+
+def shapes_of(batch: Any) -> Shapes:
+    """List the shapes of a batch's tensors.
+
+    Parameters
+    ----------
+    batch : PaddedBatch, tensor, or tuple, list or dict of such
+        What a data loader gives.
+
+    Returns
+    -------
+    tuple of tuple of int
+        Of tensors with more than one number.
+
+    Examples
+    --------
+    >>> shapes_of({"sig": torch.zeros(2, 16000), "rate": torch.tensor(16000)})
+    ((2, 16000),)
+    """
+    return tuple(tuple(x.shape) for x in _tensors(batch) if x.numel() > 1)
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    tensors: list[Tensor] = []
+
+    def noted(x: Tensor) -> Tensor:
+        tensors.append(x)
+        return x
+
+    _mapped(batch, noted)
+    return tensors
+
+
+def rows_of(batch: Any) -> int:
+    """Count the samples of a batch: the rows that most of its tensors have."""
+    rows = [len(x) for x in _tensors(batch) if x.dim()]
+    return max(set(rows), key=rows.count, default=1)
+
+
+def first_rows(batch: Any, count: int) -> Any:
+    """Take the first samples of a batch.
+
+    Examples
+    --------
+    >>> first_rows({"sig": torch.zeros(8, 5), "id": ["a", "b", "c"]}, 2)["sig"].shape
+    torch.Size([2, 5])
+    """
+    rows = rows_of(batch)
+
+    def taken(x: Any) -> Any:
+        return x[:count] if isinstance(x, Tensor) and x.dim() and len(x) == rows else x
+
+    if isinstance(batch, PaddedBatch):
+        own = copy.copy(batch)
+        for name, value in vars(batch).items():
+            if isinstance(value, PaddedData):
+                setattr(own, name, PaddedData(*map(taken, value)))
+            elif isinstance(value, list) and len(value) == rows:
+                setattr(own, name, value[:count])
+            else:
+                setattr(own, name, taken(value))
+        return own
+    return _mapped(batch, taken)
+
+
+def _copied(batch: Any) -> Any:
+    """Copy a batch, so that a step may write to it; its tensors are shared."""
+    return _mapped(batch, lambda x: x)
+
+
+def _mapped(batch: Any, change: Any) -> Any:
+    """Change each tensor of a batch, in a batch of the same kind."""
+    if isinstance(batch, PaddedBatch) or hasattr(batch, "__dataclass_fields__"):
+        own = copy.copy(batch)
+        for name, value in vars(batch).items():
+            object.__setattr__(own, name, _mapped(value, change))
+        return own
+    return tree_map(lambda x: change(x) if isinstance(x, Tensor) else x, batch)
+
+
+def _largest_of_processes(shapes: Shapes) -> Shapes:
+    """Take the largest of the batches that the processes have, dimension by dimension."""
+    if not is_distributed_initialized():
+        return shapes
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, shapes)
+    if len({tuple(map(len, s)) for s in every}) > 1:
+        return shapes
+    return tuple(
+        tuple(max(sizes) for sizes in zip(*same, strict=True))
+        for same in zip(*every, strict=True)
+    )
+
+
+def _covers(one: Shapes, other: Shapes) -> bool:
+    """Whether a batch is in no dimension larger than another."""
+    return [*map(len, one)] == [*map(len, other)] and all(
+        a >= b
+        for ours, theirs in zip(one, other, strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Plans of a run, each for batches up to some shapes."""
+
+    about: Mapping[str, Any]
+    plans: Sequence[tuple[Shapes, Plan]]
+    ran_out: int = 0
+
+    def plan_for(self, shapes: Shapes) -> Plan | None:
+        """Give the plan of the smallest batch that covers one."""
+        covering = [plan for known, plan in self.plans if _covers(known, shapes)]
+        return covering[0] if covering else None
+
+    def with_plan(self, shapes: Shapes, plan: Plan) -> _Kept:
+        """Add a plan, and drop those of batches that it covers."""
+        others = [(s, p) for s, p in self.plans if not _covers(shapes, s)]
+        return dataclasses.replace(self, plans=[*others, (shapes, plan)])
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        plans = [{"shapes": s, "plan": json.loads(p.to_json())} for s, p in self.plans]
+        document = {**self.about, "ran_out": self.ran_out, "plans": plans}
+        write_whole(path, json.dumps(document, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path | None, about: Mapping[str, Any]) -> _Kept:
+        """Read what a run kept, if it was for the same settings."""
+        if path is None or not path.is_file():
+            return cls(about, [])
+        try:
+            document = json.loads(path.read_text())
+            known = {name: document[name] for name in about}
+            plans = [
+                (
+                    tuple(tuple(map(int, shape)) for shape in row["shapes"]),
+                    _plan_of(json.dumps(row["plan"])),
+                )
+                for row in document["plans"]
+            ]
+            ran_out = int(document["ran_out"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} holds no plans of this version ({error}). Delete it, and the next "
+                "batch is planned anew."
+            ) from error
+        if known != about:
+            logger.info("%s is for other settings: planned anew.", path)
+            return cls(about, [])
+        return cls(about, plans, ran_out)
+
+
+def _plan_of(text: str) -> Plan:
+    """Read a plan, which may have no blocks."""
+    plain = json.loads(text)
+    return Plan(**plain) if not plain["modes"] else Plan.from_json(text)

@@ -1,0 +1,254 @@
+"""Recipes of SpeechBrain within a memory budget: what they train, keep and refuse."""
+
+import json
+import logging
+
+import pytest
+import speechbrain as sb
+import torch
+
+from speechbrain_rev.planner.memory import live_bytes_peak, storage_bytes
+from speechbrain_rev.reversible.wrapping import recomputes
+from speechbrain_rev.training import memory_budget
+from speechbrain_rev.training.memory_budget import (
+    PLANS,
+    BrainStep,
+    MemoryBudget,
+    first_rows,
+    rows_of,
+    shapes_of,
+)
+from tests.unit.training.brains import RECIPES, batch_of, brain_of, loader_of
+
+#: Part of a stored step's peak that each is given: as little as it can do with, nearly.
+SHARES = {"ecapa": 0.65, "resnet": 0.6, "xvector": 1.1, "conformer": 0.5, "wavlm": 0.5}
+
+
+def trained(brain, *batches):
+    torch.manual_seed(7)
+    brain.fit([1], loader_of(*batches), progressbar=False)
+    return brain
+
+
+def state_of(brain):
+    return {k: v.clone() for k, v in brain.modules.state_dict().items()}
+
+
+def stored_peak(name):
+    """What a step of a Brain takes, beside weights, gradients and optimizer states."""
+    brain = brain_of(name)
+    trained(brain, batch_of())
+    for parameter in brain.modules.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    brain.modules.train()
+    peak = live_bytes_peak(lambda: brain.fit_batch(batch_of()))
+    return peak, BrainStep(brain).fixed_bytes()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_two_lines_change_memory_and_nothing_else(name):
+    batches = batch_of(seed=1), batch_of(seed=2)
+    expected = state_of(trained(brain_of(name), *batches))
+    peak, fixed = stored_peak(name)
+    budget = fixed + int(SHARES[name] * peak)
+    brain = trained(brain_of(name, MemoryBudget, memory_budget=budget), *batches)
+    assert all(torch.equal(v, expected[k]) for k, v in state_of(brain).items())
+    modes = set(brain.memory_plan.modes.values())
+    assert modes == (set() if name == "xvector" else {"store", "recompute"})
+    brain.modules.train()
+    for parameter in brain.modules.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    taken = live_bytes_peak(lambda: brain.fit_batch(batch_of(seed=3)))
+    assert fixed + taken <= budget
+
+
+def test_a_longer_batch_is_planned_before_it_runs_and_a_resumed_run_plans_nothing(
+    tmp_path, monkeypatch
+):
+    planned = []
+
+    def watched(step, budget):
+        planned.append(step.inputs(step.batch, step.device)[0].sig.data.shape[1])
+        return plan_step(step, budget)
+
+    plan_step = memory_budget.plan_step
+    monkeypatch.setattr(memory_budget, "plan_step", watched)
+    settings = {"memory_budget": "20MB", "output_folder": str(tmp_path)}
+    brain = brain_of("ecapa", MemoryBudget, **settings)
+    lengths = (0.4, 0.3, 0.5, 0.4)
+    trained(brain, *(batch_of(seconds=s) for s in lengths))
+    assert planned == [3200, 4000]
+    (row,) = json.loads((tmp_path / PLANS).read_text())["plans"]
+    assert row["shapes"][0] == [4, 4000]
+    resumed = trained(
+        brain_of("ecapa", MemoryBudget, **settings), batch_of(seconds=0.5)
+    )
+    assert planned == [3200, 4000]
+    assert resumed.memory_plan == brain.memory_plan
+    other = settings | {"memory_budget": "21MB"}
+    trained(brain_of("ecapa", MemoryBudget, **other), batch_of(seconds=0.3))
+    assert planned == [3200, 4000, 2400]
+
+
+def test_memory_that_runs_out_ends_the_run_and_the_next_start_plans_less(
+    tmp_path, monkeypatch
+):
+    settings = {"memory_budget": "20MB", "output_folder": str(tmp_path)}
+    brain = brain_of("ecapa", MemoryBudget, **settings)
+
+    def out_of_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(brain, "optimizers_step", out_of_memory)
+    with pytest.raises(
+        SystemExit, match=r"^Memory ran out.*plans for 18\.0 MiB;[^\n]*$"
+    ):
+        trained(brain, batch_of())
+    again = trained(brain_of("ecapa", MemoryBudget, **settings), batch_of())
+    fixed = BrainStep(again).fixed_bytes()
+    inputs = storage_bytes(memory_budget._tensors(batch_of()))
+    assert again.memory_plan.budget_bytes == int(0.9 * 20 * 2**20) - fixed - inputs
+
+
+def test_planning_leaves_random_states_rates_and_the_brain_as_they_were():
+    brain = brain_of("ecapa", MemoryBudget, memory_budget="20MB")
+    plain = brain_of("ecapa")
+    for own in (brain, plain):
+        own.on_fit_start()
+        own.modules.train()
+        torch.manual_seed(3)
+    before = state_of(brain)
+    brain._planner.plan_for(batch_of())
+    assert all(torch.equal(v, before[k]) for k, v in state_of(brain).items())
+    assert brain.hparams.lr_annealing.clr_iterations == 0
+    assert not brain.optimizer.state
+    assert all(p.grad is None for p in brain.modules.parameters())
+    assert torch.equal(torch.rand(2), torch.manual_seed(3) and torch.rand(2))
+
+
+class Twice(torch.nn.Module):
+    """Calls one of three layers twice, and another not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(4000, 64), torch.nn.Linear(64, 4000))
+            for _ in range(4)
+        )
+
+    def forward(self, wavs, lens=None):
+        x = self.layers[1](self.layers[0](self.layers[0](wavs)))
+        return self.layers[3](x)[:, None, :5]
+
+
+class Silent(sb.Brain):
+    """A Brain of one network, whose loss is a mean."""
+
+    def compute_forward(self, batch, stage):
+        return self.modules.model(batch.sig.data)
+
+    def compute_objectives(self, predictions, batch, stage):
+        return predictions.square().mean()
+
+
+def silent(model, *bases, **hparams):
+    return type("Silent", (*bases, Silent), {})(
+        {"model": model}, lambda p: torch.optim.SGD(p, 0.1), hparams, {"device": "cpu"}
+    )
+
+
+def test_blocks_that_cannot_be_planned_store_and_are_named(caplog):
+    with caplog.at_level(logging.INFO, memory_budget.__name__):
+        brain = trained(silent(Twice(), MemoryBudget, memory_budget="50MB"), batch_of())
+    assert list(brain.memory_plan.modes) == ["model.layers.1", "model.layers.3"]
+    assert "model.layers.0: it runs 2 times in a step" in caplog.text
+    assert "model.layers.2: it does not run" in caplog.text
+
+
+def test_what_is_frozen_keeps_nothing():
+    brain = brain_of("wavlm", MemoryBudget, memory_budget="100MB")
+    brain.modules.wav2vec2.freeze_feature_encoder()
+    brain.modules.wav2vec2.requires_grad_(False)
+    trained(brain, batch_of())
+    assert set(brain.memory_plan.modes.values()) == {"store"}
+    with torch.no_grad():
+        forward = live_bytes_peak(lambda: brain.modules.wav2vec2(batch_of().sig.data))
+    assert brain.memory_plan.measured_bytes < 1.05 * forward
+
+
+class OwnSteps(MemoryBudget, Silent):
+    def fit_batch(self, batch):
+        loss = self.compute_objectives(
+            self.compute_forward(batch, sb.Stage.TRAIN), batch, sb.Stage.TRAIN
+        )
+        loss.backward()
+        self.optimizers_step()
+        return loss.detach()
+
+
+def test_a_fit_batch_of_its_own_is_planned_and_named(caplog):
+    brain = OwnSteps(
+        {"model": Twice()},
+        lambda p: torch.optim.SGD(p, 0.1),
+        {"memory_budget": "50MB"},
+        {"device": "cpu"},
+    )
+    assert "OwnSteps has a fit_batch of its own" in caplog.text
+    assert trained(brain, batch_of()).memory_plan is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("ecapa", {"memory_budget": "3MB"}, "What helps: fewer or shorter utterances"),
+        ("ecapa", {"memory_budget": "much"}, "memory_budget"),
+        ("xvector", {"memory_budget": "0.5MB"}, "no repeated blocks were found"),
+        ("ecapa", {"memory_budget": "20MB", "memory_blocks": ["blobs.*"]}, "blobs"),
+    ],
+)
+def test_bad_settings_name_what_helps(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        trained(brain_of(name, MemoryBudget, **settings), batch_of())
+
+
+def test_plans_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / PLANS).write_text("{}")
+    settings = {"memory_budget": "20MB", "output_folder": str(tmp_path)}
+    with pytest.raises(ValueError, match=f"{PLANS} holds no plans of this version"):
+        brain_of("ecapa", MemoryBudget, **settings)
+
+
+def test_without_a_budget_nothing_changes():
+    brain = trained(brain_of("ecapa", MemoryBudget, memory_budget=None), batch_of())
+    assert brain.memory_plan is None
+    assert "compute_forward" not in vars(brain)
+
+
+def test_the_first_rows_of_a_batch_are_a_batch():
+    batch = batch_of(rows=4)
+    few = first_rows(batch, 2)
+    assert rows_of(batch) == 4
+    assert rows_of(few) == 2
+    assert torch.equal(few.sig.data, batch.sig.data[:2])
+    assert few.id == batch.id[:2]
+    assert shapes_of(batch)[0] == (4, 4000)
+
+
+def test_a_step_that_does_not_fit_stored_is_planned_from_smaller_ones(monkeypatch):
+    """Steps of more than two utterances run out of memory as long as all blocks store."""
+    peak, fixed = stored_peak("ecapa")
+    forward = BrainStep.forward
+
+    def limited(self, batch):
+        stored = not any(map(recomputes, self.modules()))
+        if stored and rows_of(batch) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(self, batch)
+
+    monkeypatch.setattr(BrainStep, "forward", limited)
+    brain = brain_of("ecapa", MemoryBudget, memory_budget=fixed + int(1.6 * peak))
+    with pytest.warns(UserWarning, match="in steps of 2 and 4 of its 8 samples"):
+        trained(brain, batch_of(rows=8))
+    plan = brain.memory_plan
+    assert plan.about["bytes"] == "counted in steps of 2 and 4 samples"
+    assert plan.predicted_bytes == pytest.approx(plan.measured_bytes, rel=0.01)
