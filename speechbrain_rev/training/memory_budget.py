@@ -333,9 +333,10 @@ class BrainStep(nn.ModuleDict):
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002
         torch.clear_autocast_cache()  # of copies that ran before
+        own = _copied(batch)  # which compute_forward may move to a GPU
         with brain.training_ctx:
-            outputs = brain.compute_forward(_copied(batch), sb.Stage.TRAIN)
-            loss: Tensor = brain.compute_objectives(outputs, batch, sb.Stage.TRAIN)
+            outputs = brain.compute_forward(own, sb.Stage.TRAIN)
+            loss: Tensor = brain.compute_objectives(outputs, own, sb.Stage.TRAIN)
         # fit_batch has them until the backward pass is over.
         loss.outputs = outputs  # type: ignore[attr-defined]
         return loss

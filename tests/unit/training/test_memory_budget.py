@@ -142,13 +142,14 @@ class Twice(torch.nn.Module):
 
 
 class Silent(sb.Brain):
-    """A Brain of one network, whose loss is a mean."""
+    """A Brain of one network, which puts its targets into the batch."""
 
     def compute_forward(self, batch, stage):
+        batch.targets = torch.ones(())
         return self.modules.model(batch.sig.data)
 
     def compute_objectives(self, predictions, batch, stage):
-        return predictions.square().mean()
+        return (predictions - batch.targets).square().mean()
 
 
 def silent(model, *bases, **hparams):
