@@ -239,13 +239,15 @@ class BrainPlanner:
         if _is_first():
             try:
                 made[0] = self._planned(batch).to_json()
-            except (ValueError, MemoryError) as error:
-                made[1] = error
+            except Exception as error:
+                if not is_distributed_initialized():
+                    raise
+                made[1] = f"{type(error).__name__}: {error}"
         if is_distributed_initialized():
             torch.distributed.broadcast_object_list(made)
         text, refused = made
-        if refused is not None:
-            raise refused
+        if refused is not None:  # in every process, for none may wait for another
+            raise ValueError(f"No memory plan was made. {refused}")
         plan = _plan_of(text)
         self._kept = self._kept.with_plan(shapes, plan)
         if self._file is not None and _is_first():

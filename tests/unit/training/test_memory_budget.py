@@ -2,6 +2,10 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import speechbrain as sb
@@ -20,6 +24,7 @@ from speechbrain_rev.training.memory_budget import (
 )
 from tests.unit.training.brains import RECIPES, batch_of, brain_of, loader_of
 
+ROOT = Path(__file__).parents[3]
 #: Part of a stored step's peak that each is given: as little as it can do with, nearly.
 SHARES = {"ecapa": 0.65, "resnet": 0.6, "xvector": 1.1, "conformer": 0.5, "wavlm": 0.5}
 
@@ -253,3 +258,57 @@ def test_a_step_that_does_not_fit_stored_is_planned_from_smaller_ones(monkeypatc
     plan = brain.memory_plan
     assert plan.about["bytes"] == "counted in steps of 2 and 4 samples"
     assert plan.predicted_bytes == pytest.approx(plan.measured_bytes, rel=0.01)
+
+
+#: One of two processes: trains on longer utterances than the other, and writes what it has.
+PROCESS = """
+import json, os, sys
+import speechbrain as sb
+import torch
+from speechbrain_rev.training import MemoryBudget
+from tests.unit.training.brains import batch_of, brain_of, loader_of
+
+folder, budget = sys.argv[1:]
+rank = int(os.environ["RANK"])
+sb.utils.distributed.ddp_init_group({"distributed_backend": "gloo"})
+
+
+class OnCPU:  # SpeechBrain names a device for each process, which a CPU has not
+    def _wrap_distributed(self):
+        for name, module in self.modules.items():
+            if any(p.requires_grad for p in module.parameters()):
+                self.modules[name] = torch.nn.parallel.DistributedDataParallel(module)
+
+
+bases = [MemoryBudget] if budget != "none" else []
+settings = {"memory_budget": budget, "output_folder": folder} if bases else {}
+brain = brain_of("ecapa", *bases, OnCPU, **settings)
+batches = [batch_of(seconds=s, seed=rank) for s in (0.3 + 0.1 * rank, 0.4 - 0.1 * rank)]
+brain.fit([1], loader_of(*batches), progressbar=False)
+plan = brain.memory_plan.to_json() if bases else ""
+weights = [float(p.double().sum()) for p in brain.modules.parameters()]
+with open(f"{folder}/{rank}.json", "w") as file:
+    json.dump([plan, weights], file)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_take_one_plan_and_train_as_without(tmp_path):
+    def run(budget):
+        folder = tmp_path / budget
+        folder.mkdir()
+        script = folder / "process.py"
+        script.write_text(PROCESS)
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        command = [sys.executable, "-m", *torchrun, str(script), str(folder), budget]
+        paths = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, check=True, env=os.environ | paths)
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+    (plan, weights), (other_plan, other_weights) = run("4.5MB")
+    assert plan == other_plan and '"recompute"' in plan
+    assert weights == other_weights
+    (_, expected), _ = run("none")
+    assert weights == expected
+    document = json.loads((tmp_path / "4.5MB" / PLANS).read_text())
+    assert [row["shapes"][0] for row in document["plans"]] == [[4, 3200]]
