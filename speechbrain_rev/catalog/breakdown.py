@@ -123,12 +123,12 @@ def stage_memory(
     if classifier is not None:
         own["classifier"] = classifier
     weights, gradients, states = _Growing(), _Growing(), _Growing()
-    found, held = [], 0
+    measured, held = [], 0
     for name, (end, peak) in _activations(trace, list(own)).items():
         module = own[name] or nn.Module()
         parameters = list(module.parameters())
         values = tree_leaves([dict(optimizer.state[p]) for p in parameters])
-        found.append(
+        measured.append(
             StageMemory(
                 name,
                 counts.get(name, {}),
@@ -141,7 +141,7 @@ def stage_memory(
             )
         )
         held = end
-    return found
+    return measured
 
 
 class _Growing:
@@ -152,7 +152,7 @@ class _Growing:
         self._bytes = 0
 
     def add(self, values: Iterable[Any]) -> int:
-        """Add those that are tensors, and say what they add in memory."""
+        """Add those that are tensors; give what they add in memory."""
         before = self._bytes
         self._tensors += [x for x in values if isinstance(x, Tensor)]
         self._bytes = storage_bytes(self._tensors)
@@ -167,7 +167,7 @@ def _activations(trace: Trace, names: list[str]) -> dict[str, tuple[int, int]]:
     last = blocks[-1][1].after_bytes
     # What lies between two blocks belongs to the second of them.
     ends = {stage_of[name]: seen.before_bytes for name, seen in blocks[::-1]}
-    found = {"input": (base, base)}
+    ends_and_peaks = {"input": (base, base)}
     stages = list(dict.fromkeys(stage_of.values()))
     for stage, after in zip(stages, [*stages[1:], None], strict=True):
         end = last if after is None else ends[after]
@@ -176,13 +176,13 @@ def _activations(trace: Trace, names: list[str]) -> dict[str, tuple[int, int]]:
             for name, seen in blocks
             if stage_of[name] == stage
         ]
-        found[stage] = (end, max(peaks))
-    found["pooling, embedding"] = (last, trace.between_peak_bytes)
+        ends_and_peaks[stage] = (end, max(peaks))
+    ends_and_peaks["pooling, embedding"] = (last, trace.between_peak_bytes)
     # A stage without blocks or a classifier holds nothing of the encoder's step.
     held = base
     for name in names:
-        held, _ = found.setdefault(name, (held, held))
-    return {name: found[name] for name in names}
+        held, _ = ends_and_peaks.setdefault(name, (held, held))
+    return {name: ends_and_peaks[name] for name in names}
 
 
 def _mode_counts(modes: Mapping[str, Mode]) -> dict[str, dict[str, int]]:
@@ -377,14 +377,14 @@ def planned_breakdown(
             return planned.predicted_bytes, PREDICTED
         return planned.counted_bytes, "counted with the plan"
 
-    found = _breakdown(
+    case = _breakdown(
         _Step(encoder, step, PLAN, training.batch, training.frames),
         counted,
         optimizer_bits=training.optimizer_bits,
         head=HEAD,
         stages=stages,
     )
-    return replace(found, speed=planned.speed)
+    return replace(case, speed=planned.speed)
 
 
 def before_and_after(
@@ -467,7 +467,7 @@ def before_and_planned(
 
 @dataclass(frozen=True)
 class _Step:
-    """A training step on meta tensors, and what is said of it."""
+    """A training step on meta tensors, and its settings."""
 
     encoder: SpeakerEncoder
     run: Callable[[], None]
@@ -477,7 +477,7 @@ class _Step:
 
 
 def _counted(step: _Step) -> tuple[int, str]:
-    """Give the peak of a step from committed counts, or count it, and say how."""
+    """Give the peak of a step from committed counts, or count it, and how."""
     name = step.encoder.architecture.name
     peak = counted_peaks().get((name, step.mode, step.frames))
     if peak is None:
@@ -523,11 +523,11 @@ def _breakdown(
     )
     gradients = make_gradients(model)
     optimizer.step()
-    found: tuple[StageMemory, ...] = ()
+    parts: tuple[StageMemory, ...] = ()
     if stages:
         trace = trace_bytes(encoder, step.run)
         activations, how = trace.peak_bytes, "counted just now"
-        found = tuple(stage_memory(encoder, trace, optimizer, classifier))
+        parts = tuple(stage_memory(encoder, trace, optimizer, classifier))
     else:
         activations, how = counted()
     modes = [mode.value for mode in encoder.block_modes().values()]
@@ -551,7 +551,7 @@ def _breakdown(
         head.classes,
         how,
         report,
-        found,
+        parts,
     )
 
 

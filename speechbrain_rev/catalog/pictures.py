@@ -145,7 +145,7 @@ def draw_plans(encoders: Sequence[PlannedEncoder], path: str | Path) -> None:
     check_picture(path)
     training = encoders[0].model.training
     counted = all(encoder.counted_bytes is not None for encoder in encoders)
-    sized = [found for encoder in encoders if (found := _sized(encoder)) is not None]
+    sized = [size for encoder in encoders if (size := _sized(encoder)) is not None]
     by_parameters(
         sized,
         path,
@@ -219,19 +219,19 @@ def draw_sweep(swept: SweptEncoder, path: str | Path) -> None:
     ...     draw_sweep(swept, os.path.join(folder, "sweep.png"))
     """
     check_picture(path)
-    found, training = swept.sweep, swept.training
+    sweep, training = swept.sweep, swept.training
     words = [
-        f"Memory predicted on meta tensors, float32; seconds {found.about['seconds']}, "
-        f"torch {found.about['torch']}. Plans were not run."
+        f"Memory predicted on meta tensors, float32; seconds {sweep.about['seconds']}, "
+        f"torch {sweep.about['torch']}. Plans were not run."
     ]
-    if found.infeasible_batch is not None:
-        words.append(f"No plan fits batch {found.infeasible_batch}.")
-    if found.out_of_memory:
-        missing = ", ".join(map(str, found.out_of_memory))
+    if sweep.infeasible_batch is not None:
+        words.append(f"No plan fits batch {sweep.infeasible_batch}.")
+    if sweep.out_of_memory:
+        missing = ", ".join(map(str, sweep.out_of_memory))
         words.append(f"White: too little memory to time it, at {missing}.")
     plan_map(
-        {plan.batch: plan.modes for plan in found.plans},
-        {plan.batch: plan.samples_per_second for plan in found.plans if plan.modes},
+        {plan.batch: plan.modes for plan in sweep.plans},
+        {plan.batch: plan.samples_per_second for plan in sweep.plans if plan.modes},
         path,
         title=f"{swept.row.name}: the fastest plan of each batch of "
         f"{SECONDS[training.frames]} s utterances on {_card(training)}",

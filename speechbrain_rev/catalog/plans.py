@@ -333,6 +333,7 @@ def _planned(
             profile, channels, modes = chosen.profile, chosen.channels, chosen.modes
             if counted:
                 modes, counted_bytes = _counted(profiler, profile, channels, left, show)
+    baseline = _baseline(training.batch, training.frames)
     return PlannedEncoder(
         model,
         profile,
@@ -340,19 +341,14 @@ def _planned(
         modes,
         counted_bytes,
         stored_seconds,
-        _baseline_seconds(training, speed),
+        baseline.with_speed(speed).seconds(baseline.uniform(Mode.STORE)),
         speed,
     )
 
 
-def _baseline_seconds(training: Training, speed: Speed) -> float:
-    """Predict the time of a step of ``BASELINE``, all stored."""
-    stored = _baseline(training.batch, training.frames)
-    return stored.with_speed(speed).seconds(stored.uniform(Mode.STORE))
-
-
 @functools.cache
 def _baseline(batch: int, frames: int) -> Profile:
+    """Profile a step of ``BASELINE``, all stored."""
     step = encoder_step(architecture(BASELINE), Training(None, batch, frames))
     with step.training():
         return Profiler(step).stored()
@@ -374,10 +370,10 @@ def _counted(
             trial.run()
 
         try:
-            found = plan_within(profile, trial._replace(run=run), left_bytes)
+            plan = plan_within(profile, trial._replace(run=run), left_bytes)
         except Infeasible as error:
             return profile.lightest(), error.needed_bytes
-    return found.modes, found.measured_bytes
+    return plan.modes, plan.measured_bytes
 
 
 def check_fits(planned: PlannedEncoder) -> None:
@@ -391,7 +387,7 @@ def check_fits(planned: PlannedEncoder) -> None:
     Raises
     ------
     Infeasible
-        If it does not fit; the message says by how much, and what to change.
+        If it does not fit; the message names by how much, and what to change.
 
     Examples
     --------
@@ -419,7 +415,7 @@ class SweptEncoder:
     row : Architecture
         The encoder.
     training : Training
-        What was asked; its batch says nothing.
+        What was asked; its batch is ignored.
     device : str or None
         Where it was timed; None if times are estimated.
     speed : Speed
@@ -498,7 +494,7 @@ def sweep_encoder(
         times scaled. None estimates times from counts.
     speed : Speed or None
         Of the device that they are estimated for, as in :func:`plan_encoders`; where one
-        times, it says nothing.
+        times, it is ignored.
     progress : bool
         Whether a bar on stderr shows what is planned.
 
@@ -512,7 +508,7 @@ def sweep_encoder(
     ValueError
         If there is no such device, or no batch.
     Infeasible
-        If no plan makes the smallest batch fit; the message says what to change.
+        If no plan makes the smallest batch fit; the message names what to change.
     MemoryError
         If memory ran out at every batch, or for the optimizer.
 
@@ -541,14 +537,14 @@ def sweep_encoder(
             bar.n = sizes.index(batch)
             bar.set_postfix(batch=batch)
 
-        found = sweep(
+        plans = sweep(
             step,
             sizes,
             training.card_bytes,
             other_seconds=lambda: _optimizer_seconds(row, training, device, speed),
             before_batch=show,
         )
-    return SweptEncoder(row, training, device, speed, found)
+    return SweptEncoder(row, training, device, speed, plans)
 
 
 def optimizer_seconds(
@@ -563,7 +559,7 @@ def optimizer_seconds(
     Parameters
     ----------
     row : Architecture
-        The encoder; its family says which optimizer.
+        The encoder; its family has the optimizer.
     training : Training
         Bits of the states.
     device : str or None
@@ -605,7 +601,7 @@ def optimizer_seconds(
 def _optimizer_seconds(
     row: Architecture, training: Training, device: str | None, speed: Speed
 ) -> float:
-    """Give what the optimizer takes, or say that there is no memory for it at any batch."""
+    """Give what the optimizer takes, or refuse where there is no memory for it at any batch."""
     seconds = unless_memory_runs_out(
         lambda: optimizer_seconds(row, training, device, speed=speed)
     )
@@ -649,7 +645,7 @@ def plan_for_run(
     Returns
     -------
     Plan
-        It says which file or which budget it is of.
+        It names its file or its budget.
 
     Raises
     ------
@@ -702,7 +698,7 @@ def plan_for_run(
 
 
 def in_words(plan: Plan) -> str:
-    """Say what a run's plan does, and how its budget is shared out.
+    """Describe what a run's plan does, and how its budget is shared out.
 
     Parameters
     ----------
@@ -731,7 +727,7 @@ def in_words(plan: Plan) -> str:
 
 
 def _limit(step: TrainingStep, max_gradient_error: float | None) -> dict[str, str]:
-    """Say in a plan which error it may have, if any, and of which bounds it is."""
+    """Record in a plan which error it may have, if any, and of which bounds it is."""
     if max_gradient_error is None:
         return {}
     return {
@@ -774,7 +770,7 @@ _UNNAMED = {"pooling": "statistics"}
 
 
 def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, str]]:
-    """Collect what a plan says of itself and the step says otherwise."""
+    """Collect what a plan has of its step and this step has otherwise."""
     now = step.about()
     if "bounds" in plan.about:
         now["bounds"] = _bounds(step)
@@ -793,7 +789,7 @@ def _refuse_other_training(plan: Plan, step: TrainingStep, path: Path) -> None:
 
 
 def _for_another(name: str, then: str | None, now: str) -> str:
-    """Say what a plan was made for and what there is."""
+    """Name what a plan was made for and what there is."""
     if name != "chunk":
         return f"for {name} {then}, and this is {now}"
     was, is_ = (
@@ -818,7 +814,7 @@ def _warn_of_other_training(plan: Plan, step: TrainingStep, source: str) -> None
 
 
 def _holds_named_card(device: torch.device, about: Mapping[str, str]) -> bool:
-    """Say whether a device has the memory that a plan was made for by its size alone."""
+    """Check whether a device has the memory that a plan was made for by its size alone."""
     if PLANNED_CARD not in about:
         return False
     there = free_and_held_bytes(device)

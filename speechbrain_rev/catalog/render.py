@@ -156,7 +156,7 @@ def _taken(thing: object, *names: str, **renamed: str) -> dict[str, Any]:
 
 
 def _plain_training(training: Training) -> dict[str, Any]:
-    """Say in JSON for which GPU and which training figures are."""
+    """Name in JSON for which GPU and which training figures are."""
     plain: dict[str, Any] = {"frames": training.frames, "precision": "float32"}
     if training.card_bytes is not None:
         plain |= _taken(training, "card_bytes", "reserve_bytes")
@@ -452,8 +452,8 @@ class SweepReport(Report):
         }
 
     def _tables(self) -> Sequence[Table[BatchPlan]]:
-        found = self.swept.sweep
-        rate, blocks, best = "utterances / s", "plan", found.best
+        sweep = self.swept.sweep
+        rate, blocks, best = "utterances / s", "plan", sweep.best
 
         def planned(name: str) -> Callable[[BatchPlan], Any]:
             return lambda plan: getattr(plan, name) if plan.modes else None
@@ -473,36 +473,36 @@ class SweepReport(Report):
             Column(rate, "of best", share, "share_of_best", ".3f", 3),
             _in_json(planned("seconds"), "step_seconds"),
             Column("peak", "GiB", planned("predicted_bytes"), "needed_bytes", _gib, 5),
-            *_for_modes(blocks, count, "blocks.{mode}", importance=4, modes=found.times),
+            *_for_modes(blocks, count, "blocks.{mode}", importance=4, modes=sweep.times),
             _in_json("modes", "modes"),
             Column(blocks, "chunk", lambda p: list(p.channels or ()), "channels",
                    _first, 1),
             Column(" ", "", lambda p: _remark(p, best), "remark", importance=2,
                    is_words=True),
         ]  # fmt: skip
-        return [Table(columns, found.plans)]
+        return [Table(columns, sweep.plans)]
 
     def _remarks(self) -> Iterable[str]:
         return str(self.swept.sweep).splitlines()
 
     def _document(self) -> dict[str, Any]:
-        swept, found = self.swept, self.swept.sweep
+        swept, sweep = self.swept, self.swept.sweep
         parts = ("fixed_seconds", "worst_deviation")
         return {
             "encoder": swept.row.name,
             "training": _plain_training(swept.training),
             "times": {
                 "device": swept.device,
-                "how": found.about["seconds"],
+                "how": sweep.about["seconds"],
                 "speed": None if swept.device else json.loads(swept.speed.to_json()),
-                "optimizer_seconds": found.other_seconds,
+                "optimizer_seconds": sweep.other_seconds,
                 "linear_in_the_batch": {
                     mode: _taken(time, *parts, utterance_seconds="sample_seconds")
-                    for mode, time in found.times.items()
+                    for mode, time in sweep.times.items()
                 },
             },
-            "best_batch": found.best.batch,
-            **_taken(found, "infeasible_batch", "out_of_memory"),
+            "best_batch": sweep.best.batch,
+            **_taken(sweep, "infeasible_batch", "out_of_memory"),
             "batches": self._tables()[0].plain(),
         }
 
@@ -634,7 +634,7 @@ class BreakdownReport(Report):
 
 
 def saved(before: EncoderBreakdown, after: EncoderBreakdown) -> str:
-    """Say what mode and bits save, each on its own and as part of the whole.
+    """Describe what mode and bits save, each on its own and as part of the whole.
 
     Parameters
     ----------

@@ -122,13 +122,13 @@ def state_of(modules: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 
 def first_difference(
-    expected: Sequence[Record], found: Sequence[Record]
+    expected: Sequence[Record], records: Sequence[Record]
 ) -> FirstDifference | None:
     """Compare bits, step by step and tensor by tensor.
 
     Parameters
     ----------
-    expected, found : sequence of Record
+    expected, records : sequence of Record
         Of two runs.
 
     Returns
@@ -142,9 +142,9 @@ def first_difference(
     >>> str(first_difference([{}, zeros], [{}, {"gradient of w": torch.tensor([0, 0.5, 0])}]))
     'step 1, gradient of w: 1 of 3 values, by up to 0.5; 1 of 1 tensors of the step differ'
     """
-    for number in range(max(len(expected), len(found))):
+    for number in range(max(len(expected), len(records))):
         a, b = (
-            runs[number] if number < len(runs) else None for runs in (expected, found)
+            runs[number] if number < len(runs) else None for runs in (expected, records)
         )
         if a is None and b is None:
             continue
@@ -162,13 +162,13 @@ def first_difference(
 
 
 def gradient_errors(
-    expected: Sequence[Record], found: Sequence[Record]
+    expected: Sequence[Record], records: Sequence[Record]
 ) -> list[tuple[float, str]]:
     """Measure the error of each step's gradient.
 
     Parameters
     ----------
-    expected, found : sequence of Record
+    expected, records : sequence of Record
         Of two runs.
 
     Returns
@@ -184,7 +184,7 @@ def gradient_errors(
     [(0.1, 'gradient of w')]
     """
     errors = []
-    for a, b in zip(expected[1:], found[1:], strict=False):
+    for a, b in zip(expected[1:], records[1:], strict=False):
         if a is None or b is None:
             continue
         names = [name for name in a if name.startswith(_GRADIENT) and name in b]
@@ -309,160 +309,6 @@ def without_weights(step: TrainingStep) -> TrainingStep:
     )
 
 
-@dataclass(frozen=True)
-class FirstSteps:
-    """The first steps of a training run, in whichever modes.
-
-    Attributes
-    ----------
-    step : TrainingStep
-        As configured, made by ``without_weights``.
-    begin : callable
-        Makes the training run anew, each time with the same weights, random state and
-        batches.
-    """
-
-    step: TrainingStep
-    begin: Callable[[], FreshTraining]
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the device reports what was allocated, and what does not fit."""
-        return self.step.device.type == "cuda"
-
-    def counted_bytes(
-        self, modes: Modes, batch: int, bits: Mapping[str, float] | None = None
-    ) -> int:
-        """Count the peak of the training run as plans count it, on no device.
-
-        Parameters
-        ----------
-        modes : mapping of str to Mode
-            Of all blocks.
-        batch : int
-            Utterances.
-        bits : mapping of str to float, optional
-            By layer, what a compressed value takes.
-
-        Returns
-        -------
-        int
-            Bytes of weights, gradients, optimizer state, the batch and the step.
-        """
-        step = self.step.step().at(batch)
-        with step.without_contents() as device, without_optimizer():
-            trial = step.bare(device)
-            trial.network.set_mode(modes)
-            assert isinstance(trial.module, SpeakerEncoder)
-            trial.module.compression.assumed_bits = dict(bits or {})
-            peak = trace_bytes(trial.network, trial.run).peak_bytes
-        return step.fixed_bytes(batch) + peak
-
-    def measured(self, name: str, modes: Modes, batch: int) -> StepsTaken | None:
-        """Take the steps and measure them.
-
-        Parameters
-        ----------
-        name : str
-            In the table.
-        modes : mapping of str to Mode
-            Of all blocks.
-        batch : int
-            Utterances.
-
-        Returns
-        -------
-        StepsTaken or None
-            None if memory runs out.
-        """
-        return unless_memory_runs_out(lambda: self._measured(name, modes, batch))
-
-    def _measured(self, name: str, modes: Modes, batch: int) -> StepsTaken:
-        training = self._fresh(modes)
-        device = self.step.device
-        if self.on_gpu:
-            torch.cuda.reset_peak_memory_stats(device)
-        records, seconds = self._taken(training, batch)
-        if self.on_gpu:
-            measured_bytes = torch.cuda.max_memory_allocated(device)
-        else:
-            measured_bytes = _live_bytes(training, batch, len(seconds))
-        compressed = training.encoder.compression.records
-        bits = {layer: record.bits for layer, record in compressed.items()}
-        return StepsTaken(
-            name,
-            batch,
-            records,
-            statistics.median(seconds),
-            self.counted_bytes(modes, batch, bits),
-            measured_bytes,
-        )
-
-    def records(self, modes: Modes, batch: int) -> list[Record]:
-        """Take the steps and measure nothing.
-
-        Parameters
-        ----------
-        modes : mapping of str to Mode
-            Of all blocks.
-        batch : int
-            Utterances.
-
-        Returns
-        -------
-        list of Record
-            Before the first step, then after each one.
-        """
-        return self._taken(self._fresh(modes), batch)[0]
-
-    def _fresh(self, modes: Modes) -> FreshTraining:
-        """Begin anew in some modes, once what is left of runs before is freed."""
-        gc.collect()
-        if self.on_gpu:
-            torch.cuda.empty_cache()
-        training = self.begin()
-        training.encoder.set_channels(self.step.encoder.channels)
-        training.encoder.set_mode(modes)
-        return training
-
-    def _taken(
-        self, training: FreshTraining, batch: int
-    ) -> tuple[list[Record], list[float]]:
-        """Take the steps; give their records and seconds, without what a record takes."""
-        records: list[Record] = [state_of(training.modules, training.optimizer)]
-        seconds: list[float] = []
-        most = STEPS + (_SKIPPED if self.step.precision == "fp16" else 0)
-        while sum(record is not None for record in records) <= STEPS:
-            if len(seconds) == most:
-                break
-            gradients: dict[str, Tensor] = {}
-            recording = 0.0
-
-            def seen(gradients: dict[str, Tensor] = gradients) -> None:
-                nonlocal recording
-                begun = self._now()
-                gradients.update(gradients_of(training.modules))
-                recording = self._now() - begun
-
-            begun = self._now()
-            training.take(len(seconds), batch, seen)
-            seconds.append(self._now() - begun - recording)
-            assert gradients, "a step has shown no gradient"
-            finite = all(bool(x.isfinite().all()) for x in gradients.values())
-            records.append(
-                gradients | state_of(training.modules, training.optimizer)
-                if finite
-                else None
-            )
-        return records, seconds
-
-    def _now(self) -> float:
-        """Read the clock once the device has done its work."""
-        if self.on_gpu:
-            torch.cuda.synchronize(self.step.device)
-        return time.perf_counter()
-
-
 def _live_bytes(training: FreshTraining, batch: int, number: int) -> int:
     """Count what is alive in one more step, in which chains compare their streams."""
     modules = training.modules
@@ -554,7 +400,7 @@ def self_test(
         after each step. Modes that are not exact by design need not have equal bits. A
         peak allocated above the budget does not agree.
     """
-    return _Comparison(FirstSteps(step, begin), budget_bytes).compared()
+    return _Comparison(step, begin, budget_bytes).compared()
 
 
 @contextlib.contextmanager
@@ -563,14 +409,15 @@ def deterministic_kernels() -> Iterator[None]:
     enabled = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     # Without it torch refuses matrix products on a GPU.
-    name, found = "CUBLAS_WORKSPACE_CONFIG", os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    os.environ[name] = found or ":4096:8"
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    workspace = os.environ.get(name)
+    os.environ[name] = workspace or ":4096:8"
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warns)
-        if found is None:
+        if workspace is None:
             del os.environ[name]
 
 
@@ -578,30 +425,118 @@ def deterministic_kernels() -> Iterator[None]:
 class _Comparison:
     """Steps with all blocks stored beside steps as configured."""
 
-    steps: FirstSteps
+    step: TrainingStep
+    begin: Callable[[], FreshTraining]
     budget_bytes: int | None
 
     @property
-    def step(self) -> TrainingStep:
-        return self.steps.step
+    def on_gpu(self) -> bool:
+        """Whether the device reports what was allocated, and what does not fit."""
+        return self.step.device.type == "cuda"
+
+    def counted_bytes(
+        self, modes: Modes, batch: int, bits: Mapping[str, float] | None = None
+    ) -> int:
+        """Count the peak as plans do; ``bits`` is what a compressed value of a layer takes."""
+        step = self.step.step().at(batch)
+        with step.without_contents() as device, without_optimizer():
+            trial = step.bare(device)
+            trial.network.set_mode(modes)
+            assert isinstance(trial.module, SpeakerEncoder)
+            trial.module.compression.assumed_bits = dict(bits or {})
+            peak = trace_bytes(trial.network, trial.run).peak_bytes
+        return step.fixed_bytes(batch) + peak
+
+    def measured(self, name: str, modes: Modes, batch: int) -> StepsTaken | None:
+        """Take the steps and measure them; None if memory runs out."""
+        return unless_memory_runs_out(lambda: self._measured(name, modes, batch))
+
+    def _measured(self, name: str, modes: Modes, batch: int) -> StepsTaken:
+        training = self._fresh(modes)
+        device = self.step.device
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats(device)
+        records, seconds = self._taken(training, batch)
+        if self.on_gpu:
+            measured_bytes = torch.cuda.max_memory_allocated(device)
+        else:
+            measured_bytes = _live_bytes(training, batch, len(seconds))
+        compressed = training.encoder.compression.records
+        bits = {layer: record.bits for layer, record in compressed.items()}
+        return StepsTaken(
+            name,
+            batch,
+            records,
+            statistics.median(seconds),
+            self.counted_bytes(modes, batch, bits),
+            measured_bytes,
+        )
+
+    def records(self, modes: Modes, batch: int) -> list[Record]:
+        """Take the steps and measure nothing."""
+        return self._taken(self._fresh(modes), batch)[0]
+
+    def _fresh(self, modes: Modes) -> FreshTraining:
+        """Begin anew in some modes, once what is left of runs before is freed."""
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+        training = self.begin()
+        training.encoder.set_channels(self.step.encoder.channels)
+        training.encoder.set_mode(modes)
+        return training
+
+    def _taken(
+        self, training: FreshTraining, batch: int
+    ) -> tuple[list[Record], list[float]]:
+        """Take the steps; give their records and seconds, without what a record takes."""
+        records: list[Record] = [state_of(training.modules, training.optimizer)]
+        seconds: list[float] = []
+        most = STEPS + (_SKIPPED if self.step.precision == "fp16" else 0)
+        while sum(record is not None for record in records) <= STEPS:
+            if len(seconds) == most:
+                break
+            gradients: dict[str, Tensor] = {}
+            recording = 0.0
+
+            def seen(gradients: dict[str, Tensor] = gradients) -> None:
+                nonlocal recording
+                begun = self._now()
+                gradients.update(gradients_of(training.modules))
+                recording = self._now() - begun
+
+            begun = self._now()
+            training.take(len(seconds), batch, seen)
+            seconds.append(self._now() - begun - recording)
+            assert gradients, "a step has shown no gradient"
+            finite = all(bool(x.isfinite().all()) for x in gradients.values())
+            records.append(
+                gradients | state_of(training.modules, training.optimizer)
+                if finite
+                else None
+            )
+        return records, seconds
+
+    def _now(self) -> float:
+        """Read the clock once the device has done its work."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self.step.device)
+        return time.perf_counter()
 
     def compared(self) -> SelfTest:
-        modes = self.step.encoder.block_modes()
-        name = "as configured"
+        modes, name = self.step.encoder.block_modes(), "as configured"
         stored = self.stored()
         batch = self.step.batch if stored is None else stored.batch
-        configured = self.steps.measured(name, modes, batch)
-        whole = configured
+        whole = configured = self.measured(name, modes, batch)
         if configured is not None and batch < self.step.batch:
-            whole = self.steps.measured(name, modes, self.step.batch)
+            whole = self.measured(name, modes, self.step.batch)
+        agrees = False
         if whole is None or configured is None:
-            agrees = False
             verdict = (
                 f"Memory ran out as configured, at batch {self.step.batch}: lower "
                 "batch_size, or give memory_budget."
             )
         elif stored is None:
-            agrees = False
             verdict = (
                 "Not compared: with all blocks stored not even one utterance fits. Lower "
                 "chunk_samples, or take a device with more memory."
@@ -609,7 +544,7 @@ class _Comparison:
         else:
             agrees, verdict = self.verdict(stored, configured, whole)
         runs = [run for run in (stored, configured, whole) if run is not None]
-        measured = "allocated" if self.steps.on_gpu else "live"
+        measured = "allocated" if self.on_gpu else "live"
         return SelfTest(
             list(dict.fromkeys(runs)), measured, self.notes(batch), verdict, agrees
         )
@@ -618,31 +553,31 @@ class _Comparison:
         """Run with all blocks stored, at the largest batch that fits, or half of it."""
         modes, batch = all_stored(self.step.encoder), self.step.batch
         while batch:
-            if self.may_fit(self.steps.counted_bytes(modes, batch)):
-                found = self.steps.measured("all stored", modes, batch)
-                if found is not None:
-                    return found
+            if self.may_fit(self.counted_bytes(modes, batch)):
+                stored = self.measured("all stored", modes, batch)
+                if stored is not None:
+                    return stored
             batch //= 2
         return None
 
     def may_fit(self, counted_bytes: int) -> bool:
-        """Whether a step is worth a try: a GPU says itself that it has no memory left."""
+        """Whether a step is worth a try: a GPU reports itself that it has no memory left."""
         return self.in_budget(counted_bytes) and (
-            self.steps.on_gpu or fits_device(counted_bytes, self.step.device)
+            self.on_gpu or fits_device(counted_bytes, self.step.device)
         )
 
     def in_budget(self, counted_bytes: int) -> bool:
         """Whether a budget, if there is one, has so many bytes beside its reserve."""
         if self.budget_bytes is None:
             return True
-        reserved = reserve_of(self.budget_bytes) if self.steps.on_gpu else 0
+        reserved = reserve_of(self.budget_bytes) if self.on_gpu else 0
         return counted_bytes + reserved <= self.budget_bytes
 
     def verdict(
         self, stored: StepsTaken, configured: StepsTaken, whole: StepsTaken
     ) -> tuple[bool, str]:
-        """Say in a line whether all is as it should be, and what to do if not."""
-        expected, found = stored.records, configured.records
+        """Judge in a line whether all is as it should be, and name what to do if not."""
+        expected, records = stored.records, configured.records
         taken = [i for i, record in enumerate(expected) if i and record is not None]
         if len(taken) < STEPS:
             return False, (
@@ -650,9 +585,9 @@ class _Comparison:
                 "or give --precision=bf16 or fp32."
             )
         reasons = self.inexact()
-        difference = None if reasons else first_difference(expected, found)
+        difference = None if reasons else first_difference(expected, records)
         if reasons:
-            agrees, words = _within(gradient_errors(expected, found), reasons)
+            agrees, words = _within(gradient_errors(expected, records), reasons)
         elif difference is not None:
             return False, f"Differs: {difference}. {self.remedy(stored)}"
         else:
@@ -665,7 +600,7 @@ class _Comparison:
                 ),
             )
         budget = self.budget_bytes or math.inf
-        if agrees and self.steps.on_gpu and whole.measured_bytes > budget:
+        if agrees and self.on_gpu and whole.measured_bytes > budget:
             return False, (
                 f"Above the budget: {size_text(whole.measured_bytes)} were allocated of a "
                 f"memory_budget of {size_text(int(budget))}. Lower memory_budget by the "
@@ -686,7 +621,7 @@ class _Comparison:
         return reasons
 
     def remedy(self, stored: StepsTaken) -> str:
-        """Try what could make bits equal, and say what does."""
+        """Try what could make bits equal, and name what does."""
         encoder = self.step.encoder
         modes, all_stores = encoder.block_modes(), all_stored(encoder)
         recomputed = {
@@ -694,7 +629,7 @@ class _Comparison:
             for name, mode in modes.items()
         }
 
-        records = partial(self.steps.records, batch=stored.batch)
+        records = partial(self.records, batch=stored.batch)
         repeats = first_difference(stored.records, records(all_stores)) is None
         try:
             with deterministic_kernels():
@@ -713,15 +648,15 @@ class _Comparison:
         return _NOT_TWICE
 
     def notes(self, batch: int) -> list[str]:
-        """Say how the figures were made."""
+        """Describe how the figures were made."""
         step, device = self.step, self.step.device
         where = f"{described(device)}, torch {torch.__version__}, {step.precision}"
         notes = [
-            f"On {where}{f'; {flags_in_words()}' if self.steps.on_gpu else ''}.",
+            f"On {where}{f'; {flags_in_words()}' if self.on_gpu else ''}.",
             f"As configured: {_counts(step.encoder.block_modes())}.",
         ]
         if batch < step.batch:
-            need = self.steps.counted_bytes(all_stored(step.encoder), step.batch)
+            need = self.counted_bytes(all_stored(step.encoder), step.batch)
             limit = "the device has"
             if not self.in_budget(need):
                 limit = f"memory_budget gives ({size_text(self.budget_bytes or 0)})"
@@ -734,7 +669,7 @@ class _Comparison:
             "counted: weights, gradients, optimizer state, the batch and what a step "
             "makes, as plans count them."
         )
-        if self.steps.on_gpu:
+        if self.on_gpu:
             notes.append("allocated: torch.cuda.max_memory_allocated of the steps.")
         else:
             notes.append(

@@ -223,17 +223,17 @@ def _square(y: Tensor) -> Tensor:
 
 def _other_rows(row: Architecture, training: Training, step: Step) -> list[Alternative]:
     """List what else may fit a GPU; lengths and encoders by their counts."""
-    found = [Alternative("a batch of {fits}", of_modes=True)]
+    remedies = [Alternative("a batch of {fits}", of_modes=True)]
     if training.card_bytes is not None:
         asked = training.at(step.batch)
         frames, other = shorter_frames(asked, row), other_encoder(asked, row)
         if frames is not None:
-            found.append(Alternative(f"--frames={frames}"))
+            remedies.append(Alternative(f"--frames={frames}"))
         if other is not None:
-            found.append(Alternative(f"another encoder, for instance {other}"))
+            remedies.append(Alternative(f"another encoder, for instance {other}"))
     if training.optimizer_bits == 32:
-        found.append(Alternative("--optimizer_bits=8"))
-    return [*found, Alternative("a GPU of {needed}")]
+        remedies.append(Alternative("--optimizer_bits=8"))
+    return [*remedies, Alternative("a GPU of {needed}")]
 
 
 def shallow_blocks(row: Architecture) -> tuple[int, ...]:
@@ -299,16 +299,16 @@ def channels_to_try(
     widest = {0: row.widths[0]}
     for width, (_, level) in zip(row.widths, geometry.stage_levels, strict=True):
         widest[level] = max(width, widest.get(level, 0))
-    found: list[Channels] = []
+    tried: list[Channels] = []
     for chunk in chunks if encoder.reversible_blocks() else (None,):
         sizes = channels_by_level(chunk, geometry)
         channels = tuple(
             None if size is None or size >= _WIDEST * width else size
             for size, width in zip(sizes, widest.values(), strict=True)
         )
-        if channels not in found:
-            found.append(channels)
-    return found
+        if channels not in tried:
+            tried.append(channels)
+    return tried
 
 
 def _usual_and_small_channels(encoder: SpeakerEncoder) -> tuple[list[Channels], ...]:
@@ -422,7 +422,7 @@ class TrainingStep:
         )
 
     def about(self) -> dict[str, str]:
-        """Say what a plan for this step is for: all that its budget depends on."""
+        """List what a plan for this step is for: all that its budget depends on."""
         encoder = self.encoder
         profile = self.about_profile()
         # Bytes are those of a step that compares streams, however often and whatever then.
@@ -437,7 +437,7 @@ class TrainingStep:
         }
 
     def about_profile(self) -> dict[str, str]:
-        """Say what costs of the encoder's blocks depend on beside depth and channels."""
+        """List what costs of the encoder's blocks depend on beside depth and channels."""
         encoder = self.encoder
         shapes = [list(p.shape) for p in self.classifier.parameters()]
         settings = settings_of(encoder)
@@ -499,7 +499,7 @@ class TrainingStep:
 
     def _alternatives(self, step: Step) -> list[Alternative]:
         """List what can help in the settings."""
-        found = [
+        remedies = [
             Alternative(
                 f"batch_size: {{fits}} for each process (now {step.batch})",
                 of_modes=True,
@@ -510,12 +510,12 @@ class TrainingStep:
             Alternative("another arch"),
         ]
         if self.optimizer_bits == 32:
-            found.append(Alternative("optimizer_bits: 8"))
+            remedies.append(Alternative("optimizer_bits: 8"))
         fixed = not (self.searches_chunk or self.begun)
         if fixed and self.encoder.reversible_blocks():
             words = "a smaller chunk, or chunk: auto, which is searched"
-            found.append(Alternative(words, of_modes=True))
-        return [*found, Alternative("memory_budget: {needed}")]
+            remedies.append(Alternative(words, of_modes=True))
+        return [*remedies, Alternative("memory_budget: {needed}")]
 
 
 def staying_bytes(step: TrainingStep) -> int:

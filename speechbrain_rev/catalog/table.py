@@ -383,8 +383,8 @@ class Training:
 
     def fits(self, row: Architecture) -> bool:
         """Whether the batch asked about is known to fit, in any mode of all blocks."""
-        found = [self.largest_batch(row, mode) for mode in MODES]
-        return max(batch or 0 for batch in found) >= self.batch
+        batches = [self.largest_batch(row, mode) for mode in MODES]
+        return max(batch or 0 for batch in batches) >= self.batch
 
 
 def shorter_frames(training: Training, row: Architecture) -> int | None:

@@ -183,11 +183,11 @@ def _resolve(parsed: argparse.Namespace) -> None:
     )
     with warnings.catch_warnings(record=True) as doubts:
         text = hparams.resolve(parsed.file, overrides)
-    said = [str(doubt.message) for doubt in doubts]
+    warned = [str(doubt.message) for doubt in doubts]
     settings = hparams.plain_settings(text)
     # A complete file of one's own may have neither; mode overrides both.
     if settings.get("mode") is None:
-        said += [
+        warned += [
             f"{name} is read by the training recipe of this package only: under "
             "SpeechBrain's own script the file trains in the default mode. There, give "
             "mode, or write a plan (speechbrain-rev plan ENCODER --card SIZE --save "
@@ -196,6 +196,6 @@ def _resolve(parsed: argparse.Namespace) -> None:
             for name in ("memory_budget", "plan_file")
             if settings.get(name) is not None
         ]
-    for doubt in said:
-        print(f"speechbrain-rev: warning: {doubt}", file=sys.stderr)
+    for line in warned:
+        print(f"speechbrain-rev: warning: {line}", file=sys.stderr)
     print(text, end="")

@@ -139,7 +139,7 @@ def show(
     Parameters
     ----------
     report : Report
-        What the command found.
+        What the command prints.
     parsed : argparse.Namespace
         The options.
     draw : callable

@@ -204,7 +204,7 @@ def _verify(parsed: argparse.Namespace) -> None:
 
         cohort = read_cohort(parsed.run_folder, revision=parsed.revision)
     embedder = _embedder(parsed)
-    found = embedder.verify(
+    verdict = embedder.verify(
         parsed.first,
         parsed.second,
         channels=parsed.channels,
@@ -213,12 +213,14 @@ def _verify(parsed: argparse.Namespace) -> None:
         cohort=cohort,
     )
     unit = {"cosine": "cosine, from -1 to 1", "as_norm": "AS-Norm, in deviations"}
-    print(f"{found.score:.4f}  {unit[found.normalisation]}; higher means more alike")
-    if found.threshold is None:
-        print(found.origin)
+    print(
+        f"{verdict.score:.4f}  {unit[verdict.normalisation]}; higher means more alike"
+    )
+    if verdict.threshold is None:
+        print(verdict.origin)
         return
-    said = "the same speaker" if found.same_speaker else "different speakers"
-    print(f"{said}, by the threshold {found.threshold:.4f}: {found.origin}")
+    answer = "the same speaker" if verdict.same_speaker else "different speakers"
+    print(f"{answer}, by the threshold {verdict.threshold:.4f}: {verdict.origin}")
 
 
 def _threshold(text: str | None, embedder: SpeakerEmbedder) -> float | str | None:

@@ -473,18 +473,18 @@ class ActivationCompression:
                 yield
             return
         self._check_rules()
-        found = _Pass(self, network, everywhere)
+        forward = _Pass(self, network, everywhere)
         self.records.clear()
-        _passes.under_way.append(found)
+        _passes.under_way.append(forward)
         try:
             with (
-                saved_tensors_hooks(found.saved.pack, found.saved.unpack),
-                Watching(found),
+                saved_tensors_hooks(forward.saved.pack, forward.saved.unpack),
+                Watching(forward),
             ):
                 yield
         finally:
             _passes.under_way.pop()
-            found.saved.forget()
+            forward.saved.forget()
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Let rules that look at momentum follow the optimizer of the training.

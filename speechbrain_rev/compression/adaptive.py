@@ -220,7 +220,7 @@ class GradientBound(Rule):
         self._sums: dict[int, _Sums] = {}
         self._layers: dict[int, str] = {}
         self._weights: dict[int, weakref.ref[Tensor]] = {}
-        #: The step of the optimizer before which the weights were found.
+        #: The step of the optimizer before which the weights were looked up.
         self._found_at = -1
         #: Weights whose gradients are noticed, by identity.
         self._noticed: dict[int, weakref.ref[Tensor]] = {}
@@ -363,7 +363,7 @@ class GradientBound(Rule):
         first = self._living()[0] is optimizer
         self.steps += first
         spoiled = False
-        found: dict[str, float] = {}
+        bounds: dict[str, float] = {}
         seen, known = self._seen(optimizer), False
         for key, weight in seen:
             layer, sums = self._layers.pop(key), self._sums.pop(key)
@@ -378,8 +378,8 @@ class GradientBound(Rule):
                 bound = self._bound(sums, self.target * momentum)
                 if 0 < bound < math.inf:
                     # Layers without a name of their own may share one.
-                    found[layer] = min(bound, found.get(layer, math.inf))
-        self.bounds.update(found)
+                    bounds[layer] = min(bound, bounds.get(layer, math.inf))
+        self.bounds.update(bounds)
         if seen and not known and not self._warned_of_momentum:
             self._warned_of_momentum = True
             warnings.warn(

@@ -122,8 +122,8 @@ _TORCHS: Mapping[Any, Kind] = {
 def _weight_of(func: Any, rest: list[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Find the tensor that identifies a layer: its weight or its running mean."""
     if func is not F.batch_norm:
-        found = kwargs["weight"] if "weight" in kwargs else rest[0]
-        return cast(Tensor, found)
+        weight = kwargs["weight"] if "weight" in kwargs else rest[0]
+        return cast(Tensor, weight)
     names = ("running_mean", "running_var", "weight")
     given = dict(zip(names, rest, strict=False)) | dict(kwargs)
     weight = given.get("weight")
@@ -170,8 +170,8 @@ def name_of(
     names: Mapping[int, str], kind: Kind, x: Tensor, weight: Tensor | None
 ) -> str:
     """Name a layer that is called: as its network does, or by what it is."""
-    found = None if weight is None else names.get(weight.untyped_storage()._cdata)
-    if found is not None:
-        return found
+    name = None if weight is None else names.get(weight.untyped_storage()._cdata)
+    if name is not None:
+        return name
     size = list((x if weight is None else weight).shape)
     return f"unnamed {kind.value} {size}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -26,7 +25,7 @@ from speechbrain_rev.processes import process_rank
 from .corpus import audio_files
 from .dataset import repeat_to
 from .reading import audio_info, read_audio, read_first_channel
-from .seeding import generator
+from .seeding import generator, read_step, write_step
 
 logger = logging.getLogger(__name__)
 
@@ -291,7 +290,8 @@ class SpeakerAugment:
                 low, high = self._snr_range_of(path)
                 noises.append(_Drawn(row, noise, low + level * (high - low)))
             else:
-                _, rir = self._first_readable(self.rir_files, choice, self._read_rir)
+                read = partial(read_first_channel, sample_rate=self.sample_rate)
+                _, rir = self._first_readable(self.rir_files, choice, read)
                 rirs.append(_Drawn(row, rir))
         if noises:
             rows, values = _stacked(noises, wavs)
@@ -335,9 +335,6 @@ class SpeakerAugment:
                 f"read, more than max_unread: {self.max_unread}. The last because: {error}"
             ) from error
 
-    def _read_rir(self, path: Path) -> torch.Tensor:
-        return read_first_channel(path, sample_rate=self.sample_rate)
-
     def _snr_range_of(self, path: Path) -> tuple[float, float]:
         assert self.noise_root is not None
         # Of a packed folder paths are absolute.
@@ -361,19 +358,12 @@ class SpeakerAugment:
 
     @mark_as_saver
     def _save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps({"step": self.step}), encoding="utf-8")
+        write_step(path, self.step)
 
     @mark_as_loader
     def _load(self, path: str | Path, end_of_epoch: bool) -> None:
         del end_of_epoch
-        try:
-            saved = json.loads(Path(path).read_text(encoding="utf-8"))
-            self.step = int(saved["step"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"{path} does not hold the step of a SpeakerAugment. Resume with the "
-                "wav_augment that wrote it, or give another output_folder."
-            ) from error
+        self.step = read_step(path, "step of a SpeakerAugment", "wav_augment")
 
 
 def add_noise(

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import overload
+from typing import TypeVar, overload
 
 import numpy as np
 import safetensors
@@ -23,8 +23,29 @@ from speechbrain_rev.whole_files import write_whole
 
 _AT_ONCE = 2**16
 
+Row = TypeVar("Row", covariant=True)
 
-class TextColumn(Sequence[str]):
+
+class Rows(Sequence[Row]):
+    """What is read row by row: a slice of it is a list."""
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        places = range(len(self))[index]
+        return (
+            self._row(places)
+            if isinstance(places, int)
+            else list(map(self._row, places))
+        )
+
+    def _row(self, place: int) -> Row:
+        raise NotImplementedError
+
+
+class TextColumn(Rows[str]):
     """Texts, one behind another in an array of bytes.
 
     Parameters
@@ -70,14 +91,8 @@ class TextColumn(Sequence[str]):
     def __len__(self) -> int:
         return len(self.ends)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return os.fsdecode(self._encoded(range(len(self))[index]))
+    def _row(self, place: int) -> str:
+        return os.fsdecode(self._encoded(place))
 
     def first_from(self, text: str) -> int:
         """Find the first text that is this one or behind it, of texts sorted as bytes.

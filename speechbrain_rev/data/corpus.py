@@ -53,8 +53,8 @@ def audio_exists(path: str | Path) -> bool:
     -------
     bool
     """
-    if found := find_packed(path):
-        packed, name = found
+    if inside := find_packed(path):
+        packed, name = inside
         return name in packed
     return Path(path).is_file()
 
@@ -110,8 +110,8 @@ def files_below(folder: str | Path) -> Iterable[Path] | None:
         In a fixed order, files of one folder one after another. None if there is no
         such folder.
     """
-    if found := find_packed(folder):
-        packed, name = found
+    if inside := find_packed(folder):
+        packed, name = inside
         if name in packed:
             return None
         return [Path(packed.folder, inside) for inside in packed.below(name)]
@@ -349,8 +349,8 @@ class Corpus(Protocol):
     def _size(self, name: str) -> int | None:
         """Give the bytes of a file; None if there is none."""
         path = located(self, name)[0]
-        if found := find_packed(path):
-            packed, packed_name = found
+        if inside := find_packed(path):
+            packed, packed_name = inside
             there = packed_name in packed
             return SAMPLE_BYTES * packed.length(packed_name) if there else None
         try:
@@ -479,11 +479,11 @@ class VoxCelebFolder(Corpus):
         below = (
             (path, place) for path in sorted(root.iterdir()) for place in cls._PLACES
         )
-        found = [path / place for path, place in below if (path / place).is_dir()]
-        if found:
+        corpora = [path / place for path, place in below if (path / place).is_dir()]
+        if corpora:
             raise ValueError(
                 f"{given} holds folders of speakers' folders, such as "
-                f"{', '.join(str(path.relative_to(root)) for path in found[:3])}: each "
+                f"{', '.join(str(path.relative_to(root)) for path in corpora[:3])}: each "
                 f"would be taken for one speaker. Give one of them. {cls.layout}"
             )
 
@@ -598,9 +598,9 @@ class VoxCelebFolder(Corpus):
         if set(by_depth) <= {self._USUAL_DEPTH}:
             return ""
         depths = "; ".join(
-            f"{len(found)} files at depth {depth}, such as "
-            f"{', '.join(nsmallest(3, found))}"
-            for depth, found in sorted(by_depth.items())
+            f"{len(names)} files at depth {depth}, such as "
+            f"{', '.join(nsmallest(3, names))}"
+            for depth, names in sorted(by_depth.items())
         )
         return (
             f"Speech below {self.root} does not lie in <speaker>/<session>/ alone. The "
@@ -612,8 +612,8 @@ class VoxCelebFolder(Corpus):
         whole = self.root if self.folder is None else Path(os.path.abspath(self.folder))
         if whole == self.root:
             return []
-        found = _audio_below(whole, AUDIO_SUFFIXES + OTHER_SUFFIXES)
-        others = [path for path in found if not path.is_relative_to(self.root)]
+        audio = _audio_below(whole, AUDIO_SUFFIXES + OTHER_SUFFIXES)
+        others = [path for path in audio if not path.is_relative_to(self.root)]
         if others:
             used = {(self.root / name).parent for name in names}
             real = {os.path.realpath(folder) for folder in used}
@@ -671,11 +671,11 @@ def open_corpus(
             f"VoxCeleb (or of your speech) with --{option}=... {layouts}"
         )
     for corpus in CORPORA.values():
-        found = corpus.find(
+        opened = corpus.find(
             folder, any_extension=any_extension, outside_files=outside_files
         )
-        if found is not None:
-            return found
+        if opened is not None:
+            return opened
     other = next(_audio_below(path, OTHER_SUFFIXES), None)
     if other is not None:
         raise ValueError(

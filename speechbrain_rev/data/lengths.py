@@ -304,8 +304,8 @@ def _of_nist(file: BinaryIO, base: int) -> _Samples | None:
     head = file.read(_NIST_BYTES).partition(b"end_head")[0]
     lines = head.split(b"\n", 2)
     # libsndfile writes some numbers as texts.
-    found = re.findall(rb"^(\w+) -(?:i|s\d+) (\d{1,18})\s*$", head, re.MULTILINE)
-    known = {name: int(number) for name, number in found}
+    fields = re.findall(rb"^(\w+) -(?:i|s\d+) (\d{1,18})\s*$", head, re.MULTILINE)
+    known = {name: int(number) for name, number in fields}
     names = b"sample_count", b"channel_count", b"sample_n_bytes"
     if len(lines) < 3 or not re.fullmatch(rb" *\d{1,9} *", lines[1]):
         return None

@@ -6,10 +6,10 @@ import csv
 import io
 import logging
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from speechbrain_rev.whole_files import (
     opened_whole,
 )
 
-from .columns import GrowingTexts, TextColumn, map_columns, save_columns
+from .columns import GrowingTexts, Rows, TextColumn, map_columns, save_columns
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Utterance:
     spk_id: str
 
 
-class Manifest(Sequence[Utterance]):
+class Manifest(Rows[Utterance]):
     """Utterances in columns; a million of them cost a process what it touches of them.
 
     Parameters
@@ -117,18 +117,12 @@ class Manifest(Sequence[Utterance]):
     def __len__(self) -> int:
         return len(self.names)
 
-    @overload
-    def __getitem__(self, index: int) -> Utterance: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Utterance]: ...
-    def __getitem__(self, index: int | slice) -> Utterance | list[Utterance]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def _row(self, place: int) -> Utterance:
         return Utterance(
-            self.names[index],
-            self.paths[index],
-            int(self.samples[index]),
-            self.speaker_names[int(self.speakers[index])],
+            self.names[place],
+            self.paths[place],
+            int(self.samples[place]),
+            self.speaker_names[int(self.speakers[place])],
         )
 
     def save(self, path: str | Path, about: dict[str, str]) -> None:

@@ -82,7 +82,7 @@ class PackedAudio:
                 f"{index} is damaged: {error}. Delete {folder} and pack anew."
             ) from error
         status = index.stat()
-        #: Tells what was read from what may be packed there later.
+        #: Tells apart what was read and what may be packed there later.
         self.stamp = f"{status.st_size}|{status.st_mtime_ns}"
         wanted = count * SAMPLE_BYTES
         if samples.stat().st_size != wanted:
@@ -97,7 +97,7 @@ class PackedAudio:
             os.close(self._file)
 
     def __contains__(self, name: str) -> bool:
-        return self._found(name) is not None
+        return self._row_of(name) is not None
 
     def length(self, name: str) -> int:
         """Give the length of a file in samples; ValueError if there is no such file."""
@@ -166,7 +166,7 @@ class PackedAudio:
                 return
             yield name
 
-    def _found(self, name: str) -> int | None:
+    def _row_of(self, name: str) -> int | None:
         wanted = key_of(os.fsencode(name))
         at = int(self._keys.searchsorted(wanted))
         while at < len(self._keys) and self._keys[at] == wanted:
@@ -177,7 +177,7 @@ class PackedAudio:
         return None
 
     def _place(self, name: str) -> int:
-        place = self._found(name)
+        place = self._row_of(name)
         if place is None:
             raise ValueError(
                 f"{self.folder}/{name} cannot be read as audio: there is no such file in "
@@ -311,7 +311,7 @@ def find_packed(path: str | os.PathLike[str]) -> tuple[PackedAudio, str] | None:
     if not text.startswith("/"):
         # A process may go to another folder.
         text = os.path.abspath(text)
-    folders = [text[: found.end()] for found in _PACKED.finditer(text)]
+    folders = [text[: match.end()] for match in _PACKED.finditer(text)]
     for folder in folders:
         if folder not in _OPEN:
             there = (os.path.join(folder, name) for name in (INDEX, JOURNAL))

@@ -62,8 +62,8 @@ def audio_info(path: str | Path) -> AudioInfo:
         If the file cannot be read as audio or is cut short; it names the file. Of FLAC
         and OGG that is only seen where it is decoded.
     """
-    if found := find_packed(path):
-        packed, name = found
+    if inside := find_packed(path):
+        packed, name = inside
         return AudioInfo(packed.length(name), packed.sample_rate, channels=1)
     with _opened(path) as audio:
         info = AudioInfo(audio.frames, audio.samplerate, audio.channels)
@@ -117,8 +117,8 @@ def read_audio(
     >>> read_audio(path, sample_rate=16000, start=4000, samples=8000).shape
     torch.Size([8000])
     """
-    if found := find_packed(path):
-        packed, name = found
+    if inside := find_packed(path):
+        packed, name = inside
         if packed.sample_rate != sample_rate:
             raise ValueError(_other_rate(path, packed.sample_rate, sample_rate))
         into = None if out is None else out.numpy()
@@ -167,8 +167,8 @@ def read_blocks(
     >>> [tuple(block.shape) for block in read_blocks(path, block_samples=8000)]
     [(2, 8000), (2, 4000)]
     """
-    if found := find_packed(path):
-        packed, name = found
+    if inside := find_packed(path):
+        packed, name = inside
         for start in range(0, packed.length(name), block_samples):
             one = torch.from_numpy(packed.read(name, start, block_samples))
             yield one.unsqueeze(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import random
 from functools import partial
@@ -68,6 +69,53 @@ def draw_below(count: int, *place: int | str) -> int:
     (0, True)
     """
     return _number(place) % count
+
+
+def write_step(path: str | Path, step: int) -> None:
+    """Write the step by which an object knows its place in the training.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file of a checkpoint.
+    step : int
+    """
+    Path(path).write_text(json.dumps({"step": step}), encoding="utf-8")
+
+
+def read_step(path: str | Path, kept: str, setting: str) -> int:
+    """Read what ``write_step`` wrote.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file of a checkpoint.
+    kept, setting : str
+        Whose step it is, and the setting that gives that object, for the error.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    ValueError
+        If the file holds no step.
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "step.ckpt"
+    >>> write_step(path, 7)
+    >>> read_step(path, "step of a SpeakerAugment", "wav_augment")
+    7
+    """
+    try:
+        return int(json.loads(Path(path).read_text(encoding="utf-8"))["step"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path} does not hold the {kept}. Resume with the {setting} that wrote it, "
+            "or give another output_folder."
+        ) from error
 
 
 def _number(place: tuple[int | str, ...]) -> int:

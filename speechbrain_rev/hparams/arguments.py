@@ -7,11 +7,9 @@ file that defines such a key is refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from ruamel.yaml.nodes import MappingNode
-
-from speechbrain_rev.hparams.document import unknown, where
+from speechbrain_rev.hparams.document import Value, unknown
 
 COMMAND_LINE = "command line"
 # Of SpeechBrain 1.1, which is not imported here; the tests compare them.
@@ -31,26 +29,25 @@ RUN_OPTIONS = (
 # fmt: on
 
 
-def refuse_swallowed_keys(root: MappingNode) -> None:
+def refuse_swallowed_keys(root: Value) -> None:
     """Refuse keys that SpeechBrain's command line would take for run options.
 
     A key that is a run option by its full name passes: SpeechBrain's ``Brain`` looks
     for it in the file too.
     """
-    for key, _ in root.value:
-        options = [name for name in RUN_OPTIONS if name.startswith(key.value)]
+    for key, value in root.content.items():
+        options = [name for name in RUN_OPTIONS if name.startswith(key)]
         # --help is no setting: it ends the program.
-        if not options or (key.value in options and key.value != "help"):
-            continue
-        raise ValueError(
-            f"{where(key)}: the key {key.value!r} is the beginning of SpeechBrain's run "
-            f"option --{' and --'.join(options)}, which --{key.value} would set there. "
-            f"Rename the key, for instance to my_{key.value}."
-        )
+        if options and (key not in options or key == "help"):
+            raise ValueError(
+                f"{value.where}: the key {key!r} is the beginning of SpeechBrain's run "
+                f"option --{' and --'.join(options)}, which --{key} would set there. "
+                f"Rename the key, for instance to my_{key}."
+            )
 
 
-def unknown_key(name: str, known: Iterable[str]) -> str:
-    """Return that a top-level key is unknown, and what it may have meant.
+def unknown_key(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return that a key is unknown, and what it may have meant.
 
     Examples
     --------
@@ -59,12 +56,12 @@ def unknown_key(name: str, known: Iterable[str]) -> str:
     >>> unknown_key("device", ["lr"])
     "unknown key 'device'. It is a run option of SpeechBrain: give --device to what..."
     """
-    if name in RUN_OPTIONS:
+    if name in RUN_OPTIONS and not prefix:
         return (
             f"unknown key {name!r}. It is a run option of SpeechBrain: give --{name} to "
             "what trains, after the file."
         )
-    return unknown(name, known)
+    return unknown(name, known, prefix)
 
 
 def parse_arguments(
@@ -103,9 +100,18 @@ def parse_arguments(
     ... )
     ({'trials': 'a=b.txt'}, ('--debug',))
     """
+    groups: list[list[str]] = []
+    for argument in arguments:
+        if argument == "--" or not (groups or argument.startswith("--")):
+            raise ValueError(
+                f"{COMMAND_LINE}: {argument!r} is no option: write --key=value."
+            )
+        if argument.startswith("--"):
+            groups.append([])
+        groups[-1].append(argument)
     overrides: dict[str, object] = {}
     run_arguments: list[str] = []
-    for option, values in _options(arguments):
+    for option, *values in groups:
         name, equals, attached = option.removeprefix("--").partition("=")
         if name in keys:
             given = [attached, *values] if equals else values
@@ -127,19 +133,3 @@ def parse_arguments(
                 f"{COMMAND_LINE}: {unknown_key(name, [*keys, *run_options])}"
             )
     return overrides, tuple(run_arguments)
-
-
-def _options(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each ``--option`` with the arguments up to the next one."""
-    position = 0
-    while position < len(arguments):
-        option = arguments[position]
-        if not option.startswith("--") or option == "--":
-            raise ValueError(
-                f"{COMMAND_LINE}: {option!r} is no option: write --key=value."
-            )
-        end = position + 1
-        while end < len(arguments) and not arguments[end].startswith("--"):
-            end += 1
-        yield option, list(arguments[position + 1 : end])
-        position = end

@@ -16,12 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-
-from speechbrain_rev.architectures import (
-    TRAINING_DEFAULTS,
-    architecture,
-)
+from speechbrain_rev.architectures import TRAINING_DEFAULTS, architecture
 from speechbrain_rev.hparams.arguments import (
     COMMAND_LINE,
     parse_arguments,
@@ -29,31 +24,19 @@ from speechbrain_rev.hparams.arguments import (
     unknown_key,
 )
 from speechbrain_rev.hparams.document import (
-    CORE,
     FOLLOWED,
-    NULL,
     PLACEHOLDER,
+    SCALARS,
     NotPlain,
-    Unreadable,
+    Value,
     as_json,
     compute,
     dump,
-    end_of_value,
-    excerpt,
-    is_object,
-    is_reference,
-    items,
-    literal,
     parse,
     parse_file,
-    plain,
     read,
-    reference,
     refuse_disagreement,
-    scalar_kind,
     unknown,
-    walk,
-    where,
 )
 from speechbrain_rev.hparams.knobs import KNOBS, WORDS, Knob
 from speechbrain_rev.hparams.rules import RULES, refuse_other_features
@@ -218,17 +201,12 @@ def placeholders(text: str) -> tuple[str, ...]:
     >>> placeholders("a: !PLACEHOLDER\nb:\n    c: !PLACEHOLDER\nd: 1\n")
     ('a', 'b.c')
     """
-    return tuple(
-        path
-        for path, node in walk(parse_file(text, "text"))
-        if str(node.tag) == PLACEHOLDER
-    )
+    values = parse_file(text, "text").walk()
+    return tuple(value.path for value in values if value.tag == PLACEHOLDER)
 
 
 def _composed(
-    settings: Settings,
-    descendants: Sequence[MappingNode],
-    overrides: Mapping[str, object],
+    settings: Settings, descendants: Sequence[Value], overrides: Mapping[str, object]
 ) -> str:
     """Put the values of a chain and of the command line into one checked text."""
     refuse_swallowed_keys(settings.root)
@@ -239,36 +217,36 @@ def _composed(
     settings.check()
     other_optimizer = _fill_family_defaults(settings)
     settings.check_rules()
-    refuse_other_features(settings.nodes())
+    refuse_other_features(settings.all_values())
     if other_optimizer:
         # Two calls above is who asked for the composition.
         warnings.warn(other_optimizer, OptimizerWarning, stacklevel=3)
     return settings.text()
 
 
-def _chain(wanted: str | Path) -> tuple[Settings, list[MappingNode]]:
+def _chain(wanted: str | Path) -> tuple[Settings, list[Value]]:
     """Return the complete file and its descendants down to the one that is wanted."""
     file, wanted_by = file_of(wanted), ""
     seen: dict[Path, str] = {}
-    descendants: list[MappingNode] = []
+    descendants: list[Value] = []
     while True:
         settings = Settings(read(file, wanted_by), str(file))
         if file.resolve() in seen:
             names = " -> ".join([*seen.values(), str(file)])
             raise ValueError(f"The base of these files goes in a circle: {names}.")
         seen[file.resolve()] = str(file)
-        base = items(settings.root).get("base")
+        base = settings.root.content.pop("base", None)
         if base is None:
             return settings, descendants[::-1]
-        if str(base.tag) != f"{CORE}str" or not base.value:
+        if base.tag != "str" or not base.content:
             raise ValueError(
-                f"{where(base)}: base takes the name of one file, such as train.yaml."
+                f"{base.where}: base takes the name of one file, such as train.yaml."
             )
         descendants.append(settings.root)
         try:
-            file, wanted_by = base_of(base.value, file), str(file)
+            file, wanted_by = base_of(base.content, file), str(file)
         except ValueError as error:
-            raise ValueError(f"{where(base)}: {error}") from error
+            raise ValueError(f"{base.where}: {error}") from error
 
 
 def plain_settings(text: str) -> dict[str, Any]:
@@ -302,11 +280,10 @@ def plain_settings(text: str) -> dict[str, Any]:
 
 @dataclass
 class _Entry:
-    """A key of the complete file, its value there, and the value that counts now."""
+    """A value of the complete file, the value that counts now, and its text if changed."""
 
-    key: Node
-    old: Node
-    value: Node
+    old: Value
+    now: Value
     written: str = ""
 
 
@@ -317,7 +294,7 @@ class Settings:
     --------
     >>> settings = Settings("lr: 0.1  # peak\nrate: !ref <lr>", "train.yaml")
     >>> settings.give({"lr": "0.2"}, "command line")
-    >>> settings.plain_values(), settings.where("lr")
+    >>> settings.plain_values(), settings["lr"].where
     ({'lr': 0.2, 'rate': 0.2}, 'command line')
     >>> print(settings.text())
     lr: 0.2  # peak
@@ -326,23 +303,17 @@ class Settings:
 
     def __init__(self, text: str, source: str) -> None:
         self.root = parse_file(text, source)
-        self.keys = tuple(items(self.root))
+        self.keys = tuple(self.root.content)
         self._text = text
         self._entries = dict(_entries(self.root))
 
-    def where(self, key: str) -> str:
-        """Return where a top-level key's value was written."""
-        return where(self._entries[(key,)].value)
+    def __getitem__(self, key: str) -> Value:
+        """Return a top-level value that counts now."""
+        return self._entries[(key,)].now
 
-    def tag(self, key: str) -> str:
-        """Return the tag of a top-level key's value; nothing where the key is missing."""
-        return str(self._entries[(key,)].value.tag) if key in self.keys else ""
-
-    def override(self, file: MappingNode) -> None:
+    def override(self, file: Value) -> None:
         """Put the values of an override file in."""
-        values = items(file)
-        values.pop("base", None)
-        self._replace((), values)
+        self._replace((), file.content)
 
     def give(self, values: Mapping[str, object], source: str) -> None:
         """Put values of the command line or of a caller in: text as typed, or plain ones."""
@@ -365,35 +336,32 @@ class Settings:
         # From the end on, so that places before it stay what they are.
         for entry in reversed(self._entries.values()):
             if entry.written:
-                rest = text[end_of_value(self._text, entry.key, entry.old) :]
-                text = f"{text[: entry.key.end_mark.index]}: {entry.written}{rest}"
+                before, after = text[: entry.old.start], text[entry.old.end :]
+                text = f"{before}: {entry.written}{after}"
         return text
 
-    def nodes(self) -> Iterator[tuple[str, Node]]:
-        """Yield every value at any depth with its dotted key, lists entered."""
-        for path, entry in self._entries.items():
-            if isinstance(entry.value, MappingNode):
-                yield ".".join(path), entry.value
-            else:
-                yield from walk(entry.value, ".".join(path))
+    def all_values(self) -> Iterator[Value]:
+        """Yield every value at any depth, lists entered."""
+        for entry in self._entries.values():
+            is_map = isinstance(entry.now.content, dict)
+            yield from [entry.now] if is_map else entry.now.walk()
 
     def check(self) -> None:
         """Refuse references to nothing or in a circle, and values that no knob may take."""
-        for dotted, node in self.nodes():
-            for _, target in _targets(node):
-                self._refuse_unknown(target, node, dotted)
+        for value in self.all_values():
+            for _, target in _targets(value):
+                self._refuse_unknown(target, value)
         for path in sorted(self._entries, key=len):
             try:
-                value, knob = self._plain(path), self._knob(path)
+                plain, knob = self._plain(path), self._knob(path)
             except NotPlain:
                 continue
-            if knob and not (knob.has_kind(value) and knob.allows(value)):
-                node = self._entries[path].value
-                shown = excerpt(node)
-                if str(node.tag) in FOLLOWED:
-                    shown = f"{value} ({node.tag} {shown})"
+            if knob and not (knob.has_kind(plain) and knob.allows(plain)):
+                now = self._entries[path].now
+                is_followed = now.tag in FOLLOWED
+                shown = f"{plain} ({now.tag} {now.shown})" if is_followed else now.shown
                 raise ValueError(
-                    f"{where(node)}: {'.'.join(path)} {knob.refusal(shown, value)}"
+                    f"{now.where}: {now.path} {knob.refusal(shown, plain)}"
                 )
 
     def check_rules(self) -> None:
@@ -401,10 +369,10 @@ class Settings:
         values = self.plain_values()
         for rule in RULES:
             if rule.broken(values):
-                named = (f"{k} is {values[k]} ({self.where(k)})" for k in rule.knobs)
+                named = (f"{k} is {values[k]} ({self[k].where})" for k in rule.knobs)
                 raise ValueError(f"{', '.join(named)}: {rule.advice(values)}")
 
-    def _given(self, key: str, value: object, source: str) -> Node:
+    def _given(self, key: str, value: object, source: str) -> Value:
         """Read a value; text for a knob that takes text stays: a folder may be called 007."""
         try:
             written = value if isinstance(value, str) else as_json(value)
@@ -415,34 +383,25 @@ class Settings:
             ) from error
         is_text = isinstance(value, str) and value != "null" and value[:1] != "!"
         if is_text and (key not in self.keys or self._takes((key,)).kind == "str"):
-            return literal(written, source)
+            return Value("str", written, source, key)
         try:
-            node = parse(written, source, is_file=False)
+            return parse(written, source, key) or Value("null", "", source, key)
         except ValueError as error:
             raise ValueError(
                 f"{error} It is the value of {key}; a text may need quotes."
             ) from error
-        return node or literal("", source, "null")
 
-    def _replace(self, parent: KeyPath, values: Mapping[str, Node]) -> None:
-        siblings = self._below(parent)
+    def _replace(self, parent: KeyPath, values: Mapping[str, Value]) -> None:
+        siblings = self._entries[parent].old.content
         for name, value in values.items():
-            path = (*parent, name)
-            dotted = ".".join(path)
             if name not in siblings:
-                words = unknown_key(name, siblings)
-                if parent:
-                    words = unknown(name, siblings, dotted.removesuffix(name))
-                raise ValueError(f"{where(value)}: {words}")
-            entry = self._entries[path]
-            if isinstance(entry.old, MappingNode) or is_object(entry.old):
-                self._replace(path, _children(dotted, entry.old, value))
+                words = unknown_key(name, siblings, value.path.removesuffix(name))
+                raise ValueError(f"{value.where}: {words}")
+            entry = self._entries[path := (*parent, name)]
+            if isinstance(entry.old.content, dict) or entry.old.is_object:
+                self._replace(path, _children(entry.old, value))
             else:
-                entry.written = _written(value, self._takes(path), dotted)
-                entry.value = value
-
-    def _below(self, parent: KeyPath) -> list[str]:
-        return [path[-1] for path in self._entries if path[:-1] == parent]
+                entry.written, entry.now = _written(value, self._takes(path)), value
 
     def _knob(self, path: KeyPath) -> Knob | None:
         """Return the row that an entry is held to; a reference to a knob stands for it."""
@@ -455,136 +414,126 @@ class Settings:
         kind = self._shown_kind(self._entries[path].old)
         return self._knob(path) or Knob(kind, null=kind == "any")
 
-    def _shown_kind(self, node: Node, seen: tuple[str, ...] = ()) -> str:
+    def _shown_kind(self, value: Value, seen: tuple[str, ...] = ()) -> str:
         """Return the type that a value shows; ``seen`` are the keys that referred to it."""
-        if isinstance(node, SequenceNode):
-            kinds = {self._shown_kind(item, seen) for item in node.value}
+        if isinstance(value.content, list):
+            kinds = {self._shown_kind(member, seen) for member in value.content}
             inner = f"list of {kinds.pop()}" if len(kinds) == 1 else ""
             return inner if inner in WORDS else "list"
-        if (key := _alone(node)) in KNOBS:
+        if (key := _alone(value)) in KNOBS:
             return KNOBS[key].kind
         if key and key not in seen and key in self.keys:
             return self._shown_kind(self._entries[(key,)].old, (*seen, key))
-        if is_reference(node) and not key:
-            # Letters outside the references make a text, the rest is arithmetic.
-            letters = re.search(r"[^\W\d]", _REFERENCE.sub("", node.value))
-            return "str" if letters else "any"
-        if key or not isinstance(node, ScalarNode):
+        if key or isinstance(value.content, dict) or value.tag == "null":
             return "any"
-        return scalar_kind(node).replace("null", "any")
+        if value.is_reference:
+            # Letters outside the references make a text, the rest is arithmetic.
+            letters = re.search(r"[^\W\d]", _REFERENCE.sub("", value.content))
+            return "str" if letters else "any"
+        return value.tag if value.tag in SCALARS else "str"
 
     def _plain(self, path: KeyPath, trail: tuple[KeyPath, ...] = ()) -> Any:
         """Return a plain value; ``trail`` are the keys whose references led here."""
-        node, trail = self._entries[path].value, (*trail, path)
+        now, trail = self._entries[path].now, (*trail, path)
         if path in trail[:-1]:
             circle = " -> ".join(map(".".join, trail))
-            raise ValueError(f"{where(node)}: references go in a circle: {circle}.")
-        try:
-            return plain(node, lambda node: self._referred(node, trail))
-        except Unreadable as error:
-            raise ValueError(
-                f"{where(node)}: {'.'.join(path)} is {error}, which is no number that "
-                "can be read."
-            ) from error
+            raise ValueError(f"{now.where}: references go in a circle: {circle}.")
+        return now.plain(lambda value: self._referred(value, trail))
 
-    def _referred(self, node: ScalarNode, trail: tuple[KeyPath, ...]) -> object:
+    def _referred(self, value: Value, trail: tuple[KeyPath, ...]) -> object:
         """Follow ``!ref``: to a value, into a text, or into arithmetic."""
-        if str(node.tag) == PLACEHOLDER:
+        if value.tag == PLACEHOLDER:
             raise NotPlain
-        dotted, filled = ".".join(trail[-1]), str(node.value)
-        for written, target in _targets(node):
-            self._refuse_unknown(target, node, dotted)
-            value = self._plain(target, trail)
+        dotted, filled = ".".join(trail[-1]), value.content
+        for written, target in _targets(value):
+            self._refuse_unknown(target, value)
+            referred = self._plain(target, trail)
             if "." in written:
                 raise NotPlain  # an attribute
-            if isinstance(value, str) and _REFERENCE.search(value):
+            if isinstance(referred, str) and _REFERENCE.search(referred):
                 raise ValueError(
-                    f"{where(self._entries[target].value)}: {'.'.join(target)} is {value}, "
+                    f"{self._entries[target].now.where}: {'.'.join(target)} is {referred}, "
                     f"and where {dotted} refers to it, HyperPyYAML would follow what "
                     "stands between < and >. Rename it, or write !ref before it."
                 )
-            if written == node.value:
-                return value
-            filled = filled.replace(written, str(value))
-        if filled == node.value:
+            if written == value.content:
+                return referred
+            filled = filled.replace(written, str(referred))
+        if filled == value.content:
             return filled
         try:
             return compute(filled)
         except ArithmeticError as error:
             raise ValueError(
-                f"{where(node)}: {dotted} cannot be computed: {node.value} is {filled}."
+                f"{value.where}: {dotted} cannot be computed: {value.content} is {filled}."
             ) from error
 
-    def _refuse_unknown(self, target: KeyPath, node: Node, dotted: str) -> None:
+    def _refuse_unknown(self, target: KeyPath, value: Value) -> None:
         for depth, name in enumerate(target):
-            siblings = self._below(target[:depth])
-            if name not in siblings:
-                words = unknown(name, siblings, ".".join([*target[:depth], ""]))
-                raise ValueError(f"{where(node)}: {dotted} refers to an {words}")
+            siblings = self._entries[target[:depth]].old.content
+            if not isinstance(siblings, dict) or name not in siblings:
+                known = siblings if isinstance(siblings, dict) else ()
+                words = unknown(name, known, ".".join([*target[:depth], ""]))
+                raise ValueError(f"{value.where}: {value.path} refers to an {words}")
 
 
-def _entries(
-    node: MappingNode, parent: KeyPath = ()
-) -> Iterator[tuple[KeyPath, _Entry]]:
-    """Yield the entries of a mapping and of the mappings in it, in their order."""
-    for key, value in node.value:
-        path = (*parent, str(key.value))
-        yield path, _Entry(key, value, value)
-        if isinstance(value, MappingNode):
-            yield from _entries(value, path)
+def _entries(value: Value, path: KeyPath = ()) -> Iterator[tuple[KeyPath, _Entry]]:
+    """Yield the entries of a file and of the mappings in it, itself first."""
+    yield path, _Entry(value, value)
+    if isinstance(value.content, dict):
+        for key, child in value.content.items():
+            yield from _entries(child, (*path, key))
 
 
-def _alone(node: Node) -> str:
+def _alone(value: Value) -> str:
     """Return the one key that a reference stands for, else nothing."""
-    alone = is_reference(node) and re.fullmatch(r"<(\w+)>", node.value)
+    alone = value.is_reference and re.fullmatch(r"<(\w+)>", value.content)
     return alone[1] if alone else ""
 
 
-def _targets(node: Node) -> Iterator[tuple[str, KeyPath]]:
+def _targets(value: Value) -> Iterator[tuple[str, KeyPath]]:
     """Yield what a reference refers to: as written, and as keys from the top."""
-    if not is_reference(node) or str(node.tag) == PLACEHOLDER:
-        return
-    for written in _REFERENCE.findall(node.value):
-        # What follows a dot is an attribute of the object.
-        key = written[1:-1].partition(".")[0]
-        yield written, tuple(part.strip("]") for part in key.split("["))
+    if value.is_reference and value.tag != PLACEHOLDER:
+        for written in _REFERENCE.findall(value.content):
+            # What follows a dot is an attribute of the object.
+            key = written[1:-1].partition(".")[0]
+            yield written, tuple(part.strip("]") for part in key.split("["))
 
 
-def _children(dotted: str, old: Node, new: Node) -> dict[str, Node]:
+def _children(old: Value, new: Value) -> dict[str, Value]:
     """Return what changes inside a mapping or an object, which must stay what it is."""
-    tags = [_NOW_NAMED.get(str(node.tag), str(node.tag)) for node in (old, new)]
-    if isinstance(old, MappingNode) and isinstance(new, MappingNode):
-        if tags[1] in (tags[0], f"{CORE}map"):
-            return items(new)
-    elif tags[0] == tags[1] and new.value == old.value:
+    tags = [_NOW_NAMED.get(value.tag, value.tag) for value in (old, new)]
+    if isinstance(old.content, dict) and isinstance(new.content, dict):
+        if tags[1] in (tags[0], "map"):
+            return new.content
+    elif tags[0] == tags[1] and new.content == old.content:
         return {}
-    what = str(old.tag) if is_object(old) else "a mapping"
+    what = old.tag if old.is_object else "a mapping"
     raise ValueError(
-        f"{where(new)}: {dotted} is {what} and cannot become something else: change the "
+        f"{new.where}: {new.path} is {what} and cannot become something else: change the "
         "knobs that it refers to, or its entries by name. For another object, resolve the "
         "file and edit the complete text."
     )
 
 
-def _written(node: Node, knob: Knob, dotted: str) -> str:
+def _written(value: Value, knob: Knob) -> str:
     """Write a value as it will stand in the text; one of another type is refused."""
-    if is_reference(node):
-        return reference(node)
-    for _, part in walk(node):
-        signs = "\x85" if part is node else "\x85?"
-        if isinstance(part, ScalarNode) and set(signs) & set(part.value):
+    if value.is_reference:
+        return value.as_reference()
+    for part in value.walk():
+        signs = "\x85" if part is value else "\x85?"
+        if isinstance(part.content, str) and set(signs) & set(part.content):
             # It writes texts anew before it reads them, some of them wrongly.
             raise ValueError(
-                f"{where(node)}: {dotted} is {excerpt(node)}: HyperPyYAML cannot read a "
+                f"{value.where}: {value.path} is {value.shown}: HyperPyYAML cannot read a "
                 "question mark in a list, nor the sign U+0085. Rename what it names."
             )
     with contextlib.suppress(NotPlain, OverflowError, ValueError):
-        value = plain(node, reference)
-        if knob.has_kind(value):
-            return dump(_floats(value) if knob.kind.endswith("float") else value)
-    raise ValueError(
-        f"{where(node)}: {dotted} {knob.refusal(excerpt(node) or 'nothing')}"
-    )
+        plain = value.plain(Value.as_reference)
+        if knob.has_kind(plain):
+            return dump(_floats(plain) if knob.kind.endswith("float") else plain)
+    shown = value.shown or "nothing"
+    raise ValueError(f"{value.where}: {value.path} {knob.refusal(shown)}")
 
 
 def _floats(value: Any) -> Any:
@@ -602,27 +551,28 @@ def _fill_family_defaults(settings: Settings) -> str:
         return ""
     family = architecture(arch).training
     defaults = dataclasses.asdict(family)
-    null = [name for name in defaults if settings.tag(name) == NULL]
-    if settings.tag("optimizer_name") not in ("", NULL):
+    tags = {key: settings[key].tag for key in settings.keys}
+    null = [name for name in defaults if tags.get(name) == "null"]
+    if tags.get("optimizer_name", "null") != "null":
         missing = [knob for knob in _OPTIMIZER_KNOBS if knob in null]
-        for published in (family, *TRAINING_DEFAULTS.values()):
-            if published.optimizer_name == optimizer:
-                defaults |= {key: getattr(published, key) for key in _OPTIMIZER_KNOBS}
-                break
+        rows = (family, *TRAINING_DEFAULTS.values())
+        published = next((r for r in rows if r.optimizer_name == optimizer), None)
+        if published is not None:
+            defaults |= {key: getattr(published, key) for key in _OPTIMIZER_KNOBS}
+        elif optimizer is not None and missing:
+            raise ValueError(
+                f"{settings['optimizer_name'].where}: no settings are published for "
+                f"optimizer_name {optimizer} (only for sgd and adamw): give "
+                f"{', '.join(missing)} too."
+            )
         else:
-            if optimizer is not None and missing:
-                raise ValueError(
-                    f"{settings.where('optimizer_name')}: no settings are published for "
-                    f"optimizer_name {optimizer} (only for sgd and adamw): give "
-                    f"{', '.join(missing)} too."
-                )
             null = [name for name in null if name not in missing]
     settings.give({name: defaults[name] for name in null}, f"default of {arch}")
     if optimizer in (None, family.optimizer_name):
         return ""
     return (
         f"Not the family's optimizer: {arch} is to be trained with {optimizer} "
-        f"({settings.where('optimizer_name')}), where the paper trains its family "
+        f"({settings['optimizer_name'].where}), where the paper trains its family "
         f"with {family.optimizer_name}; published error rates say nothing about this. "
         "optimizer_name: null takes the family's. To silence this, set "
         'PYTHONWARNINGS="ignore:Not the family".'

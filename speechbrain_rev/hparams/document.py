@@ -1,8 +1,8 @@
 """YAML as text with positions: how its values are read, shown and written.
 
-Files are parsed into nodes only: no object that a file describes is ever built. Each node
-knows its place. Values are replaced in the text, which keeps comments and order. Values
-that YAML readers do not agree on are refused.
+Files are parsed into values only: no object that a file describes is ever built. Each
+value knows its key and its place. Values are replaced in the text, which keeps comments
+and order. Values that YAML readers do not agree on are refused.
 """
 
 from __future__ import annotations
@@ -15,31 +15,33 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import yaml
 from hyperpyyaml.core import parse_arithmetic
 from ruamel.yaml import YAML
-from ruamel.yaml.error import StringMark, YAMLError
+from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.tag import Tag
 
 from speechbrain_rev.whole_files import open_regular
 
-CORE = "tag:yaml.org,2002:"
-NULL = f"{CORE}null"
 PLACEHOLDER = "!PLACEHOLDER"
 FOLLOWED = ("!ref", "!copy")
+SCALARS = ("null", "bool", "int", "float", "str")
+_CORE = "tag:yaml.org,2002:"
+# A text may be "=" or "<<", which have tags of their own.
+_PLAIN = {f"{_CORE}{name}": name for name in (*SCALARS, "seq", "map")} | {
+    f"{_CORE}{name}": "str" for name in ("value", "merge")
+}
 # A complete file has some 10 kB.
 _MAX_BYTES = 1_000_000
-_SCALARS = ("null", "bool", "int", "float", "str")
-# A text may be "=" or "<<", which have tags of their own.
-_PLAIN = {f"{CORE}{name}" for name in (*_SCALARS, "value", "merge", "seq", "map")}
 # Texts without quotes; in a formula the signs stand between spaces: <a> * 2.
 _TEXT = re.compile(
     r"(\.{0,2}/|[A-Za-z_<]|~/)[\w./~<>()*+=@%&$-]*|<[\w<>()*/+. -]*[\w>)]"
 )
+_COLON = re.compile(" *:")
 _READ_AS_OTHERS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "<<"}
 _YAML_1_1 = yaml.resolver.Resolver()
 # Packages of version 0.1.0, whose files of settings name their classes.
@@ -51,12 +53,106 @@ class NotPlain(Exception):
     """A value that is known only once a placeholder is filled or an object built."""
 
 
-class Unreadable(ValueError):
-    """A number that cannot be read, as it is written."""
-
-
 class Reference(str):
     """A reference as it is written; it is not followed."""
+
+
+@dataclass
+class Value:
+    """A value as it is written.
+
+    Attributes
+    ----------
+    tag : str
+        One of ``SCALARS``, ``seq`` or ``map``; else as written: ``!ref``, ``!!set``.
+    content : str or list or dict
+        Text of a scalar, members of a list, or values by key.
+    where : str
+        File and line of the key, or of the value itself in a list; for error messages.
+    path : str
+        Dotted key, such as ``loader.inner`` or ``names[0]``.
+    is_word : bool
+        Whether it is a scalar without quotes.
+    start, end : int
+        Positions in the text: after the key, and after the value without comments.
+    """
+
+    tag: str
+    content: Any
+    where: str
+    path: str = ""
+    is_word: bool = True
+    start: int = 0
+    end: int = 0
+
+    @property
+    def is_object(self) -> bool:
+        """Whether it is more than plain values (``!new:``, ``!name:``, ``!!set``)."""
+        return self.tag.startswith("!") and self.tag not in (*FOLLOWED, PLACEHOLDER)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is a scalar that stands for another value, or for one to come."""
+        is_scalar = isinstance(self.content, str)
+        return is_scalar and self.tag in (*FOLLOWED, PLACEHOLDER)
+
+    @property
+    def shown(self) -> str:
+        """What it says, for error messages."""
+        if isinstance(self.content, str):
+            text = self.content
+            if len(text) > 60:
+                text = f"{text[:50]}... ({len(text)} characters)"
+            if self.is_object:
+                return f"{self.tag} {text}".strip()
+            # In quotes as it was, where that is what is wrong with it.
+            return text if self.is_word else f'"{text}"'
+        if self.is_object:
+            return self.tag
+        if isinstance(self.content, dict):
+            return "a mapping"
+        members = [member.shown for member in self.content[:10]]
+        return f"[{', '.join(members)}{', ...' * (len(self.content) > 10)}]"
+
+    def walk(self) -> Iterator[Value]:
+        """Yield the value and all below it."""
+        yield self
+        if not isinstance(self.content, str):
+            is_list = isinstance(self.content, list)
+            for child in self.content if is_list else self.content.values():
+                yield from child.walk()
+
+    def plain(self, follow: Callable[[Value], object]) -> Any:
+        """Return the Python value, those of references by a function.
+
+        ``NotPlain`` is raised for mappings and objects, ``ValueError`` where an explicit
+        tag does not fit (``!!int one``) or a number has more digits than Python reads.
+        """
+        if self.is_object or isinstance(self.content, dict):
+            raise NotPlain
+        if isinstance(self.content, list):
+            return [member.plain(follow) for member in self.content]
+        if self.is_reference:
+            return follow(self)
+        written = self.content.replace("_", "").lower()
+        try:
+            if self.tag == "bool":
+                return bool(("false", "true").index(written))
+            if self.tag == "int":
+                return int(written, base=0)
+            if self.tag == "float":
+                return float(re.sub(r"\.(inf|nan)", r"\1", written))
+        except ValueError as error:
+            raise ValueError(
+                f"{self.where}: {self.path} is {self.shown}, which is no number that can "
+                "be read."
+            ) from error
+        return None if self.tag == "null" else self.content
+
+    def as_reference(self) -> Reference:
+        """Write a reference anew, or a placeholder."""
+        text = quoted(self.content) if self.content else ""
+        return Reference(f"{self.tag} {text}".strip())
 
 
 def read(file: Path, wanted_by: str = "") -> str:
@@ -78,179 +174,105 @@ def read(file: Path, wanted_by: str = "") -> str:
     return _NAMED_IN.sub(lambda old: _NOW_IN[old[0]], text)
 
 
-def parse_file(text: str, source: str) -> MappingNode:
+def parse_file(text: str, source: str) -> Value:
     """Parse a file, which must have keys."""
-    node = parse(text, source)
-    if not isinstance(node, MappingNode) or is_object(node):
+    root = parse(text, source)
+    if root is None or root.tag != "map":
         raise ValueError(f"{source}: lines `key: value` are expected.")
-    return node
+    return root
 
 
-def parse(text: str, source: str, *, is_file: bool = True) -> Node | None:
-    """Parse one value or nothing; what would compose silently wrong is refused."""
+def parse(text: str, source: str, key: str = "") -> Value | None:
+    """Parse a file, or the value of a key; what would compose silently wrong is refused."""
     if directive := re.search(r"^%.*", text, re.MULTILINE):
         raise ValueError(
             f"{source}: leave {directive[0].strip()!r} out: values are read as in YAML "
             "1.2, as HyperPyYAML does."
         )
     try:
-        node: Node | None = YAML(typ="safe", pure=True).compose(text)
-        for path, part in walk(node) if node is not None else ():
-            keys = part.value if isinstance(part, MappingNode) else ()
-            for marked in (part, *(key for key, _ in keys)):
-                marked.start_mark.name = source
-                if not is_file:
-                    marked.start_mark.line = -1
-            if wrong := _mistake(path, part):
-                raise ValueError(f"{where(part)}: {wrong}")
-            _refuse_keys(path, keys, text)
+        node = YAML(typ="safe", pure=True).compose(text)
+        return _Parser(text, source, not key).value(node, key) if node else None
     except RecursionError as error:
         raise ValueError(f"{source}: brackets are nested too deep.") from error
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = str(error if mark is None else getattr(error, "problem", ""))
-        line = f", line {mark.line + 1}" if mark is not None and is_file else ""
+        line = f", line {mark.line + 1}" if mark is not None and not key else ""
         raise ValueError(
             f"{source}{line}: this is no valid YAML: {' '.join(problem.split())}."
         ) from error
-    return node
 
 
-def _mistake(path: str, node: Node) -> str:
-    """Return what is wrong with a node, if anything; texts in round brackets are tuples."""
-    if is_plain(node, "str") and re.fullmatch(r"\(.*\)", node.value):
-        # HyperPyYAML teaches ruamel.yaml its tuples, for the rest of the process. A file
-        # must not mean one thing before that and another after it.
-        node.ctag = Tag(suffix="!tuple")
-    if node.anchor:
-        return f"anchors (&{node.anchor}) are not followed from file to file; use !ref <key>."
-    if str(node.tag).startswith("!include"):
-        return "!include: is not followed; name the parent by `base: FILE`."
-    if is_plain(node, "int") and re.match(r"[-+]?0_*\d", node.value):
-        return (
-            f"{path or 'the value'} is {excerpt(node)}, which is decimal for some YAML "
-            "readers and octal for others: leave the zero in front out."
-        )
-    return ""
+@dataclass
+class _Parser:
+    """Makes values of ruamel.yaml's nodes."""
 
+    text: str
+    source: str
+    is_file: bool
 
-def _refuse_keys(path: str, entries: Iterable[tuple[Node, Node]], text: str) -> None:
-    seen: set[str] = set()
-    for key, value in entries:
-        if not value.value:
-            # What is empty ends where the next thing begins.
-            value.start_mark = key.start_mark
-        named = isinstance(key, ScalarNode) and not is_object(key) and key.value
-        # HyperPyYAML takes texts alone for keys at the top.
-        named = named and (path or str(key.tag) == f"{CORE}str")
-        # `? key` on a line of its own, or a key of a flow mapping without a value.
-        colon = text[key.end_mark.index :].lstrip(" ").startswith(":")
+    def where(self, node: Node) -> str:
+        line = f", line {node.start_mark.line + 1}" if self.is_file else ""
+        return f"{self.source}{line}"
+
+    def value(self, node: Node, path: str, key: Node | None = None) -> Value:
+        tag = _PLAIN.get(str(node.tag), str(node.tag).replace(_CORE, "!!"))
+        is_word = isinstance(node, ScalarNode) and not node.style
+        if tag == "str" and is_word and re.fullmatch(r"\(.*\)", node.value):
+            # HyperPyYAML teaches ruamel.yaml its tuples, for the rest of the process. A
+            # file must not mean one thing before that and another after it.
+            tag = "!tuple"
+        made = Value(tag, node.value, self.where(key or node), path, is_word)
         wrong = ""
-        if key.value == "<<":
-            wrong = "merging by << loses values; name the parent by `base: FILE`."
-        elif not named or not colon:
-            wrong = "a key is a name with a colon after it: `key: value`."
-        elif key.value in seen:
-            wrong = f"the key {below(path, key.value)!r} stands there twice."
+        if node.anchor:
+            wrong = f"anchors (&{node.anchor}) are not followed from file to file; use !ref <key>."
+        elif tag.startswith("!include"):
+            wrong = "!include: is not followed; name the parent by `base: FILE`."
+        elif tag == "int" and is_word and re.match(r"[-+]?0_*\d", node.value):
+            wrong = (
+                f"{path or 'the value'} is {made.shown}, which is decimal for some YAML readers and "
+                "octal for others: leave the zero in front out."
+            )
         if wrong:
-            raise ValueError(f"{where(key)}: {wrong}")
-        seen.add(key.value)
+            raise ValueError(f"{made.where}: {wrong}")
+        made.start = key.end_mark.index if key else 0
+        made.end = node.end_mark.index
+        while self.text[made.end - 1 : made.end].isspace():
+            made.end -= 1
+        if isinstance(node, MappingNode):
+            made.content = self.entries(node, path)
+        elif isinstance(node, SequenceNode):
+            made.content = [
+                self.value(item, f"{path}[{index}]")
+                for index, item in enumerate(node.value)
+            ]
+            if made.content and not node.flow_style:
+                made.end = max(member.end for member in made.content)
+        elif not node.value and tag == "null":
+            # An empty value has no place of its own: it ends with the colon.
+            made.end = self.text.index(":", made.start) + 1 if key else 0
+        return made
 
-
-def literal(value: str, source: str, kind: str = "str") -> ScalarNode:
-    """Return the node of a text that is not read as YAML."""
-    return ScalarNode(f"{CORE}{kind}", value, StringMark(source, 0, -1, 0, "", 0))
-
-
-def where(node: Node) -> str:
-    """Return where a node was written, for error messages."""
-    place = node.start_mark
-    return place.name if place.line < 0 else f"{place.name}, line {place.line + 1}"
-
-
-def items(node: MappingNode) -> dict[str, Node]:
-    """Return the values of a mapping by key."""
-    return {key.value: value for key, value in node.value}
-
-
-def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Yield a node and all below it, each with its dotted key."""
-    yield path, node
-    if isinstance(node, MappingNode):
+    def entries(self, node: MappingNode, path: str) -> dict[str, Value]:
+        entries: dict[str, Value] = {}
         for key, value in node.value:
-            yield from walk(value, below(path, str(key.value)))
-    elif isinstance(node, SequenceNode):
-        for index, value in enumerate(node.value):
-            yield from walk(value, f"{path}[{index}]")
-
-
-def below(path: str, key: str) -> str:
-    """Return the dotted key of an entry of a mapping."""
-    return f"{path}.{key}" if path else key
-
-
-def end_of_value(text: str, key: Node, value: Node) -> int:
-    """Return where a value's last character is, comments after it left out."""
-    if isinstance(value, SequenceNode) and value.value and not value.flow_style:
-        return max(end_of_value(text, key, item) for item in value.value)
-    if not value.value and is_plain(value, "null"):
-        # An empty value has no place of its own: it ends with the colon.
-        return text.index(":", key.end_mark.index) + 1
-    return len(text[: value.end_mark.index].rstrip())
-
-
-def is_object(node: Node) -> bool:
-    """Return whether a node is more than plain values (``!new:``, ``!name:``, ``!!set``)."""
-    return str(node.tag) not in (*_PLAIN, *FOLLOWED, PLACEHOLDER)
-
-
-def is_reference(node: Node) -> TypeGuard[ScalarNode]:
-    """Return whether a node is a scalar that stands for another value, or for one to come."""
-    return isinstance(node, ScalarNode) and str(node.tag) in (*FOLLOWED, PLACEHOLDER)
-
-
-def is_plain(node: Node, name: str) -> bool:
-    """Return whether a node is a scalar without quotes that YAML reads as a ``name``."""
-    scalar = isinstance(node, ScalarNode) and not node.style
-    return scalar and str(node.tag) == f"{CORE}{name}"
-
-
-def scalar_kind(node: ScalarNode) -> str:
-    """Return the type of a scalar, by its tag: null, bool, int, float or str."""
-    suffix = str(node.tag).removeprefix(CORE)
-    return suffix if suffix in _SCALARS else "str"
-
-
-def plain(node: Node, follow: Callable[[ScalarNode], object]) -> Any:
-    """Return the Python value of a node, those of references by a function.
-
-    ``NotPlain`` is raised for mappings and objects, ``Unreadable`` where an explicit tag
-    does not fit (``!!int one``) or a number has more digits than Python reads.
-    """
-    if is_object(node) or isinstance(node, MappingNode):
-        raise NotPlain
-    if isinstance(node, SequenceNode):
-        return [plain(item, follow) for item in node.value]
-    assert isinstance(node, ScalarNode), "the only kind of node that is left"
-    if is_reference(node):
-        return follow(node)
-    written = str(node.value).replace("_", "").lower()
-    readers: dict[str, Callable[[], object]] = {
-        "null": lambda: None,
-        "bool": lambda: bool(("false", "true").index(written)),
-        "int": lambda: int(written, base=0),
-        "float": lambda: float(re.sub(r"\.(inf|nan)", r"\1", written)),
-        "str": lambda: str(node.value),
-    }
-    try:
-        return readers[scalar_kind(node)]()
-    except ValueError as error:
-        raise Unreadable(excerpt(node)) from error
-
-
-def reference(node: ScalarNode) -> Reference:
-    """Write a reference anew, or a placeholder."""
-    return Reference(f"{node.tag} {quoted(node.value) if node.value else ''}".strip())
+            named = isinstance(key, ScalarNode) and key.value
+            # HyperPyYAML takes texts alone for keys at the top.
+            tags = _PLAIN if path else (f"{_CORE}str",)
+            # `? key` on a line of its own, or a key of a flow mapping without a value.
+            colon = _COLON.match(self.text, key.end_mark.index)
+            below = f"{path}.{key.value}" if path else key.value
+            wrong = ""
+            if key.value == "<<":
+                wrong = "merging by << loses values; name the parent by `base: FILE`."
+            elif not named or not colon or str(key.tag) not in tags:
+                wrong = "a key is a name with a colon after it: `key: value`."
+            elif key.value in entries:
+                wrong = f"the key {below!r} stands there twice."
+            if wrong:
+                raise ValueError(f"{self.where(key)}: {wrong}")
+            entries[key.value] = self.value(value, below, key)
+        return entries
 
 
 def dump(value: object) -> str:
@@ -298,31 +320,30 @@ def as_json(value: object) -> str:
     )
 
 
-def refuse_disagreement(root: MappingNode) -> None:
+def refuse_disagreement(root: Value) -> None:
     """Refuse values that are one thing for some YAML readers and another for others.
 
     HyperPyYAML reads YAML 1.2, PyYAML reads 1.1: ``1e-4`` is a number for the one and a
     text for the other, ``no`` a text and false. Values of other files and of the
     command line are written anew, for both alike.
     """
-    for path, node in walk(root):
-        tag = str(node.tag).removeprefix(CORE)
-        if not isinstance(node, ScalarNode) or not is_plain(node, tag):
+    for value in root.walk():
+        ours = value.tag.removeprefix("!!")
+        if not value.is_word or ours.startswith("!"):
             continue
-        ours = scalar_kind(node) if tag in ("value", "merge") else tag
-        theirs = _YAML_1_1.resolve(yaml.ScalarNode, node.value, (True, False))
-        theirs = theirs.removeprefix(CORE)
+        theirs = _YAML_1_1.resolve(yaml.ScalarNode, value.content, (True, False))
+        theirs = theirs.removeprefix(_CORE)
         if theirs == ours:
             continue
-        instead = f'"{node.value}" in quotes'
+        instead = f'"{value.content}" in quotes'
         if theirs == "bool":
             instead += ", or true or false"
         elif ours in ("int", "float"):
             with contextlib.suppress(ValueError):
-                instead = dump(plain(node, reference))
+                instead = dump(value.plain(Value.as_reference))
         raise ValueError(
-            f"{where(node)}: {path} is {excerpt(node)}, which YAML 1.2 reads as {ours} and "
-            f"YAML 1.1 as {theirs}. Write {instead}."
+            f"{value.where}: {value.path} is {value.shown}, which YAML 1.2 reads as {ours} "
+            f"and YAML 1.1 as {theirs}. Write {instead}."
         )
 
 
@@ -355,24 +376,6 @@ def compute(formula: str) -> object:
     except (RecursionError, MemoryError) as error:
         raise ArithmeticError("the formula is nested too deep") from error
     return result
-
-
-def excerpt(node: Node) -> str:
-    """Show what a node says, for error messages."""
-    if isinstance(node, ScalarNode):
-        value = str(node.value)
-        if len(value) > 60:
-            value = f"{value[:50]}... ({len(value)} characters)"
-        if is_object(node):
-            return f"{str(node.tag).replace(CORE, '!!')} {value}".strip()
-        # In quotes as it was, where that is what is wrong with it.
-        return f'"{value}"' if node.style else value
-    if is_object(node):
-        return str(node.tag)
-    if not isinstance(node, SequenceNode):
-        return "a mapping"
-    shown = [excerpt(item) for item in node.value[:10]]
-    return f"[{', '.join(shown)}{', ...' * (len(node.value) > 10)}]"
 
 
 def unknown(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -92,8 +92,8 @@ class Knob:
         if self.kind.startswith("list") or (self.kind, type(value)) == ("any", list):
             member = Knob(self.kind.partition(" of ")[2] or "any")
             return isinstance(value, list) and all(map(member.has_kind, value))
-        found = type(value).__name__
-        return self.kind in (found, "any") or (self.kind, found) == ("float", "int")
+        kind = type(value).__name__
+        return self.kind in (kind, "any") or (self.kind, kind) == ("float", "int")
 
     def allows(self, value: object) -> bool:
         """Return whether a plain value of the knob's type is in range.

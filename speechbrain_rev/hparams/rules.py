@@ -10,10 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ruamel.yaml.nodes import Node
-
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.hparams.document import where
+from speechbrain_rev.hparams.document import Value
 from speechbrain_rev.modes import Mode
 
 
@@ -68,32 +66,18 @@ class KnobRule:
             return True
 
 
-def _widths_fit(arch: str, widths: list[int]) -> bool:
-    step = architecture(arch).width_step
-    return _one_each(arch, widths) and all(width % step == 0 for width in widths)
+def _one_each(arch: str, numbers: list[int]) -> bool:
+    return len(numbers) == len(architecture(arch).strides)
 
 
-def _blocks_fit(arch: str, blocks: list[int]) -> bool:
-    in_each = architecture(arch).reversible or min(blocks) > 0
-    return _one_each(arch, blocks) and in_each
-
-
-def _for_each(arch: str) -> str:
-    return f"a number for each of its {len(architecture(arch).strides)} stages"
+def _for_each(arch: str, form: str) -> str:
+    return f"a number for each of its {len(architecture(arch).strides)} stages, {form}"
 
 
 def _bands(arch: str, n_mels: int) -> str:
     geometry = architecture(arch).geometry(n_mels)
     needed = "a multiple of" if geometry.rearranges else "at least"
     return f"{needed} {geometry.downsampling}"
-
-
-def _one_each(arch: str, numbers: list[int]) -> bool:
-    return len(numbers) == len(architecture(arch).strides)
-
-
-def _longest_chunk(chunk_samples: int, speeds: list[float]) -> int:
-    return math.ceil(chunk_samples * max(speeds))
 
 
 RULES = (
@@ -120,18 +104,24 @@ RULES = (
     ),
     KnobRule(
         ("arch", "widths"),
-        _widths_fit,
-        "each stage has its channels, which reversible encoders halve and rearrange.",
         lambda arch, widths: (
-            f"{_for_each(arch)}, multiples of {architecture(arch).width_step}"
+            _one_each(arch, widths)
+            and all(width % architecture(arch).width_step == 0 for width in widths)
+        ),
+        "each stage has its channels, which reversible encoders halve and rearrange.",
+        lambda arch, _: _for_each(
+            arch, f"multiples of {architecture(arch).width_step}"
         ),
     ),
     KnobRule(
         ("arch", "blocks"),
-        _blocks_fit,
-        "each stage has its blocks, at least one in a vanilla encoder.",
         lambda arch, blocks: (
-            f"{_for_each(arch)}, of at least {0 if architecture(arch).reversible else 1}"
+            _one_each(arch, blocks)
+            and (architecture(arch).reversible or min(blocks) > 0)
+        ),
+        "each stage has its blocks, at least one in a vanilla encoder.",
+        lambda arch, _: _for_each(
+            arch, f"of at least {0 if architecture(arch).reversible else 1}"
         ),
     ),
     KnobRule(
@@ -156,7 +146,7 @@ RULES = (
     KnobRule(
         ("sentence_len", "sample_rate", "chunk_samples", "speeds"),
         lambda seconds, rate, samples, speeds: (
-            round(seconds * rate) >= _longest_chunk(samples, speeds)
+            round(seconds * rate) >= math.ceil(samples * max(speeds))
         ),
         "that is too short for the fastest speed. Give at least chunk_samples * "
         "largest speed / sample_rate seconds.",
@@ -216,16 +206,17 @@ _FEATURES = {
 }
 
 
-def refuse_other_features(nodes: Iterable[tuple[str, Node]]) -> None:
+def refuse_other_features(values: Iterable[Value]) -> None:
     """Refuse settings whose features are not those that embedding rebuilds."""
-    for path, node in nodes:
-        if not path.startswith(tuple(_FEATURES)):
+    for value in values:
+        if not value.path.startswith(tuple(_FEATURES)):
             continue
-        tag = str(node.tag) if str(node.tag).startswith("!") else ""
-        given = f"{tag} {node.value if isinstance(node.value, str) else ''}".strip()
-        if given != (expected := _FEATURES.get(path, "left out")):
+        tag = value.tag if value.tag.startswith("!") else ""
+        text = value.content if isinstance(value.content, str) else ""
+        given = f"{tag} {text}".strip()
+        if given != (expected := _FEATURES.get(value.path, "left out")):
             raise ValueError(
-                f"{where(node)}: {path} is {given}, but must be {expected}: embedding a "
+                f"{value.where}: {value.path} is {given}, but must be {expected}: embedding a "
                 "run builds its features anew from n_mels and sample_rate alone, and "
                 "would not see this change. Change those two only."
             )

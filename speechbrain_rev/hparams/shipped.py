@@ -67,24 +67,23 @@ def file_of(file: str | Path) -> Path:
     'mine/deep.yaml'
     """
     path = Path(file)
-    is_name = str(file) == path.name and not path.suffix
     if path.exists() or path.is_symlink():
         return path
     files = shipped()
-    if not is_name and path.suffix in ("", ".yaml") and path.stem in files:
+    if str(file) == path.name and not path.suffix:
+        if path.name in files:
+            return files[path.name]
+        raise ValueError(
+            f"The hyperparameter file {path} cannot be read: there is none here, and none "
+            f"of that name comes with the package.{nearest(path.name, files)}"
+        )
+    if path.suffix in ("", ".yaml") and path.stem in files:
         raise ValueError(
             f"The hyperparameter file {path} cannot be read: No such file or directory. "
             f"The package brings one of that name: give {path.stem}, without folder and "
             "ending."
         )
-    if not is_name:
-        return path
-    if path.name not in files:
-        raise ValueError(
-            f"The hyperparameter file {path} cannot be read: there is none here, and none "
-            f"of that name comes with the package.{nearest(path.name, files)}"
-        )
-    return files[path.name]
+    return path
 
 
 def base_of(name: str, child: Path) -> Path:

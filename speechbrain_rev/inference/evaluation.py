@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from speechbrain_rev import plots, scoring
 from speechbrain_rev.data import Corpus, VoxCelebFolder, open_corpus, read_manifest
-from speechbrain_rev.data.corpus import find_files
+from speechbrain_rev.data.corpus import ListedFiles, find_files
 from speechbrain_rev.inference import (
     Cohort,
     EmbeddingArchive,
@@ -34,8 +35,10 @@ from speechbrain_rev.processes import ALONE, ProcessPlace, shared_rows
 from speechbrain_rev.whole_files import check_regular, write_whole
 
 from .run_folder import RESULTS, read_settings, read_weights
+from .verification import EMBEDDINGS as COHORT
+from .verification import check_fresh
 
-TRIALS, COHORT = "embeddings/trials.npz", "embeddings/cohort.npz"
+TRIALS = "embeddings/trials.npz"
 MANIFEST = "save/train.csv"
 #: Draws of speakers for intervals.
 REPLICATES = 1000
@@ -141,11 +144,9 @@ def trial_files(trial_lists: Sequence[Path], corpus: Corpus) -> dict[str, Path]:
     ValueError
         If files are missing, or names lead out of the folder.
     """
-    listed = {path: scoring.read_trials(path).utterances for path in trial_lists}
-    names = dict.fromkeys(name for utterances in listed.values() for name in utterances)
-    files = find_files(corpus, list(names))
-    for path, utterances in listed.items():
-        files.refuse_outside(path, utterances)
+    files = _located(
+        corpus, {path: scoring.read_trials(path).utterances for path in trial_lists}
+    )
     if files.missing:
         raise ValueError(
             f"Of the utterances of the trial lists {files.lacking()} Give their folder "
@@ -153,6 +154,15 @@ def trial_files(trial_lists: Sequence[Path], corpus: Corpus) -> dict[str, Path]:
             "id10270/..."
         )
     return dict(files.paths)
+
+
+def _located(corpus: Corpus, listed: Mapping[str | Path, Iterable[str]]) -> ListedFiles:
+    """Find the files that lists name; refuse names that lead out of the corpus."""
+    names = dict.fromkeys(chain.from_iterable(listed.values()))
+    files = find_files(corpus, list(names))
+    for path, of_list in listed.items():
+        files.refuse_outside(path, of_list)
+    return files
 
 
 def cohort_files(
@@ -217,14 +227,13 @@ def cohort_files(
         corpus = open_corpus(
             data_folder, any_extension=any_extension, outside_files=outside_files
         )
-    found = find_files(corpus, list(wavs.values()))
-    found.refuse_outside(manifest, wavs.values())
-    if found.missing:
+    files = _located(corpus, {manifest: wavs.values()})
+    if files.missing:
         raise ValueError(
-            f"Of the training utterances {found.lacking()} Give the folder where they "
+            f"Of the training utterances {files.lacking()} Give the folder where they "
             "are now with --data_folder."
         )
-    return {name: found.paths[wav] for name, wav in wavs.items()}
+    return {name: files.paths[wav] for name, wav in wavs.items()}
 
 
 def files_of_run(
@@ -491,11 +500,7 @@ def score_run(
     )
     current = read_weights(run).fingerprint
     for name in (TRIALS, COHORT):
-        if EmbeddingArchive.load(run / name).fingerprint != current:
-            raise ValueError(
-                f"{run / name} is of other weights than the run has now. Run "
-                "recipes/VoxCeleb/extract.py again."
-            )
+        check_fresh(run / name, EmbeddingArchive.load(run / name).fingerprint, current)
     return score(
         run,
         lists_of(trials, settings, data_folder),

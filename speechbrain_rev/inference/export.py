@@ -41,6 +41,7 @@ from speechbrain_rev.inference.run_folder import (
     RunObjects,
     Weights,
     by_our_recipe,
+    new_folder,
     read_classifier,
     read_objects,
     read_results,
@@ -67,7 +68,6 @@ from speechbrain_rev.inference.verification import (
 )
 from speechbrain_rev.lobes.checkpointer import CHECKSUMS, verify_checkpoint
 from speechbrain_rev.lobes.classifier import HEADS, true_speakers
-from speechbrain_rev.locks import writing_alone
 from speechbrain_rev.scoring import measures_in
 from speechbrain_rev.whole_files import (
     check_path,
@@ -502,18 +502,12 @@ def convert_from_speechbrain(
 
 @contextlib.contextmanager
 def _new_folder(out: str | PathLike[str]) -> Iterator[Path]:
-    """Give the whole path of a folder that is to be written, by this process alone."""
-    # "." and ".." have no name that one beside them could begin with.
-    out = Path(out).resolve()
-    if not out.parent.is_dir():
-        raise ValueError(f"There is no folder {out.parent} to write {out.name} into.")
-    with writing_alone(out):
-        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-            raise ValueError(
-                f"{out} is there already and not empty: nothing is overwritten. Give "
-                "another folder, or remove it."
-            )
-        yield out
+    """Give a folder that is to be written, in one that is there."""
+    path = Path(out).resolve()
+    if not path.parent.is_dir():
+        raise ValueError(f"There is no folder {path.parent} to write {path.name} into.")
+    with new_folder(path) as new:
+        yield new
 
 
 def _export(run: Path, out: Path, listed: Path, speeds: int | None) -> list[str]:

@@ -366,8 +366,14 @@ def export_graph(source: str | PathLike[str], out: str | PathLike[str]) -> Graph
         for name in ("onnx", "onnxscript"):
             _optional(name)
     trained = read_trained(source)
+    settings = trained.settings
+    graph = EmbeddingGraph(
+        trained.encoder,
+        sample_rate=settings["sample_rate"],
+        front_end=settings["front_end"],
+    )
     with _quiet():
-        content = convert(_program(trained), metadata_of(trained))
+        content = convert(exported(graph), metadata_of(trained))
         embed = load(content)
     deviation = None if embed is None else deviation_of(embed, trained)
     if deviation is not None and not deviation <= TOLERANCE:
@@ -435,17 +441,6 @@ def _signal(samples: Tensor, rate: int) -> Tensor:
     signal = 0.1 * voices * loudness
     signal = signal + 0.005 * torch.randn(signal.shape, generator=noise)
     return signal * (torch.arange(signal.shape[1]) < samples.unsqueeze(1))
-
-
-def _program(trained: Trained) -> ExportedProgram:
-    settings = trained.settings
-    return exported(
-        EmbeddingGraph(
-            trained.encoder,
-            sample_rate=settings["sample_rate"],
-            front_end=settings["front_end"],
-        )
-    )
 
 
 def _pt2_bytes(program: ExportedProgram, metadata: Mapping[str, str]) -> bytes:

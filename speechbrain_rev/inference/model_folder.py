@@ -183,15 +183,16 @@ def encoder_of(settings: Mapping[str, Any]) -> SpeakerEncoder:
     >>> encoder_of({**settings, "embedding_dim": 16}).fc.out_features
     16
     """
-    return build_encoder(
-        settings["arch"],
-        n_mels=settings["n_mels"],
-        embedding_dim=settings["embedding_dim"],
-        widths=settings["widths"],
-        blocks=settings["blocks"],
-        pooling=settings.get("pooling", ASSUMED["pooling"]),
-        pooling_variance=settings.get("pooling_variance", ASSUMED["pooling_variance"]),
+    given: dict[str, Any] = {**ASSUMED, **settings}
+    names = (
+        "n_mels",
+        "embedding_dim",
+        "widths",
+        "blocks",
+        "pooling",
+        "pooling_variance",
     )
+    return build_encoder(given["arch"], **{name: given[name] for name in names})
 
 
 #: The plain values; everything else follows from them.

@@ -5,7 +5,7 @@ YAML names, and a pickle whatever it likes; here only a few plain values are rea
 the one and only tensors from the other, and only from regular files of that folder.
 
 SpeechBrain's script trains what its YAML describes, under names of the file's choosing. The
-encoder, its features and the files of its checkpoints are found by the classes that are
+encoder, its features and the files of its checkpoints are known by the classes that are
 named there; their arguments are read as data.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path, PurePath
@@ -255,7 +255,10 @@ class RunObjects:
             for ours, theirs in _ENCODER_ARGUMENTS.items()
         }
         n_mels, settings["sample_rate"] = self._features(node)
-        self._check_normalisation(node)
+        for one in self._needed(node, _NORMALISATION, "mean_var_norm", "normalisation"):
+            self._checked(
+                one, InputNormalization, _NORMALISATION_USUAL, _NORMALISATION_FREE
+            )
         if n_mels != settings["n_mels"]:
             self.file.refuse(
                 node,
@@ -273,13 +276,26 @@ class RunObjects:
         sizes = {n: given[n] for n in ("n_mels", "embedding_dim")}
         return {n: v for n, v in sizes.items() if not isinstance(v, yaml.Node)}
 
-    def saved_encoder(self) -> str:
-        """Give the name that checkpoints have for the encoder."""
-        return self._saved(ENCODERS, "embedding_model")
+    def saved(self, tags: tuple[str, ...], usual: str) -> str:
+        """Give the name that checkpoints have for an object, ``usual`` where it is open.
 
-    def saved_classifier(self) -> str:
-        """Give the name that checkpoints have for the classifier."""
-        return self._saved((*CLASSIFIERS, _BUILT_CLASSIFIER), "classifier")
+        That is its name among the recoverables, or its own in the file.
+        """
+        objects = self._tagged(tags)
+        names = self._recovered([node for _, node in objects])
+        if usual in names or (not names and len(objects) != 1):
+            return usual
+        if len(names) > 1:
+            raise ValueError(
+                f"{self.file.path} has {len(names)} objects of this kind among its "
+                f"recoverables, {', '.join(names)}, and which was trained is not known. "
+                f"Call that one {usual} there."
+            )
+        if names:
+            ((name, member),) = names.items()
+            return _file_name(self.file, member, name)
+        ((own, wanted),) = objects
+        return _file_name(self.file, wanted, own or usual)
 
     def checkpoints(self) -> Path:
         """Give the folder of checkpoints, relative to the run's."""
@@ -351,7 +367,17 @@ class RunObjects:
             whole = isinstance(rate, int) and highest in (rate // 2, rate / 2)
             if highest is not None and not whole:
                 self._refuse_features(node, "f_max", highest, None)
-            self._check_rate(node, rate)
+            speech = self._plain(self.file.top.get("sample_rate"))
+            if speech is not None and speech != rate:
+                # The script would have read other speech than its filters are for.
+                self.file.refuse(
+                    node,
+                    f"{node.tag} has sample_rate: {rate}"
+                    f"{self._origin(node, 'sample_rate')}, but the file's sample_rate is "
+                    f"{speech}: filters for {rate} Hz saw speech at {speech} Hz. Train "
+                    "with sample_rate: !ref <sample_rate> in Fbank, or embed with "
+                    "SpeechBrain's own classes.",
+                )
             sizes.append((values["n_mels"], rate))
         if any(size != sizes[0] for size in sizes):
             self.file.refuse(
@@ -361,32 +387,11 @@ class RunObjects:
             )
         return sizes[0]
 
-    def _check_rate(self, node: yaml.Node, rate: object) -> None:
-        """Refuse filters of another rate than the speech that SpeechBrain's script reads."""
-        speech = self._plain(self.file.top.get("sample_rate"))
-        if speech is not None and speech != rate:
-            self.file.refuse(
-                node,
-                f"{node.tag} has sample_rate: {rate}{self._origin(node, 'sample_rate')}, "
-                f"but the file's sample_rate is {speech}: filters for {rate} Hz saw speech "
-                f"at {speech} Hz. Train with sample_rate: !ref <sample_rate> in Fbank, or "
-                "embed with SpeechBrain's own classes.",
-            )
-
     def _origin(self, node: yaml.Node, name: str) -> str:
         """Say of an argument that the file does not give whose default it is."""
         called = InputNormalization if node.tag in _NORMALISATION else Fbank
         given = self._arguments(node, called).get(name)
         return "" if isinstance(given, yaml.Node) else " (SpeechBrain's default)"
-
-    def _check_normalisation(self, encoder: yaml.Node) -> None:
-        """Refuse normalisation of features that is not ours."""
-        for node in self._needed(
-            encoder, _NORMALISATION, "mean_var_norm", "normalisation"
-        ):
-            self._checked(
-                node, InputNormalization, _NORMALISATION_USUAL, _NORMALISATION_FREE
-            )
 
     def _checked(
         self,
@@ -433,24 +438,6 @@ class RunObjects:
 
     def _tagged(self, tags: tuple[str, ...]) -> list[tuple[str, yaml.Node]]:
         return [(name, node) for name, node in self._nodes if node.tag in tags]
-
-    def _saved(self, tags: tuple[str, ...], usual: str) -> str:
-        """Give the name of an object among recoverables, or its own in the file."""
-        objects = self._tagged(tags)
-        names = self._recovered([node for _, node in objects])
-        if usual in names or (not names and len(objects) != 1):
-            return usual
-        if len(names) > 1:
-            raise ValueError(
-                f"{self.file.path} has {len(names)} objects of this kind among its "
-                f"recoverables, {', '.join(names)}, and which was trained is not known. "
-                f"Call that one {usual} there."
-            )
-        if names:
-            ((name, member),) = names.items()
-            return _file_name(self.file, member, name)
-        ((own, wanted),) = objects
-        return _file_name(self.file, wanted, own or usual)
 
     def _recovered(self, wanted: list[yaml.Node]) -> dict[str, yaml.Node]:
         """Give those of the recoverables that are among some objects, by their names."""
@@ -671,9 +658,7 @@ def read_weights(folder: str | PathLike[str]) -> Weights:
         path = own_file(folder, WEIGHTS)
         check_sum(path, folder=folder / "save")
         return _read_tensors(path)
-    objects = _objects(folder)
-    name = objects.saved_encoder() if objects else Path(WEIGHTS).stem
-    return _read_tensors(_newest_checkpoint(folder, name, objects))
+    return _of_checkpoint(folder, ENCODERS, "embedding_model")
 
 
 def read_classifier(folder: str | PathLike[str]) -> Weights:
@@ -696,10 +681,7 @@ def read_classifier(folder: str | PathLike[str]) -> Weights:
     ValueError
         If the file holds anything but tensors, or they are not finite.
     """
-    folder = Path(folder)
-    objects = _objects(folder)
-    name = objects.saved_classifier() if objects else "classifier"
-    return _read_tensors(_newest_checkpoint(folder, name, objects))
+    return _of_checkpoint(Path(folder), (*CLASSIFIERS, _BUILT_CLASSIFIER), "classifier")
 
 
 def by_our_recipe(folder: str | PathLike[str]) -> bool:
@@ -742,11 +724,6 @@ def trained_epochs(folder: str | PathLike[str], checkpoint: Path) -> int | None:
     return epoch if ended else None
 
 
-def _objects(folder: Path) -> RunObjects | None:
-    """Read the objects of a run's YAML, where there is one."""
-    return read_objects(folder) if (folder / HYPERPARAMS).exists() else None
-
-
 def _read_tensors(path: Path) -> Weights:
     state_dict = load_tensors(
         path,
@@ -787,19 +764,31 @@ def write_run(
     OSError
         If it cannot be written; then nothing of it stays.
     """
+    with new_folder(folder) as new, folder_whole(new) as part:
+        write_whole(part / WEIGHTS, saved_bytes(state_dict))
+        text = yaml.safe_dump(dict(settings), sort_keys=False)
+        write_whole(part / HYPERPARAMS, text)
+
+
+@contextlib.contextmanager
+def new_folder(folder: str | PathLike[str]) -> Iterator[Path]:
+    """Give the whole path of a folder that is to be written, by this process alone.
+
+    Raises
+    ------
+    ValueError
+        If it is there and not empty, or another process writes it.
+    """
     # "." and ".." have no name that one beside them could begin with.
     folder = Path(folder).resolve()
     # Which makes the folders above, and deletes what one that was killed at its end left.
     with writing_alone(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(
-                f"{folder} is there already, and nothing is written over it. Give the "
-                "name of a new folder."
+                f"{folder} is there already and not empty: nothing is overwritten. Give "
+                "another folder, or remove it."
             )
-        with folder_whole(folder) as part:
-            write_whole(part / WEIGHTS, saved_bytes(state_dict))
-            text = yaml.safe_dump(dict(settings), sort_keys=False)
-            write_whole(part / HYPERPARAMS, text)
+        yield folder
 
 
 def saved_bytes(state_dict: Mapping[str, torch.Tensor]) -> bytes:
@@ -809,9 +798,13 @@ def saved_bytes(state_dict: Mapping[str, torch.Tensor]) -> bytes:
     return content.getvalue()
 
 
-def _newest_checkpoint(folder: Path, stem: str, objects: RunObjects | None) -> Path:
-    """Find a file in the newest of the checkpoints that have it."""
-    name, place = f"{stem}.ckpt", objects.checkpoints() if objects else Path("save")
+def _of_checkpoint(folder: Path, tags: tuple[str, ...], usual: str) -> Weights:
+    """Read an object of these tags from the newest of the checkpoints that have it."""
+    stem, place = usual, Path("save")
+    if (folder / HYPERPARAMS).exists():
+        objects = read_objects(folder)
+        stem, place = objects.saved(tags, usual), objects.checkpoints()
+    name = f"{stem}.ckpt"
     checkpoints = [
         meta.parent.relative_to(folder)
         for meta in (folder / place).glob(f"CKPT*/{METAFNAME}")
@@ -826,7 +819,7 @@ def _newest_checkpoint(folder: Path, stem: str, objects: RunObjects | None) -> P
     newest = max(checkpoints, key=lambda one: (_place(folder, one), one))
     path = own_file(folder, newest / name)
     check_known(folder / newest, [name])
-    return path
+    return _read_tensors(path)
 
 
 def _place(folder: Path, checkpoint: Path) -> tuple[int, bool, int, float]:

@@ -401,7 +401,7 @@ class RunningModel:
             for index in sorted(long):
                 one = recordings[index]
                 try:
-                    found_in = self.windows(one, channels, length, length)
+                    windows = self.windows(one, channels, length, length)
                     count = one.header()[2]
                 except _DivergedError:
                     raise
@@ -410,10 +410,10 @@ class RunningModel:
                     continue
                 if count > 1:
                     mixed.append(f"{one.what} ({count})")
-                if out := len(found_in.silent):
-                    of_all = out + len(found_in.embeddings)
+                if out := len(windows.silent):
+                    of_all = out + len(windows.embeddings)
                     silent.append(f"{one.what} ({out} of {of_all})")
-                yield index, found_in.mean()
+                yield index, windows.mean()
                 progress.update()
         done = "were averaged" if channels == "mean" else f"give channel {channels}"
         _warn(mixed, len(recordings), f"have several channels, which {done}")

@@ -14,7 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from speechbrain_rev.inference.audio import Audio, Channels, Recording, recordings
+from speechbrain_rev.inference.archive import check_same
+from speechbrain_rev.inference.audio import (
+    Audio,
+    Channels,
+    Recording,
+    check_rate,
+    recordings,
+)
 from speechbrain_rev.inference.front_ends import usable_device, usable_precision
 from speechbrain_rev.inference.running import OnBad, RunningModel, Windows
 from speechbrain_rev.inference.thresholds import Thresholds
@@ -24,7 +31,6 @@ from speechbrain_rev.inference.verification import (
     EnrolledSpeaker,
     Verification,
     compare,
-    sides,
 )
 
 
@@ -407,13 +413,26 @@ class SpeakerEmbedder:
             by one; if there is no such threshold.
         """
         if cohort is not None:
-            cohort.check_model(self.fingerprint)
-        speakers, heard = sides(
-            {"a": a, "b": b},
-            sample_rate,
-            self.fingerprint,
-            assumed_rate=self.sample_rate,
-        )
+            remedy = (
+                "Give read_cohort(...) of the model that embeds, and precision fp32."
+            )
+            check_same("the cohort", cohort.fingerprint, self.fingerprint, remedy)
+        speakers: dict[str, EnrolledSpeaker] = {}
+        heard: dict[str, Recording] = {}
+        for name, side in (("a", a), ("b", b)):
+            if isinstance(side, EnrolledSpeaker):
+                made, remedy = side.fingerprint, "Enrol it again."
+                check_same(name, made, self.fingerprint, remedy)
+                speakers[name] = side
+                continue
+            rate = None if isinstance(side, (str, PathLike)) else sample_rate
+            (recording, *_), alone = recordings(
+                side, rate, assumed_rate=self.sample_rate, alone_is=name
+            )
+            if not alone:
+                raise ValueError(f"{name} is a list. Give one utterance, or enrol it.")
+            heard[name] = recording
+        check_rate(sample_rate, list(heard.values()))
         if heard:
             rows = self._rows(list(heard.values()), channels, window)
             for name, row in zip(heard, rows, strict=True):

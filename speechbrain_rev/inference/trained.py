@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -297,7 +297,17 @@ def _checked_sizes(
 ) -> dict[str, int]:
     """Give the bytes of what is to be fetched; refuse what lacks a file or is too large."""
     needed = (HYPERPARAMS, SUMS, SAFETENSORS, *also)
-    _check_complete(place, needed, listed, also)
+    if missing := [name for name in needed if name not in listed]:
+        remedy = "Give a model that speechbrain-rev export wrote."
+        if set(missing) <= set(also):
+            remedy = "It was exported without: do without, or ask whoever made it."
+        if SAFETENSORS in missing and WEIGHTS in listed:
+            remedy = (
+                f"It has {WEIGHTS}, which is not loaded from the Hub: if you trust it, "
+                "download the repository, and make a loadable folder of that by "
+                "speechbrain-rev convert speechbrain DOWNLOADED NEW."
+            )
+        raise FileNotFoundError(f"{place} has no {', '.join(missing)}. {remedy}")
     texts = {HYPERPARAMS: MAX_TEXT_BYTES, SUMS: MAX_TEXT_BYTES}
     largest = {**texts, THRESHOLDS: MAX_THRESHOLDS_BYTES, **also}
     sizes = {}
@@ -317,28 +327,6 @@ def _checked_sizes(
             )
         sizes[name] = size
     return sizes
-
-
-def _check_complete(
-    place: str,
-    needed: Sequence[str],
-    listed: Mapping[str, int | None],
-    also: Mapping[str, int],
-) -> None:
-    """Refuse a repository that lacks files of an exported model."""
-    missing = [name for name in needed if name not in listed]
-    if not missing:
-        return
-    remedy = "Give a model that speechbrain-rev export wrote."
-    if set(missing) <= set(also):
-        remedy = "It was exported without: do without, or ask whoever made it."
-    if SAFETENSORS in missing and WEIGHTS in listed:
-        remedy = (
-            f"It has {WEIGHTS}, which is not loaded from the Hub: if you trust it, "
-            "download the repository, and make a loadable folder of that by speechbrain-rev "
-            "convert speechbrain DOWNLOADED NEW."
-        )
-    raise FileNotFoundError(f"{place} has no {', '.join(missing)}. {remedy}")
 
 
 def _fetch(repo_id: str, commit: str, name: str, size: int) -> Path:

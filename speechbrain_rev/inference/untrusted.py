@@ -1,4 +1,4 @@
-"""Files that somebody else made: found in their folder alone, and read as data.
+"""Files that somebody else made: opened in their folder alone, and read as data.
 
 Nothing of a file is executed, and it takes no more memory than its size allows. An
 exported model is read from safetensors, whose size is known before it is opened. What

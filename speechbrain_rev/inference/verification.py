@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 
 from speechbrain_rev import scoring
 from speechbrain_rev.data import read_manifest
-from speechbrain_rev.inference.archive import (
-    EmbeddingArchive,
-    check_fingerprint,
-    check_same,
-)
-from speechbrain_rev.inference.audio import Audio, Recording, check_rate, recordings
+from speechbrain_rev.inference.archive import EmbeddingArchive, check_fingerprint
 from speechbrain_rev.inference.model_folder import is_exported, read_summed
 from speechbrain_rev.inference.run_folder import (
     HYPERPARAMS,
@@ -129,23 +124,6 @@ class Cohort:
         if isinstance(top_n, int):
             top_n = min(top_n, len(names))
         return cls(means, top_n, archive.fingerprint, centre)
-
-    def check_model(self, fingerprint: str) -> None:
-        """Refuse to normalise scores of another model than the one that made it.
-
-        Parameters
-        ----------
-        fingerprint : str
-            Of the model that scores.
-
-        Raises
-        ------
-        ValueError
-            If it is another one, the same in another precision, or either has no
-            fingerprint.
-        """
-        remedy = "Give read_cohort(...) of the model that embeds, and precision fp32."
-        check_same("the cohort", self.fingerprint, fingerprint, remedy)
 
     def write(self, path: Path) -> None:
         """Write a .safetensors file; one of that name is replaced in one step.
@@ -358,24 +336,6 @@ class EnrolledSpeaker:
             rows = np.asarray(scoring.subtract_mean(rows, centre), dtype=np.float32)
         return unit_mean(rows)
 
-    def check_model(self, fingerprint: str, name: str) -> None:
-        """Refuse to be compared by another model than the one that enrolled.
-
-        Parameters
-        ----------
-        fingerprint : str
-            Of the model that compares.
-        name : str
-            How errors call the speaker.
-
-        Raises
-        ------
-        ValueError
-            If it is another one, the same in another precision, or either has no
-            fingerprint.
-        """
-        check_same(name, self.fingerprint, fingerprint, "Enrol it again.")
-
     def save(self, path: str | PathLike[str]) -> None:
         """Write a .safetensors file; one of that name is replaced in one step.
 
@@ -468,57 +428,6 @@ class Verification:
     origin: str
 
 
-def sides(
-    given: Mapping[str, Audio | EnrolledSpeaker],
-    sample_rate: int | None,
-    fingerprint: str,
-    *,
-    assumed_rate: int,
-) -> tuple[dict[str, EnrolledSpeaker], dict[str, Recording]]:
-    """Part what is to be compared into enrolled speakers and recordings to embed.
-
-    Parameters
-    ----------
-    given : mapping of str to path, array, tensor or EnrolledSpeaker
-        By the names that errors call them.
-    sample_rate : int or None
-        Hertz of arrays and tensors.
-    fingerprint : str
-        Of the model that compares.
-    assumed_rate : int
-        Hertz of arrays where none is given: that of the model.
-
-    Returns
-    -------
-    speakers : dict of str to EnrolledSpeaker
-        Those enrolled.
-    heard : dict of str to Recording
-        The others.
-
-    Raises
-    ------
-    ValueError
-        If one is a list, a speaker was enrolled by another model, or the sample rate is
-        not asked for.
-    """
-    speakers: dict[str, EnrolledSpeaker] = {}
-    heard: dict[str, Recording] = {}
-    for name, side in given.items():
-        if isinstance(side, EnrolledSpeaker):
-            side.check_model(fingerprint, name)
-            speakers[name] = side
-            continue
-        rate = None if isinstance(side, (str, PathLike)) else sample_rate
-        (recording, *_), alone = recordings(
-            side, rate, assumed_rate=assumed_rate, alone_is=name
-        )
-        if not alone:
-            raise ValueError(f"{name} is a list. Give one utterance, or enrol it.")
-        heard[name] = recording
-    check_rate(sample_rate, list(heard.values()))
-    return speakers, heard
-
-
 def compare(
     a: EnrolledSpeaker,
     b: EnrolledSpeaker,
@@ -556,7 +465,16 @@ def compare(
     >>> verified.same_speaker, verified.origin
     (True, 'given by the caller')
     """
-    _check_dimensions(a, b, cohort)
+    dimensions = {"a": a.embeddings.shape[1], "b": b.embeddings.shape[1]}
+    if cohort is not None:
+        dimensions["the cohort"] = cohort.means.shape[1]
+    if len(set(dimensions.values())) > 1:
+        # A model of that fingerprint cannot have made them.
+        sizes = ", ".join(f"{name} has {count}" for name, count in dimensions.items())
+        raise ValueError(
+            f"embeddings of one model have one number of dimensions, but {sizes}. A file "
+            "was changed: enrol again, or download the cohort's folder again."
+        )
     normalisation: Normalisation = "cosine" if cohort is None else "as_norm"
     value, origin = thresholds.choose(threshold, normalisation)
     centre = None if cohort is None else cohort.centre
@@ -569,18 +487,3 @@ def compare(
         score = float(normed[0])
     same = None if value is None else score >= value
     return Verification(score, normalisation, value, same, origin)
-
-
-def _check_dimensions(
-    a: EnrolledSpeaker, b: EnrolledSpeaker, cohort: Cohort | None
-) -> None:
-    """Refuse what a model of that fingerprint cannot have made: a file was changed."""
-    dimensions = {"a": a.embeddings.shape[1], "b": b.embeddings.shape[1]}
-    if cohort is not None:
-        dimensions["the cohort"] = cohort.means.shape[1]
-    if len(set(dimensions.values())) > 1:
-        sizes = ", ".join(f"{name} has {count}" for name, count in dimensions.items())
-        raise ValueError(
-            f"embeddings of one model have one number of dimensions, but {sizes}. A file "
-            "was changed: enrol again, or download the cohort's folder again."
-        )

@@ -24,7 +24,7 @@ BLOCK = 1024
 
 
 def format_of(x: Tensor) -> torch.memory_format:
-    """Tell in which layout the values of a stream like this tensor are held."""
+    """Name the layout in which the values of a stream like this tensor are held."""
     # Of one channel both are the same, whatever strides torch wrote down.
     channels_last = x.dim() == 4 and x.shape[1] > 1 and x.stride(1) == 1
     return torch.channels_last if channels_last else torch.contiguous_format

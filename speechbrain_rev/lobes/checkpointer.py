@@ -157,10 +157,10 @@ class WholeCheckpointer(Checkpointer):
         """
         if importance_key in (None, ckpt_recency) and not (max_key or min_key):
             importance_key = _place
-        found: list[Checkpoint] = super().find_checkpoints(
+        checkpoints: list[Checkpoint] = super().find_checkpoints(
             importance_key, max_key, min_key, ckpt_predicate, max_num_checkpoints
         )
-        return found
+        return checkpoints
 
     def list_checkpoints(self) -> list[Checkpoint]:
         """List all checkpoints.
@@ -176,8 +176,8 @@ class WholeCheckpointer(Checkpointer):
                 raise ValueError(_untrusted(folder, f"{METAFNAME} is damaged"))
             # They choose which is loaded, whose files are then compared as a whole.
             check_known(folder, (METAFNAME, COUNTER, BRAIN))
-        found: list[Checkpoint] = super().list_checkpoints()
-        return found
+        checkpoints: list[Checkpoint] = super().list_checkpoints()
+        return checkpoints
 
     def _metas(self) -> Iterator[tuple[Path, dict[str, Any] | None]]:
         """Give each checkpoint's folder and the content of its CKPT.yaml, None if damaged."""

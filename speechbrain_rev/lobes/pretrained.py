@@ -265,8 +265,8 @@ def _in_words(state_dict: Mapping[str, Any]) -> str:
     for name in state_dict:
         match = re.match(r"stages\.(\d+)\.(?:(?:chain\.)?blocks\.(\d+)\.)?", name)
         if match:
-            found = blocks.setdefault(int(match[1]), set())
-            found |= {match[2]} if match[2] else set()
+            names = blocks.setdefault(int(match[1]), set())
+            names |= {match[2]} if match[2] else set()
     counts = [len(blocks.get(i, ())) for i in range(1 + max(blocks, default=-1))]
     if not any(counts) or "fc.weight" not in state_dict:
         return "no encoder of this package"

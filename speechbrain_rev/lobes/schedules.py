@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from pathlib import Path
@@ -14,6 +13,7 @@ from speechbrain.utils.checkpoints import (
     register_checkpoint_hooks,
 )
 
+from speechbrain_rev.data.seeding import read_step, write_step
 from speechbrain_rev.lobes.classifier import MarginSoftmax
 
 # Where the exponential rise of the margin would end if it were not scaled to end
@@ -214,17 +214,10 @@ class SpeakerSchedule:
 
     @mark_as_saver
     def _save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps({"step": self.step}), encoding="utf-8")
+        write_step(path, self.step)
 
     @mark_as_loader
     def _load(self, path: str | Path, end_of_epoch: bool) -> None:
         del end_of_epoch
-        try:
-            saved = json.loads(Path(path).read_text(encoding="utf-8"))
-            self.step = int(saved["step"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"{path} does not hold the position of a SpeakerSchedule. Resume with the "
-                "lr_annealing that wrote it, or give another output_folder."
-            ) from error
+        self.step = read_step(path, "position of a SpeakerSchedule", "lr_annealing")
         self._apply_margin()

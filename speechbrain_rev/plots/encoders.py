@@ -13,7 +13,6 @@ from speechbrain_rev.plots.style import (
     COLOURS,
     FAINT,
     INK,
-    Place,
     caption,
     check_some,
     finish,
@@ -143,7 +142,16 @@ def encoder_map(
     axes.set_ylabel(memory_label)
     finish(axes, grid="both")
     caption(figure, axes, title, source, columns=4)
-    _name_points(figure, axes, points)
+    write_names(
+        figure,
+        axes,
+        {p.name: (p.eer_percent, p.peak_bytes / GIB) for p in points},
+        {p.name: FAMILY_COLOURS[p.family] for p in points},
+        marks=[(p.eer_percent, m / GIB) for p in points if (m := p.recompute_bytes)],
+        mark_size=_MARK_SIZE,
+        # The arrows come from above.
+        upwards=False,
+    )
     save(figure, path)
 
 
@@ -194,33 +202,15 @@ def _marks(axes: Axes, points: Sequence[EncoderPoint]) -> None:
             label=f"{FAMILY_NAMES[family]}, {doing}",
             **_mark(family, kind),
         )
-        rivals = [p for p in members if p.recompute_bytes is not None]
+        rivals = [(p.eer_percent, m / GIB) for p in members if (m := p.recompute_bytes)]
         if rivals:
             axes.plot(
-                [point.eer_percent for point in rivals],
-                [(point.recompute_bytes or 0) / GIB for point in rivals],
+                *zip(*rivals, strict=True),
                 color=FAMILY_COLOURS[family],
                 label=f"{FAMILY_NAMES[family]}, recomputed",
                 zorder=3,
                 **_CROSS,
             )
-
-
-def _name_points(figure: Figure, axes: Axes, points: Sequence[EncoderPoint]) -> None:
-    write_names(
-        figure,
-        axes,
-        {p.name: (p.eer_percent, p.peak_bytes / GIB) for p in points},
-        {p.name: FAMILY_COLOURS[p.family] for p in points},
-        marks=[
-            (p.eer_percent, p.recompute_bytes / GIB)
-            for p in points
-            if p.recompute_bytes
-        ],
-        mark_size=_MARK_SIZE,
-        # The arrows come from above.
-        upwards=False,
-    )
 
 
 @dataclass(frozen=True)
@@ -353,10 +343,10 @@ def _draw(axes: Axes, panel: _Panel, encoders: Sequence[SizedEncoder]) -> None:
     axes.set_xlabel("parameters, millions")
     axes.set_ylabel(panel.label)
     for encoder in encoders:
-        bar = _bar(panel, encoder)
-        if bar is not None:
-            colour = FAMILY_COLOURS[encoder.family]
-            axes.plot(*zip(*bar, strict=True), color=colour, zorder=2, **_BAR)
+        low, high = (end(encoder) for end in panel.bar)
+        if low is not None and high is not None:
+            x, colour = encoder.parameters / _MILLION, FAMILY_COLOURS[encoder.family]
+            axes.plot([x, x], [low, high], color=colour, zorder=2, **_BAR)
     kinds = {(e.family, e.type) for e in encoders}
     order = list(FAMILY_NAMES)
     for family, kind in sorted(kinds, key=lambda k: (order.index(k[0]), k[1])):
@@ -375,17 +365,8 @@ def _places(
     encoders: Sequence[SizedEncoder], height: _Height
 ) -> tuple[list[float], list[float]]:
     """Give both coordinates of the encoders that have a figure."""
-    found = [(e.parameters / _MILLION, y) for e in encoders if (y := height(e))]
-    return [x for x, _ in found], [y for _, y in found]
-
-
-def _bar(panel: _Panel, encoder: SizedEncoder) -> tuple[Place, Place] | None:
-    """Give the ends of an encoder's bar, if it has both."""
-    low, high = (end(encoder) for end in panel.bar)
-    if low is None or high is None:
-        return None
-    x = encoder.parameters / _MILLION
-    return (x, low), (x, high)
+    places = [(e.parameters / _MILLION, y) for e in encoders if (y := height(e))]
+    return [x for x, _ in places], [y for _, y in places]
 
 
 def _name_sized(

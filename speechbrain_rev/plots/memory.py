@@ -304,14 +304,9 @@ def time_by_batch(
         for number, name in enumerate(names):
             # An empty curve has a place in the legend.
             points = sorted(curves.get(name, {}).items())
-            axes.plot(
-                [batch for batch, _ in points],
-                [seconds for _, seconds in points],
-                markersize=_MARK,
-                lw=1.2,
-                label=name,
-                **look(number, marked=True),
-            )
+            sizes, seconds = [x for x, _ in points], [y for _, y in points]
+            line = look(number, marked=True)
+            axes.plot(sizes, seconds, markersize=_MARK, lw=1.2, label=name, **line)
         axes.set_xscale("log", base=2)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("seconds per utterance")
@@ -371,14 +366,8 @@ def time_against_memory(
     for axes, (panel, curves) in zip(grid, panels.items(), strict=True):
         for number, (name, points) in enumerate(curves.items()):
             memory, times, _ = zip(*points, strict=True)
-            axes.plot(
-                memory,
-                times,
-                markersize=_MARK,
-                lw=1.2,
-                label=name,
-                **look(number, dashes=0, marked=True),
-            )
+            line = look(number, dashes=0, marked=True)
+            axes.plot(memory, times, markersize=_MARK, lw=1.2, label=name, **line)
         axes.set_xscale("log")
         axes.set_ylim(bottom=0)
         axes.set_ylabel(f"times storing, {panel}")

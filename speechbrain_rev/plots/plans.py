@@ -133,11 +133,11 @@ def _name_blocks(axes: Axes, blocks: Sequence[str]) -> None:
 
 def _chains(blocks: Sequence[str]) -> list[tuple[str, int]]:
     """Give chains with their numbers of blocks; what is alone keeps its own name."""
-    found = []
+    runs = []
     for chain, run in itertools.groupby(blocks, lambda name: name.rpartition(".")[0]):
         names = list(run)
-        found.append((chain if len(names) > 1 else names[0], len(names)))
-    return found
+        runs.append((chain if len(names) > 1 else names[0], len(names)))
+    return runs
 
 
 def _draw_speeds(axes: Axes, utterances_per_second: Mapping[int, float]) -> None:

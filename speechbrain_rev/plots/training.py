@@ -162,13 +162,8 @@ def loss_curves(
     figure = new_figure(7.2, 4.0)
     axes = figure.add_subplot()
     for number, (name, curve) in enumerate(points.items()):
-        axes.plot(
-            [step for step, _ in curve],
-            [loss for _, loss in curve],
-            lw=1.4,
-            label=name,
-            **look(number, dashes=1),
-        )
+        line = look(number, dashes=1)
+        axes.plot(*zip(*curve, strict=True), lw=1.4, label=name, **line)
     axes.set_xlabel("training step")
     axes.set_ylabel("loss" if mean_of == 1 else f"loss, mean of {mean_of} steps")
     finish(axes, grid="both")
@@ -314,8 +309,7 @@ def gradient_angles(
     axes.set_yticks([], minor=True)
     for number, (name, points) in enumerate(curves.items()):
         axes.plot(
-            [step for step, _ in points],
-            [angle for _, angle in points],
+            *zip(*points, strict=True),
             **look(number, dashes=0, marked=True),
             # Where curves lie on each other, as at zero, all can be seen.
             markersize=8.0 - 2.0 * (number % 3),
@@ -369,8 +363,8 @@ class Difference:
 
     Example
     -------
-    >>> found = Difference("revnet46 - resnet34", 0.1, -0.4, 0.6, 0.5, shown=True)
-    >>> found.bound
+    >>> difference = Difference("revnet46 - resnet34", 0.1, -0.4, 0.6, 0.5, shown=True)
+    >>> difference.bound
     0.5
     """
 
@@ -481,10 +475,10 @@ def _check_differences(
     check_some(panels, "panel")
     labels = [[row.label for row in rows] for _, rows in panels.values()]
     check_some(labels[0], "difference")
-    for (panel, (margin, _)), found in zip(panels.items(), labels, strict=True):
-        if found != labels[0]:
+    for (panel, (margin, _)), own in zip(panels.items(), labels, strict=True):
+        if own != labels[0]:
             raise ValueError(
-                f"{panel!r} has the labels {found}, the first panel {labels[0]}; give "
+                f"{panel!r} has the labels {own}, the first panel {labels[0]}; give "
                 "each the same ones in one order."
             )
         if not 0 <= margin < math.inf:

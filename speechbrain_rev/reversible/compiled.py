@@ -90,7 +90,7 @@ def compile_pieces(module: M, backend: str | None = "inductor") -> M:
 
 
 def backend_of(module: nn.Module) -> str | None:
-    """Tell who compiles a network's pieces; None if nobody does.
+    """Name the compiler of a network's pieces; None if nobody compiles them.
 
     Examples
     --------

@@ -102,7 +102,7 @@ class Geometry(NamedTuple):
         )
 
     def shape(self, x: Sequence[int], weight: Tensor) -> list[int]:
-        """Tell the shape of the output."""
+        """Give the shape of the output."""
         stride, padding, dilation = self.stride, self.padding, self.dilation
         sizes = [
             (n + 2 * padding[i] - dilation[i] * (k - 1) - 1) // stride[i] + 1

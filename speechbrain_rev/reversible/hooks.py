@@ -44,7 +44,7 @@ _observers: list[Callable[[nn.Module, Moment], None]] = []
 
 @contextlib.contextmanager
 def observed(observer: Callable[[nn.Module, Moment], None]) -> Iterator[None]:
-    """Tell an observer of the moments of blocks for a while.
+    """Call an observer at the moments of blocks for a while.
 
     Parameters
     ----------
@@ -72,13 +72,13 @@ def observed(observer: Callable[[nn.Module, Moment], None]) -> Iterator[None]:
 
 
 def notify(block: nn.Module, moment: Moment) -> None:
-    """Tell all observers of a moment."""
+    """Call all observers."""
     for observer in _observers:
         observer(block, moment)
 
 
 def notify_end(block: nn.Module, *outputs: Tensor) -> None:
-    """Tell that a block's forward pass ends, and when the first gradient is there."""
+    """Notify that a block's forward pass ends, and when the first gradient is there."""
     if not _observers:
         return
     notify(block, Moment.FORWARD_ENDS)

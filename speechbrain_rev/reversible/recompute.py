@@ -37,6 +37,7 @@ from speechbrain_rev.reversible.replay import (
     Place,
     devices_of,
     first_run,
+    looks_of,
     places_of,
     recorded,
     refuse_transforms,
@@ -70,6 +71,7 @@ class Parameters:
                     self.tensors.append(tensor)
                 places[place] = positions[id(tensor)]
             self.places.append(places)
+        self.looks = looks_of(self.tensors)
 
 
 class Gradients:
@@ -77,7 +79,7 @@ class Gradients:
 
     def __init__(self, parameters: Parameters, saved: Sequence[Tensor]) -> None:
         self._parameters = parameters
-        self._leaves = [*map(stand_in, saved)]
+        self._leaves = [*map(stand_in, saved, parameters.looks)]
         self.values: list[Tensor | None] = [None] * len(saved)
 
     def leaves(self, run: int) -> dict[Place, Tensor]:
@@ -488,6 +490,7 @@ class _Run:
             listed = [*places_of(owner)]
             parameters = [p for _, p in listed]
             self._first_ids = [*map(id, tensors)], [*map(id, parameters)]
+            self._looks = looks_of(parameters)
             self._places = [place for place, _ in listed]
             # Hooks around this module see its inputs; their versions are compared.
             given = *tensors, *within, *parameters
@@ -502,9 +505,9 @@ class _Run:
         of_inputs, of_parameters = self._first_ids
         parameters = kept[len(kept) - len(of_parameters) :]
         own: dict[int, Tensor] = {}
-        for i, p in zip(of_parameters, parameters, strict=True):
+        for i, p, look in zip(of_parameters, parameters, self._looks, strict=True):
             if i not in own:
-                own[i] = stand_in(p)
+                own[i] = stand_in(p, look)
         leaves = {
             place: own[i] for place, i in zip(self._places, of_parameters, strict=True)
         }

@@ -601,13 +601,19 @@ def _recording(recording: RunRecord) -> Iterator[None]:
         _active.recordings.pop()
 
 
-def stand_in(p: Tensor) -> Tensor:
+def looks_of(parameters: Iterable[Tensor]) -> list[tuple[bool, dict[str, Any]]]:
+    """Note what a tensor that was saved for a backward pass may have lost."""
+    return [(isinstance(p, nn.Parameter), vars(p)) for p in parameters]
+
+
+def stand_in(p: Tensor, look: tuple[bool, dict[str, Any]]) -> Tensor:
     """Make a leaf that stands for a parameter, with its attributes."""
+    is_parameter, attributes = look
     leaf = p.detach().requires_grad_(p.requires_grad)
-    if isinstance(p, nn.Parameter):
+    if is_parameter:
         leaf = nn.Parameter(leaf, p.requires_grad)
-    if vars(p):
-        vars(leaf).update(vars(p))
+    if attributes:
+        vars(leaf).update(attributes)
     return leaf
 
 
@@ -623,7 +629,7 @@ def places_of(module: nn.Module) -> Iterator[tuple[Place, Tensor]]:
 
 
 def shared_by(modules: Iterable[nn.Module]) -> set[int]:
-    """Tell which parameters have more than one place in modules, by their ids."""
+    """Give the parameters that have more than one place in modules, by their ids."""
     counts = Counter(id(p) for module in modules for _, p in places_of(module))
     return {parameter for parameter, count in counts.items() if count > 1}
 

@@ -485,7 +485,7 @@ class _Reconstruct(torch.autograd.Function):
         kept, changed = y1, y2
         of_kept, of_changed = Total(grad1, ctx.in_place), Total(grad2, ctx.in_place)
         runs = enumerate(reversed(ctx.recordings))
-        # Undone in reverse order: G sees the y1 that it saw in the forward.
+        # Reconstructed in reverse order: G sees the y1 that it saw in the forward.
         for i, half in reversed(list(enumerate(ctx.halves))):
             if i % 2 == 1:
                 notify(ctx.blocks[i // 2], Moment.BACKWARD_BEGINS)

@@ -169,7 +169,7 @@ def give_mode(network: nn.Module, mode: Mode, *names: str) -> None:
 
 
 def mode_of(module: nn.Module) -> Mode:
-    """Tell which mode a submodule was given."""
+    """Give the mode of a submodule."""
     own = vars(module).get("forward")
     if isinstance(own, _Around):
         return own.mode

@@ -146,8 +146,8 @@ class RateDifference:
 
     Example
     -------
-    >>> found = RateDifference(0.001, -0.002, 0.004, 0.0035, margin=0.01, p_value=0.001)
-    >>> found.non_inferior, found.higher, round(found.power, 2)
+    >>> shown = RateDifference(0.001, -0.002, 0.004, 0.0035, margin=0.01, p_value=0.001)
+    >>> shown.non_inferior, shown.higher, round(shown.power, 2)
     (True, False, 1.0)
     """
 
