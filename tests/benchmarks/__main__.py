@@ -7,106 +7,72 @@ python -m tests.benchmarks --only angles [--pictures FOLDER]
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
 
 import torch
 
-from . import (
-    angles,
-    bench_engine,
-    capped,
-    chunks,
-    compressed,
-    compressed_bounds,
-    compressed_targets,
-    compressed_training,
-    counts,
-    embedding,
-    graphs,
-    grid,
-    imports,
-    inference,
-    manifests,
-    memory,
-    paper,
-    planned,
-    ranges,
-    reading,
-    scoring,
-    scoring_at_scale,
-    streams,
-    users,
-)
 from .harness import NotEqual
 
-BENCHMARKS = {
-    "memory": memory.run,
-    "scoring": scoring.run,
-    "imports": imports.run,
-    "streams": streams.run,
-    "engine": bench_engine.run,
-    "paper": paper.run,
-    "chunks": chunks.run,
-}
+USUAL = ("memory", "scoring", "streams", "engine", "paper", "chunks")
+#: Training runs of many minutes, and what was measured once: run by name only.
+BY_NAME = (
+    "angles",
+    "capped",
+    "ranges",
+    "rounding",
+    "users",
+    "reading",
+    "embedding",
+    "inference",
+)
+CPU_ONLY = (
+    "planned",
+    "scoring_at_scale",
+    "manifests",
+    "graphs",
+    "compressed_training",
+    "compressed",
+    "compressed_bounds",
+    "compressed_targets",
+)
 #: On meta tensors nothing is computed: there is only to count.
-ON_META = {"counts": counts.run}
-#: Trainings of many minutes, and what was measured once: run by name only.
-BY_NAME = {
-    "angles": angles.run,
-    "capped": capped.run,
-    "ranges": ranges.run,
-    "grid": grid.run,
-    "users": users.run,
-    "planned": planned.run,
-    "scoring_at_scale": scoring_at_scale.run,
-    "reading": reading.run,
-    "manifests": manifests.run,
-    "embedding": embedding.run,
-    "inference": inference.run,
-    "graphs": graphs.run,
-    "compressed_training": compressed_training.run,
-    "compressed": compressed.run,
-    "compressed_bounds": compressed_bounds.run,
-    "compressed_targets": compressed_targets.run,
-}
-#: Results that are drawn, too.
-PICTURES = {
-    "angles": angles.draw,
-    "chunks": chunks.draw,
-    "planned": planned.draw,
-    "compressed_targets": compressed_targets.draw,
-}
+ON_META = ("counts",)
 
 
 def main() -> None:
     """Run what was asked for; a failed correctness check prints no figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--only", choices=[*BENCHMARKS, *BY_NAME, *ON_META], action="append"
-    )
+    every = [*USUAL, *BY_NAME, *CPU_ONLY, *ON_META]
+    parser.add_argument("--only", choices=every, action="append")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--results", type=Path, default=Path("results/benchmarks"))
     parser.add_argument("--pictures", type=Path, help="as --results where not given")
     options = parser.parse_args()
     device = torch.device(options.device)
-    usual = ON_META if device.type == "meta" else BENCHMARKS
-    benchmarks = usual if device.type == "meta" else usual | BY_NAME
+    usual = ON_META if device.type == "meta" else USUAL
+    benchmarks = {
+        "meta": ON_META,
+        "cuda": USUAL + BY_NAME,
+        "cpu": USUAL + BY_NAME + CPU_ONLY,
+    }[device.type]
     for name in options.only or usual:
         if name not in benchmarks:
             parser.error(f"--only={name} cannot run with --device={device}")
+        benchmark = importlib.import_module(f".{name}", __package__)
         try:
-            result = benchmarks[name](device)
+            result = benchmark.run(device)
         except NotEqual as error:
             sys.exit(f"{name}: no figures, for the check failed: {error}")
         file = result.save(options.results, device)
         print(f"\n{result.question}\n{result.setting}\n{result.correctness}\n")
         print(f"{result.table()}\n\nwritten to {file}\n")
-        if name in PICTURES:
+        if hasattr(benchmark, "draw"):
             folder = options.pictures or options.results
             folder.mkdir(parents=True, exist_ok=True)
             picture = folder / f"{name}_{device.type}.png"
-            PICTURES[name](result, picture)
+            benchmark.draw(result, picture)
             print(f"drawn to {picture}\n")
 
 

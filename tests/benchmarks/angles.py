@@ -15,10 +15,10 @@ from torch import Tensor
 
 from speechbrain_rev.plots import gradient_angles
 
-from .harness import NotEqual, Result
-from .precisions import PRECISIONS
+from .harness import Result, require
 from .ranges import BATCH, FRAMES, N_MELS, WIDTHS, small
 from .speech import RECIPE_BATCH, Speech, Training
+from .steps import PRECISIONS
 
 NAME = "revnet197"
 STEPS, INTERVAL = 300, 10
@@ -48,7 +48,7 @@ def angle_degrees(a: Tensor, b: Tensor) -> float:
     Raises
     ------
     ValueError
-        If shapes differ, or one of the vectors is zero or not finite.
+        If one of the vectors is zero or not finite.
 
     Example
     -------
@@ -56,12 +56,7 @@ def angle_degrees(a: Tensor, b: Tensor) -> float:
     >>> round(angle_degrees(torch.tensor([1.0, 0.0]), torch.tensor([3.0, 3.0])), 12)
     45.0
     """
-    if a.shape != b.shape:
-        raise ValueError(
-            f"Vectors of shapes {list(a.shape)} and {list(b.shape)} have no angle "
-            "between them; give two of equal shape."
-        )
-    units = []
+    directions = []
     for x in (a, b):
         x = x.detach().double()
         length = float(x.norm())
@@ -70,8 +65,8 @@ def angle_degrees(a: Tensor, b: Tensor) -> float:
                 f"A vector of length {length} has no direction; give finite ones that "
                 "are not zero."
             )
-        units.append(x / length)
-    a, b = units
+        directions.append(x / length)
+    a, b = directions
     return math.degrees(2 * math.atan2(float((a - b).norm()), float((a + b).norm())))
 
 
@@ -80,7 +75,7 @@ def gradients(training: Training, probe: Any, batch: Any, mode: str) -> Tensor:
     probe.load_state_dict(training.encoder.state_dict())
     probe.set_mode(mode)
     probe.zero_grad()
-    training.backward(probe, batch)
+    training.loss_of(batch, probe).backward()
     return torch.cat([p.grad.double().flatten() for p in probe.parameters()])
 
 
@@ -109,8 +104,10 @@ def train(precision: str, speech: Speech, device: torch.device) -> list[dict[str
                     gradients(training, probe, batch, mode)
                     for mode in ("store", "reconstruct")
                 )
-                if format == "exact" and not torch.equal(stored, again):
-                    raise NotEqual(f"Exact gradients differ in {precision}, step {i}.")
+                require(
+                    format != "exact" or torch.equal(stored, again),
+                    f"Exact gradients differ in {precision}, step {i}.",
+                )
                 points[format].append((i, angle_degrees(stored, again)))
             print(precision, i, {f: p[-1][1] for f, p in points.items()}, flush=True)
         losses.append(training.step(batch))
@@ -152,18 +149,12 @@ def run(device: torch.device) -> Result:
 
 def draw(result: Result, path: Path) -> None:
     """Draw the result's curves."""
-    rows = result.rows
-    environment = result.environment
-    source = (
-        f"{result.setting}. {environment['processor']}, torch {environment['torch']}, "
-        f"{environment['date']}."
-    )
     gradient_angles(
         {
             f"{row['streams']} streams, {row['precision']}": row["steps and angles"]
-            for row in rows
+            for row in result.rows
         },
         path,
         title="Angle between gradients of reconstructed and of stored activations",
-        source=source,
+        source=f"{result.setting}. {result.where}",
     )

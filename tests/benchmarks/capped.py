@@ -8,6 +8,7 @@ modes that fit beside the plan's time.
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,10 +19,11 @@ from speechbrain_rev.catalog import Training
 from speechbrain_rev.catalog.plans import check_fits, plan_encoders
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.planner.memory import live_bytes_peak
+from speechbrain_rev.planner.memory import make_gradients
 from speechbrain_rev.sizes import GIB
 
-from .harness import NotEqual, Result, interleaved_seconds
+from .harness import Result, interleaved_seconds, peak_bytes, require
+from .steps import FRAMES
 
 NAMES = (
     "resnet34",
@@ -31,27 +33,35 @@ NAMES = (
     "df_resnet233",
     "df_revnet377",
 )
-FRAMES, PLANNED = 200, "plan"
+PLANNED, UNIFORM = "plan", ("store", "recompute", "reconstruct")
 
 
-def gradients(encoder: SpeakerEncoder, device: torch.device) -> list[torch.Tensor]:
+def step_in(encoder: SpeakerEncoder, feats: torch.Tensor, mode: Any) -> None:
+    """Forward and backward pass, all blocks in a mode or each in its own."""
+    encoder.set_mode(mode)
+    encoder(feats).square().mean().backward()
+
+
+def gradients(
+    encoder: SpeakerEncoder, mode: Any, device: torch.device
+) -> list[torch.Tensor]:
     """Take a small step; give gradients and buffers, and leave the encoder as it was."""
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     draw = torch.Generator().manual_seed(0)
     feats = torch.randn(2, 40, encoder.n_mels, generator=draw).to(device)
-    encoder.zero_grad(set_to_none=True)
-    encoder(feats).square().sum().backward()
-    found = [weight.grad.clone() for weight in encoder.parameters()]
-    found += [buffer.clone() for buffer in encoder.buffers()]
+    make_gradients(encoder)
+    step_in(encoder, feats, mode)
+    left = [weight.grad for weight in encoder.parameters()]
+    left += [buffer.clone() for buffer in encoder.buffers()]
     encoder.load_state_dict(before)
     encoder.zero_grad(set_to_none=True)
-    return found
+    return left
 
 
-def modes_by_name(encoder: SpeakerEncoder, plan: Plan) -> dict[str, Any]:
+def modes_by_name(plan: Plan) -> dict[str, Any]:
     """Name what is compared: the plan, and each mode for all blocks that can have it."""
     reversible = any("chain" in name for name in plan.modes)
-    uniform = ["store", "recompute", *(["reconstruct"] if reversible else [])]
+    uniform = UNIFORM if reversible else UNIFORM[:2]
     return {PLANNED: dict(plan.modes), **{mode: mode for mode in uniform}}
 
 
@@ -63,27 +73,10 @@ def check_bits(encoder: SpeakerEncoder, plan: Plan, device: torch.device) -> Non
     NotEqual
         If a gradient or a buffer differs.
     """
-    encoder.set_mode("store")
-    expected = gradients(encoder, device)
-    for name, mode in modes_by_name(encoder, plan).items():
-        encoder.set_mode(mode)
-        found = gradients(encoder, device)
-        if not all(map(torch.equal, found, expected)):
-            raise NotEqual(f"{name} has other bits than store with {plan.about}")
-
-
-def step_peak(step: Callable[[], Any], device: torch.device) -> int:
-    """Give the bytes that a step takes beyond what is there before it."""
-    if device.type != "cuda":
-        return live_bytes_peak(step)
-    step()  # The first one allocates what later ones reuse: workspaces of cuBLAS.
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    step()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    expected = gradients(encoder, "store", device)
+    for name, mode in modes_by_name(plan).items():
+        equal = map(torch.equal, gradients(encoder, mode, device), expected)
+        require(all(equal), f"{name} has other bits than store with {plan.about}")
 
 
 def measured(
@@ -97,25 +90,19 @@ def measured(
     encoder = build_encoder(name).to(device)
     encoder.set_channels(plan.channels)
     check_bits(encoder, plan, device)
-    for weight in encoder.parameters():
-        weight.grad = torch.zeros_like(weight)
+    make_gradients(encoder)
     feats = torch.randn(batch, FRAMES, encoder.n_mels, device=device)
     held = 2 * sum(weight.nbytes for weight in encoder.parameters()) + feats.nbytes
     beside = training.available_bytes - plan.budget_bytes - held
     taken = torch.empty(max(0, beside), dtype=torch.uint8, device=device)
-
-    def step_in(mode: Any) -> Callable[[], None]:
-        def step() -> None:
-            encoder.set_mode(mode)
-            encoder(feats).square().mean().backward()
-
-        return step
-
-    steps = {n: step_in(mode) for n, mode in modes_by_name(encoder, plan).items()}
-    peak = step_peak(steps[PLANNED], device)
-    fitting = {n: step for n, step in steps.items() if n == PLANNED or fits(step)}
+    steps = {
+        way: functools.partial(step_in, encoder, feats, mode)
+        for way, mode in modes_by_name(plan).items()
+    }
+    peak = peak_bytes(steps[PLANNED], device)
+    fitting = {way: step for way, step in steps.items() if way == PLANNED or fits(step)}
     seconds = interleaved_seconds(fitting, device, repeats=repeats)
-    baseline = seconds[PLANNED]["median"]
+    baseline = seconds[PLANNED].median
     del taken
     return {
         "encoder": name,
@@ -127,10 +114,10 @@ def measured(
         "peak / planned": peak / plan.measured_bytes,
         "s per step, plan": baseline,
         **{
-            f"{mode} / plan": seconds[mode]["median"] / baseline
+            f"{mode} / plan": seconds[mode].median / baseline
             if mode in seconds
             else "-"
-            for mode in ("store", "recompute", "reconstruct")
+            for mode in UNIFORM
         },
     }
 
@@ -162,9 +149,6 @@ def run(
     for name in names:
         rows.append(measured(name, card_bytes, batch, repeats, device))
         print(*rows[-1].values(), flush=True)
-        if device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()
     return Result(
         "capped",
         "Does a plan for an 11 GB GPU hold on one, and what does it cost?",

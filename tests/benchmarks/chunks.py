@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,44 +10,37 @@ import torch
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes.geometry import AUTO
 from speechbrain_rev.plots import time_against_memory
-from speechbrain_rev.sizes import MIB
+from speechbrain_rev.sizes import GB, MIB
 
-from .gradients import check_modes
-from .harness import Result, interleaved_seconds
-from .precisions import PRECISIONS
-from .streams import (
+from .harness import Result, times
+from .steps import (
     FRAMES,
-    GB,
+    Case,
+    Way,
     bytes_per_utterance,
     check_counts,
-    encoder_of,
-    train_step,
+    check_modes,
+    timed,
 )
 
 NAMES = ("revnet57", "df_revnet89")
 #: Bytes of a chunk of one utterance; None is no chunk.
 CHUNKS = (None, 4 * AUTO, 2 * AUTO, AUTO, AUTO // 2, AUTO // 4)
-FORMATS = ("float", "exact")
-FLOAT32 = PRECISIONS["float32"]
+STORED = Way("stored", chunk=None)
+COUNTERPART = Way("counterpart stored")
 
 
-def cases(name: str) -> dict[str, dict[str, Any]]:
-    """Ways to train an encoder of a size, by what they are called in the table."""
-    counterpart = ARCHITECTURES[name].counterpart
-    assert counterpart is not None
-    vanilla = {"streams": "float"}
-    found = {
-        "stored": {"name": name, "mode": "store", "streams": "float", "chunk": None},
-        "counterpart stored": {"name": counterpart, "mode": "store", **vanilla},
-        "counterpart recomputed": {"name": counterpart, "mode": "recompute", **vanilla},
-    }
-    for streams in FORMATS:
-        for chunk in CHUNKS:
-            size = "whole" if chunk is None else f"{chunk / 1e6:g} MB"
-            found[f"{streams}, {size}"] = {
-                "name": name, "mode": "reconstruct", "streams": streams, "chunk": chunk
-            }  # fmt: skip
-    return found
+def cases_of(name: str) -> list[Case]:
+    """Ways to train an encoder of a size, itself or its counterpart; two to compare with."""
+    counterpart = str(ARCHITECTURES[name].counterpart)
+    recomputed = Way("counterpart recomputed", "recompute")
+    stored = [(name, STORED), (counterpart, COUNTERPART), (counterpart, recomputed)]
+    sizes = {c: "whole" if c is None else f"{c / 1e6:g} MB" for c in CHUNKS}
+    return stored + [
+        (name, Way(f"{streams}, {size}", "reconstruct", streams, chunk=chunk))
+        for streams in ("float", "exact")
+        for chunk, size in sizes.items()
+    ]
 
 
 def run(device: torch.device, names: tuple[str, ...] = NAMES) -> Result:
@@ -59,42 +51,22 @@ def run(device: torch.device, names: tuple[str, ...] = NAMES) -> Result:
     for name in names:
         worst = max(worst, check_modes(name, ["reconstruct"], device))
         if device.type != "cuda":
-            check_counts(name, device)
-        feats = torch.randn(batch, FRAMES, 80).to(device)
-        ways = cases(name)
-        steps = {
-            way: functools.partial(
-                train_step,
-                encoder_of(device=device, **{"chunk": "auto", **options}),
-                feats,
-                FLOAT32,
-            )
-            for way, options in ways.items()
-        }
-        seconds = interleaved_seconds(steps, device, repeats=repeats)
-        del steps
-        for way, options in ways.items():
-            grown = bytes_per_utterance(
-                options["name"],
-                (options["mode"], options["streams"]),
-                FLOAT32,
-                device,
-                chunk=options.get("chunk", "auto"),
-            )
-            median = seconds[way]["median"]
+            check_counts(name, [Way("", "store"), Way("", "reconstruct", "exact")])
+        cases = cases_of(name)
+        seconds = timed(cases, device, batch=batch, repeats=repeats)
+        stored, counterpart, *_ = (seconds[case] for case in cases)
+        for own, way in cases:
+            spread = seconds[own, way]
             rows.append(
                 {
                     "encoder": name,
-                    "way": way,
-                    "default": options.get("chunk") == AUTO,
-                    "GB per utterance": grown / GB,
-                    "s per step": median,
-                    "20 % to 80 %": "{p20:.3g} to {p80:.3g}".format(**seconds[way]),
+                    "way": way.name,
+                    "default": way.chunk == AUTO,
+                    "GB per utterance": bytes_per_utterance(way, own, device) / GB,
                     "baseline": f"{name} stored, float",
-                    "times the baseline": median / seconds["stored"]["median"],
+                    **times(spread, stored),
                     "counterpart": ARCHITECTURES[name].counterpart,
-                    "times the counterpart": median
-                    / seconds["counterpart stored"]["median"],
+                    "times the counterpart": spread.median / counterpart.median,
                 }
             )
             print(*rows[-1].values(), flush=True)
@@ -112,22 +84,16 @@ def run(device: torch.device, names: tuple[str, ...] = NAMES) -> Result:
 
 def draw(result: Result, path: Path) -> None:
     """Draw each encoder's curves, and what stores or recomputes beside them."""
-    environment = result.environment
-    source = (
-        f"{result.setting}. {environment['processor']}, torch {environment['torch']}, "
-        f"{environment['date']}."
-    )
     panels: dict[str, dict[str, list[tuple[float, float, str]]]] = {}
     for row in result.rows:
         way, _, size = row["way"].partition(", ")
         curves = panels.setdefault(row["encoder"], {})
-        name = f"reconstructed, {way}" if size else f"{way}"
-        curves.setdefault(name, []).append(
+        curves.setdefault(f"reconstructed, {way}" if size else way, []).append(
             (row["GB per utterance"] * GB / MIB, row["times the baseline"], size)
         )
     time_against_memory(
         panels,
         path,
         title="Time of a training step against its memory, by size of the chunks",
-        source=source,
+        source=f"{result.setting}. {result.where}",
     )

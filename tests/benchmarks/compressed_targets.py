@@ -14,17 +14,21 @@ from typing import Any
 
 import torch
 
-from speechbrain_rev.compression import ActivationCompression, GradientBound
-from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.compression import GradientBound
 from speechbrain_rev.plots import loss_curves
 
-from .compressed_checks import audited, real_speech
-from .compressed_training import N_MELS, resume
-from .compressed_ways import ratio_of, read_state, training_of
-from .harness import NotEqual, Result
-from .speech import Speech, Training
-
-PLAIN = "plain"
+from .compressed_ways import (
+    N_MELS,
+    STATE,
+    audited,
+    follow,
+    ratio_of,
+    read_state,
+    training_of,
+)
+from .harness import Result, require
+from .speech import Speech, Training, real_speech
+from .steps import Way
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Setting:
     """What is trained; ``last`` steps are compared, bounds looked at every ``every``."""
 
     name: str = "resnet34"
-    state: Path = Path("results/compressed_training/plain_1.pt")
+    state: Path = STATE
     batch: int = 8
     frames: int = 64
     steps: int = 150
@@ -46,31 +50,22 @@ def continued(
     target: float | None, speech: Speech, state: Mapping[str, Any], setting: Setting
 ) -> tuple[list[float], Training]:
     """Go on from a state, with all stored where there is no target."""
-    mode = "store" if target is None else "compress"
-    encoder = build_encoder(setting.name, mode=mode, **setting.row)
-    training = training_of(encoder, setting.name, speech, setting.batch)
-    resume(training, state)
+    way = Way("plain" if target is None else f"target {100 * target:g} %", chunk=None)
+    training = training_of(way, setting.name, speech, setting.batch, **setting.row)
+    training.resume(state)
     training.let_fall(setting.steps)
     bound = GradientBound(target or 1.0, every=1)
     if target is not None:
-        bound.load_state_dict({"steps": training.steps_taken, "bounds": {}})
-        bound.follow(training.optimizer)
-        encoder.compression = ActivationCompression(convolutions=bound)
-    losses = []
-    for i in range(setting.steps):
-        losses.append(training.step(training.next_batch()))
-        if i == 1:
-            # The first bounds are there; from now on they are looked at as in training.
-            bound.every = setting.every
-        if i % 25 == 24:
-            print(target, i + 1, statistics.mean(losses[-25:]), flush=True)
-    return losses, training
+        training.encoder.set_mode("compress")
+        follow(training, bound, training.steps_taken)
+    losses, _ = training.run(2, way.name)
+    # The first bounds are there; from now on they are looked at as in training.
+    bound.every = setting.every
+    return losses + training.run(setting.steps - 2, way.name)[0], training
 
 
 def run(device: torch.device, setting: Setting | None = None) -> Result:
     """Go on with all targets; the baseline is to store everything."""
-    if device.type != "cpu":
-        raise ValueError(f"Trainings are kept of the CPU; {device} was asked for.")
     setting = setting or Setting()
     speech = real_speech(N_MELS, setting.frames)
     state = read_state(setting.state)
@@ -82,23 +77,22 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         if target is not None:
             ratio = ratio_of(training)
             with audited(training.encoder) as audit:
-                training.step(training.next_batch())
+                training.step()
             tensors += audit.tensors
         loss = statistics.mean(losses[-setting.last :])
-        base = rows[0]["loss"] if rows else loss
-        if rows and losses[0] != rows[0]["losses"]["of each step"][0]:
-            raise NotEqual(f"The first loss of target {target} is {losses[0]}.")
         rows.append(
             {
-                "activations": PLAIN
-                if target is None
-                else f"target {100 * target:g} %",
+                "activations": f"target {100 * target:g} %" if target else "plain",
                 "loss": loss,
-                "baseline": PLAIN,
-                "times the baseline": loss / base,
+                "baseline": "plain",
+                "times the baseline": loss / rows[0]["loss"] if rows else 1.0,
                 "inputs smaller": ratio,
                 "losses": {"of each step": losses},
             }
+        )
+        require(
+            losses[0] == rows[0]["losses"]["of each step"][0],
+            f"The first loss of target {target} is {losses[0]}.",
         )
     return Result(
         "compressed_targets",
@@ -115,15 +109,10 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
 
 def draw(result: Result, path: Path) -> None:
     """Draw the losses."""
-    environment = result.environment
-    source = (
-        f"{result.setting}. {environment['processor']}, torch {environment['torch']}, "
-        f"{environment['date']}."
-    )
     loss_curves(
         {row["activations"]: row["losses"]["of each step"] for row in result.rows},
         path,
         title="Training goes on with weight gradients off by a part of their momentum",
-        source=source,
+        source=f"{result.setting}. {result.where}",
         mean_of=25,
     )

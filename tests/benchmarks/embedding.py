@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,30 +20,34 @@ import numpy as np
 import soundfile
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from speechbrain_rev.data import read_audio
 from speechbrain_rev.inference import SpeakerEmbedder, WaveformEncoder, embed_into
-from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.scoring import cosine
 from tests.corpus import RATE, speak
 
-from .harness import NotEqual, Result, interleaved_seconds
+from .harness import Result, interleaved_seconds, require
+from .inference import encoder_of
+from .speech import FOLDER
 from .verification_script import BATCH, VerificationScript
 
-BASELINE = "SpeechBrain's script"
+BASELINE, OURS = "SpeechBrain's script", "embed_into"
 TRIALS_EACH = 8
 #: Of an embedding's length: sums of other grouping.
 TOLERANCE = 1e-5
+#: Jobs, and the ways of each: what is measured by the names of steps.
+JOBS = {
+    "each utterance once": {BASELINE: "side", "one by one": "alone", OURS: "anew"},
+    "both sides of the trials": {BASELINE: "both sides", OURS: "anew"},
+    "both sides, run again": {BASELINE: "both sides", OURS: "again"},
+}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Which encoder embeds how much; widths and blocks of None are the encoder's."""
+    """Which encoder embeds how much; ``row`` has other widths and blocks."""
 
     encoder: str = "resnet34"
-    widths: tuple[int, ...] | None = None
-    blocks: tuple[int, ...] | None = None
+    row: Mapping[str, Any] = field(default_factory=dict)
     utterances: int = 40
     shortest_seconds: float = 2.0
     longest_seconds: float = 12.0
@@ -62,8 +64,8 @@ class Case:
         self.files: dict[str, Path] = {}
         self.samples = 0
         for i, seconds in enumerate(_seconds(setting, draws)):
-            speaker, wave = voices(i, round(seconds * RATE))
-            name = f"{speaker}/s00/{i:05d}.wav"
+            wave = voices(i, round(seconds * RATE))
+            name = f"id{i:05d}/s00/00000.wav"
             self.files[name] = folder / "wav" / name
             self.files[name].parent.mkdir(parents=True, exist_ok=True)
             soundfile.write(self.files[name], wave, RATE)
@@ -71,11 +73,9 @@ class Case:
         enrol = [name for name in self.files for _ in range(TRIALS_EACH)]
         test = draws.choice(list(self.files), len(enrol)).tolist()
         self.sides = {"enrol": sorted(set(enrol)), "test": sorted(set(test))}
-        model = WaveformEncoder(_encoder(setting, list(self.files.values())))
+        model = WaveformEncoder(encoder_of(setting.encoder, setting.row))
         self.embedder = SpeakerEmbedder(model, device=device, fingerprint="benchmark")
-        self.script = VerificationScript(
-            model, device, sides=self.sides, files=self.files, folder=folder
-        )
+        self.script = VerificationScript(model, device, self.sides, self.files)
         self._archives = 0
 
     def anew(self) -> NDArray[np.float32]:
@@ -95,57 +95,38 @@ class Case:
 
     def by_script(self) -> NDArray[np.float32]:
         """Embed the enrolment side, which has them all, as the script does."""
-        found = self.script.embed(["enrol"])["enrol"]
-        return torch.cat([found[name] for name in self.files]).cpu().numpy()
+        embeddings = self.script.embed(["enrol"])["enrol"]
+        return torch.cat([embeddings[name] for name in self.files]).cpu().numpy()
 
 
 def _seconds(setting: Setting, draws: np.random.Generator) -> NDArray[Any]:
     """Draw lengths, of which neighbours are as alike as in a list of thousands."""
-    lengths = np.linspace(
-        setting.shortest_seconds,
-        setting.longest_seconds,
-        -(-setting.utterances // BATCH),
-    )
+    ends = setting.shortest_seconds, setting.longest_seconds
+    lengths = np.linspace(*ends, -(-setting.utterances // BATCH))
     seconds = np.repeat(lengths, BATCH)[: setting.utterances]
     return draws.permutation(seconds) * draws.uniform(0.99, 1.0, setting.utterances)
 
 
 def _voices(
     draws: np.random.Generator,
-) -> tuple[str, Callable[[int, int], tuple[str, NDArray[Any]]]]:
-    """Name the speech; give a speaker's name and as many samples as are asked for."""
-    folder = os.environ.get("SPEECHBRAIN_REV_SPEECH")
+) -> tuple[str, Callable[[int, int], NDArray[Any]]]:
+    """Name the speech; give as many samples of a voice as are asked for."""
+    folder = os.environ.get(FOLDER)
     if not folder:
 
-        def synthetic(i: int, samples: int) -> tuple[str, NDArray[Any]]:
+        def synthetic(i: int, samples: int) -> NDArray[Any]:
             voice = draws.uniform(80, 300), draws.uniform(400, 3000)
-            return f"id{i:05d}", speak(*voice, samples, draws)
+            return speak(*voice, samples, draws)
 
-        return "synthetic voices, for SPEECHBRAIN_REV_SPEECH is not set", synthetic
+        return f"synthetic voices, for {FOLDER} is not set", synthetic
     speakers = sorted(Path(folder, "minivox", "wav").iterdir())
 
-    def real(i: int, samples: int) -> tuple[str, NDArray[Any]]:
-        speaker = speakers[i % len(speakers)]
-        parts = [soundfile.read(path)[0] for path in sorted(speaker.rglob("*.flac"))]
-        return speaker.name, np.resize(np.concatenate(parts), samples)
+    def real(i: int, samples: int) -> NDArray[Any]:
+        files = sorted(speakers[i % len(speakers)].rglob("*.flac"))
+        joined = np.concatenate([soundfile.read(path)[0] for path in files])
+        return np.resize(joined, samples)
 
     return "real speech (minivox), a speaker's utterances joined", real
-
-
-def _encoder(setting: Setting, paths: list[Path]) -> nn.Module:
-    """Build an encoder whose normalisation has the statistics of some of the speech."""
-    torch.manual_seed(0)
-    shape = {"widths": setting.widths, "blocks": setting.blocks}
-    given = {name: value for name, value in shape.items() if value}
-    encoder = build_encoder(setting.encoder, **given)
-    waves = [read_audio(path, sample_rate=RATE) for path in paths[:8]]
-    shortest = min(len(wave) for wave in waves)
-    for module in encoder.modules():
-        if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d):
-            module.momentum = 1.0
-    with torch.no_grad():
-        WaveformEncoder(encoder)(torch.stack([wave[:shortest] for wave in waves]))
-    return encoder.eval()
 
 
 def check(case: Case) -> tuple[float, float, float]:
@@ -169,144 +150,50 @@ def check(case: Case) -> tuple[float, float, float]:
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         alone, ours, script = case.one_by_one(), case.anew(), case.by_script()
     scale = np.linalg.norm(alone, axis=1)
-    found, other = (
+    off, script_off = (
         float((np.linalg.norm(rows - alone, axis=1) / scale).max())
         for rows in (ours, script)
     )
-    if not found <= TOLERANCE:
-        raise NotEqual(f"embeddings are off by {found} of their length")
-    return found, other, float((1 - cosine(script, alone)).max())
-
-
-@dataclass
-class Parts:
-    """Where the time of one way goes, and how much of what it embeds is padding."""
-
-    seconds: float = 0.0
-    features: float = 0.0
-    encoder: float = 0.0
-    samples: int = 0
-    calls: int = 0
-
-
-@contextmanager
-def watched(model: WaveformEncoder, device: torch.device) -> Iterator[Parts]:
-    """Measure what a model does in a block of code."""
-    parts, begun = Parts(), []
-
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    def begin(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        begun.append(now())
-        if module is model.front_end.compute_features:
-            parts.samples += args[0].numel()
-            parts.calls += 1
-
-    def end(module: nn.Module, *_: Any) -> None:
-        name = "encoder" if module is model.encoder else "features"
-        spent = now() - begun.pop()
-        setattr(parts, name, getattr(parts, name) + spent)
-
-    modules = (
-        model.front_end.compute_features,
-        model.front_end.mean_var_norm,
-        model.encoder,
-    )
-    hooks: list[Any] = []
-    for module in modules:
-        hooks.append(module.register_forward_pre_hook(begin))
-        hooks.append(module.register_forward_hook(end))
-    start = now()
-    try:
-        yield parts
-        parts.seconds = now() - start
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _shares(case: Case, ways: Iterable[Callable[[], Any]]) -> list[dict[str, Any]]:
-    """Run each way once more to see where its time goes."""
-    found = []
-    for way in ways:
-        with watched(case.script.model, case.device) as parts:
-            way()
-        rest = parts.seconds - parts.features - parts.encoder
-        found.append(
-            {
-                "batches": parts.calls,
-                "padding, %": 100 * (1 - case.samples / parts.samples),
-                "encoder, %": 100 * parts.encoder / parts.seconds,
-                "features, %": 100 * parts.features / parts.seconds,
-                "reading and rest, %": 100 * rest / parts.seconds,
-            }
-        )
-    return found
+    require(off <= TOLERANCE, f"embeddings are off by {off} of their length")
+    return off, script_off, float((1 - cosine(script, alone)).max())
 
 
 def run(device: torch.device, setting: Setting | None = None) -> Result:
     """Embed each utterance once, then both sides of the list, then all again."""
     setting = setting or Setting()
     with tempfile.TemporaryDirectory() as folder:
-        return _measure(Case(setting, device, Path(folder)))
-
-
-def _measure(case: Case) -> Result:
-    setting = case.setting
-    off, script_off, angle = check(case)
-    steps: dict[str, Callable[[], Any]] = {
-        "side": case.by_script,
-        "both sides": lambda: case.script.embed(["enrol", "test"]),
-        "alone": case.one_by_one,
-        "anew": case.anew,
-        "again": case.again,
-    }
-    seconds = interleaved_seconds(steps, case.device, repeats=setting.repeats)
-    shares = dict(
-        zip(
-            ("side", "alone", "anew"),
-            _shares(case, [case.by_script, case.one_by_one, case.anew]),
-            strict=True,
-        )
-    )
-    nothing = dict.fromkeys(shares["anew"], "")
-    ours = "embed_into"
-    jobs = [
-        ("each utterance once", BASELINE, "side", "side"),
-        ("each utterance once", "one by one", "alone", "side"),
-        ("each utterance once", ours, "anew", "side"),
-        ("both sides of the trials", BASELINE, "both sides", "both sides"),
-        ("both sides of the trials", ours, "anew", "both sides"),
-        ("both sides, run again", BASELINE, "both sides", "both sides"),
-        ("both sides, run again", ours, "again", "both sides"),
+        case = Case(setting, device, Path(folder))
+        off, script_off, angle = check(case)
+        steps: dict[str, Callable[[], Any]] = {
+            "side": case.by_script,
+            "both sides": lambda: case.script.embed(["enrol", "test"]),
+            "alone": case.one_by_one,
+            "anew": case.anew,
+            "again": case.again,
+        }
+        seconds = interleaved_seconds(steps, device, repeats=setting.repeats)
+    utterances = len(case.files)
+    rows = [
+        {
+            "job": job,
+            "way": way,
+            "utterances per s": utterances / seconds[step].median,
+            "20 % to 80 % s": str(seconds[step]),
+            "baseline": BASELINE,
+            "times the baseline": seconds[ways[BASELINE]].median / seconds[step].median,
+        }
+        for job, ways in JOBS.items()
+        for way, step in ways.items()
     ]
-    rows = []
-    for job, way, step, baseline in jobs:
-        rows.append(
-            {
-                "job": job,
-                "way": way,
-                "utterances per s": len(case.files) / seconds[step]["median"],
-                "20 % to 80 % s": "{p20:.3g} to {p80:.3g}".format(**seconds[step]),
-                "baseline": BASELINE,
-                "times the baseline": seconds[baseline]["median"]
-                / seconds[step]["median"],
-                **(shares.get(step, nothing) if job == jobs[0][0] else nothing),
-            }
-        )
-    test = len(case.sides["test"])
     return Result(
         "embedding",
         "How fast are the utterances of a trial list embedded?",
-        f"{setting.encoder}, {len(case.files)} utterances of "
+        f"{setting.encoder}, {utterances} utterances of "
         f"{setting.shortest_seconds:g} to {setting.longest_seconds:g} s, "
-        f"{case.samples / RATE:.0f} s in all, {case.source}; {len(case.files)} of them "
-        f"enrolled in {TRIALS_EACH} trials each, {test} on the test side; the script of "
-        f"SpeechBrain {version('speechbrain')} with its batches of {BATCH}; median of "
-        f"{setting.repeats} interleaved runs",
+        f"{case.samples / RATE:.0f} s in all, {case.source}; {utterances} of them "
+        f"enrolled in {TRIALS_EACH} trials each, {len(case.sides['test'])} on the test "
+        f"side; the script of SpeechBrain {version('speechbrain')} with its batches of "
+        f"{BATCH}; median of {setting.repeats} interleaved runs",
         rows,
         f"embeddings within {off:.1e} of their length of those of utterances that are "
         f"alone; the script's within {script_off:.1e}, or {angle:.1e} less in cosine",

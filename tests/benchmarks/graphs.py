@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,36 +19,52 @@ from speechbrain_rev.inference.run_folder import write_run
 from speechbrain_rev.lobes import inference_form
 from tests.corpus import RATE, speak
 
-from .harness import NotEqual, Result, interleaved_seconds
-from .inference import EVAL, FORM, encoder_of
-from .inference import Setting as Sizes
+from .harness import CPU, Result, interleaved_seconds, require
+from .inference import EVAL, FORM, encoder_of, largest_distance
 
 #: Of an embedding's length.
 TOLERANCE = 1e-4
 BASELINE = f"PyTorch, {EVAL}"
 
+#: From waveforms, and how many samples of each count if not all, to embeddings.
+Embed = Callable[..., Tensor]
+
 
 @dataclass(frozen=True)
 class Setting:
-    """Which encoders embed what; widths and blocks of None are the encoder's."""
+    """Which encoders embed what; ``row`` has other widths and blocks."""
 
     encoders: tuple[str, ...] = ("resnet34", "df_resnet56", "revnet57", "df_revnet89")
-    sizes: Sizes = dataclasses.field(default_factory=Sizes)
+    row: Mapping[str, Any] = field(default_factory=dict)
     batches: tuple[int, ...] = (1, 4)
     seconds: float = 3.0
     repeats: int = 5
 
 
+@torch.no_grad()
 def run(device: torch.device, setting: Setting | None = None) -> Result:
     """Embed waveforms of one length in each way."""
-    if device.type != "cpu":
-        raise NotEqual(f"onnxruntime runs on the CPU here, not on {device}.")
     setting = setting or Setting()
     rows, worst = [], 0.0
+    waves = voices(max(*setting.batches, 2), round(setting.seconds * RATE))
     for name in setting.encoders:
-        found, off = _measure(name, setting)
-        rows += found
-        worst = max(worst, off)
+        ways = ways_of(name, setting.row)
+        worst = max(worst, check(name, ways, waves))
+        for batch in setting.batches:
+            steps = {w: functools.partial(e, waves[:batch]) for w, e in ways.items()}
+            seconds = interleaved_seconds(steps, CPU, repeats=setting.repeats)
+            rows += [
+                {
+                    "encoder": name,
+                    "batch": batch,
+                    "way": way,
+                    "baseline": BASELINE,
+                    "utterances per s": batch / spread.median,
+                    "times the baseline": seconds[BASELINE].median / spread.median,
+                    "20 % to 80 %": str(spread),
+                }
+                for way, spread in seconds.items()
+            ]
     return Result(
         "graphs",
         "Is an embedding faster in onnxruntime than in PyTorch?",
@@ -62,59 +77,40 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
     )
 
 
-def _measure(name: str, setting: Setting) -> tuple[list[dict[str, Any]], float]:
-    encoder = encoder_of(name, setting.sizes)
-    plain = WaveformEncoder(encoder).eval()
-    form = WaveformEncoder(inference_form(encoder)).eval()
-    row = encoder.architecture
+def ways_of(name: str, row: Mapping[str, Any]) -> dict[str, Embed]:
+    """Build an encoder, its form for inference, and its graph."""
+    import onnxruntime
+
+    encoder = encoder_of(name, row)
     settings = {
         "arch": name,
-        "widths": list(row.widths),
-        "blocks": list(row.blocks),
+        "widths": list(encoder.architecture.widths),
+        "blocks": list(encoder.architecture.blocks),
         "n_mels": encoder.n_mels,
         "embedding_dim": encoder.fc.out_features,
         "sample_rate": RATE,
     }
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         write_run(Path(folder, "run"), settings, encoder.state_dict())
         file = export_graph(Path(folder, "run"), Path(folder, "model.onnx"))
-        session = session_of(file.path)
-    graph = functools.partial(_by_graph, session)
-    waves = voices(max(*setting.batches, 2), round(setting.seconds * RATE))
-    worst = check(name, plain, {"graph": graph, "form": form}, waves)
-    rows = []
-    for batch in setting.batches:
-        given = waves[:batch]
-        steps: dict[str, Callable[[], Any]] = {
-            BASELINE: functools.partial(_without_graph, plain, given),
-            f"PyTorch, {FORM}": functools.partial(_without_graph, form, given),
-            "onnxruntime": functools.partial(graph, given, _whole(given)),
-        }
-        cpu = torch.device("cpu")
-        found = interleaved_seconds(steps, cpu, repeats=setting.repeats)
-        rows += [
-            {
-                "encoder": name,
-                "batch": batch,
-                "way": way,
-                "baseline": BASELINE,
-                "utterances per s": batch / spread["median"],
-                "times the baseline": found[BASELINE]["median"] / spread["median"],
-                "20 to 80 %, s": [spread["p20"], spread["p80"]],
-            }
-            for way, spread in found.items()
-        ]
-    return rows, worst
+        session = onnxruntime.InferenceSession(
+            file.path, options, providers=["CPUExecutionProvider"]
+        )
 
+    def graph(waves: Tensor, samples: Tensor | None = None) -> Tensor:
+        counts = (
+            torch.full((len(waves),), waves.shape[1]) if samples is None else samples
+        )
+        given = {"waveforms": waves.numpy(), "samples": counts.numpy()}
+        return torch.from_numpy(session.run(["embeddings"], given)[0])
 
-def session_of(path: Path) -> Any:
-    """Load a graph for as many threads as PyTorch has."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    providers = ["CPUExecutionProvider"]
-    return onnxruntime.InferenceSession(path, options, providers=providers)
+    return {
+        BASELINE: WaveformEncoder(encoder).eval(),
+        f"PyTorch, {FORM}": WaveformEncoder(inference_form(encoder)).eval(),
+        "onnxruntime": graph,
+    }
 
 
 def voices(utterances: int, samples: int) -> Tensor:
@@ -128,12 +124,7 @@ def voices(utterances: int, samples: int) -> Tensor:
 
 
 @torch.no_grad()
-def check(
-    name: str,
-    plain: WaveformEncoder,
-    others: dict[str, Callable[[Tensor, Tensor], Tensor]],
-    waves: Tensor,
-) -> float:
+def check(name: str, ways: Mapping[str, Embed], waves: Tensor) -> float:
     """Compare ways with PyTorch's, utterances padded or not.
 
     Raises
@@ -145,27 +136,11 @@ def check(
     shorter = counts.round().to(torch.int64)
     cut = waves * (torch.arange(waves.shape[1]) < shorter.unsqueeze(1))
     worst = 0.0
-    for given in ((waves, _whole(waves)), (cut, shorter)):
-        expected = plain(*given).squeeze(1)
-        for way, embed in others.items():
+    for given in ((waves,), (cut, shorter)):
+        expected = ways[BASELINE](*given).squeeze(1)
+        for way, embed in ways.items():
             ours = embed(*given).reshape(expected.shape)
-            off = float(((ours - expected).norm(dim=1) / expected.norm(dim=1)).max())
-            if not off <= TOLERANCE:
-                raise NotEqual(f"{name}, {way}: an embedding is off by {off}")
+            off = largest_distance(ours, expected)
+            require(off <= TOLERANCE, f"{name}, {way}: an embedding is off by {off}")
             worst = max(worst, off)
     return worst
-
-
-def _whole(waves: Tensor) -> Tensor:
-    return torch.full((len(waves),), waves.shape[1])
-
-
-@torch.no_grad()
-def _without_graph(model: WaveformEncoder, waves: Tensor) -> Tensor:
-    embeddings: Tensor = model(waves)
-    return embeddings
-
-
-def _by_graph(session: Any, waves: Tensor, samples: Tensor) -> Tensor:
-    given = {"waveforms": waves.numpy(), "samples": samples.numpy()}
-    return torch.from_numpy(session.run(["embeddings"], given)[0])

@@ -1,4 +1,4 @@
-"""What all benchmarks share: the environment, repeats, tables, results as JSON.
+"""What all benchmarks share: times, peaks, checks, tables, results as JSON.
 
 A benchmark is a function from a device to a ``Result``. It first checks that what it
 compares computes the same, and raises ``NotEqual`` otherwise: then nothing is printed.
@@ -6,23 +6,58 @@ compares computes the same, and raises ``NotEqual`` otherwise: then nothing is p
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
 import statistics
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from speechbrain_rev.planner import timing
+from speechbrain_rev.planner.memory import live_bytes_peak
+
+CPU = torch.device("cpu")
+
+Name = TypeVar("Name")
 
 
 class NotEqual(AssertionError):
     """Two things that a benchmark compares do not compute the same."""
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Stop a benchmark whose check failed.
+
+    Raises
+    ------
+    NotEqual
+        If it does not hold.
+    """
+    if not holds:
+        raise NotEqual(otherwise)
+
+
+def distance(got: Tensor | Iterable[Tensor], want: Tensor | Iterable[Tensor]) -> float:
+    """Measure how far tensors are from others, relative to these, in float64."""
+    ours, theirs = (
+        torch.cat(
+            [
+                x.detach().double().flatten()
+                for x in ([tensors] if isinstance(tensors, Tensor) else tensors)
+            ]
+        )
+        for tensors in (got, want)
+    )
+    return float((ours - theirs).norm() / theirs.norm())
 
 
 @dataclass
@@ -35,6 +70,15 @@ class Result:
     rows: list[dict[str, Any]]
     correctness: str
     environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """On which machine it was measured, and when."""
+        versions = self.environment
+        return (
+            f"{versions['processor']}, {versions['threads']} thread(s), torch "
+            f"{versions['torch']}, {versions['date']}."
+        )
 
     def table(self) -> str:
         """Print rows as a table in Markdown, without what is a table of its own."""
@@ -94,23 +138,85 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+class Spread(NamedTuple):
+    """Seconds of repeated steps: median and 20 to 80 percent range."""
+
+    median: float
+    p20: float
+    p80: float
+
+    def __str__(self) -> str:
+        return f"{self.p20:.3g} to {self.p80:.3g}"
+
+
 def interleaved_seconds(
-    steps: Mapping[str, Callable[[], Any]], device: torch.device, *, repeats: int
-) -> dict[str, dict[str, float]]:
-    """Time steps in turn, so that a machine's mood meets all of them alike.
+    steps: Mapping[Name, Callable[[], Any]], device: torch.device, *, repeats: int
+) -> dict[Name, Spread]:
+    """Time steps in turn, after one warm-up, so that load on the machine meets all alike."""
+    seconds = {}
+    for name, times in timing.interleaved_seconds(
+        steps, device, repeats=repeats
+    ).items():
+        fifths = statistics.quantiles(times, n=5, method="inclusive")
+        seconds[name] = Spread(statistics.median(times), fifths[0], fifths[3])
+    return seconds
+
+
+def times(
+    step: Spread | None, baseline: Spread | None, *, missing: str = ""
+) -> dict[str, Any]:
+    """Make the columns of a step's time; what was not timed has none."""
+    return {
+        "s per step": step.median if step else missing,
+        "20 % to 80 %": str(step) if step else "",
+        "times the baseline": step.median / baseline.median
+        if step and baseline
+        else "",
+    }
+
+
+def step_bytes(step: Callable[[], Any], device: torch.device) -> dict[str, int]:
+    """Measure what a step takes beyond what is there before it.
 
     Returns
     -------
-    dict of str to dict
-        Median and the 20 to 80 percent range of the repeats, after one warm-up.
+    dict of str to int
+        Bytes of ``live`` tensors at the peak; on a GPU what its allocator had
+        ``allocated`` at the peak, and ``reserved``.
     """
-    times = timing.interleaved_seconds(steps, device, repeats=repeats)
-    return {name: _spread(values) for name, values in times.items()}
+    if device.type != "cuda":
+        return {"live": live_bytes_peak(step)}
+    # The first step allocates what later ones reuse: workspaces of cuBLAS.
+    step()
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    step()
+    torch.cuda.synchronize(device)
+    return {
+        "allocated": torch.cuda.max_memory_allocated(device) - before[0],
+        "reserved": torch.cuda.max_memory_reserved(device) - before[1],
+    }
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    fifths = statistics.quantiles(values, n=5, method="inclusive")
-    return {"median": statistics.median(values), "p20": fifths[0], "p80": fifths[3]}
+def peak_bytes(step: Callable[[], Any], device: torch.device) -> int:
+    """Measure the peak of live tensors, or that of a GPU's allocator."""
+    return next(iter(step_bytes(step, device).values()))
+
+
+def in_a_process(module: str, function: str, *arguments: Any) -> Any:
+    """Call a benchmark's function in a new process; both ways through JSON."""
+    code = (
+        "import importlib, json, sys; module, name, given = json.loads(sys.argv[1]); "
+        "result = getattr(importlib.import_module(module), name)(*given); "
+        "print(json.dumps(result))"
+    )
+    given = json.dumps([module, function, arguments])
+    command = [sys.executable, "-c", code, given]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _text(value: Any) -> str:

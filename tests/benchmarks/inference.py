@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder, inference_form
-from speechbrain_rev.planner.memory import live_bytes_peak
+from speechbrain_rev.sizes import MB
 from tests.unit.lobes.encoders import with_statistics
 
-from .harness import NotEqual, Result, interleaved_seconds
+from .harness import Result, interleaved_seconds, peak_bytes, require
 
 #: Of an embedding's length: normalisations are folded, sums are of another order.
 TOLERANCE = 1e-5
@@ -24,18 +24,18 @@ EVAL, FORM = "evaluation mode", "inference form"
 
 @dataclass(frozen=True)
 class Setting:
-    """What is embedded; widths and blocks of None are the encoder's."""
+    """What is embedded; ``row`` has widths and blocks of other encoders."""
 
     vanilla: tuple[str, ...] = tuple(
         row.name for row in ARCHITECTURES.values() if not row.reversible
     )
-    widths: tuple[int, ...] | None = None
-    blocks: tuple[int, ...] | None = None
+    row: Mapping[str, Any] = field(default_factory=dict)
     batch: int = 2
     frames: int = 200
     repeats: int = 3
 
 
+@torch.no_grad()
 def run(device: torch.device, setting: Setting | None = None) -> Result:
     """Embed by each encoder in both ways; the baseline is the vanilla one's form."""
     setting = setting or Setting()
@@ -43,9 +43,30 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
     feats = torch.randn(setting.batch, setting.frames, 80, device=device)
     rows, worst = [], 0.0
     for vanilla in setting.vanilla:
-        found, off = _against(vanilla, setting, feats)
-        rows += found
-        worst = max(worst, off)
+        others = [r.name for r in ARCHITECTURES.values() if r.counterpart == vanilla]
+        ways: dict[tuple[str, str], Callable[[], Any]] = {}
+        for name in (vanilla, *others):
+            encoder = encoder_of(name, setting.row).to(device)
+            form = inference_form(encoder)
+            worst = max(worst, check(name, encoder, form, feats))
+            ways[name, EVAL] = functools.partial(encoder, feats)
+            ways[name, FORM] = functools.partial(form, feats)
+        peaks = {way: peak_bytes(step, device) for way, step in ways.items()}
+        seconds = interleaved_seconds(ways, device, repeats=setting.repeats)
+        base = vanilla, FORM
+        rows += [
+            {
+                "encoder": name,
+                "way": way,
+                "baseline": f"{vanilla}, {FORM}",
+                "MB per utterance": peaks[name, way] / MB / len(feats),
+                "times the baseline's MB": peaks[name, way] / peaks[base],
+                "ms per utterance": 1000 * seconds[name, way].median / len(feats),
+                "times the baseline's ms": seconds[name, way].median
+                / seconds[base].median,
+            }
+            for name, way in ways
+        ]
     return Result(
         "inference",
         "What does an embedding cost without a graph?",
@@ -57,70 +78,25 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
     )
 
 
-@torch.no_grad()
-def _against(
-    vanilla: str, setting: Setting, feats: Tensor
-) -> tuple[list[dict[str, Any]], float]:
-    """Measure a vanilla encoder and those that have it as counterpart."""
-    names = [vanilla] + [
-        row.name for row in ARCHITECTURES.values() if row.counterpart == vanilla
-    ]
-    ways: dict[tuple[str, str], Callable[[], Any]] = {}
-    worst = 0.0
-    for name in names:
-        encoder = encoder_of(name, setting).to(feats.device)
-        form = inference_form(encoder)
-        worst = max(worst, check(name, encoder, form, feats))
-        ways[name, EVAL] = functools.partial(encoder, feats)
-        ways[name, FORM] = functools.partial(form, feats)
-    peaks = {way: peak_bytes(step, feats.device) for way, step in ways.items()}
-    labels = {" ".join(way): step for way, step in ways.items()}
-    seconds = interleaved_seconds(labels, feats.device, repeats=setting.repeats)
-    medians = {way: seconds[" ".join(way)]["median"] for way in ways}
-    base = vanilla, FORM
-    return [
-        {
-            "encoder": name,
-            "way": way,
-            "baseline": f"{vanilla}, {FORM}",
-            "MB per utterance": peaks[name, way] / 1e6 / len(feats),
-            "times the baseline's MB": peaks[name, way] / peaks[base],
-            "ms per utterance": 1000 * medians[name, way] / len(feats),
-            "times the baseline's ms": medians[name, way] / medians[base],
-        }
-        for name, way in ways
-    ], worst
-
-
-def encoder_of(name: str, setting: Setting) -> SpeakerEncoder:
+def encoder_of(name: str, row: Mapping[str, Any]) -> SpeakerEncoder:
     """Build an encoder with statistics as after training."""
     torch.manual_seed(0)
-    sizes: dict[str, Sequence[int] | None] = {
-        "widths": setting.widths,
-        "blocks": setting.blocks,
-    }
-    encoder: SpeakerEncoder = with_statistics(build_encoder(name, **sizes))
+    encoder: SpeakerEncoder = with_statistics(build_encoder(name, **row))
     return encoder
 
 
 def check(name: str, encoder: nn.Module, form: nn.Module, feats: Tensor) -> float:
     """Compare both ways, as exact on a GPU as on a CPU."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        expected, ours = encoder(feats), form(feats)
-    off = float(((ours - expected).norm(dim=2) / expected.norm(dim=2)).max())
-    if not off <= TOLERANCE:
-        raise NotEqual(f"{name}'s form for inference is off by {off} of an embedding")
+        off = largest_distance(form(feats), encoder(feats))
+    require(
+        off <= TOLERANCE,
+        f"{name}'s form for inference is off by {off} of an embedding",
+    )
     return off
 
 
-def peak_bytes(step: Callable[[], Any], device: torch.device) -> int:
-    """Bytes of live tensors at the peak; on a GPU what its allocator handed out."""
-    if device.type != "cuda":
-        return live_bytes_peak(step)
-    step()
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    step()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+def largest_distance(ours: Tensor, expected: Tensor) -> float:
+    """Measure how far embeddings are off, as a part of their length."""
+    off = (ours - expected).norm(dim=-1) / expected.norm(dim=-1)
+    return float(off.detach().max())

@@ -8,35 +8,32 @@ SpeechBrain's dataset of the same rows, read as its recipe does.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from speechbrain_rev.data import (
-    ChunkDataset,
-    EpochBatchSampler,
-    Manifest,
     Utterance,
-    collate_chunks,
+    read_audio,
     read_manifest,
+    repeat_to,
     write_manifest,
 )
 from speechbrain_rev.data.manifest import MAPPED
 from speechbrain_rev.data.packing import Packing
+from speechbrain_rev.sizes import MB
 from tests.corpus import RATE
 
-from .harness import NotEqual, Result
+from .harness import Result, in_a_process, require
+from .reading import ours, stock
 
-MB = 1e6
 _FILE_SAMPLES = 8
-WAYS = ("speechbrain_rev", "SpeechBrain")
+OURS, BASELINE = "speechbrain_rev", "SpeechBrain"
+PROCESSES = ("the main process", "the largest worker", "all")
 
 
 @dataclass(frozen=True)
@@ -54,35 +51,37 @@ class Setting:
 
 def run(device: torch.device, setting: Setting | None = None) -> Result:
     """Measure each case in a process of its own."""
-    if device.type != "cpu":
-        raise ValueError(f"Manifests are read on the CPU; {device} was asked for.")
     setting = setting or Setting()
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    answers: dict[tuple[str, int], dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for rows in (setting.few, setting.rows):
             path = Path(folder, f"{rows}.csv")
-            write_rows(path, rows, Path(folder))
-            for way in WAYS:
-                found[way, rows] = _in_a_process(way, path, setting)
-        mapping = _seconds_to_map(path)
-    many = {way: found[way, setting.rows] for way in WAYS}
-    if many["SpeechBrain"]["rows"] != many["speechbrain_rev"]["rows"]:
-        raise NotEqual(f"the manifests are of other rows: {many}")
+            write_rows(path, rows)
+            for way in (OURS, BASELINE):
+                answers[way, rows] = in_a_process(
+                    __name__, "measure", way, str(path), asdict(setting)
+                )
+        Path(f"{path}{MAPPED}").unlink()
+        begin = time.perf_counter()
+        read_manifest(path)
+        mapping = time.perf_counter() - begin
+    baseline = answers[BASELINE, setting.rows]
+    require(
+        baseline["rows"] == answers[OURS, setting.rows]["rows"],
+        f"the manifests are of other rows: {answers}",
+    )
     table = []
-    for way in WAYS:
-        few, baseline = found[way, setting.few], many["SpeechBrain"]
+    for way in (OURS, BASELINE):
+        few, many = answers[way, setting.few], answers[way, setting.rows]
         table.append(
             {
                 "manifest": way,
                 "rows": setting.rows,
-                "s to the first batch": many[way]["seconds"],
-                "s since the process began": many[way]["since start"],
-                **{
-                    f"MB of {which}": (many[way][which] - few[which]) / MB
-                    for which in ("the main process", "the largest worker", "all")
-                },
-                "baseline": "SpeechBrain",
-                "times its seconds": many[way]["seconds"] / baseline["seconds"],
+                "s to the first batch": many["seconds"],
+                "s since the process began": many["since start"],
+                **{f"MB of {p}": (many[p] - few[p]) / MB for p in PROCESSES},
+                "baseline": BASELINE,
+                "times its seconds": many["seconds"] / baseline["seconds"],
             }
         )
     return Result(
@@ -98,16 +97,9 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
     )
 
 
-def _seconds_to_map(path: Path) -> float:
-    Path(f"{path}{MAPPED}").unlink()
-    begin = time.perf_counter()
-    read_manifest(path)
-    return time.perf_counter() - begin
-
-
-def write_rows(path: Path, rows: int, folder: Path) -> None:
+def write_rows(path: Path, rows: int) -> None:
     """Write a manifest of so many rows, and a packed folder of as many small files."""
-    source = folder / f"{rows}.packed"
+    source = path.with_suffix(".packed")
     names = [
         f"id{row // 180:05d}/{row * 7919 % 10**11:011d}/{row % 180:05d}.wav"
         for row in range(rows)
@@ -126,112 +118,47 @@ def write_rows(path: Path, rows: int, folder: Path) -> None:
     )
 
 
-def measure(way: str, path: str, setting: Setting) -> dict[str, Any]:
+def measure(way: str, path: str, given: dict[str, int]) -> dict[str, Any]:
     """Read batches in this process; return seconds and bytes, with all rows read once."""
     import psutil
 
-    process = psutil.Process()
-    begin = time.perf_counter()
-    loader, rows = (ours if way == "speechbrain_rev" else stock)(path, setting)
-    batches = iter(loader)
-    next(batches)
-    found: dict[str, Any] = {
-        "seconds": time.perf_counter() - begin,
-        "since start": time.time() - process.create_time(),
-        "rows": rows,
-    }
-    for _ in range(setting.batches):
-        next(batches)
-    if way == "speechbrain_rev":
-        _touch(loader.dataset.manifest)
-    main, *workers = [
-        p.memory_full_info() for p in (process, *process.children(recursive=True))
-    ]
-    return found | {
-        "the main process": main.rss,
-        "the largest worker": max(worker.rss for worker in workers),
-        "all": sum(info.pss for info in (main, *workers)),
-    }
+    setting, process = Setting(**given), psutil.Process()
+    options = {"num_workers": setting.workers, "multiprocessing_context": "fork"}
 
-
-def _touch(manifest: Manifest) -> None:
-    """Read all of it, as an epoch does in the end."""
-    for texts in (manifest.names, manifest.paths):
-        texts.data.sum(), texts.ends.sum()
-    manifest.samples.sum(), manifest.speakers.sum()
-
-
-def ours(path: str, setting: Setting) -> tuple[Any, list[Any]]:
-    """Give a loader as the recipe has it, and a function that lists its rows."""
-    rows = read_manifest(path)
-    numbers = {name: n for n, name in enumerate(rows.speaker_names)}
-    dataset = ChunkDataset(rows, numbers, samples=setting.samples)
-    sampler = EpochBatchSampler(len(rows), setting.batch)
-    sampler.set_epoch(1)
-    loader = torch.utils.data.DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        collate_fn=collate_chunks,
-        num_workers=setting.workers,
-        multiprocessing_context="fork",
-    )
-    last = rows[-1]
-    return loader, [len(rows), last.ID, last.wav, last.spk_id]
-
-
-def stock(path: str, setting: Setting) -> tuple[Any, list[Any]]:
-    """Give a loader as SpeechBrain's recipe has it, the samples from our reader."""
-    import speechbrain as sb
-    from speechbrain.dataio.dataloader import make_dataloader
-    from speechbrain.dataio.dataset import DynamicItemDataset
-    from speechbrain.dataio.encoder import CategoricalEncoder
-
-    from speechbrain_rev.data import read_audio, repeat_to
-
-    data = DynamicItemDataset.from_csv(path)
-    encoder = CategoricalEncoder()
-
-    @sb.utils.data_pipeline.takes("wav")
-    @sb.utils.data_pipeline.provides("sig")
-    def audio(wav: str) -> torch.Tensor:
+    def read(wav: str, samples: str) -> torch.Tensor:
+        """Read with our reader, which is not what is compared."""
         wave = read_audio(wav, sample_rate=RATE, samples=setting.samples)
         return repeat_to(wave, setting.samples)
 
-    @sb.utils.data_pipeline.takes("spk_id")
-    @sb.utils.data_pipeline.provides("spk_id", "spk_id_encoded")
-    def label(spk_id: str) -> Any:
-        yield spk_id
-        yield encoder.encode_sequence_torch([spk_id])
-
-    data.add_dynamic_item(audio)
-    data.add_dynamic_item(label)
-    encoder.update_from_didataset(data, "spk_id")
-    encoder.ignore_len()
-    data.set_output_keys(["id", "sig", "spk_id_encoded"])
-    loader = make_dataloader(
-        data,
-        batch_size=setting.batch,
-        shuffle=True,
-        num_workers=setting.workers,
-        multiprocessing_context="fork",
-    )
-    last = data.data_ids[-1]
-    row = data.data[last]
-    return loader, [len(data), last, row["wav"], row["spk_id"]]
-
-
-def _in_a_process(way: str, path: Path, setting: Setting) -> dict[str, Any]:
-    code = (
-        "import json, sys; from tests.benchmarks.manifests import Setting, measure; "
-        "print(json.dumps(measure(sys.argv[1], sys.argv[2], "
-        "Setting(**json.loads(sys.argv[3])))))"
-    )
-    given = json.dumps(vars(setting))
-    done = subprocess.run(
-        [sys.executable, "-c", code, way, str(path), given],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    begin = time.perf_counter()
+    if way == OURS:
+        loader = ours(Path(path), setting.batch, setting.samples, **options)
+        manifest = loader.dataset.manifest
+        last = manifest[-1]
+        rows = [len(manifest), last.ID, last.wav, last.spk_id]
+    else:
+        loader = stock(Path(path), setting.batch, read, **options)
+        data = loader.dataset
+        last = data.data[data.data_ids[-1]]
+        rows = [len(data), data.data_ids[-1], last["wav"], last["spk_id"]]
+    batches = iter(loader)
+    next(batches)
+    seconds = time.perf_counter() - begin
+    since_start = time.time() - process.create_time()
+    for _ in range(setting.batches):
+        next(batches)
+    if way == OURS:
+        # All of it is read, as an epoch does in the end.
+        for texts in (manifest.names, manifest.paths):
+            texts.data.sum(), texts.ends.sum()
+        manifest.samples.sum(), manifest.speakers.sum()
+    main, *workers = [
+        p.memory_full_info() for p in (process, *process.children(recursive=True))
+    ]
+    sizes = main.rss, max(w.rss for w in workers), sum(i.pss for i in (main, *workers))
+    return {
+        "seconds": seconds,
+        "since start": since_start,
+        "rows": rows,
+        **dict(zip(PROCESSES, sizes, strict=True)),
+    }

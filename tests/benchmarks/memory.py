@@ -5,37 +5,15 @@ from __future__ import annotations
 import torch
 
 from speechbrain_rev.architectures import ARCHITECTURES
-from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.catalog.steps import training_step
+from speechbrain_rev.sizes import GIB
 
 from .counts import modes_of, training_step_peak
-from .gradients import check_modes
-from .harness import NotEqual, Result
+from .harness import Result, require, step_bytes
+from .steps import FRAMES, check_modes
 
-FRAMES = 200
-GIB = 2**30
 #: Large enough that activations make the peak; on a CPU as small as can be counted.
 BATCHES = {"cpu": 2, "cuda": 8}
-
-
-def allocated(name: str, mode: str, batch: int, device: torch.device) -> dict[str, int]:
-    """Ask the allocator what a step took beyond what was there before it."""
-    encoder = build_encoder(name, mode=mode).to(device)
-    for p in encoder.parameters():
-        p.grad = torch.zeros_like(p)
-    feats = torch.randn(batch, FRAMES, 80, device=device)
-    # The first step allocates what is kept: workspaces of cuBLAS, choices of cuDNN.
-    for _ in range(2):
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        reserved_before = torch.cuda.memory_reserved(device)
-        encoder(feats).square().sum().backward()
-        torch.cuda.synchronize(device)
-    return {
-        "allocated": torch.cuda.max_memory_allocated(device) - before,
-        "reserved": torch.cuda.max_memory_reserved(device) - reserved_before,
-    }
 
 
 def run(device: torch.device, names: list[str] | None = None) -> Result:
@@ -48,15 +26,12 @@ def run(device: torch.device, names: list[str] | None = None) -> Result:
         for mode in modes:
             size = {"mode": mode, "frames": FRAMES, "batch": batch}
             counted = training_step_peak(name, **size)
-            if device.type == "cuda":
-                taken = allocated(name, mode, batch, device)
-            else:
-                taken = {"live": training_step_peak(name, device=device, **size)}
-                if taken["live"] != counted:
-                    raise NotEqual(
-                        f"{name} {mode} holds {taken['live']} bytes on {device}, but "
-                        f"{counted} were counted on meta tensors."
-                    )
+            taken = step_bytes(training_step(name, device=device, **size)[1], device)
+            require(
+                taken.get("live", counted) == counted,
+                f"{name} {mode} holds {taken} bytes on {device}, but {counted} were "
+                "counted on meta tensors.",
+            )
             rows.append(
                 {
                     "encoder": name,

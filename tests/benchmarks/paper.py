@@ -10,19 +10,32 @@ from torch import nn
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.sizes import GB
 
-from .gradients import check_modes
-from .harness import NotEqual, Result
-from .precisions import PRECISIONS
-from .streams import FRAMES, GB, batches_on, bytes_per_utterance, check_counts
+from .harness import Result, require
+from .steps import (
+    FRAMES,
+    Way,
+    batches_on,
+    bytes_per_utterance,
+    check_counts,
+    check_modes,
+)
 
 #: Streams and precision, as columns.
-COLUMNS = (("float", "float32"), ("exact", "float32"), ("exact", "bf16"))
+COLUMNS = {
+    f"{streams} {precision} GB": Way("", "reconstruct", streams, precision)
+    for streams, precision in (
+        ("float", "float32"),
+        ("exact", "float32"),
+        ("exact", "bf16"),
+    )
+}
+EXACT = "exact float32 GB"
 LONG = 600
-#: Of a long utterance's memory against three short ones'.
-ROUNDING = 0.01
-#: Between encoders that differ in depth alone.
-DEPTH = 0.01
+#: Of a long utterance's memory against three short ones', and between encoders that
+#: differ in depth alone.
+ROUNDING = DEPTH = 0.01
 
 
 def gradients_of_a_stage(encoder: nn.Module) -> int:
@@ -33,15 +46,6 @@ def gradients_of_a_stage(encoder: nn.Module) -> int:
     )
 
 
-def check_lengths(name: str, short: float, long: float) -> None:
-    """Three times the frames take three times the memory, no more."""
-    most = LONG / FRAMES * (1 + ROUNDING) * short
-    if long > most:
-        raise NotEqual(
-            f"{name} takes {long:.0f} bytes for {LONG} frames and {short:.0f} for {FRAMES}."
-        )
-
-
 def check_depth(rows: list[dict[str, Any]]) -> float:
     """Compare encoders that differ in depth alone: the same memory.
 
@@ -50,19 +54,23 @@ def check_depth(rows: list[dict[str, Any]]) -> float:
     float
         The largest relative difference.
     """
-    worst = 0.0
-    for a, b in itertools.combinations(rows, 2):
-        first, second = (ARCHITECTURES[row["encoder"]] for row in (a, b))
-        if (first.family, first.type, first.block) == (
-            second.family,
-            second.type,
-            second.block,
-        ) and first.widths[:3] == second.widths[:3]:
-            for streams, precision in COLUMNS:
-                column = f"{streams} {precision} GB"
-                worst = max(worst, abs(a[column] / b[column] - 1))
-    if worst > DEPTH:
-        raise NotEqual(f"Memory grows with depth: by {worst:.3f} between encoders.")
+
+    def but_depth(row: dict[str, Any]) -> tuple[Any, ...]:
+        encoder = ARCHITECTURES[row["encoder"]]
+        return encoder.family, encoder.type, encoder.block, encoder.widths[:3]
+
+    worst = max(
+        (
+            abs(a[column] / b[column] - 1)
+            for a, b in itertools.combinations(rows, 2)
+            if but_depth(a) == but_depth(b)
+            for column in COLUMNS
+        ),
+        default=0.0,
+    )
+    require(
+        worst <= DEPTH, f"Memory grows with depth: by {worst:.3f} between encoders."
+    )
     return worst
 
 
@@ -70,23 +78,21 @@ def run(device: torch.device, names: list[str] | None = None) -> Result:
     """Count all reversible encoders; the baseline is the published figure."""
     reversible = [name for name, row in ARCHITECTURES.items() if row.reversible]
     rows: list[dict[str, Any]] = []
-    distance = 0.0
+    worst = 0.0
     if device.type != "cuda":
         for name in ("revnet57", "revnet155"):
-            check_counts(name, device)
+            check_counts(name, COLUMNS.values())
     for name in names or reversible:
-        distance = max(distance, check_modes(name, ["reconstruct"], device))
-        grown = {
-            (streams, precision): bytes_per_utterance(
-                name, ("reconstruct", streams), PRECISIONS[precision], device
-            )
-            for streams, precision in COLUMNS
+        worst = max(worst, check_modes(name, ["reconstruct"], device))
+        sizes = {
+            column: bytes_per_utterance(way, name, device) / GB
+            for column, way in COLUMNS.items()
         }
-        exact = "exact", "float32"
-        long = bytes_per_utterance(
-            name, ("reconstruct", "exact"), PRECISIONS["float32"], device, frames=LONG
+        long = bytes_per_utterance(COLUMNS[EXACT], name, device, frames=LONG) / GB
+        require(
+            long <= LONG / FRAMES * (1 + ROUNDING) * sizes[EXACT],
+            f"{name} takes {long} GB for {LONG} frames and {sizes[EXACT]} for {FRAMES}.",
         )
-        check_lengths(name, grown[exact], long)
         published = ARCHITECTURES[name].published_memory_gb
         with torch.device("meta"):
             held = gradients_of_a_stage(build_encoder(name))
@@ -95,9 +101,9 @@ def run(device: torch.device, names: list[str] | None = None) -> Result:
                 "encoder": name,
                 "baseline": "published",
                 "published GB": published,
-                **{f"{s} {p} GB": n / GB for (s, p), n in grown.items()},
-                "share of the baseline": grown[exact] / GB / published,
-                f"{LONG} frames / {FRAMES}": long / grown[exact],
+                **sizes,
+                "share of the baseline": sizes[EXACT] / published,
+                f"{LONG} frames / {FRAMES}": long / sizes[EXACT],
                 "weight gradients of a stage, MB": held / 1e6,
             }
         )
@@ -111,6 +117,6 @@ def run(device: torch.device, names: list[str] | None = None) -> Result:
         f"of {few} and {many}; the share is that of exact streams in float32; weight gradients of a "
         "stage wait for its end, at any batch",
         rows,
-        f"gradients within {distance:.1e} of stored ones in float64, reduced widths and "
+        f"gradients within {worst:.1e} of stored ones in float64, reduced widths and "
         f"chunks; depth changes memory by {check_depth(rows):.1e} at most",
     )

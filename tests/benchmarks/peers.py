@@ -11,7 +11,7 @@ import functools
 import importlib
 import importlib.metadata
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,8 @@ from speechbrain_rev.architectures import architecture
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.lobes.geometry import channels_by_level
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
-from speechbrain_rev.reversible.norm import BatchNorm
+
+from .plain import plain
 
 #: F and G of each block.
 Functions = Sequence[tuple[nn.Module, nn.Module]]
@@ -74,14 +75,6 @@ class Ours(nn.Module):
         return self.chain(*x.chunk(2, dim=1))
 
 
-def coupled(
-    f: nn.Module, g: nn.Module, x1: Tensor, x2: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Couple two streams."""
-    y1 = x1 + f(x2)
-    return y1, x2 + g(y1)
-
-
 class Plain(nn.Module):
     """The couplings in plain autograd, written out: what all ways must equal."""
 
@@ -93,19 +86,24 @@ class Plain(nn.Module):
         """Run both streams."""
         streams: tuple[Tensor, ...] = x.chunk(2, dim=1)
         for f, g in self.blocks:
-            streams = coupled(f, g, *streams)
+            streams = self.couple(f, g, *streams)
         return streams
+
+    @staticmethod
+    def couple(
+        f: nn.Module, g: nn.Module, x1: Tensor, x2: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Couple two streams."""
+        y1 = x1 + f(x2)
+        return y1, x2 + g(y1)
 
 
 class Checkpointed(Plain):
     """The couplings in plain autograd, of which torch keeps the inputs only."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Run both streams."""
-        streams: tuple[Tensor, ...] = x.chunk(2, dim=1)
-        for f, g in self.blocks:
-            streams = checkpoint(coupled, f, g, *streams, use_reentrant=False)
-        return streams
+    couple = staticmethod(
+        functools.partial(checkpoint, Plain.couple, use_reentrant=False)
+    )
 
 
 class Joined(nn.Module):
@@ -165,9 +163,9 @@ def imported(module: str, peer: str) -> ModuleType:
         ) from error
 
 
-def versions(ways: Iterable[Way]) -> str:
+def versions() -> str:
     """List the versions of the peers, and which are not installed."""
-    return ", ".join(f"{way.peer} {_version(way.peer)}" for way in ways if way.peer)
+    return ", ".join(f"{way.peer} {_version(way.peer)}" for way in PEERS)
 
 
 def _version(peer: str) -> str:
@@ -199,37 +197,13 @@ WAYS = (
 )
 
 
-def plain(module: nn.Module) -> nn.Sequential:
-    """Copy a residual function, or a stem, into torch's own layers, one after another.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Convolutions, and normalisations without mask, in the order in which they run.
-    """
-    layers: list[nn.Module] = []
-    for layer in module.modules():
-        if isinstance(layer, BatchNorm):
-            norm = nn.BatchNorm2d(layer.channels, layer.eps, layer.momentum)
-            norm.load_state_dict(layer.state_dict())
-            layers += [norm, nn.ReLU(inplace=True)] if layer.relu else [norm]
-        elif isinstance(layer, nn.Conv2d):
-            sizes = layer.in_channels, layer.out_channels, layer.kernel_size
-            conv = nn.Conv2d(
-                *sizes, layer.stride, layer.padding, groups=layer.groups, bias=False
-            )
-            conv.load_state_dict(layer.state_dict())
-            layers.append(conv)
-    return nn.Sequential(*layers)
-
-
-class PlainEncoder(nn.Module):
+class RebuiltEncoder(nn.Module):
     """An encoder in torch's own layers, whose chains a way builds.
 
     Parameters
     ----------
     encoder : SpeakerEncoder
-        A reversible encoder of type II, which is copied.
+        A reversible encoder of type II, which gives its weights.
     build : callable
         From residual functions to a chain.
     checkpoints : bool
@@ -253,7 +227,7 @@ class PlainEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.checkpoints, self.widens = checkpoints, widens
-        self.pooling = encoder.pooling
+        self.pooling, self.fc = encoder.pooling, encoder.fc
         self.entries, self.chains = nn.ModuleList(), nn.ModuleList()
         self.parts: tuple[nn.Module, ...] = ()
         for stage in encoder.stages:
@@ -264,8 +238,6 @@ class PlainEncoder(nn.Module):
             self.entries.append(entry)
             self.chains.append(build(functions))
             self.parts += (entry, *(f for pair in functions for f in pair))
-        self.fc = nn.Linear(encoder.fc.in_features, encoder.fc.out_features)
-        self.fc.load_state_dict(encoder.fc.state_dict())
         self.parts += (self.fc,)
 
     def forward(self, feats: Tensor) -> Tensor:
@@ -276,7 +248,9 @@ class PlainEncoder(nn.Module):
             held = [self._entered(entry, *streams)]
             del streams
             if self.widens:
-                held.append(_wide(held.pop()))
+                x = held.pop()
+                held.append(x.to(torch.promote_types(x.dtype, torch.float32)))
+                del x
             streams = chain(held.pop())
         return self.fc(self.pooling(None, *streams)).unsqueeze(1)
 
@@ -286,20 +260,15 @@ class PlainEncoder(nn.Module):
         return _joined(entry, *streams)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _joined(entry: nn.Module, *streams: Tensor) -> Tensor:
     return entry(streams[0] if len(streams) == 1 else torch.cat(streams, dim=1))
 
 
-def encoder_by(way: Way, name: str, **row: Any) -> nn.Module:
+def rebuilt(way: Way, name: str, **row: Any) -> nn.Module:
     """Build an encoder whose chains train in a way; chunks are the default's."""
     if way.settings is None:
         # Peers do not take the halves that a stem makes under autocast.
-        return PlainEncoder(
-            build_encoder(name, **row), way.build, widens=bool(way.peer)
-        )
+        widens = bool(way.peer)
+        return RebuiltEncoder(build_encoder(name, **row), way.build, widens=widens)
     chunk = "auto" if way.settings.get("chunk") else None
     return build_encoder(name, verify=None, **{**way.settings, "chunk": chunk}, **row)

@@ -1,8 +1,8 @@
-"""Vanilla encoders as torch alone has them: what a user can compile today.
+"""Encoders as torch alone has them, without a layer of this package.
 
 Layers of this package's own would break a compiled graph at each normalisation, and
-torch's compiler could then choose nothing. Weights are those of the encoder it is made
-of, so that both can be compared.
+peers are given what torch has. Weights are those of the modules that are rebuilt, so that
+both can be compared.
 """
 
 from __future__ import annotations
@@ -16,27 +16,46 @@ from speechbrain_rev.lobes.pooling import VARIANCE_FLOOR
 from speechbrain_rev.reversible.norm import BatchNorm
 
 
+def plain(*modules: nn.Module) -> nn.Sequential:
+    """Rebuild modules in torch's own layers, one after another, around their weights.
+
+    Parameters
+    ----------
+    *modules : nn.Module
+        Convolutions, and normalisations without mask, in the order in which they run.
+    """
+    layers: list[nn.Module] = []
+    for layer in nn.ModuleList(modules).modules():
+        if isinstance(layer, BatchNorm):
+            norm = nn.BatchNorm2d(layer.channels, layer.eps, layer.momentum)
+            norm.weight, norm.bias = layer.weight, layer.bias
+            layers += [norm, nn.ReLU(inplace=True)] if layer.relu else [norm]
+        elif isinstance(layer, nn.Conv2d):
+            sizes = layer.in_channels, layer.out_channels, layer.kernel_size
+            conv = nn.Conv2d(
+                *sizes, layer.stride, layer.padding, groups=layer.groups, bias=False
+            )
+            conv.weight = layer.weight
+            layers.append(conv)
+    return nn.Sequential(*layers)
+
+
 class PlainBlock(nn.Module):
     """Convolutions with normalisation, ReLU between them, and a shortcut around them.
 
     Parameters
     ----------
     block : nn.Module
-        An ordinary residual block of this package, whose convolutions are taken.
+        An ordinary residual block of this package.
     """
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        for i in range(1, 4):
-            if hasattr(block, f"conv{i}"):
-                norm = getattr(block, f"norm{i}")
-                layers += [_conv(getattr(block, f"conv{i}")), _norm(norm)]
-                layers += [nn.ReLU(inplace=True)] * norm.relu
-        self.residual = nn.Sequential(*layers)
+        parts = [f"{kind}{i}" for i in range(1, 4) for kind in ("conv", "norm")]
+        self.residual = plain(*(getattr(block, p) for p in parts if hasattr(block, p)))
         self.shortcut: nn.Module = nn.Identity()
         if block.shortcut is not None:
-            self.shortcut = _layer(block.shortcut)
+            self.shortcut = plain(block.shortcut)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [batch, channel, freq, time]."""
@@ -60,11 +79,11 @@ class PlainEncoder(nn.Module):
     def __init__(self, encoder: SpeakerEncoder, *, checkpointed: int = 0) -> None:
         super().__init__()
         self.n_mels, self.checkpointed = encoder.n_mels, checkpointed
-        blocks = [_layer(encoder.stem)]
+        blocks: list[nn.Module] = [plain(encoder.stem)]
         for stage in encoder.stages:
             if stage.entry is not None:
-                blocks.append(_layer(stage.entry))
-            blocks += [PlainBlock(block) for block in stage.blocks]
+                blocks.append(plain(stage.entry))
+            blocks += map(PlainBlock, stage.blocks)
         self.blocks = nn.ModuleList(blocks)
         self.fc = encoder.fc
 
@@ -82,36 +101,3 @@ class PlainEncoder(nn.Module):
             [rows.mean(dim=2), (variance + self.variance_floor).sqrt()], dim=1
         )
         return self.fc(pooled).unsqueeze(1)
-
-
-def _layer(layer: nn.Module) -> nn.Module:
-    """Take convolution, normalisation and ReLU, if there is one."""
-    found: list[nn.Module] = []
-    for module in layer.modules():
-        if isinstance(module, nn.Conv2d):
-            found.append(_conv(module))
-        elif isinstance(module, BatchNorm):
-            found.append(_norm(module))
-            if module.relu:
-                found.append(nn.ReLU(inplace=True))
-    return nn.Sequential(*found)
-
-
-def _conv(conv: nn.Conv2d) -> nn.Conv2d:
-    plain = nn.Conv2d(
-        conv.in_channels,
-        conv.out_channels,
-        conv.kernel_size,
-        conv.stride,
-        conv.padding,
-        groups=conv.groups,
-        bias=False,
-    )
-    plain.weight = conv.weight
-    return plain
-
-
-def _norm(norm: BatchNorm) -> nn.BatchNorm2d:
-    plain = nn.BatchNorm2d(norm.channels, eps=norm.eps, momentum=norm.momentum)
-    plain.weight, plain.bias = norm.weight, norm.bias
-    return plain

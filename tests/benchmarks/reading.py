@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,6 @@ from speechbrain.processing.features import InputNormalization
 from torchaudio.transforms import Resample
 
 from speechbrain_rev.data import (
-    ChunkBatch,
     ChunkDataset,
     EpochBatchSampler,
     SpeakerAugment,
@@ -42,12 +42,15 @@ from speechbrain_rev.data import (
     write_manifest,
 )
 from speechbrain_rev.data.packing import Packing
-from tests.corpus import RATE, write_corpus, write_noise, write_rooms
+from tests.corpus import RATE, write_corpus, write_noise, write_rirs
 
-from .harness import NotEqual, Result, interleaved_seconds
+from .harness import CPU, Result, interleaved_seconds, require
 
 #: 200 frames at speed 1.1.
 SAMPLES = 35200
+WHOLE = "the whole path, from packed folders"
+
+Epoch = Callable[[], Iterator[Any]]
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,44 @@ class Setting:
     passes: int = 4
 
 
+def ours(manifest: Path, batch: int, samples: int, **options: Any) -> Any:
+    """Give a loader as the recipe has it."""
+    rows = read_manifest(manifest)
+    numbers = {name: n for n, name in enumerate(rows.speaker_names)}
+    dataset = ChunkDataset(rows, numbers, samples=samples)
+    sampler = EpochBatchSampler(len(rows), batch)
+    sampler.set_epoch(1)
+    return torch.utils.data.DataLoader(
+        dataset, batch_sampler=sampler, collate_fn=collate_chunks, **options
+    )
+
+
+def stock(
+    manifest: Path,
+    batch: int,
+    read: Callable[[str, str], torch.Tensor],
+    **options: Any,
+) -> Any:
+    """Give a loader as SpeechBrain's VoxCeleb recipe has it."""
+    data = DynamicItemDataset.from_csv(str(manifest))
+    encoder = CategoricalEncoder()
+
+    @sb.utils.data_pipeline.takes("spk_id")
+    @sb.utils.data_pipeline.provides("spk_id", "spk_id_encoded")
+    def label(spk_id: str) -> Iterator[Any]:
+        yield spk_id
+        yield encoder.encode_sequence_torch([spk_id])
+
+    data.add_dynamic_item(read, takes=["wav", "samples"], provides="sig")
+    data.add_dynamic_item(label)
+    encoder.update_from_didataset(data, "spk_id")
+    encoder.ignore_len()
+    data.set_output_keys(["id", "sig", "spk_id_encoded"])
+    return make_dataloader(
+        data, batch_size=batch, shuffle=True, drop_last=True, **options
+    )
+
+
 def run(device: torch.device, setting: Setting | None = None) -> Result:
     """Time all ways of reading in turn, then the stages of the whole input path."""
     setting = setting or Setting()
@@ -70,40 +111,9 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return _run(device, setting, Path(folder))
+            rows = _rows(device, setting, Path(folder))
     finally:
         torch.set_num_threads(threads)
-
-
-def _run(device: torch.device, setting: Setting, folder: Path) -> Result:
-    corpora = corpora_of(setting, folder)
-    ways: dict[str, Callable[[], Iterator[Any]]] = {}
-    for kind in ("WAV", "FLAC"):
-        ways[f"SpeechBrain, {kind}"] = stock(corpora[kind], folder / kind, setting)
-    for kind, root in corpora.items():
-        ways[f"speechbrain_rev, {kind}"] = ours(root, folder / f"{kind}.csv", setting)
-    _check(ways, corpora)
-    read = setting.passes * setting.speakers * 2 * setting.utterances
-    read -= read % setting.batch
-    seconds = interleaved_seconds(
-        {name: partial(_exhaust, way) for name, way in ways.items()},
-        torch.device("cpu"),
-        repeats=setting.repeats,
-    )
-    rows: list[dict[str, Any]] = []
-    for name, found in seconds.items():
-        kind = "FLAC" if "FLAC" in name else "WAV"
-        baseline = f"SpeechBrain, {kind}"
-        rows.append(
-            {
-                "input path": name,
-                "utterances per second": read / found["median"],
-                "ms per utterance": 1000 * found["median"] / read,
-                "baseline": baseline,
-                "times the baseline": seconds[baseline]["median"] / found["median"],
-            }
-        )
-    rows += stages(device, setting, folder, corpora["packed"])
     return Result(
         "reading",
         "How fast is speech read, on one core?",
@@ -117,24 +127,65 @@ def _run(device: torch.device, setting: Setting, folder: Path) -> Result:
     )
 
 
-def corpora_of(setting: Setting, folder: Path) -> dict[str, Path]:
-    """Write the same speech as WAV, as FLAC and packed."""
-    wav, flac = folder / "WAV", folder / "FLAC"
-    write_corpus(
-        wav,
-        speakers=setting.speakers,
-        utterances=setting.utterances,
-        seconds=setting.seconds,
+def _rows(device: torch.device, setting: Setting, folder: Path) -> list[dict[str, Any]]:
+    manifests = manifests_of(setting, folder)
+    ways: dict[str, Epoch] = {}
+    for kind in ("WAV", "FLAC"):
+        loader = stock(manifests[kind], setting.batch, _random_chunk)
+        ways[f"SpeechBrain, {kind}"] = partial(iter, loader)
+    for kind, manifest in manifests.items():
+        ways[f"speechbrain_rev, {kind}"] = epochs_of(manifest, setting)
+    _check(ways, manifests)
+    read = setting.passes * setting.speakers * 2 * setting.utterances
+    read -= read % setting.batch
+    seconds = interleaved_seconds(
+        # All is read, and nothing kept.
+        {name: lambda way=way: deque(way(), maxlen=0) for name, way in ways.items()},
+        CPU,
+        repeats=setting.repeats,
     )
+    each = {name: spread.median / read for name, spread in seconds.items()}
+    beside = {n: f"SpeechBrain, {'FLAC' if 'FLAC' in n else 'WAV'}" for n in ways}
+    each |= stages(device, setting, folder, manifests["packed"])
+    return [
+        {
+            "input path": name,
+            "utterances per second": 1 / taken,
+            "ms per utterance": 1000 * taken,
+            "baseline": beside.get(name, WHOLE),
+            "times the baseline": each[beside.get(name, WHOLE)] / taken,
+        }
+        for name, taken in each.items()
+    ]
+
+
+def manifests_of(setting: Setting, folder: Path) -> dict[str, Path]:
+    """Write the same speech as WAV, as FLAC and packed, and a manifest of each."""
+    wav, flac = folder / "WAV", folder / "FLAC"
+    size = {"speakers": setting.speakers, "utterances": setting.utterances}
+    write_corpus(wav, seconds=setting.seconds, **size)
     for path in audio_files(wav):
         other = flac / path.relative_to(wav).with_suffix(".flac")
         other.parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(other, soundfile.read(path, dtype="int16")[0], RATE)
-    return {"WAV": wav, "FLAC": flac, "packed": packed(wav, folder / "speech.packed")}
+    roots = {"WAV": wav, "FLAC": flac, "packed": packed(wav)}
+    manifests = {}
+    for kind, root in roots.items():
+        manifests[kind] = folder / f"{kind}.csv"
+        write_manifest(
+            manifests[kind],
+            [
+                Utterance(f"{n}:{p}", str(p), audio_info(p).samples, p.parts[-3])
+                for n in range(setting.passes)
+                for p in sorted(audio_files(root))
+            ],
+        )
+    return manifests
 
 
-def packed(source: Path, made: Path) -> Path:
+def packed(source: Path) -> Path:
     """Pack a folder."""
+    made = source.with_name(f"{source.name}.packed")
     with Packing(made, source=str(source), sample_rate=RATE) as packing:
         for path in audio_files(source):
             wav = read_audio(path, sample_rate=RATE)
@@ -143,87 +194,46 @@ def packed(source: Path, made: Path) -> Path:
     return made
 
 
-def ours(
-    root: Path, manifest: Path, setting: Setting
-) -> Callable[[], Iterator[ChunkBatch]]:
-    """Read batches as the recipe does, from files or from the packed form."""
-    paths = sorted(audio_files(root))
-    write_manifest(
-        manifest,
-        [
-            Utterance(p.stem, str(p), audio_info(p).samples, p.parts[-3])
-            for p in paths * setting.passes
-        ],
-    )
-    rows = read_manifest(manifest)
-    numbers = {name: n for n, name in enumerate(rows.speaker_names)}
-    dataset = ChunkDataset(rows, numbers, samples=SAMPLES)
-    sampler = EpochBatchSampler(len(rows), setting.batch)
-    loader = torch.utils.data.DataLoader(
-        dataset, batch_sampler=sampler, collate_fn=collate_chunks
-    )
+def _random_chunk(wav: str, samples: str) -> torch.Tensor:
+    """Read as SpeechBrain's recipe does."""
+    start = random.randint(0, int(samples) - SAMPLES)
+    sig, _ = audio_io.load(wav, num_frames=SAMPLES, frame_offset=start)
+    return sig.transpose(0, 1).squeeze(1)
+
+
+def epochs_of(manifest: Path, setting: Setting) -> Epoch:
+    """Read batches as the recipe does, of another epoch each time."""
+    loader = ours(manifest, setting.batch, SAMPLES)
     epochs = itertools.count(1)
 
-    def epoch() -> Iterator[ChunkBatch]:
-        sampler.set_epoch(next(epochs))
+    def epoch() -> Iterator[Any]:
+        loader.batch_sampler.set_epoch(next(epochs))
         return iter(loader)
 
     return epoch
 
 
-def stock(root: Path, csv: Path, setting: Setting) -> Callable[[], Iterator[Any]]:
-    """Read batches as SpeechBrain's VoxCeleb recipe does."""
-    lines = ["ID,duration,wav,spk_id"]
-    for number in range(setting.passes):
-        for path in audio_files(root):
-            name, seconds = f"{number}/{path}", audio_info(path).samples / RATE
-            lines.append(f"{name},{seconds},{path},{path.parts[-3]}")
-    csv.with_suffix(".csv").write_text("\n".join(lines) + "\n")
-    data = DynamicItemDataset.from_csv(str(csv.with_suffix(".csv")))
-    encoder = CategoricalEncoder()
-
-    @sb.utils.data_pipeline.takes("wav", "duration")
-    @sb.utils.data_pipeline.provides("sig")
-    def audio(wav: str, duration: str) -> torch.Tensor:
-        start = random.randint(0, int(float(duration) * RATE) - SAMPLES)
-        sig, _ = audio_io.load(wav, num_frames=SAMPLES, frame_offset=start)
-        return sig.transpose(0, 1).squeeze(1)
-
-    @sb.utils.data_pipeline.takes("spk_id")
-    @sb.utils.data_pipeline.provides("spk_id", "spk_id_encoded")
-    def label(spk_id: str) -> Iterator[Any]:
-        yield spk_id
-        yield encoder.encode_sequence_torch([spk_id])
-
-    data.add_dynamic_item(audio)
-    data.add_dynamic_item(label)
-    encoder.update_from_didataset(data, "spk_id")
-    data.set_output_keys(["id", "sig", "spk_id_encoded"])
-    loader = make_dataloader(
-        data, batch_size=setting.batch, shuffle=True, drop_last=True
-    )
-    return lambda: iter(loader)
-
-
 def stages(
-    device: torch.device, setting: Setting, folder: Path, root: Path
-) -> list[dict[str, Any]]:
-    """Time the stages of the whole path: reading, augmentation, features."""
-    batch = next(ours(root, folder / "stages.csv", setting)())
+    device: torch.device, setting: Setting, folder: Path, manifest: Path
+) -> dict[str, float]:
+    """Take seconds per utterance of reading, augmentation and features."""
+    read = epochs_of(manifest, setting)
+    batch = next(read())
     wavs, lens = batch.wavs.to(device), batch.lens.to(device)
     augment = partial(
         SpeakerAugment, out_n_neurons=3 * setting.speakers, augment_prob=0.6
     )
-    speeds = augment()
-    noise = packed(write_noise(folder / "noise", seconds=5), folder / "noise.packed")
-    rirs = packed(write_rooms(folder / "rirs"), folder / "rirs.packed")
-    both = augment(speeds=[1.0], noise_folder=noise, rir_folder=rirs)
-    whole = augment(noise_folder=noise, rir_folder=rirs)
-    fbank, normalize = (
-        Fbank(n_mels=80).to(device),
-        InputNormalization(norm_type="sentence", std_norm=False).to(device),
+    folders = {
+        "noise_folder": packed(write_noise(folder / "noise", seconds=5)),
+        "rir_folder": packed(write_rirs(folder / "rirs")),
+    }
+    speeds, both, whole = (
+        augment(),
+        augment(speeds=[1.0], **folders),
+        augment(**folders),
     )
-    read = ours(root, folder / "whole.csv", setting)
+    fbank = Fbank(n_mels=80).to(device)
+    normalize = InputNormalization(norm_type="sentence", std_norm=False).to(device)
 
     def path() -> None:
         for part in read():
@@ -238,61 +248,43 @@ def stages(
             if row % 3:
                 (slow, fast)[row % 3 - 1](wav)
 
-    size = len(wavs)
     steps = {
-        "one of three speeds, in a batch": (lambda: speeds(wavs, lens), size),
-        "one of three speeds, each alone": (alone, size),
-        "noise or reverberation, from packed folders": (lambda: both(wavs, lens), size),
-        "80 filterbanks, mean subtracted": (
-            lambda: normalize(fbank(wavs[:, :31840]), lens),
-            size,
+        "one of three speeds, in a batch": lambda: speeds(wavs, lens),
+        "one of three speeds, each alone": alone,
+        "noise or reverberation, from packed folders": lambda: both(wavs, lens),
+        "80 filterbanks, mean subtracted": lambda: normalize(
+            fbank(wavs[:, :31840]), lens
         ),
-        "the whole path, from packed folders": (
-            path,
-            size * (setting.passes * setting.speakers * 2 * setting.utterances // size),
-        ),
+        WHOLE: path,
     }
-    seconds = interleaved_seconds(
-        {name: step for name, (step, _) in steps.items()},
-        device,
-        repeats=setting.repeats,
+    size = len(wavs)
+    read_whole = (
+        setting.passes * setting.speakers * 2 * setting.utterances // size * size
     )
-    rows = []
-    last = "the whole path, from packed folders"
-    for name, (_, utterances) in steps.items():
-        each = seconds[name]["median"] / utterances
-        rows.append(
-            {
-                "input path": name,
-                "utterances per second": 1 / each,
-                "ms per utterance": 1000 * each,
-                "baseline": last,
-                "times the baseline": seconds[last]["median"] / steps[last][1] / each,
-            }
-        )
-    return rows
+    seconds = interleaved_seconds(steps, device, repeats=setting.repeats)
+    return {
+        name: spread.median / (read_whole if name == WHOLE else size)
+        for name, spread in seconds.items()
+    }
 
 
-def _exhaust(way: Callable[[], Iterator[Any]]) -> None:
-    for _ in way():
-        pass
-
-
-def _check(
-    ways: dict[str, Callable[[], Iterator[Any]]], corpora: dict[str, Path]
-) -> None:
+def _check(ways: dict[str, Epoch], manifests: dict[str, Path]) -> None:
     """See that what is compared is the same speech."""
-    batches = [list(ways[f"speechbrain_rev, {kind}"]()) for kind in corpora]
-    for others in zip(*batches, strict=True):
-        for other in others[1:]:
-            for part in ("wavs", "speakers"):
-                if not torch.equal(getattr(others[0], part), getattr(other, part)):
-                    raise NotEqual(f"packed {part} are not those of the files")
+    batches = [list(ways[f"speechbrain_rev, {kind}"]()) for kind in manifests]
+    for (first, *others), part in itertools.product(
+        zip(*batches, strict=True), ("wavs", "speakers")
+    ):
+        require(
+            all(torch.equal(getattr(first, part), getattr(o, part)) for o in others),
+            f"packed {part} are not those of the files",
+        )
     for kind in ("WAV", "FLAC"):
         batch = next(ways[f"SpeechBrain, {kind}"]())
         for name, wav in zip(batch.id, batch.sig.data, strict=True):
-            file = read_audio(name.partition("/")[2], sample_rate=RATE).numpy()
+            file = read_audio(name.partition(":")[2], sample_rate=RATE).numpy()
             pieces = np.lib.stride_tricks.sliding_window_view(file, SAMPLES)
-            found = np.flatnonzero(pieces[:, 0] == wav[0].item())
-            if not any(np.array_equal(pieces[place], wav.numpy()) for place in found):
-                raise NotEqual(f"SpeechBrain's chunk is no piece of {name}")
+            places = np.flatnonzero(pieces[:, 0] == wav[0].item())
+            require(
+                any(np.array_equal(pieces[place], wav.numpy()) for place in places),
+                f"SpeechBrain's chunk is no piece of {name}",
+            )

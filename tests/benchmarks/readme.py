@@ -6,8 +6,10 @@ The commands that draw pictures are in ``CONTRIBUTING.md``.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,12 @@ from speechbrain_rev.catalog import ListedEncoder, ModelsReport, Training, selec
 from speechbrain_rev.catalog.table import MODES
 from speechbrain_rev.devices import parse_card
 from speechbrain_rev.modes import Mode
-from speechbrain_rev.sizes import MB, MIB
+from speechbrain_rev.sizes import GB, GIB, MB, MIB
 
-from . import tables
-from .harness import markdown
-from .tables import RESULTS, committed, mib_text, where
+from .harness import Result, markdown
+from .inference import EVAL, FORM
 
+RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 RECIPE = ROOT / "recipes" / "VoxCeleb" / "README.md"
@@ -29,7 +31,7 @@ DOCS = ROOT / "docs"
 CARD = "11GB"
 BATCH = 128
 #: A shallow and the deepest encoder of either kind, each with its reversible counterpart.
-TELLING = (
+FEW = (
     "resnet34",
     "revnet57",
     "resnet152",
@@ -37,6 +39,186 @@ TELLING = (
     "df_resnet233",
     "df_revnet377",
 )
+
+Row = Mapping[str, Any]
+
+
+def committed(name: str) -> Result:
+    """Read what a benchmark measured on a CPU."""
+    return Result(**json.loads((RESULTS / f"{name}_cpu.json").read_text()))
+
+
+class _Empty(str):
+    """A cell without a figure, in any format."""
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+
+def cells(row: Row, columns: Mapping[str, str]) -> dict[str, str]:
+    """Format the columns of a row, by their heads.
+
+    A size is also there in MiB or GiB, as "peak MiB" where the row has "peak GB", of 1e9
+    bytes; and a share in percent: two digits below a hundred, above it whole ones.
+    """
+    values = {key: _Empty() if value == "" else value for key, value in row.items()}
+    for key, value in row.items():
+        if not isinstance(value, float):
+            continue
+        digits = ".0f" if value >= 1 else ".2g"
+        values[f"{key}, %"] = f"{100 * value:{digits}}"
+        for unit, size in (("GB", GB), ("MB", MB)):
+            if unit in key:
+                values[key.replace(unit, "MiB")] = value * size / MIB
+                values[key.replace(unit, "GiB")] = value * size / GIB
+    return {head: cell.format_map(values) for head, cell in columns.items()}
+
+
+def captioned(rows: Sequence[dict[str, str]], result: Result) -> str:
+    """Write a table, and below it how and where it was measured."""
+    setting = result.setting.replace(" GB:", " GiB:")
+    words = f"{setting}. {result.correctness}. {result.where}"
+    return f"{markdown(list(rows))}\n\n{words[0].upper()}{words[1:]}"
+
+
+#: What pages show of a row, by the benchmark.
+COLUMNS = {
+    "reading": {
+        "input path": "{input path}",
+        "utterances per second": "{utterances per second:,.0f}",
+        "ms per utterance": "{ms per utterance:.3f}",
+        "beside": "{baseline}",
+        "times as fast": "{times the baseline:.2f}",
+    },
+    "manifests": {
+        "manifest": "{manifest}",
+        "rows": "{rows:,}",
+        "s to the first batch": "{s to the first batch:.1f}",
+        "s since the process began": "{s since the process began:.1f}",
+        "MB of the main process": "{MB of the main process:.0f}",
+        "MB of the largest worker": "{MB of the largest worker:.0f}",
+        "MB of all": "{MB of all:.0f}",
+        "times SpeechBrain's seconds": "{times its seconds:.3f}",
+    },
+    "embedding": {
+        "job": "{job}",
+        "way": "{way}",
+        "utterances per second": "{utterances per s:,.2f}",
+        "times the script": "{times the baseline:.2f}",
+    },
+    "scoring_at_scale": {
+        "trials": "{trials:,}",
+        "s": "{s:.2f}",
+        "EER s": "{EER s:.2f}",
+        "minDCF s": "{minDCF s:.2f}",
+        "peak GiB": "{peak GiB:.2f}",
+        "a loop over trials, s": "{baseline s:,.0f}",
+        "s for intervals of 1000 draws": "{s per 1000 draws:.0f}",
+    },
+    "graphs": {
+        "encoder": "{encoder}",
+        "batch": "{batch}",
+        "way": "{way}",
+        "utterances per second": "{utterances per s:.2f}",
+        "times PyTorch's": "{times the baseline:.2f}",
+    },
+    "compressed": {
+        "encoder": "{encoder}",
+        "way": "{way}",
+        "held MiB": "{held MiB:.1f}",
+        "fewer": "{held fewer:.1f}",
+        "peak MiB": "{live peak MiB:.1f}",
+        "lower": "{peak lower:.1f}",
+        "times the time": "{times the baseline:.2f}",
+        "gradient error, %": "{gradient error, %}",
+    },
+    "compressed_targets": {
+        "activations": "{activations}",
+        "loss": "{loss:.3f}",
+        "times plain": "{times the baseline:.4f}",
+        "inputs smaller": "{inputs smaller:.1f}",
+    },
+}
+
+
+def columns_of(name: str) -> str:
+    """Show a row of each way."""
+    result = committed(name)
+    rows = [cells(row, COLUMNS[name]) for row in result.rows]
+    if name == "embedding":
+        # Run again, there is nothing to compute: an archive is read.
+        rows[-1]["times the script"] = "read back, not computed"
+    return captioned(rows, result)
+
+
+def inference() -> str:
+    """Show memory and time of each encoder, beside its vanilla counterpart."""
+    result = committed("inference")
+    ways = {(row["encoder"], row["way"]): row for row in result.rows}
+    figures = {
+        "MiB": "{MiB per utterance:.1f}",
+        "times its MiB": "{times the baseline's MB:.2f}",
+        "ms": "{ms per utterance:.0f}",
+        "times its ms": "{times the baseline's ms:.2f}",
+    }
+    before = {f"{head} in evaluation mode": figures[head] for head in ("MiB", "ms")}
+    rows = []
+    for (name, way), row in ways.items():
+        counterpart = row["baseline"].partition(",")[0]
+        if way == FORM:
+            rows.append(
+                {
+                    "encoder": name,
+                    "beside": "" if name == counterpart else counterpart,
+                    **cells(row, figures),
+                    **cells(ways[name, EVAL], before),
+                }
+            )
+    return captioned(rows, result).replace("MB beyond", "MiB beyond")
+
+
+def compressed_bounds() -> str:
+    """Show what bounds of both kinds of layers give, in a table for each."""
+    result = committed("compressed_bounds")
+    both = {"bound": "{rule}", "inputs smaller": "{inputs smaller:.1f}"}
+    columns = {
+        "convolutions": {
+            "deviation / sigma": "{deviation / sigma:.3g}",
+            "from, to": "{least:.2g}, {largest:.3g}",
+            "gradient error, %": "{gradient error, %}",
+        },
+        "normalisations": {
+            "handed down, %": "{handed down, %}",
+            "at the features, %": "{at the features, %}",
+            "both kinds smaller": "{both kinds smaller:.1f}",
+            "their gradient error, %": "{both kinds' gradient error, %}",
+        },
+    }
+    forms, rules = (
+        [cells(row, both | own) for row in result.rows if row["inputs of"] == kind]
+        for kind, own in columns.items()
+    )
+    return f"{markdown(forms)}\n\n{captioned(rules, result)}"
+
+
+def compressed_training() -> str:
+    """Show where runs end, a row for each seed."""
+    result = committed("compressed_training")
+    rows: dict[int, dict[str, str]] = {}
+    for row in result.rows:
+        columns = {"seed": "{seed}", row["way"]: "{loss:.3f}"}
+        if row["way"] != "plain":
+            columns[f"{row['way']}: times plain"] = "{times the baseline:.4f}"
+        rows.setdefault(row["seed"], {}).update(cells(row, columns))
+    return captioned(list(rows.values()), result)
+
+
+def compressed_targets() -> str:
+    """Show where runs with an error in their gradients end."""
+    return (
+        f"{columns_of('compressed_targets')}\n\n![Loss over training steps, with "
+        "gradients off by a part of their momentum](compressed_targets.png)"
+    )
 
 
 def models(names: Sequence[str] = ()) -> str:
@@ -49,11 +231,6 @@ def models(names: Sequence[str] = ()) -> str:
     )
     table = markdown([_model(model) for model in selected])
     return "\n\n".join([table, heads, *ModelsReport(selected).sources.values()])
-
-
-def telling_models() -> str:
-    """Show the same of a few encoders."""
-    return models(TELLING)
 
 
 def _model(model: ListedEncoder) -> dict[str, str]:
@@ -77,65 +254,61 @@ def _model(model: ListedEncoder) -> dict[str, str]:
 def paper() -> str:
     """Show what an utterance takes of memory beside what was published."""
     result = committed("paper")
-    rows = [
-        {
-            "encoder": row["encoder"],
-            "published GB": f"{row['published GB']:.3f}",
-            **{
-                head.replace("GB", "MiB").replace("float32", "fp32"): mib_text(size)
-                for head, size in row.items()
-                if head.startswith(("float ", "exact "))
-            },
-            "exact fp32 / published": f"{row['share of the baseline']:.2f}",
-        }
-        for row in result.rows
-    ]
+    columns = {
+        "encoder": "{encoder}",
+        "published GB": "{published GB:.3f}",
+        "float fp32 MiB": "{float float32 MiB:.1f}",
+        "exact fp32 MiB": "{exact float32 MiB:.1f}",
+        "exact bf16 MiB": "{exact bf16 MiB:.1f}",
+        "exact fp32 / published": "{share of the baseline:.2f}",
+    }
     held = [row["weight gradients of a stage, MB"] for row in result.rows]
     return (
-        f"{markdown(rows)}\n\nMemory per utterance of 2 s; {result.setting}: "
+        f"{markdown([cells(row, columns) for row in result.rows])}\n\n"
+        f"Memory per utterance of 2 s; {result.setting}: "
         f"{min(held):.0f} to {max(held):.0f} MB here. {result.correctness}. "
-        f"{where(result)}"
+        f"{result.where}"
     )
 
 
 def engine() -> str:
     """Show the ways of not storing activations, a row each, and what they get wrong."""
     result = committed("engine")
-    shown: dict[str, dict[str, str]] = {}
-    wrong: dict[str, dict[str, str]] = {}
+    size, time = "{MiB per utterance:.1f}", "{times the baseline:.2f}"
     columns = {
-        ("basic", 32, "float32"): "basic",
-        ("df_bottleneck", 32, "float32"): "DF",
-        ("revnet57", 13, "float32"): "revnet57",
-        ("revnet57", 13, "bf16"): "revnet57 bf16",
+        ("basic", 32, "float32"): {"MiB basic": size},
+        ("df_bottleneck", 32, "float32"): {"MiB DF": size},
+        ("revnet57", 13, "float32"): {"MiB revnet57": size, "times storing": time},
+        ("revnet57", 13, "bf16"): {"MiB revnet57 bf16": size, "in bf16": time},
     }
+    ways: dict[str, dict[str, str]] = {}
+    wrong: dict[str, dict[str, str]] = {}
     for row in result.rows:
-        way = shown.setdefault(row["way"], {"way": row["way"]})
-        wrong.setdefault(row["way"], {}).update(_mistakes(row["wrong"]))
-        column = columns.get((row["functions"], row["blocks"], row["precision"]))
-        if column is None:
-            continue
-        way[f"MiB {column}"] = mib_text(row["GB per utterance"])
-        if column == "revnet57":
-            way["times storing"] = f"{row['times the baseline']:.2f}"
-        elif column == "revnet57 bf16":
-            way["in bf16"] = f"{row['times the baseline']:.2f}"
-    for name, way in shown.items():
-        way["gets wrong"] = "; ".join(wrong[name].values()) or "nothing"
-    heads = ["way", *(f"MiB {column}" for column in columns.values())]
+        subject = row["functions"], row["blocks"], row["precision"]
+        shown = ways.setdefault(row["way"], {"way": row["way"]})
+        shown |= cells(row, columns.get(subject, {}))
+        # Mistakes are told apart by what they are in; one of a kind is shown.
+        for words in row["wrong"].split("; "):
+            kinds = wrong.setdefault(row["way"], {})
+            if words != "nothing":
+                kinds[words.partition(":")[0]] = words
+    for way, shown in ways.items():
+        shown["gets wrong"] = "; ".join(wrong[way].values()) or "nothing"
+    heads = ["way", *(f"MiB {c}" for c in ("basic", "DF", "revnet57", "revnet57 bf16"))]
     heads += ["times storing", "in bf16", "gets wrong"]
-    rows = [{head: way.get(head, "") for head in heads} for way in shown.values()]
     return (
-        f"{markdown(rows)}\n\nMiB per utterance of 2 s, of 32 blocks of either kind and "
-        f"of a whole encoder, whose time is shown. {result.setting}. {where(result)}"
+        f"{markdown(_filled_up(ways.values(), heads))}\n\nMiB per utterance of 2 s, of 32 "
+        "blocks of either kind and of a whole encoder, whose time is shown. "
+        f"{result.setting}. {result.where}"
     )
 
 
-def _mistakes(words: str) -> dict[str, str]:
-    """Tell mistakes apart by what they are in; the first of a kind is shown."""
-    if words == "nothing":
-        return {}
-    return {mistake.partition(":")[0]: mistake for mistake in words.split("; ")}
+def _filled_up(
+    rows: Iterable[Mapping[str, str]], heads: Iterable[str]
+) -> list[dict[str, str]]:
+    """Give all rows all columns, some of them empty."""
+    heads = list(heads)
+    return [{head: row.get(head, "") for head in heads} for row in rows]
 
 
 #: What cells of ``users`` mean, beside what the result says of its figures.
@@ -155,7 +328,11 @@ def users() -> str:
     cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in result.rows:
         cases.setdefault((row["encoder"], row["way"]), []).append(row)
-    twice = {row["way"] for row in result.rows if _updated_in_vain(row)}
+    twice = {
+        row["way"]
+        for row in result.rows
+        if row["statistics updated"] > BATCH // row["statistics of"]
+    }
     # Figures without a column here are left out.
     apart = ("training GiB", "fits", "statistics updated")
     setting = [
@@ -166,7 +343,7 @@ def users() -> str:
     return (
         f"{markdown([_users_row(rows) for rows in cases.values()])}\n\n"
         f"{'; '.join([*setting, *_USERS_CELLS])}. Running statistics updated more than once by a batch: "
-        f"{', '.join(sorted(twice)) or 'in no way'}. {where(result)}"
+        f"{', '.join(sorted(twice)) or 'in no way'}. {result.where}"
     )
 
 
@@ -184,11 +361,6 @@ def _users_row(rows: list[dict[str, Any]]) -> dict[str, str]:
         shown[f"times {head}"] = " ".join(f"{r:.2f}" for r in ratios if r)
     shown["statistics of"] = str(first["statistics of"])
     return shown
-
-
-def _updated_in_vain(row: dict[str, Any]) -> bool:
-    parts = BATCH // row["statistics of"]
-    return bool(row["statistics updated"] > parts)
 
 
 def modes() -> str:
@@ -215,24 +387,23 @@ def modes() -> str:
 def planned() -> str:
     """Show step times within one budget, a row for each way and a column for a batch."""
     result = committed("planned")
-    shown: dict[tuple[str, str], dict[str, str]] = {}
+    ways: dict[tuple[str, str], dict[str, str]] = {}
+    columns = {"encoder": "{encoder}", "MiB": "{budget MiB:.0f}", "way": "{way}"}
     for row in result.rows:
-        key = row["encoder"], row["way"]
-        heads = {"encoder": row["encoder"], "MiB": f"{row['budget MB'] * MB / MIB:.0f}"}
-        way = shown.setdefault(key, heads | {"way": row["way"]})
+        way = ways.setdefault((row["encoder"], row["way"]), cells(row, columns))
         times = row["times the baseline"]
         way[f"batch {row['batch']}"] = f"{times:.2f}" if times else "does not fit"
-    heads = list(dict.fromkeys(head for way in shown.values() for head in way))
-    rows = [{head: way.get(head, "") for head in heads} for way in shown.values()]
+    heads = dict.fromkeys(head for way in ways.values() for head in way)
     return (
-        f"{markdown(rows)}\n\nTimes reconstructing all at the same batch, within so many MiB. "
-        f"{planned_verdict(result.rows)}\n\n{result.setting}. {result.correctness}. {where(result)}\n\n"
+        f"{markdown(_filled_up(ways.values(), heads))}\n\nTimes reconstructing all at the "
+        f"same batch, within so many MiB. {planned_verdict(result.rows)}\n\n"
+        f"{result.setting}. {result.correctness}. {result.where}\n\n"
         "![Seconds for each utterance against the batch, within one budget]"
         "(planned.png)"
     )
 
 
-def planned_verdict(rows: Sequence[dict[str, Any]]) -> str:
+def planned_verdict(rows: Sequence[Row]) -> str:
     """Say at which batches what is faster than the plan, and what has other statistics."""
     cases: dict[tuple[str, int], dict[str, float]] = {}
     for row in rows:
@@ -257,31 +428,27 @@ def planned_verdict(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _there(**named: Callable[[], str]) -> dict[str, Callable[[], str]]:
-    """Leave out tables whose results are not committed."""
-    return {n: t for n, t in named.items() if (RESULTS / f"{n}_cpu.json").exists()}
-
-
-#: Tables of committed results; each has a place in one of the documents.
+#: Tables of pages; each has a place in one of them.
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
-    README: {"telling_models": telling_models},
+    README: {"telling_models": partial(models, FEW)},
     DOCS / "choosing_an_encoder.md": {"models": models},
-    DOCS / "memory_plans.md": _there(planned=planned),
+    DOCS / "memory_plans.md": {"planned": planned},
     DOCS / "reversible_training.md": {"modes": modes},
-    DOCS / "comparisons.md": _there(paper=paper, users=users, engine=engine),
-    DOCS / "compression.md": _there(
-        compressed=tables.compressed,
-        compressed_bounds=tables.compressed_bounds,
-        compressed_training=tables.compressed_training,
-        compressed_targets=tables.compressed_targets,
-    ),
-    RECIPE: _there(
-        reading=tables.reading,
-        manifests=tables.manifests,
-        embedding=tables.embedding,
-        scoring_at_scale=tables.scoring_at_scale,
-    ),
-    DOCS / "deploying.md": _there(inference=tables.inference, graphs=tables.graphs),
+    DOCS / "comparisons.md": {"paper": paper, "users": users, "engine": engine},
+    DOCS / "compression.md": {
+        "compressed": partial(columns_of, "compressed"),
+        "compressed_bounds": compressed_bounds,
+        "compressed_training": compressed_training,
+        "compressed_targets": compressed_targets,
+    },
+    RECIPE: {
+        name: partial(columns_of, name)
+        for name in ("reading", "manifests", "embedding", "scoring_at_scale")
+    },
+    DOCS / "deploying.md": {
+        "inference": inference,
+        "graphs": partial(columns_of, "graphs"),
+    },
 }
 
 

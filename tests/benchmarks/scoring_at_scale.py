@@ -7,9 +7,7 @@ intervals of speakers. It runs in a process of its own, whose resident memory is
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,10 +17,9 @@ import numpy as np
 import torch
 
 from speechbrain_rev import scoring
+from speechbrain_rev.sizes import GB
 
-from .harness import NotEqual, Result
-
-GB = 1e9
+from .harness import Result, in_a_process, require
 
 
 @dataclass(frozen=True)
@@ -39,120 +36,75 @@ class Setting:
     replicates: int = 100
 
 
-class Case:
-    """Embeddings, a list of trials, and a cohort."""
-
-    def __init__(self, setting: Setting) -> None:
-        draws = np.random.default_rng(0)
-        self.setting = setting
-        voices = draws.standard_normal((setting.speakers, setting.dim), np.float32)
-        self.owner = np.arange(setting.utterances) % setting.speakers
-        self.embeddings = draws.standard_normal(
-            (setting.utterances, setting.dim), np.float32
-        )
-        self.embeddings *= 2
-        self.embeddings += voices[self.owner]
-        self.cohort = draws.standard_normal((setting.cohort, setting.dim), np.float32)
-        self.enrol, other = draws.integers(setting.utterances, size=(2, setting.trials))
-        same = self.enrol + setting.speakers * draws.integers(1, 9, setting.trials)
-        self.test = np.where(
-            np.arange(setting.trials) % 2, same % setting.utterances, other
-        )
-        self.labels = (self.owner[self.enrol] == self.owner[self.test]).astype(np.int8)
-
-    def statistics(self) -> tuple[Any, Any]:
-        """Mean and deviation of each utterance's nearest cohort scores."""
-        return scoring.cohort_statistics(
-            self.embeddings, self.cohort, top_n=self.setting.top_n
-        )
-
-    def scores(self, statistics: tuple[Any, Any]) -> np.ndarray:
-        """All trials, normalised."""
-        cosines = scoring.cosine_trials(self.embeddings, self.enrol, self.test)
-        sides = [s[rows] for rows in (self.enrol, self.test) for s in statistics]
-        return scoring.as_norm(cosines, *sides)
-
-    def by_loop(self, count: int) -> np.ndarray:
-        """The first trials one by one, each with the cohort for both of its sides."""
-        unit = [v / np.linalg.norm(v) for v in self.cohort.astype(np.float64)]
-        cohort = np.stack(unit)
-        scores = []
-        for i in range(count):
-            a, b = (
-                self.embeddings[rows[i]].astype(np.float64)
-                for rows in (self.enrol, self.test)
-            )
-            a, b = a / np.linalg.norm(a), b / np.linalg.norm(b)
-            score, parts = a @ b, []
-            for side in (a, b):
-                nearest = np.sort(cohort @ side)[-self.setting.top_n :]
-                parts.append((score - nearest.mean()) / nearest.std())
-            scores.append(sum(parts) / 2)
-        return np.array(scores)
-
-
-def measure(setting: Setting) -> dict[str, Any]:
+def measure(given: dict[str, int]) -> dict[str, float]:
     """Take the times of one process, and the most memory that it had."""
-    case, found = Case(setting), {}
+    setting = Setting(**given)
+    draws = np.random.default_rng(0)
+    voices = draws.standard_normal((setting.speakers, setting.dim), np.float32)
+    owner = np.arange(setting.utterances) % setting.speakers
+    embeddings = draws.standard_normal((setting.utterances, setting.dim), np.float32)
+    embeddings *= 2
+    embeddings += voices[owner]
+    cohort = draws.standard_normal((setting.cohort, setting.dim), np.float32)
+    enrol, other = draws.integers(setting.utterances, size=(2, setting.trials))
+    same = enrol + setting.speakers * draws.integers(1, 9, setting.trials)
+    odd = np.arange(setting.trials) % 2
+    test = np.where(odd, same % setting.utterances, other)
+    labels = (owner[enrol] == owner[test]).astype(np.int8)
+    measures: dict[str, float] = {}
 
     def timed(name: str, step: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
         result = step()
-        found[name] = time.perf_counter() - begin
+        measures[name] = time.perf_counter() - begin
         return result
 
-    statistics = timed("statistics s", case.statistics)
-    scores = timed("trials s", lambda: case.scores(statistics))
-    timed("EER s", lambda: scoring.eer(scores, case.labels))
-    timed("minDCF s", lambda: scoring.min_dcf(scores, case.labels))
-    sides = [case.owner[rows].astype(str) for rows in (case.enrol, case.test)]
-    timed(
-        "intervals s",
-        lambda: scoring.bootstrap(
-            scores, case.labels, *sides, replicates=setting.replicates
-        ),
-    )
-    found["peak GB"] = _peak_bytes() / GB
-    loop = timed("loop s", lambda: case.by_loop(setting.compared))
-    found["off"] = float(np.abs(loop - scores[: setting.compared]).max())
-    return found
+    def normalised() -> np.ndarray:
+        statistics = scoring.cohort_statistics(embeddings, cohort, top_n=setting.top_n)
+        cosines = scoring.cosine_trials(embeddings, enrol, test)
+        sides = [s[rows] for rows in (enrol, test) for s in statistics]
+        return scoring.as_norm(cosines, *sides)
 
+    def by_loop() -> np.ndarray:
+        """The first trials one by one, each with the cohort for both of its sides."""
+        wide = cohort.astype(np.float64)
+        unit = wide / np.linalg.norm(wide, axis=1, keepdims=True)
+        scores = []
+        for i in range(setting.compared):
+            pair = embeddings[[enrol[i], test[i]]].astype(np.float64)
+            a, b = pair / np.linalg.norm(pair, axis=1, keepdims=True)
+            nearest = [np.sort(unit @ side)[-setting.top_n :] for side in (a, b)]
+            scores.append(sum((a @ b - n.mean()) / n.std() for n in nearest) / 2)
+        return np.array(scores)
 
-def _peak_bytes() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    scores = timed("s", normalised)
+    timed("EER s", lambda: scoring.eer(scores, labels))
+    timed("minDCF s", lambda: scoring.min_dcf(scores, labels))
+    sides = [owner[rows].astype(str) for rows in (enrol, test)]
+    draw = {"replicates": setting.replicates}
+    timed("intervals s", lambda: scoring.bootstrap(scores, labels, *sides, **draw))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    loop = timed("loop s", by_loop)
+    off = float(np.abs(loop - scores[: setting.compared]).max())
+    return measures | {"peak GB": peak / GB, "off": off}
 
 
 def run(device: torch.device, setting: Setting | None = None) -> Result:
     """Score in a process of its own; the baseline is a loop over trials."""
-    if device.type != "cpu":
-        raise ValueError(f"Scoring is on the CPU; {device} was asked for.")
     setting = setting or Setting()
-    code = (
-        "import json, sys; from tests.benchmarks.scoring_at_scale import *; "
-        "print(json.dumps(measure(Setting(**json.loads(sys.argv[1])))))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(asdict(setting))],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout)
-    if found["off"] > 1e-6:
-        raise NotEqual(f"AS-Norm is off by {found['off']} from a loop over trials.")
-    seconds = found["statistics s"] + found["trials s"]
-    loop = found["loop s"] / setting.compared * setting.trials
+    row = in_a_process(__name__, "measure", asdict(setting))
+    off = row.pop("off")
+    require(off <= 1e-6, f"AS-Norm is off by {off} from a loop over trials.")
+    loop = row.pop("loop s") / setting.compared * setting.trials
+    draws = row.pop("intervals s") / setting.replicates * 1000
     rows = [
         {
             "trials": setting.trials,
-            "s": seconds,
             "baseline": "a loop over trials",
             "baseline s": loop,
-            "times the baseline": seconds / loop,
-            **{name: found[name] for name in ("EER s", "minDCF s", "peak GB")},
-            "s per 1000 draws": found["intervals s"] / setting.replicates * 1000,
+            "times the baseline": row["s"] / loop,
+            **row,
+            "s per 1000 draws": draws,
         }
     ]
     return Result(
@@ -163,5 +115,5 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         f"count; the loop takes {setting.compared} trials; peak GB: resident memory of "
         "the process, embeddings among it",
         rows,
-        f"scores of {setting.compared} trials within {found['off']:.1e} of the loop's",
+        f"scores of {setting.compared} trials within {off:.1e} of the loop's",
     )

@@ -8,38 +8,42 @@ whole batch.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from speechbrain_rev.architectures import architecture
-from speechbrain_rev.catalog import Training
+from speechbrain_rev.catalog import Training, counted_peaks
 from speechbrain_rev.devices import parse_card
+from speechbrain_rev.sizes import GIB
 
-from .harness import Result, interleaved_seconds
-from .user_ways import (
-    BATCH,
-    NAMES,
-    PAIRS,
-    PARTS,
-    STORE,
+from .harness import (
+    Result,
+    Spread,
+    distance,
+    interleaved_seconds,
+    peak_bytes,
+    require,
+    times,
+)
+from .steps import (
+    TOLERANCE,
     Case,
     Way,
-    check_committed,
     check_counts,
-    check_gradients,
     encoder_by,
-    step_bytes,
+    timed,
     train_step,
-    ways_of,
+    way_bytes,
 )
 
-GIB = 2**30
+BATCH, PARTS = 128, 4
 FRAMES = (200, 600)
 CARDS = ("11 GiB", "24 GiB")
 #: Of VoxCeleb2 dev. The recipe takes one chunk of each in an epoch: its three speeds
@@ -47,10 +51,107 @@ CARDS = ("11 GiB", "24 GiB")
 UTTERANCES, EPOCHS = 1_092_009, 150
 #: On a CPU a step of the whole batch takes minutes.
 CPU_BATCH, CPU_FRAMES, CPU_REPEATS, CUDA_REPEATS = 4, (200,), 3, 5
-COUNTED = (
-    "bytes of few blocks equal those of a step that ran, and those of whole encoders the "
-    "counts of speechbrain-rev models"
+#: Bytes of the streams' checksums, which are counted, and not taken where it is timed.
+CHECKSUMS = 64
+#: Not in chunks, which make a step slower and of what is stored save nothing.
+STORE = Way("store", chunk=None)
+PLAIN = (
+    STORE,
+    Way("torch checkpoint", torch_checkpoint=True),
+    Way("recompute", mode="recompute"),
+    Way("bf16", precision="bf16"),
+    Way("bf16 + torch checkpoint", precision="bf16", torch_checkpoint=True),
+    Way(f"accumulation {PARTS} x {BATCH // PARTS}", parts=PARTS),
 )
+REVERSIBLE = (
+    STORE,
+    Way("reconstruct, float", mode="reconstruct"),
+    Way("reconstruct, exact", mode="reconstruct", streams="exact"),
+    Way("reconstruct, exact + bf16", "reconstruct", "exact", "bf16"),
+)
+#: A vanilla encoder and its reversible counterpart are timed together.
+PAIRS = (("resnet152", "revnet197"), ("df_resnet233", "df_revnet377"))
+NAMES = tuple(name for pair in PAIRS for name in pair)
+#: An encoder of the same kinds of layers that takes no time.
+FEW_BLOCKS = {"widths": (32, 32, 32, 48), "blocks": (1, 2, 2, 1)}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of a case: bytes of a step, and seconds where it was timed."""
+
+    step_bytes: int | None
+    seconds: Spread | None = None
+
+
+def ways_of(name: str) -> tuple[Way, ...]:
+    """List the ways that an encoder can be trained in."""
+    return REVERSIBLE if architecture(name).reversible else PLAIN
+
+
+def small_step(way: Way, name: str, device: torch.device) -> tuple[Tensor, int]:
+    """Give gradients of a small encoder's step, and how often statistics are updated."""
+    encoder = encoder_by(way, name, **FEW_BLOCKS)
+    dtype = torch.float64 if way.precision == "float32" else torch.float32
+    encoder.to(device, dtype)
+    torch.manual_seed(1)
+    feats = torch.randn(2 * PARTS, 40, encoder.n_mels).to(device, dtype)
+    train_step(encoder, feats, way)
+    updates = max(int(b) for b in encoder.buffers() if not b.is_floating_point())
+    return torch.cat([p.grad.flatten() for p in encoder.parameters()]), updates
+
+
+def check_gradients(device: torch.device) -> tuple[dict[Case, int], float, float]:
+    """Compare each way with the stored one that computes the same.
+
+    Returns
+    -------
+    tuple
+        How often each way updates statistics in a step; the largest distance of
+        gradients; the distance of accumulated ones from those of the whole batch.
+
+    Raises
+    ------
+    NotEqual
+        If a way does not compute what it should.
+    """
+    # What is stored is compared with several ways.
+    step = functools.cache(functools.partial(small_step, device=device))
+    updates, worst, apart = {}, 0.0, 0.0
+    for name in NAMES:
+        for way in ways_of(name):
+            got, updates[name, way] = step(way, name)
+            want, _ = step(way.stored, name)
+            off, allowed = distance(got, want), TOLERANCE
+            if way.streams == "exact":
+                allowed = 0.0
+            elif way.precision != "float32":
+                # What bf16 itself is off by.
+                wide = dataclasses.replace(way.stored, precision="float32")
+                allowed = distance(want, step(wide, name)[0])
+            else:
+                worst = max(worst, off)
+            require(
+                off <= allowed,
+                f"Gradients of {name}, {way.name}, are {off:.1e} from stored ones; "
+                f"allowed is {allowed:.1e}.",
+            )
+            if way.parts > 1:
+                apart = max(apart, distance(got, step(STORE, name)[0]))
+    return updates, worst, apart
+
+
+def check_committed(way: Way, name: str, frames: int, step: int) -> None:
+    """Compare with the counts that ``speechbrain-rev models`` reads, where it has them."""
+    usual = "exact" if architecture(name).reversible else "float"
+    plain = way.precision == "float32" and not way.torch_checkpoint and way.parts == 1
+    if way.streams == usual and plain:
+        committed = counted_peaks()[name, way.mode, frames](BATCH)
+        require(
+            0 <= committed - step <= CHECKSUMS,
+            f"{name}, {way.name}, at {frames} frames holds {step} bytes, but the counts "
+            f"in speechbrain_rev/catalog say {committed}: write them again, see counts.py.",
+        )
 
 
 def needed_bytes(way: Way, name: str, frames: int, step: int) -> int:
@@ -66,61 +167,19 @@ def fits(card: str, needed: int) -> bool:
     return needed <= training.card_bytes - training.reserve_bytes
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What was measured of a case: bytes of a step, and seconds where it was timed."""
-
-    step_bytes: int | None
-    seconds: Mapping[str, float] | None = None
-
-
-def on_cpu(
-    pair: Sequence[str], frames: int, device: torch.device, **row: Any
-) -> dict[Case, Figures]:
-    """Count at the whole batch; time a small one, both encoders of a pair in turn."""
-    cases = [(name, way) for name in pair for way in ways_of(name)]
-    seconds: dict[Case, dict[str, float]] = {}
-    if frames in CPU_FRAMES:
-        feats = torch.randn(CPU_BATCH, frames, 80)
-        steps = {
-            (name, way): functools.partial(
-                train_step, encoder_by(way, name, **row), feats, way
-            )
-            for name, way in cases
-        }
-        seconds = interleaved_seconds(steps, device, repeats=CPU_REPEATS)
-        del steps
-    return {
-        (name, way): Figures(
-            counted(way, name, frames, **row), seconds.get((name, way))
-        )
-        for name, way in cases
-    }
-
-
 @functools.cache
 def counted(way: Way, name: str, frames: int, **row: Any) -> int:
     """Count a step at the whole batch, as the package does where it does."""
-    step = step_bytes(way, name, batch=BATCH, frames=frames, **row)
+    step = way_bytes(way, name, batch=BATCH, frames=frames, **row)
     if not row:
         check_committed(way, name, frames, step)
     return step
 
 
-def on_cuda(
-    pair: Sequence[str], frames: int, device: torch.device, **row: Any
-) -> dict[Case, Figures]:
-    """Measure at the whole batch, each case alone in the GPU's memory."""
-    return {
-        (name, way): _alone(way, name, frames, device, **row)
-        for name in pair
-        for way in ways_of(name)
-    }
-
-
-def _alone(
+def alone(
     way: Way, name: str, frames: int, device: torch.device, **row: Any
 ) -> Figures:
+    """Measure at the whole batch, the case alone in the GPU's memory."""
     gc.collect()
     torch.cuda.empty_cache()
     try:
@@ -128,13 +187,7 @@ def _alone(
             encoder = encoder_by(way, name, **row)
             feats = torch.randn(BATCH, frames, encoder.n_mels)
         step = functools.partial(train_step, encoder, feats, way)
-        step()
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        torch.cuda.synchronize(device)
-        peak = torch.cuda.max_memory_allocated(device) - before
+        peak = peak_bytes(step, device)
         seconds = interleaved_seconds({name: step}, device, repeats=CUDA_REPEATS)
         return Figures(peak, seconds[name])
     except RuntimeError as error:
@@ -145,67 +198,45 @@ def _alone(
         return Figures(None)
 
 
-def rows_of(
-    found: Mapping[Case, Figures],
-    updates: Mapping[Case, int],
-    frames: int,
-    device: torch.device,
-) -> list[dict[str, Any]]:
-    """Make a row of each case; what was not measured stays empty."""
-    return [_row(case, found, updates, frames, device) for case in found]
-
-
-def _row(
+def row_of(
     case: Case,
-    found: Mapping[Case, Figures],
-    updates: Mapping[Case, int],
+    figures: Mapping[Case, Figures],
+    updates: int,
     frames: int,
     device: torch.device,
 ) -> dict[str, Any]:
+    """Make the row of a case; what was not measured stays empty."""
     name, way = case
-    step, seconds = found[case].step_bytes, found[case].seconds
+    step, seconds = figures[case].step_bytes, figures[case].seconds
     counterpart = architecture(name).counterpart
-    timed = CPU_BATCH if device.type == "cpu" else BATCH
+    cuda = device.type == "cuda"
     kept = 2 * 4 * architecture(name).parameters
     needed = None if step is None else needed_bytes(way, name, frames, step)
-    by = "counted" if device.type == "cpu" else "allocator"
+    by = f"{'allocator' if cuda else 'counted'}, batch {BATCH}"
+    beside = figures[counterpart, STORE].seconds if counterpart else None
     row: dict[str, Any] = {
         "encoder": name,
         "frames": frames,
         "way": way.name,
         "peak GiB": "" if step is None else (step + kept) / GIB,
-        "peak by": "does not fit" if step is None else f"{by}, batch {BATCH}",
+        "peak by": "does not fit" if step is None else by,
         "training GiB": "" if needed is None else needed / GIB,
         **{f"fits {card}": _fits(card, needed, device) for card in CARDS},
-        "s per step": seconds["median"] if seconds else "",
-        "20 % to 80 %": "{p20:.3g} to {p80:.3g}".format(**seconds) if seconds else "",
-        "time of": f"batch {timed}" if seconds else "",
+        "time of": f"batch {BATCH if cuda else CPU_BATCH}" if seconds else "",
         "baseline": f"{name} {frames} {STORE.name}",
-        "times the baseline": _ratio(found, case, name),
+        **times(seconds, figures[name, STORE].seconds),
         "counterpart": f"{counterpart} {frames} {STORE.name}" if counterpart else "",
-        "times the counterpart": _ratio(found, case, counterpart),
+        "times the counterpart": times(seconds, beside)["times the baseline"],
         "statistics of": BATCH // way.parts,
-        "statistics updated": updates[case],
+        "statistics updated": updates,
     }
-    if device.type == "cuda":
-        row |= _whole_training(seconds["median"] if seconds else None)
+    if cuda:
+        days = EPOCHS * (UTTERANCES // BATCH) / 86400
+        row |= {
+            "utterances per second": BATCH / seconds.median if seconds else "",
+            f"days for {EPOCHS} epochs": days * seconds.median if seconds else "",
+        }
     return row
-
-
-def _whole_training(seconds: float | None) -> dict[str, float | str]:
-    """Say how fast the batch's step is, and how long the recipe's training takes."""
-    steps = EPOCHS * (UTTERANCES // BATCH)
-    return {
-        "utterances per second": BATCH / seconds if seconds else "",
-        f"days for {EPOCHS} epochs": steps * seconds / 86400 if seconds else "",
-    }
-
-
-def _ratio(found: Mapping[Case, Figures], case: Case, name: str | None) -> float | str:
-    """Tell how many times as long a step takes as that of an encoder, stored."""
-    stored = None if name is None else found[name, STORE].seconds
-    seconds = found[case].seconds
-    return seconds["median"] / stored["median"] if seconds and stored else ""
 
 
 def _fits(card: str, needed: int | None, device: torch.device) -> str:
@@ -219,19 +250,42 @@ def _fits(card: str, needed: int | None, device: torch.device) -> str:
 def run(device: torch.device, **row: Any) -> Result:
     """Judge, count and time all ways; the baseline is the same encoder, stored."""
     updates, worst, apart = check_gradients(device)
-    measure = on_cuda if device.type == "cuda" else on_cpu
     if device.type == "cpu":
-        check_counts()
         # First, for what is wrong here must not wait for the times.
-        for name, frames in itertools.product(NAMES, FRAMES):
-            for way in ways_of(name):
+        for name, way in updates:
+            size = {"batch": 2 * PARTS, "frames": 40, "blocks": (1, 2, 1, 1)}
+            check_counts(name, [way], **size)
+            for frames in FRAMES:
                 counted(way, name, frames, **row)
     rows: list[dict[str, Any]] = []
     for pair in PAIRS:
+        cases = [case for case in updates if case[0] in pair]
         for frames in FRAMES:
-            found = measure(pair, frames, device, **row)
-            rows += rows_of(found, updates, frames, device)
+            if device.type == "cuda":
+                figures = {
+                    (name, way): alone(way, name, frames, device, **row)
+                    for name, way in cases
+                }
+            else:
+                seconds = {}
+                if frames in CPU_FRAMES:
+                    sizes = {"batch": CPU_BATCH, "frames": frames}
+                    sizes["repeats"] = CPU_REPEATS
+                    seconds = timed(cases, device, **sizes, **row)
+                figures = {
+                    (name, way): Figures(
+                        counted(way, name, frames, **row), seconds.get((name, way))
+                    )
+                    for name, way in cases
+                }
+            rows += [
+                row_of(case, figures, updates[case], frames, device) for case in cases
+            ]
             print(f"{' '.join(pair)} {frames}", flush=True)
+    also = (
+        "; bytes of few blocks equal those of a step that ran, and those of whole encoders "
+        "the counts of speechbrain-rev models"
+    )
     return Result(
         "users",
         f"How can a deep encoder be trained at batch {BATCH}, and what does each way cost?",
@@ -242,8 +296,7 @@ def run(device: torch.device, **row: Any) -> Result:
         "stored ones, bf16 too; other ways in bf16: no further from stored ones than "
         "bf16 is from float32; accumulated gradients are those of parts with statistics "
         f"of their own, {100 * apart:.0f} % from the whole batch's for {PARTS} x 2 "
-        "utterances of noise in an untrained encoder"
-        f"{'; ' + COUNTED if device.type == 'cpu' else ''}",
+        f"utterances of noise in an untrained encoder{also if device.type == 'cpu' else ''}",
     )
 
 
@@ -265,8 +318,8 @@ def _setting(device: torch.device) -> str:
         )
     return (
         f"float32, or bf16 (autocast) where named; peak GiB: {memory}, and weights and "
-        "gradients of the encoder; training GiB: also classifier, optimizer states of 8 "
-        "bit and input, as speechbrain-rev models adds them up; fits: training leaves its "
+        "gradients of the encoder; training GiB: also classifier, 8-bit optimizer "
+        "states and input, as speechbrain-rev models adds them up; fits: training leaves its "
         f"reserve free; time: {time}; store: without chunks; torch checkpoint: around "
         "each block, stem and transition, use_reentrant=False; statistics of: utterances "
         "whose batch statistics normalise; statistics updated: times in a step, measured"

@@ -21,26 +21,26 @@ from speechbrain_rev.lobes import build_encoder, inference_form
 from speechbrain_rev.sizes import GIB
 from tests.benchmarks import (
     __main__,
-    bench_engine,
     capped,
     compressed,
     compressed_bounds,
-    compressed_checks,
     compressed_targets,
     compressed_training,
     compressed_ways,
     embedding,
+    engine,
     graphs,
     inference,
     manifests,
     peers,
     planned,
-    planned_ways,
+    ranges,
     reading,
     readme,
+    rounding,
     scoring_at_scale,
-    tables,
-    user_ways,
+    speech,
+    steps,
     users,
 )
 from tests.benchmarks.angles import angle_degrees
@@ -54,24 +54,21 @@ from tests.benchmarks.engine_gate import (
     mistakes,
     wrongs,
 )
-from tests.benchmarks.harness import NotEqual, Result
-from tests.benchmarks.precisions import PRECISIONS
+from tests.benchmarks.harness import CPU, NotEqual, Result, Spread
 from tests.corpus import write_corpus
 
-CPU = torch.device("cpu")
 TINY = {"widths": (8, 8, 16, 16), "blocks": (1, 2, 1, 1)}
 TINIEST = {"widths": (8,) * 4, "blocks": (1,) * 4}
 INFERENCE = inference.Setting(
     vanilla=("df_resnet56",),
-    widths=(16,) * 4,
-    blocks=(1,) * 4,
+    row={"widths": (16,) * 4, "blocks": (1,) * 4},
     batch=1,
     frames=40,
     repeats=2,
 )
 EMBEDDING = embedding.Setting(
     encoder="revnet57",
-    **TINIEST,
+    row=TINIEST,
     utterances=9,
     shortest_seconds=0.3,
     longest_seconds=1.0,
@@ -89,7 +86,7 @@ SCORING = scoring_at_scale.Setting(
 )
 READING = reading.Setting(speakers=2, utterances=2, seconds=4, batch=4, repeats=2)
 CHAIN = Chain("basic", 2)
-BF16 = PRECISIONS["bf16"]
+BF16 = steps.PRECISIONS["bf16"]
 SCENARIO_OF = {scenario.name.rstrip(": "): scenario for scenario in SCENARIOS}
 
 
@@ -102,7 +99,7 @@ def runs(tmp_path_factory):
     lines = [f"{f.parts[-3]} {f.relative_to(minivox / 'wav')}" for f in files]
     (minivox / "train_list.txt").write_text("\n".join(lines))
     setting = compressed_training.Setting(
-        folder=tmp_path_factory.mktemp("runs"),
+        state=tmp_path_factory.mktemp("runs") / "plain_1.pt",
         batch=2,
         frames=48,
         steps=4,
@@ -111,7 +108,7 @@ def runs(tmp_path_factory):
         row=TINIEST,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(compressed_checks.FOLDER, str(root))
+        patch.setenv(speech.FOLDER, str(root))
         yield setting, compressed_training.run(CPU, setting)
 
 
@@ -126,23 +123,24 @@ def wrong_embeddings(patch, folder):
 
 
 def wrong_inference_form(patch, folder):
-    encoder = inference.encoder_of("df_resnet56", INFERENCE)
+    encoder = inference.encoder_of("df_resnet56", INFERENCE.row)
     form = inference_form(encoder)
     form.fc.bias.data += 1e-3
     inference.check("df_resnet56", encoder, form, torch.randn(1, 40, 80))
 
 
 def wrong_graph(patch, folder):
-    plain = graphs.WaveformEncoder(inference.encoder_of("df_resnet56", INFERENCE))
-    ways = {"graph": lambda waves, samples: 1.001 * plain.eval()(waves, samples)}
-    graphs.check("df_resnet56", plain.eval(), ways, graphs.voices(2, 8000))
+    encoder = inference.encoder_of("df_resnet56", INFERENCE.row)
+    plain = graphs.WaveformEncoder(encoder).eval()
+    ways = {graphs.BASELINE: plain, "graph": lambda *waves: 1.001 * plain(*waves)}
+    graphs.check("df_resnet56", ways, graphs.voices(2, 8000))
 
 
 def wrong_scores(patch, folder):
-    found = scoring_at_scale.measure(SCORING)
-    assert found["off"] < 1e-6
-    done = types.SimpleNamespace(stdout=json.dumps(found | {"off": 2e-6}))
-    patch.setattr(scoring_at_scale.subprocess, "run", lambda *_, **__: done)
+    measured = scoring_at_scale.measure(dataclasses.asdict(SCORING))
+    assert measured["off"] < 1e-6
+    answer = measured | {"off": 2e-6}
+    patch.setattr(scoring_at_scale, "in_a_process", lambda *_: answer)
     scoring_at_scale.run(CPU, SCORING)
 
 
@@ -155,7 +153,7 @@ def wrong_packed_samples(patch, folder):
 
 def wrong_manifest_rows(patch, folder):
     answers = iter([{"rows": [3]}, {"rows": [3]}, {"rows": [3]}, {"rows": [4]}])
-    patch.setattr(manifests, "_in_a_process", lambda *_: next(answers))
+    patch.setattr(manifests, "in_a_process", lambda *_: next(answers))
     manifests.run(CPU, manifests.Setting(rows=20, few=10))
 
 
@@ -167,53 +165,57 @@ def wrong_bits_within_a_cap(patch, folder):
 
 
 def wrong_bits_of_a_plan(patch, folder):
-    right = planned_ways.Planned.encoder
+    right = planned.Planned.encoder
 
     def wrong(self, name, **row):
         plan = dataclasses.replace(self.plan, channels=[None] * 4)
         return right(dataclasses.replace(self, plan=plan), name, **row)
 
-    patch.setattr(planned_ways.Planned, "encoder", wrong)
-    planned_ways.check_plans("revnet57")
+    patch.setattr(planned.Planned, "encoder", wrong)
+    planned.check_plans("revnet57")
 
 
 def wrong_counterpart(patch, folder):
-    patch.setattr(planned_ways.PlainEncoder, "variance_floor", 1e-3)
-    planned_ways.check_vanilla("revnet57")
+    patch.setattr(planned.PlainEncoder, "variance_floor", 1e-3)
+    planned.check_vanilla("revnet57")
 
 
 def wrong_compiled_gradients(patch, folder):
-    plain, feats = planned_ways.vanilla("revnet57", **TINY), torch.randn(2, 40, 80)
-    assert planned_ways.check_compiled(plain, plain, feats) == 1.0
+    plain, feats = planned.vanilla("revnet57", **TINY), torch.randn(2, 40, 80)
+    assert planned.check_compiled(plain, plain, feats) == 1.0
 
     class Rounded(torch.nn.Sequential):
         def forward(self, x):
             return super().forward(x.bfloat16().float())
 
-    planned_ways.check_compiled(Rounded(plain), plain, feats)
+    planned.check_compiled(Rounded(plain), plain, feats)
 
 
 def wrong_user_gradients(patch, folder):
-    patch.setattr(user_ways, "FEW_BLOCKS", TINY)
-    patch.setattr(user_ways, "NAMES", ("resnet152",))
-    wrong = dataclasses.replace(user_ways.PLAIN[3], name="off", precision="float32")
-    patch.setattr(user_ways, "PLAIN", (user_ways.STORE, wrong))
-    right = user_ways.small_step
+    patch.setattr(users, "FEW_BLOCKS", TINIEST)
+    patch.setattr(users, "NAMES", ("resnet152",))
+    wrong = dataclasses.replace(users.PLAIN[3], name="off", precision="float32")
+    patch.setattr(users, "PLAIN", (users.STORE, wrong))
+    right = users.small_step
 
     def step(way, name, device):
-        left = right(way, name, device)
-        share = 1 + 1e-8 * (way == wrong)
-        return dataclasses.replace(left, gradients=share * left.gradients)
+        gradients, updates = right(way, name, device)
+        return gradients * (1 + 1e-8 * (way == wrong)), updates
 
-    patch.setattr(user_ways, "small_step", step)
-    user_ways.check_gradients(CPU)
+    patch.setattr(users, "small_step", step)
+    users.check_gradients(CPU)
 
 
 def wrong_user_counts(patch, folder):
     peak = counted_peaks()["revnet197", "reconstruct", 200](users.BATCH)
-    given = user_ways.REVERSIBLE[2], "revnet197", 200
-    user_ways.check_committed(*given, peak)
-    user_ways.check_committed(*given, peak + 4)
+    given = users.REVERSIBLE[2], "revnet197", 200
+    users.check_committed(*given, peak)
+    users.check_committed(*given, peak + 4)
+
+
+def wrong_counts(patch, folder):
+    patch.setattr(steps, "way_bytes", lambda *_, without_data, **__: 1 + without_data)
+    steps.check_counts("revnet57", [users.STORE])
 
 
 def wrong_statistics_of_ours(patch, folder):
@@ -223,18 +225,18 @@ def wrong_statistics_of_ours(patch, folder):
 
 def beyond_its_bound(patch, folder):
     x = torch.randn(8, 32).relu()
-    assert compressed_checks.checked_error("conv", x, encode(x, 0.1)) <= 1
-    compressed_checks.checked_error("conv", x + 0.3 * (x > 0), encode(x, 0.1))
+    assert compressed_ways.checked_error("conv", x, encode(x, 0.1)) <= 1
+    compressed_ways.checked_error("conv", x + 0.3 * (x > 0), encode(x, 0.1))
 
 
 def other_zeros(patch, folder):
     x = torch.randn(8, 32).relu()
-    compressed_checks.checked_error("conv", x * (x > 0.05), encode(x, 0.1))
+    compressed_ways.checked_error("conv", x * (x > 0.05), encode(x, 0.1))
 
 
 def without_speech(patch, folder):
-    patch.delenv(compressed_checks.FOLDER, raising=False)
-    compressed_checks.real_speech(80, 48)
+    patch.delenv(speech.FOLDER, raising=False)
+    speech.real_speech(80, 48)
 
 
 def without_a_trained_state(patch, folder):
@@ -260,6 +262,7 @@ def without_a_trained_state(patch, folder):
         (wrong_compiled_gradients, "Compiled gradients are"),
         (wrong_user_gradients, "resnet152, off, are 1.0e-08 from stored"),
         (wrong_user_counts, "revnet197, .*, at 200 frames holds"),
+        (wrong_counts, "holds 1 bytes, but 2 were counted"),
         (wrong_statistics_of_ours, "ours .* statistics updated 2 times"),
         (beyond_its_bound, "conv is off by"),
         (other_zeros, "conv has other zeros"),
@@ -275,69 +278,59 @@ def test_a_failed_check_prints_no_figures(check, words, monkeypatch, tmp_path):
 # Figures of small runs.
 
 
-def ratios(result, folder):
-    """Save a result and return its rows' ratios by way, job or input path."""
-    result.save(folder, CPU)
-    keys = {"job", "encoder", "way", "input path", "seed", "rows"}
+def ratios(result):
+    """Give the ratios of rows by their encoder, way or job."""
+    keys = {"job", "encoder", "way", "input path", "manifest"}
     return {
-        tuple(value for key, value in row.items() if key in keys): row[
-            "times the baseline"
-        ]
+        tuple(v for k, v in row.items() if k in keys): next(
+            v for k, v in row.items() if k.startswith("times ")
+        )
         for row in result.rows
-        if "times the baseline" in row
+        if any(k.startswith("times ") for k in row)
     }
 
 
-def test_embedding_runs_beside_a_script_that_pads(tmp_path):
-    result = embedding.run(CPU, EMBEDDING)
-    found = ratios(result, tmp_path)
-    jobs = {job for job, _ in found}
-    assert len(jobs) == 3
-    assert all(found[job, embedding.BASELINE] == 1.0 for job in jobs)
+def test_embedding_runs_beside_a_script_that_pads():
+    shown = ratios(embedding.run(CPU, EMBEDDING))
+    assert {job for job, _ in shown} == embedding.JOBS.keys()
+    assert all(shown[job, embedding.BASELINE] == 1.0 for job in embedding.JOBS)
     # The second run reads what is there from a file.
-    assert found["both sides, run again", "embed_into"] > 3
-    by_way = {row["way"]: row for row in result.rows[:3]}
-    for row in by_way.values():
-        parts = [row[f"{p}, %"] for p in ("encoder", "features", "reading and rest")]
-        assert min(parts) > 0
-        assert sum(parts) == pytest.approx(100)
-    assert by_way["one by one"]["batches"] == EMBEDDING.utterances
-    assert by_way["one by one"]["padding, %"] == 0 < by_way["embed_into"]["batches"]
+    assert shown["both sides, run again", embedding.OURS] > 3
+
+
+#: Small runs, and the name of a row that is its own baseline.
+SMALL = {
+    inference: ([INFERENCE], ("df_resnet56", inference.FORM)),
+    graphs: (
+        [graphs.Setting(("df_revnet89",), INFERENCE.row, (1, 2), 0.5, repeats=2)],
+        ("df_revnet89", graphs.BASELINE),
+    ),
+    reading: ([READING], ("SpeechBrain, FLAC",)),
+    manifests: (
+        [manifests.Setting(rows=3000, few=100, workers=2, batch=4, batches=10)],
+        ("SpeechBrain",),
+    ),
+    scoring_at_scale: ([SCORING], None),
+    ranges: ([], None),
+    rounding: ([], None),
+}
 
 
 @pytest.mark.slow
-def test_reversible_encoders_run_beside_their_counterpart(tmp_path):
-    result = inference.run(CPU, INFERENCE)
-    rows = {row["encoder"]: row for row in result.rows if row["way"] == inference.FORM}
-    assert rows.keys() == {"df_resnet56", "df_revnet66", "df_revnet89"}
-    assert rows["df_resnet56"]["times the baseline's MB"] == 1.0
-    assert rows["df_revnet89"]["times the baseline's MB"] < 1.0
-
-
-@pytest.mark.slow
-def test_graphs_run_beside_pytorch(tmp_path):
-    pytest.importorskip("onnxruntime")
-    setting = graphs.Setting(("df_revnet89",), INFERENCE, (1, 2), 0.5, repeats=2)
-    found = ratios(graphs.run(CPU, setting), tmp_path)
-    assert {way for _, way in found} > {graphs.BASELINE}
-    assert all(ratio > 0 for ratio in found.values())
-
-
-@pytest.mark.slow
-def test_scores_are_those_of_a_loop_over_trials(tmp_path):
-    (row,) = scoring_at_scale.run(CPU, SCORING).rows
-    assert row["trials"] == 100
-    assert 0.01 < row["peak GB"] < 10
-
-
-@pytest.mark.slow
-def test_reading_and_manifests_run_beside_speechbrains(tmp_path):
-    result = reading.run(CPU, READING)
-    assert ratios(result, tmp_path)[("SpeechBrain, FLAC",)] == 1
-    assert len(result.rows) == 10
-    setting = manifests.Setting(rows=3000, few=100, workers=2, batch=4, batches=10)
-    ours, theirs = manifests.run(CPU, setting).rows
-    assert ours["rows"] == theirs["rows"] == 3000
+@pytest.mark.parametrize("module", SMALL, ids=lambda m: m.__name__.split(".")[-1])
+def test_a_small_run_has_a_ratio_to_its_baseline(module, monkeypatch, tmp_path):
+    monkeypatch.setattr(ranges, "NAMES", ("revnet57",))
+    monkeypatch.setattr(ranges, "RATES", {"the recipe's": 0.1})
+    monkeypatch.setattr(ranges, "STEPS", 2)
+    monkeypatch.setattr(rounding, "DEPTH", 2)
+    few = dict(list(rounding.NETWORKS.items())[:1])
+    monkeypatch.setattr(rounding, "NETWORKS", few)
+    given, baseline = SMALL[module]
+    result = module.run(CPU, *given)
+    assert all(row["baseline"] for row in result.rows)
+    assert baseline is None or ratios(result)[baseline] == 1.0
+    result.save(tmp_path, CPU)
+    assert result.table().count("\n") == len(result.rows) + 1
 
 
 @pytest.mark.slow
@@ -348,14 +341,6 @@ def test_a_plan_within_a_cap_peaks_where_it_was_planned():
     assert row["peak / planned"] == pytest.approx(1, abs=1e-5)
     assert row["recompute / plan"] > 0
     assert row["reconstruct / plan"] == "-"
-
-
-def test_a_check_of_bits_leaves_the_encoder_as_it_was():
-    encoder = build_encoder("df_revnet66", **TINIEST)
-    state = {key: value.clone() for key, value in encoder.state_dict().items()}
-    modes = dict.fromkeys(encoder.named_blocks(), "store")
-    capped.check_bits(encoder, capped.Plan(modes, None, 1, 1, 1, 1.0, {}), CPU)
-    assert all(torch.equal(v, state[k]) for k, v in encoder.state_dict().items())
 
 
 # The gate of the engine's benchmark, with networks that are wrong in one way.
@@ -431,13 +416,13 @@ def test_a_mistake_is_reported_for_its_scenario_alone(
 ):
     way = peers.Way("wrong", network)
     for each in (PLAIN, *SCENARIOS):
-        found = mistakes(CHAIN, way, precision, CPU, each)
-        reported = [f for f in found if f.startswith(words)]
+        wrong = mistakes(CHAIN, way, precision, CPU, each)
+        reported = [f for f in wrong if f.startswith(words)]
         assert len(reported) == (each == SCENARIO_OF.get(scenario, PLAIN))
 
 
 @pytest.mark.parametrize(
-    ("way", "precision", "found"),
+    ("way", "precision", "expected"),
     [
         (peers.Way("right", Right), FLOAT, []),
         (
@@ -449,9 +434,9 @@ def test_a_mistake_is_reported_for_its_scenario_alone(
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_ways_that_are_right_get_nothing_else_wrong(way, precision, found):
+def test_ways_that_are_right_get_nothing_else_wrong(way, precision, expected):
     subjects = [(CHAIN, scenario) for scenario in (PLAIN, *SCENARIOS)]
-    assert wrongs(subjects, way, precision, CPU) == found
+    assert wrongs(subjects, way, precision, CPU) == expected
 
 
 def test_exact_streams_must_have_the_bits_of_stored_ones():
@@ -467,21 +452,21 @@ def test_peers_that_are_missing_have_rows_that_say_so(monkeypatch):
     for module in ("memcnn", "revtorch.revtorch", "revlib"):
         monkeypatch.setitem(sys.modules, module, None)
     verdicts = {
-        way: bench_engine.verdict(way, [(CHAIN, PLAIN)], FLOAT, CPU)
+        way: wrongs([(CHAIN, PLAIN)], way, FLOAT, CPU)
         for way in (peers.STORE, *peers.PEERS)
     }
-    sizes = bench_engine.Sizes(2, 1, 8, 1, 2, (1,))
-    subject = bench_engine.chain("basic", 1)
-    store, *others = bench_engine.rows_of(subject, verdicts, "float32", CPU, sizes)
+    sizes = engine.Sizes(2, 1, 8, 1, 2, (1,))
+    subject = Chain("basic", 1)
+    store, *others = engine.rows_of(subject, verdicts, "float32", CPU, sizes)
     assert store["times the baseline"] == store["share of the baseline"] == 1
     assert [row["way"] for row in others] == ["MemCNN", "RevTorch", "revlib"]
     for row in others:
         assert row["wrong"].startswith("not installed: ")
-        assert row["s per step"] is row["GB per utterance"] is None
+        assert row["s per step"] == row["GB per utterance"] == ""
 
 
 def test_storages_that_are_emptied_count_as_empty():
-    with bench_engine.ActualBytes() as meter:
+    with engine.ActualBytes() as meter:
         x = torch.zeros(1000)
         x.untyped_storage().resize_(0)
         y = torch.zeros(500)
@@ -566,17 +551,15 @@ def test_a_committed_plan_is_never_slower_than_an_extreme_that_fits():
 
 
 def recorded(network, batch):
-    feats = planned_ways.features(batch, 40, 80)
-    step = functools.partial(user_ways.train_step, network, feats, planned_ways.VANILLA)
-    return planned_ways.recorded_peak(step)
+    feats = planned.features(batch, 24)
+    step = functools.partial(steps.train_step, network, feats, planned.VANILLA)
+    return planned.recorded_peak(step)
 
 
 def test_recorded_peaks_have_what_is_alive():
-    alone = planned_ways.recorded_peak(lambda: torch.zeros(1000) + 1)
+    alone = planned.recorded_peak(lambda: torch.zeros(1000) + 1)
     assert 8000 <= alone < 9000
-    encoder = user_ways.encoder_by(planned_ways.RECONSTRUCT, "revnet57", **TINY)
-    assert 2 * recorded(encoder, 2) < recorded(encoder, 8) < 5 * recorded(encoder, 2)
-    vanilla = functools.partial(planned_ways.vanilla, "revnet57", **TINY)
+    vanilla = functools.partial(planned.vanilla, "revnet57", **TINIEST)
     depth = len(vanilla().blocks)
     # Of all blocks the first one's own second run is what takes the most.
     none, some, whole = (
@@ -587,25 +570,8 @@ def test_recorded_peaks_have_what_is_alive():
 
 @pytest.fixture
 def benchmark():
-    """A benchmark of small networks, without what takes long."""
-    found = planned.Benchmark.__new__(planned.Benchmark)
-    found.name, found.setting, found.counterpart = "revnet57", SETTING, "resnet34"
-    found.depth = len(planned_ways.vanilla("revnet57", **TINY).blocks)
-    found.updated = {"stored": 1, "checkpoint": 2}
-    return found
-
-
-@pytest.mark.slow
-def test_as_few_blocks_are_checkpointed_as_keep_to_the_peak_of_the_plan(benchmark):
-    peaks = [benchmark._vanilla("a", 4, i).peak_bytes for i in range(3)]
-    few = benchmark._part_checkpointed(4, peaks[2])
-    assert few.peak_bytes == peaks[2] < peaks[1] <= peaks[0]
-    assert (few.note.split(":")[0], few.updated) == (
-        f"the first 2 of {benchmark.depth}",
-        2,
-    )
-    # Where none keeps to it, all are checkpointed.
-    assert f"first {benchmark.depth} of" in benchmark._part_checkpointed(4, 0).note
+    """A benchmark of small networks."""
+    return planned.Benchmark("revnet57", SETTING)
 
 
 def test_a_plan_is_for_less_where_the_record_is_above_the_budget(
@@ -621,7 +587,7 @@ def test_a_plan_is_for_less_where_the_record_is_above_the_budget(
     monkeypatch.setattr(planned, "planned_within", planned_within)
     monkeypatch.setattr(planned, "recorded_peak", lambda step: step.args[0] + 30)
     benchmark.budget_bytes, benchmark.seconds = 1000, {}
-    assert benchmark._planned(2).peak_bytes == 1000
+    assert benchmark.planned(2).peak_bytes == 1000
     assert asked == [1000, 970]
 
 
@@ -631,38 +597,35 @@ def test_a_batch_is_stored_in_as_few_parts_as_fit(benchmark, monkeypatch):
     monkeypatch.setattr(planned, "recorded_peak", peak)
     for budget, parts, size in [(30, 3, 3), (39, 3, 3), (29, 4, 2), (10, 8, 1)]:
         benchmark.budget_bytes = budget
-        (case,) = benchmark._accumulated(8)
-        assert (case.updated, case.statistics_of) == (parts, size)
+        (case,) = benchmark.accumulated(8)
+        assert case.note.startswith(f"{parts} parts")
+        assert case.statistics_of == size
     for budget in (80, 9):
         benchmark.budget_bytes = budget
-        assert benchmark._accumulated(8) == []
+        assert benchmark.accumulated(8) == []
 
 
 # What a user can do.
 
 
 def test_torchs_checkpoint_of_a_user_updates_statistics_twice(monkeypatch):
-    monkeypatch.setattr(user_ways, "FEW_BLOCKS", TINY)
-    store, checkpointed, recompute = (
-        user_ways.small_step(way, "df_resnet233", CPU)
-        for way in (user_ways.STORE, *user_ways.PLAIN[1:3])
+    monkeypatch.setattr(users, "FEW_BLOCKS", TINIEST)
+    (stored, once), *others = (
+        users.small_step(way, "df_resnet233", CPU) for way in users.PLAIN[:3]
     )
-    for left in (checkpointed, recompute):
-        torch.testing.assert_close(left.gradients, store.gradients, rtol=1e-9, atol=0)
-    assert (store.updates, checkpointed.updates, recompute.updates) == (1, 2, 1)
+    for gradients, _ in others:
+        torch.testing.assert_close(gradients, stored, rtol=1e-9, atol=0)
+    assert [once, *(updates for _, updates in others)] == [1, 2, 1]
 
 
 @pytest.mark.slow
-def test_bytes_of_a_user_s_step_are_counted_as_they_are_held():
-    recompute = user_ways.PLAIN[2]
-    ours = user_ways.step_bytes(recompute, "resnet34", batch=2, frames=40)
+def test_bytes_of_a_user_s_step_are_those_that_the_package_counts():
+    recompute = users.PLAIN[2]
+    ours = steps.way_bytes(recompute, "resnet34", batch=2, frames=40)
     package = training_step_peak("resnet34", mode="recompute", frames=40, batch=2)
     assert ours == package
-    for way in (user_ways.PLAIN[1], user_ways.PLAIN[3]):
-        sizes = {"batch": 4, "frames": 40, **TINY}
-        counted = user_ways.step_bytes(way, "df_resnet233", **sizes)
-        real = user_ways.step_bytes(way, "df_resnet233", without_data=False, **sizes)
-        assert counted == real
+    ways = users.PLAIN[1], users.PLAIN[3]
+    steps.check_counts("df_resnet233", ways, batch=4, frames=40, **TINIEST)
 
 
 @pytest.mark.parametrize("card", users.CARDS)
@@ -671,7 +634,7 @@ def test_what_fits_is_what_the_package_says(frames, card):
     row = architecture("revnet197")
     training = Training(parse_card(card).memory_bytes, batch=users.BATCH, frames=frames)
     peak = counted_peaks()["revnet197", "reconstruct", frames](users.BATCH)
-    needed = users.needed_bytes(user_ways.STORE, "revnet197", frames, peak)
+    needed = users.needed_bytes(users.STORE, "revnet197", frames, peak)
     fits = training.largest_batch(row, "reconstruct") >= users.BATCH
     assert users.fits(card, needed) == fits
     spare = training.card_bytes - training.reserve_bytes
@@ -682,30 +645,29 @@ def test_what_fits_is_what_the_package_says(frames, card):
 def test_rows_of_users_compare_with_the_same_encoder_and_its_counterpart(
     tmp_path, monkeypatch
 ):
-    exact, accumulation = user_ways.REVERSIBLE[2], user_ways.PLAIN[5]
+    exact, accumulation = users.REVERSIBLE[2], users.PLAIN[5]
     figures = {
-        ("resnet152", user_ways.STORE): (50, 2.0),
+        ("resnet152", users.STORE): (50, 2.0),
         ("resnet152", accumulation): (12, 2.5),
-        ("revnet197", user_ways.STORE): (19, 3.0),
+        ("revnet197", users.STORE): (19, 3.0),
         ("revnet197", exact): (2, 4.5),
     }
-    updates = dict.fromkeys(figures, 1) | {("resnet152", accumulation): 4}
     rows = []
     for frames in users.FRAMES:
-        found = {
+        measured = {
             case: users.Figures(
                 gib * GIB * frames // 200,
-                {"median": s, "p20": s, "p80": s} if frames == 200 else None,
+                Spread(s, s, s) if frames == 200 else None,
             )
             for case, (gib, s) in figures.items()
         }
-        rows += users.rows_of(found, updates, frames, CPU)
+        rows += [users.row_of(case, measured, 1, frames, CPU) for case in measured]
     at_200 = next(r for r in rows if r["way"] == exact.name and r["frames"] == 200)
     assert at_200["times the baseline"] == 1.5
     assert at_200["counterpart"] == "resnet152 200 store"
     assert at_200["times the counterpart"] == 2.25
     Result("users", "", "setting", rows, "").save(tmp_path, CPU)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
     heads, _, *lines = (
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in readme.users().splitlines()
@@ -729,17 +691,17 @@ def test_running_out_of_memory_is_a_row_and_other_errors_are_errors(monkeypatch)
         raise errors.pop(0)
 
     monkeypatch.setattr(users, "train_step", step)
-    alone = [user_ways.STORE, "resnet152", 16, CPU]
+    alone = [users.STORE, "resnet152", 16, CPU]
     for _ in range(2):
-        assert users._alone(*alone, **TINY) == users.Figures(None)
+        assert users.alone(*alone, **TINY) == users.Figures(None)
     with pytest.raises(RuntimeError, match="shapes differ"):
-        users._alone(*alone, **TINY)
+        users.alone(*alone, **TINY)
     # A step that does not fit has neither figures nor a ratio.
     gpu = types.SimpleNamespace(total_memory=23 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    found = {("resnet152", user_ways.STORE): users.Figures(None)}
+    case = "resnet152", users.STORE
     cuda = torch.device("cuda")
-    (row,) = users.rows_of(found, dict.fromkeys(found, 1), 200, cuda)
+    row = users.row_of(case, {case: users.Figures(None)}, 1, 200, cuda)
     assert (row["peak by"], row["fits 24 GiB"]) == ("does not fit", "no")
     assert row["times the baseline"] == row["s per step"] == ""
 
@@ -747,30 +709,19 @@ def test_running_out_of_memory_is_a_row_and_other_errors_are_errors(monkeypatch)
 # Compressed activations.
 
 
-def test_compressed_runs_begin_as_plain_ones_and_are_kept(runs):
-    setting, result = runs
-    rows = {(row["seed"], row["way"]): row for row in result.rows}
-    assert len(rows) == 3
-    plain = rows[1, compressed_training.PLAIN]
-    ours = rows[1, compressed_training.COMPRESSED]
+def test_compressed_runs_begin_as_plain_ones(runs):
+    _, result = runs
+    plain, ours, _ = result.rows
+    assert ours["way"] == compressed_training.COMPRESSED
     assert plain["first loss"] == ours["first loss"]
     assert ours["times the baseline"] == ours["loss"] / plain["loss"]
-    assert min(ours["ratios"].values()) > 1
-    file = setting.folder / "plain_1.json"
-    kept = json.loads(file.read_text())
-    file.write_text(json.dumps(kept | {"losses": [7.0] * 4}))
-    again = functools.partial(compressed_training.trained, compressed_training.PLAIN, 1)
-    assert again(None, setting).losses == [7.0] * 4
-    # Another setting is another run.
-    file.write_text(json.dumps(kept | {"setting": {}}))
-    voices = compressed_checks.real_speech(80, 48)
-    assert again(voices, setting).losses == kept["losses"]
+    assert ours["ratio"] > ours["least ratio"] > 1
 
 
 @pytest.mark.slow
 def test_compressed_steps_are_compared_with_plain_ones(runs, tmp_path):
     setting, _ = runs
-    state = setting.folder / "plain_1.pt"
+    state = setting.state
     network = compressed.Network("resnet34", ("revnet57",), 2, 1, state, row=TINIEST)
     result = compressed.run(CPU, compressed.Setting((network,), 64, repeats=2))
     rows = {row["way"]: row for row in result.rows}
@@ -791,7 +742,7 @@ def test_compressed_steps_are_compared_with_plain_ones(runs, tmp_path):
 def test_a_run_goes_on_with_each_target(runs, tmp_path):
     setting, _ = runs
     given = compressed_targets.Setting(
-        state=setting.folder / "plain_1.pt",
+        state=setting.state,
         batch=2,
         frames=48,
         steps=26,
@@ -810,56 +761,57 @@ def test_a_run_goes_on_with_each_target(runs, tmp_path):
 
 def test_a_state_that_others_go_on_from_does_not_change(runs):
     setting, _ = runs
-    file = setting.folder / "plain_1.pt"
-    given = compressed_targets.Setting(batch=2, frames=48, steps=2, row=TINIEST)
-    speech = compressed_checks.real_speech(compressed_training.N_MELS, given.frames)
-    state = compressed_ways.read_state(file)
-    compressed_targets.continued(None, speech, state, given)
-    found, kept = (
+    given = compressed_targets.Setting(batch=2, frames=48, steps=3, row=TINIEST)
+    voices = speech.real_speech(compressed_ways.N_MELS, given.frames)
+    state = compressed_ways.read_state(setting.state)
+    compressed_targets.continued(None, voices, state, given)
+    left, kept = (
         [x for x in tree_leaves(each) if isinstance(x, torch.Tensor)]
-        for each in (state, compressed_ways.read_state(file))
+        for each in (state, compressed_ways.read_state(setting.state))
     )
-    assert all(torch.equal(a, b) for a, b in zip(found, kept, strict=True))
+    assert all(map(torch.equal, left, kept))
     trained = compressed_ways.trained(
-        "resnet34", batch=2, frames=64, state=file, **TINIEST
+        "resnet34", batch=2, frames=64, state=setting.state, row=TINIEST
     )
-    way = compressed_ways.compressed("resnet34", "", "derived", None)
-    encoder = trained.build(way).encoder
+    encoder = trained.build(compressed_ways.compressed("resnet34", "")).encoder
     for name, weight in encoder.named_parameters():
         assert torch.equal(weight, trained.state["encoder"][name])
-    assert isinstance(encoder.compression.rules["convolution"], GradientBound)
+    bound = encoder.compression.rules["convolution"]
+    assert isinstance(bound, GradientBound)
+    assert bound.bounds
 
 
 def test_an_audit_leaves_the_rules_and_the_compression():
     encoder = build_encoder("resnet34", mode="compress", **TINIEST)
     own = encoder.compression
-    with compressed_checks.audited(encoder) as audit:
+    with compressed_ways.audited(encoder) as audit:
         encoder(torch.randn(2, 48, 80)).square().sum().backward()
     assert audit.tensors > 10
     assert 0 < audit.largest <= 1
     assert encoder.compression is own
 
 
-def run_of(way, seed, losses):
-    return compressed_training.Run(way, seed, {}, losses, 1.0, {}, {})
-
-
 def test_verdicts_of_compression_are_of_the_worst_case(tmp_path, monkeypatch):
-    setting = compressed_training.Setting(last=2)
-    plain, ours = compressed_training.PLAIN, compressed_training.COMPRESSED
-    some = [run_of(plain, 1, [9.0, 2.0, 2.0]), run_of(ours, 1, [0.0, 2.0, 2.02])]
-    rows = compressed_training.rows_of(some, setting)
-    assert "at most 0.50 %" in compressed_training.verdict(rows)
-    assert "NOT within" not in compressed_training.verdict(rows)
-    Result("compressed_training", "", "setting", rows, "ok").save(tmp_path, CPU)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    lines = tables.compressed_training().splitlines()
-    assert lines[2].split()[1::2] == ["1", "2.000", "2.010", "1.0050"]
-    worse = [run_of(plain, 2, [2.0, 2.0]), run_of(ours, 2, [2.0, 1.9])]
-    rows = compressed_training.rows_of(some + worse, setting)
-    assert "2.50 % from stored ones (mean -1.00 %), which is NOT within" in (
-        compressed_training.verdict(rows)
+    verdict, compared = compressed_training.verdict, compressed_training.compared
+    runs = [
+        {"seed": seed, "way": way, "loss": loss, "s per step": 1.0}
+        for seed, way, loss in [
+            (1, "plain", 2.0),
+            (1, "compressed", 2.01),
+            (2, "plain", 2.0),
+            (2, "compressed", 1.95),
+        ]
+    ]
+    rows = compared(runs[:2])
+    assert "at most 0.50 % from stored ones (mean +0.50 %), which is within" in (
+        verdict(rows)
     )
+    worse = "2.50 % from stored ones (mean -1.00 %), which is NOT within"
+    assert worse in verdict(compared(runs))
+    Result("compressed_training", "", "setting", rows, "ok").save(tmp_path, CPU)
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    lines = readme.compressed_training().splitlines()
+    assert lines[2].split()[1::2] == ["1", "2.000", "2.010", "1.0050"]
     row = {
         "encoder": "resnet34",
         "way": "compressed, 1e-3 of range",
@@ -884,7 +836,6 @@ def test_planted_angles_are_measured_to_the_last_digits(degrees):
 @pytest.mark.parametrize(
     ("a", "b", "what"),
     [
-        ([1.0], [1.0, 2.0], r"shapes \[1\] and \[2\]"),
         ([1.0], [0.0], "length 0.0 has no direction"),
         ([math.nan], [1.0], "length nan has no direction"),
         ([1.0], [math.inf], "length inf has no direction"),
@@ -895,8 +846,35 @@ def test_vectors_without_an_angle_are_refused(a, b, what):
         angle_degrees(torch.tensor(a), torch.tensor(b))
 
 
-@pytest.mark.parametrize("module", [planned, compressed, compressed_targets])
-def test_what_is_measured_on_a_cpu_refuses_another_device(module):
-    assert module.run in __main__.BY_NAME.values()
-    with pytest.raises(ValueError, match="cuda was asked for"):
-        module.run(torch.device("cuda"))
+def test_a_benchmark_runs_only_where_it_can(monkeypatch, capsys):
+    given = ["", "--only=planned", "--device=cuda"]
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(SystemExit):
+        __main__.main()
+    assert "--only=planned cannot run with --device=cuda" in capsys.readouterr().err
+
+
+def test_the_command_writes_figures_and_none_where_a_check_fails(
+    monkeypatch, tmp_path, capsys
+):
+    rows = [{"way": "ours", "times the baseline": 0.5}]
+    answers = [Result("graphs", "Why?", "a setting", rows, "checked"), NotEqual("off")]
+
+    def run(device):
+        answer = answers.pop(0)
+        if isinstance(answer, NotEqual):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(graphs, "run", run)
+    given = ["", "--only=graphs", f"--results={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", given)
+    __main__.main()
+    kept = Result(**json.loads((tmp_path / "graphs_cpu.json").read_text()))
+    assert kept.rows == rows
+    assert kept.table() in capsys.readouterr().out
+    with pytest.raises(
+        SystemExit, match="graphs: no figures, for the check failed: off"
+    ):
+        __main__.main()
+    assert capsys.readouterr().out == ""
