@@ -1,222 +1,170 @@
 """Sabotages of what is compressed between forward and backward pass."""
 
-from .mutant import Mutant
+from .mutant import Source, Tests
 
-ACTIVATIONS = "tests/unit/compression/test_activations.py"
-ADAPTIVE = "tests/unit/compression/test_adaptive.py"
-CHAINS = "tests/unit/reversible/test_chain.py"
-ACTIVATIONS_CODE = "speechbrain_rev/compression/activations.py"
-ADAPTIVE_CODE = "speechbrain_rev/compression/adaptive.py"
-LAYERS_CODE = "speechbrain_rev/compression/layers.py"
-CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
+ACTIVATIONS = Tests("tests/unit/compression/test_activations.py")
+ADAPTIVE = Tests("tests/unit/compression/test_adaptive.py")
+CHAINS = Tests("tests/unit/reversible/test_chain.py")
+ACTIVATIONS_CODE = Source("speechbrain_rev/compression/activations.py")
+ADAPTIVE_CODE = Source("speechbrain_rev/compression/adaptive.py")
+LAYERS_CODE = Source("speechbrain_rev/compression/layers.py")
+CHAIN_CODE = Source("speechbrain_rev/reversible/chain.py")
 
 COMPRESSION = [
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: the original stays beside the copy",
-        ACTIVATIONS_CODE,
         "    counter.data = x.new_empty(0)\n",
         "",
-        ACTIVATIONS,
-        "one_compressed_copy",
+        ACTIVATIONS("one_compressed_copy"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: a change in place goes unnoticed",
-        ACTIVATIONS_CODE,
         "if saved.own._version != saved.version:",
         "if False:",
-        ACTIVATIONS,
-        "change",
+        ACTIVATIONS("change"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: custom functions get what was decoded",
-        ACTIVATIONS_CODE,
         "    if frame.f_code is not _APPLY:\n        return True\n",
         "    return True\n",
-        ACTIVATIONS,
-        "custom_function",
+        ACTIVATIONS("custom_function"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: the larger of two bounds holds",
-        ACTIVATIONS_CODE,
         "return min([first, *others], key=float)",
         "return max([first, *others], key=float)",
-        ACTIVATIONS,
-        "smaller_bound",
+        ACTIVATIONS("smaller_bound"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: another view is decoded in the place of the first",
-        ACTIVATIONS_CODE,
         "        return x.as_strided(other.shape, other.strides, offset)",
         "        return x",
-        ACTIVATIONS,
-        "views_of_one_storage or layout",
+        ACTIVATIONS("views_of_one_storage or layout"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: evaluation is, too",
-        ACTIVATIONS_CODE,
         "trains = network.training and torch.is_grad_enabled()",
         "trains = torch.is_grad_enabled()",
-        ACTIVATIONS,
-        "nothing_is_trained",
+        ACTIVATIONS("nothing_is_trained"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: what runs a second time in the backward pass",
-        ACTIVATIONS_CODE,
         "return trains and not backward and not _passes.paused",
         "return trains",
-        CHAINS,
-        "recomputed_around",
+        CHAINS("recomputed_around"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: pooled statistics",
-        ACTIVATIONS_CODE,
         "SMALLEST_MAP = 16",
         "SMALLEST_MAP = 0",
-        ACTIVATIONS,
-        "pooled",
+        ACTIVATIONS("pooled"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: an error leaves its pass under way",
-        ACTIVATIONS_CODE,
         "        finally:\n            _passes.under_way.pop()\n",
         "        finally:\n            pass\n",
-        ACTIVATIONS,
-        "leaves_no_pass",
+        ACTIVATIONS("leaves_no_pass"),
     ),
-    Mutant(
+    CHAIN_CODE(
         "compressed: all blocks of a chain, if one is",
-        CHAIN_CODE,
         "with mode.spec.around():",
         "with Mode.COMPRESS.spec.around():",
-        CHAINS,
-        "only_blocks",
+        CHAINS("only_blocks"),
     ),
-    Mutant(
+    LAYERS_CODE(
         "compressed: under autocast what is saved is not what is registered",
-        LAYERS_CODE,
         "    return x.to(torch.get_autocast_dtype(kind))",
         "    return x",
-        ACTIVATIONS,
-        "no_activation",
+        ACTIVATIONS("no_activation"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: a storage's parts that no layer takes",
-        ACTIVATIONS_CODE,
         "if wanted is not None and wanted.covers(Place(x)):",
         "if wanted is not None:",
-        ACTIVATIONS,
-        "no_layer_takes",
+        ACTIVATIONS("no_layer_takes"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: a part has the bound of the whole",
-        ACTIVATIONS_CODE,
         "bound(own.of(x))",
         "bound(x)",
-        ACTIVATIONS,
-        "bound_of_its_own",
+        ACTIVATIONS("bound_of_its_own"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: what is saved keeps the graph that saved it",
-        ACTIVATIONS_CODE,
         "self.own = x.detach()",
         "self.own = x",
-        ACTIVATIONS,
-        "no_backward_pass_releases",
+        ACTIVATIONS("no_backward_pass_releases"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: changes that are counted apart are taken for none",
-        ACTIVATIONS_CODE,
         "return found if _share_counter(found.counter, x) else None",
         "return found",
-        ACTIVATIONS,
-        "counted_apart",
+        ACTIVATIONS("counted_apart"),
     ),
-    Mutant(
+    ACTIVATIONS_CODE(
         "compressed: a copy takes the shape of another view",
-        ACTIVATIONS_CODE,
         "self._encode(copy.place.of(x), wanted)",
         "self._encode(x, wanted)",
-        ACTIVATIONS,
-        "another_view",
+        ACTIVATIONS("another_view"),
     ),
-    Mutant(
+    ADAPTIVE_CODE(
         "bounds: clipping and loss scale are not seen",
-        ADAPTIVE_CODE,
         "    return float(weight.grad.detach().float().norm()) / scale / raw\n",
         "    return 1.0\n",
-        ADAPTIVE,
-        "do_not_depend",
+        ADAPTIVE("do_not_depend"),
     ),
-    Mutant(
+    ADAPTIVE_CODE(
         "bounds: zeros count as values with an error",
-        ADAPTIVE_CODE,
         "nonzero = x.detach().count_nonzero() / max(1, x.numel())",
         "nonzero = torch.ones(())",
-        ADAPTIVE,
-        "deviation_that_was_asked_for or equation_nine",
+        ADAPTIVE("deviation_that_was_asked_for or equation_nine"),
     ),
-    Mutant(
+    ADAPTIVE_CODE(
         "bounds: only the last part of an accumulated batch counts",
-        ADAPTIVE_CODE,
         "self.squares = self.squares + part * nonzero * squares",
         "self.squares = part * nonzero * squares",
-        ADAPTIVE,
-        "do_not_depend",
+        ADAPTIVE("do_not_depend"),
     ),
-    Mutant(
+    ADAPTIVE_CODE(
         "bounds: SGD's buffer is taken for an average",
-        ADAPTIVE_CODE,
         "found, scale = _mean_of_state(state), 1 - kept",
         "found, scale = _mean_of_state(state), 1.0",
-        ADAPTIVE,
-        "gradients_scale",
+        ADAPTIVE("gradients_scale"),
     ),
-    Mutant(
+    ADAPTIVE_CODE(
         "bounds: steps are not resumed",
-        ADAPTIVE_CODE,
         'self.steps = int(state["steps"])',
         "self.steps = 0",
-        ADAPTIVE,
-        "saved_and_resumed",
+        ADAPTIVE("saved_and_resumed"),
     ),
-    Mutant(
+    ADAPTIVE_CODE(
         "bounds: a look that was due is not taken after resuming",
-        ADAPTIVE_CODE,
         'bool(state.get("due", False))',
         "False",
-        ADAPTIVE,
-        "two_steps and resumed",
+        ADAPTIVE("two_steps and resumed"),
     ),
-    Mutant(
+    ADAPTIVE_CODE(
         "bounds: each part of a weight counts as the whole",
-        ADAPTIVE_CODE,
         "part = weight.numel() / whole.numel()",
         "part = 1.0",
-        ADAPTIVE,
-        "two_steps",
+        ADAPTIVE("two_steps"),
     ),
-    Mutant(
+    ADAPTIVE_CODE(
         "bounds: gradients that were thrown away count",
-        ADAPTIVE_CODE,
         "if sums is None or (sums.raw_norm is not None and _is_zero(whole.grad)):",
         "if sums is None:",
-        ADAPTIVE,
-        "two_steps and thrown_away",
+        ADAPTIVE("two_steps and thrown_away"),
     ),
-    Mutant(
+    ADAPTIVE_CODE(
         "bounds: no part of the range limits them",
-        ADAPTIVE_CODE,
         "return self.limit(x).clamp_max(self.error_bound)",
         "return torch.tensor(self.error_bound)",
-        ADAPTIVE,
-        "part_of_the_range",
+        ADAPTIVE("part_of_the_range"),
     ),
-    Mutant(
+    ADAPTIVE_CODE(
         "bounds: RMSprop's momentum is taken for a gradient's",
-        ADAPTIVE_CODE,
         'and "nesterov" in group ',
         "",
-        ADAPTIVE,
-        "another_scale",
+        ADAPTIVE("another_scale"),
     ),
 ]

@@ -1,456 +1,363 @@
 """Sabotages of the reversible engine, by the items of its contract."""
 
-from .mutant import Mutant
+from .mutant import Source, Tests
 
-CHAIN = "tests/unit/reversible/test_chain.py"
-NORM = "tests/unit/reversible/test_norm.py"
-ENCODER = "tests/unit/lobes/test_encoder.py"
-RECOMPUTE_CODE = "speechbrain_rev/reversible/recompute.py"
-REPLAY_CODE = "speechbrain_rev/reversible/replay.py"
-SEGMENT_CODE = "speechbrain_rev/reversible/segment.py"
-GRADIENTS_CODE = "speechbrain_rev/reversible/recompute.py"
-RECOMPUTE = "tests/unit/reversible/test_recompute.py"
-GENERATED = "tests/unit/reversible/test_generated.py"
-WATCHING = "tests/unit/reversible/test_hooks.py"
-HOOKS = "tests/unit/lobes/test_stages.py"
-WATCHING_CODE = "speechbrain_rev/reversible/hooks.py"
-STREAMS_CODE = "speechbrain_rev/reversible/streams.py"
-CHAIN_CODE = "speechbrain_rev/reversible/chain.py"
-NORM_CODE = "speechbrain_rev/reversible/norm.py"
-ENCODER_CODE = "speechbrain_rev/lobes/encoder.py"
+CHAIN = Tests("tests/unit/reversible/test_chain.py")
+NORM = Tests("tests/unit/reversible/test_norm.py")
+ENCODER = Tests("tests/unit/lobes/test_encoder.py")
+RECOMPUTE_CODE = Source("speechbrain_rev/reversible/recompute.py")
+REPLAY_CODE = Source("speechbrain_rev/reversible/replay.py")
+SEGMENT_CODE = Source("speechbrain_rev/reversible/segment.py")
+RECOMPUTE = Tests("tests/unit/reversible/test_recompute.py")
+GENERATED = Tests("tests/unit/reversible/test_generated.py")
+WATCHING = Tests("tests/unit/reversible/test_hooks.py")
+HOOKS = Tests("tests/unit/lobes/test_stages.py")
+WATCHING_CODE = Source("speechbrain_rev/reversible/hooks.py")
+STREAMS_CODE = Source("speechbrain_rev/reversible/streams.py")
+CHAIN_CODE = Source("speechbrain_rev/reversible/chain.py")
+NORM_CODE = Source("speechbrain_rev/reversible/norm.py")
+ENCODER_CODE = Source("speechbrain_rev/lobes/encoder.py")
+STATE_CODE = Source("speechbrain_rev/reversible/state.py")
+WRAPPING_TESTS = Tests("tests/unit/reversible/test_wrapping.py")
+STATE_TESTS = Tests("tests/unit/reversible/test_state.py")
+STAGES_CODE = Source("speechbrain_rev/lobes/stages.py")
+LAYERS_CODE = Source("speechbrain_rev/lobes/layers.py")
+POOLING_CODE = Source("speechbrain_rev/lobes/pooling.py")
+POOLING_TESTS = Tests("tests/unit/lobes/test_pooling.py")
+GEOMETRY_TESTS = Tests("tests/unit/lobes/test_geometry.py")
 
 ENGINE = [
-    Mutant(
+    SEGMENT_CODE(
         "1: F runs a third time",
-        SEGMENT_CODE,
         "                y = second_run(f, recording,",
         "                first_run(f, *arguments(leaf, mask))\n"
         "                y = second_run(f, recording,",
-        CHAIN,
-        "runs_once",
+        CHAIN("runs_once"),
     ),
-    Mutant(
+    REPLAY_CODE(
         "2: own running statistics are updated in both runs",
-        REPLAY_CODE,
         "statistics = recording.next_statistics()",
         "statistics = measure()",
-        CHAIN,
-        "equals_plain and basic",
+        CHAIN("equals_plain and basic"),
     ),
-    Mutant(
+    STATE_CODE(
         "2: torch's running statistics are updated in both runs",
-        "speechbrain_rev/reversible/state.py",
         "return self._copy.clone()",
         "return self._x",
-        CHAIN,
-        "equals_plain and torch",
+        CHAIN("equals_plain and torch"),
     ),
-    Mutant(
+    REPLAY_CODE(
         "2: a buffer is not put back for the second run",
-        REPLAY_CODE,
         "                    if untouched\n",
         "                    if True\n",
-        CHAIN,
-        "equals_plain and spectral_norm",
+        CHAIN("equals_plain and spectral_norm"),
     ),
-    Mutant(
+    SEGMENT_CODE(
         "6: an activation of each block is kept",
-        SEGMENT_CODE,
         "ctx.recordings.append(recording)\n            del x",
         "ctx.recordings.append(recording)\n"
         "                recording.kept = changed.clone()\n            del x",
-        CHAIN,
-        "does_not_grow and basic",
+        CHAIN("does_not_grow and basic"),
     ),
-    Mutant(
+    CHAIN_CODE(
         "6: recomputation stores",
-        CHAIN_CODE,
         "again = mode.spec.runs_twice",
         "again = False",
-        CHAIN,
-        "two_streams_of_each_block",
+        CHAIN("two_streams_of_each_block"),
     ),
-    Mutant(
+    REPLAY_CODE(
         "8: the second run takes the statistics of another layer",
-        REPLAY_CODE,
         "return self.statistics[self._position - 1]",
         "return self.statistics[0]",
-        ENCODER,
-        "bits_of_storing and revnet46",
+        ENCODER("bits_of_storing and revnet46"),
     ),
-    Mutant(
+    NORM_CODE(
         "8: processes do not share the gradients of statistics",
-        NORM_CODE,
         "        dist.all_reduce(sums)\n",
         "",
-        NORM,
-        "over_processes",
+        NORM("over_processes"),
     ),
-    Mutant(
+    NORM_CODE(
         "8: masked frames count in the statistics",
-        NORM_CODE,
         "    kept = mask.to(x.dtype)\n",
         "    kept = torch.ones_like(mask).to(x.dtype)\n",
-        NORM,
-        "masked",
+        NORM("masked"),
     ),
-    Mutant(
+    REPLAY_CODE(
         "10: autocast is not entered again",
-        REPLAY_CODE,
         "recording.autocast(),\n        recording.flags(),\n        _recording(recording),\n"
         "        recording.replayed()",
         "recording.flags(),\n        _recording(recording),\n        recording.replayed()",
-        CHAIN,
-        "equals_plain and basic and bf16",
+        CHAIN("equals_plain and basic and bf16"),
     ),
-    Mutant(
+    REPLAY_CODE(
         "10: the random state is not restored for the second run",
-        REPLAY_CODE,
         "    _set_random_state(recording.random_state)\n",
         "",
-        CHAIN,
-        "equals_plain and dropout",
+        CHAIN("equals_plain and dropout"),
     ),
-    Mutant(
+    REPLAY_CODE(
         "10: the global random state is not left as found",
-        REPLAY_CODE,
         "        _set_random_state(state)\n",
         "        pass\n",
-        CHAIN,
-        "equals_plain and dropout",
+        CHAIN("equals_plain and dropout"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
         "11: parameters' own hooks fire in the second run too",
-        GRADIENTS_CODE,
-        "[*map(stand_in, saved)]",
+        "[*map(stand_in, saved, parameters.looks)]",
         "list(saved)",
-        CHAIN,
-        "equals_plain and hooks_of_parameters",
+        CHAIN("equals_plain and hooks_of_parameters"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
         "11: a shared parameter gets the gradient of one use",
-        GRADIENTS_CODE,
         "for module in modules:\n            positions: dict[int, int] = {}",
         "positions: dict[int, int] = {}\n        for module in modules:",
-        CHAIN,
-        "equals_plain and shared",
+        CHAIN("equals_plain and shared"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
         "11: a parameter left unused gets a gradient",
-        GRADIENTS_CODE,
         "            if grad is None:\n                continue\n",
         "            if grad is None:\n"
         "                grad = torch.zeros_like(self._leaves[i])\n",
-        GENERATED,
-        "layer and unused",
+        GENERATED("layer and unused"),
     ),
-    Mutant(
+    SEGMENT_CODE(
         "11: a kept graph is overwritten",
-        SEGMENT_CODE,
         "y1, y2 = y1.clone(), y2.clone()",
         "pass",
-        GENERATED,
-        "backward and twice",
+        GENERATED("backward and twice"),
     ),
-    Mutant(
+    STREAMS_CODE(
         "11: the caller's gradients are written to",
-        STREAMS_CODE,
         "        own = None if grad is None else _own(grad, ctx.validity)\n",
         "        own = grad\n",
-        CHAIN,
-        "callers_tensors",
+        CHAIN("callers_tensors"),
     ),
-    Mutant(
+    STREAMS_CODE(
         "11: the output shares the engine's storage",
-        STREAMS_CODE,
         "value, tangent.dtype, out=torch.empty_like(value, dtype=tangent.dtype)",
         "value, tangent.dtype",
-        CHAIN,
-        "equals_plain and outputs_written_to",
+        CHAIN("equals_plain and outputs_written_to"),
     ),
-    Mutant(
+    SEGMENT_CODE(
         "11: a residual function may write into its input",
-        "speechbrain_rev/reversible/segment.py",
         "if version_of(x) != version:",
         "if False:",
-        CHAIN,
-        "no_residual_function",
+        CHAIN("cannot_be_trained and inplace"),
     ),
-    Mutant(
+    SEGMENT_CODE(
         "11: parameters may change before the backward pass",
-        SEGMENT_CODE,
         "        ctx.save_for_backward(y1, y2, mask, *tensors)\n",
         "        ctx.save_for_backward(y1, y2, mask, *(t.detach().clone()"
         ".requires_grad_(t.requires_grad) for t in tensors))\n",
-        CHAIN,
-        "changes_before_the_backward",
+        CHAIN("changes_before_the_backward"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
         "11: differentiating twice is silently wrong",
-        RECOMPUTE_CODE,
         "        raise RuntimeError(_NO_DOUBLE_BACKWARD)",
         "        pass",
-        GENERATED,
-        "backward and doubly",
+        GENERATED("backward and doubly"),
     ),
-    Mutant(
+    SEGMENT_CODE(
         "11: an output that nobody uses has a gradient of zeros",
-        SEGMENT_CODE,
         "            if of_y is None:\n",
         "            if of_y is None:\n"
         "                of_changed.filled(changed, ctx.dtype)\n"
         "                of_y = of_changed.value\n"
         "            if of_y is None:\n",
-        GENERATED,
-        "unused and streams",
+        GENERATED("unused and streams"),
     ),
-    Mutant(
+    SEGMENT_CODE(
         "11: streams claim a graph that they have not",
-        SEGMENT_CODE,
         "if not n]",
         "if False]",
-        GENERATED,
-        "streams and without",
+        GENERATED("streams and without"),
     ),
-    Mutant(
+    WATCHING_CODE(
         "11: what was saved and then written to is taken as it is",
-        WATCHING_CODE,
         "if version_of(x) != self._version:",
         "if False:",
-        RECOMPUTE,
-        "second_run_that_differs",
+        RECOMPUTE("second_run_that_differs"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
         "11: a kept graph keeps what was computed again",
-        RECOMPUTE_CODE,
         "if self._run is not None and self._run.complete and graph_is_kept():",
         "if False:",
-        RECOMPUTE,
-        "graph_that_is_kept",
+        RECOMPUTE("graph_that_is_kept"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
         "11: fewer operations in the second run are no error",
-        RECOMPUTE_CODE,
         "if next(places) != len(self._saved):",
         "if False:",
-        RECOMPUTE,
-        "second_run_that_differs",
+        RECOMPUTE("second_run_that_differs"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
         "11: what was saved stays until all of it was used",
-        RECOMPUTE_CODE,
         "            alive.clear()  # each",
         "            # each",
-        "tests/unit/reversible/test_wrapping.py",
-        "halves_the_memory",
+        WRAPPING_TESTS("halves_the_memory"),
     ),
-    Mutant(
+    REPLAY_CODE(
         "11: attributes are changed by both runs",
-        REPLAY_CODE,
         "recording.attributes or contextlib.nullcontext()",
         "contextlib.nullcontext()",
-        GENERATED,
-        "layer and list",
+        GENERATED("layer and list"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
+        "11: weights lose their attributes in a block that is recomputed within another",
+        "zip(of_parameters, parameters, self._looks, strict=True)",
+        "zip(of_parameters, parameters, looks_of(parameters), strict=True)",
+        GENERATED("recomputed and within"),
+    ),
+    STATE_CODE(
         "11: what a second run leaves in attributes stays",
-        "speechbrain_rev/reversible/state.py",
         "            place.put(after)\n",
         "            pass\n",
-        "tests/unit/reversible/test_state.py",
-        "sees_what_was_before",
+        STATE_TESTS("sees_what_was_before"),
     ),
-    Mutant(
+    STATE_CODE(
         "11: a variable around a function is not put back",
-        "speechbrain_rev/reversible/state.py",
         "cells = [_Cell(cell) for cell in f.__closure__ or ()]",
         "cells: list[_Cell] = []",
-        GENERATED,
-        "layer and variable_around",
+        GENERATED("layer and variable_around"),
     ),
-    Mutant(
+    STATE_CODE(
         "11: what a method belongs to is not put back",
-        "speechbrain_rev/reversible/state.py",
         "return (x.__self__,)",
         "return ()",
-        GENERATED,
-        "layer and method",
+        GENERATED("layer and method"),
     ),
-    Mutant(
+    STATE_CODE(
         "11: what a partial function holds is not put back",
-        "speechbrain_rev/reversible/state.py",
         "return x.func, x.args, x.keywords",
         "return ()",
-        GENERATED,
-        "layer and partial",
+        GENERATED("layer and partial"),
     ),
-    Mutant(
+    SEGMENT_CODE(
         "11: a kept tensor is not reported",
-        SEGMENT_CODE,
         "has_graph, sources.report()",
         "has_graph, False",
-        WATCHING,
-        "keeps_has_its_gradient",
+        WATCHING("keeps_has_its_gradient"),
     ),
-    Mutant(
+    WATCHING_CODE(
         "11: a loss on a kept tensor trains nothing",
-        WATCHING_CODE,
         "            ctx.sources.refuse()\n",
         "            pass\n",
-        WATCHING,
-        "loss_on_it_is_refused",
+        WATCHING("loss_on_it_is_refused"),
     ),
-    Mutant(
+    WATCHING_CODE(
         "11: hooks fire twice without a word",
-        WATCHING_CODE,
         "if len(named) > _reported.get(module, 0):",
         "if False:",
-        WATCHING,
-        "fire_twice_are_named",
+        WATCHING("fire_twice_are_named"),
     ),
-    Mutant(
+    STAGES_CODE(
         "11: hooks on stages do not fire",
-        "speechbrain_rev/lobes/stages.py",
         "if has_hooks(stage):",
         "if False:",
-        HOOKS,
-        "on_a_stage",
+        HOOKS("on_a_stage"),
     ),
-    Mutant(
+    ENCODER_CODE(
         "11: hooks on chains do not fire",
-        ENCODER_CODE,
         "if trains(chain) and not has_hooks(chain):",
         "if trains(chain):",
-        HOOKS,
-        "fire_as_often and revnet46 and store and True",
+        HOOKS("fire_as_often and revnet46 and store and True"),
     ),
-    Mutant(
+    LAYERS_CODE(
         "11: a mask is written into what a hook sees",
-        "speechbrain_rev/lobes/layers.py",
         "(isinstance(conv, nn.Conv2d) and not has_hooks(conv))",
         "True",
-        HOOKS,
-        "fire_as_often and df_revnet89 and store and True",
+        HOOKS("fire_as_often and df_revnet89 and store and True"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
         "11: weights changed through data are not noticed",
-        RECOMPUTE_CODE,
         "            self._weights.compare(parameters)\n",
         "            pass\n",
-        RECOMPUTE,
-        "through_data",
+        RECOMPUTE("through_data"),
     ),
-    Mutant(
+    POOLING_CODE(
         "11: a quantized layer hands down what is in memory",
-        "speechbrain_rev/lobes/pooling.py",
         "        pooled = pooled.detach()\n",
         "",
-        "tests/unit/lobes/test_pooling.py",
-        "quantized",
+        POOLING_TESTS("quantized"),
     ),
-    Mutant(
+    ENCODER_CODE(
         "11: a trace has the number of frames in it",
-        ENCODER_CODE,
         "or self.geometry.rearranges",
         "or False",
-        ENCODER,
-        "trace_is_right",
+        ENCODER("trace_is_right"),
     ),
-    Mutant(
+    NORM_CODE(
         "11: masked statistics are constants in a second derivative",
-        NORM_CODE,
         "    mean = (values * kept).sum(_REDUCED) / some\n",
         "    mean = (values * kept).sum(_REDUCED).detach() / some\n",
-        ENCODER,
-        "second_derivative and revnet57",
+        ENCODER("second_derivative and revnet57"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
         "11: sharded parameters are accepted",
-        RECOMPUTE_CODE,
         "    if sharded:",
         "    if False:",
-        CHAIN,
-        "cannot_be_trained and sharded",
+        CHAIN("cannot_be_trained and sharded"),
     ),
-    Mutant(
+    SEGMENT_CODE(
         "11: nothing trains where the input needs no gradient",
-        SEGMENT_CODE,
         "        *tangents, *parameters.tensors,\n    )  # fmt: skip",
         "        *tangents, *(t.detach() for t in parameters.tensors),\n"
         "    )  # fmt: skip",
-        CHAIN,
-        "equals_plain and no_input_needs",
+        CHAIN("equals_plain and no_input_needs"),
     ),
-    Mutant(
+    REPLAY_CODE(
         "2: a second run is in another training state than the first",
-        REPLAY_CODE,
         "m.training = recording.training[i]",
         "pass",
-        GENERATED,
-        "between and evaluation",
+        GENERATED("between and evaluation"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
         "10: a nested chain runs plainly in the first run",
-        RECOMPUTE_CODE,
         "(torch.is_grad_enabled() or running())",
         "torch.is_grad_enabled()",
-        CHAIN,
-        "nested",
+        CHAIN("nested"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
         "11: a gradient that is the stream's is changed later",
-        GRADIENTS_CODE,
         "grad = grad.clone()",
         "pass",
-        CHAIN,
-        "equals_plain and table",
+        CHAIN("equals_plain and table"),
     ),
-    Mutant(
+    RECOMPUTE_CODE(
         "11: a gradient is lost outside the registered parameters",
-        GRADIENTS_CODE,
         "        _refuse_other_leaves(self._parameters.modules[run], given, leaves)\n",
         "",
-        GENERATED,
-        "layer and unregistered",
+        GENERATED("layer and unregistered"),
     ),
-    Mutant(
+    REPLAY_CODE(
         "11: leaves stay in the parameters' places",
-        REPLAY_CODE,
         "            m._parameters.update(parameters)\n",
         "",
-        CHAIN,
-        "equals_plain and layer_twice",
+        CHAIN("equals_plain and layer_twice"),
     ),
-    Mutant(
+    SEGMENT_CODE(
         "11: what a hook kept is overwritten",
-        SEGMENT_CODE,
         "                    ctx.in_place = False\n",
         "                    pass\n",
-        CHAIN,
-        "hooks_keep",
+        CHAIN("hooks_keep"),
     ),
-    Mutant(
+    CHAIN_CODE(
         "12: evaluation goes through the engine",
-        CHAIN_CODE,
         "        if not trains(self):\n            if _half",
         "        if False:\n            if _half",
-        CHAIN,
-        "equals_plain and evaluation",
+        CHAIN("equals_plain and evaluation"),
     ),
-    Mutant(
+    SEGMENT_CODE(
         "the gradient of one function does not reach the other",
-        SEGMENT_CODE,
         "root.receive(of_y)",
         "root.receive(grad2)",
-        CHAIN,
-        "equals_plain and basic",
+        CHAIN("equals_plain and basic"),
     ),
-    Mutant(
+    ENCODER_CODE(
         "pooling takes padding for speech",
-        ENCODER_CODE,
         "pooling(self.masks[-1], *parts)",
         "pooling(None, *parts)",
-        "tests/unit/lobes/test_geometry.py",
-        "TestLengths and alone and revnet57",
+        GEOMETRY_TESTS("TestLengths and alone and revnet57"),
     ),
 ]
