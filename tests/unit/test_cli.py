@@ -3,6 +3,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,29 +33,56 @@ from tests.run_folders import (
 )
 from tests.wespeaker import ResNet
 
+PLANNED = "memory resnet34 --mode=plan --card=4GB"
+EMBED = "embed --device=cpu run a.wav b.wav"
+VERIFY = "verify run a.wav b.wav --device=cpu"
 COMMANDS = ("env", "resolve", "models", "memory", "plan", "sweep", "calibrate",
             "embed", "verify", "export", "convert")  # fmt: skip
 TRAIN = Path(__file__).parents[2] / "hparams" / "train.yaml"
+# Operations take long to start, and then no time whatever the batch.
+SPEED = Speed(1e15, 1e15, 1e3, {"torch": "2", "device": "a test"})
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    write_run(folder)
-    return str(folder)
+def files(tmp_path_factory):
+    """A folder with a run, speech, weights, and what nothing can be done with."""
+    place = tmp_path_factory.mktemp("files")
+    write_run(place / "run")
+    for seed, name in enumerate(["a", "b"]):
+        write_audio(place / f"{name}.wav", speech_like(0.6, seed=seed))
+    model = ResNet((1, 1, 1, 1), channels=4, embed_dim=16)
+    torch.save(model.state_dict(), place / "avg_model.pt")
+    (place / "x.raw").write_bytes(bytes(32000))
+    (place / "bytes.json").write_bytes(b"\xff\xfe")
+    speed = json.loads(SPEED.to_json()) | {"about": None}
+    (place / "nothing.json").write_text(json.dumps(speed))
+    for name in ("folder.npz", "locked"):
+        (place / name).mkdir()
+    return place
 
 
-@pytest.fixture(scope="module")
-def audio(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("audio")
-    return [
-        str(write_audio(folder / f"{name}.wav", speech_like(0.6, seed=seed)))
-        for seed, name in enumerate(["a", "b"])
-    ]
+@pytest.fixture
+def in_files(files, monkeypatch):
+    monkeypatch.chdir(files)
+    access = os.access
+    # Who runs the tests may be one who may write everywhere.
+    may = lambda path, mode: path.name != "locked" and access(path, mode)  # noqa: E731
+    monkeypatch.setattr(os, "access", may)
+
+
+@pytest.fixture
+def printed(capsys):
+    """Run a command, and give what it prints."""
+
+    def run(*arguments):
+        assert cli.main([*arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
 
 
 def refuse(arguments, capsys):
-    """Run a command that must fail; the line it says."""
+    """Run a command that must fail, and give its one line."""
     assert cli.main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -117,22 +145,12 @@ class TestCommand:
 
 #: Commands that run tensors: where memory runs out in each, and what it advises.
 OUT_OF_MEMORY = [
-    (["plan", "resnet34", "--card=4GB"], plans, "plan_encoders", "--card=11GB"),
-    (
-        ["memory", "resnet34", "--mode=plan", "--card=4GB"],
-        plans,
-        "plan_encoders",
-        "leave out --stages",
-    ),
-    (
-        ["sweep", "resnet34", "--card=4GB"],
-        plans,
-        "sweep_encoder",
-        "smaller --batches, or leave out --device",
-    ),
-    (["calibrate", "speed.json"], steps, "calibrate", "another --device"),
-    (["embed", "run", "a.wav"], SpeakerEmbedder, "from_run", "--device=cpu"),
-    (["verify", "run", "a.wav", "b.wav"], SpeakerEmbedder, "from_run", "--device=cpu"),
+    ("plan resnet34 --card=4GB", plans, "plan_encoders", "--card=11GB"),
+    (PLANNED, plans, "plan_encoders", "leave out --stages"),
+    ("sweep resnet34 --card=4GB", plans, "sweep_encoder", "smaller --batches, or leav"),
+    ("calibrate speed.json", steps, "calibrate", "another --device"),
+    ("embed run a.wav", SpeakerEmbedder, "from_run", "--device=cpu"),
+    ("verify run a.wav b.wav", SpeakerEmbedder, "from_run", "--device=cpu"),
 ]
 
 
@@ -146,18 +164,16 @@ OUT_OF_MEMORY = [
     ],
 )
 def test_memory_that_runs_out_is_one_line_with_advice(
-    arguments, owner, name, advice, error, tmp_path, monkeypatch, capsys
+    arguments, owner, name, advice, error, in_files, monkeypatch, capsys
 ):
     def greedy(*_, **__):
         raise error
 
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").mkdir()
     monkeypatch.setattr(owner, name, greedy)
-    assert cli.main(arguments) == 2
-    *_, told = capsys.readouterr().err.splitlines()
-    assert told.startswith("speechbrain-rev: Memory ran out. ")
-    assert advice in told
+    assert cli.main(arguments.split()) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("speechbrain-rev: Memory ran out. ")
+    assert advice in line
 
 
 def test_other_errors_of_the_runtime_keep_their_traceback(monkeypatch):
@@ -170,58 +186,39 @@ def test_other_errors_of_the_runtime_keep_their_traceback(monkeypatch):
 
 
 class TestEnv:
-    def test_it_names_what_a_bug_report_needs(self, capsys):
-        assert cli.main(["env"]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        names = [line.split()[0] for line in lines]
-        assert {
-            "speechbrain_rev",
-            "python",
-            "system",
-            "torch",
-            "torchaudio",
-            "speechbrain",
-            "bitsandbytes",
-            "processor",
-            "cpus",
-            "ram",
-            "cuda",
-        } <= set(names)
-        assert all(len(line.split()) > 1 for line in lines)
+    def test_it_names_what_a_bug_report_needs(self, printed):
+        lines = [line.split(maxsplit=1) for line in printed("env").splitlines()]
+        names = {name for name, _ in lines}
+        assert {"speechbrain_rev", "python", "system", "processor", "ram"} <= names
+        assert {"torch", "torchaudio", "speechbrain", "bitsandbytes", "cuda"} <= names
 
     def test_a_package_that_cannot_be_imported_is_no_crash(self, monkeypatch):
         def broken(name):
             raise OSError(f"{name}: undefined\nsymbol")
 
         monkeypatch.setattr(environment.importlib, "import_module", broken)
-        found = dict(environment.environment())
-        assert "cannot be imported: torchaudio: undefined symbol" in found["torchaudio"]
-        assert "unknown" in found["cuda"]
-
-    def test_a_package_that_is_absent_is_named_so(self, monkeypatch):
-        monkeypatch.setattr(environment, "_PACKAGES", ("no-such-package",))
-        assert dict(environment.environment())["no-such-package"] == "not installed"
+        monkeypatch.setattr(environment, "_PACKAGES", ("no-such-package", "torchaudio"))
+        facts = dict(environment.environment())
+        assert "cannot be imported: torchaudio: undefined symbol" in facts["torchaudio"]
+        assert "unknown" in facts["cuda"]
+        assert facts["no-such-package"] == "not installed"
 
     def test_every_gpu_has_a_line(self, monkeypatch):
-        import torch
-
         class Device:
             name, total_memory, major, minor = "Fake 1080", 11 * 2**30, 7, 5
 
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Device)
-        found = dict(environment.environment())
-        assert found["cuda:1"] == "Fake 1080, 11.0 GiB, compute capability 7.5"
-        assert "2 device(s)" in found["cuda"]
+        facts = dict(environment.environment())
+        assert facts["cuda:1"] == "Fake 1080, 11.0 GiB, compute capability 7.5"
+        assert "2 device(s)" in facts["cuda"]
 
 
 class TestResolve:
-    def test_it_prints_the_composition_and_nothing_else(self, capsys):
-        arguments = ["resolve", str(TRAIN), "--lr=0.3", "--data_folder", "a=b"]
-        assert cli.main(arguments) == 0
-        expected = resolve(TRAIN, {"lr": "0.3", "data_folder": "a=b"})
-        assert capsys.readouterr().out == expected
+    def test_it_prints_the_composition_and_nothing_else(self, printed):
+        text = printed("resolve", str(TRAIN), "--lr=0.3", "--data_folder", "a=b")
+        assert text == resolve(TRAIN, {"lr": "0.3", "data_folder": "a=b"})
 
     @pytest.mark.parametrize(
         ("given", "named"),
@@ -298,40 +295,37 @@ REACHED = {
 
 
 @pytest.mark.parametrize("command", REACHED)
-def test_the_options_reach_table_json_and_picture(command, tmp_path, capsys):
+def test_the_options_reach_table_json_and_picture(command, tmp_path, printed):
     options, expected = REACHED[command]
     report = expected()
-    assert cli.main([command, *options]) == 0
-    assert capsys.readouterr().out == report.text()
-    assert cli.main([command, *options, "--json"]) == 0
-    assert capsys.readouterr().out == report.json()
+    assert printed(command, *options) == report.text()
+    assert printed(command, *options, "--json") == report.json()
     if command == "memory":
         options = [option for option in options if option != "--card=24GB"]
     picture = tmp_path / "picture.png"
-    assert cli.main([command, *options, f"--plot={picture}"]) == 0
-    assert capsys.readouterr().out.startswith(f"{picture}: ")
+    text = printed(command, *options, f"--plot={picture}")
+    assert text.startswith(f"{picture}: ")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_gpu_s_name_is_its_memory_and_its_speed(capsys):
+def test_a_gpu_s_name_is_its_memory_and_its_speed(printed):
     for command in (["models"], ["plan", "resnet34", "--batch=16"]):
-        assert cli.main([*command, "--card=rtx 3090", "--json"]) == 0
-        plain = json.loads(capsys.readouterr().out)
+        plain = json.loads(printed(*command, "--card=rtx 3090", "--json"))
         assert plain["training"]["card_bytes"] == 24 * GIB
     assert plain["speed"]["about"]["device"] == "an assumed RTX 3090"
 
 
-def test_a_plan_is_saved(tmp_path):
+def test_a_plan_is_saved(tmp_path, printed):
     file = tmp_path / "plan.json"
-    assert cli.main(["plan", *ON_CARD, "--batch=100", f"--save={file}"]) == 0
+    printed("plan", *ON_CARD, "--batch=100", f"--save={file}")
     (expected,) = plan_encoders(on_4_gib(100), names=["resnet34"])
     assert Plan.load(file) == expected.as_plan()
 
 
-def test_memory_of_what_was_planned_and_of_stages_is_shown(capsys):
-    options = ["--mode=plan", "--card=4GB", "--batch=100", "--stages"]
-    assert cli.main(["memory", "resnet34", *options, "--json"]) == 0
-    before, after = json.loads(capsys.readouterr().out)["breakdowns"]
+def test_memory_of_what_was_planned_and_of_stages_is_shown(printed):
+    options = ["--mode=plan", "--card=4GB", "--batch=100", "--stages", "--json"]
+    plain = json.loads(printed("memory", "resnet34", *options))
+    before, after = plain["breakdowns"]
     assert (before["mode"], after["mode"]) == ("store", "plan")
     assert (before["fits"], after["fits"]) == (False, True)
     assert min(after["blocks"]["store"], after["blocks"]["recompute"]) > 0
@@ -351,7 +345,6 @@ def test_a_speed_is_not_for_times_that_are_taken(capsys):
     assert "not allowed with argument" in capsys.readouterr().err
 
 
-PLANNED = "memory resnet34 --mode=plan --card=4GB"
 #: What is refused in one line, after what it says.
 MISTAKES = {
     "resolve none.yaml": "none.yaml cannot be read: No such file",
@@ -386,6 +379,8 @@ MISTAKES = {
     "plan --card=11GB --save=p.json": "one encoder; name one",
     "plan resnet34 --card=11GB --save=no/p": "--save no/p cannot be written",
     "plan resnet34 --card=2GB --batch=100": "What helps: a batch of ",
+    "plan resnet34 --card=4GB --speed=bytes.json": "--speed bytes.json: ",
+    "plan resnet34 --card=4GB --speed=nothing.json": "--speed nothing.json: ",
     "sweep revnet58 --card=11GB": "Did you mean revnet57",
     "sweep resnet34 --card=nanGB": "11000000000B, not nanGB",
     "sweep resnet34 --card=11GB --batches=nan:4": "1:32, not nan:4",
@@ -396,35 +391,58 @@ MISTAKES = {
     "embed nowhere a.wav": "no folder nowhere",
     "embed run a.wav --out=embeddings.txt": "ends in .npz or .parquet, not embeddings.txt",
     "embed run a.wav --bad-files=skip": "--bad-files goes with --out",
-}
+    **{f"{EMBED} {given}": words for given, words in {
+        "--window=0.1": "a window of 0.1 s is no utterance",
+        "--precision=fp16": "fp16 is for GPUs",
+        "--channels=-1": "channels takes",
+        "nothing.wav": "nothing.wav",
+        "x.raw": "x.raw cannot be read as audio",
+        "--out a.wav/e.npz": "a.wav/e.npz cannot be written: there is no folder a.wav. M",
+        "--out folder.npz": "folder.npz cannot be written: it is a folder. Give the name",
+        "--out locked/e.npz": "cannot be written: you may not write into the folder loc",
+    }.items()},
+    **{f"{VERIFY} {given}": words for given, words in {
+        "--threshold=vox1_o": "there is no threshold 'vox1_o'",
+        "--as-norm": "has no embeddings/cohort.npz",
+        "--device=gpu": "device takes cpu, cuda, or cuda:N for the GPU of number N",
+        "--device=mps": "not mps",
+        "--device=cuda:99": "device cuda:99 is not there",
+    }.items()},
+    **{f"convert wespeaker {given}": words for given, words in {
+        "none.pt model": "There is no file none.pt. Give the avg_model.pt",
+        f"{TRAIN} model": "train.yaml is not loaded: it is no zip archive",
+        "avg_model.pt .": " is there already, and nothing is written over",
+        "--back model back.pt": "There is no folder model",
+        "--back model no/back.pt": "TO no/back.pt cannot be written: there",
+        "--back run back.pt": "front_end is speechbrain, not kaldi; pooling_var",
+    }.items()},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", MISTAKES)
+@pytest.mark.usefixtures("in_files")
 def test_a_mistake_is_one_line(arguments, capsys):
     assert MISTAKES[arguments] in refuse(arguments.split(), capsys)
 
 
 class TestSpeed:
-    # Operations take long to start, and then no time whatever the batch.
-    SPEED = Speed(1e15, 1e15, 1e3, {"torch": "2", "device": "a test"})
     WORDS = "for a test, 1e+03 TFLOP/s"
 
     def test_times_are_those_of_the_speed_that_was_calibrated(
-        self, tmp_path, monkeypatch, capsys
+        self, tmp_path, monkeypatch, printed, capsys
     ):
-        monkeypatch.setattr(steps, "calibrate", lambda device, **_: self.SPEED)
+        monkeypatch.setattr(steps, "calibrate", lambda device, **_: SPEED)
         file = tmp_path / "speed.json"
         assert cli.main(["calibrate", str(file)]) == 0
-        printed, progress = capsys.readouterr()
+        text, progress = capsys.readouterr()
         assert "Blocks of resnet34, resnet101" in progress
-        assert f"{file}: 1e+03 TFLOP/s, 9.31e+05 GiB/s, 1e+03 operations/s" in printed
-        assert Speed.from_json(file.read_text()) == self.SPEED
-        plain = json.loads(self.SPEED.to_json())
+        assert f"{file}: 1e+03 TFLOP/s, 9.31e+05 GiB/s, 1e+03 operations/s" in text
+        assert Speed.from_json(file.read_text()) == SPEED
+        plain = json.loads(SPEED.to_json())
 
         def printed_by(*command):
             options = ["--card=4GB", f"--speed={file}", "--json"]
-            assert cli.main([*command, *options]) == 0
-            return json.loads(capsys.readouterr().out)
+            return json.loads(printed(*command, *options))
 
         planned = printed_by("plan", "resnet34", "--batch=16")
         assert planned["speed"] == plain
@@ -437,251 +455,120 @@ class TestSpeed:
         for sources, key in ((planned, "time"), (swept, "time"), (parts, "plan")):
             assert self.WORDS in sources["sources"][key]
 
-    @pytest.mark.parametrize(
-        "content",
-        [
-            b"\xff\xfe",
-            json.dumps(json.loads(SPEED.to_json()) | {"about": None}).encode(),
-        ],
-    )
-    def test_a_damaged_speed_is_named_in_one_line(self, content, tmp_path, capsys):
-        file = tmp_path / "speed.json"
-        file.write_bytes(content)
-        options = ["resnet34", "--card=4GB", f"--speed={file}"]
-        assert f"--speed {file}: " in refuse(["plan", *options], capsys)
 
-
+@pytest.mark.usefixtures("in_files")
 class TestEmbed:
-    def test_it_writes_what_the_embedder_gives(
-        self, run_folder, audio, tmp_path, capsys
-    ):
+    def test_it_writes_what_the_embedder_gives(self, tmp_path, printed, capsys):
         out = str(tmp_path / "embeddings.npz")
-        arguments = ["embed", run_folder, *audio, "--device=cpu"]
-        assert cli.main(arguments) == 0
-        lines = capsys.readouterr().out.splitlines()
-        for file, line in zip(audio, lines, strict=False):
-            assert line.startswith(f"{file}: 16 values")
-        arguments.append(f"--out={out}")
-        assert cli.main(arguments) == 0
-        assert out in capsys.readouterr().out
-        expected = SpeakerEmbedder.from_run(run_folder, device="cpu").embed(audio)
+        lines = printed(*EMBED.split()).splitlines()
+        for name, line in zip(("a", "b"), lines, strict=False):
+            assert line.startswith(f"{name}.wav: 16 values")
+        arguments = [*EMBED.split(), f"--out={out}"]
+        assert out in printed(*arguments)
+        names = ["a.wav", "b.wav"]
+        expected = SpeakerEmbedder.from_run("run", device="cpu").embed(names)
         with np.load(out) as written:
-            assert written["names"].tolist() == audio
+            assert written["names"].tolist() == names
             np.testing.assert_array_equal(written["embeddings"], expected)
-        assert cli.main(arguments) == 0
-        assert cli.main([*arguments, "--precision=bf16"]) == 2
-        assert "of another model, or of another precision" in capsys.readouterr().err
+        printed(*arguments)
+        words = refuse([*arguments, "--precision=bf16"], capsys)
+        assert "of another model, or of another precision" in words
 
-    def test_a_folder_is_looked_through_and_embedded(
-        self, run_folder, tmp_path, capsys
-    ):
+    def test_a_folder_is_looked_through_and_embedded(self, tmp_path, printed, capsys):
         folder, out = tmp_path / "speech", tmp_path / "rows.parquet"
         for name in ("a.wav", "b/c.wav"):
             write_audio(folder / name, speech_like(0.5))
         write_audio(folder / "two.wav", np.stack([speech_like(0.5)] * 2, axis=1))
         (folder / "notes.txt").touch()
-        arguments = ["embed", run_folder, str(folder), "--device=cpu"]
-        assert cli.main([*arguments, "--dry-run"]) == 0
-        said = capsys.readouterr().out
-        assert "2 files can be embedded as far as headers tell, 0.00 h" in said
-        assert "1 files cannot be embedded:\n- two.wav: " in said
-        assert "are no audio by their names were passed over: 1 .txt" in said
+        arguments = ["embed", "run", str(folder), "--device=cpu"]
+        text = printed(*arguments, "--dry-run")
+        assert "2 files can be embedded as far as headers tell, 0.00 h" in text
+        assert "1 files cannot be embedded:\n- two.wav: " in text
+        assert "are no audio by their names were passed over: 1 .txt" in text
         arguments.append(f"--out={out}")
         assert cli.main(arguments) == 2
         assert "The other 2 are in" in capsys.readouterr().err
-        assert cli.main([*arguments, "--bad-files=skip"]) == 0
-        assert "two.wav has 2 channels" in capsys.readouterr().out
-        assert cli.main([*arguments, "--channels=mean"]) == 0
-        assert "embeddings [3, 16]" in capsys.readouterr().out
+        assert "two.wav has 2 channels" in printed(*arguments, "--bad-files=skip")
+        assert "embeddings [3, 16]" in printed(*arguments, "--channels=mean")
 
-    def test_a_folder_in_a_packed_one_is_embedded_as_a_folder(
-        self, run_folder, tmp_path, monkeypatch
-    ):
-        with Packing(tmp_path / "c.packed", source="c", sample_rate=16000) as packing:
+    def test_a_folder_in_a_packed_one_is_embedded_as_a_folder(self, tmp_path, printed):
+        packed, out = tmp_path / "c.packed", tmp_path / "o.npz"
+        with Packing(packed, source="c", sample_rate=16000) as packing:
             packing.add("id1/a.wav", torch.from_numpy(speech_like(0.5)))
             packing.finish()
-        monkeypatch.chdir(tmp_path)
-        arguments = ["embed", run_folder, "c.packed/id1", "--out=o.npz", "--device=cpu"]
-        assert cli.main(arguments) == 0
-        assert EmbeddingArchive.load("o.npz").names == ("a.wav",)
+        printed("embed", "run", str(packed / "id1"), f"--out={out}", "--device=cpu")
+        assert EmbeddingArchive.load(out).names == ("a.wav",)
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (["--window=0.1"], "a window of 0.1 s is no utterance"),
-            (["--precision=fp16"], "fp16 is for GPUs"),
-            (["--channels=-1"], "channels takes"),
-            (["nothing.wav"], "nothing.wav"),
-            (["x.raw"], "x.raw cannot be read as audio"),
-        ],
-    )
-    def test_what_cannot_be_embedded_is_one_line(
-        self, run_folder, audio, options, message, tmp_path, monkeypatch, capsys
-    ):
-        monkeypatch.chdir(tmp_path)
-        Path("x.raw").write_bytes(bytes(32000))
-        arguments = ["embed", run_folder, *audio, *options, "--device=cpu"]
-        assert message in refuse(arguments, capsys)
-
-    @pytest.mark.parametrize("command", ["embed", "verify"])
     def test_an_exported_model_is_read_as_strictly_as_by_from_hparams(
-        self, command, audio, tmp_path, capsys
+        self, tmp_path, printed, capsys
     ):
         write_finished_run(tmp_path / "run")
         export_run(tmp_path / "run", tmp_path / "model")
-        arguments = [command, str(tmp_path / "model"), *audio[:2], "--device=cpu"]
-        assert cli.main(arguments) == 0
+        model = str(tmp_path / "model")
         # A run's hyperparams.yaml may say anything more; a model's may not.
+        printed("embed", model, "a.wav", "--device=cpu")
         with (tmp_path / "model/hyperparams.yaml").open("a") as settings:
             settings.write("more: 1\n")
-        capsys.readouterr()
-        assert "hyperparams.yaml is not as it was written" in refuse(arguments, capsys)
-
-    @pytest.mark.parametrize(
-        ("out", "message"),
-        [
-            ("file/e.npz", "there is no folder file. Make it first."),
-            ("folder.npz", "it is a folder. Give the name of a file."),
-            ("locked/e.npz", "you may not write into the folder locked. Give another"),
-        ],
-    )
-    def test_a_place_that_cannot_be_written_is_refused_before_the_work(
-        self, out, message, tmp_path, monkeypatch, capsys
-    ):
-        monkeypatch.chdir(tmp_path)
-        Path("file").touch()
-        Path("folder.npz").mkdir()
-        Path("locked").mkdir()
-        access = os.access
-        # Who runs the tests may be one who may write everywhere.
-        monkeypatch.setattr(
-            os,
-            "access",
-            lambda path, mode: path.name != "locked" and access(path, mode),
-        )
-        arguments = ["embed", "no-run", "a.wav", "--out", out]
-        assert f"--out {out} cannot be written: {message}" in refuse(arguments, capsys)
+        for command in ("embed", "verify"):
+            words = refuse([command, model, "a.wav", "b.wav", "--device=cpu"], capsys)
+            assert "hyperparams.yaml is not as it was written" in words
 
 
 def with_thresholds(folder, *names):
     """A run that was scored, whose lists have a threshold each."""
     write_run(folder)
-    rows = [
-        {"trials": name, "method": "cosine", "targets": 3, "impostors": 4,
-         "eer": 0.25, "thresholds": {"EER": 0.4}}
-        for name in names
-    ]  # fmt: skip
-    report = {
-        "model": read_weights(folder).fingerprint,
-        "subtract_mean": False,
-        "results": rows,
-    }
+    row = {"method": "cosine", "targets": 3, "impostors": 4, "eer": 0.25}
+    row["thresholds"] = {"EER": 0.4}
+    report = {"model": read_weights(folder).fingerprint, "subtract_mean": False}
+    report["results"] = [row | {"trials": name} for name in names]
     (folder / "scores").mkdir()
     (folder / "scores/results.json").write_text(json.dumps(report))
     return str(folder)
 
 
+@pytest.mark.usefixtures("in_files")
 class TestVerify:
-    def test_it_prints_the_score_first_and_a_threshold_decides(
-        self, run_folder, audio, capsys
-    ):
-        arguments = ["verify", run_folder, *audio, "--device=cpu"]
-        assert cli.main(arguments) == 0
-        said = capsys.readouterr().out
-        found = SpeakerEmbedder.from_run(run_folder, device="cpu").verify(*audio)
-        assert float(said.split()[0]) == round(found.score, 4)
-        assert found.origin in said
+    def test_it_prints_the_score_first_and_a_threshold_decides(self, printed):
+        text = printed(*VERIFY.split())
+        verdict = SpeakerEmbedder.from_run("run", device="cpu").verify("a.wav", "b.wav")
+        assert float(text.split()[0]) == round(verdict.score, 4)
+        assert verdict.origin in text
+        assert "Give threshold=SCORE (--threshold=SCORE)" in text
         for score, words in (
             ("-1", "the same speaker, by the threshold -1.0000: given by the caller"),
             ("1.0", "different speakers"),
         ):
-            assert cli.main([*arguments, f"--threshold={score}"]) == 0
-            assert words in capsys.readouterr().out
+            assert words in printed(*VERIFY.split(), f"--threshold={score}")
 
-    @pytest.mark.parametrize(
-        ("option", "message"),
-        [
-            ("--threshold=vox1_o", "there is no threshold 'vox1_o'"),
-            ("--as-norm", "has no embeddings/cohort.npz"),
-            (
-                "--device=gpu",
-                "device takes cpu, cuda, or cuda:N for the GPU of number N",
-            ),
-            ("--device=mps", "not mps"),
-            ("--device=cuda:99", "device cuda:99 is not there"),
-        ],
-    )
-    def test_a_mistake_is_one_line(self, run_folder, audio, option, message, capsys):
-        arguments = ["verify", run_folder, *audio, "--device=cpu", option]
-        assert message in refuse(arguments, capsys)
-
-    def test_a_list_that_is_called_by_a_number_is_found_by_its_name(
-        self, audio, tmp_path, capsys
-    ):
-        run = with_thresholds(tmp_path / "run", "2019")
+    def test_a_list_is_named_as_it_is_advised_or_by_a_number(self, tmp_path, printed):
+        run = with_thresholds(tmp_path / "run", "2019", "my other")
+        arguments = ["verify", run, "a.wav", "b.wav", "--device=cpu"]
+        advised = re.search(r"\(--threshold=NAME\), one of (.*)\.", printed(*arguments))
+        assert ast.literal_eval(advised[1]) == ("2019", "my other")
         for name, words in (
             ("2019", "threshold 0.4000: EER of the list 2019"),
             ("2020", "threshold 2020.0000: given by the caller"),
+            ("my other", "EER of the list my other"),
         ):
-            arguments = ["verify", run, *audio, "--device=cpu", f"--threshold={name}"]
-            assert cli.main(arguments) == 0
-            assert words in capsys.readouterr().out
-
-    def test_advice_about_thresholds_can_be_followed(
-        self, run_folder, audio, tmp_path, capsys
-    ):
-        assert cli.main(["verify", run_folder, *audio, "--device=cpu"]) == 0
-        assert "Give threshold=SCORE (--threshold=SCORE)" in capsys.readouterr().out
-        run = with_thresholds(tmp_path / "run", "one", "my other")
-        arguments = ["verify", run, *audio, "--device=cpu"]
-        assert cli.main(arguments) == 0
-        said = capsys.readouterr().out
-        names = re.search(r"\(--threshold=NAME\), one of (.*)\.", said)[1]
-        assert ast.literal_eval(names) == ("one", "my other")
-        assert cli.main([*arguments, "--threshold=my other"]) == 0
-        assert "EER of the list my other" in capsys.readouterr().out
+            assert words in printed(*arguments, f"--threshold={name}")
 
 
-class TestConvert:
-    @pytest.fixture
-    def weights(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        model = ResNet((1, 1, 1, 1), channels=4, embed_dim=16)
-        torch.save(model.state_dict(), "avg_model.pt")
-
-    def test_there_and_back_says_what_was_written(self, weights, audio, capsys):
-        assert cli.main(["convert", "wespeaker", "avg_model.pt", "model"]) == 0
-        out = capsys.readouterr().out
-        assert "model: arch resnet34, widths [4, 8, 16, 32], blocks [1, 1, 1, 1]" in out
-        assert "front_end kaldi, pooling_variance unbiased" in out
-        assert "no config.yaml beside the weights: TSTP pooling" in out
-        assert cli.main(["embed", "model", audio[0], "--device=cpu"]) == 0
-        assert "16 values" in capsys.readouterr().out
-        back = ["convert", "wespeaker", "--back", "model", "back.pt"]
-        assert cli.main(back) == 0
-        assert "back.pt: weights of model, as" in capsys.readouterr().out
-        there, here = (torch.load(f) for f in ("avg_model.pt", "back.pt"))
-        assert all(torch.equal(here[name], there[name]) for name in there)
-        Path("config.yaml").write_text("model_args: {pooling_func: TSTP}\n")
-        assert cli.main(["convert", "wespeaker", "avg_model.pt", "again"]) == 0
-        assert "no config.yaml" not in capsys.readouterr().out
-
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ("none.pt model", "There is no file none.pt. Give the avg_model.pt"),
-            (f"{TRAIN} model", "train.yaml is not loaded: it is no zip archive"),
-            ("avg_model.pt .", " is there already, and nothing is written over"),
-            ("--back model back.pt", "There is no folder model"),
-            ("--back model no/back.pt", "TO no/back.pt cannot be written: there"),
-            ("--back RUN back.pt", "front_end is speechbrain, not kaldi; pooling_var"),
-        ],
-    )
-    def test_a_mistake_is_one_line(
-        self, weights, run_folder, arguments, message, capsys
-    ):
-        arguments = arguments.replace("RUN", run_folder).split()
-        assert message in refuse(["convert", "wespeaker", *arguments], capsys)
+@pytest.mark.usefixtures("in_files")
+def test_conversion_there_and_back_prints_what_was_written(tmp_path, printed):
+    weights, model, back = (str(tmp_path / n) for n in ("w.pt", "model", "back.pt"))
+    shutil.copy("avg_model.pt", weights)
+    text = printed("convert", "wespeaker", weights, model)
+    assert "model: arch resnet34, widths [4, 8, 16, 32], blocks [1, 1, 1, 1]" in text
+    assert "front_end kaldi, pooling_variance unbiased" in text
+    assert "no config.yaml beside the weights: TSTP pooling" in text
+    assert "16 values" in printed("embed", model, "a.wav", "--device=cpu")
+    text = printed("convert", "wespeaker", "--back", model, back)
+    assert f"back.pt: weights of {model}, as" in text
+    there, here = torch.load(weights), torch.load(back)
+    assert all(torch.equal(here[name], there[name]) for name in there)
+    (tmp_path / "config.yaml").write_text("model_args: {pooling_func: TSTP}\n")
+    text = printed("convert", "wespeaker", weights, str(tmp_path / "again"))
+    assert "no config.yaml" not in text
 
 
 #: What a recipe does, the status it ends with, and the end of what it says.

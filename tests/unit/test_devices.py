@@ -44,10 +44,10 @@ def test_devices_are_named(card):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        *(
-            (name, f"cuda:N .* not {name}\\.")
-            for name in ("gpu", "cuda:", "cuda:-1", "")
-        ),
+        ("gpu", r"cuda:N .* not gpu\."),
+        ("cuda:", r"cuda:N .* not cuda:\."),
+        ("cuda:-1", r"cuda:N .* not cuda:-1\."),
+        ("", r"cuda:N .* not \."),
         ("cuda:1", "cuda:1 is not there: torch sees 1 GPU"),
     ],
 )
@@ -80,17 +80,14 @@ def test_a_gpu_is_read_by_its_name_or_by_the_nearest_memory(text, shown, gib):
     assert (str(gpu), gpu.memory_bytes) == (shown, gib * GIB)
 
 
-@pytest.mark.parametrize("text", ["11", "-1GB", "RTX 3090 Ti", "A100", ""])
-def test_what_is_no_listed_gpu_and_no_size_is_refused(text):
-    with pytest.raises(
-        ValueError, match=r"--card takes .*11GB or .*; or one of RTX 20"
-    ):
-        parse_card(text)
-
-
-def test_gpus_are_listed_by_memory_and_each_can_be_named():
+def test_gpus_are_listed_by_memory_and_what_is_none_of_them_is_refused():
     assert [gpu.memory_bytes for gpu in GPUS] == sorted(g.memory_bytes for g in GPUS)
     assert [parse_card(gpu.name) for gpu in GPUS] == list(GPUS)
+    for text in ("11", "-1GB", "RTX 3090 Ti", "A100", ""):
+        with pytest.raises(
+            ValueError, match=r"--card takes .*11GB or .*; or one of RT"
+        ):
+            parse_card(text)
 
 
 @pytest.mark.parametrize(

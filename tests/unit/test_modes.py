@@ -34,11 +34,11 @@ import importlib.util, json, pathlib, sys
 import speechbrain_rev
 
 name = "speechbrain_rev.modes"
-found = importlib.util.find_spec(name)
-lines = pathlib.Path(found.origin).read_text().split("\\n\\n#: Modes with one gradient")
-module = sys.modules[name] = speechbrain_rev.modes = importlib.util.module_from_spec(found)
+spec = importlib.util.find_spec(name)
+lines = pathlib.Path(spec.origin).read_text().split("\\n\\n#: Modes with one gradient")
+module = sys.modules[name] = speechbrain_rev.modes = importlib.util.module_from_spec(spec)
 text = (lines[0] + ROW + "\\n#: Modes with one gradient" + lines[1])
-exec(compile(text, found.origin, "exec"), vars(module))
+exec(compile(text, spec.origin, "exec"), vars(module))
 """
 
 
@@ -70,12 +70,9 @@ def test_a_mode_is_its_name_everywhere(mode):
         pass
 
 
-def test_short_headings_and_colours_tell_modes_apart():
+def test_lists_of_modes_follow_from_the_rows_that_tell_them_apart():
     for field in ("column", "colour", "keeps"):
         assert len({getattr(mode.spec, field) for mode in Mode}) == len(Mode)
-
-
-def test_lists_of_modes_follow_from_the_rows():
     names = [mode.value for mode in Mode]
     assert list(KNOBS["mode"].one_of) == names == list(MODE_COLOURS)
     assert list(MODES) == [mode.value for mode in Mode if mode.spec.lossless]
@@ -143,20 +140,19 @@ def test_commands_have_a_mode_that_was_added(with_the_row):
         import contextlib, io
         from speechbrain_rev.cli import main
 
-        def printed(*arguments):
+        def printed(line):
             with contextlib.redirect_stdout(io.StringIO()) as text:
-                main(arguments)
+                main(line.split())
             return text.getvalue()
 
         stored, offloaded = (
-            json.loads(printed("memory", "revnet57", "--mode", mode, "--json"))
+            json.loads(printed(f"memory revnet57 --mode={mode} --json"))
             for mode in ("store", "on_trial")
         )
-        planned = printed("plan", "revnet57", "--card=4GB", "--batch=128", "--json")
         print(json.dumps({
-            "models": printed("models", "revnet57", "resnet34", "--sort=on_trial"),
+            "models": printed("models revnet57 resnet34 --sort=on_trial"),
             "memory": [case["breakdowns"][-1] for case in (stored, offloaded)],
-            "plan": json.loads(planned),
+            "plan": json.loads(printed("plan revnet57 --card=4GB --batch=128 --json")),
         }))
     """)
     assert "trial" in seen["models"]

@@ -59,22 +59,20 @@ class TestCitation:
     def test_it_is_valid_by_the_schema_of_its_version(self):
         create_citation(str(ROOT / "CITATION.cff"), None).validate()
 
-    def test_the_papers_and_their_authors_are_named_with_the_first_one_preferred(
+    def test_the_papers_and_their_authors_are_named_before_those_of_the_software(
         self, citation
     ):
-        found = [
+        papers = [
             (paper["title"], [author["family-names"] for author in paper["authors"]])
             for paper in citation["references"]
         ]
-        assert found == list(PAPERS.items())
+        assert papers == list(PAPERS.items())
         preferred = citation["preferred-citation"]
         assert preferred["title"] == next(iter(PAPERS))
         assert preferred["authors"] == citation["references"][0]["authors"]
-
-    def test_their_authors_stand_before_those_of_the_software(self, citation):
         keys = list(citation)
-        papers = max(keys.index("preferred-citation"), keys.index("references"))
-        assert papers < keys.index("authors")
+        last = max(keys.index("preferred-citation"), keys.index("references"))
+        assert last < keys.index("authors")
         assert "papers first" in citation["message"]
 
     def test_version_and_licence_are_those_of_the_package(self, citation):
@@ -89,11 +87,10 @@ class TestIssueForms:
         assert {"name", "description", "body"} <= form.keys()
         asked = [item for item in form["body"] if item["type"] != "markdown"]
         assert len({item["id"] for item in asked}) == len(asked) > 1
-        for item in asked:
-            assert item["type"] == "textarea"
-            assert item["attributes"]["label"]
+        assert {item["type"] for item in asked} == {"textarea"}
+        assert all(item["attributes"]["label"] for item in asked)
 
-    def test_a_bug_report_asks_for_the_environment_and_all_that_tells_of_it(self):
+    def test_a_bug_report_asks_for_the_environment_and_all_that_describes_it(self):
         form = yaml.safe_load((FORMS / "bug_report.yml").read_text())
         asked = {item["id"]: item for item in form["body"] if "id" in item}
         assert next(iter(asked)) == "environment"
@@ -156,7 +153,7 @@ class TestVersions:
         assert all(released)
         kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
         for section in re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]:
-            found = re.findall(r"^### (.*)$", section, re.MULTILINE)
-            assert found, "a release says what changed"
-            assert len(found) == len(set(found))
-            assert set(found) <= kinds
+            headings = re.findall(r"^### (.*)$", section, re.MULTILINE)
+            assert headings, "a release lists what changed"
+            assert len(headings) == len(set(headings))
+            assert set(headings) <= kinds

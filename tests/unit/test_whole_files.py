@@ -35,45 +35,32 @@ from speechbrain_rev.whole_files import (
 )
 
 
-@pytest.fixture
-def full(monkeypatch):
-    """A disk that takes no more."""
-
-    def replace(*_):
+def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_the_old_one(
+    tmp_path, monkeypatch
+):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(whole_files.os, "replace", replace)
-
-
-def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_the_old_one(
-    tmp_path, full
-):
-    path = tmp_path / "plan.json"
+    path, out = tmp_path / "plan.json", tmp_path / "out"
     path.write_text("old")
-    with pytest.raises(
-        OSError, match=r"plan\.json cannot be written \(No space"
-    ) as error:
+    monkeypatch.setattr(whole_files.os, "replace", full)
+    with pytest.raises(OSError, match=r"plan\.json cannot be written \(No sp") as error:
         write_whole(path, b"new")
     assert error.value.errno == 28
+    with pytest.raises(OSError, match=r"out cannot be written"), folder_whole(out):
+        pass
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_is_whole_or_not_there(tmp_path, request):
-    out = tmp_path / "out"
-
+def test_a_folder_is_whole_or_not_there(tmp_path):
     def half_made():
-        with folder_whole(out) as part:
+        with folder_whole(tmp_path / "out") as part:
             write_whole(part / "weights", "1")
             raise ValueError("no model")
 
     with pytest.raises(ValueError, match="no model"):
         half_made()
-    assert not list(tmp_path.iterdir())
-
-    request.getfixturevalue("full")
-    with pytest.raises(OSError, match=r"out cannot be written"), folder_whole(out):
-        pass
     assert not list(tmp_path.iterdir())
 
 
@@ -159,58 +146,47 @@ def test_a_part_that_is_taken_for_one_left_is_made_anew(tmp_path, monkeypatch):
     assert len(made) == 2
 
 
-def as_pipe(path):
-    os.mkfifo(path)
-
-
 def as_socket(path):
     with socket.socket(socket.AF_UNIX) as listening:
         # From here: a socket's name has at most some hundred characters.
         listening.bind(os.path.relpath(path))
 
 
-def as_device(path):
-    path.symlink_to("/dev/zero")
+SPECIAL = {
+    r"a named pipe \(FIFO\)": os.mkfifo,
+    "a socket": as_socket,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+}
 
-
+#: What reads files that users name.
 READERS = {
-    "speech.audio_info": ("a.wav", audio_info),
-    "speech.read_audio": ("a.wav", lambda path: read_audio(path, sample_rate=16000)),
-    "speech.read_manifest": ("train.csv", read_manifest),
-    "speech.read_labels": ("label_encoder.txt", read_labels),
-    "scoring.read_trials": ("trials.txt", read_trials),
-    "scoring.read_scores": ("scores.txt", read_scores),
-    "planner.Plan.load": ("plan.json", Plan.load),
-    "inference.EmbeddingArchive.load (npz)": ("rows.npz", EmbeddingArchive.load),
-    "inference.EmbeddingArchive.load": ("rows.parquet", EmbeddingArchive.load),
-    "inference.EnrolledSpeaker.load": ("ann.safetensors", EnrolledSpeaker.load),
-    "inference.convert_from_wespeaker": (
-        "avg_model.pt",
-        lambda path: convert_from_wespeaker(path, path.with_name("run")),
-    ),
-    "lobes.load_strictly": (
-        "model.ckpt",
-        lambda path: load_strictly(torch.nn.Linear(1, 1), path),
-    ),
-    "hparams.resolve": ("train.yaml", resolve),
-    "lists.read_lines": ("list.txt", lambda path: read_lines(path, "'speaker path'")),
-    "whole_files.digest_of": ("any", lambda path: digest_of(path, "sha256")),
+    "a.wav": audio_info,
+    "b.wav": lambda path: read_audio(path, sample_rate=16000),
+    "train.csv": read_manifest,
+    "label_encoder.txt": read_labels,
+    "trials.txt": read_trials,
+    "scores.txt": read_scores,
+    "plan.json": Plan.load,
+    "rows.npz": EmbeddingArchive.load,
+    "rows.parquet": EmbeddingArchive.load,
+    "ann.safetensors": EnrolledSpeaker.load,
+    "avg_model.pt": lambda path: convert_from_wespeaker(path, path.with_name("run")),
+    "model.ckpt": lambda path: load_strictly(torch.nn.Linear(1, 1), path),
+    "train.yaml": resolve,
+    "list.txt": lambda path: read_lines(path, "'speaker path'"),
+    "any": lambda path: digest_of(path, "sha256"),
 }
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there are no such files elsewhere")
-@pytest.mark.parametrize("make", [as_pipe, as_socket, as_device])
-@pytest.mark.parametrize("reader", READERS)
-def test_what_is_no_regular_file_is_not_waited_for(tmp_path, reader, make, monkeypatch):
-    name, read = READERS[reader]
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path, name, kind, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    make(tmp_path / name)
-    kind = {as_pipe: r"a named pipe \(FIFO\)", as_socket: "a socket"}
-    words = (
-        rf"{re.escape(name)} is {kind.get(make, 'a device')}, and only regular files"
-    )
+    SPECIAL[kind](tmp_path / name)
+    words = rf"{re.escape(name)} is {kind}, and only regular files"
     with pytest.raises(ValueError, match=words) as error:
-        read(tmp_path / name)
+        READERS[name](tmp_path / name)
     assert "\n" not in str(error.value)
 
 
@@ -228,9 +204,7 @@ def test_a_pipe_stays_one(tmp_path):
 @pytest.mark.parametrize("name", ["file", "file/run"])
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, name):
     (tmp_path / "file").touch()
-    with pytest.raises(
-        OSError, match=r"output_folder: .*cannot be written to .*Give an"
-    ):
+    with pytest.raises(OSError, match=r"output_folder: .*cannot be written to .*Give"):
         check_writable("output_folder", tmp_path / name)
     check_writable("output_folder", tmp_path / "new" / "run")
     assert not list((tmp_path / "new" / "run").iterdir())
@@ -238,36 +212,31 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, name):
 
 def test_every_flipped_bit_of_rows_is_refused_with_file_and_line(tmp_path):
     path = tmp_path / "train_log.jsonl"
-    rows = [{"epoch": 1, "loss": 0.1, "streams": {"a": 1.5}}, {"epoch": 2, "loss": 7.0}]
-    for count in (1, 2):
-        write_rows(path, rows[:count])
-        assert read_rows(path) == rows[:count]
-        content = path.read_bytes()
-        for bit in range(8 * len(content)):
-            flipped = bytearray(content)
-            flipped[bit // 8] ^= 1 << bit % 8
-            path.write_bytes(flipped)
-            with pytest.raises(
-                ValueError, match=r"train_log\.jsonl, line [12], is not"
-            ):
-                read_rows(path)
+    rows = [{"epoch": 1, "streams": {"a": 1.5}}, {"epoch": 2, "loss": 7.0}]
+    write_rows(path, rows)
+    assert read_rows(path) == rows
+    content = path.read_bytes()
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(ValueError, match=r"log\.jsonl, line [12], is not as it"):
+            read_rows(path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda lines: lines[1:],
-        lambda lines: lines[::-1],
-        lambda lines: [lines[0], lines[2]],
-        lambda lines: ['{"epoch": 1}\n', *lines[1:]],
-    ],
-)
-def test_rows_that_are_missing_or_moved_are_refused(tmp_path, change):
+def test_rows_that_are_missing_or_moved_are_refused(tmp_path):
     path = tmp_path / "train_log.jsonl"
     write_rows(path, [{"epoch": epoch} for epoch in (1, 2, 3)])
-    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
-    with pytest.raises(ValueError, match="is not as it was written"):
-        read_rows(path)
+    first, second, third = path.read_text().splitlines()
+    for lines in (
+        [second, third],
+        [third, second, first],
+        [first, third],
+        ['{"epoch": 1}', second, third],
+    ):
+        path.write_text("\n".join([*lines, ""]))
+        with pytest.raises(ValueError, match="is not as it was written"):
+            read_rows(path)
 
 
 def test_rows_of_a_time_without_checksums_are_read_and_get_them(tmp_path):

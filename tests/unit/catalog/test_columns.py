@@ -41,32 +41,35 @@ def test_values_stand_where_their_keys_say_and_mappings_are_merged():
     assert table.lines()[0][-1].split() == ["3", "-", "3", "3"]
 
 
-def command(*arguments, **options):
-    environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
-    environment |= options.pop("env", {})
-    program = [sys.executable, "-m", "speechbrain_rev", "models", *arguments]
-    return subprocess.run(program, env=environment, check=True, **options)
+NAMES = ["resnet34", "revnet57"]
+COMMAND = [sys.executable, "-m", "speechbrain_rev", "models", *NAMES]
+
+
+def environment():
+    return {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+
+
+def shown(width):
+    models = select(Training(None, batch=128, frames=200), names=NAMES)
+    return ModelsReport(models).text(width)
 
 
 @pytest.mark.parametrize(
-    ("env", "width"),
+    ("changed", "width"),
     # A pipe has all columns and no colours, not even where somebody asks for them.
     [({"FORCE_COLOR": "1", "TERM": "xterm-256color"}, None), ({"COLUMNS": "70"}, 70)],
 )
-def test_a_pipe_gets_all_columns_or_as_many_as_the_environment_says(env, width):
-    text = command(capture_output=True, text=True, env=env).stdout
-    models = select(Training(None, batch=128, frames=200))
-    assert text == ModelsReport(models).text(width)
-    assert ("Hidden at 70 columns: " in text) == (width == 70)
+def test_a_pipe_gets_all_columns_or_as_many_as_the_environment_says(changed, width):
+    text = subprocess.check_output(COMMAND, text=True, env=environment() | changed)
+    assert text == shown(width)
+    assert ("Hidden at 70 columns: " in shown(width)) == (width == 70)
 
 
 def test_a_terminal_s_own_width_counts():
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 77, 0, 0))
-    names = ["resnet34", "revnet57"]
     with os.fdopen(ours, "rb", buffering=0) as read:
-        command(*names, stdout=theirs)
+        subprocess.run(COMMAND, stdout=theirs, env=environment(), check=True)
         os.close(theirs)
         text = read.read(1 << 16).decode().replace("\r\n", "\n")
-    models = select(Training(None, batch=128, frames=200), names=names)
-    assert text == ModelsReport(models).text(77)
+    assert text == shown(77)

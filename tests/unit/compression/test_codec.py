@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from speechbrain_rev.compression import Form, codec, decode, encode, reference
 from tests.unit.compression.values import FLOATS, INTEGERS, KINDS, values
-from tests.unit.kernels.process import poisoned
+from tests.unit.kernels.process import with_nan
 
 NAN, INF = float("nan"), float("inf")
 BOUNDS = st.floats(-7, 2).map(lambda exponent: 10.0**exponent)
@@ -21,8 +21,8 @@ def same_bits(x, y):
 
 def round_trip(x, bound):
     """Encode and decode, assert what always holds, and return what was encoded."""
-    compressed = poisoned(encode, x, bound)
-    y = poisoned(decode, compressed)
+    compressed = with_nan(encode, x, bound)
+    y = with_nan(decode, compressed)
     assert (y.shape, y.dtype, y.stride()) == (x.shape, x.dtype, x.stride())
     if compressed.form is Form.RAW:
         assert torch.equal(y.view(INTEGERS[y.dtype]), x.view(INTEGERS[x.dtype]))
@@ -103,13 +103,7 @@ def test_from_twice_the_slack_on_values_are_encoded(dtype, slack):
 
 
 @pytest.mark.parametrize(
-    ("bound", "below"),
-    [
-        (1e-37, 1e-31),
-        (2e-37, torch.finfo(torch.float32).tiny),
-        (1e38, INF),
-        (1e300, INF),
-    ],
+    ("bound", "below"), [(1e-37, 1e-31), (2e-37, 2.0**-126), (1e38, INF), (1e300, INF)]
 )
 def test_flushing_subnormal_numbers_changes_no_bits(bound, below):
     x = torch.cat([values(k, 500, torch.float32, 0) for k in ("bits", "subnormal")])
@@ -119,12 +113,12 @@ def test_flushing_subnormal_numbers_changes_no_bits(bound, below):
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor keeps subnormal numbers")
     try:
-        found = encode(x, bound)
-        decoded = decode(found)
+        flushed = encode(x, bound)
+        decoded = decode(flushed)
     finally:
         torch.set_flush_denormal(False)
-    assert (found.step, found.largest) == (expected.step, expected.largest)
-    assert all(map(same_bits, found.payload, expected.payload))
+    assert (flushed.step, flushed.largest) == (expected.step, expected.largest)
+    assert all(map(same_bits, flushed.payload, expected.payload))
     assert same_bits(decoded, decode(expected))
 
 
@@ -148,10 +142,7 @@ def base(*shape):
 
 #: Tensors, and how many values of them are encoded: each that lies in memory once.
 LAYOUTS = {
-    "channels last": (
-        base(4, 5, 6, 7).contiguous(memory_format=torch.channels_last),
-        840,
-    ),
+    "channels last": (base(4, 5, 6, 7).to(memory_format=torch.channels_last), 840),
     "permuted": (base(4, 5, 6, 7).permute(2, 0, 3, 1), 840),
     "part of a storage": (base(40, 50)[10:30], 1000),
     "expanded": (base(1, 50, 1).expand(7, 50, 6), 50),
@@ -201,11 +192,7 @@ def with_a(special, dtype):
 @pytest.mark.parametrize(
     ("x", "bound", "reason"),
     [
-        *(
-            (with_a(s, d), 0.1, "NaN or inf")
-            for s in (NAN, -NAN, INF, -INF)
-            for d in FLOATS
-        ),
+        *((with_a(s, d), 0.1, "NaN or inf") for s in (NAN, INF, -INF) for d in FLOATS),
         (base(500), 1e-8, "bound below precision"),
         (base(500).half(), 1e-3, "bound below precision"),
         (base(500).bfloat16(), 1e-2, "bound below precision"),
@@ -225,16 +212,16 @@ def test_what_is_left_as_it_is_has_a_reason(x, bound, reason):
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, NAN, INF])
-@pytest.mark.parametrize("size", [0, 50])
-def test_bounds_that_are_no_bounds_are_refused(bound, size):
-    for given_bound in (bound, torch.tensor(bound)):
-        with pytest.raises(ValueError, match=r"error_bound is .*positive and finite"):
-            encode(torch.zeros(size), given_bound)
+def test_bounds_that_are_no_bounds_are_refused(bound):
+    for x in (torch.zeros(0), torch.zeros(50)):
+        for given_bound in (bound, torch.tensor(bound)):
+            with pytest.raises(ValueError, match=r"error_bound is .*positive and fin"):
+                encode(x, given_bound)
     with pytest.raises(ValueError, match="assumed_bits is"):
         encode(torch.empty(5, device="meta"), 0.1, assumed_bits=bound)
 
 
-def test_one_bound_for_a_tensor():
+def test_one_bound_for_a_tensor_of_a_float_type():
     x = values("relu", 500, torch.float32, 0)
     for bound in (torch.tensor(0.125), torch.tensor([0.125]), torch.tensor([[0.125]])):
         compressed = encode(x, bound)
@@ -242,9 +229,8 @@ def test_one_bound_for_a_tensor():
         assert torch.equal(decode(compressed), decode(encode(x, 0.125)))
     with pytest.raises(ValueError, match="error_bound has 2 values"):
         encode(x, torch.tensor([0.1, 0.2]))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.bool], ids=str)
-def test_other_types_are_refused(dtype):
-    with pytest.raises(ValueError, match=rf"are {dtype}, but .*float32, float16, bfl"):
-        encode(torch.zeros(5, dtype=dtype), 0.1)
+    for dtype in (torch.float64, torch.int32, torch.bool):
+        with pytest.raises(
+            ValueError, match=rf"are {dtype}, but .*float32, float16, b"
+        ):
+            encode(x.to(dtype), 0.1)

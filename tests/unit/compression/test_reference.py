@@ -79,8 +79,8 @@ def test_stream_and_size_are_as_documented(kind, size, seed, bound, dtype):
         Form.DENSE: reference.pack_dense(x, scale, counted, dense, base),
     }
     for form, parts in made.items():
-        found = [[word & 0xFFFFFFFF for word in part.tolist()] for part in parts]
-        assert found == list(expected[form])
+        words = [[word & 0xFFFFFFFF for word in part.tolist()] for part in parts]
+        assert words == list(expected[form])
     nbytes = {form: sum(p.nbytes for p in parts) for form, parts in made.items()}
     compressed = encode(x, bound)
     assert compressed.nbytes == min(*nbytes.values(), x.nbytes)
@@ -95,10 +95,10 @@ def test_slices_change_no_bits(monkeypatch, kind, slice_size):
     expected = encode(x, 0.01)
     whole = decode(expected)
     monkeypatch.setattr(reference, "SLICE", slice_size)
-    found = encode(x, 0.01)
-    for one, other in zip(found.payload, expected.payload, strict=True):
+    sliced = encode(x, 0.01)
+    for one, other in zip(sliced.payload, expected.payload, strict=True):
         assert torch.equal(one, other)
-    assert torch.equal(decode(found), whole)
+    assert torch.equal(decode(sliced), whole)
 
 
 @pytest.mark.parametrize(

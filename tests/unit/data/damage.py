@@ -138,12 +138,12 @@ def read_all(folder: Path) -> dict[str, dict[str, int]]:
 
     What is neither right nor a refusal that names the file is an ``AssertionError``.
     """
-    found: dict[str, Counter[str]] = {name: Counter() for name in READERS}
+    counts: dict[str, Counter[str]] = {name: Counter() for name in READERS}
     for path in audio_files(folder):
         for name, read in READERS.items():
             print(name, path, file=sys.stderr, flush=True)
-            found[name][_outcome(read, path)] += 1
-    return {name: dict(outcomes) for name, outcomes in found.items()}
+            counts[name][_outcome(read, path)] += 1
+    return {name: dict(outcomes) for name, outcomes in counts.items()}
 
 
 def _outcome(read: Callable[[Path], torch.Tensor], path: Path) -> str:

@@ -10,7 +10,7 @@ from speechbrain_rev.data import (
     read_audio,
     reverberate,
 )
-from tests.corpus import write_noise, write_rooms
+from tests.corpus import write_noise, write_rirs
 
 RATE, CHUNK = 16000, 8000
 SPEAKERS = 10
@@ -43,7 +43,7 @@ def noise(tmp_path):
 
 @pytest.fixture
 def rirs(tmp_path):
-    return write_rooms(tmp_path / "rirs")
+    return write_rirs(tmp_path / "rirs")
 
 
 class TestSpeed:
@@ -93,15 +93,15 @@ class TestSpeed:
 
 def ratios(augment, batches=15):
     """Signal-to-noise ratios, dB, of the utterances that were disturbed."""
-    found = []
+    decibels = []
     for batch in range(batches):
-        wavs = speech(samples=CHUNK, seed=batch)
+        wavs = speech(samples=augment.chunk_samples, seed=batch)
         for wav, noisy in zip(wavs, apply(augment, wavs), strict=True):
             added = noisy - wav
             if added.any():
                 ratio = wav.square().mean() / added.square().mean()
-                found.append(10 * torch.log10(ratio).item())
-    return np.array(found)
+                decibels.append(10 * torch.log10(ratio).item())
+    return np.array(decibels)
 
 
 class TestNoise:
@@ -111,15 +111,16 @@ class TestNoise:
     )
     def test_it_fills_the_range_of_its_folder(self, tmp_path, folder, low, high):
         write_noise(tmp_path / "musan" / folder)
-        found = ratios(disturber(tmp_path / "musan", snr_low=-3, snr_high=9))
-        assert len(found) == 90
-        assert low - 0.01 <= found.min() < found.max() <= high + 0.01
+        decibels = ratios(disturber(tmp_path / "musan", snr_low=-3, snr_high=9))
+        assert len(decibels) == 90
+        assert low - 0.01 <= decibels.min() < decibels.max() <= high + 0.01
         # Uniform: 90 draws leave a tenth of the range empty with probability 8e-5.
-        assert found.min() < low + (high - low) / 10
-        assert found.max() > high - (high - low) / 10
+        assert decibels.min() < low + (high - low) / 10
+        assert decibels.max() > high - (high - low) / 10
 
     def test_the_share_of_disturbed_utterances_is_the_probability(self, noise):
-        share = len(ratios(disturber(noise, augment_prob=0.6), batches=50)) / 300
+        augment = disturber(noise, augment_prob=0.6, chunk_samples=100)
+        share = len(ratios(augment, batches=50)) / 300
         # Five standard deviations of a binomial share.
         assert share == pytest.approx(0.6, abs=5 * (0.6 * 0.4 / 300) ** 0.5)
 
@@ -161,9 +162,9 @@ def test_noise_and_reverberation_are_drawn_evenly_where_both_exist(
             return wavs
 
         monkeypatch.setattr(augmentation, name, count)
-    augment = disturber(noise, rirs)
+    augment = disturber(noise, rirs, chunk_samples=100)
     for _ in range(40):
-        apply(augment, speech(10, CHUNK))
+        apply(augment, speech(10, 100))
     assert sum(drawn.values()) == 400
     # Five standard deviations of a binomial share.
     assert drawn["add_noise"] / 400 == pytest.approx(0.5, abs=5 * 0.5 / 20)
@@ -224,13 +225,13 @@ class TestDraws:
         assert torch.equal(torch.get_rng_state(), state)
 
     def test_autocast_changes_no_sample(self, noise, rirs):
-        found = []
+        outputs = []
         for enabled in (False, True):
             augment = augmenter(noise_folder=noise, rir_folder=rirs, augment_prob=1.0)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-                found.append(apply(augment, speech(24)))
-        assert found[1].dtype == torch.float32
-        assert torch.equal(*found)
+                outputs.append(apply(augment, speech(24)))
+        assert outputs[1].dtype == torch.float32
+        assert torch.equal(*outputs)
 
 
 def test_silence_stays_finite(noise, rirs):

@@ -52,31 +52,31 @@ def stems(path):
     return {line.split("\t")[0].split("/")[-1].split(".")[0] for line in path.open()}
 
 
-@pytest.mark.parametrize(("whole", "found"), [(False, HEADERS), (True, ALL)])
+@pytest.mark.parametrize(("whole", "bad"), [(False, HEADERS), (True, ALL)])
 def test_all_problems_are_reported_at_once(
-    prepared, bad_corpus, tmp_path, capsys, whole, found
+    prepared, bad_corpus, tmp_path, capsys, whole, bad
 ):
     with pytest.raises(ValueError, match="bad_files: drop") as error:
         prepared(bad_corpus, check_audio=whole)
     table = capsys.readouterr().out
     for words in (table, str(error.value)):
-        assert f"{len(found)} of 29 files cannot be used" in words
+        assert f"{len(bad)} of 29 files cannot be used" in words
         assert "slow.wav has 8000 samples per second" in words
         assert ("silent" in words) == whole
-    assert stems(tmp_path / "save/bad_files.txt") == found
+    assert stems(tmp_path / "save/bad_files.txt") == bad
     assert "pipe.wav is a named pipe" in (tmp_path / "save/bad_files.txt").read_text()
     assert not (tmp_path / "save/train.csv").exists()
 
 
 def test_they_are_dropped_where_the_user_asks_for_it(prepared, bad_corpus, tmp_path):
     given = {"check_audio": True, "bad_files": "drop"}
-    found = prepared(bad_corpus, **given)
+    summary = prepared(bad_corpus, **given)
     utterances = read_manifest(tmp_path / "save/train.csv")
     # Of the two of one name one stays.
     assert [u.ID for u in utterances if u.spk_id == "id9"] == ["id9/s/twice"]
-    assert (found.dropped, found.single, found.speakers) == (len(ALL), 1, 5)
-    assert "Speakers with one utterance only: 1" in found.in_words()
-    assert f"Dropped because they cannot be used: {len(ALL)}" in found.in_words()
+    assert (summary.dropped, summary.single, summary.speakers) == (len(ALL), 1, 5)
+    assert "Speakers with one utterance only: 1" in summary.in_words()
+    assert f"Dropped because they cannot be used: {len(ALL)}" in summary.in_words()
     held_out = prepared(bad_corpus, "other", **given, valid_speakers=2)
     assert held_out.held_out + held_out.utterances == 17
     trials = (tmp_path / "other/valid_trials.txt").read_text()

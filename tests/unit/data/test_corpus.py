@@ -39,8 +39,8 @@ def test_audio_files_are_found_at_any_depth_and_through_links(tmp_path):
     write(tmp_path, "b/c/2.FLAC", "a.wav", "b/1.wav", "b/readme.txt")
     (tmp_path / "d").symlink_to(tmp_path / "b")
     (tmp_path / "d/self").symlink_to(tmp_path)
-    found = [path.relative_to(tmp_path).as_posix() for path in audio_files(tmp_path)]
-    assert found == ["a.wav", "b/1.wav", "b/c/2.FLAC", "d/1.wav", "d/c/2.FLAC"]
+    names = [path.relative_to(tmp_path).as_posix() for path in audio_files(tmp_path)]
+    assert names == ["a.wav", "b/1.wav", "b/c/2.FLAC", "d/1.wav", "d/c/2.FLAC"]
 
 
 def test_names_are_listed_in_one_order_and_one_by_one(root):
@@ -109,15 +109,15 @@ def test_another_extension_is_taken_where_it_is_allowed_and_alone(root):
 def test_files_of_a_list_are_there_renamed_missing_or_outside(root):
     write(root, "id1/s0/5.flac")
     names = ["id1/s0/0.wav", "id1/s0/5.wav", "id1/s0/6.wav", "../wav/id1/s0/0.wav"]
-    found = find_files(VoxCelebFolder(root), names)
-    assert dict(found.names) == {name: name for name in (names[0], names[3])}
-    assert list(found.missing) == names[1:3]
-    assert found.renamed == [root / "id1/s0/5.flac"]
-    assert "2 of 4 files are missing, such as" in found.lacking()
-    assert "1 are there with another extension, such as" in found.lacking()
-    found.refuse_outside("list.txt", names[:3])
+    located = find_files(VoxCelebFolder(root), names)
+    assert dict(located.names) == {name: name for name in (names[0], names[3])}
+    assert list(located.missing) == names[1:3]
+    assert located.renamed == [root / "id1/s0/5.flac"]
+    assert "2 of 4 files are missing, such as" in located.lacking()
+    assert "1 are there with another extension, such as" in located.lacking()
+    located.refuse_outside("list.txt", names[:3])
     with pytest.raises(ValueError, match=r"list\.txt: 1 names lead out .*'\.\./wav/"):
-        found.refuse_outside("list.txt", names)
+        located.refuse_outside("list.txt", names)
     lenient = find_files(VoxCelebFolder(root, any_extension=True), names)
     assert lenient.names[names[1]] == "id1/s0/5.flac"
     assert lenient.paths[names[1]] == root / "id1/s0/5.flac"

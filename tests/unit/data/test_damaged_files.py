@@ -24,8 +24,8 @@ def test_damaged_files_are_read_or_refused_by_name(tmp_path, fuzz_seed):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    counts = json.loads(done.stdout)
     for reader in READERS:
-        outcomes = found[reader]
+        outcomes = counts[reader]
         assert outcomes["read"] + outcomes["refused"] == FILES
         assert min(outcomes.values()) > FILES / 10, reader

@@ -45,7 +45,7 @@ def gone(tmp_path):
 
 
 def test_chunks_are_the_same_with_and_without_workers(utterances):
-    found = []
+    loaded = []
     for workers in (0, 2):
         torch.manual_seed(workers)
         sampler = EpochBatchSampler(len(utterances), 4, seed=3)
@@ -57,10 +57,10 @@ def test_chunks_are_the_same_with_and_without_workers(utterances):
             num_workers=workers,
         )
         batches = list(loader)
-        found.append((torch.cat([b.wavs for b in batches]), batches))
-    assert len(found[0][1]) == 3
-    assert torch.equal(found[0][0], found[1][0])
-    speakers = [[b.speakers.tolist() for b in batches] for _, batches in found]
+        loaded.append((torch.cat([b.wavs for b in batches]), batches))
+    assert len(loaded[0][1]) == 3
+    assert torch.equal(loaded[0][0], loaded[1][0])
+    speakers = [[b.speakers.tolist() for b in batches] for _, batches in loaded]
     assert speakers[0] == speakers[1]
 
 

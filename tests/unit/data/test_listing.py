@@ -55,9 +55,9 @@ def test_each_accepted_layout_gives_the_same_manifest(
 ):
     write_corpus(tmp_path / "made", speakers=3, seconds=0.1, suffix=suffix)
     shutil.copytree(tmp_path / "made/wav", tmp_path / "data" / layout)
-    found = prepared(tmp_path / "data")
+    summary = prepared(tmp_path / "data")
     utterances = read_manifest(tmp_path / "save/train.csv")
-    assert (found.utterances, found.speakers, found.seen) == (12, 3, 12)
+    assert (summary.utterances, summary.speakers, summary.seen) == (12, 3, 12)
     assert [u.ID for u in utterances][:2] == ["id00000/s00/00000", "id00000/s00/00001"]
     for utterance in utterances:
         assert soundfile.info(utterance.wav).frames == utterance.samples
@@ -66,12 +66,12 @@ def test_each_accepted_layout_gives_the_same_manifest(
 
 class TestValidation:
     def test_held_out_speakers_are_tested_and_not_trained(self, prepared, tmp_path):
-        found = prepared(valid_speakers=2)
+        summary = prepared(valid_speakers=2)
         trials = read_trials(tmp_path / "save/valid_trials.txt")
         held_out = {name.split("/")[0] for name in trials.utterances}
         assert len(held_out) == 2
         assert held_out | speakers(tmp_path / "save") == set(SPEAKERS)
-        assert (found.held_out, found.valid_trials) == (8, len(trials))
+        assert (summary.held_out, summary.valid_trials) == (8, len(trials))
         for label, a, b in zip(trials.labels, trials.enrol, trials.test, strict=True):
             same = a.split("/")[0] == b.split("/")[0]
             assert same == bool(label)
@@ -120,21 +120,20 @@ class TestTrialLists:
     def test_their_speakers_are_left_out_and_counted(
         self, prepared, tmp_path, trials, caplog
     ):
-        found = prepared(trial_lists=(trials,))
+        summary = prepared(trial_lists=(trials,))
         assert speakers(tmp_path / "save") == {*SPEAKERS} - {"id00003", "id00005"}
-        assert found.left_out == 8
-        assert "trial lists: 8." in found.in_words()
+        assert summary.left_out == 8
+        assert "trial lists: 8." in summary.in_words()
         assert not caplog.records
 
     @pytest.mark.parametrize(("old", "new"), [("id", "wav/id"), ("id00003/s01/", "")])
-    @pytest.mark.parametrize("setting", ["trial_lists", "valid_trials"])
     def test_names_that_do_not_begin_with_the_speaker_are_refused(
-        self, prepared, trials, setting, old, new
+        self, prepared, trials, old, new
     ):
         write_list(Path(trials), TRIALS.replace(old, new))
-        given = {"trial_lists": (trials,), "valid_trials": trials}[setting]
-        with pytest.raises(ValueError, match=r"trials\.txt.*contradicts its label.*be"):
-            prepared(**{setting: given})
+        for given in ({"trial_lists": (trials,)}, {"valid_trials": trials}):
+            with pytest.raises(ValueError, match=r"trials\.txt.*contradicts its label"):
+                prepared(**given)
 
     def test_missing_audio_is_a_warning_and_of_validation_an_error(
         self, prepared, trials, caplog
@@ -200,12 +199,12 @@ class TestTrainingList:
         lines = "".join(f"{name}\t{name}/my s00/00000.wav\n" for name in names)
         trials = [f"{s}/my s0{n}/00000.wav" for s in names[:2] for n in range(2)]
         own = f"1\t{trials[0]}\t{trials[1]}\n0\t{trials[0]}\t{trials[2]}\n"
-        found = prepared(
+        summary = prepared(
             data,
             train_list=write_list(tmp_path / "list.txt", lines),
             valid_trials=write_list(tmp_path / "own.txt", own),
         )
-        assert (found.utterances, found.left_out) == (3, 2)
+        assert (summary.utterances, summary.left_out) == (3, 2)
         assert (tmp_path / "save/valid_trials.txt").read_text() == own
         assert speakers(tmp_path / "save") == set(names[2:])
 
@@ -251,17 +250,17 @@ PLACES = {
 
 
 class TestFolders:
-    @pytest.mark.parametrize("kind", ["folder", "packed"])
-    @pytest.mark.parametrize("place", PLACES)
+    @pytest.mark.parametrize("place", [*PLACES, "mixed, packed"])
     def test_files_at_any_depth_are_their_speakers(
-        self, prepared, corpus, tmp_path, place, kind, caplog
+        self, prepared, corpus, tmp_path, place, caplog
     ):
+        place, _, packed = place.partition(", ")
         data = copied(corpus, tmp_path / "data", PLACES[place])
-        if kind == "packed":
+        if packed:
             pack(data, tmp_path / "data.packed", sample_rate=16000)
             data = tmp_path / "data.packed"
-        found = prepared(data, valid_speakers=2)
-        assert (found.seen, found.utterances, found.held_out) == (24, 16, 8)
+        summary = prepared(data, valid_speakers=2)
+        assert (summary.seen, summary.utterances, summary.held_out) == (24, 16, 8)
         trials = read_trials(tmp_path / "save/valid_trials.txt")
         assert all(audio_exists(data / name) for name in trials.utterances)
         if place == "mixed":
@@ -279,20 +278,20 @@ class TestFolders:
             ValueError, match=r"4 no speaker's folder .*/0\.wav.*/1\.wav.*/2\.wav; put"
         ):
             prepared(data)
-        found = prepared(data, bad_files="drop")
-        assert (found.seen, found.utterances, found.dropped) == (28, 24, 4)
-        assert "Seen: 28 files of audio." in found.in_words()
+        summary = prepared(data, bad_files="drop")
+        assert (summary.seen, summary.utterances, summary.dropped) == (28, 24, 4)
+        assert "Seen: 28 files of audio." in summary.in_words()
 
     def test_audio_beside_the_speakers_folders_is_counted_and_named(
         self, prepared, corpus, tmp_path, caplog
     ):
         shutil.copytree(corpus / "wav", tmp_path / "data/dev/wav")
         shutil.copytree(corpus / "wav/id00001", tmp_path / "data/test/wav/id9")
-        found = prepared(tmp_path / "data")
-        assert (found.seen, found.utterances, found.passed_over) == (28, 24, 4)
+        summary = prepared(tmp_path / "data")
+        assert (summary.seen, summary.utterances, summary.passed_over) == (28, 24, 4)
         assert "4 files of audio in" in caplog.text
         assert "test/wav/id9/s00/00000.wav" in caplog.text
-        assert "Passed over beside the speakers' folders: 4." in found.in_words()
+        assert "Passed over beside the speakers' folders: 4." in summary.in_words()
 
     def test_links_that_join_folders_of_the_data_folder_are_no_other_audio(
         self, prepared, corpus, tmp_path, caplog
@@ -302,8 +301,8 @@ class TestFolders:
         (data / "wav").mkdir()
         for speaker in (data / "parts").iterdir():
             (data / "wav" / speaker.name).symlink_to(speaker)
-        found = prepared(data)
-        assert (found.seen, found.utterances, found.passed_over) == (24, 24, 0)
+        summary = prepared(data)
+        assert (summary.seen, summary.utterances, summary.passed_over) == (24, 24, 0)
         assert not caplog.text
 
     @pytest.mark.parametrize("name", [" first", "a\tb", "a\nb", "\ufeffmark"])
@@ -316,8 +315,8 @@ class TestFolders:
         with pytest.raises(ValueError, match=r"4 name for no list .*; rename it"):
             prepared(data)
         assert (tmp_path / "save/bad_files.txt").read_text().count("\n") == 4
-        found = prepared(data, bad_files="drop", valid_speakers=2)
-        assert (found.seen, found.dropped, found.speakers) == (24, 4, 3)
+        summary = prepared(data, bad_files="drop", valid_speakers=2)
+        assert (summary.seen, summary.dropped, summary.speakers) == (24, 4, 3)
 
     @pytest.mark.parametrize(
         ("settings", "named"),
@@ -394,16 +393,15 @@ class TestOutside:
         assert pack(data, packed, sample_rate=16000, outside_files=True) == 24
         assert prepared(packed, "packed").utterances == 24
 
-    @pytest.mark.parametrize("setting", ["trial_lists", "valid_trials"])
-    def test_trials_are_refused_unless_allowed(self, prepared, data, tmp_path, setting):
+    def test_trials_are_refused_unless_allowed(self, prepared, data, tmp_path):
         lines = f"1 id00000/s00/00000.wav id00000/s01/00000.wav\n{TRIALS}"
         path = write_list(tmp_path / "trials.txt", lines)
-        given = {setting: (path,) if setting == "trial_lists" else path}
-        with pytest.raises(
-            ValueError, match=r"trials\.txt: 1 names lead out of .*such"
-        ):
-            prepared(data, **given)
-        assert prepared(data, **given, outside_files=True).speakers == 3
+        for given in ({"trial_lists": (path,)}, {"valid_trials": path}):
+            with pytest.raises(
+                ValueError, match=r"trials\.txt: 1 names lead out of .*s"
+            ):
+                prepared(data, **given)
+            assert prepared(data, **given, outside_files=True).speakers == 3
 
 
 @dataclass(frozen=True)
@@ -467,8 +465,8 @@ class TestAnotherLayout:
         )
         assert ours == theirs
         trials = write_list(tmp_path / "trials.txt", "1 u000 u001\n0 u000 u004\n")
-        found = prepared(kaldi, trial_lists=(trials,), valid_speakers=2)
-        assert found.left_out == 8
+        summary = prepared(kaldi, trial_lists=(trials,), valid_speakers=2)
+        assert summary.left_out == 8
         trials = read_trials(tmp_path / "save/valid_trials.txt")
         speaker = open_corpus(kaldi).speaker
         for label, a, b in zip(trials.labels, trials.enrol, trials.test, strict=True):

@@ -62,8 +62,8 @@ class TestGoingOn:
             file.write('["wav/id00001/s0')
         begin(corpus, begun, 8)
         lines = (begun / JOURNAL).read_text().splitlines()
-        found = [len(json.loads(line)) for line in lines[1:]]
-        assert found == [columns] * 5 + [4] * 3
+        row_lengths = [len(json.loads(line)) for line in lines[1:]]
+        assert row_lengths == [columns] * 5 + [4] * 3
         pack(corpus, begun, sample_rate=RATE)
         assert_same(begun, packed)
 

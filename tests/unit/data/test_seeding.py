@@ -51,13 +51,13 @@ def seed_all(seed):
 
 def test_processes_fold_their_ranks_into_all_global_states(monkeypatch):
     seed_all(7)
-    found = [draws()]
+    per_rank = [draws()]
     for rank in (0, 1, 1, 2):
         seed_all(7)
         monkeypatch.setattr(seeding, "process_rank", lambda rank=rank: rank)
         GlobalRandomState().fold_rank()
-        found.append(draws())
-    unfolded, first, second, again, third = found
+        per_rank.append(draws())
+    unfolded, first, second, again, third = per_rank
     assert (first, second) == (unfolded, again)
     for drawn in zip(first, second, third, strict=True):
         assert len(set(map(str, drawn))) == 3
@@ -66,10 +66,10 @@ def test_processes_fold_their_ranks_into_all_global_states(monkeypatch):
 def test_a_process_that_is_new_goes_on_from_the_first_ones_state(tmp_path, monkeypatch):
     state = GlobalRandomState()
     state._save(tmp_path / "state.ckpt")
-    found = []
+    per_rank = []
     for rank in (0, 1, 2, 1):
         monkeypatch.setattr(seeding, "process_rank", lambda rank=rank: rank)
         state._load(tmp_path / "state.ckpt", end_of_epoch=False)
-        found.append(draws())
-    assert found[1] == found[3]
-    assert len({str(drawn) for drawn in found}) == 3
+        per_rank.append(draws())
+    assert per_rank[1] == per_rank[3]
+    assert len({str(drawn) for drawn in per_rank}) == 3

@@ -10,6 +10,27 @@ FOLDER = Path(__file__).parents[3] / "hparams"
 TRAIN = FOLDER / "train.yaml"
 # Every knob that a run needs and that train.yaml leaves open.
 DATA = {"data_folder": "data"}
+#: What the paper and WeSpeaker's recipe train with.
+PUBLISHED_SETTINGS = {
+    "n_mels": 80,
+    "chunk_samples": 199 * 160,
+    "speeds": [1.0, 0.9, 1.1],
+    "augment_prob": 0.6,
+    "margin": 0.2,
+    "scale": 32.0,
+    "embedding_dim": 256,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "optimizer_bits": 8,
+    "batch_size": 256,
+    "lr": 0.1,
+    "final_lr": 5e-5,
+    "number_of_epochs": 150,
+    "warmup_epochs": 6,
+    "margin_start_epoch": 20,
+    "margin_end_epoch": 40,
+    "average_checkpoints": 10,
+}
 
 COMPLETE = """\
 # What this trains.

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hyperpyyaml import load_hyperpyyaml, resolve_references
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from speechbrain_rev.architectures import ARCHITECTURES, TRAINING_DEFAULTS
 from speechbrain_rev.data.preparation import Prepared
@@ -93,21 +92,6 @@ def test_comments_stay_where_they_are_around_any_value(
     assert resolve(file, overrides) == composed
 
 
-def test_values_of_a_caller_are_taken_as_they_are(write):
-    overrides = {
-        "speeds": [1.0],
-        "sync_batchnorm": True,
-        "final_lr": 1e-6,
-        "empty": None,
-    }
-    folder = Path("speech", "a b")
-    composed = resolve(write() / "train.yaml", overrides | {"data_folder": folder})
-    read = values(composed)
-    assert {key: read[key] for key in overrides} == overrides
-    assert read["data_folder"] == str(folder)
-    assert "final_lr: 1.0e-06\n" in composed
-
-
 def test_a_base_and_a_file_have_a_bounded_size(write):
     folder = write(near="base: base.yaml\n", base="seed: 1\n")
     for name in ("base.yaml", "near.yaml"):
@@ -120,55 +104,37 @@ def test_a_base_and_a_file_have_a_bounded_size(write):
     ("base", "message"),
     [
         ("link.yaml", r"circle: .*near\.yaml -> .*link\.yaml"),
-        ("b.yaml", r"circle: .*near\.yaml -> .*b\.yaml -> .*near\.yaml"),
         # Whoever reads it to its end does not come back.
         ("zero.yaml", r"the base of .*near\.yaml, cannot be read: "),
         ("loop.yaml", r"the base of .*near\.yaml,.*Too many levels of symbolic links"),
         ('"a\\0b"', r"the base of .*near\.yaml,.*null byte"),
         ("x" * 5000, r"the base of .*near\.yaml,.*File name too long"),
         ("[train.yaml]", "line 1: base takes the name of one file"),
-        ("!ref <seed>", "line 1: base takes the name of one file"),
         ('""', "line 1: base takes the name of one file"),
     ],
 )
 def test_a_base_that_is_none_is_refused(write, base, message):
-    folder = write(near=f"base: {base}\n", b="base: near.yaml\n")
+    folder = write(near=f"base: {base}\n")
     targets = {"loop": folder / "loop.yaml", "link": folder / "near.yaml"}
     for name, target in (targets | {"zero": "/dev/zero"}).items():
         (folder / f"{name}.yaml").symlink_to(target)
     assert re.search(message, refusal(folder / "near.yaml"))
 
 
-def texts(exclude):
-    """Any that are taken as they are: neither arithmetic nor references to HyperPyYAML."""
-    characters = st.characters(codec="utf-8", exclude_characters=exclude)
-    return st.text(characters, min_size=1).filter(
-        lambda text: (
-            text != "null"
-            and not re.match(r"!|\s*[-+.(0-9]|.*<[^>]*>", text, re.DOTALL)
-        )
-    )
-
-
-def numbers(low, high):
-    """Numbers of 6 digits: of one with an exponent HyperPyYAML may lose the 16th."""
-    return st.floats(low, high).map(lambda number: float(f"{number:.6g}"))
-
-
-# Values that hold together whichever of them are chosen.
+TEXTS = st.sampled_from(
+    ["a b", "größer 🎤", "1e-4", "no", "007", "<<", "a #b", "x: y", '"']
+)
+# Values that hold together whichever of them are chosen. Of a number with an exponent
+# HyperPyYAML may lose the 16th digit.
 CHOICES = {
     "seed": st.integers(0, 2**32 - 1),
-    "output_folder": texts("\x85"),
-    "noise_folder": st.none() | texts("\x85"),
-    "trial_lists": st.lists(texts("\x85?"), max_size=3),
+    "output_folder": TEXTS,
+    "noise_folder": st.none() | TEXTS,
+    "trial_lists": st.lists(TEXTS, max_size=3),
     "arch": st.sampled_from(sorted(ARCHITECTURES)),
     "batch_size": st.integers(1, 2**63 - 1),
-    "augment_prob": numbers(0, 1),
-    "snr_low": numbers(-1e30, 0),
-    "scale": numbers(1e-300, 1e300),
-    "lr": numbers(1e-4, 1e300),
-    "weight_decay": numbers(0, 1),
-    "optimizer_bits": st.sampled_from([8, 32]),
+    "snr_low": st.sampled_from([-1e30, -1e-5, -0.0, 1]),
+    "scale": st.sampled_from([1e-300, 1.5e-07, 1, 123456.0, 1e300]),
     "sync_batchnorm": st.booleans(),
     "speeds": st.sampled_from([[1.0], [0.9, 1.0], [1.0, 1.05, 0.95]]),
     "steps_per_epoch": st.none() | st.integers(1, 10**9),
@@ -184,7 +150,7 @@ def settings_of_train(tmp_path_factory):
 
 
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -195,7 +161,7 @@ def settings_of_train(tmp_path_factory):
 def test_every_reader_reads_what_was_given_in_whichever_place_and_order(
     settings_of_train, tmp_path, overrides, draw
 ):
-    composed = resolve(settings_of_train, DATA | overrides)
+    composed = resolve(settings_of_train, {"data_folder": Path("data"), **overrides})
     loaded = load_hyperpyyaml(composed)
     assert loaded == plain_settings(composed)
     assert {key: loaded[key] for key in overrides} == overrides
@@ -210,17 +176,7 @@ def test_every_reader_reads_what_was_given_in_whichever_place_and_order(
 
 
 def write_override(path, base, overrides):
-    """Write a file of settings; ruamel writes a few texts, as ': 0', so that none reads them."""
-    yaml = YAML(typ="safe", pure=True)
-    # A text that is folded at an escape gets a space.
-    yaml.width = 2**20
-    written = {"base": str(base), **overrides}
-    yaml.dump(written, path)
-    try:
-        read = yaml.load(path)
-    except YAMLError:
-        read = None
-    assume(read == written)
+    YAML(typ="safe", pure=True).dump({"base": str(base), **overrides}, path)
 
 
 def test_compose_lists_all_that_is_missing_and_separates_run_options(write):
@@ -239,18 +195,14 @@ def test_compose_lists_all_that_is_missing_and_separates_run_options(write):
 
 
 # Of knobs, and of other keys, whose type is that of the value in the complete file.
-WRONG_TYPES = [
+WRONG_VALUES = [
     ("seed: one", r"seed takes an integer .*, not one"),
-    ("seed: true", r"seed takes an integer .*, not true"),
     ("seed: '3'", r'seed takes an integer .*, not "3"'),
-    ("seed: !!int one", r"seed takes an integer .*, not one"),
     (f"seed: {'9' * 5000}", r"takes an integer .*, not 9+\.\.\. \(5000 characters\)"),
     ("seed: null", r"seed takes an integer .*, not null"),
     ("seed: {a: 1}", r"seed takes an integer .*, not a mapping"),
     ("seed: !new:int [1]", r"seed takes an integer .*, not !new:int"),
     (f"margin: {'9' * 400}", r"margin takes a number .*, not 9+\.\."),
-    ("lr: fast", r"lr takes a number above 0, or null, not fast"),
-    ("sync_batchnorm: 1", r"takes true or false, not 1"),
     ("trials_folder: 3", r"trials_folder takes a text, not 3"),
     ("folder: 2001-01-01", r"text, not !!timestamp 2001-01-01"),
     ("names: [a, b?]", r"HyperPyYAML cannot read a question mark in a list"),
@@ -258,12 +210,21 @@ WRONG_TYPES = [
     ("speeds: (1.0, 0.9)", r"list of numbers .*, not !tuple \(1\.0, 0\.9\)"),
     ("speeds: [1.0, fast]", r"list of numbers .*, not \[1\.0, fast\]"),
     ("encoder: {width: x}", r"encoder\.width takes an integer"),
-    ("loader: {inner: {deep: x}}", r"loader\.inner\.deep takes an integer, not x"),
+    # References to nothing, in a circle, or to values out of range.
+    ("folder: !ref <sead>/x", r"refers to an unknown key 'sead'\. Did you mean s"),
+    ("names: [a, !ref <nosuch>]", r"names\[1\] refers to an unknown key 'nosuch'"),
+    ("seed: !ref <seconds>", "circle: seed -> seconds -> seed"),
+    ("margin: !ref <seed> / 0", "margin cannot be computed: <seed> / 0 is"),
+    ("lr: !ref <seed> ** 999999", r"lr cannot be computed: <seed> \*\* 999999"),
+    ("data_folder: <nope>", "data_folder is <nope>, and where trials_folder refers"),
+    ("seed: !ref <arch>", r"to 4294967295, not revnet57 \(!ref <arch>\)\. For anot"),
+    ("margin: !ref <seed>", r"and below 3\.14159, not 1986 \(!ref <seed>\)"),
+    ("speeds: [!ref <arch>]", r"and of at most 10, not \[<arch"),
 ]
 
 
-@pytest.mark.parametrize(("content", "message"), WRONG_TYPES)
-def test_a_value_of_another_type_is_refused_with_key_and_place(write, content, message):
+@pytest.mark.parametrize(("content", "message"), WRONG_VALUES)
+def test_a_wrong_value_is_refused_with_key_and_place(write, content, message):
     said = refusal(write(near=f"base: train.yaml\n{content}\n") / "near.yaml")
     assert "near.yaml, line 2: " in said
     assert re.search(message, said)
@@ -278,7 +239,6 @@ def test_a_value_of_another_type_is_refused_with_key_and_place(write, content, m
         ("margin", math.nan, r"margin takes a number .*, not NaN"),
         ("margin", np.float32(1), r"margin is a float32: give a pla"),
         ("speeds", {1.0}, r"speeds is a set: give a plain"),
-        ("loader", "{batsh: 1}", r"unknown key 'loader\.batsh'"),
         ("data_folder", "null", r"data_folder takes a text, not null"),
         ("folder", "!ref results/<sed>", "folder refers to an unknown key"),
     ],
@@ -292,7 +252,6 @@ def test_a_mistake_on_the_command_line_is_named(write, key, value, message):
     ("key", "given_value", "written"),
     [
         ("margin", "1", "1.0"),
-        ("margin", "1e-4", "0.0001"),
         ("margin", "1_0.0e-5", "0.0001"),
         ("margin", "1e-6", "1.0e-06"),
         ("margin", "-0.0", "0.0"),
@@ -336,36 +295,10 @@ def test_nothing_that_a_file_names_is_built_or_listed(write, tmp_path):
     assert not mark.exists()
 
 
-REFERENCES = [
-    ("folder: !ref <sead>/x", "folder refers to an unknown key 'sead'. Did you mean s"),
-    ("encoder: {name: !copy <arhc>}", "encoder.name refers to an unknown key 'arhc'"),
-    ("names: [a, !ref <nosuch>]", "names[1] refers to an unknown key 'nosuch'"),
-    ("seed: !ref <seed>", "references go in a circle: seed -> seed"),
-    ("seed: !ref <seconds>", "circle: seed -> seconds -> seed"),
-    ("margin: !ref <seed> / 0", "margin cannot be computed: <seed> / 0 is"),
-    ("lr: !ref <seed> ** 999999", "lr cannot be computed: <seed> ** 999999"),
-    ("data_folder: <nope>", "data_folder is <nope>, and where trials_folder refers"),
-    ("seed: !ref <arch>", "to 4294967295, not revnet57 (!ref <arch>). For another"),
-    ("margin: !ref <seed>", "and below 3.14159, not 1986 (!ref <seed>)"),
-    ("speeds: [!ref <arch>]", "and of at most 10, not [<arch"),
-]
-
-
-@pytest.mark.parametrize(("content", "message"), REFERENCES)
-def test_a_reference_to_nothing_in_a_circle_or_out_of_range_is_refused(
-    write, content, message
-):
-    said = refusal(write(near=f"base: train.yaml\n{content}\n") / "near.yaml")
-    assert re.search(rf"\.yaml, line \d+: .*{re.escape(message)}", said)
-
-
-@pytest.mark.parametrize(
-    "reference",
-    ["<encoder.width>", "<loader[inner][deep]>", "<names>", "<empty>", "results"],
-)
-def test_other_references_are_left_alone(write, reference):
-    file = write(mine=f"{COMPLETE}other: !ref {reference}\n") / "mine.yaml"
-    assert resolve(file).endswith(f"other: !ref {reference}\n")
+def test_other_references_are_left_alone(write):
+    references = ["<encoder.width>", "<loader[inner][deep]>", "<names>", "<empty>", "x"]
+    added = "".join(f"other{i}: !ref {it}\n" for i, it in enumerate(references))
+    assert resolve(write(mine=COMPLETE + added) / "mine.yaml").endswith(added)
 
 
 def test_a_circle_may_be_broken_by_a_value(write):
@@ -374,23 +307,14 @@ def test_a_circle_may_be_broken_by_a_value(write):
     assert resolve(file, {"x": 1, "z": [2]}) == "x: 1\ny: !ref <x>\nz: [2]\n"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("wav_augment: {augment_prob: 2}", "wav_augment.augment_prob takes a numbe"),
-        ("wav_augment: {seed: null}", "wav_augment.seed takes an integer from 0 to "),
-        ("opt_class: {name: adamv}", "opt_class.name takes sgd, adam or adamw"),
-    ],
-)
-def test_a_value_in_place_of_a_knob_at_depth_is_held_to_its_range(
-    tmp_path, content, message
-):
-    (tmp_path / "far.yaml").write_text(
-        f"base: {TRAIN}\nwav_augment: {{seed: 7, noise_folder: null}}\n"
-    )
+def test_a_value_in_place_of_a_knob_at_depth_is_held_to_its_range(tmp_path):
     file = tmp_path / "mine.yaml"
-    file.write_text(f"base: far.yaml\n{content}\n")
-    assert refusal(file).startswith(f"{file}, line 2: {message}")
+    for content, message in (
+        ("wav_augment: {augment_prob: 2}", "wav_augment.augment_prob takes a numbe"),
+        ("opt_class: {name: adamv}", "opt_class.name takes sgd, adam or adamw"),
+    ):
+        file.write_text(f"base: {TRAIN}\n{content}\n")
+        assert refusal(file).startswith(f"{file}, line 2: {message}")
 
 
 @pytest.mark.parametrize("family", TRAINING_DEFAULTS)
@@ -405,16 +329,11 @@ def test_null_stands_for_the_values_of_the_encoders_family(family):
 def test_rates_and_decay_go_with_the_optimizer_and_the_rest_with_the_family(write):
     file = write(mine="net: df_revnet89\narch: !ref <net>\nlr: null\n") / "train.yaml"
     read = values(resolve(file, {"arch": "df_revnet89", "optimizer_name": "sgd"}))
-    assert (read["lr"], read["weight_decay"], read["number_of_epochs"]) == (
-        0.1,
-        1e-4,
-        165,
-    )
-    assert values(resolve(file, {"lr": "0.7"}))["lr"] == 0.7
+    expected = {"lr": 0.1, "weight_decay": 1e-4, "number_of_epochs": 165}
+    assert {key: read[key] for key in expected} == expected
     said = refusal(file, {"optimizer_name": "adam", "lr": "0.1"})
     assert re.match(r"command line: .* adam .*: give final_lr, weight_decay too", said)
     # What is still to be named decides nothing.
-    assert "\nlr: null  # peak\n" in resolve(file, {"arch": "!PLACEHOLDER"})
     waiting = resolve(file, {"optimizer_name": "!PLACEHOLDER"})
     assert "\nlr: null  # peak\n" in waiting
     assert "\nnumber_of_epochs: 150\n" in waiting
@@ -429,7 +348,7 @@ def caught(*arguments, call=resolve):
     return [str(warning.message) for warning in recorded]
 
 
-def test_another_optimizer_than_the_familys_is_named_once(tmp_path):
+def test_another_optimizer_than_the_familys_is_named_once_with_its_place():
     for arch, other, family in (
         ("revnet57", "adamw", "sgd"),
         ("df_resnet56", "sgd", "adamw"),
@@ -438,22 +357,16 @@ def test_another_optimizer_than_the_familys_is_named_once(tmp_path):
         (said,) = caught(TRAIN, {"arch": arch, "optimizer_name": other})
         assert f"{arch} is to be trained with {other} (command line)" in said
         assert f"the paper trains its family with {family}" in said
-        assert "optimizer_name: null" in said
-        assert "PYTHONWARNINGS" in said
     (said,) = caught(FOLDER / "minivox.yaml")
     assert "minivox.yaml, line 5)" in said
     # fine_tune sets sgd and leaves the encoder open.
     assert caught(FOLDER / "fine_tune.yaml") == []
-    file = tmp_path / "resolved.yaml"
-    file.write_text(resolve(TRAIN).replace("_name: sgd", "_name: adamw"))
-    assert len(caught(file)) == 1
-    arguments = [str(TRAIN), "--data_folder=x", "--optimizer_name=adamw"]
     with pytest.warns(OptimizerWarning) as recorded:
-        compose(arguments)
+        compose([str(TRAIN), "--data_folder=x", "--optimizer_name=adamw"])
     assert [warning.filename for warning in recorded] == [__file__]
 
 
-def test_resolve_writes_the_same_bytes_in_utf_8_with_and_without_the_warning(write):
+def test_resolve_writes_utf_8_beside_a_warning_of_one_line_that_can_be_silenced(write):
     file = write() / "train.yaml"
     command = [sys.executable, "-m", "speechbrain_rev", "resolve", str(file)]
     shown, silent = (
@@ -466,8 +379,7 @@ def test_resolve_writes_the_same_bytes_in_utf_8_with_and_without_the_warning(wri
         for filters in ("", "ignore:Not the family")
     )
     assert shown.stderr.startswith(b"speechbrain-rev: warning: Not the family's")
-    assert shown.stderr.count(b"\n") == 1
-    assert silent.stderr == b""
+    assert (shown.stderr.count(b"\n"), silent.stderr) == (1, b"")
     assert shown.stdout == silent.stdout
     assert "größer 🎤".encode() in shown.stdout
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,6 +91,11 @@ def put(folder, name, content):
     sums = [line for line in sums if not line.endswith(f"  {name}")]
     sums.append(f"{hashlib.sha256(content).hexdigest()}  {name}")
     (folder / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+
+
+def close(a, b, tolerance=1e-5):
+    """Whether an embedding is another but for sums of other grouping."""
+    return np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
 
 
 class Attack:

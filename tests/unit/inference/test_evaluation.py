@@ -29,6 +29,7 @@ from tests.recipes.runs import recipe
 from tests.run_folders import speech_like, write_audio, write_run, write_scorable_run
 
 SPEAKERS, UTTERANCES, DIM = 12, 4, 8
+YAML = "hyperparams.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -54,152 +55,158 @@ def archives(run):
     return [EmbeddingArchive.load(run / f"embeddings/{name}.npz") for name in names]
 
 
-class TestFiles:
-    def test_they_are_those_of_all_lists_and_of_each_training_speaker(self, run, data):
-        trials, cohort = files_of_run(run, utterances_per_speaker=2)
-        listed = read_trials(run / "one.txt").utterances
-        assert trials == {name: data / "wav" / name for name in listed}
-        speaker_of = {u.ID: u.spk_id for u in read_manifest(run / "save/train.csv")}
-        counts = Counter(speaker_of[name] for name in cohort)
-        assert counts == dict.fromkeys(speaker_of.values(), 2)
-        _, everyone = files_of_run(run)
-        assert list(everyone) == list(speaker_of)
+def replace(path, *pairs):
+    text = path.read_text()
+    for old, new in pairs:
+        text = text.replace(old, new)
+    path.write_text(text)
 
-    def test_lists_and_folders_that_are_given_replace_those_of_the_run(
-        self, run, data, tmp_path
+
+# ------------------------------------------------------------ files
+
+
+def test_files_are_those_of_all_lists_and_of_each_training_speaker(run, data, tmp_path):
+    trials, cohort = files_of_run(run, utterances_per_speaker=2)
+    listed = read_trials(run / "one.txt").utterances
+    assert trials == {name: data / "wav" / name for name in listed}
+    speaker_of = {u.ID: u.spk_id for u in read_manifest(run / "save/train.csv")}
+    counts = Counter(speaker_of[name] for name in cohort)
+    assert counts == dict.fromkeys(speaker_of.values(), 2)
+    assert list(files_of_run(run)[1]) == list(speaker_of)
+    # A list that is given takes the place of the run's, and so does a folder.
+    short = tmp_path / "short.txt"
+    lines = (run / "one.txt").read_text().splitlines(keepends=True)
+    short.write_text("".join(next(x for x in lines if x[0] == label) for label in "01"))
+    trials, _ = files_of_run(run, trials=[str(short)])
+    assert set(trials) == set(read_trials(short).utterances)
+    replace(run / YAML, (f"trials_folder: {data}", "trials_folder: /nowhere"))
+    with pytest.raises(ValueError, match="/nowhere"):
+        files_of_run(run)
+    assert files_of_run(run, trials_folder=str(data))[0]
+
+
+def test_no_lists_and_missing_utterances_are_refused(run):
+    with (run / "one.txt").open("a") as file:
+        file.write("0 id00004/s00/00000.wav id00005/s00/99999.wav\n")
+    with pytest.raises(ValueError, match=r"id00005/s00/99999\.wav"):
+        files_of_run(run)
+    text = re.sub(r"(?m)^trial_lists.*$", "trial_lists: []", (run / YAML).read_text())
+    (run / YAML).write_text(text)
+    with pytest.raises(ValueError, match=r"--trials LIST.*valid_trials\.txt"):
+        files_of_run(run)
+
+
+def test_data_that_moved_are_read_in_their_folder(run, data, tmp_path):
+    here, one = tmp_path / "here", str(run / "one.txt")
+    (here / "lists").mkdir(parents=True)
+    for name in ("one.txt", "other.txt"):
+        shutil.copy(run / name, here / "lists" / name)
+    shutil.copytree(data / "wav", here / "wav")
+    replace(run / YAML, (str(data), "/gone"), (f"{run}/o", "/gone/lists/o"))
+    with (run / YAML).open("a") as file:
+        file.write("\ndata_folder: /gone\n")
+    replace(run / "save/train.csv", (str(data), "/gone"))
+    place = {"trials_folder": str(here)}
+    lost = r"/gone does not exist.* --data_folder=\.\.\. or --trials_"
+    for given, error, words in (
+        ({}, ValueError, lost),
+        (place, FileNotFoundError, r"/gone/lists/one\.txt"),
+        ({"trials": [one], **place}, ValueError, r"16 of 16 files.*--data_folder"),
     ):
-        lines = (run / "one.txt").read_text().splitlines()
-        short = [next(x for x in lines if x.startswith(label)) for label in "01"]
-        (tmp_path / "short.txt").write_text("\n".join(short) + "\n")
-        trials, _ = files_of_run(run, trials=[str(tmp_path / "short.txt")])
-        assert set(trials) == set(read_trials(tmp_path / "short.txt").utterances)
-        settings = (run / "hyperparams.yaml").read_text()
-        moved = settings.replace(f"trials_folder: {data}", "trials_folder: /nowhere")
-        (run / "hyperparams.yaml").write_text(moved)
-        with pytest.raises(ValueError, match="/nowhere"):
-            files_of_run(run)
-        assert files_of_run(run, trials_folder=str(data))[0]
-
-    def test_no_lists_and_missing_utterances_are_refused(self, run):
-        with (run / "one.txt").open("a") as file:
-            file.write("0 id00004/s00/00000.wav id00005/s00/99999.wav\n")
-        with pytest.raises(ValueError, match=r"id00005/s00/99999\.wav"):
-            files_of_run(run)
-        lines = (run / "hyperparams.yaml").read_text().splitlines()
-        kept = [line for line in lines if not line.startswith("trial_lists")]
-        (run / "hyperparams.yaml").write_text("\n".join([*kept, "trial_lists: []"]))
-        with pytest.raises(ValueError, match=r"--trials LIST.*valid_trials\.txt"):
-            files_of_run(run)
-
-    @pytest.fixture
-    def here(self, run, data, tmp_path):
-        """Where the run's data folder is now, its lists among the data."""
-        here = tmp_path / "here"
-        (here / "lists").mkdir(parents=True)
-        for name in ("one.txt", "other.txt"):
-            shutil.copy(run / name, here / "lists" / name)
-        shutil.copytree(data / "wav", here / "wav")
-        text = (run / "hyperparams.yaml").read_text()
-        text = text.replace(str(data), "/gone").replace(f"{run}/o", "/gone/lists/o")
-        (run / "hyperparams.yaml").write_text(f"{text}\ndata_folder: /gone\n")
-        path = run / "save/train.csv"
-        path.write_text(path.read_text().replace(str(data), "/gone"))
-        return here
-
-    def test_data_that_moved_are_found_by_their_folder(self, run, here):
-        for given, error, words in (
-            (
-                {},
-                ValueError,
-                r"/gone does not exist.* --data_folder=\.\.\. or --trials_",
-            ),
-            ({"trials_folder": str(here)}, FileNotFoundError, r"/gone/lists/one\.txt"),
-            (
-                {"trials": [str(run / "one.txt")], "trials_folder": str(here)},
-                ValueError,
-                r"16 of 16 files.*--data_folder",
-            ),
-        ):
-            with pytest.raises(error, match=words):
-                files_of_run(run, **given)
-        for files in files_of_run(run, data_folder=str(here)):
-            assert files
-            assert all(Path(file).is_relative_to(here) for file in files.values())
-
-    @pytest.mark.parametrize(
-        "name", ["../secret.wav", "{tmp}/secret.wav", "id00005/link.wav"]
-    )
-    def test_trials_that_lead_out_are_refused_unless_allowed(
-        self, run, data, tmp_path, name
-    ):
-        name, copy = name.format(tmp=tmp_path), tmp_path / "copy"
-        shutil.copytree(data, copy)
-        for secret in (tmp_path / "secret.wav", copy / "secret.wav"):
-            shutil.copy(data / "wav/id00004/s00/00000.wav", secret)
-        (copy / "wav/id00005/link.wav").symlink_to(tmp_path / "secret.wav")
-        with (run / "one.txt").open("a") as file:
-            file.write(f"0 id00004/s00/00000.wav {name}\n")
-        given = {"trials": [str(run / "one.txt")], "trials_folder": str(copy)}
-        words = r"one\.txt: 1 names lead out of .*--outside_"
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(error, match=words):
             files_of_run(run, **given)
-        assert name in files_of_run(run, **given, outside_files=True)[0]
+    for files in files_of_run(run, data_folder=str(here)):
+        assert files
+        assert all(Path(file).is_relative_to(here) for file in files.values())
+    # Of lists elsewhere the path stays.
+    replace(run / YAML, ("/gone/lists/o", f"{run}/o"))
+    assert files_of_run(run, data_folder=str(here))[0]
+    replace(run / "save/train.csv", ("/gone/wav/", "/gone/other_"))
+    with pytest.raises(ValueError, match=r"is no path in a data folder.*--data_folder"):
+        files_of_run(run, data_folder=str(here))
 
 
-class TestExtract:
-    def test_rows_are_the_embeddings_of_the_files_they_name(self, embedded, data):
-        embedder = SpeakerEmbedder.from_run(embedded, device="cpu")
-        for archive in archives(embedded):
-            for name in archive.names[::3]:
-                expected = embedder.embed([data / "wav" / name])[0]
-                row = archive.embeddings[archive.names.index(name)]
-                limit = 1e-5 * np.abs(expected).max()
-                assert np.allclose(row, expected, rtol=0, atol=limit)
+@pytest.mark.parametrize("name", ["../secret.wav", "{tmp}/secret.wav", "id5/link.wav"])
+def test_trials_that_lead_out_are_refused_unless_allowed(run, data, tmp_path, name):
+    name, copy = name.format(tmp=tmp_path), tmp_path / "copy"
+    shutil.copytree(data, copy)
+    for secret in (tmp_path / "secret.wav", copy / "secret.wav"):
+        shutil.copy(data / "wav/id00004/s00/00000.wav", secret)
+    (copy / "wav/id5").mkdir()
+    (copy / "wav/id5/link.wav").symlink_to(tmp_path / "secret.wav")
+    with (run / "one.txt").open("a") as file:
+        file.write(f"0 id00004/s00/00000.wav {name}\n")
+    given = {"trials": [str(run / "one.txt")], "trials_folder": str(copy)}
+    with pytest.raises(ValueError, match=r"one\.txt: 1 names lead out of .*--outside_"):
+        files_of_run(run, **given)
+    assert name in files_of_run(run, **given, outside_files=True)[0]
 
-    def test_embeddings_are_kept_until_the_weights_change(
-        self, embedded, tmp_path, monkeypatch, capsys
-    ):
-        run = shutil.copytree(embedded, tmp_path / "run")
-        embed_each, files = SpeakerEmbedder.embed_each, []
-        monkeypatch.setattr(
-            SpeakerEmbedder,
-            "embed_each",
-            lambda self, paths, **given: (
-                files.extend(paths) or embed_each(self, paths, **given)
-            ),
-        )
-        before, cohort = archives(run)
-        recipe("extract").main([str(run), "--device=cpu"])
-        assert files == []
-        assert "trials.npz: 8 embeddings of 16 dimensions" in capsys.readouterr().out
-        write_run(run, seed=1)
-        shutil.copy(embedded / "hyperparams.yaml", run / "hyperparams.yaml")
-        with pytest.raises(ValueError, match=r"other weights.*extract\.py again"):
-            score_run(run)
-        recipe("extract").main([str(run), "--device=cpu"])
-        assert len(files) == len(before.names) + len(cohort.names)
-        after, _ = archives(run)
-        assert after.names == before.names
-        assert not np.allclose(after.embeddings, before.embeddings)
 
-    def test_channels_of_files_are_averaged_with_a_warning(self, tmp_path, caplog):
-        sides = np.stack([speech_like(seed=1), speech_like(seed=2)])
-        stereo = {"s.wav": write_audio(tmp_path / "s.wav", sides.T)}
-        mono = {"m.wav": write_audio(tmp_path / "m.wav", sides.mean(axis=0))}
-        embedder = SpeakerEmbedder(FbankStatistics(), device="cpu", fingerprint="x")
-        made = extract(embedder, tmp_path, stereo, mono)
-        assert np.allclose(*(one.embeddings for one in made.values()), rtol=1e-5)
-        assert "1 of 1 utterances have several channels, which were" in caplog.text
+# ------------------------------------------------------------ embeddings
 
-    def test_no_utterances_of_a_speaker_are_refused(self, run, capsys):
-        with pytest.raises(SystemExit):
-            recipe("extract").main([str(run), "--utterances_per_speaker=0"])
-        assert "takes 1 or more, not 0" in capsys.readouterr().err
+
+def test_embeddings_are_of_the_files_and_kept_until_the_weights_change(
+    embedded, data, tmp_path, monkeypatch, capsys
+):
+    run = shutil.copytree(embedded, tmp_path / "run")
+    embedder = SpeakerEmbedder.from_run(run, device="cpu")
+    before, cohort = archives(run)
+    for archive in (before, cohort):
+        for name, row in list(zip(archive.names, archive.embeddings, strict=True))[::3]:
+            expected = embedder.embed([data / "wav" / name])[0]
+            limit = 1e-5 * np.abs(expected).max()
+            assert np.allclose(row, expected, rtol=0, atol=limit)
+    embed_each, files = SpeakerEmbedder.embed_each, []
+
+    def noted(self, paths, **given):
+        files.extend(paths)
+        return embed_each(self, paths, **given)
+
+    monkeypatch.setattr(SpeakerEmbedder, "embed_each", noted)
+    recipe("extract").main([str(run), "--device=cpu"])
+    assert files == []
+    assert "trials.npz: 8 embeddings of 16 dimensions" in capsys.readouterr().out
+    write_run(run, seed=1)
+    shutil.copy(embedded / YAML, run / YAML)
+    with pytest.raises(ValueError, match=r"other weights.*extract\.py and"):
+        score_run(run)
+    recipe("extract").main([str(run), "--device=cpu"])
+    assert len(files) == len(before.names) + len(cohort.names)
+    after, _ = archives(run)
+    assert after.names == before.names
+    assert not np.allclose(after.embeddings, before.embeddings)
+    with pytest.raises(SystemExit):
+        recipe("extract").main([str(run), "--utterances_per_speaker=0"])
+    assert "takes 1 or more, not 0" in capsys.readouterr().err
+
+
+def test_channels_of_files_are_averaged_with_a_warning(tmp_path, caplog):
+    sides = np.stack([speech_like(seed=1), speech_like(seed=2)])
+    stereo = {"s.wav": write_audio(tmp_path / "s.wav", sides.T)}
+    mono = {"m.wav": write_audio(tmp_path / "m.wav", sides.mean(axis=0))}
+    embedder = SpeakerEmbedder(FbankStatistics(), device="cpu", fingerprint="x")
+    made = extract(embedder, tmp_path, stereo, mono)
+    assert np.allclose(*(one.embeddings for one in made.values()), rtol=1e-5)
+    assert "1 of 1 utterances have several channels, which were" in caplog.text
+
+
+# ------------------------------------------------------------ scores
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Without matplotlib a remark replaces the picture, which takes time."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
 
 @pytest.fixture
 def scorable(tmp_path):
     return write_embeddings(tmp_path)
+
+
+#: Without intervals, which take time.
+QUICK = {"cohort_top_n": 4, "replicates": 0}
+DRAWN = {"cohort_top_n": 4, "replicates": 20}
 
 
 def write_embeddings(folder, *, noise=0.3, offset=0.0):
@@ -225,160 +232,146 @@ def scores_of(folder, method):
     return scores, labels
 
 
-class TestScore:
-    def test_figures_are_those_of_the_scoring_functions(self, scorable):
-        folder, trials, speakers = scorable
-        report = score(folder, [trials], speakers, cohort_top_n=4)
-        listed, (tested, cohort) = read_trials(trials), archives(folder)
-        enrol, test = listed.rows(tested.names)
-        whose = [speakers[name] for name in cohort.names]
-        _, means = scoring.speaker_means(cohort.embeddings, whose)
-        mean, std = scoring.cohort_statistics(tested.embeddings, means, top_n=4)
-        cosine = scoring.cosine_trials(tested.embeddings, enrol, test)
-        sides = mean[enrol], std[enrol], mean[test], std[test]
-        expected = {"cosine": cosine, "as_norm": scoring.as_norm(cosine, *sides)}
-        for row in report.rows:
-            scores = expected[row["method"]]
-            assert row["eer"] == scoring.eer(scores, listed.labels)
-            threshold = scoring.det_curve(scores, listed.labels).eer_threshold()
-            assert row["thresholds"]["EER"] == threshold
-            for p in (0.01, 0.05):
-                cost = scoring.min_dcf(scores, listed.labels, p_target=p)
-                assert row["min_dcf"][str(p)] == cost
-            assert row["targets"] + row["impostors"] == len(listed)
-            assert row["targets"] == listed.labels.sum()
-            written, labels = scores_of(folder, row["method"])
-            assert np.array_equal(labels, listed.labels)
-            assert np.allclose(written, scores, atol=1e-6)
-        assert (
-            json.loads((folder / "scores/results.json").read_text()) == report.content
-        )
-        assert (folder / "scores/det.png").read_bytes().startswith(b"\x89PNG")
-        assert report.content["model"] == "one"
-        assert report.content["cohort"] == {"speakers": SPEAKERS // 2, "top_n": 4}
-
-    def test_lists_are_scored_under_names_of_their_own(self, scorable):
-        folder, trials, speakers = scorable
-        (folder / "hard").mkdir()
-        lines = trials.read_text().splitlines(keepends=True)
-        (folder / "hard/trials.txt").write_text("".join(lines[: len(lines) // 2]))
-        (folder / "easy.txt").write_text("".join(lines[::2]))
-        lists = [trials, folder / "hard/trials.txt", folder / "easy.txt"]
-        report = score(folder, lists, speakers, replicates=0)
-        names = {row["trials"] for row in report.rows}
-        assert (len(report.rows), len(names), "easy" in names) == (6, 3, True)
-        assert len(list((folder / "scores").glob("*.txt"))) == 6
-        assert report.content["cohort"]["top_n"] == SPEAKERS // 2
-        assert report.remarks == ("cohort_top_n is 6 instead of 600: all speakers.",)
-
-    def test_without_matplotlib_a_remark_replaces_the_picture(
-        self, scorable, monkeypatch
-    ):
-        folder, trials, speakers = scorable
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        report = score(folder, [trials], speakers, cohort_top_n=4, replicates=0)
-        assert read_results(folder) == report.content
-        assert not (folder / "scores/det.png").exists()
-        assert "det.png is not drawn" in report.remarks[0]
-
-    def test_subtracting_the_training_mean_repairs_shifted_embeddings(self, tmp_path):
-        folder, trials, speakers = write_embeddings(tmp_path, noise=1.0, offset=20.0)
-        given = {"cohort_top_n": 4, "replicates": 0}
-        shifted = score(folder, [trials], speakers, **given)
-        centred = score(folder, [trials], speakers, **given, subtract_mean=True)
-        assert centred.content["subtract_mean"]
-        assert centred.rows[0]["eer"] < shifted.rows[0]["eer"]
-        listed, (tested, cohort) = read_trials(trials), archives(folder)
-        rows = tested.embeddings - cohort.embeddings.mean(axis=0)
-        scores = scoring.cosine_trials(rows, *listed.rows(tested.names))
-        expected = scoring.eer(scores, listed.labels)
-        assert centred.rows[0]["eer"] == pytest.approx(expected)
-
-    def test_what_lacks_embeddings_is_refused_and_what_has_too_many_is_left_out(
-        self, scorable
-    ):
-        folder, trials, speakers = scorable
-        words = r"1 training speakers .*s99.*extract\.py"
-        with pytest.raises(ValueError, match=words):
-            score(folder, [trials], {**speakers, "s99/0": "s99"})
-        some = {name: speaker for name, speaker in speakers.items() if speaker != "s11"}
-        report = score(folder, [trials], some, replicates=0)
-        assert report.content["cohort"]["speakers"] == SPEAKERS // 2 - 1
-        trials.write_text(trials.read_text() + "0 s00/0 s99/0\n")
-        with pytest.raises(ValueError, match="s99/0"):
-            score(folder, [trials], speakers)
+def test_figures_are_those_of_the_scoring_functions(scorable):
+    folder, trials, speakers = scorable
+    report = score(folder, [trials], speakers, cohort_top_n=4)
+    listed, (tested, cohort) = read_trials(trials), archives(folder)
+    enrol, test = listed.rows(tested.names)
+    whose = [speakers[name] for name in cohort.names]
+    _, means = scoring.speaker_means(cohort.embeddings, whose)
+    mean, std = scoring.cohort_statistics(tested.embeddings, means, top_n=4)
+    cosine = scoring.cosine_trials(tested.embeddings, enrol, test)
+    sides = mean[enrol], std[enrol], mean[test], std[test]
+    expected = {"cosine": cosine, "as_norm": scoring.as_norm(cosine, *sides)}
+    for row in report.rows:
+        scores = expected[row["method"]]
+        assert row["eer"] == scoring.eer(scores, listed.labels)
+        threshold = scoring.det_curve(scores, listed.labels).eer_threshold()
+        assert row["thresholds"]["EER"] == threshold
+        for p in (0.01, 0.05):
+            cost = scoring.min_dcf(scores, listed.labels, p_target=p)
+            assert row["min_dcf"][str(p)] == cost
+        assert row["targets"] + row["impostors"] == len(listed)
+        assert row["targets"] == listed.labels.sum()
+        written, labels = scores_of(folder, row["method"])
+        assert np.array_equal(labels, listed.labels)
+        assert np.allclose(written, scores, atol=1e-6)
+    assert read_results(folder) == report.content
+    assert (folder / "scores/det.png").read_bytes().startswith(b"\x89PNG")
+    assert report.content["model"] == "one"
+    assert report.content["cohort"] == {"speakers": SPEAKERS // 2, "top_n": 4}
 
 
-class TestIntervals:
-    def test_they_are_of_speakers_and_a_file_of_scores_has_the_same(self, scorable):
-        folder, trials, speakers = scorable
-        given = {"cohort_top_n": 4, "replicates": 20}
-        report = score(folder, [trials], speakers, **given)
-        for row in report.rows:
-            low, high = row["eer_95"]
-            assert low <= row["eer"] <= high
-            assert row["min_dcf_95"].keys() == row["min_dcf"].keys()
-        assert f"[{100 * low:.2f}, {100 * high:.2f}]" in report.table()
-        path = folder / "scores/trials.as_norm.txt"
-        (again,) = score_file(path, 20).rows
-        for key in ("eer", "eer_95"):
-            assert again[key] == pytest.approx(report.rows[1][key], abs=1e-5)
-        assert json.loads(path.with_suffix(".txt.json").read_text())["results"] == [
-            again
-        ]
-        assert path.with_suffix(".txt.png").stat().st_size > 10_000
-
-    @pytest.mark.parametrize(
-        ("lines", "remark"),
-        [
-            ("a b 1 0.5\na c 0 0.25\n", "names of utterances do not begin"),
-            ("wav/a/1 wav/a/2 1 0.5\nwav/a/1 wav/b/1 0 0.25\n", r"\(--bootstrap 0\)"),
-            ("a/1 a/2 1 0.5\na/1 b/1 0 0.25\n", "the list has 2 speaker"),
-        ],
-    )
-    def test_names_and_speakers_that_give_none_are_a_remark(
-        self, tmp_path, lines, remark
-    ):
-        (tmp_path / "scores.txt").write_text(lines)
-        report = score_file(tmp_path / "scores.txt")
-        assert (report.rows[0]["eer"], "eer_95" in report.rows[0]) == (0.0, False)
-        assert re.search(f"No intervals: .*{remark}", *report.remarks)
+def test_lists_are_scored_under_names_of_their_own(scorable, undrawn):
+    folder, trials, speakers = scorable
+    (folder / "hard").mkdir()
+    lines = trials.read_text().splitlines(keepends=True)
+    (folder / "hard/trials.txt").write_text("".join(lines[: len(lines) // 2]))
+    (folder / "easy.txt").write_text("".join(lines[::2]))
+    lists = [trials, folder / "hard/trials.txt", folder / "easy.txt"]
+    report = score(folder, lists, speakers, replicates=0)
+    names = {row["trials"] for row in report.rows}
+    assert (len(report.rows), len(names), "easy" in names) == (6, 3, True)
+    assert len(list((folder / "scores").glob("*.txt"))) == 6
+    assert report.content["cohort"]["top_n"] == SPEAKERS // 2
+    assert read_results(folder) == report.content
+    smaller, undrawn = report.remarks
+    assert smaller == "cohort_top_n is 6 instead of 600: all speakers."
+    assert "det.png is not drawn" in undrawn
+    assert not (folder / "scores/det.png").exists()
 
 
-class TestScoreRun:
-    def test_its_lists_are_scored_with_its_speakers_at_their_own_speed(
-        self, embedded, tmp_path, capsys
-    ):
-        run = shutil.copytree(embedded, tmp_path / "run")
-        recipe("score").main([str(run), "--bootstrap=0"])
-        report = json.loads((run / "scores/results.json").read_text())
-        assert {row["trials"] for row in report["results"]} == {"one", "other"}
-        # 4 speakers, though speed perturbation trained 12 classes.
-        assert report["cohort"] == {"speakers": 4, "top_n": 4}
-        printed = capsys.readouterr().out
-        assert "EER %" in printed
-        assert "cohort_top_n is 4 instead of 600" in printed
-        lists = ["--trials", str(run / "one.txt")]
-        options = ["--cohort_top_n=3", "--subtract_mean", "--bootstrap=0"]
-        recipe("score").main([str(run), *lists, *options])
-        report = json.loads((run / "scores/results.json").read_text())
-        assert {row["trials"] for row in report["results"]} == {"one"}
-        assert (report["cohort"]["top_n"], report["subtract_mean"]) == (3, True)
-        recipe("score").main(["--from_scores", str(run / "scores/one.cosine.txt")])
-        assert "as given" in capsys.readouterr().out
+def test_subtracting_the_training_mean_repairs_shifted_embeddings(tmp_path, undrawn):
+    folder, trials, speakers = write_embeddings(tmp_path, noise=1.0, offset=20.0)
+    shifted = score(folder, [trials], speakers, **QUICK)
+    centred = score(folder, [trials], speakers, **QUICK, subtract_mean=True)
+    assert centred.content["subtract_mean"]
+    assert centred.rows[0]["eer"] < shifted.rows[0]["eer"]
+    listed, (tested, cohort) = read_trials(trials), archives(folder)
+    rows = tested.embeddings - cohort.embeddings.mean(axis=0)
+    scores = scoring.cosine_trials(rows, *listed.rows(tested.names))
+    expected = scoring.eer(scores, listed.labels)
+    assert centred.rows[0]["eer"] == pytest.approx(expected)
 
-    @pytest.mark.parametrize("top_n", [0, 1])
-    def test_a_cohort_of_too_few_speakers_is_refused(self, embedded, top_n):
-        with pytest.raises(ValueError, match=f"top_n is {top_n}, but the cohort has"):
-            score_run(embedded, cohort_top_n=top_n)
 
-    def test_what_is_missing_is_named(self, run, tmp_path, capsys):
-        with pytest.raises(FileNotFoundError, match=r"extract\.py"):
-            score_run(run)
-        for argv in ([], [str(tmp_path), "--from-scores", "scores.txt"]):
-            with pytest.raises(SystemExit):
-                recipe("score").main(argv)
-        assert "not allowed with" in capsys.readouterr().err
+def test_what_lacks_embeddings_is_refused_and_what_has_too_many_is_left_out(
+    scorable, undrawn
+):
+    folder, trials, speakers = scorable
+    words = r"1 training speakers .*s99.*extract\.py"
+    with pytest.raises(ValueError, match=words):
+        score(folder, [trials], {**speakers, "s99/0": "s99"})
+    some = {name: speaker for name, speaker in speakers.items() if speaker != "s11"}
+    report = score(folder, [trials], some, replicates=0)
+    assert report.content["cohort"]["speakers"] == SPEAKERS // 2 - 1
+    trials.write_text(trials.read_text() + "0 s00/0 s99/0\n")
+    with pytest.raises(ValueError, match="s99/0"):
+        score(folder, [trials], speakers)
+
+
+def test_intervals_are_of_speakers_and_a_file_of_scores_has_the_same(scorable):
+    folder, trials, speakers = scorable
+    report = score(folder, [trials], speakers, **DRAWN)
+    for row in report.rows:
+        low, high = row["eer_95"]
+        assert low <= row["eer"] <= high
+        assert row["min_dcf_95"].keys() == row["min_dcf"].keys()
+    assert f"[{100 * low:.2f}, {100 * high:.2f}]" in report.table()
+    path = folder / "scores/trials.as_norm.txt"
+    (again,) = score_file(path, 20).rows
+    for key in ("eer", "eer_95"):
+        assert again[key] == pytest.approx(report.rows[1][key], abs=1e-5)
+    written = json.loads(path.with_suffix(".txt.json").read_text())
+    assert written["results"] == [again]
+    assert path.with_suffix(".txt.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("lines", "remark"),
+    [
+        ("a b 1 0.5\na c 0 0.25\n", "names of utterances do not begin"),
+        ("wav/a/1 wav/a/2 1 0.5\nwav/a/1 wav/b/1 0 0.25\n", r"\(--bootstrap 0\)"),
+    ],
+)
+def test_names_and_speakers_that_give_no_intervals_are_a_remark(
+    tmp_path, lines, remark
+):
+    (tmp_path / "scores.txt").write_text(lines)
+    report = score_file(tmp_path / "scores.txt")
+    assert (report.rows[0]["eer"], "eer_95" in report.rows[0]) == (0.0, False)
+    assert re.search(f"No intervals: .*{remark}", *report.remarks)
+
+
+def test_a_run_s_lists_are_scored_with_its_speakers_at_their_own_speed(
+    embedded, tmp_path, capsys
+):
+    run = shutil.copytree(embedded, tmp_path / "run")
+    recipe("score").main([str(run), "--bootstrap=0"])
+    report = read_results(run)
+    assert {row["trials"] for row in report["results"]} == {"one", "other"}
+    # 4 speakers, though speed perturbation trained 12 classes.
+    assert report["cohort"] == {"speakers": 4, "top_n": 4}
+    printed = capsys.readouterr().out
+    assert "EER %" in printed
+    assert "cohort_top_n is 4 instead of 600" in printed
+    options = ["--trials", str(run / "one.txt"), "--cohort_top_n=3", "--subtract_mean"]
+    recipe("score").main([str(run), *options, "--bootstrap=0"])
+    report = read_results(run)
+    assert {row["trials"] for row in report["results"]} == {"one"}
+    assert (report["cohort"]["top_n"], report["subtract_mean"]) == (3, True)
+    recipe("score").main(["--from_scores", str(run / "scores/one.cosine.txt")])
+    assert "as given" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="top_n is 1, but the cohort has"):
+        score_run(embedded, cohort_top_n=1)
+
+
+def test_what_is_missing_of_a_run_is_named(run, tmp_path, capsys):
+    with pytest.raises(FileNotFoundError, match=r"extract\.py"):
+        score_run(run)
+    for argv in ([], [str(tmp_path), "--from-scores", "scores.txt"]):
+        with pytest.raises(SystemExit):
+            recipe("score").main(argv)
+    assert "not allowed with" in capsys.readouterr().err
 
 
 def cllr(curve):
@@ -396,29 +389,19 @@ NEW_MEASURES = [
 ]
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("measure", NEW_MEASURES)
 def test_a_measure_is_one_row_that_all_places_show(scorable, monkeypatch, measure):
     folder, trials, speakers = scorable
-    given = {"cohort_top_n": 4, "replicates": 20}
-    before = score(folder, [trials], speakers, **given)
+    before = score(folder, [trials], speakers, **DRAWN)
     monkeypatch.setitem(MEASURES, measure.name, measure)
-    report = score(folder, [trials], speakers, **given)
+    report = score(folder, [trials], speakers, **DRAWN)
     assert read_results(folder) == report.content
     heading, *lines = report.table().splitlines()
     assert heading.split()[-1] == measure.column.split()[-1]
-    card = model_card(
-        CardFacts(
-            {"arch": "revnet57", "embedding_dim": 8, "sample_rate": 16000},
-            parameters=10,
-            speakers=2,
-            prepared=None,
-            results=report.content,
-            cohort=None,
-            thresholds=[],
-            missing=[],
-            fingerprint="one",
-        )
-    )
+    settings = {"arch": "revnet57", "embedding_dim": 8, "sample_rate": 16000}
+    facts = CardFacts(settings, 10, 2, None, report.content, None, [], [], "one")
+    card = model_card(facts)
     assert f" | {measure.column} | target trials |" in card
     for row, old, line in zip(report.rows, before.rows, lines, strict=True):
         figure = measure.of(scoring.det_curve(*scores_of(folder, row["method"])))
@@ -433,22 +416,3 @@ def test_a_measure_is_one_row_that_all_places_show(scorable, monkeypatch, measur
         for known in {*MEASURES.values()} - {measure}:
             assert known.figure(row) == known.figure(old)
             assert known.figure(row, "_95") == known.figure(old, "_95")
-
-
-@pytest.mark.parametrize(
-    ("broken", "named"),
-    [
-        ({"eer": "low"}, "eer is"),
-        ({"eer": True}, "eer is True"),
-        ({"eer_95": [0.1]}, r"eer_95 is \[0.1\]"),
-        ({"min_dcf": 0.5}, "min_dcf has no figure for each prior"),
-        ({"min_dcf_95": {"0.01": [None, 1]}}, "min_dcf_0.01_95 is"),
-    ],
-)
-def test_results_that_are_no_figures_are_refused(scorable, broken, named):
-    folder, trials, speakers = scorable
-    content = score(folder, [trials], speakers, cohort_top_n=4, replicates=0).content
-    content["results"][0] |= broken
-    (folder / "scores/results.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=named):
-        read_results(folder)

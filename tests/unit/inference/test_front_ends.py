@@ -57,7 +57,7 @@ def click():
 def test_features_are_the_same_alone_and_padded(front_ends, name, click):
     front_end = front_ends[name]()
     # Of these the quotients of frames are rounded to either side.
-    for short, long in itertools.product((40 * 160, 57 * 160), range(60, 140, 7)):
+    for short, long in itertools.product((40 * 160, 57 * 160), range(60, 140, 14)):
         samples = torch.tensor([short, 160 * long])
         waves = padded(samples)
         together, _ = front_end(waves, samples)
@@ -135,8 +135,8 @@ def test_features_are_float32_under_autocast(name):
     compute = FRONT_ENDS[name]()
     expected, _ = compute(wave)
     with torch.autocast("cpu", torch.bfloat16):
-        found, _ = compute(wave)
-    assert torch.equal(found, expected)
+        features, _ = compute(wave)
+    assert torch.equal(features, expected)
 
 
 def test_kaldi_s_frames_lie_within_the_utterance_and_have_no_mean():
@@ -152,7 +152,5 @@ def test_kaldi_s_frames_lie_within_the_utterance_and_have_no_mean():
 
 
 def test_a_front_end_that_is_none_is_refused():
-    with pytest.raises(
-        ValueError, match="must be one of speechbrain, kaldi, but is 'h"
-    ):
+    with pytest.raises(ValueError, match="one of speechbrain, kaldi, but is 'htk'"):
         WaveformEncoder(torch.nn.Identity(), front_end="htk")

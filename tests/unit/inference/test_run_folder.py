@@ -1,7 +1,6 @@
 """Runs of our recipe and of SpeechBrain's script: read as data, whatever they name."""
 
 import os
-import pickle
 import re
 import shutil
 
@@ -22,16 +21,13 @@ from speechbrain_rev.inference.run_folder import (
 )
 from tests.recipes.stock import write_experiment
 from tests.run_folders import SPEAKERS, TINY, speech_like, write_run
-from tests.unit.inference.conftest import Attack
+from tests.unit.inference.conftest import Attack, close
 
 YAML, WEIGHTS = "hyperparams.yaml", "embedding_model.ckpt"
 
 
 def load(run):
     return SpeakerEmbedder.from_run(run, device="cpu")
-
-
-# ------------------------------------------------------------ plain values
 
 
 def plain(folder, text):
@@ -42,7 +38,6 @@ def plain(folder, text):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("&a x", "x"),
         ("[1, *x]", [1, [1]]),
         ("{<<: *y, a: 2}", {"a": 2}),
         ("{<<: [{a: 3}, *y]}", {"a": 3}),
@@ -69,24 +64,18 @@ def doubled(own):
             "line 1 has the tag !name:x.*without tags and",
         ),
         ("arch: !new:os.system [ls]", "has the tag !new:os.system"),
-        ("arch: [1, !tuple (1, 2)]", "has the tag !tuple"),
         ("arch: &a [*a]\n", r"line 1: \*a is a part of itself"),
         ("arch: *x\n", "line 1: found undefined alias 'x'"),
         ("arch: {<<: [1]}\n", "line 1: expected a mapping for merging"),
         ("arch: 1\nx: {b: 1, b: 2}\n", "line 2: b stands there twice"),
         (f"x: {'[' * 51}{']' * 51}\n", "line 1: it is nested deeper than 50"),
         (doubled("a{0}: &a{0} [*a{1}, *a{1}]"), r"aliases expanded .* 1,000,000 char"),
-        (doubled("a{0}: &a{0} {{b: *a{1}, c: *a{1}}}"), "with aliases expanded"),
         (doubled("a{0}: &a{0} {{<<: [*a{1}, *a{1}]}}"), "with aliases expanded"),
         (doubled("? &a{0} [*a{1}, *a{1}]\n: 1"), "with aliases expanded"),
-        (
-            f"x: &x {'y' * 1000}\narch: [{'*x, ' * 1000}*x]\n",
-            "line 2: with aliases exp",
-        ),
+        (f"x: &x {'y' * 999}\narch: [{'*x, ' * 1002}]\n", "line 2: with aliases exp"),
         ("arch: \u0007\n", "special characters are not allowed"),
         (f"arch: {'1:' * 1000}1.5\n", r"line 1 has '.*'\.\.\., which has no end"),
         ("- arch\n", "no YAML mapping"),
-        ("", "no YAML mapping"),
         ("other: 1\n", "lacks arch"),
         ("a: " + "x" * 1_000_001, "another file"),
     ],
@@ -104,9 +93,7 @@ def test_other_files_than_plain_values_are_refused_in_one_line(tmp_path, text, m
     [
         ({"arch": "revnet58"}, "revnet57"),
         ({"n_mels": "eighty"}, "n_mels: 'eighty'"),
-        ({"embedding_dim": 0}, "embedding_dim: 0"),
         ({"sample_rate": 48000}, "48000 .it takes an integer from 4000 to 16000"),
-        ({"widths": [8, 16, 16, -16]}, "widths"),
         ({"widths": list(range(2000))}, r"widths: \[0, 1, 2, "),
         ({"front_end": "htk"}, r"front_end: 'htk' \(it takes speechbrain or kaldi\)"),
     ],
@@ -141,9 +128,7 @@ def test_missing_pieces_are_named_with_what_to_give(tmp_path):
         load(run)
     for time in ("null", "[]", "yesterday"):
         checkpoint(run, "CKPT+a", time, weights)
-        with pytest.raises(
-            ValueError, match=r"CKPT\+a does not say its epoch.*unixtime"
-        ):
+        with pytest.raises(ValueError, match=r"a does not say its epoch.*unixtime"):
             read_weights(run)
         shutil.rmtree(run / "save")
 
@@ -155,24 +140,26 @@ def test_the_newest_checkpoint_serves_until_training_has_ended(tmp_path):
     checkpoint(tmp_path, "CKPT+c", 100.0, older)
     assert read_weights(tmp_path).path == tmp_path / WEIGHTS
     (tmp_path / WEIGHTS).unlink()
-    found = read_weights(tmp_path)
-    assert found.path.parent.name == "CKPT+b"
-    assert all(torch.equal(found.state_dict[k], newer[k]) for k in newer)
+    weights = read_weights(tmp_path)
+    assert weights.path.parent.name == "CKPT+b"
+    assert all(torch.equal(weights.state_dict[k], newer[k]) for k in newer)
+    # Of a run whose settings are lost, too.
+    (tmp_path / YAML).unlink()
+    assert read_weights(tmp_path).path == weights.path
 
 
 NAMES = {"model": {f"{n}": torch.ones(1) for n in "abcdefg"}}
+MKDIR = Attack(os.mkdir, "executed")
 
 
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
-        (lambda s: {"stem": Attack(os.mkdir, "executed")}, "ckpt is not loaded"),
-        (lambda s: [1, 2], "is no state dict .*: it holds a list"),
+        (lambda s: {"stem": MKDIR}, "ckpt is not loaded"),
         (
             lambda s: NAMES,
-            r"stem\S+ is missing.* more\. It holds a, b, c, d and 3 more n",
+            r"stem\S+ is missing.* more\. It holds a, b, c, d and 3 more",
         ),
-        (lambda s: {n: s[n] for n in [*s][:-1]}, "does not fit"),
         (lambda s: s | {"fc.bias": torch.ones(3)}, "does not fit"),
         (lambda s: s | {"fc.bias": s["fc.bias"] / 0}, "diverged"),
     ],
@@ -185,18 +172,13 @@ def test_other_weights_than_the_encoder_s_are_refused(
     with pytest.raises(ValueError, match=message) as error:
         load(run)
     assert "\n" not in str(error.value)
-    (run / WEIGHTS).write_bytes(pickle.dumps(Attack(os.mkdir, "executed")))
-    with pytest.raises(ValueError, match="ckpt is not loaded"):
-        load(run)
     assert not (tmp_path / "executed").exists()
 
 
 def test_weights_of_a_wrapper_are_those_of_what_it_wraps(run, embedder):
     state = torch.load(run / WEIGHTS, weights_only=True)
-    state = {
-        f"module.encoder.{n}": torch.nn.Parameter(t, False) for n, t in state.items()
-    }
-    torch.save({"model": {"state_dict": state}}, run / WEIGHTS)
+    wrapped = {f"module.encoder.{n}": t for n, t in state.items()}
+    torch.save({"model": {"state_dict": wrapped}}, run / WEIGHTS)
     expected = embedder.embed(speech_like(), 16000)
     assert np.array_equal(load(run).embed(speech_like(), 16000), expected)
 
@@ -204,20 +186,15 @@ def test_weights_of_a_wrapper_are_those_of_what_it_wraps(run, embedder):
 def test_only_regular_files_of_the_folder_are_read(run, tmp_path):
     (tmp_path / "latest").symlink_to(run)
     assert load(tmp_path / "latest").sample_rate == TINY["sample_rate"]
-    for name in (YAML, WEIGHTS):
-        (run / name).rename(tmp_path / name)
-        (run / name).symlink_to(tmp_path / name)
+    for name in (YAML, WEIGHTS, "save"):
+        (run / name).rename(tmp_path / f"elsewhere {name}")
+        (run / name).symlink_to(tmp_path / f"elsewhere {name}")
         with pytest.raises(ValueError, match="link out of its folder"):
             load(run)
         (run / name).unlink()
-        (tmp_path / name).rename(run / name)
-    (run / WEIGHTS).unlink()
-    (run / "save").rename(tmp_path / "elsewhere")
-    (run / "save").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="link out of its folder"):
-        load(run)
-    (run / YAML).unlink()
-    os.mkfifo(run / YAML)
+        if name == YAML:
+            (tmp_path / f"elsewhere {name}").rename(run / name)
+    os.mkfifo(run / WEIGHTS)
     with pytest.raises(ValueError, match="no regular file"):
         load(run)
 
@@ -312,11 +289,6 @@ def embedded(made, wave):
         return model(made["normaliser"](features, torch.ones(1))).flatten().numpy()
 
 
-def assert_near(found, expected):
-    # On a CPU normalisations are folded into convolutions, whose sums round otherwise.
-    assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
-
-
 @pytest.fixture(scope="module")
 def wave():
     return torch.from_numpy(speech_like())
@@ -334,15 +306,17 @@ def moved(stock, tmp_path):
     return shutil.copytree(stock[0], tmp_path / "stock")
 
 
-@pytest.mark.parametrize("resolved", [True, False])
-@pytest.mark.parametrize("tag", ENCODERS)
+@pytest.mark.parametrize(
+    ("tag", "resolved"), [*((tag, True) for tag in ENCODERS), (ENCODER, False)]
+)
 def test_a_run_of_names_of_its_own_embeds_as_its_objects_do(
     tmp_path, wave, tag, resolved
 ):
     run = tmp_path / "run"
     made = write_stock(run, written=STOCK.replace(ENCODER, tag), resolved=resolved)
     assert ("*id00" in (run / YAML).read_text()) == resolved
-    assert_near(load(run).embed(wave, 16000), embedded(made, wave))
+    # On a CPU normalisations are folded into convolutions, whose sums round otherwise.
+    assert close(load(run).embed(wave, 16000), embedded(made, wave))
     assert read_weights(run).path.name == "network.ckpt"
     assert read_classifier(run).path.name == "top.ckpt"
 
@@ -387,30 +361,29 @@ MERGED = changed("    widths: 0\n    <<: *sizes", without=["    embedding_dim:"]
 MERGED = MERGED.replace("    widths: 0\n", "").replace("model:", SIZES)
 
 
+OWN_RATE = "    sample_rate: !ref <sample_rate>\n"
+N_MELS = {"n_mels": 24}
+SIZED = {"widths": [8, 8, 8, 8], "embedding_dim": 3}
+TABLE = with_model(f"{ENCODER} [df_revnet89]").replace("mels: 24", "mels: 80", 1)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         # What changes no feature, and what is none of ours.
-        (changed("    f_max: null"), {"n_mels": 24}),
-        (changed("    deltas: false\n    param_rand_factor: 0.1"), {"n_mels": 24}),
-        (changed("    std_norm: false\n    update_until_epoch: 4"), {"n_mels": 24}),
-        (changed(f"fbank: &f {FBANK}"), {"n_mels": 24}),
-        (changed("lr: 1\nevil: !apply:os.mkdir [executed]"), {"n_mels": 24}),
+        (changed("    deltas: false\n    param_rand_factor: 0.1"), N_MELS),
+        (changed("    std_norm: false\n    update_until_epoch: 4"), N_MELS),
+        (changed(f"fbank: &f {FBANK}"), N_MELS),
+        (changed("lr: 1\nevil: !apply:os.mkdir [executed]"), N_MELS),
         # Defaults, arguments by their order, and merged ones.
         (DEFAULTS, {"n_mels": 80, "embedding_dim": 256}),
-        (
-            with_model(f"{ENCODER} [df_revnet89]").replace("mels: 24", "mels: 80", 1),
-            {"arch": "df_revnet89", "widths": None},
-        ),
-        (MERGED, {"widths": [8, 8, 8, 8], "embedding_dim": 3}),
-        (
-            at_rate(8000, fbank="    sample_rate: !ref <sample_rate>\n"),
-            {"sample_rate": 8000},
-        ),
+        (TABLE, {"arch": "df_revnet89", "widths": None}),
+        (MERGED, SIZED),
+        (at_rate(8000, fbank=OWN_RATE), {"sample_rate": 8000}),
         (at_rate(16000), {"sample_rate": 16000}),
         # Of several, SpeechBrain's name counts; the same twice is no other.
-        (NAMED + FORTY, {"n_mels": 24}),
-        (STOCK + FORTY.replace("40", "24"), {"n_mels": 24}),
+        (NAMED + FORTY, N_MELS),
+        (STOCK + FORTY.replace("40", "24"), N_MELS),
     ],
 )
 def test_settings_are_read_of_objects_that_are_not_built(
@@ -422,6 +395,8 @@ def test_settings_are_read_of_objects_that_are_not_built(
 
 
 NO_ENCODER = "lacks arch, .*no encoder of this.*!name: and !include: are not read"
+WIDER = "    deltas: false\n    win_length: 32"
+LOW = "    sample_rate: 8000\n"
 
 
 @pytest.mark.parametrize(
@@ -429,34 +404,18 @@ NO_ENCODER = "lacks arch, .*no encoder of this.*!name: and !include: are not rea
     [
         # Features that are made otherwise.
         (changed("    deltas: true"), r"line \d+: .*deltas: True.*deltas: False only"),
-        (
-            changed("    deltas: false\n    context: true"),
-            "context: True.*: False only",
-        ),
-        (changed("    deltas: false\n    win_length: 32"), "32, .*win_length: 25 only"),
+        (changed(WIDER), "32, .*win_length: 25 only"),
         (changed("    f_max: 7600"), "f_max: 7600.*f_max: null only"),
         (changed("    norm_type: global"), "global.*norm_type: sentence only"),
-        (changed("    std_norm: true"), "std_norm: True.*std_norm: False only"),
         (changed(without=["    std_norm:"]), r"std_norm: True \(SpeechBrain's default"),
-        (
-            changed(without=["    n_mels: !ref <mels>\n    sam"]),
-            "but the Fbank makes 40",
-        ),
+        (changed(without=["    n_mels: !ref <mels>\n    sam"]), "the Fbank makes 40"),
         (STOCK + FORTY, r"other sizes than on line.*compute_features"),
         # Filters of another rate than the speech's.
         (at_rate(8000), r"16000 \(SpeechBrain's default\), but the file's .* is 8000"),
-        (
-            at_rate(8000, fbank="    sample_rate: 16000\n"),
-            "16000, but the file's sample_",
-        ),
-        (
-            at_rate(16000, fbank="    sample_rate: 8000\n"),
-            "8000, but the file's sample_r",
-        ),
+        (at_rate(16000, fbank=LOW), "8000, but the file's sample_r"),
         # Encoders that are not understood.
         (f"{STOCK}teacher: {ENCODER} [revnet57]\n", "2 encoders .* on lines 17, 43"),
         (STOCK.replace(ENCODER, "!new:my.Encoder"), NO_ENCODER),
-        (changed("    name: !ref <stages>"), r"arch: \[1, 1, 1, 1\]"),
         (changed(without=["    name: revnet57"]), "line 17: .* has no name"),
         (changed("    mode: x\n    depth: 3"), "line 17: .*argument 'depth'"),
         (
@@ -464,7 +423,6 @@ NO_ENCODER = "lacks arch, .*no encoder of this.*!name: and !include: are not rea
             "line 21 has !ref <dim> . 2: widths of",
         ),
         (changed("    widths: [!ref <dim>, !ref <model>]"), "has the tag !apply"),
-        (changed("    widths: !tuple (8, 8, 8, 8)"), "line 21 has the tag !tuple"),
         (
             changed("    mode: x\n    <<: 1"),
             "line 24: expected a mapping .* for merging",
@@ -500,23 +458,23 @@ def test_of_several_encoders_plain_settings_name_the_trained_one(tmp_path):
     lines = (f"{name}: {value}\n" for name, value in TINY.items())
     text = f"{STOCK}teacher: {ENCODER} [resnet34]\n{''.join(lines)}"
     assert settings_of(tmp_path, text)["arch"] == "revnet57"
-    # One of the two is saved.
-    write_stock(tmp_path / "run", text)
-    assert read_weights(tmp_path / "run").path.name == "network.ckpt"
+    # Of its two encoders one is saved, or both; names of files are all that is read.
+    saved = (tmp_path / "save/CKPT+one", ("network", "embedding_model"))
+    checkpoint(tmp_path, "CKPT+one", 1, {"x": torch.ones(1)})
+    shutil.copy(saved[0] / WEIGHTS, saved[0] / "network.ckpt")
+    assert read_weights(tmp_path).path.name == "network.ckpt"
     both = "        network: !ref <model>\n        other: !ref <teacher>\n"
     text = text.replace("        network: !ref <model>\n", both)
-    write_stock(tmp_path / "both", text)
+    settings_of(tmp_path, text)
     with pytest.raises(
         ValueError, match=r"network, other, .*Call that one embedding_m"
     ):
-        read_weights(tmp_path / "both")
-    write_stock(
-        tmp_path / "named", text.replace("    network:", "    embedding_model:")
-    )
-    assert read_weights(tmp_path / "named").path.name == WEIGHTS
+        read_weights(tmp_path)
+    settings_of(tmp_path, text.replace("    network:", "    embedding_model:"))
+    assert read_weights(tmp_path).path.name == WEIGHTS
 
 
-def test_encoders_and_checkpoints_are_found_wherever_the_file_puts_them(tmp_path, wave):
+def test_encoders_and_checkpoints_are_read_wherever_the_file_puts_them(tmp_path, wave):
     start, end = STOCK.index("model:"), STOCK.index("head:")
     _, *arguments = STOCK[start:end].splitlines()
     arguments = ", ".join(line.strip() for line in arguments)
@@ -526,17 +484,15 @@ def test_encoders_and_checkpoints_are_found_wherever_the_file_puts_them(tmp_path
     text = text.replace("    checkpoints_dir: !ref <save_folder>", saved)
     made = write_stock(tmp_path / "run", text)
     (tmp_path / "run").rename(tmp_path / "moved")
-    assert_near(load(tmp_path / "moved").embed(wave, 16000), embedded(made, wave))
-    found = read_weights(tmp_path / "moved").path
-    assert found.parents[1] == tmp_path / "moved/states/here"
-    assert found.name == "network.ckpt"
+    assert close(load(tmp_path / "moved").embed(wave, 16000), embedded(made, wave))
+    weights = read_weights(tmp_path / "moved").path
+    assert weights.parents[1] == tmp_path / "moved/states/here"
+    assert weights.name == "network.ckpt"
 
 
 def test_an_encoder_that_no_checkpointer_names_has_the_name_of_its_key(tmp_path):
     made = write_stock(tmp_path, STOCK.replace("        network: !ref <model>\n", ""))
-    with pytest.raises(
-        FileNotFoundError, match=r"neither model\.ckpt nor a checkpoint"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"neither model\.ckpt nor a check"):
         read_weights(tmp_path)
     (checkpoint,) = (tmp_path / "save").glob("CKPT*")
     torch.save(made["model"].state_dict(), checkpoint / "model.ckpt")
@@ -564,7 +520,7 @@ def test_what_is_exported_of_such_a_run_names_what_can_be_done(
     (folder, made), model = stock, tmp_path / "model"
     cohort, rates = export_run(folder, model)
     embedder = SpeakerEmbedder.from_hparams(model, device="cpu")
-    assert_near(embedder.embed(wave, 16000), embedded(made, wave))
+    assert close(embedder.embed(wave, 16000), embedded(made, wave))
     # What is no plain value, or has another name, is no setting that a card shows.
     card = (model / "README.md").read_text()
     assert "| lr | 16.0 |" in card
@@ -586,47 +542,38 @@ def test_what_is_exported_of_such_a_run_names_what_can_be_done(
 AUGMENT = "augment: !new:speechbrain_rev.data.SpeakerAugment"
 
 
+@pytest.mark.parametrize(
+    ("line", "speeds", "refused"),
+    [
+        ("", None, "6 classes for 3 speakers. Give --speeds N"),
+        ("", 4, "not 3 speakers times 4 speed"),
+        ("", 0, "speeds is 0"),
+        ("", 2, None),
+        (f"{AUGMENT} {{out_n_neurons: 6, speeds: [1.0, 0.9]}}", None, None),
+        (f"s: [1, 2]\n{AUGMENT} {{out_n_neurons: 6, speeds: !ref <s>}}", None, None),
+        ("speeds: [1.0, 0.9]", None, None),
+    ],
+)
+def test_classes_of_a_speaker_are_as_augmentation_says_or_asked_for(
+    six, tmp_path, line, speeds, refused, capsys
+):
+    run, model = shutil.copytree(six[0], tmp_path / "run"), tmp_path / "model"
+    with (run / YAML).open("a") as file:
+        file.write(f"{line}\n")
+    options = [] if speeds is None else [f"--speeds={speeds}"]
+    assert cli.main(["export", str(run), str(model), *options]) == (2 if refused else 0)
+    if refused:
+        assert refused in capsys.readouterr().err
+    else:
+        weight = torch.load(model / "classifier.ckpt", weights_only=True)["weight"]
+        assert torch.equal(weight, six[1]["head"].weight[:3])
+
+
 @pytest.fixture(scope="module")
 def six(tmp_path_factory):
     """A run whose classifier has two classes of each speaker."""
     folder = tmp_path_factory.mktemp("six") / "run"
     return folder, write_stock(folder, changed("speakers: 6"))
-
-
-def narrowed(model):
-    return torch.load(model / "classifier.ckpt", weights_only=True)["weight"]
-
-
-def test_classes_of_a_speaker_are_asked_for_where_nothing_says_it(
-    six, tmp_path, capsys
-):
-    folder, made = six
-    arguments = ["export", str(folder), str(tmp_path / "model")]
-    for speeds, status, words in (
-        ([], 2, "6 classes for 3 speakers. Give --speeds N"),
-        (["--speeds=4"], 2, "not 3 speakers times 4 speed"),
-        (["--speeds=0"], 2, "speeds is 0"),
-        (["--speeds=2"], 0, ""),
-    ):
-        assert cli.main([*arguments, *speeds]) == status
-        assert words in capsys.readouterr().err
-    assert torch.equal(narrowed(tmp_path / "model"), made["head"].weight[:3])
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"{AUGMENT} {{out_n_neurons: 6, speeds: [1.0, 0.9]}}",
-        f"s: [1.0, 0.9]\n{AUGMENT} {{out_n_neurons: 6, speeds: !ref <s>}}",
-        "speeds: [1.0, 0.9]",
-    ],
-)
-def test_augmentation_says_how_many_classes_a_speaker_has(six, tmp_path, line):
-    folder = shutil.copytree(six[0], tmp_path / "run")
-    with (folder / YAML).open("a") as file:
-        file.write(f"{line}\n")
-    export_run(folder, tmp_path / "model")
-    assert torch.equal(narrowed(tmp_path / "model"), six[1]["head"].weight[:3])
 
 
 def test_labels_may_lie_elsewhere_and_are_asked_for(moved, tmp_path):

@@ -10,10 +10,11 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder, audio, running
+from speechbrain_rev.inference import SpeakerEmbedder, audio, running
 from speechbrain_rev.inference.audio import resample
 from speechbrain_rev.inference.running import cut, resample_blocks, unit_mean
 from tests.run_folders import speech_like, write_audio
+from tests.unit.inference.conftest import close
 
 RATE = 16000
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -43,9 +44,8 @@ def test_batches_are_alike_in_length_and_bounded(device, lengths, expected):
 
 def test_the_next_files_are_read_while_the_first_are_embedded_and_no_more(monkeypatch):
     monkeypatch.setattr(running, "_WAITING_SAMPLES", 50)
-    before = threading.active_count()
+    before, second = threading.active_count(), threading.Event()
     read, seen, readers = reading([100, 200, 300, 400]), [], []
-    second = threading.Event()
 
     def noting(i):
         seen.append(i)
@@ -95,25 +95,22 @@ def hearing():
     return SpeakerEmbedder(Heard(), device="cpu", fingerprint="heard")
 
 
-@pytest.fixture(scope="module")
-def statistics():
-    return SpeakerEmbedder(FbankStatistics(), device="cpu")
-
-
-@pytest.mark.parametrize("block", [7, 160, 999])
 @pytest.mark.parametrize(
-    ("rate", "target"), [(48000, 16000), (8000, 16000), (44100, 16000), (16000, 44100)]
+    ("rate", "target", "block"),
+    [(48000, 16000, 7), (44100, 16000, 160), (16000, 44100, 999)],
 )
 def test_resampling_block_by_block_equals_resampling_as_a_whole(rate, target, block):
     wave = torch.from_numpy(speech_like(0.05 if block == 7 else 0.3, rate=rate))
     ratio = Fraction(target, rate).limit_denominator(1000)
-    whole = resample(wave, ratio)
-    blocks = list(resample_blocks(wave.split(block), ratio))
-    found = torch.cat(blocks)
+    whole, blocks = (
+        resample(wave, ratio),
+        list(resample_blocks(wave.split(block), ratio)),
+    )
+    joined = torch.cat(blocks)
     assert len(blocks) > 1
-    assert found.shape == whole.shape
+    assert joined.shape == whole.shape
     # The same sums of the same numbers: 8 units in the last place of full scale.
-    assert (found - whole).abs().max() <= 8 * torch.finfo(torch.float32).eps
+    assert (joined - whole).abs().max() <= 8 * torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])
@@ -121,57 +118,61 @@ def test_resampling_block_by_block_equals_resampling_as_a_whole(rate, target, bl
 def test_windows_cover_a_recording_and_are_equally_long(window, hop, block):
     for total in (*range(1, 30), 64):
         wave = torch.arange(float(total))
-        found = list(cut(wave.split(block), window, hop))
-        for start, piece in found:
+        windows = list(cut(wave.split(block), window, hop))
+        for start, piece in windows:
             assert torch.equal(piece, wave[start : start + len(piece)])
             assert len(piece) == min(window, total)
-        starts = [start for start, _ in found]
+        starts = [start for start, _ in windows]
         assert starts[:-1] == [hop * i for i in range(len(starts) - 1)]
         assert starts[-1] + min(window, total) == total
         assert len(set(starts)) == len(starts)
 
 
-@pytest.mark.parametrize("kind", ["file", "array", "resampled file"])
-def test_each_window_is_embedded_as_if_it_were_cut_out(statistics, kind, tmp_path):
-    rate = 44100 if kind == "resampled file" else RATE
+@pytest.mark.parametrize("rate", [RATE, 44100])
+@pytest.mark.parametrize("kind", ["file", "array"])
+def test_each_window_is_embedded_as_if_it_were_cut_out(embedder, kind, rate, tmp_path):
     wave = speech_like(5.2, rate=rate)
     given, given_rate = wave, rate
-    if kind != "array":
-        given = write_audio(tmp_path / "long.wav", wave, rate)
-        given_rate = None
-    found = statistics.windows(given, given_rate, seconds=2.0, hop=1.5)
-    assert found.starts.tolist() == pytest.approx([0.0, 1.5, 3.0, 3.2])
-    assert found.ends.tolist() == pytest.approx([2.0, 3.5, 5.0, 5.2])
-    assert found.silent.shape == (0, 2)
+    if kind == "file":
+        given, given_rate = write_audio(tmp_path / "long.wav", wave, rate), None
+    windows = embedder.windows(given, given_rate, seconds=2.0, hop=1.5)
+    assert windows.starts.tolist() == pytest.approx([0.0, 1.5, 3.0, 3.2])
+    assert windows.ends.tolist() == pytest.approx([2.0, 3.5, 5.0, 5.2])
+    assert windows.silent.shape == (0, 2)
     whole = resample(torch.from_numpy(wave), Fraction(RATE, rate)).numpy()
-    for start, row in zip(found.starts, found.embeddings, strict=True):
+    for start, row in zip(windows.starts, windows.embeddings, strict=True):
         first = round(start * RATE)
-        alone = statistics.embed(whole[first : first + 2 * RATE], RATE)
-        assert np.linalg.norm(row - alone) <= 1e-5 * np.linalg.norm(alone)
+        alone = embedder.embed(whole[first : first + 2 * RATE], RATE)
+        # In a batch convolutions may group their sums otherwise: some units in the last
+        # place, 6e-8. Resampled in blocks, a sample is off by as many.
+        assert close(row, alone, 1e-6 if rate == RATE else 1e-5)
 
 
 def test_silent_windows_are_listed_and_not_embedded(hearing):
     wave = speech_like(6.0)
     wave[2 * RATE : 4 * RATE] = 1e-5
-    found = hearing.windows(wave, RATE, seconds=1.0, hop=1.0)
-    assert found.starts.tolist() == [0.0, 1.0, 4.0, 5.0]
-    assert found.silent.tolist() == [[2.0, 3.0], [3.0, 4.0]]
-    assert len(found.embeddings) == 4
+    windows = hearing.windows(wave, RATE, seconds=1.0, hop=1.0)
+    assert windows.starts.tolist() == [0.0, 1.0, 4.0, 5.0]
+    assert windows.silent.tolist() == [[2.0, 3.0], [3.0, 4.0]]
+    assert len(windows.embeddings) == 4
     with pytest.raises(ValueError, match="the waveform is silent"):
         hearing.windows(np.zeros(6 * RATE, np.float32), RATE)
 
 
-def test_what_is_bad_in_a_long_recording_is_named_with_its_time(hearing, tmp_path):
-    wave = speech_like(70.0)
+def test_what_is_bad_in_a_long_recording_is_named_with_its_time(
+    hearing, tmp_path, monkeypatch
+):
     # Beyond the first block.
-    wave[66 * RATE] = np.nan
+    monkeypatch.setattr(audio, "_BLOCK_NUMBERS", RATE)
+    wave = speech_like(7.0)
+    wave[6 * RATE] = np.nan
     path = write_audio(tmp_path / "nan.wav", wave)
     for call in (
         lambda: hearing.windows(path),
-        lambda: hearing.embed(path, window=10.0),
+        lambda: hearing.embed(path, window=1.0),
         lambda: hearing.windows(wave, RATE),
     ):
-        with pytest.raises(ValueError, match=r"NaN or infinity, first at 66\.000 s"):
+        with pytest.raises(ValueError, match=r"NaN or infinity, first at 6\.000 s"):
             call()
 
 
@@ -198,15 +199,26 @@ def test_windows_of_no_length_or_recording_are_refused(
         hearing.windows(given, RATE, **options)
 
 
-@pytest.mark.parametrize("kind", ["file", "array"])
-def test_utterances_longer_than_a_window_are_the_mean_of_their_windows(
-    hearing, tmp_path, kind
-):
+@pytest.fixture(params=["file", "array"])
+def given(request, tmp_path):
+    """A function of recordings; as files or arrays: they, their rate, and their names."""
+
+    def give(waves):
+        if request.param == "array":
+            return (
+                waves,
+                RATE,
+                [f"utterance {i} of the list" for i in range(len(waves))],
+            )
+        paths = [write_audio(tmp_path / f"{i}.wav", w.T) for i, w in enumerate(waves)]
+        return paths, None, list(map(str, paths))
+
+    return give
+
+
+def test_utterances_longer_than_a_window_are_the_mean_of_their_windows(hearing, given):
     wave, short = speech_like(5.2), speech_like(1.0, seed=1)
-    audio, rate = [wave, short, wave[: 2 * RATE]], RATE
-    if kind == "file":
-        audio = [write_audio(tmp_path / f"{i}.wav", w) for i, w in enumerate(audio)]
-        rate = None
+    audio, rate, _ = given([wave, short, wave[: 2 * RATE]])
     rows = hearing.embed(audio, rate, window=2.0)
     parts = [wave[start : start + 2 * RATE] for start in (0, 32000, 51200)]
     cut_out = hearing.embed(parts, RATE)
@@ -220,18 +232,12 @@ def test_utterances_longer_than_a_window_are_the_mean_of_their_windows(
     assert (one.starts.tolist(), one.ends.tolist()) == ([0.0], [1.0])
 
 
-@pytest.mark.parametrize("kind", ["file", "array"])
 def test_averaged_channels_and_silent_windows_of_long_recordings_are_logged(
-    hearing, tmp_path, caplog, kind
+    hearing, given, caplog
 ):
-    two = np.stack([speech_like(4.0)] * 2)
-    quiet = speech_like(4.0)
+    two, quiet = np.stack([speech_like(4.0)] * 2), speech_like(4.0)
     quiet[RATE : 2 * RATE] = 0
-    audio, rate = [two, quiet, speech_like(4.0)], RATE
-    names = [f"utterance {i} of the list" for i in range(3)]
-    if kind == "file":
-        audio = [write_audio(tmp_path / f"{i}.wav", w.T) for i, w in enumerate(audio)]
-        names, rate = list(map(str, audio)), None
+    audio, rate, names = given([two, quiet, speech_like(4.0)])
     hearing.embed(audio, rate, window=1.0, channels="mean")
     assert [record.getMessage() for record in caplog.records] == [
         f"1 of 3 utterances have several channels, which were averaged: {names[0]} (2)",
@@ -265,8 +271,8 @@ embedder = SpeakerEmbedder(Largest(), device="cpu")
 embedder.windows(sys.argv[1])
 before = peak()
 for _ in range(2):
-    found = embedder.windows(sys.argv[2], seconds=10, hop=10)
-print(peak() - before, found.ends[-1])
+    windows = embedder.windows(sys.argv[2], seconds=10, hop=10)
+print(peak() - before, windows.ends[-1])
 """
 
 
@@ -291,10 +297,10 @@ def test_memory_does_not_grow_with_the_length_of_a_file(tmp_path):
 def test_a_file_is_read_a_block_at_a_time(hearing, tmp_path, monkeypatch):
     path = write_audio(tmp_path / "long.wav", speech_like(10.0))
     whole = hearing.windows(path)
-    lengths, read = [], audio.read_blocks
+    lengths, blocks = [], audio.read_blocks
 
     def small(path, **_):
-        for block in read(path, block_samples=4000):
+        for block in blocks(path, block_samples=4000):
             lengths.append(block.shape[1])
             yield block
 
@@ -302,8 +308,8 @@ def test_a_file_is_read_a_block_at_a_time(hearing, tmp_path, monkeypatch):
     groups = hearing._running
     run, seen = groups.run, []
     monkeypatch.setattr(groups, "run", lambda g: seen.append(sum(lengths)) or run(g))
-    found = hearing.windows(path)
+    read = hearing.windows(path)
     assert (sum(lengths), max(lengths)) == (10 * RATE, 4000)
     # A window is embedded when it has been read, and not when all has.
     assert seen[0] == 3 * RATE
-    assert np.array_equal(found.embeddings, whole.embeddings)
+    assert np.array_equal(read.embeddings, whole.embeddings)

@@ -28,9 +28,8 @@ from speechbrain_rev.lobes.pretrained import load_strictly
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.scoring import cosine_trials, eer, read_scores, read_trials
 from tests.run_folders import TINY, speech_like, tiny_encoder, write_audio, write_run
+from tests.unit.inference.conftest import close
 
-# Sums of other grouping; one part in 100,000 of the embedding's length.
-TOLERANCE = 1e-5
 FAMILIES = ["resnet34", "revnet57", "df_resnet56", "df_revnet89"]
 NEEDS_GPU = [
     pytest.mark.gpu,
@@ -38,24 +37,18 @@ NEEDS_GPU = [
 ]
 
 
-def close(a, b, tolerance=TOLERANCE):
-    return np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
-
-
 def test_an_embedding_is_the_encoder_s_on_training_s_features(tmp_path):
     encoder = write_run(tmp_path)
     embedder = SpeakerEmbedder.from_run(tmp_path, device="cpu")
     wave = torch.from_numpy(speech_like())
     features = Fbank(n_mels=80, sample_rate=16000)(wave.unsqueeze(0))
-    normalised = InputNormalization(norm_type="sentence", std_norm=False)(
-        features, torch.ones(1)
-    )
+    normalise = InputNormalization(norm_type="sentence", std_norm=False)
     with torch.no_grad():
-        expected = encoder.eval()(normalised)[0, 0].numpy()
+        expected = encoder.eval()(normalise(features, torch.ones(1)))[0, 0].numpy()
     before = torch.get_rng_state()
-    found = embedder.embed(wave, 16000)
-    assert (found.shape, found.dtype) == ((TINY["embedding_dim"],), np.float32)
-    assert close(found, expected)
+    row = embedder.embed(wave, 16000)
+    assert (row.shape, row.dtype) == ((TINY["embedding_dim"],), np.float32)
+    assert close(row, expected)
     assert torch.equal(torch.get_rng_state(), before)
     with torch.no_grad():
         embedder.model.encoder.fc.bias.fill_(1e38).mul_(10)
@@ -75,8 +68,13 @@ def model_of(arch, front_end):
     return WaveformEncoder(encoder, front_end=front_end)
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
-@pytest.mark.parametrize("arch", [*FAMILIES, "statistics"])
+@pytest.mark.parametrize(
+    ("arch", "front_end"),
+    [
+        *((arch, front_end) for arch in FAMILIES for front_end in FRONT_ENDS),
+        ("statistics", None),
+    ],
+)
 def test_an_embedding_does_not_depend_on_its_companions(
     arch, front_end, tmp_path, monkeypatch
 ):
@@ -108,11 +106,11 @@ def test_an_embedding_does_not_depend_on_its_companions(
 
 def test_many_files_of_one_length_keep_their_order(embedder, tmp_path, capsys):
     paths = [
-        write_audio(tmp_path / f"{i}.flac", speech_like(0.5, seed=i)) for i in range(35)
+        write_audio(tmp_path / f"{i}.flac", speech_like(0.3, seed=i)) for i in range(20)
     ]
     rows = embedder.embed(paths)
     assert "embedding: 100%" in capsys.readouterr().err
-    for index in (0, 15, 16, 31, 34):
+    for index in (0, 15, 16, 19):
         assert close(rows[index], embedder.embed([paths[index]])[0])
     assert capsys.readouterr().err == ""
 
@@ -121,12 +119,10 @@ def test_many_files_of_one_length_keep_their_order(embedder, tmp_path, capsys):
     ("given", "message"),
     [
         ({"device": "meta"}, "takes cpu, cuda, or cuda:N .* not meta"),
-        ({"device": "gpu"}, "takes cpu, cuda, or cuda:N .* not gpu"),
         ({"device": 7.5}, "takes cpu, cuda, or cuda:N .* not 7.5"),
         ({"device": "cuda"}, "sees 0 CUDA devices"),
         ({"precision": "fp16"}, "fp16 is for GPUs"),
         ({"precision": "float32"}, "takes fp32, bf16, fp16, not 'float32'"),
-        ({"precision": None}, "not None"),
     ],
 )
 def test_a_device_or_precision_that_is_no_use_is_refused_before_anything_is_read(
@@ -149,9 +145,7 @@ def test_keywords_of_speechbrain_are_refused_with_those_that_are_taken():
     assert "\n" not in str(error.value)
 
 
-def test_the_fingerprint_tells_weights_and_precisions_apart(
-    trained, embedder, tmp_path
-):
+def test_the_fingerprint_is_of_weights_and_precision(trained, embedder, tmp_path):
     write_run(tmp_path, seed=1)
     other, again = (
         SpeakerEmbedder.from_run(folder, device="cpu").fingerprint

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import safetensors.numpy
-import safetensors.torch
-import torch
 
 from speechbrain_rev import scoring
 from speechbrain_rev.inference import (
@@ -43,11 +41,6 @@ def knowing(embedder):
     return know
 
 
-@pytest.fixture(scope="module")
-def half(trained):
-    return SpeakerEmbedder.from_run(trained[0], device="cpu", precision="bf16")
-
-
 def cohort_of(fingerprint, centre=None):
     means = np.random.default_rng(0).standard_normal((5, 16))
     return Cohort(means, 3, fingerprint, centre)
@@ -58,49 +51,49 @@ def test_the_score_is_the_cosine_of_the_embeddings(embedder, tmp_path):
     expected = scoring.cosine(rows[:1], rows[1:])[0]
     paths = [write_audio(tmp_path / f"{i}.wav", w) for i, w in enumerate((A, B))]
     for sides in ((A, B, RATE), paths, (paths[0], B, RATE)):
-        found = embedder.verify(*sides)
-        assert found.normalisation == "cosine"
-        assert found.score == pytest.approx(expected, abs=COSINE)
+        verified = embedder.verify(*sides)
+        assert verified.normalisation == "cosine"
+        assert verified.score == pytest.approx(expected, abs=COSINE)
     assert embedder.verify(paths[0], paths[0]).score == pytest.approx(1.0)
     # Nothing is decided without a threshold.
-    assert (found.threshold, found.same_speaker) == (None, None)
-    assert "run has no scores/results.json" in found.origin
-    assert "threshold=SCORE" in found.origin
+    assert (verified.threshold, verified.same_speaker) == (None, None)
+    assert "run has no scores/results.json" in verified.origin
+    assert "threshold=SCORE" in verified.origin
 
 
 def test_the_caller_s_threshold_decides(knowing):
     embedder = knowing(EER)
     score = embedder.verify(A, B, RATE).score
     for threshold, same in ((score, True), (np.nextafter(score, 2), False)):
-        found = embedder.verify(A, B, RATE, threshold=float(threshold))
-        assert (found.same_speaker, found.threshold) == (same, threshold)
-        assert found.origin == "given by the caller"
+        verified = embedder.verify(A, B, RATE, threshold=float(threshold))
+        assert (verified.same_speaker, verified.threshold) == (same, threshold)
+        assert verified.origin == "given by the caller"
     for none in (float("nan"), True, [0.3], np.ones(2)):
         with pytest.raises(ValueError, match="takes a finite score or a name"):
             embedder.verify(A, B, RATE, threshold=none)
 
 
 def test_the_only_list_of_a_model_decides_and_several_by_name(knowing, embedder):
-    found = knowing(EER, DCF, NORMED).verify(A, B, RATE)
-    assert found.threshold == 0.31
-    assert found.same_speaker == (found.score >= 0.31)
-    assert found.origin == (
+    verified = knowing(EER, DCF, NORMED).verify(A, B, RATE)
+    assert verified.threshold == 0.31
+    assert verified.same_speaker == (verified.score >= 0.31)
+    assert verified.origin == (
         "EER of the list vox1_o: 18,802 target and 18,818 impostor trials, EER 1.23 %"
     )
     several = knowing(EER, DCF, HARD)
-    found = several.verify(A, B, RATE)
-    assert found.same_speaker is None
-    assert "one of 'vox1_o', 'vox1_o minDCF(0.01)', 'vox1_h'" in found.origin
-    found = several.verify(A, B, RATE, threshold="vox1_o minDCF(0.01)")
-    assert found.threshold == 0.45
-    assert found.origin.startswith("minDCF(0.01) of the list vox1_o")
+    verified = several.verify(A, B, RATE)
+    assert verified.same_speaker is None
+    assert "one of 'vox1_o', 'vox1_o minDCF(0.01)', 'vox1_h'" in verified.origin
+    verified = several.verify(A, B, RATE, threshold="vox1_o minDCF(0.01)")
+    assert verified.threshold == 0.45
+    assert verified.origin.startswith("minDCF(0.01) of the list vox1_o")
     with pytest.raises(ValueError, match=r"no threshold 'vox2' of cosine .*'vox1_o'"):
         several.verify(A, B, RATE, threshold="vox2")
     # A cosine's does not judge AS-Norm's score.
     cohort = cohort_of(embedder.fingerprint)
-    found = knowing(EER).verify(A, B, RATE, cohort=cohort)
-    assert found.same_speaker is None
-    assert "not of as_norm scores" in found.origin
+    verified = knowing(EER).verify(A, B, RATE, cohort=cohort)
+    assert verified.same_speaker is None
+    assert "not of as_norm scores" in verified.origin
 
 
 @pytest.mark.parametrize("centred", [False, True])
@@ -108,35 +101,34 @@ def test_with_a_cohort_the_score_is_that_of_as_norm(embedder, knowing, centred):
     rows = embedder.embed([A, B], RATE)
     centre = rows.mean(axis=0) * np.float32(0.9) if centred else None
     cohort = cohort_of(embedder.fingerprint, centre)
-    found = knowing(EER, NORMED).verify(A, B, RATE, cohort=cohort)
+    verified = knowing(EER, NORMED).verify(A, B, RATE, cohort=cohort)
     if centred:
         rows = scoring.subtract_mean(rows, centre)
     mean, std = scoring.cohort_statistics(rows, cohort.means, top_n=3)
     cosine = scoring.cosine(rows[:1], rows[1:])
     expected = scoring.as_norm(cosine, mean[:1], std[:1], mean[1:], std[1:])
-    assert found.normalisation == "as_norm"
-    assert found.score == pytest.approx(expected[0], rel=NORMED_SCORE)
+    assert verified.normalisation == "as_norm"
+    assert verified.score == pytest.approx(expected[0], rel=NORMED_SCORE)
     # Of AS-Norm's scores, and not of cosines.
-    assert found.threshold == 4.5
+    assert verified.threshold == 4.5
     # Windows that are all the same say what one of them says, up to a mean of three in
     # float32, of which a tenth is left once it is centred.
     long = [np.tile(wave, 3) for wave in (A, B)]
     windows = embedder.verify(*long, RATE, window=0.5, cohort=cohort)
-    assert windows.score == pytest.approx(found.score, rel=NORMED_SCORE)
+    assert windows.score == pytest.approx(verified.score, rel=NORMED_SCORE)
 
 
 def test_an_enrolled_speaker_is_the_mean_of_unit_length_embeddings(embedder, tmp_path):
-    speaker = embedder.enrol([A, B, C], RATE)
-    rows = embedder.embed([A, B, C], RATE)
-    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    speaker, rows = (call([A, B, C], RATE) for call in (embedder.enrol, embedder.embed))
+    mean = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).mean(axis=0)
     assert speaker.utterances == 3
-    assert np.allclose(speaker.embedding, unit.mean(axis=0), atol=1e-6)
+    assert np.allclose(speaker.embedding, mean, atol=1e-6)
     other = speech_like(0.5, seed=9)
-    row = embedder.embed(other, RATE)
-    expected = scoring.cosine(unit.mean(axis=0)[None], row[None])[0]
+    expected = scoring.cosine(mean[None], embedder.embed(other, RATE)[None])[0]
     for sides in ((speaker, other), (other, speaker)):
-        found = embedder.verify(*sides, RATE)
-        assert found.score == pytest.approx(expected, abs=COSINE)
+        assert embedder.verify(*sides, RATE).score == pytest.approx(
+            expected, abs=COSINE
+        )
     speaker.save(tmp_path / "ann.safetensors")
     again = EnrolledSpeaker.load(tmp_path / "ann.safetensors")
     assert np.array_equal(again.embeddings, speaker.embeddings)
@@ -146,7 +138,8 @@ def test_an_enrolled_speaker_is_the_mean_of_unit_length_embeddings(embedder, tmp
         embedder.verify(speaker, speaker, RATE)
 
 
-def test_what_another_model_or_precision_made_is_refused(embedder, half, tmp_path):
+def test_what_another_model_or_precision_made_is_refused(embedder, trained, tmp_path):
+    half = SpeakerEmbedder.from_run(trained[0], device="cpu", precision="bf16")
     write_run(tmp_path, seed=1)
     other = SpeakerEmbedder.from_run(tmp_path, device="cpu")
     words = "a is of another model or of another precision"
@@ -174,45 +167,54 @@ def test_without_a_fingerprint_nothing_is_enrolled_or_normalised(embedder):
 def test_sides_that_do_not_go_together_are_refused(embedder):
     made = embedder.fingerprint
     speaker = EnrolledSpeaker(np.ones((1, 3), np.float32), made)
-    cohort = Cohort(np.ones((5, 3)), 3, made)
-    with pytest.raises(ValueError, match="but a has 3, b has 16"):
-        embedder.verify(speaker, A, RATE)
-    with pytest.raises(ValueError, match="but a has 16, b has 16, the cohort has 3"):
-        embedder.verify(A, A, RATE, cohort=cohort)
-    with pytest.raises(ValueError, match=r"a is a list\. Give one utterance, or enrol"):
-        embedder.verify([A], A, RATE)
+    cohort = {"cohort": Cohort(np.ones((5, 3)), 3, made)}
+    for a, given, words in (
+        (speaker, {}, "but a has 3, b has 16"),
+        (A, cohort, "but a has 16, b has 16, the cohort has 3"),
+        ([A], {}, r"a is a list\. Give one utterance, or enrol"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            embedder.verify(a, A, RATE, **given)
     with pytest.raises(ValueError, match=r"a list of utterances: \[utterance\]"):
         embedder.enrol(A, RATE)
 
 
-SPEAKER = {
-    "embeddings": np.ones((1, 2), np.float32),
-    "fingerprint": np.frombuffer(b"f00d", np.uint8),
-}
+def text(content):
+    return np.frombuffer(content, np.uint8)
+
+
+def file_of(arrays, changed):
+    """The file of some arrays but for those changed; None leaves one out."""
+    if isinstance(changed, bytes):
+        return changed
+    arrays = {n: a for n, a in (arrays | changed).items() if a is not None}
+    return safetensors.numpy.save(arrays)
+
+
+SPEAKER = {"embeddings": np.ones((1, 2), np.float32), "fingerprint": text(b"f00d")}
+MEANS = np.zeros((4, 16))
+COHORT = {"means": MEANS, "top_n": np.array([2]), "fingerprint": text(b"f")}
+COHORT_FILE = "cohort.safetensors"
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        b"",
         b"no tensors",
         {"fingerprint": None},
         {"embeddings": np.ones((1, 2))},
         {"embeddings": np.full((1, 2), np.nan, np.float32)},
-        {"fingerprint": np.full(3, 255, np.uint8)},
+        {"fingerprint": text(b"\xff" * 3)},
         # Clears the screen of who sees it.
-        {"fingerprint": np.frombuffer(b"\x1b[2J", np.uint8)},
-        {"fingerprint": np.full(10**6, ord("f"), np.uint8)},
+        {"fingerprint": text(b"\x1b[2J")},
+        {"fingerprint": text(b"f" * 10**6)},
     ],
 )
 def test_a_file_that_is_no_speaker_is_refused(tmp_path, changed):
     path = tmp_path / "ann.safetensors"
     with pytest.raises(FileNotFoundError, match="enrol"):
         EnrolledSpeaker.load(path)
-    if isinstance(changed, dict):
-        arrays = {n: a for n, a in (SPEAKER | changed).items() if a is not None}
-        changed = safetensors.numpy.save(arrays)
-    path.write_bytes(changed)
+    path.write_bytes(file_of(SPEAKER, changed))
     words = r"ann\.safetensors is no enrolled speaker"
     with pytest.raises(ValueError, match=words) as error:
         EnrolledSpeaker.load(path)
@@ -220,20 +222,25 @@ def test_a_file_that_is_no_speaker_is_refused(tmp_path, changed):
     assert len(str(error.value)) < 500 + len(str(path))
 
 
-COHORT_FILE = "cohort.safetensors"
-
-
-@pytest.mark.parametrize("top_n", [-2, 0, 1, 2.5, True, None])
-def test_a_cohort_that_looks_at_too_few_speakers_is_refused(top_n):
-    means = np.eye(4)
-    words = rf"top_n is {top_n}, .* 4 speakers"
-    with pytest.raises(ValueError, match=words):
-        Cohort(means, top_n, "f00d")
-    archive = EmbeddingArchive(tuple("abcd"), means.astype(np.float32), "f00d")
-    speakers = dict(zip("abcd", "wxyz", strict=True))
-    with pytest.raises(ValueError, match=words):
-        Cohort.of(archive, speakers, top_n=top_n)
-    assert Cohort.of(archive, speakers, top_n=10**30).top_n == 4
+@pytest.mark.parametrize(
+    "changed",
+    [
+        b"nothing",
+        {"top_n": None},
+        {"fingerprint": text(b"\x1b")},
+        {"means": MEANS.astype(np.float32)},
+        {"means": MEANS[0]},
+        {"means": MEANS + np.inf},
+        {"top_n": np.array([2, 3])},
+        {"top_n": np.array(2)},
+        {"top_n": np.array([5])},
+        {"more": MEANS},
+    ],
+)
+def test_a_cohort_of_anything_else_is_refused(model, changed):
+    put(model, COHORT_FILE, file_of(COHORT, changed))
+    with pytest.raises(ValueError, match=r"cohort\.safetensors is no cohort"):
+        read_cohort(model)
 
 
 def test_a_cohort_is_read_as_it_was_written(model):
@@ -243,42 +250,24 @@ def test_a_cohort_is_read_as_it_was_written(model):
     centre = means[0].astype(np.float32)
     Cohort(means, 3, "f00d, bf16", centre).write(model / COHORT_FILE)
     put(model, COHORT_FILE, (model / COHORT_FILE).read_bytes())
-    found = read_cohort(model)
-    assert np.array_equal(found.means, means)
-    assert np.array_equal(found.centre, centre)
-    assert (found.top_n, found.fingerprint) == (3, "f00d, bf16")
+    cohort = read_cohort(model)
+    assert np.array_equal(cohort.means, means)
+    assert np.array_equal(cohort.centre, centre)
+    assert (cohort.top_n, cohort.fingerprint) == (3, "f00d, bf16")
 
 
-ARRAYS = {
-    "means": torch.zeros(4, 16).double(),
-    "top_n": torch.tensor([2]),
-    "fingerprint": torch.tensor([102], dtype=torch.uint8),
-}
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"top_n": None},
-        {"fingerprint": None},
-        {"fingerprint": torch.tensor([27], dtype=torch.uint8)},
-        {"means": torch.zeros(4, 16)},
-        {"means": torch.zeros(4).double()},
-        {"means": torch.zeros(4, 16).double() / 0},
-        {"top_n": torch.tensor([2, 3])},
-        {"top_n": torch.tensor(2)},
-        {"top_n": torch.tensor([5])},
-        {"more": torch.zeros(3)},
-        b"nothing",
-    ],
-)
-def test_a_cohort_of_anything_else_is_refused(model, changed):
-    if isinstance(changed, dict):
-        arrays = {n: t for n, t in (ARRAYS | changed).items() if t is not None}
-        changed = safetensors.torch.save(arrays)
-    put(model, COHORT_FILE, changed)
-    with pytest.raises(ValueError, match=r"cohort\.safetensors is no cohort"):
-        read_cohort(model)
+@pytest.mark.parametrize("top_n", [0, 1, 2.5, True, None])
+def test_a_cohort_that_looks_at_too_few_speakers_is_refused(top_n):
+    archive = EmbeddingArchive(tuple("abcd"), np.eye(4, dtype=np.float32), "f00d")
+    speakers, words = (
+        dict(zip("abcd", "wxyz", strict=True)),
+        rf"top_n is {top_n}, .* 4 sp",
+    )
+    with pytest.raises(ValueError, match=words):
+        Cohort(np.eye(4), top_n, "f00d")
+    with pytest.raises(ValueError, match=words):
+        Cohort.of(archive, speakers, top_n=top_n)
+    assert Cohort.of(archive, speakers, top_n=10**30).top_n == 4
 
 
 def test_a_run_s_cohort_is_of_its_own_files(run, scored_run, tmp_path):

@@ -1,7 +1,6 @@
 """WeSpeaker's ResNets there and back, bit by bit, or refused by name."""
 
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -18,17 +17,12 @@ from speechbrain_rev.inference.wespeaker import (
 )
 from speechbrain_rev.lobes import build_encoder
 from tests.run_folders import speech_like, write_audio
-from tests.unit.inference.conftest import Attack
+from tests.unit.inference.conftest import Attack, close
 from tests.wespeaker import BASIC, ResNet, embed, with_statistics, write_model
 
 SLOW = pytest.mark.slow
 BOTTLENECK = {**BASIC, "bottleneck": True}
 YAML, WEIGHTS = "hyperparams.yaml", "embedding_model.ckpt"
-
-
-def close(a, b):
-    # Sums of other grouping; one part in 100,000 of the embedding's length.
-    return np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(b)
 
 
 def model_of(**sizes):
@@ -65,12 +59,8 @@ def converted(basic, tmp_path_factory):
         (BASIC, "resnet34"),
         (BOTTLENECK, "resnet101"),
         ({**BASIC, "feat_dim": 40}, "resnet34"),
-        pytest.param({"blocks": (3, 4, 6, 3)}, "resnet34", marks=SLOW),
-        pytest.param(
-            {"blocks": (3, 4, 23, 3), "bottleneck": True}, "resnet101", marks=SLOW
-        ),
+        pytest.param({**BOTTLENECK, "blocks": (3, 4, 23, 3)}, "resnet101", marks=SLOW),
     ],
-    ids=["basic", "bottleneck", "40 bands", "ResNet34", "ResNet101"],
 )
 def test_an_embedding_is_that_of_wespeaker_from_the_waveform(sizes, arch, tmp_path):
     model = model_of(**sizes)
@@ -78,10 +68,8 @@ def test_an_embedding_is_that_of_wespeaker_from_the_waveform(sizes, arch, tmp_pa
     assert settings["arch"] == arch
     embedder = SpeakerEmbedder.from_run(tmp_path / "model", device="cpu")
     n_mels = sizes.get("feat_dim", 80)
-    for seconds, seed in ((1.0, 0), (0.73, 1)):
-        wave = torch.from_numpy(speech_like(seconds, seed=seed))
-        expected = embed(model, wave, n_mels=n_mels)
-        assert close(embedder.embed(wave, 16000), expected)
+    wave = torch.from_numpy(speech_like(0.73))
+    assert close(embedder.embed(wave, 16000), embed(model, wave, n_mels=n_mels))
     # Audio of 16 bits comes back as the integers that Kaldi reads.
     path = write_audio(tmp_path / "a.flac", speech_like())
     rounded = np.round(speech_like().astype(np.float64) * 32768) / 32768
@@ -95,18 +83,17 @@ def test_an_embedding_is_that_of_wespeaker_from_the_waveform(sizes, arch, tmp_pa
         ((3, 4, 6, 3), False, "resnet34"),
         ((3, 8, 36, 3), True, "resnet152"),
         ((2, 2, 2, 2), False, "resnet34"),
-        ((10, 20, 64, 3), True, "resnet101"),
+        ((2, 2, 2, 2), True, "resnet101"),
     ],
 )
 def test_every_weight_has_its_counterpart_at_any_depth(blocks, bottleneck, arch):
     with torch.device("meta"):
         whole = ResNet(blocks, bottleneck=bottleneck)
-        small = ResNet(blocks, bottleneck=bottleneck, channels=4)
+        theirs = ResNet(blocks, bottleneck=bottleneck, channels=4).state_dict()
     if ARCHITECTURES[arch].blocks == blocks:
         count = sum(p.numel() for p in whole.parameters())
         assert count == ARCHITECTURES[arch].parameters
-    theirs = small.state_dict().items()
-    zeros = {n: torch.zeros(t.shape, dtype=t.dtype) for n, t in theirs}
+    zeros = {n: torch.zeros(t.shape, dtype=t.dtype) for n, t in theirs.items()}
     settings, weights = from_wespeaker(zeros)
     assert (settings.pop("arch"), settings["blocks"]) == (arch, list(blocks))
     with torch.device("meta"):
@@ -131,47 +118,41 @@ def test_there_and_back_is_the_same_to_the_bit(sizes, tmp_path):
         assert once.read_bytes() == again.read_bytes()
 
 
-def test_a_classifier_is_left_out_and_fractions_of_batches_are_cut(basic):
-    # As averaging leaves them.
-    averaged = {n: torch.true_divide(t * 3, 2) for n, t in basic.state_dict().items()}
-    averaged["projection.weight"] = torch.full((5, 16), torch.nan)
-    averaged["bn1.num_batches_tracked"] = torch.tensor(7.5)
-    _, weights = from_wespeaker(averaged)
-    assert not [name for name in weights if "projection" in name]
-    count = weights["stem.norms.0.num_batches_tracked"]
-    assert (count.tolist(), count.dtype) == (7, torch.int64)
-
-
 @pytest.mark.parametrize(
     ("key", "prefix"),
-    [
-        (None, "module.front."),
-        ("model", ""),
-        ("state_dict", "model.front."),
-    ],
+    [(None, "module.front."), ("model", ""), ("state_dict", "model.front.")],
 )
-def test_what_wrappers_and_checkpoints_put_around_is_taken_off(
+def test_what_wrappers_checkpoints_and_averages_add_is_taken_off(
     basic, tmp_path, key, prefix
 ):
     expected, weights = from_wespeaker(basic.state_dict())
     state = {f"{prefix}{name}": t for name, t in basic.state_dict().items()}
     outer = "module." if prefix.startswith("module.") else ""
-    state[f"{outer}projection.weight"] = torch.ones(5, 16)
+    state[f"{outer}projection.weight"] = torch.full((5, 16), torch.nan)
+    # Averaging makes fractions of counts of batches.
+    state[f"{prefix}bn1.num_batches_tracked"] = torch.tensor(7.5)
+    weights["stem.norms.0.num_batches_tracked"] = torch.tensor(7)
     torch.save({key: state, "epoch": 7} if key else state, tmp_path / "a.pt")
     settings = convert_from_wespeaker(tmp_path / "a.pt", tmp_path / "run")
     assert settings.items() >= expected.items()
-    found = torch.load(tmp_path / "run" / WEIGHTS, weights_only=True)
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    written = torch.load(tmp_path / "run" / WEIGHTS, weights_only=True)
+    assert written.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert torch.equal(written[name], tensor)
+        assert written[name].dtype == tensor.dtype
 
 
 def without(part):
     return lambda state: {n: t for n, t in state.items() if part not in n}
 
 
+def within(state):
+    """A ResNet within another network."""
+    larger = {"module.pooling.linear1.weight": ONE, "module.b": ONE}
+    return {f"module.front.{n}": t for n, t in state.items()} | larger
+
+
 ONE, ROWS = torch.ones(1), torch.ones(16)
-#: A ResNet within another network.
-LARGER = {"module.pooling.linear1.weight": ONE, "module.b": ONE}
 
 
 @pytest.mark.parametrize(
@@ -179,25 +160,17 @@ LARGER = {"module.pooling.linear1.weight": ONE, "module.b": ONE}
     [
         (without("layer2.1.bn2.running_var"), "lacks layer2.1.bn2.running_var"),
         (without(".shortcut"), r"lacks layer2.0.shortcut.0.weight.* and 14 more"),
-        (without("seg_1.weight"), "no weights seg_1.weight"),
         (without(""), "no weights layer1.0.conv1.weight"),
         ({"layer1.0.conv1.weight": torch.tensor(1.0)}, "no weights layer1.0.con"),
         ({"extra.weight": ONE}, "holds extra.weight, which the network"),
         ({"layer1.0.conv2.weight": torch.ones(4, 4, 1, 1)}, r"shape \[4, 4, 1, "),
-        ({"conv1.weight": torch.ones(5, 1, 3, 3)}, r"\[5, 1, 3, 3\], but \[4, 1,"),
-        ({"conv1.weight": torch.ones(0, 1, 3, 3)}, "conv1.weight"),
         ({"seg_1.weight": torch.ones(16, 636)}, "636 statistics.*one than TSTP"),
         ({"seg_1.weight": torch.ones(16, 0)}, "seg_1.weight is empty"),
         ({"seg_2.weight": ROWS}, "seg_2.weight.*two_emb_layer: true"),
         ({"pool.linear1.weight": ONE}, "pooling with weights of its own"),
-        ({"frontend.x": ONE}, "front-end with weights of its own"),
-        (
-            lambda s: {f"module.front.{n}": t for n, t in s.items()} | LARGER,
-            "holds front.conv1.weight: .*a ResNet within a larger one, such as .*SimAM",
-        ),
+        (within, "holds front.conv1.weight: .*a ResNet within a larger one.*SimAM"),
         ({"seg_1.bias": ROWS.half()}, "torch.float16.*weight.float"),
         ({"bn1.num_batches_tracked": torch.tensor(True)}, "torch.bool"),
-        ({"bn1.num_batches_tracked": torch.tensor(torch.nan)}, "NaN or infinity"),
         ({"seg_1.bias": ROWS / 0}, "seg_1.bias holds NaN or inf"),
         (lambda s: {"net": s, "epoch": 7}, "no state dict .*: it holds net, epoch"),
         ({"conv1.weight": Attack(os.mkdir, "executed")}, "names 'posix.mkdir'"),
@@ -216,31 +189,20 @@ def test_what_is_not_the_network_is_refused_by_name(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_other_files_are_named_and_never_executed(theirs, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    out = tmp_path / "model"
+def test_other_files_are_named_and_nothing_is_written_over(theirs, tmp_path):
+    out, words = tmp_path / "model", "there already.* nothing is "
     with pytest.raises(FileNotFoundError, match=r"no file .*none.pt. Give the avg_mo"):
         convert_from_wespeaker(tmp_path / "none.pt", out)
-    whole = theirs.read_bytes()
-    for content in (pickle.dumps(Attack(os.mkdir, "executed")), b"", whole[:-1000]):
-        theirs.write_bytes(content)
-        with pytest.raises(ValueError, match="Taken are the averaged or last weights"):
-            convert_from_wespeaker(theirs, out)
-    os.truncate(theirs, 2**32 + 1)
-    with pytest.raises(ValueError, match="4,294,967,297 bytes, more than"):
-        convert_from_wespeaker(theirs, out)
-    assert list(tmp_path.iterdir()) == [theirs]
-
-
-def test_nothing_is_written_over(theirs, tmp_path):
-    (tmp_path / "empty").mkdir()
-    convert_from_wespeaker(theirs, tmp_path / "empty")
-    words = "there already, and nothing is written over"
-    for there in (tmp_path / "empty", theirs):
+    out.mkdir()
+    convert_from_wespeaker(theirs, out)
+    for there in (out, theirs):
         with pytest.raises(ValueError, match=words):
             convert_from_wespeaker(theirs, there)
     with pytest.raises(ValueError, match=words):
-        convert_to_wespeaker(tmp_path / "empty", theirs)
+        convert_to_wespeaker(out, theirs)
+    theirs.write_bytes(b"")
+    with pytest.raises(ValueError, match="Taken are the averaged or last weights"):
+        convert_from_wespeaker(theirs, tmp_path / "other")
 
 
 CONFIG = """\
@@ -257,11 +219,8 @@ dataset_args:
     ("old", "new", "message"),
     [
         ("pooling_func: TSTP", "pooling_func: TSDP", "model_args.pooling_func: 'TSDP'"),
-        ("embed_dim: 16", "embed_dim: 256", "model_args.embed_dim: 256"),
         ("layer: false", "layer: true", "model_args.two_emb_layer: True"),
-        ("frontend: fbank", "frontend: s3prl", "dataset_args.frontend: 's3prl'"),
         ("shift: 10", "shift: 8", "dataset_args.fbank_args.frame_shift: 8"),
-        ("TSTP", "&a [*a]", r"\*a is a part of itself"),
         ("feat_dim: 80", "<<: {feat_dim: 40}", "feat_dim: 40"),
         ("TSTP", f"[{'x, ' * 2000}x]", r"pooling_func: \['x', 'x', "),
     ],
@@ -281,13 +240,8 @@ def test_a_configuration_beside_the_weights_says_the_same(
 
 
 def test_a_configuration_that_is_no_file_of_its_own_is_not_opened(theirs, tmp_path):
-    config = tmp_path / "config.yaml"
-    config.symlink_to("/dev/zero")
+    theirs.with_name("config.yaml").symlink_to("/dev/zero")
     with pytest.raises(ValueError, match=r"config.yaml is .*link out of its folder"):
-        convert_from_wespeaker(theirs, tmp_path / "run")
-    config.unlink()
-    os.mkfifo(config)
-    with pytest.raises(ValueError, match="no regular file"):
         convert_from_wespeaker(theirs, tmp_path / "run")
 
 
@@ -296,10 +250,7 @@ def test_a_configuration_that_is_no_file_of_its_own_is_not_opened(theirs, tmp_pa
     [
         ({"front_end": "speechbrain"}, "front_end is speechbrain, not kaldi"),
         ({"n_mels": 76}, "n_mels is 76; WeSpeaker's ResNets take multiples of 8"),
-        (
-            {"embedding_dim": 32},
-            r"fc.weight has the shape \[16, 640\], but \[32, 640\]",
-        ),
+        ({"embedding_dim": 32}, r"has the shape \[16, 640\], but \[32, 640\]"),
         ({"blocks": [1, 1, 1, 1]}, "which the network of its other weights has not"),
         ({"arch": "revnet57"}, "revnet57 is of the family revnet; WeSpeaker's ResNets"),
         ({"arch": "resnet35"}, "There is no encoder 'resnet35'. Did you mean"),

@@ -39,10 +39,10 @@ def _set_environment(environment):
 
 def _call(sent):
     function, arguments = pickle.loads(sent)
-    return pickle.dumps((poisoned(function, *arguments), arguments))
+    return pickle.dumps((with_nan(function, *arguments), arguments))
 
 
-def poisoned(function, *arguments):
+def with_nan(function, *arguments):
     """Call a function while new tensors are filled with the largest int32 or NaN."""
     torch.use_deterministic_algorithms(True)
     try:

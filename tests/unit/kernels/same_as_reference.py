@@ -9,7 +9,7 @@ import torch
 from speechbrain_rev.kernels import fixed_point as kernels
 from speechbrain_rev.reversible import fixed_point as reference
 from speechbrain_rev.reversible.streams import FORMATS
-from tests.unit.kernels.process import poisoned
+from tests.unit.kernels.process import with_nan
 
 STEPS, LIMIT = FORMATS["exact"].steps, FORMATS["exact"].limit
 BLOCK = kernels.BLOCK
@@ -54,12 +54,12 @@ def slack(x):
     return middle.copy_(x)
 
 
-def assert_same(found, expected):
+def assert_same(result, expected):
     """Assert that two results are alike in all their bits, but for those of a NaN."""
-    assert type(found) is type(expected)
-    if isinstance(found, torch.Tensor):
-        assert found.stride() == expected.stride()
-        for x, y in ((found, expected), (memory(found), memory(expected))):
+    assert type(result) is type(expected)
+    if isinstance(result, torch.Tensor):
+        assert result.stride() == expected.stride()
+        for x, y in ((result, expected), (memory(result), memory(expected))):
             torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
 
 
@@ -79,7 +79,7 @@ class SameAsReference:
 
     def run(self, function, *arguments):
         """Call a function; return its result, and its arguments as it left them."""
-        return poisoned(function, *arguments), arguments
+        return with_nan(function, *arguments), arguments
 
     def check(self, name, *arguments):
         """Run a kernel and its reference on the same tensors and compare them all."""
@@ -91,11 +91,10 @@ class SameAsReference:
                 memo[id(x)] = twin.requires_grad_(x.requires_grad)
         arguments = [memo.get(id(x), x) for x in arguments]
         twins = copy.deepcopy(arguments)
-        found, left = self.run(getattr(kernels, name), *arguments)
-        assert_same(found, poisoned(getattr(reference, name), *twins))
+        result, left = self.run(getattr(kernels, name), *arguments)
+        assert_same(result, with_nan(getattr(reference, name), *twins))
         for x, y in zip(left, twins, strict=True):
             assert_same(x, y)
-        return found
 
     def check_all(self, value, f):
         """Compare what is made of a value and of a residual, in place and not."""
@@ -142,17 +141,9 @@ class SameAsReference:
             self.check("add", steps(2), f, STEPS, largest, None)
             self.check("encode", f, STEPS, largest)
 
-    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-    def test_a_note_of_the_reference_is_kept(self, dtype):
-        """One row may be written by both, as residuals may change in their type."""
-        for f in (torch.tensor([NAN]), torch.tensor([3.0]), torch.tensor([-0.0])):
-            largest = notes()
-            reference.encode(f, STEPS, largest)
-            self.check("encode", torch.tensor([-1.0], dtype=dtype), STEPS, largest)
-
     @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (0, 3, 4, 5), (2, 3, 0, 1)])
     def test_any_number_of_dimensions_and_nothing_at_all(self, shape):
-        self.check_all(steps(*shape), torch.randn(shape))
+        self.check_all(steps(*shape), torch.randn(shape, requires_grad=True))
 
     @pytest.mark.parametrize("last", [False, True])
     @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 3, 5, 7), (2, 1, 5, 7),
@@ -176,9 +167,6 @@ class SameAsReference:
             self.check("add", value, residual, STEPS, notes(), None)
             self.check("subtract", value, residual, STEPS, value)
 
-    def test_a_residual_with_a_gradient(self):
-        self.check_all(steps(5), torch.randn(5, requires_grad=True))
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     def test_decoding(self, dtype):
         full = torch.randint(-(2**31), 2**31, (2, 3, 5, 7)).int()
@@ -190,20 +178,12 @@ class SameAsReference:
             ):
                 self.check("decode", value, STEPS, dtype, joined.chunk(2, dim=1)[1])
 
-    def test_adding_and_subtracting_undo_each_other_out_of_range_too(self):
-        f = torch.tensor([x for few in SPECIAL.values() for x in few])
-        value = steps(len(f))
-        total = self.check("add", value, f, STEPS, None, None).cpu()
-        assert torch.equal(self.check("subtract", total, f, STEPS, None).cpu(), value)
-
     def test_writing_is_seen_by_autograd(self):
         value, f, largest = steps(5), torch.randn(5), notes()
-        counts, _ = self.run(
-            versions, *(x.to(self.device) for x in (value, f, largest))
-        )
-        assert counts[0] > 0
-        assert counts[1] == 0
-        assert counts[2] > 0
+        arguments = (x.to(self.device) for x in (value, f, largest))
+        (of_value, of_f, of_largest), _ = self.run(versions, *arguments)
+        assert min(of_value, of_largest) > 0
+        assert of_f == 0
 
 
 def versions(value, f, largest):

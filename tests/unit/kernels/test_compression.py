@@ -9,12 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from speechbrain_rev.compression import codec, reference
 from speechbrain_rev.compression.reference import scale_of
 from speechbrain_rev.kernels import compression as kernels
-from tests.unit.kernels.process import compiled, poisoned
-from tests.unit.kernels.same_as_reference import assert_same
+from tests.unit.kernels.process import compiled, with_nan
+from tests.unit.kernels.same_as_reference import FLOATS, assert_same
 
 BLOCK = kernels.BLOCK
 MARGIN = 64
-FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+ALONE = [0.0, -0.0, -3.0, 3.0]
 
 
 def guarded(function, *arguments):
@@ -34,7 +34,7 @@ def guarded(function, *arguments):
 
 
 def all_of(module, x, bound):
-    """Both forms of a row of values, all that is found on the way, and back again."""
+    """Both forms of a row of values, all that comes on the way, and back again."""
     counted = module.statistics(x)
     scale = scale_of(counted, torch.tensor(bound, dtype=torch.float64), x.dtype)
     assert scale[0] > 0
@@ -59,9 +59,9 @@ def kernels_of(x, bound, slice_size):
 @pytest.fixture
 def check(interpreter):
     def check(x, bound, slice_size=BLOCK):
-        expected = poisoned(all_of, reference, x, bound)
-        found, _ = interpreter(kernels_of, x, bound, slice_size)
-        for one, other in zip(found, expected, strict=True):
+        expected = with_nan(all_of, reference, x, bound)
+        results, _ = interpreter(kernels_of, x, bound, slice_size)
+        for one, other in zip(results, expected, strict=True):
             assert_same(one, other)
             # In all bits, and not merely in value: of zeros there are two.
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
@@ -70,17 +70,15 @@ def check(interpreter):
     return check
 
 
-def values(kind, size, dtype):
+def values(kind, size, dtype=torch.float32):
     x = torch.randn(size, generator=torch.Generator().manual_seed(size))
-    if kind == "relu":
-        x = x.relu()
-    elif kind == "zeros and signs":
-        x = x * (x.abs() > 0.7)
-    elif kind == "full":
-        x = x + 0.5 * x.sign()
-    elif kind == "few":
-        x = x * (x > 2)
-    return x.to(dtype)
+    kinds = {
+        "relu": x.relu(),
+        "zeros and signs": x * (x.abs() > 0.7),
+        "full": x + 0.5 * x.sign(),
+        "few": x * (x > 2),
+    }
+    return kinds[kind].to(dtype)
 
 
 def special(dtype):
@@ -105,23 +103,26 @@ def any_bits(dtype):
     return x, 0.02 * float(x.abs().max())
 
 
-@pytest.mark.parametrize("make", [special, subnormal, any_bits])
+@pytest.mark.parametrize(
+    "make",
+    [
+        special,
+        subnormal,
+        any_bits,
+        # One value alone.
+        *(lambda dtype, x=x: (torch.full((40,), x, dtype=dtype), 1e30) for x in ALONE),
+    ],
+)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_values_at_the_ends_of_a_type(check, make, dtype):
     check(*make(dtype))
 
 
-def test_codes_of_any_width(check):
+@pytest.mark.parametrize("sign", [1, -1])
+def test_codes_of_any_width(check, sign):
     # Of 22 bits and of all below, and with a sign.
     x = torch.logspace(-7, 0, BLOCK + 5)
-    check(x, 2.0**-21)
-    check(torch.where(torch.arange(len(x)) % 3 == 0, -x, x), 2.0**-21)
-
-
-@pytest.mark.parametrize("value", [0.0, -0.0, -3.0, 3.0])
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_one_value_alone(check, value, dtype):
-    check(torch.full((40,), value, dtype=dtype), 1e30)
+    check(torch.where(torch.arange(len(x)) % 3 == 0, sign * x, x), 2.0**-21)
 
 
 # One value, a part of a block, one block, one more, a program, several and a part.
@@ -135,7 +136,7 @@ def test_any_size(check, kind, size):
 @pytest.mark.parametrize("kind", ["zeros and signs", "full"])
 def test_slices_change_no_bits(check, kind, slice_size):
     # A block may begin in a slice and end in a full one.
-    x = values(kind, 3 * BLOCK + 5, torch.float32)
+    x = values(kind, 3 * BLOCK + 5)
     x[5] = 0
     check(x, 0.1, slice_size)
 
@@ -160,18 +161,17 @@ def encoded_and_decoded(x, bound):
 @pytest.mark.parametrize("special", [None, float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("kind", ["relu", "full"])
 def test_codec_takes_them_and_synchronises_once(interpreter, kind, special):
-    x = values(kind, 2000, torch.float32).view(4, 5, 10, 10)
+    x = values(kind, 2000).view(4, 5, 10, 10)
     if special is not None:
         x[2, 3, 4, 5] = special
     x = x.contiguous(memory_format=torch.channels_last)
-    (found, decoded, looks), _ = interpreter(encoded_and_decoded, x, 0.01)
+    (fields, decoded, looks), _ = interpreter(encoded_and_decoded, x, 0.01)
     assert looks == 0  # and one list of all numbers
     expected = codec.encode(x, 0.01)
     assert_same(decoded, codec.decode(expected))
-    payloads = found.pop("payload"), expected.payload
-    assert found == {n: v for n, v in vars(expected).items() if n != "payload"}
-    for one, other in zip(*payloads, strict=True):
+    for one, other in zip(fields.pop("payload"), expected.payload, strict=True):
         assert_same(one, other)
+    assert fields == {n: v for n, v in vars(expected).items() if n != "payload"}
 
 
 def launch():

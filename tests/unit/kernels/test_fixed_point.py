@@ -27,23 +27,23 @@ def train(mode, precision, arithmetic):
     streams.reference = arithmetic or kernels
     try:
         chain = chains.chain_of("basic", 3, mode=mode, dtype=torch.float32)
-        found = chains.train_once(chain, precision, inputs=chains.streams)
+        tensors = chains.train_once(chain, precision, inputs=chains.streams)
         chain.check_streams()
     finally:
         kernels._launch, streams.reference = launch, plain
-    found = {name: x.detach() for name, x in found.items()}
-    return found | {"largest": torch.tensor(chain.largest_stream())}, len(launches)
+    tensors = {name: x.detach() for name, x in tensors.items()}
+    return tensors | {"largest": torch.tensor(chain.largest_stream())}, len(launches)
 
 
 @pytest.mark.parametrize("precision", [chains.FLOAT32, chains.BF16], ids=str)
 @pytest.mark.parametrize("mode", ["store", "reconstruct"])
 def test_training_gives_the_same_bits(interpreter, mode, precision):
     expected, none = train(mode, precision, reference)
-    (found, launches), _ = interpreter(train, mode, precision, None)
+    (tensors, launches), _ = interpreter(train, mode, precision, None)
     assert none == 0
     # Each stream is made once and each residual is added, and subtracted again.
     assert launches == 2 + 3 * 2 * (1 if mode == "store" else 2)
-    chains.assert_same_bits(found, expected)
+    chains.assert_same_bits(tensors, expected)
 
 
 def launch():
@@ -60,7 +60,8 @@ def launch():
             kernels.add(value, f, STEPS, largest, None)
 
 
-@pytest.mark.parametrize("capability", [80, pytest.param(90, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_without_a_device(compiler, capability):
     """For other numbers of elements and other alignments too than tests have."""
     if tuple(map(int, version("triton").split(".")[:2])) < (3, 3):

@@ -33,6 +33,15 @@ def tiny(name, **settings):
     return build_encoder(name, **(sizes | settings))
 
 
+def on_meta(name, **settings):
+    """A shallow encoder of full width for counting bytes, with gradients, on meta."""
+    with torch.device("meta"):
+        encoder = build_encoder(name, **{"blocks": (1, 1, 1, 1)} | settings)
+    for p in encoder.parameters():
+        p.grad = torch.zeros_like(p)
+    return encoder
+
+
 def feats(batch=2, time=43, dtype=torch.float64, n_mels=80):
     torch.manual_seed(1)
     return torch.randn(batch, time, n_mels, dtype=dtype)
@@ -50,9 +59,13 @@ def narrow(batch=2, time=44):
     return feats(batch, time, torch.float32, n_mels=24)
 
 
-def but_slow(names, *quick):
-    """Mark all of some cases as slow but for a few."""
-    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
+def but_slow(cases, *quick):
+    """Mark all of some cases, names or tuples, as slow but for a few."""
+    values = {case: case if isinstance(case, tuple) else (case,) for case in cases}
+    slow = pytest.mark.slow
+    return [
+        pytest.param(*v, marks=[slow] * (c not in quick)) for c, v in values.items()
+    ]
 
 
 def with_statistics(encoder):
@@ -66,6 +79,21 @@ def with_statistics(encoder):
                 norm.weight.uniform_(0.5, 1.5, generator=draw)
                 norm.bias.normal_(0, 0.2, generator=draw)
     return encoder.eval()
+
+
+def assert_padding_is_left_out(encoder, x, short, *networks):
+    """Assert that a shorter second utterance is embedded as it is alone."""
+    lengths = torch.tensor([1.0, short / x.shape[1]])
+    with torch.no_grad():
+        alone = torch.cat([encoder(x[:1]), encoder(x[1:, :short])])
+        for network in (encoder, *networks):
+            embeddings = []
+            for value in (7.0, 1e30, float("inf"), float("nan")):
+                x[1, short:] = value
+                embeddings.append(network(x, lengths))
+                assert torch.equal(embeddings[-1], embeddings[0])
+            # Float32 rounding through the network.
+            torch.testing.assert_close(embeddings[0], alone, atol=1e-4, rtol=0)
 
 
 def grads_of(module):
@@ -99,7 +127,7 @@ def trained(
     return {**encoder.state_dict(), **grads, "y": y.detach()}
 
 
-def assert_same_bits(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same_bits(actual, expected):
+    assert actual.keys() == expected.keys()
     for key, value in expected.items():
-        assert torch.equal(found[key], value), key
+        assert torch.equal(actual[key], value), key

@@ -80,25 +80,21 @@ def test_a_disk_that_is_full_costs_no_earlier_checkpoint(checkpointer, size):
     checkpointer.save_checkpoint()
 
 
-def test_a_name_is_given_once(checkpointer):
+def test_a_name_is_given_once_and_checksums_are_those_of_sha256sum(checkpointer):
     first = checkpointer.save_checkpoint(name="best")
     with pytest.raises(ValueError, match=r"There is a checkpoint .*best"):
         checkpointer.save_checkpoint(name="best")
     verify_checkpoint(first)
-
-
-def test_checksums_are_those_of_sha256sum(checkpointer):
-    folder = checkpointer.save_checkpoint().path
-    names = ("CKPT.yaml", "model.ckpt")
-    sums = [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names]
-    lines = {f"{s}  {name}" for s, name in zip(sums, names, strict=True)}
-    assert set((folder / "SHA256SUMS").read_text().splitlines()) == lines
+    lines = (first.path / "SHA256SUMS").read_text().splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        digest, name = line.split("  ")
+        assert digest == hashlib.sha256((first.path / name).read_bytes()).hexdigest()
 
 
 def test_a_checkpoint_without_checksums_is_warned_of(checkpointer):
-    Checkpointer(
-        checkpointer.checkpoints_dir, checkpointer.recoverables
-    ).save_checkpoint()
+    folder, parts = checkpointer.checkpoints_dir, checkpointer.recoverables
+    Checkpointer(folder, parts).save_checkpoint()
     with pytest.warns(UserWarning, match="no SHA256SUMS"):
         checkpointer.recover_if_possible()
 
@@ -136,7 +132,7 @@ class Training:
             meta={"epoch": epoch, **meta},
             end_of_epoch=ended,
             num_to_keep=keep,
-            ckpt_predicate=lambda found: is_end_of_epoch(found) == ended,
+            ckpt_predicate=lambda saved: is_end_of_epoch(saved) == ended,
         )
 
 
@@ -189,12 +185,11 @@ def test_a_damaged_checkpoint_is_not_loaded(tmp_path, training, name, damage, me
     damage(newest.path / name)
     checkpointer, before = training.checkpointer, training.model.weight.clone()
     reads = [checkpointer.recover_if_possible]
-    if name != "SHA256SUMS" and name != "classifier.ckpt":
-        reads.append(lambda: read_classifier(tmp_path))
     if name == "classifier.ckpt":
         reads.append(lambda: checkpointer.load_checkpoint(newest))
         reads.append(lambda: checkpointer.restore_states("classifier"))
-        newest.meta["end-of-epoch"] = True
+    elif name != "SHA256SUMS":
+        reads.append(lambda: read_classifier(tmp_path))
     for read in reads:
         with pytest.raises(ValueError, match=rf"CKPT\+.*trusted: .*{message}.*rm -r"):
             read()
@@ -233,37 +228,35 @@ class TestFinishedRun:
         nn.init.zeros_(classifier.weight)
         return modules
 
-    def test_it_gives_its_average_and_its_newest_classifier_or_the_first_speeds(
-        self, modules, tmp_path
-    ):
-        average = torch.load(tmp_path / "embedding_model.ckpt")
-        for classes, narrowed_from in ((6, None), (2, 3)):
-            modules["classifier"] = CosineClassifier(4, classes)
-            load_finished_run(modules, tmp_path, narrowed_from=narrowed_from)
-            assert torch.equal(modules["embedding_model"].weight, average["weight"])
-            expected = torch.arange(4.0 * classes).view(classes, 4)
-            assert torch.equal(modules["classifier"].weight, expected)
-
     @pytest.mark.parametrize(
-        ("narrowed_from", "message"),
+        ("classes", "narrowed_from", "message"),
         [
-            (4, "6 classes, no multiple of its 4 speeds"),
-            (None, "do not fit"),
-            (2, "do not fit"),
+            (6, None, None),
+            (2, 3, None),
+            (2, 4, "6 classes, no multiple of its 4 speeds"),
+            (2, None, "do not fit"),
+            (2, 2, "do not fit"),
         ],
     )
-    def test_another_number_of_classes_is_refused(
-        self, modules, tmp_path, narrowed_from, message
+    def test_it_gives_its_average_and_its_newest_classifier_or_the_first_speeds(
+        self, modules, tmp_path, classes, narrowed_from, message
     ):
-        modules["classifier"] = CosineClassifier(4, 2)
-        with pytest.raises(ValueError, match=message):
-            load_finished_run(modules, tmp_path, narrowed_from=narrowed_from)
+        average = torch.load(tmp_path / "embedding_model.ckpt")
+        modules["classifier"] = CosineClassifier(4, classes)
+        load = functools.partial(load_finished_run, modules, tmp_path)
+        if message:
+            with pytest.raises(ValueError, match=message):
+                load(narrowed_from=narrowed_from)
+            return
+        load(narrowed_from=narrowed_from)
+        assert torch.equal(modules["embedding_model"].weight, average["weight"])
+        expected = torch.arange(4.0 * classes).view(classes, 4)
+        assert torch.equal(modules["classifier"].weight, expected)
 
     def test_an_unfinished_run_and_another_network_are_refused(self, modules, tmp_path):
         modules["embedding_model"] = nn.Linear(3, 2)
-        with pytest.raises(
-            ValueError, match=r"(?s)do not fit: set arch.*size mismatch"
-        ):
+        message = r"(?s)do not fit: set arch.*size mismatch"
+        with pytest.raises(ValueError, match=message):
             load_finished_run(modules, tmp_path)
         (tmp_path / "embedding_model.ckpt").unlink()
         for folder in (tmp_path, tmp_path / "none"):
@@ -271,39 +264,34 @@ class TestFinishedRun:
                 load_finished_run(modules, folder)
 
 
-class TestKeptChannels:
-    @pytest.fixture
-    def start(self, tmp_path):
-        """A function that starts a run with some channels, or resumes it."""
+def test_a_run_goes_on_with_the_channels_of_its_newest_checkpoint(tmp_path):
+    def start(channels, *, recorded=True):
+        encoder = tiny("revnet57", **NARROW)
+        encoder.set_channels(channels)
+        kept, checkpointer = KeptChannels(encoder), WholeCheckpointer(tmp_path)
+        if recorded:
+            checkpointer.add_recoverable(CHANNELS, kept, optional_load=True)
+        return encoder, kept, checkpointer
 
-        def start(channels, *, recorded=True):
-            encoder = tiny("revnet57", **NARROW)
-            encoder.set_channels(channels)
-            kept, checkpointer = KeptChannels(encoder), WholeCheckpointer(tmp_path)
-            if recorded:
-                checkpointer.add_recoverable(CHANNELS, kept, optional_load=True)
-            return encoder, kept, checkpointer
+    # Checkpoints of a time without channels are taken as they are.
+    start([2, 2, 2, 2], recorded=False)[-1].save_checkpoint()
+    encoder, kept, checkpointer = start([2, None, 2, 2])
+    assert kept.restore(checkpointer, chosen=False)
+    assert encoder.channels == [2, None, 2, 2]
+    checkpointer.save_checkpoint()
+    encoder, kept, checkpointer = start([4, 4, 4, 4])
+    # A chunk that is fixed must be the same.
+    with pytest.raises(ValueError, match=r"began with \[2, None, 2, 2\] channels"):
+        kept.restore(checkpointer, chosen=False)
+    assert kept.restore(checkpointer, chosen=True)
+    assert encoder.channels == [2, None, 2, 2]
+    assert kept.restore(checkpointer, chosen=False)
+    checkpointer.recover_if_possible()
 
-        return start
 
-    def test_a_run_goes_on_with_the_channels_of_its_newest_checkpoint(self, start):
-        _, kept, checkpointer = start([2, None, 2, 2])
-        assert not kept.restore(checkpointer, chosen=False)
-        checkpointer.save_checkpoint()
-        encoder, kept, checkpointer = start([4, 4, 4, 4])
-        # A chunk that is fixed must be the same.
-        with pytest.raises(ValueError, match=r"began with \[2, None, 2, 2\] channels"):
-            kept.restore(checkpointer, chosen=False)
-        assert kept.restore(checkpointer, chosen=True)
-        assert encoder.channels == [2, None, 2, 2]
-        assert kept.restore(checkpointer, chosen=False)
-        checkpointer.recover_if_possible()
-
-    def test_checkpoints_of_a_time_without_channels_are_taken_as_they_are(self, start):
-        start([2, 2, 2, 2], recorded=False)[-1].save_checkpoint()
-        encoder, kept, checkpointer = start([4, 4, 4, 4])
-        assert kept.restore(checkpointer, chosen=False)
-        assert encoder.channels == [4, 4, 4, 4]
+def test_before_the_first_checkpoint_channels_are_free(tmp_path):
+    kept = KeptChannels(tiny("revnet57", **NARROW))
+    assert not kept.restore(WholeCheckpointer(tmp_path), chosen=False)
 
 
 def test_each_process_loads_its_own_state(checkpointer, monkeypatch):
@@ -323,24 +311,23 @@ def test_each_process_loads_its_own_state(checkpointer, monkeypatch):
     # A third one takes that of the first.
     for rank, value in ((0, 0), (1, 7), (2, 0)):
         monkeypatch.setattr(own, "process_rank", lambda rank=rank: rank)
-        for load in (
-            checkpointer.recover_if_possible,
-            lambda: checkpointer.restore_states("state"),
-        ):
-            state.value = 99
-            load()
-            assert state.value == value
+        state.value = 99
+        checkpointer.recover_if_possible()
+        assert state.value == value
+        state.value = 99
+        checkpointer.restore_states("state")
+        assert state.value == value
 
 
 @pytest.mark.parametrize("back", ["the clock", "what was written"])
 def test_a_clock_set_back_neither_deletes_nor_hides_the_newest(
     tmp_path, training, monkeypatch, back
 ):
-    now = 1e9
     # Epoch and step; 0 is the epoch's end.
-    for epoch, step in [(1, 2), (1, 0), (2, 2), (2, 4), (2, 0), (10, 2), (10, 4)]:
-        now -= 3600
-        # Of an earlier version all times are what the clock said.
+    places = [(1, 2), (1, 0), (2, 2), (2, 4), (2, 0), (10, 2), (10, 4)]
+    for number, (epoch, step) in enumerate(places):
+        now = 1e9 - 3600 * number
+        # Of an earlier version all times are what the clock showed.
         meta = {} if back == "the clock" else {"unixtime": now}
         with monkeypatch.context() as patch:
             if back == "the clock":

@@ -26,6 +26,7 @@ from speechbrain_rev.lobes.classifier import (
 )
 from tests.unit.reversible.chains import FLOAT32, each_half
 
+BUILD = "speechbrain_rev.lobes.classifier.build"
 LOSSES = [name for head in HEADS.values() for name in head.losses]
 
 
@@ -35,7 +36,13 @@ def batch(*rows, dtype=torch.float32):
     return scores, torch.zeros(len(rows), 1, dtype=torch.long)
 
 
-COSINES, SCORES = batch([0.9, 0.3]), batch([30.0, 0.3])
+COSINES = batch([0.9, 0.3])
+
+
+def assert_equal_in_half(halves, expected):
+    for half, exact in zip(halves, expected, strict=True):
+        assert half.isfinite().all()
+        assert torch.equal(half, exact.to(half.dtype))
 
 
 def drawn():
@@ -66,36 +73,36 @@ def test_a_margin_that_is_set_later_counts(name):
 
 def test_a_loss_that_there_is_not_is_refused():
     message = f"one of {', '.join(LOSSES)}, but is 'aam'"
-    for build in (
-        build_loss,
-        lambda n: build_classifier(n, input_size=1, out_neurons=1),
-    ):
-        with pytest.raises(ValueError, match=message):
-            build("aam")
+    with pytest.raises(ValueError, match=message):
+        build_loss("aam")
+    with pytest.raises(ValueError, match=message):
+        build_classifier("aam", input_size=1, out_neurons=1)
 
 
-def with_center(loss):
-    loss.center = torch.nn.Parameter(torch.ones(1))
+class Centered(AAMSoftmax):
+    def __init__(self, margin, scale):
+        super().__init__(margin, scale)
+        self.center = torch.nn.Parameter(torch.ones(1))
 
 
-def with_average(loss):
-    loss.register_buffer("average", torch.ones(1), persistent=False)
+class Averaging(AAMSoftmax):
+    def __init__(self, margin, scale):
+        super().__init__(margin, scale)
+        self.register_buffer("average", torch.ones(1), persistent=False)
 
 
 @pytest.mark.parametrize(
-    ("held", "add"), [("center", with_center), ("average", with_average)]
+    ("kind", "held"), [(Centered, "center"), (Averaging, "average")]
 )
 def test_a_loss_that_would_have_to_be_trained_or_saved_is_refused(
-    monkeypatch, held, add
+    monkeypatch, kind, held
 ):
-    class Held(AAMSoftmax):
-        def __init__(self, margin, scale):
-            super().__init__(margin, scale)
-            add(self)
-
-    row = TrainingHead(CosineClassifier, {"held": Held})
-    monkeypatch.setitem(HEADS, "another", row)
-    message = rf"loss held \(Held\) has {held}, but .* no parameters .* the classifier"
+    monkeypatch.setitem(
+        HEADS, "another", TrainingHead(CosineClassifier, {"held": kind})
+    )
+    message = (
+        rf"loss held \({kind.__name__}\) has {held}, but .* no par.* the classifier"
+    )
     with pytest.raises(ValueError, match=message):
         build_loss("held")
 
@@ -126,35 +133,32 @@ class TestAnotherHead:
             assert [p.shape for p in classifier.parameters()] == [(3, 8)]
 
     @pytest.mark.parametrize(
-        ("line", "head"),
+        ("key", "made", "name"),
         [
-            ("!new:speechbrain_rev.lobes.classifier.CosineClassifier", "cosine"),
-            ("!new:speechbrain.lobes.models.ECAPA_TDNN.Classifier", "cosine"),
-            ("!apply:speechbrain_rev.lobes.classifier.build_classifier", "plain"),
-            ("!new:torch.nn.Linear", None),
-        ],
-    )
-    def test_a_run_names_it(self, tmp_path, line, head):
-        text = f"loss: plain_softmax\nclassifier: {line}\n    loss: !ref <loss>\n"
-        (tmp_path / "hyperparams.yaml").write_text(text)
-        assert read_objects(tmp_path).head() == head
-
-    @pytest.mark.parametrize(
-        ("line", "loss"),
-        [
-            ("!new:speechbrain_rev.lobes.classifier.AMSoftmax", "am_softmax"),
-            ("!new:speechbrain.nnet.losses.AdditiveAngularMargin", "aam_softmax"),
             (
-                "!apply:speechbrain_rev.lobes.classifier.build_loss\n    name: !ref <loss>",
-                "plain_softmax",
+                "head",
+                "!new:speechbrain_rev.lobes.classifier.CosineClassifier",
+                "cosine",
             ),
-            ("!new:torch.nn.CrossEntropyLoss", None),
+            ("head", "!new:speechbrain.lobes.models.ECAPA_TDNN.Classifier", "cosine"),
+            ("head", f"!apply:{BUILD}_classifier", "plain"),
+            ("head", "!new:torch.nn.Linear", None),
+            ("loss", "!new:speechbrain_rev.lobes.classifier.AMSoftmax", "am_softmax"),
+            (
+                "loss",
+                "!new:speechbrain.nnet.losses.AdditiveAngularMargin",
+                "aam_softmax",
+            ),
+            ("loss", f"!apply:{BUILD}_loss", "plain_softmax"),
+            ("loss", "!new:torch.nn.CrossEntropyLoss", None),
         ],
     )
-    def test_a_run_names_its_loss(self, tmp_path, line, loss):
-        text = f"loss: plain_softmax\ncompute_cost: {line}\n    margin: 0.2\n"
+    def test_a_run_names_it_and_its_loss(self, tmp_path, key, made, name):
+        entry = {"head": "classifier", "loss": "compute_cost"}[key]
+        argument = {"head": "loss", "loss": "name"}[key]
+        text = f"loss: plain_softmax\n{entry}: {made}\n    {argument}: !ref <loss>\n"
         (tmp_path / "hyperparams.yaml").write_text(text)
-        assert read_objects(tmp_path).loss() == loss
+        assert getattr(read_objects(tmp_path), key)() == name
 
     def test_an_exported_model_and_its_card_name_it(self):
         settings = {"arch": "revnet57", "widths": [4] * 4, "blocks": [1] * 4}
@@ -180,37 +184,39 @@ def test_a_card_cites_the_paper_of_its_loss_and_of_no_other(loss):
     assert "\n\n\nFingerprint" not in card
 
 
-@pytest.mark.parametrize("cosine", [-1.0, 1.0, 1.0 + 1e-6, -1.0 - 1e-6])
-def test_loss_and_gradient_are_finite_at_the_ends_of_the_cosine(cosine):
-    cosines, targets = batch([cosine, 0.3])
-    loss = AAMSoftmax()(cosines.requires_grad_(), targets)
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert torch.isfinite(cosines.grad).all()
+def test_loss_and_gradient_are_finite_at_the_ends_of_the_cosine():
+    for cosine in (-1.0, 1.0, 1.0 + 1e-6, -1.0 - 1e-6):
+        cosines, targets = batch([cosine, 0.3])
+        loss = AAMSoftmax()(cosines.requires_grad_(), targets)
+        loss.backward()
+        assert torch.isfinite(loss)
+        assert torch.isfinite(cosines.grad).all()
+    # The first of bfloat16 above 1.
+    assert AAMSoftmax()(*batch([1.0078125, 0.3], dtype=torch.bfloat16)).isfinite()
 
 
 class TestScores:
     """What is no cosine is refused, in the batches that are looked at."""
 
-    @pytest.mark.parametrize("score", [-3.0, 1.02, 30.0])
-    def test_those_that_are_no_cosines_are_refused_with_a_classifier(self, score):
+    @pytest.mark.parametrize(
+        ("number", "score"),
+        [(1, -3.0), (1, 1.02), (1, 30.0), (10, 30.0), (100, 30.0), (1000, 30.0)],
+    )
+    def test_those_that_are_no_cosines_are_refused_with_a_classifier(
+        self, number, score
+    ):
+        loss = AAMSoftmax()
+        for _ in range(number - 1):
+            loss(*COSINES)
         with pytest.raises(ValueError, match=r"takes cosines.*CosineClassifier"):
-            AAMSoftmax()(*batch([score, 0.3]))
+            loss(*batch([score, 0.3]))
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_those_not_finite_leave_the_next_batch_to_be_looked_at(self, value):
         loss = AAMSoftmax()
         assert loss(*batch([value, value])).isnan()
         with pytest.raises(ValueError, match="takes cosines"):
-            loss(*SCORES)
-
-    @pytest.mark.parametrize("number", [10, 100, 1000])
-    def test_those_that_grow_in_training_are_refused_later(self, number):
-        loss = AAMSoftmax()
-        for _ in range(number - 1):
-            loss(*COSINES)
-        with pytest.raises(ValueError, match="takes cosines"):
-            loss(*SCORES)
+            loss(*batch([30.0, 0.3]))
 
     def test_those_of_four_batches_only_are_waited_for(self, monkeypatch):
         waits, item = [], torch.Tensor.item
@@ -221,11 +227,6 @@ class TestScores:
             loss(*COSINES)
             looks += [number] if waits else []
         assert looks == [1, 10, 100, 1000]
-
-    def test_cosines_in_bfloat16_are_taken(self):
-        # The first of bfloat16 above 1.
-        given = batch([1.0078125, 0.3], dtype=torch.bfloat16)
-        assert AAMSoftmax()(*given).isfinite()
 
 
 @each_half
@@ -244,9 +245,8 @@ def test_cosines_loss_and_gradients_are_float32s_under_autocast(precision):
             loss = AAMSoftmax()(cosines, torch.arange(8).remainder(5).unsqueeze(1))
         loss.backward()
         results.append((cosines, loss, classifier.weight.grad, x.grad))
-    for found, expected in zip(*results, strict=True):
-        assert torch.equal(found, expected.to(found.dtype))
     assert {value.dtype for value in (*results[0][:3], *results[1])} == {torch.float32}
+    assert_equal_in_half(*results)
 
 
 @each_half
@@ -260,21 +260,18 @@ def test_the_loss_of_cosines_in_half_precision_is_float32s_of_them(precision):
             loss = AAMSoftmax()(x, targets)
         loss.backward()
         results.append((loss, x.grad))
-    (loss, grad), (expected, expected_grad) = results
-    assert loss.dtype == torch.float32
-    assert torch.equal(loss, expected)
-    assert torch.equal(grad, expected_grad.to(grad.dtype))
-    assert grad.isfinite().all()
+    assert results[0][0].dtype == torch.float32
+    assert_equal_in_half(*results)
 
 
 @pytest.mark.parametrize("speakers", [6, 360, 17982])
 def test_directions_begin_as_long_for_few_speakers_as_for_those_of_voxceleb2(speakers):
     torch.manual_seed(0)
-    found = CosineClassifier(input_size=256, out_neurons=speakers).weight
+    weight = CosineClassifier(input_size=256, out_neurons=speakers).weight
     usual = torch.empty(17982, 256)
     torch.nn.init.xavier_uniform_(usual)
-    torch.testing.assert_close(found.std(), usual.std(), rtol=0.05, atol=0)
-    assert found.abs().max() <= usual.abs().max() * 1.001
+    torch.testing.assert_close(weight.std(), usual.std(), rtol=0.05, atol=0)
+    assert weight.abs().max() <= usual.abs().max() * 1.001
 
 
 def test_cosines_do_not_depend_on_the_length_of_embeddings_or_weights():

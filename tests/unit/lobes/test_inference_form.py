@@ -46,7 +46,7 @@ def test_it_gives_the_embeddings_of_whole_encoders(name):
     assert off(encoder, feats(dtype=torch.float32)) < 1e-5
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("variance", ["population", "unbiased"])
 @torch.no_grad()
 def test_an_utterance_is_embedded_alone_as_in_a_batch(name, variance):
@@ -59,16 +59,14 @@ def test_an_utterance_is_embedded_alone_as_in_a_batch(name, variance):
     assert torch.equal(x.nan_to_num(), before.nan_to_num())
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", ["resnet34", "revnet57"])
 @torch.no_grad()
 def test_it_holds_no_more_than_the_encoder_whatever_its_depth(name):
     encoder, x = tiny(name).eval(), feats(dtype=torch.float32)
     peak = lambda module: live_bytes_peak(functools.partial(module, x))  # noqa: E731
     # Of four maps (the block's input, a convolution's, its normalisation's, its ReLU's)
-    # three are left, beside what is smaller than a map. Where a transition's convolution
-    # makes the peak, both hold the same.
-    share = 1 if ARCHITECTURES[name].block == "bottleneck" else 0.8
-    assert peak(inference_form(encoder)) <= share * peak(encoder)
+    # three are left, beside what is smaller than a map.
+    assert peak(inference_form(encoder)) <= 0.8 * peak(encoder)
     if ARCHITECTURES[name].reversible:
         forms = [inference_form(tiny(name, blocks=(n,) * 4)) for n in (1, 3)]
         assert peak(forms[0]) == peak(forms[1])
@@ -102,37 +100,26 @@ CONV = f"{FUNCTION}.conv1"
 
 
 @pytest.mark.parametrize(
-    ("add", "place", "said"),
+    ("add", "place", "message"),
     [
-        (
-            lambda m: setattr(m, "conv1", Doubled(8, 8, 3)),
-            FUNCTION,
-            "a class of its own",
-        ),
+        (lambda m: setattr(m, "conv1", Doubled(8, 8, 3)), FUNCTION, "a class of its"),
         (lambda m: setattr(m, "bias", nn.Parameter(torch.ones(8))), CONV, "a bias"),
-        (
-            lambda m: setattr(m, "padding_mode", "reflect"),
-            CONV,
-            "padding_mode 'reflect'",
-        ),
+        (lambda m: setattr(m, "padding_mode", "reflect"), CONV, "padding_mode 'refle"),
         (lambda m: setattr(m, "forward", m.forward), CONV, "a forward of its own"),
-        (
-            nn.utils.parametrizations.spectral_norm,
-            CONV,
-            "a class of its own, Parametrized",
-        ),
+        (nn.utils.parametrizations.spectral_norm, CONV, "a class of its own, Param"),
         (lambda m: m.register_forward_pre_hook(lambda *_: None), CONV, "forward hooks"),
-        *(
-            (hook, place, "forward hooks")
-            for place in (CONV, f"{FUNCTION}.norm", FUNCTION[:-2], "stages.0", "")
-        ),
+        (hook, CONV, "forward hooks"),
+        (hook, f"{FUNCTION}.norm", "forward hooks"),
+        (hook, FUNCTION[:-2], "forward hooks"),
+        (hook, "stages.0", "forward hooks"),
+        (hook, "", "forward hooks"),
     ],
 )
-def test_what_it_would_leave_out_is_refused_by_name(add, place, said):
+def test_what_it_would_leave_out_is_refused_by_name(add, place, message):
     encoder = tiny("revnet57")
     add(encoder.get_submodule(place))
     named = CONV if place == FUNCTION else place or "The encoder"
-    with pytest.raises(ValueError, match=f"^{named} of revnet57 has {said}.* its form"):
+    with pytest.raises(ValueError, match=f"^{named} of revnet57 has {message}.* its f"):
         inference_form(encoder)
 
 
@@ -146,7 +133,7 @@ def test_a_normalisation_that_follows_no_convolution_is_refused():
 
 def test_hooks_of_what_it_keeps_are_called():
     encoder = with_statistics(tiny("revnet57"))
-    for place in ("stem", "stages.0.chain.blocks.0.f", "fc"):
+    for place in ("stem", FUNCTION, "fc"):
         hook(encoder.get_submodule(place))
     assert off(encoder, feats(dtype=torch.float32)) < ROUNDING[torch.float32]
 

@@ -15,6 +15,7 @@ from tests.unit.lobes.encoders import (
     IN_MODES,
     LENGTHS,
     NARROW,
+    but_slow,
     grads_of,
     narrow,
     tiny,
@@ -24,8 +25,12 @@ BOTH_RUNS = "fire in both of its runs"
 FEW_IN_MODES = [case for case in IN_MODES if case[0] in FEW]
 
 
-def watch(modules, fired):
-    """Count in ``fired`` how often hooks of each kind fire on each module."""
+KINDS = ("before", "forward", "before backward", "backward", "tensor")
+
+
+def watch(modules):
+    """Count how often hooks of each kind fire on each module."""
+    fired = Counter()
 
     def noted(kind, name):
         return lambda *_: fired.update([(kind, name)])
@@ -44,37 +49,29 @@ def watch(modules, fired):
         module.register_forward_hook(on_output(name))
         module.register_full_backward_pre_hook(noted("before backward", name))
         module.register_full_backward_hook(noted("backward", name))
+    return fired
 
 
-@pytest.mark.parametrize(
-    ("training", "lengths"), [(False, False), (True, False), (True, True)]
-)
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [pytest.param(*c, marks=[pytest.mark.slow] * (c[0] not in FEW)) for c in IN_MODES],
-)
-def test_hooks_fire_as_often_as_in_plain_torch_or_are_named(
-    name, mode, training, lengths
-):
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("name", "mode"), but_slow(IN_MODES, *FEW_IN_MODES))
+def test_hooks_fire_as_often_as_in_plain_torch_or_are_named(name, mode, training):
     encoder = tiny(name, mode=mode, **NARROW).train(training)
     modules = dict(encoder.named_modules())
     modules = {n: m for n, m in modules.items() if type(m) is not nn.ModuleList}
-    fired = Counter()
-    watch(modules, fired)
+    fired = watch(modules)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        y = encoder(narrow().requires_grad_(), LENGTHS[:2] if lengths else None)
+        y = encoder(narrow().requires_grad_(), LENGTHS[:2] if training else None)
         y.square().sum().backward()
     messages = [str(w.message) for w in warned]
-    kinds = ["before", "forward", "before backward", "backward", "tensor"]
     for each, module in modules.items():
-        counts = {kind: fired[kind, each] for kind in kinds}
+        counts = {kind: fired[kind, each] for kind in KINDS}
         if isinstance(module, AdditiveCoupling) and training:
-            assert counts == dict.fromkeys(kinds, 0)
+            assert counts == dict.fromkeys(KINDS, 0)
             assert any("Hooks on a coupling do not fire" in m for m in messages)
             continue
         runs = 2 if counts["forward"] == 2 else 1
-        expected = dict.fromkeys(kinds, 1) | {"before": runs, "forward": runs}
+        expected = dict.fromkeys(KINDS, 1) | {"before": runs, "forward": runs}
         assert counts == expected, each
         if runs == 2:
             assert training
@@ -85,26 +82,25 @@ def test_hooks_fire_as_often_as_in_plain_torch_or_are_named(
 
 
 @pytest.mark.filterwarnings("ignore:Hooks on a coupling")
-@pytest.mark.parametrize("lengths", [None, LENGTHS[:2]], ids=["whole", "lengths"])
 @pytest.mark.parametrize(("name", "mode"), FEW_IN_MODES)
-def test_hooks_on_a_stage_see_maps_and_change_no_gradient(name, mode, lengths):
+def test_hooks_on_a_stage_see_maps_and_change_no_gradient(name, mode):
     encoder = tiny(name, mode=mode, **NARROW)
     watched, maps = copy.deepcopy(encoder), []
     for stage in watched.stages:
         stage.register_forward_hook(lambda m, i, o: maps.append(o))
         stage.register_full_backward_hook(lambda m, i, o: None)
     for each in (encoder, watched):
-        each(narrow(), lengths).square().sum().backward()
+        each(narrow(), LENGTHS[:2]).square().sum().backward()
     row = encoder.architecture
     expansion = 4 if row.block == "bottleneck" else 1
     assert [m.shape[1] for m in maps] == [width * expansion for width in row.widths]
     # What a transition reads is then one tensor, convolved in one piece.
-    found, expected = grads_of(watched), grads_of(encoder)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    grads, expected = grads_of(watched), grads_of(encoder)
+    torch.testing.assert_close(grads, expected, rtol=1e-3, atol=1e-4)
     # A loss on a map trains what is before it.
     watched.zero_grad()
     maps.clear()
-    watched(narrow(), lengths)
+    watched(narrow())
     maps[0].square().sum().backward()
     assert watched.stem.convs[0].weight.grad.abs().sum() > 0
 

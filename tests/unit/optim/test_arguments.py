@@ -3,12 +3,8 @@
 import pytest
 import torch
 
-from speechbrain_rev.optim import SGD, Adam, AdamW, build_optimizer
+from speechbrain_rev.optim import build_optimizer
 from tests.unit.optim.steps import CLASSES, parameter, states_of, step
-
-
-def of_type(dtype):
-    return torch.nn.Parameter(torch.ones(4096, dtype=dtype))
 
 
 def refusal(build, **given):
@@ -30,36 +26,49 @@ def refused_alike(name, given):
     return said
 
 
+SHARED = parameter(2)
+WEIGHTS = torch.ones(4096)
+STRAY = torch.nn.Linear(3, 2)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bits": 16}, "bits is 16"),
         ({"bits": True}, "bits is True"),
         ({"bits": 8.0}, "bits is 8.0"),
         ({"lr": -0.1}, "lr is -0.1; it must be a number from 0"),
         ({"lr": "1e-4"}, "lr is '1e-4'; it must be a number from 0. (YAML reads 1e-4"),
-        ({"lr": float("nan")}, "lr is nan"),
         ({"lr": float("inf")}, "lr is inf"),
-        ({"lr": None}, "lr is None"),
         ({"lr": 10**400}, "it must be a number from 0"),
         ({"amsgrad": "false"}, "amsgrad is 'false'; it must be True or False"),
         ({"momentum": 1.0}, "momentum is 1.0; it must be a number from 0 to below 1"),
         ({"weight_decay": -1}, "weight_decay is -1"),
         ({"betas": (0.9, 1.0)}, "betas is 1.0"),
         ({"betas": [0.9]}, "give a list of two numbers"),
-        ({"betas": "0.9"}, "give a list of two numbers"),
         ({"eps": 0}, "eps is 0; it must be a number above 0"),
         ({"nesterov": True}, "nesterov belongs to sgd, not to adamw"),
+        ({"params": []}, "params is empty"),
+        ({"params": STRAY}, "params is a Linear; give an iterable of parameters"),
+        ({"params": None}, "params is a NoneType"),
+        ({"params": list(STRAY.named_parameters())}, "params[0] is a tuple"),
+        ({"params": [SHARED, SHARED]}, "holds a parameter twice"),
+        ({"params": 2 * [{"params": [SHARED]}]}, "2 parameter group"),
+        ({"params": [{"params": [SHARED], "lr": 0.1}]}, "options of their own (lr)"),
+        ({"keep_32bit": STRAY}, "parameter of shape [2, 3] that is not among"),
+        ({"keep_32bit": "classifier"}, "keep_32bit holds a str"),
+        ({"keep_32bit": {"classifier": STRAY}}, "keep_32bit holds a dict"),
     ],
 )
-def test_values_out_of_range_are_refused(options, message):
+def test_what_no_optimizer_takes_is_refused_by_the_function_and_the_class(
+    options, message
+):
     given = {"params": [parameter(2)], "bits": 8, "lr": 0.1} | options
     assert message in refused_alike("adamw", given)
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("adamv", "'adam'"), ("AdamW", "'adamw'"), (None, ""), ("lion", "")],
+    [("AdamW", "'adamw'"), (None, ""), ("lion", "")],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name, hint):
     said = refusal(build_optimizer, params=[parameter(2)], name=name, bits=8, lr=0.1)
@@ -75,8 +84,8 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, hint):
         ("sgd", {"momentum": 0}, "sgd at 8 bit cannot do momentum=0"),
         ("adam", {"amsgrad": True}, "adam at 8 bit cannot do amsgrad"),
         ("adam", {"weight_decay": 0.1}, "L2 weight_decay (0.1)"),
-        ("adamw", {"params": [of_type(torch.float64)]}, "params[0] is torch.float64"),
-        ("sgd", {"params": [of_type(torch.bfloat16)]}, "params[0] is torch.bfloat16"),
+        ("adamw", {"params": [WEIGHTS.double()]}, "params[0] is torch.float64"),
+        ("sgd", {"params": [WEIGHTS.bfloat16()]}, "params[0] is torch.bfloat16"),
     ],
 )
 def test_what_8_bit_cannot_do_is_refused_there_only(name, options, message):
@@ -84,63 +93,8 @@ def test_what_8_bit_cannot_do_is_refused_there_only(name, options, message):
     assert message in refused_alike(name, {"bits": 8} | given)
     optimizer = build_optimizer(name=name, bits=32, **given)
     (group,) = optimizer.param_groups
-    assert {key: group[key] for key in options if key != "params"} == {
-        key: value for key, value in options.items() if key != "params"
-    }
-
-
-SHARED = parameter(2)
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ([], "params is empty"),
-        (torch.nn.Linear(2, 2), "params is a Linear; give an iterable of parameters"),
-        (torch.ones(2), "params is a Tensor"),
-        (None, "params is a NoneType"),
-        ("weights", "params is a str"),
-        (list(torch.nn.Linear(2, 2).named_parameters()), "params[0] is a tuple"),
-        ([SHARED, SHARED], "holds a parameter twice"),
-        ([{"params": [parameter(2)]}, {"params": [parameter(2)]}], "2 parameter group"),
-        ([{"params": [parameter(2)], "lr": 0.1}], "options of their own (lr)"),
-        ({"params": []}, "params is empty"),
-    ],
-)
-def test_parameters_in_another_form_are_refused(params, message):
-    given = {"params": params, "bits": 8, "lr": 0.1}
-    assert message in refused_alike("sgd", given)
-
-
-@pytest.mark.parametrize(
-    ("keep", "message"),
-    [
-        (torch.nn.Linear(3, 2), "parameter of shape [2, 3] that is not among"),
-        ("classifier", "keep_32bit holds a str"),
-        ([None], "keep_32bit holds a NoneType"),
-        ({"classifier": torch.nn.Linear(3, 2)}, "keep_32bit holds a dict"),
-    ],
-)
-def test_what_cannot_be_kept_at_32_bit_is_refused(keep, message):
-    given = {"params": [parameter(2)], "bits": 8, "lr": 0.1, "keep_32bit": keep}
-    assert message in refused_alike("sgd", given)
-
-
-@pytest.mark.parametrize(
-    ("made", "option"),
-    [(SGD, "amsgrad"), (Adam, "momentum"), (AdamW, "nesterov"), (SGD, "name")],
-)
-def test_an_option_of_another_optimizer_is_none_of_a_class(made, option):
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
-        made([parameter(2)], bits=8, lr=0.1, **{option: 0})
-
-
-@pytest.mark.parametrize("missing", ["bits", "lr"])
-def test_what_has_no_default_has_to_be_given(missing):
-    given = {"bits": 8, "lr": 0.1}
-    del given[missing]
-    with pytest.raises(TypeError, match=f"missing 1 required .*'{missing}'"):
-        SGD([parameter(2)], **given)
+    options.pop("params", None)
+    assert {key: group[key] for key in options} == options
 
 
 @pytest.mark.parametrize("bits", [8, 32])
@@ -148,7 +102,6 @@ def test_what_has_no_default_has_to_be_given(missing):
     "wrap",
     [
         lambda layer: layer.parameters(),
-        lambda layer: {"params": layer.parameters()},
         lambda layer: [{"params": list(layer.parameters())}],
         lambda layer: iter([{"params": layer.parameters()}]),
     ],
@@ -166,7 +119,6 @@ def test_every_form_of_one_group_gives_one_group_for_good(wrap, bits):
     "choose",
     [
         lambda layers: layers[1],
-        lambda layers: [layers[1]],
         lambda layers: layers[1].parameters(),
         lambda layers: [[layers[1].weight], layers[1].parameters()],
         lambda layers: torch.nn.ModuleDict({"classifier": layers[1]}),

@@ -1,13 +1,10 @@
 """Checkpoints: resumed bit by bit, refused where they mean something else, or converted."""
 
 import copy
-import pathlib
-import runpy
-import subprocess
-import sys
 
 import pytest
 import torch
+from speechbrain.utils.checkpoints import Checkpointer
 
 from speechbrain_rev.optim import build_optimizer, convert_checkpoint
 from speechbrain_rev.optim.checkpoint import STATES_OF_TORCH
@@ -21,26 +18,11 @@ from tests.unit.optim.steps import (
     step,
 )
 
-SCRIPT = pathlib.Path(__file__).with_name("resumable_run.py")
 #: Half the widest step between codes, in [0.1, 1]; float32 rounds quotients and products.
 HALF_STEP = {1: 0.45 / 64 + 2 * 2**-24, 2: 0.45 / 128 + 2 * 2**-24}
+STATELESS = "it is of sgd at 8 bit, but has no dict of states"
 FOREIGN = "not written by an optimizer of speechbrain_rev"
 each_way = pytest.mark.parametrize(("old_bits", "new_bits"), [(8, 32), (32, 8)])
-
-
-@pytest.mark.slow
-def test_a_new_process_resumes_bit_for_bit_through_the_checkpointer(tmp_path):
-    script, expected = runpy.run_path(str(SCRIPT)), {}
-    for case in script["CASES"]:
-        network, optimizer, checkpointer = script["run"](case, tmp_path / case)
-        script["train"](network, optimizer, 0, script["SAVED_AFTER"])
-        checkpointer.save_checkpoint()
-        script["train"](network, optimizer, script["SAVED_AFTER"], script["STEPS"])
-        expected[case] = script["outcome"](network, optimizer)
-    subprocess.run([sys.executable, str(SCRIPT), str(tmp_path)], check=True)
-    for case, uninterrupted in expected.items():
-        resumed = torch.load(tmp_path / f"{case}.pt", weights_only=True)
-        assert_identical(resumed, uninterrupted)
 
 
 def optimizer_of(name, bits, *, weights=None, steps=0, **options):
@@ -53,6 +35,29 @@ def optimizer_of(name, bits, *, weights=None, steps=0, **options):
     for seed in range(steps):
         step(optimizer, seed)
     return optimizer
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_checkpointer_resumes_bit_for_bit(name, bits, tmp_path):
+    def run():
+        optimizer = optimizer_of(name, bits)
+        weights = torch.nn.ParameterList(optimizer.param_groups[0]["params"])
+        saved = {"weights": weights, "optimizer": optimizer}
+        return optimizer, weights, Checkpointer(tmp_path, saved)
+
+    optimizer, weights, checkpointer = run()
+    optimizer.param_groups[0]["lr"] = 0.05
+    for seed in range(3):
+        step(optimizer, seed)
+    checkpointer.save_checkpoint()
+    resumed, others, checkpointer = run()
+    assert checkpointer.recover_if_possible() is not None
+    for seed in range(3, 6):
+        step(optimizer, seed)
+        step(resumed, seed)
+    assert_identical(resumed.state_dict(), optimizer.state_dict())
+    assert_identical([*others], [*weights])
 
 
 def refused(take, checkpoint, optimizer):
@@ -74,7 +79,6 @@ def load(checkpoint, optimizer):
         (("sgd", 32), ("sgd", 8)),
         (("sgd", 8), ("sgd", 32)),
         (("adamw", 8), ("sgd", 8)),
-        (("adam", 8), ("adamw", 8)),
         (("adamw", 32), ("adam", 32)),
     ],
 )
@@ -106,20 +110,12 @@ def malformed(part, value):
     ("checkpoint", "message"),
     [
         (None, "checkpoint is a NoneType; give the dict"),
-        ("optimizer.ckpt", "checkpoint is a str; give the dict"),
         ({}, FOREIGN),
-        (torch.nn.Linear(2, 2).state_dict(), FOREIGN),
         (torch.optim.SGD([parameter(2)]).state_dict(), FOREIGN),
-        ({"param_groups": [1]}, FOREIGN),
         (malformed("built_as", "x"), FOREIGN),
-        (malformed("built_as", [8]), FOREIGN),
-        (malformed("params", None), "it is of sgd at 8 bit, but has no dict of states"),
-        (malformed("params", 2), "it is of sgd at 8 bit, but has no dict of states"),
-        (malformed("state", None), "it is of sgd at 8 bit, but has no dict of states"),
-        (
-            malformed("state", {0: 1}),
-            "it is of sgd at 8 bit, but has no dict of states",
-        ),
+        (malformed("params", None), STATELESS),
+        (malformed("state", None), STATELESS),
+        (malformed("state", {0: 1}), STATELESS),
     ],
 )
 def test_what_has_not_the_form_of_a_checkpoint_is_refused(take, checkpoint, message):
@@ -127,17 +123,16 @@ def test_what_has_not_the_form_of_a_checkpoint_is_refused(take, checkpoint, mess
     assert message in refused(take, checkpoint, target)
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_states_that_keep_other_parameters_at_32_bit_are_refused(keeps):
+def test_states_that_keep_other_parameters_at_32_bit_are_refused():
     plain, keeping = parameter(64, 64), parameter(64, 64)
     pair = [
         optimizer_of("sgd", 8, weights=[plain], steps=1),
         optimizer_of("sgd", 8, weights=[keeping], steps=1, keep_32bit=keeping),
     ]
-    source, target = pair[::-1] if keeps else pair
-    said = refused(load, source.state_dict(), target)
-    assert "parameter 0, " in said
-    assert "keep_32bit as in" in said
+    for source, target in (pair, pair[::-1]):
+        said = refused(load, source.state_dict(), target)
+        assert "parameter 0, " in said
+        assert "keep_32bit as in" in said
 
 
 @pytest.mark.parametrize("take", [load, convert_checkpoint])
@@ -158,8 +153,8 @@ def test_an_optimizer_from_elsewhere_takes_no_converted_checkpoint():
         convert_checkpoint(optimizer_of("adamw", 8).state_dict(), foreign)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("old_bits", "new_bits"), [(8, 8), (8, 32), (32, 8), (32, 32)])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@each_way
 def test_a_checkpoint_from_before_the_first_step_loads(name, old_bits, new_bits):
     old, new = optimizer_of(name, old_bits, lr=0.3), optimizer_of(name, new_bits)
     new.load_state_dict(convert_checkpoint(old.state_dict(), new))
@@ -216,29 +211,6 @@ def test_what_was_converted_has_the_values_and_the_form_of_the_optimizers_own(
                 assert (error / largest[:, None]).max() <= HALF_STEP[number]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@each_way
-def test_training_goes_on_with_the_moments_of_the_checkpoint(name, old_bits, new_bits):
-    old = optimizer_of(name, old_bits, steps=6)
-    before = [w.detach().clone() for w in old.param_groups[0]["params"]]
-    new, fresh = (
-        optimizer_of(
-            name, new_bits, weights=[torch.nn.Parameter(w.clone()) for w in before]
-        )
-        for _ in range(2)
-    )
-    new.load_state_dict(convert_checkpoint(old.state_dict(), new))
-    for seed in range(6, 9):
-        for optimizer in (old, new, fresh):
-            step(optimizer, seed)
-    groups = (optimizer.param_groups[0]["params"] for optimizer in (old, new, fresh))
-    for start, *after in zip(before, *groups, strict=True):
-        went_on, resumed, anew = (weight.detach() - start for weight in after)
-        # The distance at which 8 bit tracks 32 bit.
-        assert (resumed - went_on).norm() <= 0.03 * went_on.norm()
-        assert (anew - went_on).norm() > 0.1 * went_on.norm()
-
-
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_checkpoint_with_another_keep_32bit_keeps_the_bits_of_the_rest(name, keeps):
@@ -282,10 +254,8 @@ def test_the_options_are_those_of_the_checkpoint(name, options, old_bits, new_bi
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("sgd", {"nesterov": True}, "sgd at 8 bit cannot do nesterov"),
         ("sgd", {"momentum": 0.0}, "sgd at 8 bit cannot do momentum=0"),
         ("adam", {"amsgrad": True}, "adam at 8 bit cannot do amsgrad"),
-        ("adam", {"weight_decay": 0.1}, "L2 weight_decay"),
     ],
 )
 def test_options_that_8_bit_does_not_honour_are_refused_and_off_after_it(
@@ -294,8 +264,7 @@ def test_options_that_8_bit_does_not_honour_are_refused_and_off_after_it(
     at_32, at_8 = optimizer_of(name, 32, steps=1, **options), optimizer_of(name, 8)
     assert message in refused(convert_checkpoint, at_32.state_dict(), at_8)
     at_32.load_state_dict(convert_checkpoint(at_8.state_dict(), at_32))
-    if True in options.values():
-        assert not any(at_32.param_groups[0][key] for key in options)
+    assert not at_32.param_groups[0].get("amsgrad")
     step(at_32)
 
 

@@ -81,6 +81,8 @@ def test_classes_take_the_functions_arguments_and_each_its_own():
     assert sgd - adam == {"momentum", "nesterov", "dampening"}
     assert adam - sgd == {"betas", "eps", "amsgrad"}
     assert adam == adamw
+    for name in ("bits", "lr"):
+        assert of_function[name].default is inspect.Parameter.empty
 
 
 @pytest.mark.parametrize(
@@ -140,16 +142,9 @@ def test_schedulers_and_hooks_run_once_a_step_beside_the_librarys_own(bits):
     assert calls == ["before", "after"]
 
 
-@pytest.mark.parametrize(
-    ("name", "bits", "per_parameter"),
-    [
-        ("sgd", 8, 1 + 4 / 256),
-        ("adamw", 8, 2 * (1 + 4 / 256)),
-        ("sgd", 32, 4),
-        ("adamw", 32, 8),
-    ],
-)
-def test_state_bytes_are_those_of_codes_and_scales(name, bits, per_parameter):
+@pytest.mark.parametrize(("name", "moments"), [("sgd", 1), ("adamw", 2)])
+@each_bits
+def test_state_bytes_are_those_of_codes_and_scales(name, moments, bits):
     trained = [parameter(256, 64), parameter(256, 32)]
     optimizer = build_optimizer(trained, name=name, bits=bits, lr=0.1)
     assert state_bytes(optimizer) == 0
@@ -157,11 +152,12 @@ def test_state_bytes_are_those_of_codes_and_scales(name, bits, per_parameter):
     elements = sum(weight.numel() for weight in trained)
     # One table of 256 float32 values for each moment, shared by all parameters; torch
     # counts steps in a float32 of each parameter in Adam.
-    moments = 1 if name == "sgd" else 2
     extra = 1024 * moments if bits == 8 else 4 * len(trained) * (moments - 1)
-    assert state_bytes(optimizer) == per_parameter * elements + extra
+    of_each = 1 + 4 / 256 if bits == 8 else 4
+    assert state_bytes(optimizer) == moments * of_each * elements + extra
 
 
+@pytest.mark.slow
 def test_bitsandbytes_is_imported_for_8_bit_only():
     program = (
         "import sys, torch\n"

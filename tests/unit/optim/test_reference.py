@@ -1,10 +1,7 @@
 """The quantiser against its definition: values, nearest code, blocks, what is not finite."""
 
 import math
-from fractions import Fraction
 
-import hypothesis
-import hypothesis.strategies as st
 import pytest
 import torch
 
@@ -17,36 +14,6 @@ from speechbrain_rev.optim.reference import (
 from tests.unit.optim.steps import by_block
 
 SIGNS = [True, False]
-
-
-def value_of_bits(bits):
-    """Read a code without its sign as the definition says, exactly."""
-    zeros = len(bits) - len(bits.lstrip("0"))
-    fraction = bits[zeros + 1 :]
-    if "1" not in bits:
-        return Fraction(0)
-    intervals = 2 ** len(fraction)
-    middle = Fraction(2 * int(fraction or "0", 2) + 1, 2 * intervals)
-    return (Fraction(1, 10) + Fraction(9, 10) * middle) / 10**zeros
-
-
-@pytest.mark.parametrize("signed", SIGNS)
-def test_the_values_are_those_that_the_bits_of_the_codes_stand_for(signed):
-    if signed:
-        positive = [value_of_bits(f"{bits:07b}") for bits in range(128)]
-        expected = positive + [-value for value in positive[1:]] + [Fraction(1)]
-    else:
-        # The pattern of seven zeros and a one is the one that stands for 1.
-        expected = [value_of_bits(f"{bits:08b}") for bits in range(256) if bits != 1]
-        expected.append(Fraction(1))
-    exact = torch.tensor(sorted(map(float, expected)), dtype=torch.float64)
-    values = dynamic_tree(signed=signed)
-    assert values.dtype == torch.float32
-    assert values.shape == (256,)
-    # Two roundings to float32 for the edges, one for their sum, one for the power of
-    # ten and one for the product.
-    torch.testing.assert_close(values.double(), exact, rtol=5 * 2**-24, atol=0)
-    assert (values[1:] > values[:-1]).all()
 
 
 @pytest.mark.parametrize("signed", SIGNS)
@@ -109,58 +76,28 @@ def test_midway_between_two_codes_the_lower_is_taken(signed):
     assert torch.equal(codes, torch.arange(255)[ties].to(torch.uint8))
 
 
-FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
-
-
-@hypothesis.given(
-    x=st.lists(FLOATS, max_size=40),
-    block_size=st.integers(1, 50),
-    signed=st.booleans(),
-)
-@hypothesis.settings(deadline=None)
+@pytest.mark.parametrize("block_size", [1, 100, 10**6])
+@pytest.mark.parametrize("signed", SIGNS)
 def test_every_block_is_its_largest_magnitude_times_the_nearest_values(
-    x, block_size, signed
+    block_size, signed
 ):
-    x = torch.tensor(x)
-    if not signed:
-        x = x.abs()
-    codes, absmax = quantise(x, block_size=block_size, signed=signed)
-    read = dequantise(codes, absmax, block_size=block_size, signed=signed)
-    values = dynamic_tree(signed=signed)
-    assert len(absmax) == math.ceil(len(x) / block_size)
-    for index, largest in enumerate(absmax):
-        inside = slice(index * block_size, (index + 1) * block_size)
-        block = x[inside]
-        assert largest == block.abs().max()
-        if largest == 0:
-            assert (read[inside] == 0).all()
-            continue
-        expected = nearest_by_brute_force(block / largest, signed)
-        assert torch.equal(codes[inside], expected)
-        assert torch.equal(read[inside], values[expected.long()] * largest)
-
-
-@pytest.mark.parametrize("block_size", [1, 100, 256, 10**6])
-@pytest.mark.parametrize(
-    ("signed", "half_step"), [(True, 0.45 / 64), (False, 0.45 / 128)]
-)
-def test_values_are_read_back_within_half_a_code_step(block_size, signed, half_step):
-    # More values than are worked on at a time, and no whole number of blocks.
+    # More values than are worked on at a time, no whole number of blocks, blocks of zeros.
     x = torch.randn(2**19 + 4097, generator=torch.Generator().manual_seed(0))
-    x = x if signed else x.square()
+    x[200:400] = 0
+    x = x if signed else x.abs()
     codes, absmax = quantise(x, block_size=block_size, signed=signed)
-    read = dequantise(codes, absmax, block_size=block_size, signed=signed)
     assert torch.equal(absmax, by_block(x, block_size).abs().amax(dim=1))
-    error = by_block(read - x, block_size).abs() / absmax[:, None]
-    # The steps are widest in [0.1, 1]. float32 rounds quotients and products.
-    assert error.max() <= half_step + 2 * 2**-24
-    if block_size > 1:
-        assert error.max() > 0.9 * half_step
+    scales = absmax.repeat_interleave(block_size)[: len(x)]
+    some = (scales > 0).nonzero()[::31, 0]
+    nearest = nearest_by_brute_force((x / scales)[some], signed)
+    assert torch.equal(codes[some], nearest)
+    read = dequantise(codes, absmax, block_size=block_size, signed=signed)
+    assert torch.equal(read, dynamic_tree(signed=signed)[codes.long()] * scales)
 
 
 @pytest.mark.parametrize("signed", SIGNS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("position", [0, 255, 256, 768, 999])
+@pytest.mark.parametrize("position", [255, 256, 999])
 def test_a_block_with_a_value_that_is_not_finite_is_read_back_as_nan(
     bad, position, signed
 ):
@@ -180,27 +117,21 @@ def test_a_block_with_a_value_that_is_not_finite_is_read_back_as_nan(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_floating_point_types_are_taken_as_float32(dtype):
-    x = torch.randn(300, generator=torch.Generator().manual_seed(0)).to(dtype)
-    codes, absmax = quantise(x, block_size=256, signed=True)
-    expected, expected_absmax = quantise(x.float(), block_size=256, signed=True)
-    assert torch.equal(codes, expected)
-    assert torch.equal(absmax, expected_absmax)
-    assert absmax.dtype == torch.float32
-
-
-def test_codes_are_in_the_order_of_the_shape_whatever_the_strides():
-    x = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0))
+def test_types_are_taken_as_float32_and_strides_do_not_matter(dtype):
+    x = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected, scales = quantise(x.float(), block_size=100, signed=True)
     moved = x.clone(memory_format=torch.channels_last)
-    codes, absmax = quantise(x, block_size=100, signed=True)
-    others, other_absmax = quantise(moved, block_size=100, signed=True)
-    assert torch.equal(codes, others)
-    assert torch.equal(absmax, other_absmax)
-    read = dequantise(codes, absmax, block_size=100, signed=True)
-    moved_codes = codes.clone(memory_format=torch.channels_last)
-    assert torch.equal(
-        read, dequantise(moved_codes, absmax, block_size=100, signed=True)
+    for given in (x, moved):
+        codes, absmax = quantise(given, block_size=100, signed=True)
+        assert torch.equal(codes, expected)
+        assert torch.equal(absmax, scales)
+        assert absmax.dtype == torch.float32
+    codes = expected.clone(memory_format=torch.channels_last)
+    read, same = (
+        dequantise(each, scales, block_size=100, signed=True)
+        for each in (codes, expected)
     )
+    assert torch.equal(read, same)
 
 
 def test_nothing_to_quantise_gives_no_blocks():
@@ -210,32 +141,20 @@ def test_nothing_to_quantise_gives_no_blocks():
     assert read.shape == (0, 3)
 
 
-@pytest.mark.parametrize(
-    ("x", "options", "message"),
-    [
-        (
-            torch.ones(3, dtype=torch.int32),
-            {},
-            r"x is torch\.int32; give a tensor of a fl",
-        ),
-        (torch.ones(3), {"block_size": 0}, "block_size is 0; a block has at least 1"),
-        (-torch.ones(3), {"signed": False}, "x holds -1, but codes without a sign"),
-    ],
-)
-def test_what_cannot_be_quantised_is_refused(x, options, message):
-    with pytest.raises(ValueError, match=message):
-        quantise(x, **{"block_size": 256, "signed": True, **options})
-
-
-def test_codes_and_scales_that_do_not_belong_together_are_refused():
-    codes, absmax = quantise(torch.ones(300), block_size=256, signed=True)
-    with pytest.raises(
-        ValueError, match=r"shape \[2\], but 300 codes in .* need \[3\]"
+def test_what_cannot_be_quantised_or_read_back_is_refused():
+    ones = torch.ones(300)
+    codes, absmax = quantise(ones, block_size=256, signed=True)
+    for x, options, message in (
+        (ones.int(), {}, r"x is torch\.int32; give a tensor of a fl"),
+        (ones, {"block_size": 0}, "block_size is 0; a block has at least 1"),
+        (-ones, {"signed": False}, "x holds -1, but codes without a sign"),
     ):
-        dequantise(codes, absmax, block_size=128, signed=True)
-    with pytest.raises(
-        ValueError, match=r"codes are torch\.int64; give those of quantise"
+        with pytest.raises(ValueError, match=message):
+            quantise(x, **{"block_size": 256, "signed": True, **options})
+    for given, block_size, message in (
+        (codes, 128, r"shape \[2\], but 300 codes in .* need \[3\]"),
+        (codes.long(), 256, r"codes are torch\.int64; give those of quantise"),
+        (codes, 0, "block_size is 0"),
     ):
-        dequantise(codes.long(), absmax, block_size=256, signed=True)
-    with pytest.raises(ValueError, match="block_size is 0"):
-        dequantise(codes, absmax, block_size=0, signed=True)
+        with pytest.raises(ValueError, match=message):
+            dequantise(given, absmax, block_size=block_size, signed=True)

@@ -138,16 +138,6 @@ def test_channels_last_weights_stay_in_place_and_have_the_bits_of_contiguous_one
     assert torch.equal(moved, plain)
 
 
-def test_parameters_without_gradient_are_left_alone():
-    still, moving = parameter(64, 64), parameter(64, 64)
-    optimizer = build_optimizer([still, moving], name="adamw", bits=8, lr=0.1)
-    before = still.detach().clone()
-    moving.sum().backward()
-    optimizer.step()
-    assert torch.equal(still, before)
-    assert still not in optimizer.state
-
-
 def weights_after(optimizer, grads):
     (weight,) = optimizer.param_groups[0]["params"]
     for grad in grads:
@@ -182,21 +172,21 @@ def test_on_a_cpu_a_step_is_torchs_own_from_the_moments_that_were_stored(name):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_without_a_gradient_do_not_drift(name, device):
-    weight = parameter(70, 70, device=device)
+    weight, alone = (parameter(70, 70, device=device) for _ in range(2))
     before = weight.detach().clone()
-    optimizer = build_optimizer([weight], name=name, bits=8, lr=0.1)
+    optimizer = build_optimizer([weight, alone], name=name, bits=8, lr=0.1)
     # A whole block, and every third value of the others.
-    still = torch.zeros(4900, dtype=torch.bool)
-    still[256:512] = True
-    still[::3] = True
-    still = still.view(70, 70).to(device)
+    still = torch.zeros(70, 70, dtype=torch.bool)
+    still.view(-1)[256:512] = True
+    still.view(-1)[::3] = True
     generator = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        grad = torch.randn(70, 70, generator=generator).to(device)
-        weight.grad = grad.masked_fill(still, 0.0)
+    for _ in range(20):
+        grad = torch.randn(70, 70, generator=generator).masked_fill(still, 0.0)
+        weight.grad = grad.to(device)
         optimizer.step()
-    assert torch.equal(weight[still], before[still])
-    assert (weight[~still] != before[~still]).all()
+    assert torch.equal(weight == before, still.to(device))
+    assert torch.equal(alone, before)
+    assert alone not in optimizer.state
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -224,9 +214,7 @@ def test_the_layout_of_states_is_the_librarys(name):
 @pytest.mark.parametrize("route", ["reference", "library"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-@pytest.mark.parametrize(
-    ("bad", "position"), [(math.nan, 3), (math.inf, 300), (-math.inf, 4899)]
-)
+@pytest.mark.parametrize(("bad", "position"), [(math.nan, 300), (-math.inf, 4899)])
 def test_a_gradient_that_is_not_finite_makes_its_block_nan_for_good(
     name, bad, position, device, route, monkeypatch
 ):

@@ -70,30 +70,26 @@ class Scaled(nn.Sequential):
 
 def convolutions(channels, count):
     """Layers whose inputs can be compressed."""
-    return nn.Sequential(
-        *(
-            layer
-            for _ in range(count)
-            for layer in (
-                nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-                nn.BatchNorm2d(channels),
-                nn.ReLU(),
-            )
-        )
-    )
+
+    def convolved():
+        convolution = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        return convolution, nn.BatchNorm2d(channels), nn.ReLU()
+
+    return nn.Sequential(*(layer for _ in range(count) for layer in convolved()))
 
 
 #: Modules, their inputs, and the names of blocks to be given.
 OTHERS = {
     "plain": lambda: (plain(), torch.randn(128, 64), ("?",)),
     "chain": lambda: (Chained(), torch.randn(1024, 16), ()),
-    "chain and layers": lambda: (Chained(), torch.randn(1024, 16), ("head", "tail")),
+    "chain and layers": lambda: (Chained(), torch.randn(1024, 16), AROUND),
     "float chain and layers": lambda: (
         Chained(streams="float"),
         torch.randn(1024, 16),
-        ("head", "tail"),
+        AROUND,
     ),
 }
+AROUND = "head", "tail"
 
 
 def on_meta(module, *inputs):
@@ -169,8 +165,7 @@ def gradients(module, x, loss_seed=7):
 def assert_equal_tensors(first, second):
     """Hold that two dicts have the same tensors to the bit."""
     assert first.keys() == second.keys()
-    for name, x in first.items():
-        assert torch.equal(x, second[name]), name
+    assert all(torch.equal(x, second[name]) for name, x in first.items())
 
 
 def run_within(profile, network, step, budget_bytes):

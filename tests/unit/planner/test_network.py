@@ -16,13 +16,11 @@ from speechbrain_rev.reversible import (
     Recompute,
     ReversibleChain,
 )
-from speechbrain_rev.reversible.wrapping import recomputes
 from tests.unit.planner.networks import (
     Chained,
     assert_equal_tensors,
     chain,
     encoder,
-    gradients,
     half,
     on_meta,
     plain,
@@ -135,30 +133,6 @@ def test_a_block_returns_one_tensor_or_several_but_not_none():
         silent(torch.zeros(1))
 
 
-class Kept(nn.Sequential):
-    """A class of its own, with state."""
-
-
-def test_storing_again_restores_class_attributes_and_numbers():
-    torch.manual_seed(0)
-    module = nn.Sequential(Kept(half(8), nn.Dropout(0.5)), half(8))
-    module[0].extra, fresh = "kept", copy.deepcopy(module)
-    classes = [type(m) for m in module.modules()]
-    tensors = [id(t) for t in module.state_dict(keep_vars=True).values()]
-    network = as_network(module, "?")
-    for mode in ("recompute", "store") * 2:
-        network.set_mode(dict.fromkeys("01", mode))
-        assert all(recomputes(block) == (mode == "recompute") for block in module)
-    assert [type(m) for m in module.modules()] == classes
-    assert module[0].extra == "kept"
-    assert [id(t) for t in module.state_dict(keep_vars=True).values()] == tensors
-    x, numbers = torch.randn(16, 8), []
-    for each in (module, fresh):
-        torch.manual_seed(1)
-        numbers.append(gradients(each, x))
-    assert_equal_tensors(*numbers)
-
-
 WIDTH = 8
 X = torch.linspace(-1, 1, 16 * WIDTH).view(16, WIDTH), torch.ones(16, WIDTH)
 
@@ -190,16 +164,15 @@ def chain_with(*blocks):
     return ReversibleChain([good[0], *blocks, good[1]])
 
 
+TANH = nn.Tanh()
 BAD = {
-    "noise in f": lambda: AdditiveCoupling(noise(), nn.Tanh()),
-    "noise in g": lambda: AdditiveCoupling(nn.Tanh(), noise()),
-    "little noise": lambda: AdditiveCoupling(noise(0.02), nn.Tanh()),
-    "counting": lambda: AdditiveCoupling(Counting(), nn.Tanh()),
-    "wrong inverse": lambda: Wrong(nn.Tanh(), nn.Linear(WIDTH, WIDTH)),
-    "nan": lambda: AdditiveCoupling(nn.Tanh(), Returning(lambda x: x / 0 * 0)),
-    "inf": lambda: AdditiveCoupling(
-        nn.Tanh(), Returning(lambda x: x.exp() * torch.inf)
-    ),
+    "noise in f": lambda: AdditiveCoupling(noise(), TANH),
+    "noise in g": lambda: AdditiveCoupling(TANH, noise()),
+    "little noise": lambda: AdditiveCoupling(noise(0.02), TANH),
+    "counting": lambda: AdditiveCoupling(Counting(), TANH),
+    "wrong inverse": lambda: Wrong(TANH, nn.Linear(WIDTH, WIDTH)),
+    "nan": lambda: AdditiveCoupling(TANH, Returning(lambda x: x / 0 * 0)),
+    "inf": lambda: AdditiveCoupling(TANH, Returning(lambda x: x.exp() * torch.inf)),
     "dropout": lambda: AdditiveCoupling(nn.Dropout(0.5), nn.Dropout(0.5)),
 }
 
@@ -209,14 +182,12 @@ BAD = {
 def test_a_block_that_does_not_come_back_is_noticed(name, half_type):
     torch.manual_seed(0)
     with torch.autocast("cpu", half_type, enabled=half_type is not None):
-        same = list(reproduced(chain_with(BAD[name]()), X).values())
-    if name in ("nan", "inf"):
-        # What follows gets it, and cannot be judged.
-        assert same == [True, False, False]
-    else:
-        # Dropout does nothing in evaluation; autocast runs forward again, not the inverse.
-        comes_back = name == "dropout" or (name == "wrong inverse" and half_type)
-        assert same == [True, bool(comes_back), True]
+        first, *same = reproduced(chain_with(BAD[name]()), X).values()
+    # Dropout does nothing in evaluation; autocast runs forward again, not the inverse.
+    comes_back = name == "dropout" or (name == "wrong inverse" and half_type)
+    # What follows NaN gets it, and cannot be judged.
+    assert first
+    assert same == [bool(comes_back), name not in ("nan", "inf")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -256,19 +227,17 @@ def test_a_module_that_is_tried_is_left_as_it_was():
 def test_a_refused_block_is_named_never_reconstructed_and_trains(measure):
     torch.manual_seed(0)
     module = chain_with(BAD["little noise"]())
-    with pytest.warns(
-        UserWarning, match=r"Not reconstructed.*: blocks\.1\. Their"
-    ) as caught:
+    words = r"Not reconstructed.*: blocks\.1\. Their"
+    with pytest.warns(UserWarning, match=words) as caught:
         profile = profile_module(module, X, measure=measure)
     assert len(caught) == 1
     assert profile.about["reconstruction"] == "verified: 2 of 3 blocks"
-    modes = [block.modes for block in profile.blocks]
-    assert modes[1] == ["store", "recompute"]
-    assert set(modes[0]) == set(modes[2]) == {"store", "recompute", "reconstruct"}
+    first, refused, last = (set(block.modes) for block in profile.blocks)
+    assert refused == {"store", "recompute"}
+    assert first == last == refused | {"reconstruct"}
     lightest = profile.uniform("reconstruct")
-    assert lightest["blocks.1"] == "recompute"
     budget = sum(map(profile.peak_bytes, (lightest, profile.uniform("store")))) // 2
-    with pytest.warns(UserWarning, match="Not reconstructed"):
+    with pytest.warns(UserWarning, match=words):
         planned = plan(module, X, budget, measure=measure)
     assert planned.modes["blocks.1"] != "reconstruct"
     planned.apply(module)

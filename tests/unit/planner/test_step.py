@@ -55,14 +55,11 @@ def test_inputs_are_detached_and_need_gradients_where_the_example_does():
     "batch", [(ROWS, torch.ones(1, 3)), torch.tensor(1.0), torch.ones(0, 3), ()]
 )
 def test_example_batches_that_cannot_be_divided_are_refused(batch):
-    step = step_of_rows(batch)
-    whole = step.inputs(step.batch, CPU)
-    assert (
-        len(tensors_of(whole)) == len(tensors_of(step.few(2))) == len(tensors_of(batch))
-    )
-    with pytest.raises(
-        NoStep, match=r"cannot be made into 2 samples: .* \[.*\] and ne"
-    ):
+    step, count = step_of_rows(batch), len(tensors_of(batch))
+    assert len(tensors_of(step.inputs(step.batch, CPU))) == count
+    assert len(tensors_of(step.few(2))) == count
+    words = r"cannot be made into 2 samples: .* \[.*\] and ne"
+    with pytest.raises(NoStep, match=words):
         step.inputs(2, CPU)
     assert "batch" not in step.about
 

@@ -1,4 +1,4 @@
-"""Times by the clock: noise makes no mode faster than one that does strictly less."""
+"""Times by the clock, whose noise makes no mode faster, and speeds fitted to them."""
 
 import json
 import math
@@ -15,6 +15,7 @@ from speechbrain_rev.planner.timing import (
     Speed,
     beyond_noise,
     copied_bytes_per_second,
+    fitted_speed,
     interleaved_seconds,
 )
 from speechbrain_rev.planner.trace import Work
@@ -25,28 +26,24 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("stored_seconds", "seeds", "expected"),
-    [
-        (1.0, range(2), "store"),
-        # Fresh memory can make what is stored really slower.
-        (2.0, [0], "recompute"),
-    ],
+    ("stored_seconds", "expected"),
+    # Fresh memory can make what is stored really slower.
+    [(1.0, "store"), (2.0, "recompute")],
 )
 def test_a_mode_is_faster_than_storing_beyond_the_noise_alone(
-    monkeypatch, stored_seconds, seeds, expected
+    monkeypatch, stored_seconds, expected
 ):
     factors = {**dict.fromkeys(Mode, 1.0), Mode.STORE: stored_seconds}
-    for seed in seeds:
-        noise = random.Random(seed)
+    noise = random.Random(0)
 
-        def trace_seconds(network, step, device, noise=noise):
-            modes = network.block_modes().items()
-            taken = {n: factors[Mode(m)] * noise.uniform(0.9, 1.1) for n, m in modes}
-            return {"": 1.0, **taken}
+    def trace_seconds(network, step, device):
+        modes = network.block_modes().items()
+        taken = {n: factors[Mode(m)] * noise.uniform(0.9, 1.1) for n, m in modes}
+        return {"": 1.0, **taken}
 
-        monkeypatch.setattr(timing, "trace_seconds", trace_seconds)
-        planned = plan(plain(6), torch.randn(8, 64), 10**9, blocks=["?"])
-        assert set(planned.modes.values()) == {expected}
+    monkeypatch.setattr(timing, "trace_seconds", trace_seconds)
+    planned = plan(plain(6), torch.randn(8, 64), 10**9, blocks=["?"])
+    assert set(planned.modes.values()) == {expected}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +95,59 @@ def test_a_speed_of_version_0_1_0_is_read_and_copies_take_it_no_time():
     copies = replace(work, host_bytes=10**9)
     assert old.seconds(copies) == old.seconds(work) == ASSUMED.seconds(work)
     assert ASSUMED.seconds(copies) > ASSUMED.seconds(work)
-    document["host_bytes_per_second"] = 0
-    with pytest.raises(ValueError, match=r"no speed of a device .*above zero"):
-        Speed.from_json(json.dumps(document))
+
+
+WORKS = [
+    Work(10**9, 10**6, 50),
+    Work(10**8, 10**8, 10),
+    Work(10**7, 10**5, 90),
+    Work(10**9, 10**8, 20),
+]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_speeds_are_fitted_to_times(noise):
+    true = Speed(2e12, 3e11, 4e4, {"device": "a test"})
+    turns = [1 + noise, 1 - noise, 1, 1 + noise]
+    seconds = [t * true.seconds(w) for w, t in zip(WORKS, turns, strict=True)]
+    fitted = fitted_speed(WORKS, seconds, true.about)
+    for work in WORKS:
+        expected = pytest.approx(true.seconds(work), rel=3 * noise + 1e-9)
+        assert fitted.seconds(work) == expected
+    assert fitted.about["error of a block's time"].startswith("median ")
+
+
+def test_what_costs_nothing_is_infinitely_fast_and_written_so():
+    only_flops = Speed(1e12, math.inf, math.inf, {"torch": "2", "device": "a test"})
+    seconds = [only_flops.seconds(work) for work in WORKS]
+    assert fitted_speed(WORKS, seconds, only_flops.about).bytes_per_second > 1e15
+    assert Speed.from_json(only_flops.to_json()) == only_flops
+    assert "Infinity" not in only_flops.to_json()
+    assert str(only_flops).startswith("a test, 1 TFLOP/s, inf GiB/s")
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"flops_per_second": -1}, "each must be above zero"),
+        ({"flops_per_second": True}, "each must be above zero"),
+        ({"bytes_per_second": math.nan}, "each must be above zero"),
+        ({"host_bytes_per_second": 0}, "each must be above zero"),
+        (
+            {f"{each}_per_second": None for each in ("flops", "bytes", "operations")},
+            "No speed is finite",
+        ),
+        ({"about": {"torch": "2"}}, "must name the device, under 'device'"),
+        ({"about": "a GPU"}, "about is 'a GPU'"),
+        ({"about": {"device": 3}}, "about has 3 under 'device'"),
+        ({"cards": 3}, "unexpected keyword argument 'cards'"),
+        ("{}", "missing 4 required"),
+        ("[]", "takes names with values"),
+        ("[" * 200_000, "recursion"),
+    ],
+)
+def test_what_is_no_speed_is_refused(changed, reason):
+    if isinstance(changed, dict):
+        changed = json.dumps(json.loads(ASSUMED.to_json()) | changed)
+    with pytest.raises(ValueError, match=f"no speed of a device .*{reason}"):
+        Speed.from_json(changed)

@@ -1,6 +1,5 @@
 """A step is watched block by block, in order, and nobody notices that it is."""
 
-import copy
 import itertools
 import math
 import time
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from speechbrain_rev.modes import LOSSLESS, Mode, fallback
+from speechbrain_rev.modes import Mode, fallback
 from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.planner.network import as_network, compare_next
 from speechbrain_rev.planner.timing import ASSUMED
@@ -19,22 +18,18 @@ from speechbrain_rev.reversible import hooks
 from speechbrain_rev.reversible.hooks import Moment, observed
 from tests.unit.planner.networks import (
     MIB,
-    OTHERS,
     SCALARS,
     Chained,
-    assert_equal_tensors,
     encoder_on_meta,
-    gradients,
     on_meta,
     other_on_meta,
     peak_of,
-    plain,
     profiled_on_meta,
     random_modes,
 )
 
 CPU = torch.device("cpu")
-MODES = (*(mode.value for mode in LOSSLESS), "mixed")
+MODES = ("store", "reconstruct", "mixed")
 
 
 def give(network, mode):
@@ -51,7 +46,7 @@ def work_of(network, step):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["revnet46", "resnet34", *OTHERS])
+@pytest.mark.parametrize("name", ["revnet46", "resnet34", "plain", "chain and layers"])
 def test_blocks_report_in_their_order_and_add_nothing_to_the_peak(name, mode):
     network, step, _ = profiled_on_meta(name)
     give(network, mode)
@@ -62,28 +57,13 @@ def test_blocks_report_in_their_order_and_add_nothing_to_the_peak(name, mode):
         getattr(network, "watched", torch.enable_grad)(),
     ):
         step()
-    order = [name for name, moment in seen if moment is Moment.FORWARD_BEGINS]
-    ends = sorted(names.values(), key=lambda n: (n != "head", n == "tail"))
-    assert order == ends
+    order = sorted(names.values(), key=lambda n: (n != "head", n == "tail"))
     there = itertools.product(order, (Moment.FORWARD_BEGINS, Moment.FORWARD_ENDS))
     back = [(name, Moment.BACKWARD_BEGINS) for name in reversed(order)]
     assert seen == [*there, *back]
     watched = trace_bytes(network, step).peak_bytes
     compare_next(network)
     assert watched == peak_of(step)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_who_watches_changes_no_gradient(mode):
-    torch.manual_seed(0)
-    module, x, blocks = OTHERS["chain and layers"]()
-    network = as_network(module, blocks)
-    give(network, mode)
-    state = copy.deepcopy(module.state_dict())
-    alone = gradients(module, x)
-    module.load_state_dict(state)
-    with observed(lambda block, moment: None), network.watched():
-        assert_equal_tensors(gradients(module, x), alone)
 
 
 def test_no_observer_and_no_hook_is_left_behind():
@@ -118,18 +98,6 @@ def test_what_is_made_between_two_blocks_belongs_to_the_second():
     trace = trace_bytes(as_network(module, ["first", "second"]), step)
     assert trace.peak_bytes >= trace.blocks["second"].forward_peak_bytes >= MIB
     assert trace.blocks["first"].forward_peak_bytes < MIB // 100
-
-
-def test_bytes_of_a_block_are_those_that_autograd_saves():
-    module, step = on_meta(
-        nn.Sequential(nn.Linear(64, 64), nn.Tanh()), torch.randn(100, 64)
-    )
-    linear, tanh = trace_bytes(as_network(module, ["?"]), step).blocks.values()
-    size = 4 * 100 * 64
-    assert linear.before_bytes == 0
-    # The input was there before; the output lives for tanh, whose own is kept.
-    assert linear.after_bytes == tanh.before_bytes == size
-    assert tanh.after_bytes == 2 * size
 
 
 @pytest.mark.parametrize("before", ["store", "recompute"])
@@ -185,15 +153,14 @@ class Slow(nn.Module):
 
 
 def test_time_is_attributed_to_the_block_that_takes_it():
-    module = nn.Sequential(Slow(0), Slow(0.05), Slow(0), nn.Tanh())
-    x = torch.randn(4, 8)
+    module, x = nn.Sequential(Slow(0), Slow(0.05), Slow(0)), torch.randn(4, 8)
 
     def step():
         y = module(x)
         time.sleep(0.02)
         y.sum().backward()
 
-    network = as_network(module, ["0", "1", "2"])
+    network = as_network(module, ["?"])
     seconds = trace_seconds(network, step, CPU)
     assert set(seconds) == {"", "0", "1", "2"}
     assert seconds["1"] >= 0.05
@@ -205,46 +172,29 @@ def test_time_is_attributed_to_the_block_that_takes_it():
 class Two(nn.Module):
     """Two layers, called by a function."""
 
-    def __init__(self, call, a=None):
+    def __init__(self, call):
         super().__init__()
-        self.a, self.b = a or nn.Linear(4, 4), nn.Linear(4, 4)
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
         self.call = call
 
     def forward(self, x):
-        return self.call(self, x)
-
-
-def twice(own, x):
-    return own.a(own.b(own.a(x)))
-
-
-def unused(own, x):
-    y = own.a(x)
-    own.b(y)
-    return y
+        return self.call(self.a, self.b, x)
 
 
 REFUSED = {
-    "a ran more than once": lambda: Two(twice),
-    "b ran more than once": lambda: Two(
-        lambda own, x: own.a(x) * own.b(x).detach() + own.b(x.detach()).sum()
-    ),
-    "a did not run": lambda: Two(lambda own, x: own.b(x), a=Two(twice)),
-    "b had no backward pass": lambda: Two(unused),
+    "a ran more than once": lambda a, b, x: a(b(a(x))),
+    "b ran more than once": lambda a, b, x: a(x) * b(x).detach() + b(x.detach()).sum(),
+    "a did not run": lambda a, b, x: b(x),
+    "b had no backward pass": lambda a, b, x: (a(x), b(x))[0],
+    "a, b had no backward pass": lambda a, b, x: b(a(x)).detach() + x.requires_grad_(),
 }
 
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_blocks_that_do_not_run_one_after_the_other_are_refused(reason):
-    module, step = on_meta(REFUSED[reason](), torch.randn(2, 4))
+    module, step = on_meta(Two(REFUSED[reason]), torch.randn(2, 4))
     with pytest.raises(ValueError, match=reason):
         trace_bytes(as_network(module, ["a", "b"]), step)
-
-
-def test_a_step_without_a_backward_pass_is_refused():
-    module, x = plain(2).to("meta"), torch.randn(4, 64, device="meta")
-    with pytest.raises(ValueError, match="0, 1 had no backward pass"):
-        trace_bytes(as_network(module, ["?"]), lambda: module(x))
 
 
 def test_bytes_are_of_a_step_that_compares_streams_and_work_of_one_that_does_not():
@@ -275,16 +225,12 @@ def test_tensors_of_the_network_s_device_are_counted_and_copies_from_others_take
     size = 4 * 200 * 50
     module = nn.Sequential(nn.Linear(50, 50), FromTheMachine(), nn.Tanh())
     module, step = on_meta(module, torch.randn(200, 50))
-    network = as_network(module, ["?"])
-    cpu, meta, every = (
-        live_bytes_peak(step, device=device and torch.device(device))
-        for device in ("cpu", "meta", None)
-    )
-    trace = trace_bytes(network, step, with_work=True)
+    cpu, meta = (live_bytes_peak(step, device=torch.device(d)) for d in ("cpu", "meta"))
+    trace = trace_bytes(as_network(module, ["?"]), step, with_work=True)
     assert trace.blocks["2"].after_bytes >= 2 * size
     assert trace.peak_bytes == meta
     assert cpu == size
-    assert meta <= every <= meta + size
+    assert meta <= live_bytes_peak(step, device=None) <= meta + size
     copied = {name: work.host_bytes for name, work in trace.work.items()}
     assert copied == {"": 0, "0": 0, "1": size, "2": 0}
     slow = replace(ASSUMED, host_bytes_per_second=size / 8)

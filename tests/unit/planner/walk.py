@@ -13,9 +13,8 @@ import os
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -28,17 +27,14 @@ from speechbrain_rev.planner.plan import Choice
 from speechbrain_rev.planner.profile import VARIABLE
 from speechbrain_rev.training import give_modes
 
-_ROOT = Path(__file__).parents[3]
-_HOUSES = _ROOT / "speechbrain_rev", _ROOT / "recipes" / "VoxCeleb"
-
+ROOT = Path(__file__).parents[3]
+FOLDERS = ROOT / "speechbrain_rev", ROOT / "recipes" / "VoxCeleb"
 #: A budget that is no other number of a step.
 BUDGET = "1234567B"
-
 # What is no function of its own, but a part of the one in which it stands.
-_INLINE = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
-
+INLINE = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 # Numbers below are counts of blocks or samples.
-_LEAST_BYTES = 2**12
+LEAST_BYTES = 2**12
 
 
 class Call(NamedTuple):
@@ -50,67 +46,46 @@ class Call(NamedTuple):
     function: str
 
     @property
-    def climbs(self) -> bool:
+    def climbs(self):
         """Whether the other function is on a floor above."""
         return floor_of(self.module) < floor_of(self.caller_module)
 
+    def __str__(self):
+        words = f"{self.caller_module}.{self.caller} -> {self.module}.{self.function}"
+        return words + " up" * self.climbs
+
 
 class Walk:
-    """Calls that carry a budget: a profile function of ``sys.setprofile``.
+    """Calls that carry a budget: a profile function of ``sys.setprofile``."""
 
-    Parameters
-    ----------
-    text : str
-        The budget, as a user writes it.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.text, self.sizes = text, set[int]()
+    def __init__(self, text):
+        self.text, self.sizes = text, set()
         #: The calls, in their order, each once.
-        self.calls: dict[Call, None] = {}
-        self._carrying: set[types.FrameType] = set()
+        self.calls, self._carrying = {}, set()
 
     @property
-    def modules(self) -> list[str]:
-        """All files that the budget comes to."""
-        return sorted(
-            {module for c in self.calls for module in (c.module, c.caller_module)}
-        )
+    def modules(self):
+        return {module for c in self.calls for module in (c.module, c.caller_module)}
 
     @property
-    def climbs(self) -> list[Call]:
-        """The calls from a lower floor to one above."""
+    def climbs(self):
         return [call for call in self.calls if call.climbs]
 
-    def table(self) -> str:
-        """Write a line for each call."""
-        head = (
-            f"{len(self.calls)} calls in {len(self.modules)} modules, "
-            f"{len(self.climbs)} to a floor above"
-        )
-        lines = [
-            f"{c.caller_module}.{c.caller} -> {c.module}.{c.function}{' up' * c.climbs}"
-            for c in self.calls
-        ]
-        return "\n".join([head, *lines])
-
-    def __call__(self, frame: types.FrameType, event: str, given: object) -> None:
-        if event not in ("call", "return") or not _is_ours(frame):
+    def __call__(self, frame, event, given):
+        if event not in ("call", "return") or not is_ours(frame):
             return
         if event == "call":
-            if any(self._is_carried(value) for value in frame.f_locals.values()):
+            if any(map(self._is_carried, frame.f_locals.values())):
                 self._carrying.add(frame)
                 self._note(frame)
-            return
-        if frame not in self._carrying:
-            if self._is_carried(given):
-                self._note(frame)
-            return
-        self._carrying.remove(frame)
-        if type(given) is int and given >= _LEAST_BYTES:
-            self.sizes.add(given)
+        elif frame in self._carrying:
+            self._carrying.remove(frame)
+            if type(given) is int and given >= LEAST_BYTES:
+                self.sizes.add(given)
+        elif self._is_carried(given):
+            self._note(frame)
 
-    def _is_carried(self, value: object, *, is_field: bool = False) -> bool:
+    def _is_carried(self, value, *, is_field=False):
         if isinstance(value, Plan | Choice | Infeasible):
             return True
         if isinstance(value, str | int):
@@ -122,54 +97,54 @@ class Walk:
         fields = [] if is_field else [getattr(value, name, None) for name in names]
         return any(self._is_carried(each, is_field=True) for each in fields)
 
-    def _note(self, frame: types.FrameType) -> None:
+    def _note(self, frame):
         caller = frame.f_back
-        while caller is not None and not _is_ours(caller):
+        while caller is not None and not is_ours(caller):
             caller = caller.f_back
         if caller is not None:  # The walk's first function is called by us.
-            self.calls[Call(*_place(caller), *_place(frame))] = None
+            self.calls[Call(*place(caller), *place(frame))] = None
 
 
 @functools.cache
-def _module_at(path: str) -> str | None:
-    for house in _HOUSES:
-        if Path(path).is_relative_to(house):
-            return ".".join(Path(path).relative_to(_ROOT).with_suffix("").parts)
-    return None
+def module_at(path):
+    if not any(Path(path).is_relative_to(folder) for folder in FOLDERS):
+        return None
+    return ".".join(Path(path).relative_to(ROOT).with_suffix("").parts)
 
 
-def _is_ours(frame: types.FrameType) -> bool:
+def is_ours(frame):
     code = frame.f_code
-    return code.co_name not in _INLINE and _module_at(code.co_filename) is not None
+    return code.co_name not in INLINE and module_at(code.co_filename) is not None
 
 
-def _place(frame: types.FrameType) -> tuple[str, str]:
+def place(frame):
     code = frame.f_code
     # Python 3.10 knows the last part of the name only.
     name = getattr(code, "co_qualname", f"{code.co_name}:{code.co_firstlineno}")
-    return str(_module_at(code.co_filename)), name
+    return module_at(code.co_filename), name
 
 
 @functools.cache
-def _floors() -> list[list[str]]:
+def floors():
     """Read the floors, upper ones first, from the settings of import-linter."""
     settings = configparser.ConfigParser()
-    settings.read(_ROOT / "setup.cfg")
+    settings.read(ROOT / "setup.cfg")
     lines = settings["importlinter:contract:layers"]["layers"].split("\n")
-    named = [[name.strip() for name in line.split("|")] for line in lines if line]
-    return [["recipes"], *named]
+    return ["recipes", *filter(None, lines)]
 
 
-def floor_of(module: str) -> int:
+def floor_of(module):
     """Count the floors above that of a module."""
-    for number, names in enumerate(_floors()):
-        if any(f"{module}.".startswith(f"{name}.") for name in names):
-            return number
-    raise LookupError(f"{module} is on no floor of setup.cfg.")
+    names = ([name.strip() for name in line.split("|")] for line in floors())
+    return next(
+        number
+        for number, floor in enumerate(names)
+        if any(f"{module}.".startswith(f"{name}.") for name in floor)
+    )
 
 
 @contextlib.contextmanager
-def followed(text: str) -> Iterator[Walk]:
+def followed(text):
     """Follow a budget through all that is called meanwhile."""
     walk, before = Walk(text), sys.getprofile()
     sys.setprofile(walk)
@@ -179,34 +154,13 @@ def followed(text: str) -> Iterator[Walk]:
         sys.setprofile(before)
 
 
-def walk_of_recipe(folder: Path, **changed: Any) -> Walk:
-    """Let the recipe give an encoder the modes that a budget allows, and follow that.
-
-    Parameters
-    ----------
-    folder : Path
-        An empty one, of the run.
-    **changed : object
-        Settings of the recipe that are other ones.
-
-    Returns
-    -------
-    Walk
-        From ``give_modes`` of the recipe on.
-    """
+def walk_of_recipe(folder, **changed):
+    """Let the recipe give an encoder the modes that a budget allows, and follow that."""
     torch.manual_seed(0)
-    encoder = build_encoder(
-        "revnet57",
-        widths=(8, 8, 8, 8),
-        blocks=(1, 0, 0, 1),
-        n_mels=24,
-        embedding_dim=16,
-    )
+    sizes = {"widths": (8, 8, 8, 8), "blocks": (1, 0, 0, 1), "n_mels": 24}
     settings = {
         "memory_budget": BUDGET,
-        "plan_file": None,
-        "mode": None,
-        "max_gradient_error": None,
+        **dict.fromkeys(("plan_file", "mode", "max_gradient_error")),
         "chunk": "auto",
         "batch_size": 4,
         "chunk_samples": 3680,
@@ -218,11 +172,14 @@ def walk_of_recipe(folder: Path, **changed: Any) -> Walk:
         "output_folder": str(folder),
         **changed,
     }
-    classifier = CosineClassifier(16, 10)
+    modules = {
+        "embedding_model": build_encoder("revnet57", embedding_dim=16, **sizes),
+        "classifier": CosineClassifier(16, 10),
+    }
     begins = types.SimpleNamespace(restore=lambda checkpointer, chosen: False)
     brain = types.SimpleNamespace(
         hparams=types.SimpleNamespace(**settings),
-        modules=nn.ModuleDict({"embedding_model": encoder, "classifier": classifier}),
+        modules=nn.ModuleDict(modules),
         checkpointer=types.SimpleNamespace(
             recoverables={CHANNELS: begins}, restore_states=lambda *names: None
         ),
@@ -237,4 +194,7 @@ def walk_of_recipe(folder: Path, **changed: Any) -> Walk:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         os.environ[VARIABLE] = os.path.join(made, "profiles")
-        print(walk_of_recipe(Path(made)).table())
+        walked = walk_of_recipe(Path(made))
+        counts = len(walked.calls), len(walked.modules), len(walked.climbs)
+        print("{} calls in {} modules, {} to a floor above".format(*counts))
+        print(*walked.calls, sep="\n")

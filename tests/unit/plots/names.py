@@ -1,15 +1,24 @@
-"""What holds of names beside points in any picture."""
+"""What words and points of a picture are, and what holds of names beside points."""
 
 import itertools
 
 import numpy as np
 
 
+def texts_of(texts):
+    """The words of a legend, axes or tick labels, but for empty ones."""
+    return [text.get_text() for text in texts if text.get_text()]
+
+
+def points_of(line):
+    return [tuple(point) for point in line.get_xydata()]
+
+
 def check_names(axes, marks, places):
     """Names lie within the axes and the figure, apart from names and marks, by their points."""
     texts = [text for text in axes.texts if text.get_text() in places]
     tied = {tuple(text.xy) for text in axes.texts if is_tie(text)}
-    assert sorted(text.get_text() for text in texts) == sorted(places)
+    assert sorted(texts_of(texts)) == sorted(places)
     point = axes.figure.dpi / 72
     boxes = [text.get_window_extent() for text in texts]
     centres = axes.transData.transform([*marks])

@@ -7,6 +7,10 @@ from scipy.stats import norm
 from speechbrain_rev.plots import det_plot
 from speechbrain_rev.scoring import det_curve, eer
 
+from .names import texts_of
+
+TIED = SimpleNamespace(false_alarm=np.array([1.0, 0.0]), miss=np.array([0.0, 1.0]))
+
 
 def scored(trials, distance, seed=0):
     rng = np.random.default_rng(seed)
@@ -14,19 +18,21 @@ def scored(trials, distance, seed=0):
     return rng.normal(size=trials) + distance * labels, labels
 
 
+def marks_of(axes):
+    return [line.get_xydata() for line in axes.lines if line.get_marker() == "o"]
+
+
 def test_curves_have_the_eer_of_scoring_and_axes_of_normal_deviates(drawn):
     systems = {"cosine": scored(300, 2), "as_norm": scored(300, 3, seed=1)}
     figure = drawn(det_plot, {name: det_curve(*s) for name, s in systems.items()})
     rates = {name: eer(*system) for name, system in systems.items()}
     (legend,), (axes,) = figure.legends, figure.axes
-    assert [text.get_text() for text in legend.texts] == [
-        f"{name}: EER {100 * rate:.2f} %" for name, rate in rates.items()
-    ]
-    marks = [line for line in axes.lines if line.get_marker() == "o"]
-    for mark, rate in zip(marks, rates.values(), strict=True):
-        np.testing.assert_allclose(mark.get_xydata(), [[norm.ppf(rate)] * 2], rtol=1e-9)
-    for place, text in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True):
-        assert place == pytest.approx(norm.ppf(float(text.get_text()) / 100))
+    labels = [f"{name}: EER {100 * rate:.2f} %" for name, rate in rates.items()]
+    assert texts_of(legend.texts) == labels
+    for mark, rate in zip(marks_of(axes), rates.values(), strict=True):
+        np.testing.assert_allclose(mark, [[norm.ppf(rate)] * 2], rtol=1e-9)
+    percents = [float(text) for text in texts_of(axes.get_xticklabels())]
+    np.testing.assert_allclose(axes.get_xticks(), norm.ppf(np.divide(percents, 100)))
     assert axes.get_xlim() == axes.get_ylim()
 
 
@@ -48,12 +54,7 @@ def test_the_worst_and_the_best_systems_are_drawn_within_the_axes(drawn, distanc
     (axes,) = drawn(det_plot, {"ours": curve, "all tied": TIED}).axes
     low, high = axes.get_xlim()
     assert np.isfinite([low, high]).all()
-    marks = [line for line in axes.lines if line.get_marker() == "o"]
-    tied = marks[1].get_xydata()
-    assert np.all((tied >= low) & (tied <= high))
-
-
-TIED = SimpleNamespace(false_alarm=np.array([1.0, 0.0]), miss=np.array([0.0, 1.0]))
+    assert np.all((marks_of(axes)[1] >= low) & (marks_of(axes)[1] <= high))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from speechbrain_rev.plots import (
     time_by_batch,
 )
 
+from .names import points_of, texts_of
+
 WORDS = {"title": "T", "source": "S"}
 STORED = PartsBar("revnet57", "store", {"activations": 4e9, "optimizer_states": 4e7})
 STAGE = PartsBar("resnet34", "stage 1", {"held": 1e6, "working": 1e5, "weights": 9})
@@ -21,22 +23,19 @@ CURVES = {
 }
 
 
-@pytest.mark.parametrize(("largest", "unit"), [(8e7, "MiB"), (1.2e9, "GiB")])
-def test_bars_are_as_long_as_the_bytes_in_the_unit_named(drawn, largest, unit):
+@pytest.mark.parametrize(
+    ("largest", "unit", "divisor"), [(8e7, "MiB", 2**20), (1.2e9, "GiB", 2**30)]
+)
+def test_bars_are_as_long_as_the_bytes_in_the_unit_named(drawn, largest, unit, divisor):
     rows = [("resnet34", "store", 6e7), ("revnet57", "store", largest)]
     rows.append(("revnet57", "reconstruct", 2.3e7))
     figure = drawn(memory_bars, rows)
-    (axes,) = figure.axes
-    divisor = {"MiB": 2**20, "GiB": 2**30}[unit]
+    (axes,), (legend,) = figure.axes, figure.legends
     widths = [bar.get_width() for bar in axes.patches[: len(rows)]]
     np.testing.assert_allclose(widths, [size / divisor for _, _, size in rows])
     assert axes.get_xlabel() == f"training memory per utterance, {unit}"
-    assert [text.get_text() for text in axes.get_yticklabels()] == [
-        "resnet34",
-        "revnet57",
-    ]
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.texts] == ["store", "reconstruct"]
+    assert texts_of(axes.get_yticklabels()) == ["resnet34", "revnet57"]
+    assert texts_of(legend.texts) == ["store", "reconstruct"]
 
 
 @pytest.mark.parametrize(
@@ -45,9 +44,7 @@ def test_bars_are_as_long_as_the_bytes_in_the_unit_named(drawn, largest, unit):
 def test_bars_of_parts_are_drawn_in_both_units(drawn, bars, unit):
     sizes, shares = drawn(memory_parts, bars, unit=unit, **WORDS).axes
     assert sizes.get_xlabel() == unit
-    assert [text.get_text() for text in sizes.get_yticklabels()] == [
-        bar.label for bar in bars
-    ]
+    assert texts_of(sizes.get_yticklabels()) == [bar.label for bar in bars]
     assert shares.get_xlim() == (0, 100)
 
 
@@ -58,30 +55,24 @@ def test_a_way_has_one_colour_in_all_panels_and_its_points_by_batch(drawn):
         lines = {line.get_label(): line for line in axes.lines}
         assert list(lines) == ["store", "planned", "compiled"]
         for name, line in lines.items():
-            points = [tuple(point) for point in line.get_xydata()]
-            assert points == sorted(curves.get(name, {}).items())
+            assert points_of(line) == sorted(curves.get(name, {}).items())
         colours.append([line.get_color() for line in lines.values()])
     assert colours[0] == colours[1]
     assert len(set(colours[0])) == 3
-    ticks = [text.get_text() for text in figure.axes[1].get_xticklabels()]
-    assert ticks == ["2", "4", "8"]
+    assert texts_of(figure.axes[1].get_xticklabels()) == ["2", "4", "8"]
 
 
-def test_each_panel_has_its_curves_and_what_distinguishes_points(drawn):
-    figure = drawn(time_against_memory, {"revnet57": CURVES, "other": CURVES}, **WORDS)
-    assert len(figure.axes) == 2
-    for axes in figure.axes:
-        shown = [[tuple(point) for point in line.get_xydata()] for line in axes.lines]
-        assert shown == [[point[:2] for point in points] for points in CURVES.values()]
-        assert {t.get_text() for t in axes.texts if t.get_text()} == {"1 MB", "2 MB"}
-    names = [text.get_text() for text in figure.axes[0].get_legend().texts]
-    assert names == ["stored", "ours"]
-
-
-def test_what_curves_have_in_common_is_written_at_the_last(drawn):
-    curves = CURVES | {"later": [(0.03, 1.9, "1 MB")]}
-    (axes,) = drawn(time_against_memory, {"revnet57": curves}, **WORDS).axes
-    assert {t.get_text(): t.xy for t in axes.texts if t.get_text()} == {
-        "1 MB": (0.03, 1.9),
-        "2 MB": (0.02, 1.3),
-    }
+def test_each_panel_has_its_curves_and_words_stand_at_the_last_that_has_them(drawn):
+    later = CURVES | {"later": [(0.03, 1.9, "1 MB")]}
+    panels = {"revnet57": CURVES, "other": later}
+    first, second = drawn(time_against_memory, panels, **WORDS).axes
+    for axes, curves in ((first, CURVES), (second, later)):
+        shown = [points_of(line) for line in axes.lines]
+        assert shown == [[point[:2] for point in points] for points in curves.values()]
+    places = [
+        {t.get_text(): t.xy for t in axes.texts if t.get_text()}
+        for axes in (first, second)
+    ]
+    assert places[0] == {"1 MB": (0.01, 1.5), "2 MB": (0.02, 1.3)}
+    assert places[1] == {"1 MB": (0.03, 1.9), "2 MB": (0.02, 1.3)}
+    assert texts_of(first.get_legend().texts) == ["stored", "ours"]

@@ -4,6 +4,8 @@ from matplotlib.colors import to_rgba
 from speechbrain_rev.plots import plan_map
 from speechbrain_rev.plots.style import MODE_COLOURS
 
+from .names import points_of, texts_of
+
 WORDS = {"title": "T", "source": "S"}
 PLANS = {
     8: {"stem": "store", "b.0": "store", "b.1": "store"},
@@ -14,33 +16,24 @@ PLANS = {
 SPEEDS = {8: 50.0, 32: 70.0, 64: 60.0}
 
 
-def colours_of(mesh):
-    """What a cell shows, [block][batch]."""
-    values = mesh.get_array().reshape(mesh._coordinates.shape[0] - 1, -1)
-    return [[tuple(mesh.cmap(mesh.norm(v))) for v in row] for row in values]
-
-
-def test_each_cell_has_the_colour_of_its_mode(figures, tmp_path):
-    path = tmp_path / "plans.png"
-    plan_map(PLANS, SPEEDS, path, **WORDS)
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    upper, lower = figures[-1].axes
-    for block, row in zip(PLANS[8], colours_of(upper.collections[0]), strict=True):
-        for batch, colour in zip(sorted(PLANS), row, strict=True):
-            mode = PLANS[batch].get(block)
-            assert colour == to_rgba(MODE_COLOURS[mode] if mode else "white")
-    (line, best) = lower.lines
-    assert [tuple(p) for p in line.get_xydata()] == sorted(SPEEDS.items())
+def test_each_cell_has_the_colour_of_its_mode(drawn):
+    upper, lower = drawn(plan_map, PLANS, SPEEDS, **WORDS).axes
+    mesh = upper.collections[0]
+    shown = mesh.cmap(mesh.norm(mesh.get_array())).reshape(-1, 4).tolist()
+    modes = [PLANS[batch].get(block) for block in PLANS[8] for batch in sorted(PLANS)]
+    colours = [MODE_COLOURS[mode] if mode else "white" for mode in modes]
+    assert shown == [list(to_rgba(colour)) for colour in colours]
+    line, best = lower.lines
+    assert points_of(line) == sorted(SPEEDS.items())
     assert best.get_xdata()[0] == 32
-    assert [t.get_text() for t in lower.texts] == ["70 at batch 32"]
-    names = [text.get_text() for text in upper.get_legend().texts]
+    assert texts_of(lower.texts) == ["70 at batch 32"]
+    names = texts_of(upper.get_legend().texts)
     assert names == ["store", "reconstruct", "recompute"]
-    assert [t.get_text() for t in upper.get_yticklabels()] == ["stem", "b.0", "b.1"]
     # The first block is at the top.
+    assert texts_of(upper.get_yticklabels()) == ["stem", "b.0", "b.1"]
     assert upper.yaxis_inverted()
     # Cells are as wide as batches are apart.
-    edges = upper.collections[0].get_coordinates()[0, :, 0]
-    assert list(edges) == [4, 12, 24, 48, 80]
+    assert list(mesh.get_coordinates()[0, :, 0]) == [4, 12, 24, 48, 80]
 
 
 CHAINS = [[f"stages.{i}.chain.{j}" for j in range(20)] for i in range(2)]
@@ -55,10 +48,9 @@ BLOCKS = ["stem", *CHAINS[0][:10], "stages.1.entry", *CHAINS[1][:10]]
         (["stem", *CHAINS[0], *CHAINS[1]], ["stages.0.chain", "stages.1.chain"]),
     ],
 )
-def test_many_blocks_are_named_by_chain(figures, tmp_path, blocks, labels):
-    plan_map({8: dict.fromkeys(blocks, "store")}, {8: 1.0}, tmp_path / "a.png", **WORDS)
-    upper, lower = figures[-1].axes
-    shown = [t.get_text() for t in upper.get_yticklabels()]
-    assert shown == labels
-    assert [t.get_text() for t in upper.get_legend().texts] == ["store"]
+def test_many_blocks_are_named_by_chain(drawn, blocks, labels):
+    plans = {8: dict.fromkeys(blocks, "store")}
+    upper, lower = drawn(plan_map, plans, {8: 1.0}, **WORDS).axes
+    assert texts_of(upper.get_yticklabels()) == labels
+    assert texts_of(upper.get_legend().texts) == ["store"]
     assert lower.get_ylabel() == "utterances per second"

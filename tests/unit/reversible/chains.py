@@ -42,6 +42,37 @@ def as_global(**functions):
     return type("Global", (), {k: staticmethod(f) for k, f in functions.items()})
 
 
+def module_with(**attributes):
+    """Make a class of modules of a forward method; attributes are made by functions."""
+
+    def make(forward):
+        def __init__(self):
+            super(made, self).__init__()
+            for name, value in attributes.items():
+                setattr(self, name, value())
+
+        name = "".join(word.title() for word in forward.__name__.split("_"))
+        members = {"__init__": __init__, "forward": forward}
+        made = type(name, (nn.Module,), members | {"__module__": forward.__module__})
+        return made
+
+    return make
+
+
+class Counted(nn.Module):
+    """Notes each run of a module, and whether it is in a backward pass."""
+
+    def __init__(self, module):
+        super().__init__()
+        runs = []
+        self.module = module
+        self.variables = as_global(note=runs.append, runs=lambda: runs)
+
+    def forward(self, x):
+        self.variables.note(in_backward())
+        return self.module(x)
+
+
 @dataclass(frozen=True)
 class Precision:
     """How a step computes: weights, autocast, and a scaled loss as SpeechBrain has it."""
@@ -99,16 +130,14 @@ def torch_residual(channels):
     return nn.Sequential(first, nn.BatchNorm2d(channels), nn.ReLU(), last)
 
 
-def dropout_residual(channels):
-    return nn.Sequential(conv(channels), nn.Dropout(0.5), nn.Tanh())
-
-
 RESIDUALS = {
     "basic": BasicResidual,
     "bottleneck": BottleneckResidual,
     "df_bottleneck": DFBottleneckResidual,
     "torch": torch_residual,
-    "dropout": dropout_residual,
+    "dropout": lambda channels: nn.Sequential(
+        conv(channels), nn.Dropout(0.5), nn.Tanh()
+    ),
 }
 
 
@@ -245,23 +274,24 @@ def equal_to_plain(chain, precision=FLOAT64, train=train_once, *, to_the_bit=Non
     return grads
 
 
-def assert_same_bits(found, expected):
+def assert_same_bits(tensors, expected):
     """Assert that what has a name in one dictionary is the same, or None, in another."""
     for name, x in expected.items():
-        assert (x is None) == (found[name] is None), name
-        assert x is None or torch.equal(found[name], x), name
+        assert (x is None) == (tensors[name] is None), name
+        assert x is None or torch.equal(tensors[name], x), name
 
 
-def distance(found, expected):
+def distance(tensors, expected):
     """Relative distance of two dictionaries of tensors, None only where both are."""
-    assert found.keys() == expected.keys()
-    for name in found:
-        assert (found[name] is None) == (expected[name] is None), name
-    pairs = [
-        (found[n].detach(), expected[n].detach()) for n in found if found[n] is not None
+    assert tensors.keys() == expected.keys()
+    for name, x in expected.items():
+        assert (x is None) == (tensors[name] is None), name
+    given = [name for name, x in expected.items() if x is not None]
+    wide = [
+        (tensors[n].detach().double(), expected[n].detach().double()) for n in given
     ]
-    difference = sum((a.double() - b.double()).square().sum() for a, b in pairs)
-    return float((difference / sum(b.double().square().sum() for _, b in pairs)).sqrt())
+    difference = sum((a - b).square().sum() for a, b in wide)
+    return float((difference / sum(b.square().sum() for _, b in wide)).sqrt())
 
 
 class Run:

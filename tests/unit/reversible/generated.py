@@ -10,7 +10,7 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,27 +23,14 @@ from torch.nn.utils import parametrizations
 
 from speechbrain_rev.modes import LOSSLESS
 
+from .chains import module_with
+
 #: Features of every tensor: it is [batch, SIZE].
 SIZE = 4
 
 
-class Spec:
-    """Plain data whose `repr` names what is not as usual."""
-
-    def __repr__(self):
-        changed = [
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in fields(self)
-            if getattr(self, f.name) != f.default
-        ]
-        return f"{type(self).__name__}({', '.join(changed)})"
-
-    def _repr_pretty_(self, printer, cycle):
-        printer.text(repr(self))
-
-
-@dataclass(frozen=True, repr=False)
-class Layer(Spec):
+@dataclass(frozen=True)
+class Layer:
     """A layer of `LAYERS`; those of one kind that are shared are one module."""
 
     kind: str
@@ -51,8 +38,8 @@ class Layer(Spec):
     frozen: bool = False
 
 
-@dataclass(frozen=True, repr=False)
-class Block(Spec):
+@dataclass(frozen=True)
+class Block:
     """Layers in a row, and what surrounds them."""
 
     layers: tuple["Layer | Block", ...]
@@ -73,8 +60,8 @@ class Block(Spec):
     evaluated: bool = False
 
 
-@dataclass(frozen=True, repr=False)
-class Steps(Spec):
+@dataclass(frozen=True)
+class Steps:
     """How a network is trained."""
 
     steps: int = 1
@@ -93,8 +80,8 @@ class Steps(Spec):
     inputs: tuple[bool, bool] = (True, True)
 
 
-@dataclass(frozen=True, repr=False)
-class Network(Spec):
+@dataclass(frozen=True)
+class Network:
     """A block that is recomputed, or some submodules of it."""
 
     block: Block
@@ -103,8 +90,8 @@ class Network(Spec):
     names: tuple[tuple[str, ...], ...] = ()
 
 
-@dataclass(frozen=True, repr=False)
-class Chain(Spec):
+@dataclass(frozen=True)
+class Chain:
     """Couplings, each of two blocks that keep a tensor's shape and a mode."""
 
     couplings: tuple[tuple[Block, Block, str], ...]
@@ -119,14 +106,6 @@ class First(NamedTuple):
 
     first: Any
     rest: Any
-
-
-@dataclass
-class Held:
-    """A dataclass for arguments and outputs, which torch's trees do not know."""
-
-    first: Any
-    rest: list = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -155,11 +134,7 @@ def values_of(packed):
 
 #: Those that torch's trees do not know.
 OBJECTS: dict[str, tuple[Callable, Callable]] = {
-    "dataclass": (
-        lambda values: Held(values[0], list(values[1:])),
-        lambda packed: [packed.first, *packed.rest],
-    ),
-    "frozen": (lambda values: Frozen(tuple(values)), values_of),
+    "dataclass": (lambda values: Frozen(tuple(values)), values_of),
     "slots": (Slotted, values_of),
     "namespace": (lambda values: SimpleNamespace(values=values), values_of),
     "items and attributes": (
@@ -236,21 +211,12 @@ DIFFICULT = set()
 
 
 def layer(*, difficult=False, **attributes):
-    """Make a class of layers of a forward method; attributes are made by functions."""
+    """Name a class of layers of a forward method; attributes are made by functions."""
 
     def make(forward):
-        def __init__(self):
-            super(made, self).__init__()
-            for name, value in attributes.items():
-                setattr(self, name, value())
-
-        name = "".join(word.title() for word in forward.__name__.split("_"))
-        members = {"__init__": __init__, "forward": forward, "__module__": __name__}
-        made = type(name, (nn.Module,), members)
-        LAYERS[forward.__name__] = made
+        LAYERS[forward.__name__] = module_with(**attributes)(forward)
         if difficult:
             DIFFICULT.add(forward.__name__)
-        return made
 
     return make
 
@@ -278,21 +244,13 @@ LAYERS |= {
     "dropout": nn.Dropout,
     "layer_norm": lambda: nn.LayerNorm(SIZE),
     "batch_norm": lambda: nn.BatchNorm1d(SIZE),
-    "frozen_batch_norm": lambda: nn.BatchNorm1d(SIZE).eval(),
     "spectral_norm": lambda: parametrizations.spectral_norm(_linear()),
-    "weight_norm": lambda: parametrizations.weight_norm(_linear()),
-    "identity": nn.Identity,
 }
 
 
 @layer(norm=lambda: nn.InstanceNorm1d(2, affine=True, track_running_stats=True))
 def instance_norm(self, x):
     return self.norm(x.view(-1, 2, SIZE // 2)).view(x.shape)
-
-
-@layer(weight=_weight)
-def scale(self, x):
-    return x * self.weight
 
 
 @layer(linear=_linear)
@@ -303,6 +261,11 @@ def skipped_by_chance(self, x):
 @layer(used=_linear, unused=_linear)
 def with_an_unused_layer(self, x):
     return self.used(x)
+
+
+@layer(weight=_weight)
+def without_its_input(self, x):
+    return self.weight.expand_as(x)
 
 
 @layer(linear=_linear)
@@ -323,23 +286,6 @@ def narrower(self, x):
         return self.linear(x).to(x.dtype).tanh()
 
 
-class _Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return grad * 3 * x**2
-
-
-@layer()
-def own_function(self, x):
-    return _Cube.apply(x.tanh())
-
-
 @layer(weight=_weight)
 def square_root_that_nobody_uses(self, x):
     y = x * self.weight
@@ -347,33 +293,15 @@ def square_root_that_nobody_uses(self, x):
     return y
 
 
-class TwoNames(nn.Module):
-    """One parameter under two names."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = _weight()
-        self.other = self.weight
-
-    def forward(self, x):
-        return (x * self.weight).sin() + self.other
+@layer(weights=lambda: nn.ParameterDict(dict.fromkeys("ab", _weight())))
+def two_names(self, x):
+    return (x * self.weights["a"]).sin() + self.weights["b"]
 
 
-LAYERS["two_names"] = TwoNames
-
-
-class Borrowed(nn.Module):
-    """A weight that all layers of this kind share."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = _weight()
-
-    def forward(self, x):
-        return (x + self.weight).sin()
-
-
-LAYERS["borrowed"] = Borrowed
+@layer(weight=_weight)
+def borrowed(self, x):
+    """Use a weight that all layers of this kind share."""
+    return (x + self.weight).sin()
 
 
 @layer(gru=lambda: nn.GRU(2, 2, batch_first=True))
@@ -431,14 +359,10 @@ def annealing(self, x):
 
 
 @layer()
-def by_pythons_chance(self, x):
-    return x * random.random()
-
-
-@layer()
-def by_numpys_chance(self, x):
-    # As layers of others drop: by numpy's global generator.
-    return x * np.random.rand() if np.random.rand() < 0.5 else x.cos()  # noqa: NPY002
+def by_chance_of_python_and_numpy(self, x):
+    # As layers of others drop: by global generators.
+    y = x * random.random()
+    return y * np.random.rand() if np.random.rand() < 0.5 else y.cos()  # noqa: NPY002
 
 
 def _scaled_weight():
@@ -467,26 +391,10 @@ def counting_in_its_class(self, x):
     return x.sin() * (1 + self.calls / 8)
 
 
-@layer(difficult=True, means=dict)
-def means_by_name(self, x):
-    self.means["x"] = 0.5 * self.means.get("x", 0) + x.detach().mean(0)
-    return (x - self.means["x"]).sin()
-
-
 @layer(difficult=True, scale=_ones)
 def tensor_rebound(self, x):
     self.scale = 0.5 * self.scale + x.detach().mean(0)
     return (x + self.scale).sin()
-
-
-@layer(difficult=True, gru=lambda: nn.GRU(2, 2, batch_first=True), state=type(None))
-def recurrent_with_memory(self, x):
-    state = None
-    if self.state is not None and self.state.shape[1] == len(x):
-        state = self.state
-    y, state = self.gru(x.view(-1, 2, SIZE // 2), state)
-    self.state = state.detach()
-    return y.reshape(x.shape)
 
 
 @layer(difficult=True, total=lambda: np.zeros(SIZE))
@@ -495,9 +403,10 @@ def array_written_to(self, x):
     return (x + torch.from_numpy(self.total).to(x.dtype)).sin()
 
 
-class Counter:
-    def __init__(self):
-        self.calls = 0
+class Listed(list):
+    """A list that has an attribute, too."""
+
+    calls = 0
 
     def count(self):
         self.calls += 1
@@ -515,10 +424,6 @@ class Private:
         return self.__calls
 
     calls = property(lambda self: self.__calls)
-
-
-class Listed(Counter, list):
-    """A list that has an attribute, too."""
 
 
 def _noting(notes):
@@ -583,7 +488,6 @@ STATES = {
     "tensor_in_place": (_ones, lambda s: s.mul_(1.25).clone()),
     "tensor_in_a_tuple": (lambda: (_ones(), 0), lambda s: s[0].add_(1).clone()),
     "sparse_tensor": (lambda: torch.eye(SIZE).to_sparse(), lambda s: s.to_dense()[0]),
-    "object": (Counter, lambda s: s.count()),
     "private_slots": (Private, lambda s: s.count()),
     "list_with_an_attribute": (Listed, lambda s: s.count()),
     "torchs_generator": (
@@ -630,30 +534,21 @@ def map_for_the_loss(self, x):
     return x.cos()
 
 
-class Remembering(nn.Module):
-    """Keeps a map for layers that recall it."""
-
-    def __init__(self):
-        super().__init__()
-        self.memory = {}
-
-    def forward(self, x):
-        self.memory["map"] = x.sin()
-        return x.cos()
+@layer(difficult=True, memory=dict)
+def remembering(self, x):
+    """Keep a map for layers that recall it."""
+    self.memory["map"] = x.sin()
+    return x.cos()
 
 
-class Recalling(Remembering):
-    """Uses the map that another layer kept, if there is one."""
-
-    def forward(self, x):
-        kept = self.memory.get("map")
-        return x if kept is None or kept.shape != x.shape else x * kept
+@layer(difficult=True, memory=dict)
+def recalling(self, x):
+    kept = self.memory.get("map")
+    return x if kept is None or kept.shape != x.shape else x * kept
 
 
-LAYERS |= {"remembering": Remembering, "recalling": Recalling}
 #: Layers that keep a map, which has no graph where a first run has none.
 KEEPING = {"map_for_the_loss", "remembering", "recalling"}
-DIFFICULT |= KEEPING
 
 
 # What writes in place.
@@ -662,13 +557,6 @@ DIFFICULT |= KEEPING
 @layer(difficult=True)
 def relu_in_place(self, x):
     return x.relu_()
-
-
-@layer(difficult=True)
-def half_in_place(self, x):
-    y = x.sin()
-    y[:, : SIZE // 2].mul_(2)
-    return y
 
 
 @layer(difficult=True, weight=_weight)
@@ -825,17 +713,17 @@ def fresh(cls):
 def _layer(spec, pool):
     if spec.shared and spec in pool:
         return pool[spec]
-    module = LAYERS[spec.kind]()
-    if type(module).__module__ == __name__:
-        module.__class__ = fresh(type(module))
-    for name in ("weight", "memory"):
-        if isinstance(module, Borrowed | Remembering) and hasattr(module, name):
-            setattr(module, name, pool.setdefault(name, getattr(module, name)))
+    made = LAYERS[spec.kind]()
+    if type(made).__module__ == __name__:
+        made.__class__ = fresh(type(made))
+    own = {"borrowed": "weight", "remembering": "memory", "recalling": "memory"}
+    if name := own.get(spec.kind):
+        setattr(made, name, pool.setdefault(name, getattr(made, name)))
     if spec.frozen:
-        module.requires_grad_(False)
+        made.requires_grad_(False)
     if spec.shared:
-        pool[spec] = module
-    return module
+        pool[spec] = made
+    return made
 
 
 def names_of(block, prefix=""):

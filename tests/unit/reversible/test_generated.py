@@ -21,21 +21,18 @@ from hypothesis import (
     event,
     given,
     settings,
+    strategies,
 )
 from torch import Tensor, nn
 
 from speechbrain_rev.reversible import AdditiveCoupling, Recompute, recompute_blocks
 
 from . import generated
-from .chains import EXACT, FLOAT32_ROUNDING, WITHOUT_STORAGE, Plain, make_chain
+from .chains import EXACT, FLOAT32_ROUNDING, MODES, WITHOUT_STORAGE, Plain, make_chain
 from .generated import CONTAINERS, Block, Chain, Layer, Network, Probe, Steps
 
 #: Of each test.
 EXAMPLES = int(os.environ.get("GENERATED_EXAMPLES", "10"))
-
-drawn = settings(
-    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck)
-)
 
 #: Rounding where gradients are added up in another order.
 ROUNDING = {
@@ -58,27 +55,20 @@ UNCOPIED = re.compile("cannot be copied")
 OF_HOOKS = re.compile("hooks on .* fire")
 
 
-@drawn
-@given(generated.recomputed_networks())
-def test_a_recomputed_network_trains_as_in_plain_autograd(case):
-    trains_as_in_plain_autograd(case)
-
-
-@drawn
-@given(generated.chosen_networks())
-def test_a_network_of_recomputed_blocks_trains_as_in_plain_autograd(case):
-    trains_as_in_plain_autograd(case)
-
-
-@drawn
-@given(generated.chains())
-def test_a_chain_trains_as_its_couplings_in_plain_autograd(case):
-    trains_as_in_plain_autograd(case)
+@pytest.mark.parametrize(
+    "networks",
+    [generated.recomputed_networks, generated.chosen_networks, generated.chains],
+)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=strategies.data())
+def test_random_networks_train_as_in_plain_autograd(networks, data):
+    trains_as_in_plain_autograd(data.draw(networks()))
 
 
 LINEAR = Block((Layer("linear"),))
 MAP = Block((Layer("map_for_the_loss"),))
 NORMALISED = Block((Layer("batch_norm"), Layer("dropout")))
+WITHOUT_ITS_INPUT = Block((Layer("without_its_input"),))
 FROZEN = Block((Layer("linear", frozen=True),))
 SEVERAL = {"returns": "tuple", "used": (0,)}
 UNREGISTERED = Block((Layer("unregistered"),))
@@ -134,7 +124,13 @@ CASES = {
     },
     "dtype bfloat16": [Network(Block((Layer("layer_norm"),)), Steps(dtype="bfloat16"))],
     "evaluated": everywhere(replace(NORMALISED, evaluated=True)),
-    "recomputed within": everywhere(Block((replace(NORMALISED, recomputed=True),))),
+    "recomputed within": [
+        case
+        for layer in ("dropout", "attribute_of_a_weight")
+        for case in everywhere(
+            Block((Block((Layer("batch_norm"), Layer(layer)), recomputed=True),))
+        )
+    ],
     "unregistered alone": [chain(UNREGISTERED, UNREGISTERED, WITHOUT_INPUTS)],
     "kept maps": [
         Network(MAP, Steps(uses_aux=True)),
@@ -147,9 +143,18 @@ CASES = {
     ],
     "unused streams": [
         chain(LINEAR, Block((ROOT,)), mode=mode, used=(used,), streams=streams)
-        for mode in WITHOUT_STORAGE
+        for mode in MODES
         for used in (0, 1)
         for streams in ("exact", "float")
+    ]
+    + [
+        Chain(
+            ((LINEAR, LINEAR, "store"), (WITHOUT_ITS_INPUT, LINEAR, mode)),
+            TWICE,
+            "exact",
+            (0,),
+        )
+        for mode in MODES
     ],
     "streams without a graph": [
         chain(f, g, WITHOUT_INPUTS, mode)
@@ -170,76 +175,58 @@ OUTCOMES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_part_trains_as_in_plain_autograd(name):
-    found = {trains_as_in_plain_autograd(case) for case in CASES[name]}
-    assert found == OUTCOMES.get(name, {"trained"})
+    outcomes = {trains_as_in_plain_autograd(case) for case in CASES[name]}
+    assert outcomes == OUTCOMES.get(name, {"trained"})
 
 
 def trains_as_in_plain_autograd(case):
-    """Assert that a case does, or is refused, or that the engine warns."""
-    what, listed = compared(case)
+    """Assert that a case does, or is refused, or that the engine warns; say which."""
+    with generated.default_dtype(case.training.dtype):
+        outcome = compared(case)
     if currently_in_test_context():
-        event(what)  # for --hypothesis-show-statistics
-    assert not listed, "\n".join([repr(case), *listed])
-    return what
+        event(outcome)  # for --hypothesis-show-statistics
+    return outcome
 
 
 def compared(case):
-    """Say what the engine did, and list what is not as in plain autograd."""
-    with generated.default_dtype(case.training.dtype):
-        expected, error, _ = trained(plain_run(case))
-        if error is not None:
-            return "plain autograd refused", []
-        if generated.watches_what_is_left_out(case):
-            return "hooks of what is left out", []
-        if isinstance(case, Chain) and max(map(largest, expected)) > TAME:
-            return "near the range of exact streams", []
-        found, error, warned = trained(engine_run(case))
-        difficult = generated.is_difficult(case)
-        of_hooks = any(map(OF_HOOKS.search, warned))
-        others = [text for text in warned if not OF_HOOKS.search(text)]
-        about = [generated.may_warn(case, text) for text in others]
-        if any(map(UNCOPIED.search, itertools.compress(others, about))):
-            return "warned", []
-        odd = [text for text, known in zip(others, about, strict=True) if not known]
-        listed = [f"warned: {text}" for text in odd]
-        listed += unequal(found, expected, tolerance_of(case), of_hooks)
-        if error is not None:
-            if difficult and is_refusal(error):
-                return "refused", listed
-            return "failed", [f"{type(error).__name__}: {error}", *listed]
-        if is_equal_to_the_bit(case):
-            stored = tuple((f, g, "store") for f, g, _ in case.couplings)
-            expected, *_ = trained(engine_run(replace(case, couplings=stored)))
-            listed += unequal(gradients(found), gradients(expected), 0, of_hooks)
-    return "trained", listed
-
-
-def is_equal_to_the_bit(case):
-    """Whether a case has the gradients of the same couplings with stored activations.
-
-    Gradients of several passes are added up in an order that depends on the mode.
-    """
-    chain = not isinstance(case, Network) and case.streams == "exact"
-    return chain and case.training.passes == 1
+    expected, error, _ = trained(plain_run(case))
+    if error is not None:
+        return "plain autograd refused"
+    if generated.watches_what_is_left_out(case):
+        return "hooks of what is left out"
+    if isinstance(case, Chain) and max(map(largest, expected)) > TAME:
+        return "near the range of exact streams"
+    seen, error, warned = trained(engine_run(case))
+    of_hooks = any(map(OF_HOOKS.search, warned))
+    others = [text for text in warned if not OF_HOOKS.search(text)]
+    known = [text for text in others if generated.may_warn(case, text)]
+    if any(map(UNCOPIED.search, known)):
+        return "warned"
+    assert others == known
+    network = isinstance(case, Network)
+    tolerance = ROUNDING[case.training.dtype] if network else EXACT
+    assert_alike(seen, expected, tolerance, of_hooks)
+    if error is not None:
+        names_a_remedy = isinstance(error, RuntimeError | ValueError | TypeError)
+        if (
+            names_a_remedy
+            and generated.is_difficult(case)
+            and REMEDY.search(str(error))
+        ):
+            return "refused"
+        raise error
+    # Gradients of several passes are added up in an order that depends on the mode.
+    if not network and case.streams == "exact" and case.training.passes == 1:
+        stored = tuple((f, g, "store") for f, g, _ in case.couplings)
+        expected, *_ = trained(engine_run(replace(case, couplings=stored)))
+        assert_alike(gradients(seen), gradients(expected), 0, of_hooks)
+    return "trained"
 
 
 def gradients(seen):
     """Keep what gradients there were."""
-    found = ({n: x for n, x in each.items() if "gradient of" in n} for each in seen)
-    return list(filter(None, found))
-
-
-def tolerance_of(case):
-    """Say how far gradients may be off, as a share of the largest one."""
-    if isinstance(case, Network):
-        return ROUNDING[case.training.dtype]
-    return EXACT
-
-
-def is_refusal(error):
-    """Whether an error says what to do instead."""
-    known = isinstance(error, RuntimeError | ValueError | TypeError)
-    return known and REMEDY.search(str(error)) is not None
+    named = ({n: x for n, x in each.items() if "gradient of" in n} for each in seen)
+    return list(filter(None, named))
 
 
 def plain_run(case):
@@ -249,7 +236,7 @@ def plain_run(case):
         return NetworkRun(case, generated.build(case.block, {}))
     module = Plain(make_chain([], streams=case.streams))
     module.blocks.extend(couplings(case, lambda module: module))
-    return ChainRun(case, module)
+    return NetworkRun(case, module)
 
 
 def engine_run(case):
@@ -262,7 +249,7 @@ def engine_run(case):
         return NetworkRun(case, network if case.names else Recompute(network))
     modes = [mode for *_, mode in case.couplings]
     blocks = couplings(case, Recompute)
-    return ChainRun(case, make_chain(blocks, mode=modes, streams=case.streams))
+    return NetworkRun(case, make_chain(blocks, mode=modes, streams=case.streams))
 
 
 def couplings(case, recompute):
@@ -365,6 +352,9 @@ class NetworkRun:
 
     def forward(self, x, side):
         """Give what the network returns and what of it the loss uses."""
+        if isinstance(self.case, Chain):
+            outputs = self.module(x, side)
+            return outputs, [outputs[place] for place in self.case.used]
         block = self.case.block
         if block.spoiled:
             x = x.clone()
@@ -377,15 +367,12 @@ class NetworkRun:
     def backward(self, terms):
         """Fill in the gradients."""
         kind, loss = self.training.backward, sum(terms)
-        if kind == "by output":
-            for term in terms[1:]:
-                term.backward(retain_graph=True)
-            terms[0].backward()
-            return
-        if kind in ("once", "twice"):
-            if kind == "twice":
-                loss.backward(retain_graph=True)
-            loss.backward()
+        if kind in ("once", "twice", "by output"):
+            parts = {"once": [loss], "twice": [loss, loss]}
+            *others, last = parts.get(kind, [*terms[1:], terms[0]])
+            for part in others:
+                part.backward(retain_graph=True)
+            last.backward()
             return
         leaves = [x for x in self.leaves().values() if x.requires_grad]
         if kind == "of inputs":
@@ -417,30 +404,21 @@ class NetworkRun:
     def state(self, number):
         """Give what a step changes beside gradients, by name."""
         _, numbers, place, *_ = np.random.get_state()  # noqa: NPY002
-        found = {
+        state = {
             "random state": torch.get_rng_state(),
             "Python's random state": hash(random.getstate()),
             "numpy's random state": hash((numbers.tobytes(), place)),
         }
         for name, m in self.named.items():
             for key, buffer in m.named_buffers(recurse=False):
-                found |= facts(buffer, f"buffer {name}.{key}")
+                state |= facts(buffer, f"buffer {name}.{key}")
             if type(m).__module__ == generated.__name__:
                 for key, value in vars(m).items():
                     if not key.startswith("_"):
-                        found |= facts(value, f"attribute {name}.{key}")
+                        state |= facts(value, f"attribute {name}.{key}")
             for i, probe in enumerate(probes_of(m)):
-                found[f"calls of {probe.kind} {i} of {name}"] = probe.calls
-        return {f"step {number}: {name}": value for name, value in found.items()}
-
-
-class ChainRun(NetworkRun):
-    """The training of a chain."""
-
-    def forward(self, x1, x2):
-        """Give what the chain returns and what of it the loss uses."""
-        outputs = self.module(x1, x2)
-        return outputs, [outputs[place] for place in self.case.used]
+                state[f"calls of {probe.kind} {i} of {name}"] = probe.calls
+        return {f"step {number}: {name}": value for name, value in state.items()}
 
 
 def weights_of(y):
@@ -461,8 +439,29 @@ def probes_of(module):
     return [hook for hook in hooks if isinstance(hook, Probe)]
 
 
+#: What is compared of a value of a type.
+STATE_OF = {
+    torch.Generator: torch.Generator.get_state,
+    random.Random: lambda x: hash(x.getstate()),
+    np.random.Generator: lambda x: str(x.bit_generator.state),
+    np.ndarray: lambda x: torch.from_numpy(x.copy()),
+    nn.Module: lambda x: dict(x.named_buffers()),
+    GeneratorType: lambda x: x.gi_frame.f_locals.get("i"),
+    set: repr,
+    itertools.count: repr,
+    FunctionType: lambda f: [
+        [x for c in f.__closure__ or () if (x := c.cell_contents) is not f],
+        f.__defaults__,
+        vars(f),
+    ],
+}
+
+
 def facts(value, name, graph=False):
     """Give what there is to compare in a value, by name, copied."""
+    state = next(
+        (get for kind, get in STATE_OF.items() if isinstance(value, kind)), None
+    )
     if isinstance(value, Tensor):
         yield name, value.detach().clone().to_dense()
         if graph:
@@ -472,27 +471,11 @@ def facts(value, name, graph=False):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in pairs:
             yield from facts(item, f"{name}[{key!r}]", graph)
-    elif isinstance(value, torch.Generator):
-        yield name, value.get_state()
-    elif isinstance(value, np.ndarray):
-        yield name, torch.from_numpy(value.copy())
-    elif isinstance(value, nn.Module):
-        yield from facts(dict(value.named_buffers()), name)
-    elif isinstance(value, GeneratorType):
-        yield name, value.gi_frame.f_locals.get("i")
-    elif isinstance(value, random.Random):
-        yield name, value.getstate()
-    elif isinstance(value, np.random.Generator):
-        yield name, str(value.bit_generator.state)
-    elif isinstance(value, set | itertools.count):
-        yield name, repr(value)
+    elif state is not None:
+        yield from facts(state(value), name)
     elif value is None or isinstance(value, int | float | str):
         yield name, value
-    elif isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        others = [x for x in cells if x is not value]
-        yield from facts([others, value.__defaults__, vars(value)], name)
-    elif not isinstance(value, Probe | generated.Spec):
+    elif not isinstance(value, Probe | Layer | Block):
         parts = [getattr(value, key, None) for key in PARTS]
         yield from facts([getattr(value, "__dict__", {}), *parts], name, graph)
 
@@ -501,24 +484,26 @@ def facts(value, name, graph=False):
 PARTS = ("__self__", "args", "calls", "values")
 
 
-def unequal(found, expected, tolerance, of_hooks):
-    """List the differences; `of_hooks` whether those of forward hooks are known."""
-    listed = []
-    for some, others in zip(found, expected, strict=False):
+def assert_alike(seen, expected, tolerance, of_hooks):
+    """Compare all steps; `of_hooks` whether extra calls of forward hooks are reported."""
+    for some, others in zip(seen, expected, strict=False):
         step = int(next(iter(others)).split()[1].rstrip(":"))
         # What differs by rounding makes weights that do: more so in each step.
         limit = tolerance * largest(others) * 100**step
-        for name in {**others, **some}:
+        assert some.keys() == others.keys()
+        for name, other in others.items():
             if of_hooks and re.search(r"calls of (pre-)?forward", name):
                 continue
-            if name not in some or name not in others:
-                listed.append(f"{name}: only {'there' if name in some else 'plain'}")
-                continue
-            exactly = step == 0 and "gradient of" not in name
-            how = _difference(some[name], others[name], 0 if exactly else limit)
-            if how:
-                listed.append(f"{name}: {how}")
-    return listed
+            if isinstance(other, Tensor | float):
+                exactly = step == 0 and "gradient of" not in name
+                options = {
+                    "rtol": 0,
+                    "atol": 0 if exactly else limit,
+                    "equal_nan": True,
+                }
+                torch.testing.assert_close(some[name], other, **options)
+            else:
+                assert some[name] == other, name
 
 
 def largest(seen):
@@ -527,17 +512,3 @@ def largest(seen):
         x for x in seen.values() if isinstance(x, Tensor) and x.is_floating_point()
     ]
     return max([1.0, *(float(x.abs().max()) for x in tensors if x.isfinite().all())])
-
-
-def _difference(a, b, limit):
-    if isinstance(a, float) and isinstance(b, float):
-        a, b = torch.tensor(a), torch.tensor(b)
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return None if type(a) is type(b) and a == b else f"{a} instead of {b}"
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return f"{a.dtype} {list(a.shape)} instead of {b.dtype} {list(b.shape)}"
-    if torch.allclose(a, b, rtol=0, atol=limit, equal_nan=True):
-        return None
-    if not a.is_floating_point():
-        return "differs"
-    return f"{a.tolist()} instead of {b.tolist()}, limit {limit:g}"

@@ -11,31 +11,32 @@ from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleCh
 from speechbrain_rev.reversible.hooks import WatchingWarning
 from speechbrain_rev.reversible.wrapping import recompute_blocks
 
-from .chains import (
-    MODES,
-    assert_same_bits,
-)
+from .chains import MODES, assert_same_bits, module_with
 
 KEPT = []
 
 
-class Keeping(nn.Module):
-    """Keeps a map of its own, as an attribute or in a list that others have too."""
+def layers():
+    return nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
 
-    def __init__(self, how):
-        super().__init__()
-        self.first, self.second, self.how = nn.Linear(4, 4), nn.Linear(4, 4), how
 
-    def forward(self, x):
-        y = self.first(x).tanh()
-        if self.how == "attribute":
-            self.aux = y
-        else:
-            KEPT.append(y if self.how == "list" else self.first.weight.square().sum())
-        return self.second(y)
+@module_with(layers=layers)
+def keeping_an_attribute(self, x):
+    self.aux = self.layers[0](x).tanh()
+    return self.layers[1](self.aux)
 
-    def kept(self):
-        return self.aux if self.how == "attribute" else KEPT.pop()
+
+@module_with(layers=layers)
+def keeping_in_a_list(self, x):
+    """Keep a map in a list that others have, too."""
+    KEPT.append(self.layers[0](x).tanh())
+    return self.layers[1](KEPT[-1])
+
+
+@module_with(layers=layers)
+def keeping_of_weights_alone(self, x):
+    KEPT.append(self.layers[0].weight.square().sum())
+    return self.layers[1](self.layers[0](x).tanh())
 
 
 @pytest.fixture(autouse=True)
@@ -45,46 +46,47 @@ def nothing_kept():
     KEPT.clear()
 
 
-@pytest.mark.parametrize("mode", [*MODES, "module", "block"])
-@pytest.mark.parametrize("how", ["attribute", "list", "weights alone"])
-def test_what_a_function_keeps_has_its_gradient_or_is_named(how, mode, recwarn):
+@pytest.mark.parametrize("run", [*MODES, Recompute, lambda f: recompute_blocks(f, "0")])
+@pytest.mark.parametrize(
+    "make", [keeping_an_attribute, keeping_in_a_list, keeping_of_weights_alone]
+)
+def test_what_a_function_keeps_has_its_gradient_or_is_named(make, run, recwarn):
     torch.manual_seed(0)
-    functions = [Keeping(how) for _ in range(2)]
-    found = []
-    for run_mode in ("store", mode):
+    functions, mode, name = [make(), make()], run, make.__name__
+
+    def trained(run):
+        """Take two steps with what the last function kept in the loss."""
         f, other = copy.deepcopy(functions)
         if mode in MODES:
             blocks = [AdditiveCoupling(each, nn.Identity()) for each in (other, f)]
-            run = ReversibleChain(blocks, mode=run_mode)
-        elif run_mode == "store":
-            run = f
+            module = ReversibleChain(blocks, mode=run)
         else:
-            network = nn.Sequential(f)
-            run = Recompute(f) if mode == "module" else recompute_blocks(network, "0")
+            module = run(nn.Sequential(f))
         for _ in range(2):
-            given = [torch.ones(2, 4)] * (1 + (mode in MODES))
-            y = run(*given)
-            loss = sum(part.sum() for part in (y if mode in MODES else [y]))
-            kept = f.kept()
-            if run_mode == "reconstruct":
+            outputs = module(*[torch.ones(2, 4)] * (1 + (mode in MODES)))
+            kept = f.aux if name == "KeepingAnAttribute" else KEPT.pop()
+            loss = sum(y.sum() for y in outputs)
+            if run == "reconstruct":
                 with pytest.raises(
-                    RuntimeError, match=r"Keeping\) is reconstructed: t"
+                    RuntimeError, match=rf"{name}\) is reconstructed: t"
                 ):
                     (loss + kept.sum()).backward(retain_graph=True)
             else:
                 (loss + 10 * kept.square().mean()).backward()
-        found.append({n: p.grad for n, p in f.named_parameters()})
-    messages = [str(w.message) for w in recwarn]
+        return {n: p.grad for n, p in f.named_parameters()}
+
+    expected = trained("store" if mode in MODES else lambda module: module)
+    grads, messages = trained(run), [str(w.message) for w in recwarn]
     if mode != "reconstruct":
-        assert_same_bits(*found)
+        assert_same_bits(grads, expected)
         assert not messages
         return
-    where = "as attribute aux" if how == "attribute" else "by code outside of it"
+    attribute = name == "KeepingAnAttribute"
+    where = "as attribute aux" if attribute else "by code outside of it"
     assert len(messages) == 2  # one for each function, once
     for i, message in enumerate(messages):
-        assert message.startswith(
-            f"F of block {i} of the chain (Keeping) is reconstructed: a tensor of its first"
-        )
+        what = f"F of block {i} of the chain ({name}) is reconstructed: a tensor of its"
+        assert message.startswith(f"{what} first")
         assert f"is kept {where}" in message
         assert "Use mode='store' or 'recompute' for this block" in message
 
@@ -115,14 +117,14 @@ def test_a_loss_on_it_is_refused_whatever_was_saved(operation):
 
 @pytest.mark.slow
 def test_a_graph_that_holds_itself_is_not_built_again(monkeypatch, recwarn):
-    class Packing(nn.Module):
-        def forward(self, x):
-            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-                return x.exp()
+    @module_with()
+    def packing(self, x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+            return x.exp()
 
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
     made = []
-    chain = ReversibleChain([AdditiveCoupling(Packing(), nn.Tanh())])
+    chain = ReversibleChain([AdditiveCoupling(packing(), nn.Tanh())])
     for _ in range(3):
         x = torch.zeros(2, 4, requires_grad=True)
         torch.add(*chain(x, torch.zeros(2, 4))).sum().backward()

@@ -34,9 +34,9 @@ def assert_equal_steps(ours, y, x, theirs, expected, other):
     torch.testing.assert_close(x.grad[..., :frames], other.grad)
     for name in ("parameters", "buffers"):
         pairs = zip(getattr(ours, name)(), getattr(theirs, name)(), strict=True)
-        for found, wanted in pairs:
-            torch.testing.assert_close(found, wanted)
-            torch.testing.assert_close(found.grad, wanted.grad)
+        for a, b in pairs:
+            torch.testing.assert_close(a, b)
+            torch.testing.assert_close(a.grad, b.grad)
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -65,10 +65,10 @@ def test_masked_frames_do_not_count(relu):
 
 
 def test_no_valid_frame_leaves_the_running_statistics_as_they_were():
-    norm = BatchNorm(4, relu=True).double()
-    x = torch.randn(2, 4, 3, 5, dtype=torch.float64, requires_grad=True)
+    norm = BatchNorm(4, relu=True)
+    x = torch.randn(2, 4, 3, 5, requires_grad=True)
     before = norm.running_mean.clone(), norm.running_var.clone()
-    y = norm(x, torch.zeros(2, 1, 1, 5, dtype=torch.float64))
+    y = norm(x, torch.zeros(2, 1, 1, 5))
     y.sum().backward()
     assert all(map(torch.equal, (norm.running_mean, norm.running_var), before))
     assert not y.any()
@@ -80,26 +80,24 @@ def test_no_valid_frame_leaves_the_running_statistics_as_they_were():
 def test_sums_over_half_precision_are_float32s(dtype, mask):
     # Sums, squares and scaled gradients here are far above fp16's 65,504, and a mean in
     # bf16 would have steps of 2.
-    ours, _ = both(channels=2, dtype=torch.float32)
-    exact, _ = both(channels=2)
     torch.manual_seed(1)
     x = (torch.randn(8, 2, 40, 100) + 300).to(dtype)
     grad = (1024 * torch.rand(x.shape)).to(dtype)
     results = []
-    for module, copied in ((ours, x), (exact, x.double())):
-        copied.requires_grad_()
-        y = module(copied, mask if mask is None else mask.to(module.weight.dtype))
-        assert y.dtype == copied.dtype
+    for wide in (torch.float32, torch.float64):
+        norm, _ = both(channels=2, dtype=wide)
+        copied = x.clone() if wide is torch.float32 else x.double()
+        y = norm(copied.requires_grad_(), mask if mask is None else mask.to(wide))
         y.backward(grad.to(y.dtype))
-        results.append([y, copied.grad, module.weight.grad, module.bias.grad])
-        results[-1] += [module.running_mean, module.running_var]
-    found, expected = results
-    for a, b in zip(found[2:], expected[2:], strict=True):
-        assert a.dtype == torch.float32
-        # float32 rounding of 32,000 summands, for the weight of differences to 300.
-        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=0)
-    for a, b in zip(found[:2], expected[:2], strict=True):
-        assert a.dtype == dtype
+        maps = [y, copied.grad]
+        assert [each.dtype for each in maps] == [copied.dtype] * 2
+        sums = [norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var]
+        assert all(each.dtype == wide for each in sums)
+        results.append((maps, [each.double() for each in sums]))
+    (maps, sums), (exact_maps, exact_sums) = results
+    # float32 rounding of 32,000 summands, for the weight of differences to 300.
+    torch.testing.assert_close(sums, exact_sums, rtol=1e-3, atol=0)
+    for a, b in zip(maps, exact_maps, strict=True):
         assert (a.double() - b).abs().max() <= torch.finfo(dtype).eps * b.abs().max()
 
 
@@ -173,26 +171,23 @@ def sync_step(share, *, sync=False):
     x = torch.randn(6, 6, 3, 4, dtype=torch.float64)[share].requires_grad_()
     y = norm(x * 2 - 1)
     y.sin().sum().backward()
-    return [y.detach(), x.grad], norm
+    return [y.detach(), x.grad], [p.grad for p in norm.parameters()], norm.state_dict()
 
 
 def sync_process(rank, folder):
     torch.set_num_threads(1)
     store = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    found, norm = sync_step(SHARES[rank], sync=True)
-    grads = [p.grad for p in norm.parameters()]
-    for grad in grads:
+    results = sync_step(SHARES[rank], sync=True)
+    for grad in results[1]:
         dist.all_reduce(grad)
-    torch.save([found, grads, norm.state_dict()], f"{folder}/{rank}.pt")
+    torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 def test_statistics_over_processes_are_those_of_the_whole_batch(tmp_path):
     run_in_processes(sync_process, (str(tmp_path),), 2)
-    whole, norm = sync_step(slice(None))
-    grads = [p.grad for p in norm.parameters()]
+    whole, *others = sync_step(slice(None))
     for rank, share in enumerate(SHARES):
-        expected = [[x[share] for x in whole], grads, norm.state_dict()]
-        found = torch.load(tmp_path / f"{rank}.pt")
-        torch.testing.assert_close(found, expected)
+        expected = [x[share] for x in whole], *others
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), expected)

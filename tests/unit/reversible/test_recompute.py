@@ -17,27 +17,21 @@ from speechbrain_rev.reversible.wrapping import recompute_blocks
 from .chains import (
     MODES,
     WITHOUT_STORAGE,
-    as_global,
+    Counted,
     assert_same_bits,
     chain_of,
     in_backward,
     loss_of,
     make_chain,
+    module_with,
     streams,
 )
 
 SIZE = 6
 
 
-class Linear(nn.Module):
-    """What all have: a layer, and what ``use`` makes of it."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(SIZE, SIZE)
-
-    def forward(self, x):
-        return torch.sin(self.use(self.linear(x)))
+def linear():
+    return nn.Linear(SIZE, SIZE)
 
 
 def inputs():
@@ -47,21 +41,20 @@ def inputs():
 def same_as_plain(plain, step):
     """Assert that a step has the same bits where a module is recomputed."""
     torch.manual_seed(0)
-    again, found = copy.deepcopy(plain), []
+    again, grads = copy.deepcopy(plain), []
     for module, run in ((plain, plain), (again, Recompute(again).train())):
         x = inputs()
         step(module, run, x)
-        found.append({"x": x.grad} | {n: p.grad for n, p in module.named_parameters()})
-    assert_same_bits(*found)
+        grads.append({"x": x.grad} | {n: p.grad for n, p in module.named_parameters()})
+    assert_same_bits(*grads)
 
 
-class Sharing(Linear):
-    """Sees which of its arguments are one object, and writes to one that is a list."""
-
-    def forward(self, a, b, first, second, weight=None):
-        first.append(1)
-        own = weight is self.linear.weight
-        return self.linear(a * (2 if a is b else 3)) * len(second) * (2 if own else 1)
+@module_with(linear=linear)
+def sharing(self, a, b, first, second, weight=None):
+    """See which arguments are one object, and write to one that is a list."""
+    first.append(1)
+    own = weight is self.linear.weight
+    return self.linear(a * (2 if a is b else 3)) * len(second) * (2 if own else 1)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -72,21 +65,18 @@ def test_arguments_that_are_one_object_stay_one_and_are_written_to_once(same):
         run(x, x if same else x.clone(), steps, second, weight=weight).sum().backward()
         assert steps == [1]
 
-    same_as_plain(Sharing(), step)
+    same_as_plain(sharing(), step)
+
+
+@module_with(value=lambda: nn.Parameter(torch.tensor(3.0)))
+def constant(self, factor):
+    return (self.value * factor,)
 
 
 def test_inputs_need_not_be_tensors():
-    class Constant(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.value = nn.Parameter(torch.tensor(3.0))
-
-        def forward(self, factor):
-            return (self.value * factor,)
-
-    constant = Constant()
-    Recompute(constant)(2.0)[0].backward()
-    assert constant.value.grad == 2.0
+    module = constant()
+    Recompute(module)(2.0)[0].backward()
+    assert module.value.grad == 2.0
 
 
 def test_a_module_that_is_exchanged_after_the_forward_pass_changes_nothing():
@@ -97,15 +87,13 @@ def test_a_module_that_is_exchanged_after_the_forward_pass_changes_nothing():
         loss.backward()
         assert module[2].weight.grad is None
 
-    same_as_plain(
-        nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE)), step
-    )
+    same_as_plain(nn.Sequential(linear(), nn.Tanh(), linear()), step)
 
 
 @pytest.mark.parametrize("mode", [*MODES, "alone"])
 def test_weights_that_are_handed_in_for_a_call_are_those_of_both_runs(mode, recwarn):
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh())
+    plain = nn.Sequential(linear(), nn.Tanh())
     if mode == "alone":
         modules, given = [Recompute(plain).train(), Recompute(plain).eval()], [inputs()]
     else:
@@ -114,16 +102,15 @@ def test_weights_that_are_handed_in_for_a_call_are_those_of_both_runs(mode, recw
             make_chain([copy.deepcopy(coupling)], mode=m) for m in (mode, "store")
         ]
         given = [inputs(), inputs()]
-    found = []
+    grads = []
     for module in modules:
         weights = {
             n: (p.detach() * 1.5).requires_grad_() for n, p in module.named_parameters()
         }
         y = functional_call(module, weights, tuple(given))
         y = torch.add(*y) if isinstance(y, tuple) else y
-        grads = torch.autograd.grad(y.square().sum(), [*weights.values()])
-        found.append(dict(zip(weights, grads, strict=True)))
-    assert_same_bits(*found)
+        grads.append(torch.autograd.grad(y.square().sum(), [*weights.values()]))
+    assert all(map(torch.equal, *grads))
     assert not recwarn
 
 
@@ -161,38 +148,36 @@ def test_what_an_object_holds_may_not_be_changed_before_the_backward_pass():
         loss.backward()
 
 
-class Averaging(Linear):
-    """Moves weights of its own towards others."""
-
-    def __init__(self):
-        super().__init__()
-        self.slow = nn.Linear(SIZE, SIZE).requires_grad_(False)
-
-    def use(self, x):
-        with torch.no_grad():
-            self.slow.weight.lerp_(self.linear.weight, 0.1)
-        return x * self.slow(x)
+def frozen():
+    return linear().requires_grad_(False)
 
 
-class Rebinding(Averaging):
-    def use(self, x):
-        self.slow.weight.data = 0.5 * self.slow.weight.data
-        return x * self.slow(x)
+@module_with(linear=linear, slow=frozen)
+def averaging(self, x):
+    with torch.no_grad():
+        self.slow.weight.lerp_(self.linear.weight, 0.1)
+    return self.linear(x) * self.slow(x)
 
 
-class Growing(Linear):
-    def use(self, x):
-        if not hasattr(self, "late"):
-            self.late = nn.Linear(SIZE, SIZE)
-        return self.late(x)
+@module_with(slow=frozen)
+def rebinding(self, x):
+    self.slow.weight.data = 0.5 * self.slow.weight.data
+    return x * self.slow(x)
+
+
+@module_with(linear=linear)
+def growing(self, x):
+    if not hasattr(self, "late"):
+        self.late = linear()
+    return self.late(self.linear(x))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Averaging, r"wrote into its parameter slow\.weight in its forward pass"),
-        (Rebinding, r"wrote into its parameter slow\.weight in its forward pass"),
-        (Growing, "use it once in evaluation"),
+        (averaging, r"wrote into its parameter slow\.weight in its forward pass"),
+        (rebinding, r"wrote into its parameter slow\.weight in its forward pass"),
+        (growing, "use it once in evaluation"),
         (lambda: nn.LazyLinear(3), "Use it once in evaluation before it trains"),
         (lambda: nn.ReLU(inplace=True), r"ReLU wrote .* recompute_blocks"),
     ],
@@ -226,31 +211,25 @@ def test_a_weight_of_any_network_changed_through_data_is_noticed_and_named():
 
 
 def test_a_graph_that_is_kept_does_not_keep_the_activations():
-    runs = []
-    variables = as_global(note=runs.append)
-    module = doing(lambda x: (variables.note(1), x.tanh().exp())[1])
+    counted = Counted(nn.Sequential(nn.Tanh(), nn.Softplus()))
     x = torch.randn(2, 3, requires_grad=True)
-    loss = module(x).sum()
+    loss = Recompute(counted).train()(x).sum()
     first = torch.autograd.grad(loss, x, retain_graph=True)
     again = torch.autograd.grad(loss, x)
     assert torch.equal(*first, *again)
-    assert len(runs) >= 3
+    assert len(counted.variables.runs()) >= 3
 
 
-class Memory(Linear):
-    def __init__(self):
-        super().__init__()
-        self.maps = []
-
-    def use(self, x):
-        y = x.tanh()
-        self.maps = [*self.maps[-3:], y * y]
-        return y
+@module_with(linear=linear, maps=list)
+def remembering(self, x):
+    y = self.linear(x).tanh()
+    self.maps = [*self.maps[-3:], y * y]
+    return y.sin()
 
 
 @pytest.mark.slow
 def test_kept_maps_keep_no_earlier_steps_and_no_module():
-    module = Memory()
+    module = remembering()
     network = Recompute(module).train()
 
     def alive():

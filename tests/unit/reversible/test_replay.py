@@ -15,24 +15,13 @@ from .chains import (
     hooks_fire_twice,
     in_backward,
     loss_of,
+    module_with,
     streams,
 )
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.backends.cudnn, "conv"), reason="torch before 2.9"
 )
-
-
-@contextlib.contextmanager
-def user_sets(*flags):
-    """Set benchmark mode, determinism and the precision of convolutions for a while."""
-    before = in_force()
-    write(*flags)
-    try:
-        yield
-        assert in_force() == flags
-    finally:
-        write(*before)
 
 
 def write(*flags):
@@ -45,20 +34,26 @@ def in_force():
     return cudnn.benchmark, cudnn.deterministic, cudnn.conv.fp32_precision
 
 
-class Watched(nn.Module):
-    """Notes the flags of each run and of the gradient computed in it."""
+@contextlib.contextmanager
+def user_sets(precision):
+    """Set benchmark mode and the precision of convolutions for a while."""
+    before, flags = in_force(), (True, False, precision)
+    write(*flags)
+    try:
+        yield
+        assert in_force() == flags
+    finally:
+        write(*before)
 
-    def __init__(self, seen):
-        super().__init__()
-        self.variables = as_global(note=lambda: seen.append(in_force()))
-        self.first, self.last = nn.Linear(12, 12), nn.Linear(12, 12)
 
-    def forward(self, x):
-        self.variables.note()
-        x = self.first(x)
-        if x.requires_grad:
-            x.register_hook(lambda _: self.variables.note())
-        return self.last(x)
+@module_with(first=lambda: nn.Linear(12, 12), last=lambda: nn.Linear(12, 12))
+def watched(self, x):
+    """Note the flags of each run and of the gradient computed in it."""
+    self.variables.note()
+    x = self.first(x)
+    if x.requires_grad:
+        x.register_hook(lambda _: self.variables.note())
+    return self.last(x)
 
 
 @pytest.fixture
@@ -66,19 +61,20 @@ def as_on_cuda(monkeypatch):
     monkeypatch.setattr(replay, "_decided_by_flags", lambda device: True)
 
 
-def watched(mode="reconstruct"):
+def chain_that_is_watched(mode="reconstruct"):
     chain, seen = chain_of("basic", 1, mode=mode), []
-    chain.blocks[0].f = Watched(seen).double()
+    chain.blocks[0].f = watched().double()
+    chain.blocks[0].f.variables = as_global(note=lambda: seen.append(in_force()))
     return chain, seen
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.usefixtures("as_on_cuda")
 def test_both_runs_are_pinned_and_the_users_flags_return(mode):
-    chain, seen = watched(mode)
-    with user_sets(True, False, "tf32"):
+    chain, seen = chain_that_is_watched(mode)
+    with user_sets("tf32"):
         loss = loss_of(chain(*streams()))
-    with user_sets(True, False, "ieee"):
+    with user_sets("ieee"):
         loss.backward()
     pinned, again = (False, True, "tf32"), mode != "store"
     assert seen[: 1 + again] == [pinned] * (1 + again)
@@ -91,7 +87,7 @@ def test_flags_that_overlap_in_any_order_return_to_the_users():
     class Owner:
         pass
 
-    with user_sets(True, False, "ieee"):
+    with user_sets("ieee"):
         pinned, owner = replay.Flags.now({torch.device("cpu")}), Owner()
         with pinned():
             pinned.hold(owner)
@@ -112,12 +108,12 @@ def test_flags_return_after_an_error(backward):
             raise ZeroDivisionError
 
     chain.blocks[0].g.conv2.register_forward_pre_hook(fail)
-    with user_sets(True, False, "ieee"), pytest.raises(ZeroDivisionError):
+    with user_sets("ieee"), pytest.raises(ZeroDivisionError):
         loss_of(chain(*streams())).backward()
 
 
 def test_without_a_cuda_device_no_flag_is_touched():
-    chain, seen = watched()
-    with user_sets(True, False, "ieee"):
+    chain, seen = chain_that_is_watched()
+    with user_sets("ieee"):
         loss_of(chain(*streams())).backward()
     assert set(seen) == {(True, False, "ieee")}

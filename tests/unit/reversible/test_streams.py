@@ -16,10 +16,11 @@ from speechbrain_rev.reversible import (
 )
 from speechbrain_rev.reversible.streams import FORMATS
 
-from .chains import in_backward
+from .chains import in_backward, module_with
 
 EXACT = FORMATS["exact"]
 STEP, LIMIT = 1 / EXACT.steps, EXACT.limit
+INF, NAN = float("inf"), float("nan")
 CHANNELS_LAST = torch.channels_last
 LAYOUTS = [torch.contiguous_format, CHANNELS_LAST]
 each_format = pytest.mark.parametrize("stream_format", FORMATS.values(), ids=FORMATS)
@@ -51,28 +52,20 @@ def test_sums_have_the_layout_of_the_value(stream_format, layout, other):
     assert stream_format.subtract(total, f).stride() == value.stride()
 
 
-class Reordered(nn.Module):
-    """A residual function that notes the layout it gets and returns the other one."""
-
-    def __init__(self, seen):
-        super().__init__()
-        self.weight, self.seen = nn.Parameter(torch.ones(())), seen
-
-    def forward(self, x):
-        self.seen[in_backward()].append(x.stride())
-        last = x.is_contiguous(memory_format=CHANNELS_LAST)
-        return (self.weight * x.sin()).contiguous(memory_format=LAYOUTS[not last])
-
-
 @each_format
 @each_layout
 def test_a_residual_function_sees_one_layout_in_both_runs(stream_format, layout):
     seen = {False: [], True: []}
-    chain = ReversibleChain(
-        [AdditiveCoupling(Reordered(seen), Reordered(seen)) for _ in range(2)],
-        streams=stream_format.name,
-        verify="raise",
-    )
+
+    @module_with(weight=lambda: nn.Parameter(torch.ones(())))
+    def reordered(self, x):
+        """Note the layout and return the other one."""
+        seen[in_backward()].append(x.stride())
+        last = x.is_contiguous(memory_format=CHANNELS_LAST)
+        return (self.weight * x.sin()).contiguous(memory_format=LAYOUTS[not last])
+
+    blocks = [AdditiveCoupling(reordered(), reordered()) for _ in range(2)]
+    chain = ReversibleChain(blocks, streams=stream_format.name, verify="raise")
     x1, x2 = (x.contiguous(memory_format=layout) for x in torch.randn(2, 2, 3, 5, 7))
     torch.add(*chain(x1, x2.requires_grad_())).sum().backward()
     chain.check_streams()
@@ -80,17 +73,17 @@ def test_a_residual_function_sees_one_layout_in_both_runs(stream_format, layout)
     assert set(seen[False] + seen[True]) == {x1.stride()}
 
 
-@pytest.mark.parametrize("scale", [STEP / 2, 1e-3, 1.0, LIMIT / 4])
+@pytest.mark.parametrize("scale", [STEP / 2, 1e-3, 1.0, LIMIT / 4, LIMIT, INF, NAN])
 def test_adding_and_subtracting_loses_nothing_and_writes_to_nothing_given(scale):
     torch.manual_seed(0)
     x, f = torch.randn(3, 4, 5), scale * torch.randn(3, 4, 5)
     value = EXACT.encode(x, None)
-    given = [t.clone() for t in (x, f, value)]
+    given = [x.clone(), f.nan_to_num(7), value.clone()]
     total = EXACT.add(value, f, None)
     assert torch.equal(EXACT.subtract(total, f), value)
     for own in (EXACT.decode(value, torch.float32), total, EXACT.encode(x, None)):
         own.zero_()
-    assert all(map(torch.equal, (x, f, value), given))
+    assert all(map(torch.equal, (x, f.nan_to_num(7), value), given))
     assert EXACT.add(value, f, None, out=value) is value
     assert torch.equal(EXACT.subtract(value, f, out=value), given[2])
 
@@ -127,10 +120,12 @@ def test_of_nothing_nothing_is_noted_and_a_nan_stays_noted():
 
 def on_cuda(dtype, like):
     """What is asked of a tensor on a device that need not be here."""
-    given = {name: getattr(like, name) for name in ("dim", "stride", "is_contiguous")}
-    device = torch.device("cuda", 0)
+    x = {
+        name: getattr(like, name)
+        for name in ("dim", "stride", "is_contiguous", "shape")
+    }
     return SimpleNamespace(
-        is_cuda=True, shape=like.shape, dtype=dtype, device=device, **given
+        **x, is_cuda=True, dtype=dtype, device=torch.device("cuda", 0)
     )
 
 

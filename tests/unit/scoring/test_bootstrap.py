@@ -44,15 +44,15 @@ def repeated(listed, drawn):
 
 def test_rates_are_those_of_trials_that_are_repeated():
     listed = Listed()
-    found = listed.bootstrap(seed=5)
+    rates = listed.bootstrap(seed=5)
     draws = np.random.default_rng(5)
     for i in range(30):
         drawn = np.bincount(draws.integers(SPEAKERS, size=SPEAKERS), minlength=SPEAKERS)
         scores, labels = repeated(listed, drawn)
-        assert found.eer[i] == pytest.approx(eer(scores, labels), abs=1e-12)
+        assert rates.eer[i] == pytest.approx(eer(scores, labels), abs=1e-12)
         for p in (0.01, 0.05):
             expected = min_dcf(scores, labels, p_target=p)
-            assert found.min_dcf[p][i] == pytest.approx(expected, abs=1e-12)
+            assert rates.min_dcf[p][i] == pytest.approx(expected, abs=1e-12)
 
 
 def test_equal_seeds_draw_equal_speakers_for_systems_to_be_compared():
@@ -76,19 +76,19 @@ def test_intervals_are_as_wide_as_lists_of_other_speakers_differ():
     """Not of trials, which would be too narrow: ease belongs to the speaker."""
     lists = [Listed(seed, speakers=25, utterances=8) for seed in range(20)]
     spread = np.std([eer(x.scores, x.labels) for x in lists])
-    told = np.mean([x.bootstrap(replicates=60).eer.std() for x in lists])
-    assert 0.75 < told / spread < 1.5
+    width = np.mean([x.bootstrap(replicates=60).eer.std() for x in lists])
+    assert 0.75 < width / spread < 1.5
     draws = np.random.default_rng(0)
     first = lists[0]
     rows = draws.integers(len(first.labels), size=(60, len(first.labels)))
     by_trials = np.std([eer(first.scores[r], first.labels[r]) for r in rows])
-    assert by_trials < 0.6 * told
+    assert by_trials < 0.6 * width
 
 
 def test_draws_without_both_kinds_are_drawn_again():
     # Of three speakers some draws lack a, who alone has a target, or both b and c.
-    found = bootstrap([1.0, 0.0, 0.0], [1, 0, 0], "aaa", "abc", replicates=20)
-    assert found.eer.tolist() == [0.0] * 20
+    rates = bootstrap([1.0, 0.0, 0.0], [1, 0, 0], "aaa", "abc", replicates=20)
+    assert rates.eer.tolist() == [0.0] * 20
 
 
 @pytest.mark.parametrize(

@@ -45,12 +45,9 @@ def test_cosine_stays_within_one_and_ignores_length(seed, scale, dim):
 
 def test_trials_by_row_number_score_as_the_gathered_pairs(rng, monkeypatch):
     monkeypatch.setattr(MODULE, "_TRIALS_PER_CHUNK", 7)
-    embeddings = rng.normal(size=(20, 6))
-    enrol, test = rng.integers(0, 20, size=(2, 50))
-    np.testing.assert_array_equal(
-        cosine_trials(embeddings, enrol, test),
-        cosine(embeddings[enrol], embeddings[test]),
-    )
+    embeddings, (enrol, test) = rng.normal(size=(20, 6)), rng.integers(0, 20, (2, 50))
+    pairs = cosine(embeddings[enrol], embeddings[test])
+    np.testing.assert_array_equal(cosine_trials(embeddings, enrol, test), pairs)
 
 
 def test_memory_of_voxceleb_sized_trials_does_not_grow_with_their_number(rng):

@@ -12,6 +12,13 @@ from speechbrain.utils.metric_stats import EER, minDCF
 
 from speechbrain_rev.scoring import det_curve, eer, min_dcf
 
+
+def rates_at(threshold, scores, labels):
+    accepted = np.asarray(scores) >= threshold
+    labels = np.asarray(labels, dtype=bool)
+    return accepted[~labels].mean(), (~accepted[labels]).mean()
+
+
 # Few distinct values, so that most examples have ties within and across the classes.
 tied_scores = st.integers(-3, 3).map(float)
 free_scores = st.floats(-1e3, 1e3, allow_subnormal=False)
@@ -26,35 +33,31 @@ def scored_trials(draw, scores=st.one_of(tied_scores, free_scores)):  # noqa: B0
     return np.array(values), np.array(labels)
 
 
-def rates_by_counting(scores, labels, threshold):
-    accepted = scores >= threshold
-    return accepted[labels == 0].mean(), (~accepted[labels == 1]).mean()
-
-
 def points_by_counting(scores, labels):
-    thresholds = [*sorted(set(scores)), np.inf]
-    return [rates_by_counting(scores, labels, threshold) for threshold in thresholds]
+    return [rates_at(t, scores, labels) for t in [*sorted(set(scores)), np.inf]]
 
 
-@given(scored_trials())
+@given(scored_trials(), st.floats(0.001, 0.999), st.floats(0.1, 10))
 @settings(deadline=None)
-def test_det_points_are_those_of_counting_at_every_distinct_score(trials):
+def test_points_and_lowest_cost_are_those_of_counting(trials, p_target, c_miss):
     scores, labels = trials
+    points = points_by_counting(scores, labels)
     curve = det_curve(scores, labels)
     assert curve.thresholds.tolist() == [*sorted(set(scores)), np.inf]
-    np.testing.assert_allclose(
-        np.stack([curve.false_alarm, curve.miss], axis=1),
-        points_by_counting(scores, labels),
-        rtol=1e-15,
-    )
+    counted = np.stack([curve.false_alarm, curve.miss], axis=1)
+    np.testing.assert_allclose(counted, points, rtol=1e-15)
+    costs = [c_miss * p_target * miss + (1 - p_target) * fa for fa, miss in points]
+    lowest = min(costs) / min(c_miss * p_target, 1 - p_target)
+    cost = min_dcf(scores, labels, p_target=p_target, c_miss=c_miss)
+    assert cost == pytest.approx(lowest, rel=1e-12)
+    assert 0 <= cost <= 1 + 1e-12
 
 
 @given(scored_trials())
 @settings(deadline=None)
 def test_eer_is_where_the_line_through_the_points_meets_the_diagonal(trials):
-    scores, labels = trials
-    points = points_by_counting(scores, labels)
-    rate = eer(scores, labels)
+    points = points_by_counting(*trials)
+    rate = eer(*trials)
     for (fa, miss), (next_fa, next_miss) in itertools.pairwise(points):
         if fa - miss > 0 >= next_fa - next_miss:
             # Both rates run linearly between the points, and must meet in the rate.
@@ -65,20 +68,6 @@ def test_eer_is_where_the_line_through_the_points_meets_the_diagonal(trials):
     pytest.fail("the points never cross the diagonal")
 
 
-@given(scored_trials(), st.floats(0.001, 0.999), st.floats(0.1, 10))
-@settings(deadline=None)
-def test_min_dcf_is_the_lowest_cost_of_counting(trials, p_target, c_miss):
-    scores, labels = trials
-    costs = [
-        c_miss * p_target * miss + (1 - p_target) * fa
-        for fa, miss in points_by_counting(scores, labels)
-    ]
-    lowest = min(costs) / min(c_miss * p_target, 1 - p_target)
-    cost = min_dcf(scores, labels, p_target=p_target, c_miss=c_miss)
-    assert cost == pytest.approx(lowest, rel=1e-12)
-    assert 0 <= cost <= 1 + 1e-12
-
-
 # Scores, labels, equal error rate and lowest cost.
 EXTREMES = [
     ([0.5] * 5, [0, 1, 1, 0, 1], 0.5, 1.0),
@@ -87,12 +76,7 @@ EXTREMES = [
     ([0.9, 0.5, 0.5, 0.1], [1, 0, 1, 0], 0.25, 0.5),
     ([1.0, 2.0, 3.0], [0, 0, 1], 0.0, 0.0),
     ([3.0, 2.0, 1.0], [0, 0, 1], 1.0, 1.0),
-    (
-        torch.tensor([0.9, 0.4], requires_grad=True),
-        torch.tensor([False, True]),
-        1.0,
-        1.0,
-    ),
+    (torch.tensor([0.9, 0.4], requires_grad=True), torch.tensor([False, True]), 1, 1),
 ]
 
 
@@ -104,7 +88,7 @@ def test_ties_tensors_perfect_and_reversed_scores_have_known_rates(
     assert min_dcf(scores, labels) == cost
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("ties", [False, True])
 def test_rates_agree_with_speechbrains(seed, ties):
     rng = np.random.default_rng(seed)
@@ -166,12 +150,6 @@ def test_trials_without_a_meaning_are_refused(metric, scores, labels, message):
 def test_costs_without_a_meaning_are_refused(name, value):
     with pytest.raises(ValueError, match=name):
         min_dcf([0.1, 0.2], [0, 1], **{name: value})
-
-
-def rates_at(threshold, scores, labels):
-    accepted = np.asarray(scores) >= threshold
-    labels = np.asarray(labels, dtype=bool)
-    return float(accepted[~labels].mean()), float((~accepted[labels]).mean())
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -49,8 +49,12 @@ class World:
         return SeedRates(rates.mean(axis=1), rates @ self.drawn.T)
 
 
-def worlds(count=WORLDS, **parts):
-    return (World(seed, **parts) for seed in range(count))
+def compared(count=WORLDS, **parts):
+    """Compare two systems that are as good, in each of many worlds."""
+    pairs = [
+        (w.system(), w.system()) for w in (World(n, **parts) for n in range(count))
+    ]
+    return [rate_difference(*p, margin=ANY, seed=n) for n, p in enumerate(pairs)]
 
 
 @pytest.fixture
@@ -62,25 +66,17 @@ def few_draws(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize(
-    "parts",
-    [
-        {"by_seed": 1.0},
-        {"by_system": 8.0},
-        {"by_system": 4.0, "by_seed": 0.5},
-    ],
+    "parts", [{"by_seed": 1.0}, {"by_system": 8.0}, {"by_system": 4.0, "by_seed": 0.5}]
 )
 def test_of_equal_systems_one_in_20_passes_and_intervals_hold_the_truth(parts):
-    passed, held = [], []
-    for seed in range(MANY_WORLDS):
-        world = World(seed, **parts)
-        found = rate_difference(world.system(), world.system(), margin=ANY, seed=seed)
-        # A difference of exactly the margin is the limit: both are moved to zero.
-        passed.append(found.upper < 0)
-        held.append(found.low <= 0 <= found.high)
+    differences = compared(MANY_WORLDS, **parts)
+    # A difference of exactly the margin is the limit: both are moved to zero.
+    passed = np.mean([one.upper < 0 for one in differences])
+    held = np.mean([one.low <= 0 <= one.high for one in differences])
     # Percentiles of 60 speakers and 400 replicates are a percent too near; chance is half
     # a percent.
-    assert 0.035 < np.mean(passed) < 0.075
-    assert 0.925 < np.mean(held) < 0.965
+    assert 0.035 < passed < 0.075
+    assert 0.925 < held < 0.965
 
 
 def test_intervals_are_about_the_rates_wherever_replicates_have_their_mean():
@@ -88,70 +84,75 @@ def test_intervals_are_about_the_rates_wherever_replicates_have_their_mean():
     one, other = world.system(), world.system()
     moved = SeedRates(one.rates, one.draws + 7)
     assert rate_over_seeds(moved).low < one.rates.mean() < rate_over_seeds(moved).high
-    expected = rate_difference(one, other, margin=ANY)
-    found = rate_difference(moved, other, margin=ANY)
-    assert found.low < found.mean < found.high
+    plain, other = (rate_difference(x, other, margin=ANY) for x in (one, moved))
     for key in ("mean", "low", "high", "upper"):
-        assert getattr(found, key) == pytest.approx(getattr(expected, key))
+        assert getattr(other, key) == pytest.approx(getattr(plain, key))
 
 
 @pytest.mark.usefixtures("few_draws")
 def test_what_seeds_do_to_some_speakers_makes_intervals_wider_never_narrower():
-    found = [
-        rate_difference(world.system(), world.system(), margin=ANY)
-        for world in worlds(by_both=8.0)
-    ]
-    assert np.mean([one.upper < 0 for one in found]) < 0.05
-    true = np.std([one.mean for one in found])
-    told = np.mean([one.upper - one.mean for one in found]) / 1.645
+    differences = compared(by_both=8.0)
+    assert np.mean([one.upper < 0 for one in differences]) < 0.05
+    true = np.std([one.mean for one in differences])
+    width = np.mean([one.upper - one.mean for one in differences]) / 1.645
     # It counts twice in the variance; Student's t of five seeds adds to that.
-    assert 1 < told / true < 2
+    assert 1 < width / true < 2
 
 
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        ({"by_seed": 1.0}, (1.6449 + 0.8416) * np.sqrt(2 / 50)),
+        ({"by_seed": 1.0}, 1.6449 + 0.8416),
         # The bound counts it twice in the variance.
-        (
-            {"by_both": 8.0},
-            (1.6449 * np.sqrt(2) + 0.8416) * np.sqrt(2 / 50) * 8 / np.sqrt(SPEAKERS),
-        ),
+        ({"by_both": 8.0}, (1.6449 * np.sqrt(2) + 0.8416) * 8 / np.sqrt(SPEAKERS)),
     ],
 )
 def test_the_margin_of_many_seeds_is_that_of_the_formula(parts, expected):
-    found = worlds(100, seeds=50, **parts)
+    systems = [World(seed, seeds=50, **parts).system() for seed in range(100)]
     margins = [
-        detectable_margin(world.system(), seed=seed, draws=REPLICATES)
-        for seed, world in enumerate(found)
+        detectable_margin(system, seed=seed, draws=REPLICATES)
+        for seed, system in enumerate(systems)
     ]
     # Student's t of 49 degrees of freedom is 2 % wider.
-    assert np.mean(margins) == pytest.approx(expected, rel=0.05)
+    assert np.mean(margins) == pytest.approx(expected * np.sqrt(2 / 50), rel=0.05)
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 20])
 def test_seeds_alone_have_student_s_interval(seeds):
     rates = stats.norm.ppf((np.arange(seeds) + 0.5) / seeds)
-    found = rate_over_seeds(SeedRates(rates, np.zeros((seeds, 100_000))))
+    over = rate_over_seeds(SeedRates(rates, np.zeros((seeds, 100_000))))
     error = rates.std(ddof=1) / np.sqrt(seeds)
     expected = stats.t.ppf(0.975, seeds - 1) * error
     # Means of three seeds have few values, not the normal distribution's.
-    assert found.high == pytest.approx(expected, rel=0.04)
-    assert found.low == pytest.approx(-expected, rel=0.04)
+    assert over.high == pytest.approx(expected, rel=0.04)
+    assert over.low == pytest.approx(-expected, rel=0.04)
 
 
 @pytest.mark.usefixtures("few_draws")
 def test_the_power_is_the_part_of_equal_candidates_that_is_shown_to_be():
-    found = [
-        rate_difference(world.system(), world.system(), margin=ANY)
-        for world in worlds(by_seed=1.0, seeds=20)
-    ]
+    differences = compared(by_seed=1.0, seeds=20)
     for margin in (0.6, 1.2):
-        of_margin = [dataclasses.replace(one, margin=margin) for one in found]
+        of_margin = [dataclasses.replace(one, margin=margin) for one in differences]
         shown = np.mean([one.non_inferior for one in of_margin])
-        # Seeds and speakers of 20 trainings tell deviations well, if not quite.
+        # Seeds and speakers of 20 runs show deviations well, if not quite.
         power = np.mean([one.power for one in of_margin])
         assert power == pytest.approx(shown, abs=0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize("parts", [{"by_seed": 1.0}, {"by_seed": 0.5, "by_both": 4.0}])
+def test_equal_systems_are_within_the_margin_with_the_power_it_was_made_for(parts):
+    shown = []
+    for seed in range(WORLDS):
+        world = World(seed, seeds=20, **parts)
+        reference, candidate, other = (world.system() for _ in range(3))
+        # What chance adds by few draws is gone in the mean of worlds.
+        margin = detectable_margin(other, draws=REPLICATES)
+        shown.append(rate_difference(candidate, reference, margin=margin).non_inferior)
+    # The margin is itself of 20 seeds, which takes some of the power.
+    error = np.sqrt(0.80 * 0.20 / WORLDS)
+    assert -0.05 - 3 * error < np.mean(shown) - 0.80 < 3 * error
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
@@ -159,12 +160,13 @@ def test_verdicts_do_not_depend_on_which_seeds_are_drawn(seeds):
     """A verdict is of what was trained, not of the numbers that chance gives here."""
     world = World(0, by_seed=1.0, by_system=4.0, seeds=seeds)
     pair = world.system(), world.system()
-    found = [rate_difference(*pair, margin=ANY, seed=seed) for seed in range(20)]
-    above = [one.upper - one.mean for one in found]
-    # Of two seeds the distribution has no variance, and its quantile wanders more.
-    assert np.std(above) < {2: 0.03, 3: 0.01, 5: 0.01}[seeds] * np.mean(above)
+    differences = [rate_difference(*pair, margin=ANY, seed=n) for n in range(20)]
     margins = [detectable_margin(pair[0], seed=seed) for seed in range(20)]
-    assert np.std(margins) < {2: 0.03, 3: 0.015, 5: 0.015}[seeds] * np.mean(margins)
+    # Of two seeds the distribution has no variance, and its quantile wanders more.
+    above, limits = {2: (0.03, 0.03), 3: (0.01, 0.015), 5: (0.01, 0.015)}[seeds]
+    uppers = [one.upper - one.mean for one in differences]
+    assert np.std(uppers) < above * np.mean(uppers)
+    assert np.std(margins) < limits * np.mean(margins)
 
 
 def test_the_margin_does_not_know_how_difficult_speakers_are_for_all():
@@ -178,11 +180,11 @@ def test_pairing_replicates_and_seeds_narrows_the_interval():
     candidate = SeedRates(reference.rates + near, reference.draws + near[:, None])
     paired = rate_difference(candidate, reference, margin=ANY)
     columns, rows = draws.permutation(REPLICATES), [1, 2, 3, 4, 0]
-    others = (
-        SeedRates(candidate.rates, candidate.draws[:, columns]),
-        SeedRates(candidate.rates[rows], candidate.draws[rows]),
-    )
-    for other in others:
+    for rates, replicates in (
+        (candidate.rates, candidate.draws[:, columns]),
+        (candidate.rates[rows], candidate.draws[rows]),
+    ):
+        other = SeedRates(rates, replicates)
         unpaired = rate_difference(other, reference, margin=ANY)
         assert unpaired.mean == pytest.approx(paired.mean)
         assert paired.high - paired.low < 0.5 * (unpaired.high - unpaired.low)
@@ -190,28 +192,24 @@ def test_pairing_replicates_and_seeds_narrows_the_interval():
 
 @pytest.mark.usefixtures("few_draws")
 def test_a_mean_has_the_interval_of_speakers_and_seeds_together():
-    means, lows, highs = [], [], []
-    for seed, world in enumerate(worlds(by_seed=1.0)):
-        found = rate_over_seeds(world.system(), seed=seed)
-        means.append(found.mean)
-        lows.append(found.low)
-        highs.append(found.high)
-    held = np.mean((np.array(lows) <= 0) & (np.array(highs) >= 0))
+    systems = [World(seed, by_seed=1.0).system() for seed in range(WORLDS)]
+    over = [rate_over_seeds(system, seed=seed) for seed, system in enumerate(systems)]
+    held = np.mean([one.low <= 0 <= one.high for one in over])
     assert abs(held - 0.95) < 3 * OF_20TH
-    only_speakers = np.sqrt(100 / SPEAKERS)
-    assert np.std(means) == pytest.approx(np.hypot(only_speakers, 0.2**0.5), rel=0.15)
+    true = np.hypot(np.sqrt(100 / SPEAKERS), 0.2**0.5)
+    assert np.std([one.mean for one in over]) == pytest.approx(true, rel=0.15)
 
 
 def test_bound_margin_and_p_value_agree():
     world = World(2, by_seed=1.0, by_system=3.0)
     candidate, reference = world.system(), world.system()
-    found = rate_difference(candidate, reference, margin=ANY)
-    assert found.non_inferior
-    assert found.p_value == 1 / (1 + REPLICATES)
-    for margin in np.linspace(0.5, 1.5, 9) * found.upper:
+    wide = rate_difference(candidate, reference, margin=ANY)
+    assert wide.non_inferior
+    assert wide.p_value == 1 / (1 + REPLICATES)
+    for margin in np.linspace(0.5, 1.5, 9) * wide.upper:
         at = rate_difference(candidate, reference, margin=margin)
         # A replicate more on either side: the two may disagree in its share.
-        assert at.non_inferior == (at.p_value < 0.05) or margin == found.upper
+        assert at.non_inferior == (at.p_value < 0.05) or margin == wide.upper
     with_more = SeedRates(candidate.rates + 9, candidate.draws + 9)
     at = rate_difference(with_more, reference, margin=0.1)
     assert (at.non_inferior, at.higher) == (False, True)
@@ -220,9 +218,9 @@ def test_bound_margin_and_p_value_agree():
 
 def test_a_system_is_as_good_as_itself_and_deviates_by_its_seeds():
     system = World(0, by_seed=1.0).system()
-    found = rate_difference(system, system, margin=1e-6)
-    assert (found.mean, found.low, found.high, found.upper) == (0, 0, 0, 0)
-    assert (found.non_inferior, found.higher, found.power) == (True, False, 1.0)
+    same = rate_difference(system, system, margin=1e-6)
+    assert (same.mean, same.low, same.high, same.upper) == (0, 0, 0, 0)
+    assert (same.non_inferior, same.higher, same.power) == (True, False, 1.0)
     over = rate_over_seeds(SeedRates([0.1, 0.2, 0.3], np.zeros((3, 5))))
     assert (over.mean, over.deviation) == pytest.approx((0.2, 0.1))
 

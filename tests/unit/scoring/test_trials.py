@@ -1,6 +1,7 @@
 """Trial lists and score files: read as written, and refused by file and line."""
 
 import dataclasses
+import os
 import re
 import tracemalloc
 
@@ -15,31 +16,52 @@ from speechbrain_rev.scoring import Trials, read_scores, read_trials, write_scor
 names = st.text(
     st.characters(exclude_categories=("Z", "C")), min_size=1, max_size=12
 ).filter(lambda name: len(name.split()) == 1)
-rows = st.lists(
-    st.tuples(st.integers(0, 1), names, names),
-    min_size=2,
-    max_size=20,
-    unique_by=lambda trial: frozenset(trial[1:]),
-).filter(lambda trials: len({label for label, _, _ in trials}) == 2)
+spaced = st.text("ab \u00a0\u3000\x1c/ü'\"\\#", min_size=1, max_size=8).filter(
+    lambda name: name == name.strip()
+)
+
+
+def trials_of(names):
+    """Trials of any names, of which the first two have different labels."""
+    # As they are compared: one pair has one label.
+    pair = lambda pair: frozenset(map(os.path.normpath, pair))  # noqa: E731
+    return st.lists(
+        st.tuples(names, names), min_size=2, max_size=12, unique_by=pair
+    ).map(
+        lambda pairs: Trials(
+            [n % 2 for n in range(len(pairs))], *zip(*pairs, strict=True)
+        )
+    )
 
 
 @given(
-    rows=rows,
+    trials=trials_of(names),
     separator=st.sampled_from([" ", "\t", "  "]),
     newline=st.sampled_from(["\n", "\r\n"]),
     end=st.sampled_from(["", "\n", "\n\n", " \n"]),
     mark=st.sampled_from(["", "\ufeff"]),
 )
 @settings(deadline=None, max_examples=60)
-def test_what_is_written_is_read(tmp_path_factory, rows, separator, newline, end, mark):
+def test_what_is_written_is_read(
+    tmp_path_factory, trials, separator, newline, end, mark
+):
     path = tmp_path_factory.mktemp("trials") / "trials.txt"
-    lines = [separator.join((str(label), a, b)) for label, a, b in rows]
-    path.write_bytes((mark + newline.join(lines) + end).encode())
-    trials = read_trials(path)
-    assert trials.labels.tolist() == [label for label, _, _ in rows]
-    assert trials.enrol == tuple(name for _, name, _ in rows)
-    assert trials.test == tuple(name for _, _, name in rows)
-    assert len(trials) == len(rows)
+    rows = zip(map(str, trials.labels), trials.enrol, trials.test, strict=True)
+    path.write_bytes((mark + newline.join(map(separator.join, rows)) + end).encode())
+    read = read_trials(path)
+    assert read.labels.tolist() == trials.labels.tolist()
+    assert (read.enrol, read.test) == (trials.enrol, trials.test)
+    assert len(read) == len(trials)
+
+
+@given(trials=trials_of(spaced))
+@settings(deadline=None, max_examples=60)
+def test_names_with_spaces_come_back_from_scores(tmp_path_factory, trials):
+    path = tmp_path_factory.mktemp("scores") / "scores.txt"
+    write_scores(path, trials, trials.labels)
+    read, scores = read_scores(path)
+    assert (read.enrol, read.test) == (trials.enrol, trials.test)
+    assert scores.tolist() == trials.labels.tolist()
 
 
 GOOD = "1 a b\n0 a c\n"
@@ -49,31 +71,42 @@ ONE_PAIR = "one pair with two labels"
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("read", "content", "message"),
     [
-        (GOOD + "1 a\n", "trials.txt, line 3: '1 a' has 2 fields instead of 3"),
-        ("1 a b\n\n0 a c\n", "line 2: '' has 0 fields"),
-        ("x" * 500, f"line 1: '{'x' * 60}...' has 1 fields"),
-        ("1 a b/my c\n0 a d\n", "has spaces, separate them with tabs"),
-        (GOOD + "2 a b\n", "line 3: the label is '2', neither 0 nor 1"),
-        ("01 a b\n", "line 1: the label is '01'"),
-        ("1 a b\n1 a c\n", "trials.txt have the label 1"),
-        ("0 a b\n", "trials.txt have the label 0"),
-        (" \n\n", "trials.txt is empty"),
-        (GOOD + "1 a c\n", f"lines 2 and 3: {ONE_PAIR}, '0 a c' and '1 a c'"),
-        (GOOD + "1 c a\n0 b a\n", f"lines 2 and 3: {ONE_PAIR}, '0 a c' and '1 c a'"),
-        ("0 b a\n" + GOOD, f"lines 1 and 2: {ONE_PAIR}"),
-        (GOOD + "0 ./a x/../b\n", f"lines 1 and 3: {ONE_PAIR}"),
-        (GOOD.encode() + b"1 a \xff\n", "trials.txt, line 3: no UTF-8 text"),
-        (GOOD.encode("utf-16"), "trials.txt, line 1: no UTF-8 text"),
-        (GOOD.encode("utf-16-le"), "trials.txt, line 1: no UTF-8 text"),
+        (read_trials, GOOD + "1 a\n", "line 3: '1 a' has 2 fields instead of 3"),
+        (read_trials, "1 a b\n\n0 a c\n", "line 2: '' has 0 fields"),
+        (read_trials, "x" * 500, f"line 1: '{'x' * 60}...' has 1 fields"),
+        (read_trials, "1 a b/my c\n0 a d\n", "has spaces, separate them with tabs"),
+        (read_trials, GOOD + "2 a b\n", "line 3: the label is '2', neither 0 nor 1"),
+        (read_trials, "01 a b\n", "line 1: the label is '01'"),
+        (read_trials, "1 a b\n1 a c\n", "list.txt have the label 1"),
+        (read_trials, "0 a b\n", "list.txt have the label 0"),
+        (read_trials, " \n\n", "list.txt is empty"),
+        (
+            read_trials,
+            GOOD + "1 a c\n",
+            f"lines 2 and 3: {ONE_PAIR}, '0 a c' and '1 a c'",
+        ),
+        (read_trials, GOOD + "1 c a\n0 b a\n", f"{ONE_PAIR}, '0 a c' and '1 c a'"),
+        (read_trials, "0 b a\n" + GOOD, f"lines 1 and 2: {ONE_PAIR}"),
+        (read_trials, GOOD + "0 ./a x/../b\n", f"lines 1 and 3: {ONE_PAIR}"),
+        (read_trials, GOOD.encode() + b"1 a \xff\n", "line 3: no UTF-8 text"),
+        (read_trials, GOOD.encode("utf-16"), "list.txt, line 1: no UTF-8 text"),
+        (read_trials, GOOD.encode("utf-16-le"), "list.txt, line 1: no UTF-8 text"),
+        (read_scores, "1 a b\n", "line 1: '1 a b' has 3 fields instead of 4"),
+        (read_scores, "a b 1 0.5\na c 0 nan\n", "line 2: the score is 'nan'"),
+        (read_scores, "a b 1 0.5\na c 0 high\n", "line 2: the score is 'high'"),
+        (read_scores, "a b 0.5 1\n", "line 1: the label is '0.5'"),
+        (read_scores, "a b 1 0.5\n", "All 1 trials"),
+        (read_scores, "a b 1 0.5\na c 0 0.2\nb a 0 0.5\n", "lines 1 and 3: one pair"),
+        (read_scores, "", "score file"),
     ],
 )
-def test_a_bad_list_is_refused_with_file_and_line(tmp_path, content, message):
-    path = tmp_path / "trials.txt"
+def test_a_bad_list_is_refused_with_file_and_line(tmp_path, read, content, message):
+    path = tmp_path / "list.txt"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=re.escape(message)):
-        read_trials(path)
+        read(path)
 
 
 def test_marks_within_joined_lists_and_pairs_with_one_label_are_read(tmp_path):
@@ -159,46 +192,6 @@ def test_score_files_have_a_line_per_trial_and_are_read_as_written(tmp_path):
     assert (read.enrol, read.test) == (trials.enrol, trials.test)
     with pytest.raises(ValueError, match="trials 2, scores 3"):
         write_scores(path, trials, [1.0, 2.0, 3.0])
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("1 a b\n", r"line 1: '1 a b' has 3 fields instead of 4"),
-        ("a b 1 0.5\na c 0 nan\n", r"line 2: the score is 'nan'"),
-        ("a b 1 0.5\na c 0 high\n", r"line 2: the score is 'high'"),
-        ("a b 0.5 1\n", r"line 1: the label is '0\.5'"),
-        ("a b 1 0.5\n", "All 1 trials"),
-        ("a b 1 0.5\na c 0 0.2\nb a 0 0.5\n", "scores.txt, lines 1 and 3: one pair"),
-        ("", "score file .* is empty"),
-    ],
-)
-def test_a_bad_score_file_is_refused_with_file_and_line(tmp_path, content, message):
-    path = tmp_path / "scores.txt"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=message):
-        read_scores(path)
-
-
-spaced = st.text("ab \u00a0\u3000\x1c/ü'\"\\#", min_size=1, max_size=8).filter(
-    lambda name: name == name.strip()
-)
-
-
-@given(
-    pairs=st.lists(
-        st.tuples(spaced, spaced), min_size=2, max_size=8, unique_by=frozenset
-    )
-)
-@settings(deadline=None, max_examples=60)
-def test_names_with_spaces_come_back_from_scores(tmp_path_factory, pairs):
-    path = tmp_path_factory.mktemp("scores") / "scores.txt"
-    enrol, test = zip(*pairs, strict=True)
-    labels = [row % 2 for row in range(len(pairs))]
-    write_scores(path, Trials(labels, enrol, test), labels)
-    trials, scores = read_scores(path)
-    assert (trials.enrol, trials.test) == (enrol, test)
-    assert scores.tolist() == labels
 
 
 @pytest.mark.parametrize("name", ["a\tb", "a\nb", "a ", " a", "\ufeffa"])

@@ -30,13 +30,13 @@ def test_bad_batches_cost_their_step_and_nothing_else(
     # Running means and variances are among them.
     assert all(value.isfinite().all() for value in brain.modules.state_dict().values())
     assert [row["skipped_steps"] for row in brain.rows("train_log.jsonl")] == skipped
-    found = brain.rows("skipped.jsonl")
+    skips = brain.rows("skipped.jsonl")
     assert [
-        (one["epoch"], one["step"], len(one["utterances"])) for one in found
+        (one["epoch"], one["step"], len(one["utterances"])) for one in skips
     ] == lines
-    assert {one["rank"] for one in found} == {0}
+    assert {one["rank"] for one in skips} == {0}
     known = set(map(brain.train_dataset.path_of, range(16)))
-    assert all(set(one["utterances"]) <= known for one in found)
+    assert all(set(one["utterances"]) <= known for one in skips)
 
 
 def test_weights_and_statistics_are_those_before_the_step(train):
@@ -127,9 +127,9 @@ def test_the_largest_value_of_an_epoch_is_kept(values):
     encoder, tally = torch.nn.Module(), Tally()
     for value in values:
         encoder.largest_streams = lambda value=value: {"stage": value}
-        found = tally.read(encoder)["largest_streams"]["stage"]
+        largest = tally.read(encoder)["largest_streams"]["stage"]
     expected = math.nan if math.nan in values else max(values)
-    assert found == pytest.approx(expected, nan_ok=True)
+    assert largest == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_streams_are_read_where_they_are_exact(arch, streams):
     encoder(torch.randn(2, 43, 24))
     wrapped = torch.nn.Module()  # as DistributedDataParallel holds what it wraps
     wrapped.module = encoder
-    found = Tally().read(wrapped).get("largest_streams", {})
+    largest = Tally().read(wrapped).get("largest_streams", {})
     exact = arch == "revnet57" and streams == "exact"
-    assert list(found) == [f"stages.{i}.chain" for i in range(4)] * exact
-    assert all(0 < value < 2**14 for value in found.values())
+    assert list(largest) == [f"stages.{i}.chain" for i in range(4)] * exact
+    assert all(0 < value < 2**14 for value in largest.values())
 
 
 def test_nothing_is_read_of_an_encoder_that_compresses_nothing():
