@@ -57,13 +57,13 @@ def write_noise(folder: Path, *, clips: int = 2, seconds: float = 1.5) -> Path:
     return folder
 
 
-def write_rooms(folder: Path, *, rooms: int = 2) -> Path:
+def write_rirs(folder: Path, *, responses: int = 2) -> Path:
     """Write decaying impulse responses, each with a delay before the direct path."""
     draw = np.random.default_rng(2)
     folder.mkdir(parents=True, exist_ok=True)
-    for room in range(rooms):
+    for number in range(responses):
         response = 0.1 * draw.standard_normal(1600) * np.exp(-np.arange(1600) / 300)
-        response[40 * room] = 0.9
-        response[: 40 * room] = 0
-        soundfile.write(folder / f"room_{room}.wav", response, RATE)
+        response[40 * number] = 0.9
+        response[: 40 * number] = 0
+        soundfile.write(folder / f"room_{number}.wav", response, RATE)
     return folder

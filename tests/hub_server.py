@@ -114,12 +114,12 @@ class _Handler(BaseHTTPRequestHandler):
         if listing and hub.answer is not None:
             self._send(*hub.answer)
             return
-        found = listing or file
-        if found is None or found[1] not in hub.repositories:
+        asked = listing or file
+        if asked is None or asked[1] not in hub.repositories:
             # As the Hub answers whoever is not logged in.
             self._send(401, error="RepoNotFound")
             return
-        repository, revision = hub.repositories[found[1]], unquote(found[2])
+        repository, revision = hub.repositories[asked[1]], unquote(asked[2])
         commit = repository.refs.get(revision, revision)
         if commit not in repository.commits:
             self._send(404, error="RevisionNotFound")
@@ -129,11 +129,11 @@ class _Handler(BaseHTTPRequestHandler):
             sizes = {name: len(data) for name, data in files.items()} | repository.sizes
             listed = [{"rfilename": name, "size": size} for name, size in sizes.items()]
             # All that versions of huggingface_hub since 0.20 look for.
-            answer = {"id": found[1], "modelId": found[1], "private": False}
+            answer = {"id": asked[1], "modelId": asked[1], "private": False}
             answer |= {"downloads": 0, "likes": 0, "tags": []}
             answer |= {"sha": commit, "siblings": listed}
             self._send(200, json.dumps(answer).encode())
-        elif found[1] in hub.gated:
+        elif asked[1] in hub.gated:
             self._send(403, error="GatedRepo")
         elif (name := unquote(file[3])) not in files:
             self._send(404, error="EntryNotFound", commit=commit)

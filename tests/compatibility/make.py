@@ -58,7 +58,7 @@ _COMMON = {
     "train_list": "corpus/train_list.txt",
     "trial_lists": "[corpus/trials.txt]",
     "valid_speakers": 0,
-    # From 4096 values on states have 8 bits: those of the last layer's weight.
+    # From 4096 values on states are 8-bit: those of the last layer's weight.
     "embedding_dim": 96,
     "batch_size": 2,
     "average_checkpoints": 1,
@@ -147,11 +147,11 @@ def train(folder: Path, options: Sequence[str], output: str) -> None:
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """Digest names, types, shapes and bits of tensors."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(tensor.contiguous().numpy().tobytes())
-    return found.hexdigest()
+        hasher.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        hasher.update(tensor.contiguous().numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def arithmetic() -> str:
@@ -273,18 +273,18 @@ def heard(folder: Path) -> dict[str, Any]:
         "model": SpeakerEmbedder.from_hparams,
         "converted_wespeaker": SpeakerEmbedder.from_run,
     }
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, load in loaders.items():
         embedder = load(folder / name)
-        found[name] = {
+        results[name] = {
             "embeddings": np.asarray(embedder.embed(files)).tolist(),
             "cosine": embedder.verify(*files).score,
         }
         if name != "converted_wespeaker":
             cohort = read_cohort(folder / name)
             chosen = embedder.verify(*files, cohort=cohort)
-            found[name] |= {"as_norm": chosen.score, "threshold": chosen.threshold}
-    return found
+            results[name] |= {"as_norm": chosen.score, "threshold": chosen.threshold}
+    return results
 
 
 def tidy(folder: Path) -> None:

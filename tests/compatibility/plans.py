@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from speechbrain_rev.catalog import Training
-from speechbrain_rev.catalog.plans import PlannedEncoder, plan_encoders
-from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
+from speechbrain_rev.catalog.plans import plan_encoders
+from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner import Plan, plan
 from speechbrain_rev.sizes import GIB
 
@@ -21,34 +21,19 @@ _SMALL = {
 }
 
 
-def planned_on_card(
-    name: str, gib: float, batch: int, *, frames: int = 200
-) -> PlannedEncoder:
+def on_card(name: str, gib: float, batch: int, *, frames: int = 200) -> Plan:
     """Plan an encoder of the table for a GPU."""
     training = Training(int(gib * GIB), batch=batch, frames=frames)
     (planned,) = plan_encoders(training, names=[name])
-    return planned
-
-
-def on_card(name: str, gib: float, batch: int, *, frames: int = 200) -> Plan:
-    """Give the plan of an encoder of the table for a GPU."""
-    return planned_on_card(name, gib, batch, frames=frames).as_plan()
-
-
-def small_encoder(name: str, chunk: int | str | None = "auto") -> SpeakerEncoder:
-    """Build a small encoder, whose weights are always the same."""
-    torch.manual_seed(0)
-    return build_encoder(name, chunk=chunk, **_SMALL)
-
-
-def small_feats() -> torch.Tensor:
-    """Make the example batch of small encoders: [batch, time, n_mels]."""
-    return torch.randn(4, 64, 24, generator=torch.Generator().manual_seed(0))
+    return planned.as_plan()
 
 
 def in_budget(name: str, budget: int, *, chunk: int | str | None = "auto") -> Plan:
     """Plan a small encoder within bytes, counted; times are estimated."""
-    return plan(small_encoder(name, chunk), small_feats(), budget, measure=False)
+    torch.manual_seed(0)
+    encoder = build_encoder(name, chunk=chunk, **_SMALL)
+    feats = torch.randn(4, 64, 24, generator=torch.Generator().manual_seed(0))
+    return plan(encoder, feats, budget, measure=False)
 
 
 def of_other_network() -> Plan:

@@ -1,7 +1,5 @@
 """Files that earlier versions wrote are read, resumed and give what they gave."""
 
-import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -16,7 +14,6 @@ import torch
 from hyperpyyaml import load_hyperpyyaml
 from torch import nn
 
-from speechbrain_rev.catalog.steps import training_step
 from speechbrain_rev.cli import main
 from speechbrain_rev.data import read_audio
 from speechbrain_rev.hparams import resolve
@@ -33,27 +30,16 @@ from speechbrain_rev.optim import AdamW, build_optimizer
 from speechbrain_rev.planner import (
     Plan,
     Profile,
-    live_bytes_peak,
-    profile,
-    step_of,
 )
-from speechbrain_rev.planner.memory import make_gradients
-from speechbrain_rev.planner.timing import ASSUMED, Speed
+from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.reversible import Mode
 from tests.compatibility import make
 from tests.compatibility.plans import (
     PLANS,
-    planned_on_card,
-    small_encoder,
-    small_feats,
-)
-from tests.docs.reproduced import (
-    reproduced_breakdowns,
-    reproduced_cards,
-    reproduced_trainings,
 )
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
+assert ARCHIVES
 INTERRUPTED = [name for name, (_, killed) in make.RUNS.items() if killed]
 #: Of embeddings and scores, whose sums other processors make in another order.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -68,10 +54,6 @@ UNCOMPARED = {
     "about", "counted_with", "how", "sources",
     "host_bytes_per_second", "not_timed_needed_bytes", "timed_batch",
 }  # fmt: skip
-
-
-def test_there_is_an_archive():
-    assert ARCHIVES
 
 
 @pytest.fixture(scope="module", params=ARCHIVES, ids=lambda path: path.name)
@@ -105,9 +87,9 @@ def checkpoints(run):
 
 @pytest.mark.parametrize("name", make.RUNS)
 def test_checkpoints_are_whole_and_of_the_expected_moment(kept, name):
-    (found,) = checkpoints(kept / name)
-    verify_checkpoint(found)
-    assert found.meta["end-of-epoch"] == (name == make.FINISHED)
+    (checkpoint,) = checkpoints(kept / name)
+    verify_checkpoint(checkpoint)
+    assert checkpoint.meta["end-of-epoch"] == (name == make.FINISHED)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +103,9 @@ def test_checkpoints_are_whole_and_of_the_expected_moment(kept, name):
 def test_optimizer_checkpoints_are_loaded_in_the_bits_they_have(
     kept, run, name, bits, dtypes
 ):
-    (found,) = checkpoints(kept / run)
+    (checkpoint,) = checkpoints(kept / run)
     saved, *modules = (
-        torch.load(found.paramfiles[part], weights_only=True)
+        torch.load(checkpoint.paramfiles[part], weights_only=True)
         for part in ("optimizer", "embedding_model", "classifier")
     )
     parameters = [nn.Parameter(w) for module in modules for w in _trained(module)]
@@ -163,11 +145,11 @@ def test_an_interrupted_run_resumes_to_the_recorded_weights(
     copied, expected, same_arithmetic, name
 ):
     run, recorded = copied / name, expected["runs"][name]
-    (found,) = checkpoints(run)
-    begun = torch.load(found.paramfiles["embedding_model"], weights_only=True)
+    (checkpoint,) = checkpoints(run)
+    begun = torch.load(checkpoint.paramfiles["embedding_model"], weights_only=True)
     make.train(copied, recorded["options"], name)
     # It would end alike had it begun anew.
-    loaded = f"Loading a checkpoint from {name}/save/{Path(found.path).name}"
+    loaded = f"Loading a checkpoint from {name}/save/{Path(checkpoint.path).name}"
     assert loaded in (run / "log.txt").read_text()
     weights = make.weights_of(run)
     wanted = torch.load(copied / make.TRAINED / f"{name}.ckpt", weights_only=True)
@@ -194,9 +176,9 @@ def test_a_finished_run_is_what_was_recorded_and_stays_so(copied, expected):
 
 
 def test_models_give_the_recorded_embeddings_and_scores(kept, expected):
-    for name, found in make.heard(kept).items():
+    for name, results in make.heard(kept).items():
         for what, value in expected["heard"][name].items():
-            np.testing.assert_allclose(found[what], value, err_msg=f"{name}", **CLOSE)
+            np.testing.assert_allclose(results[what], value, err_msg=f"{name}", **CLOSE)
 
 
 def test_a_graph_gives_the_embeddings_of_its_run(kept, expected):
@@ -205,8 +187,8 @@ def test_a_graph_gives_the_embeddings_of_its_run(kept, expected):
     for name, row in zip(make.HEARD, recorded, strict=True):
         wav = read_audio(kept / "corpus" / "wav" / name, sample_rate=16000)
         given = {"waveforms": wav[None].numpy(), "samples": np.array([len(wav)])}
-        (found,) = session.run(["embeddings"], given)
-        np.testing.assert_allclose(found.squeeze(), row, **CLOSE)
+        (embedding,) = session.run(["embeddings"], given)
+        np.testing.assert_allclose(embedding.squeeze(), row, **CLOSE)
 
 
 def test_wespeaker_s_weights_are_converted_to_the_same_run(kept, tmp_path):
@@ -268,9 +250,9 @@ def test_a_packed_folder_has_the_samples_of_its_files(kept):
 def test_plan_profile_and_speed_are_read(kept):
     for read, name in ((Plan, "plan"), (Speed, "speed")):
         text = (kept / f"{name}.json").read_text()
-        found = read.from_json(text)
+        document = read.from_json(text)
         for key, value in json.loads(text).items():
-            assert getattr(found, key) == value, (name, key)
+            assert getattr(document, key) == value, (name, key)
     profile = Profile.from_json((kept / "profile.json").read_text())
     for mode, peak, seconds in (
         ("store", 4796271368, 0.38840517644238814),
@@ -279,96 +261,44 @@ def test_plan_profile_and_speed_are_read(kept):
         modes = profile.uniform(Mode(mode))
         assert profile.peak_bytes(modes) == peak
         assert profile.seconds(modes) == pytest.approx(seconds)
-
-
-def test_a_run_keeps_the_plan_of_its_budget(kept):
-    saved = Plan.load(kept / "mid_epoch_sgd_8bit" / "plan.json")
-    assert saved.about["memory_budget"] == "0.5MB"
-    assert len(set(saved.modes.values())) > 1
+    of_run = Plan.load(kept / "mid_epoch_sgd_8bit" / "plan.json")
+    assert of_run.about["memory_budget"] == "0.5MB"
+    assert len(set(of_run.modes.values())) > 1
 
 
 #: Plans whose estimated time became longer, not the plan: recomputed blocks of other people
-#: note and compare their state, which is much of so small a step.
-SLOWER = pytest.mark.xfail(strict=True, reason="10 % longer than in 0.1.0")
+#: note and compare their state, which is a tenth of so small a step.
+SLOWER = {"error_limit_0.001"}
+#: Plans of other modes than the recorded ones, as good. In the first all three blocks of
+#: the last stage cost the same, and any may be the one that stores. In the second our
+#: normalisations no longer count batches in a second run, so that two small blocks recompute
+#: where one reconstructed.
+OTHERWISE = {"df_resnet56_10gib", "small_revnet57_chunk"}
+#: Of the recorded peaks: what has been saved since is 0.15 %.
+PEAK_CLOSE = 0.005
+#: Of encoders in full size the others are for the slow tests.
+PLANNED = [
+    pytest.param(
+        name, marks=[pytest.mark.slow] * name.endswith(("frames", "0gib", "1gib"))
+    )
+    for name in PLANS
+]
 
 
-@functools.cache
-def planned_today(name):
-    return PLANS[name]()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=SLOWER if name == "error_limit_0.001" else ())
-        for name in PLANS
-    ],
-)
+@pytest.mark.parametrize("name", PLANNED)
 def test_what_was_planned_is_planned_as_well_today(kept, name):
-    before, today = Plan.load(kept / "plans" / f"{name}.json"), planned_today(name)
+    before, today = Plan.load(kept / "plans" / f"{name}.json"), PLANS[name]()
     assert today.budget_bytes == before.budget_bytes
     assert today.measured_bytes <= today.budget_bytes
     assert today.measured_gradient_error <= before.measured_gradient_error * 1.001
     # Times are estimated from counts of operations, which machines agree about.
-    assert today.seconds <= before.seconds * (1 + 1e-9)
-
-
-def tie_on_card():
-    """Give what planned an encoder, by blocks, and its step on meta."""
-    encoder, run = training_step("df_resnet56", batch=128, frames=200)
-    return planned_on_card("df_resnet56", 10, 128).profile, encoder, run
-
-
-def small_chunk():
-    feats = small_feats()
-    found = profile(step_of(small_encoder("revnet57", 50_000), feats, speed=ASSUMED))
-    encoder = small_encoder("revnet57", 50_000).to("meta")
-    make_gradients(encoder)
-    feats = feats.to("meta")
-    return found, encoder, lambda: encoder(feats).square().sum().backward()
-
-
-#: Plans of other modes than the recorded ones, why, and what gives their profile and step.
-OTHERWISE = {
-    # All three blocks of the last stage cost the same bytes and seconds in a mode, but
-    # for the 18 KiB in which the first works on more; one of them is to store, and any
-    # will do. In 0.1.0 a block that recomputed worked on 34 MB more than one that stores.
-    # Since its first run builds autograd's graph and drops what that saves, both work on
-    # the same, and so the first block stores and not the second.
-    "df_resnet56_10gib": tie_on_card,
-    # In a second run our normalisations no longer count batches and leave their buffers in
-    # place: of such small blocks that is a part of the time. To recompute two of them now
-    # takes 0.549 ms more than to store them, and fits. To reconstruct one, as recorded,
-    # takes 0.613 ms more. In 0.1.0 it was 0.729 and 0.713 ms.
-    "small_revnet57_chunk": small_chunk,
-}
-#: Of the recorded peaks: what has been saved since is 0.15 %.
-PEAK_CLOSE = 0.005
-
-
-@pytest.mark.parametrize("name", [name for name in PLANS if name not in OTHERWISE])
-def test_modes_and_peaks_of_plans_are_the_recorded_ones(kept, name):
-    before, today = Plan.load(kept / "plans" / f"{name}.json"), planned_today(name)
-    assert today.modes == before.modes
+    is_as_fast = today.seconds <= before.seconds * (1 + 1e-9)
+    assert is_as_fast == (name not in SLOWER)
+    assert (today.modes == before.modes) == (name not in OTHERWISE)
     assert today.channels == before.channels
-    assert today.measured_bytes == pytest.approx(before.measured_bytes, rel=PEAK_CLOSE)
-
-
-@pytest.mark.parametrize("name", OTHERWISE)
-def test_where_modes_are_others_they_fit_and_are_as_fast_by_one_profile(kept, name):
-    before, today = Plan.load(kept / "plans" / f"{name}.json"), planned_today(name)
-    assert today.modes != before.modes
-    assert today.channels == before.channels
-    found, encoder, run = OTHERWISE[name]()
-    assert found.seconds(today.modes) <= found.seconds(before.modes) * (1 + 1e-12)
-    assert found.seconds(today.modes) == pytest.approx(today.seconds, rel=1e-12)
-    for plan in (before, today):
-        assert found.peak_bytes(plan.modes) <= today.budget_bytes
-        plan.apply(encoder)
-        run()  # What a first step makes is not counted.
-        assert live_bytes_peak(run) <= today.budget_bytes
-    # Losses differ by some numbers.
-    assert live_bytes_peak(run) == pytest.approx(today.measured_bytes, rel=1e-3)
+    if name not in OTHERWISE:
+        peak = pytest.approx(before.measured_bytes, rel=PEAK_CLOSE)
+        assert today.measured_bytes == peak
 
 
 @pytest.mark.parametrize(
@@ -385,41 +315,6 @@ def test_subcommands_print_the_recorded_figures(kept, capsys, name):
     assert _figures(_as_light(printed, recorded)) == _figures(recorded)
 
 
-def test_figures_beside_the_published_tables_are_the_recorded_ones(kept):
-    """Of the tables that ``--published`` printed up to 0.1.0."""
-    trainings = [dataclasses.asdict(each) for each in reproduced_trainings()]
-    found = {
-        "models_published": [
-            {"published": plain.pop("published"), "computed": plain}
-            for plain in trainings
-        ],
-        "plan_published": [
-            {
-                "name": each.name,
-                "published": each.published._asdict(),
-                "computed": {
-                    name: getattr(each, name)
-                    for name in ("cards", "cards_recomputed", "max_batch")
-                }
-                | {"max_batch_recomputed": each.max_batch_recomputed},
-            }
-            for each in reproduced_cards()
-        ],
-        "memory_published": [
-            {
-                "published": dataclasses.asdict(column),
-                "counted": dataclasses.asdict(ours),
-            }
-            for column, ours in reproduced_breakdowns()
-        ],
-    }
-    tables = "tables_five_and_six", "table_seven", "table_one"
-    for (name, rows), table in zip(found.items(), tables, strict=True):
-        recorded = json.loads((kept / "json" / f"{name}.json").read_text())[table]
-        rows = json.loads(json.dumps(rows))
-        assert _figures(_as_light(rows, recorded)) == _figures(recorded)
-
-
 #: Figures of which more are better.
 MORE = {
     "largest_batch", "max_batch", "max_batch_recomputed", "compared_max_batch", "ratio",
@@ -434,12 +329,12 @@ LESS = {
 ROUNDING = 1e-12
 
 
-def _as_light(found, recorded, less=False, more=False):
+def _as_light(printed, recorded, less=False, more=False):
     """Put recorded figures where as good ones were found: a later step may take less.
 
     Figures that were not recorded are left out: a later version may print more.
     """
-    if isinstance(found, dict):
+    if isinstance(printed, dict):
         return {
             key: _as_light(
                 value,
@@ -447,19 +342,19 @@ def _as_light(found, recorded, less=False, more=False):
                 less or "bytes" in key or key in LESS,
                 more or key in MORE,
             )
-            for key, value in found.items()
+            for key, value in printed.items()
             if not isinstance(recorded, dict) or key in recorded
         }
-    if isinstance(found, list) and isinstance(recorded, list):
-        pairs = itertools.zip_longest(found, recorded)
-        return [_as_light(*pair, less, more) for pair in pairs][: len(found)]
-    if isinstance(recorded, int | float) and isinstance(found, int | float):
-        as_light = (less and found <= recorded * (1 + 1e-4)) or (
-            more and found >= recorded
+    if isinstance(printed, list) and isinstance(recorded, list):
+        pairs = itertools.zip_longest(printed, recorded)
+        return [_as_light(*pair, less, more) for pair in pairs][: len(printed)]
+    if isinstance(recorded, int | float) and isinstance(printed, int | float):
+        as_light = (less and printed <= recorded * (1 + 1e-4)) or (
+            more and printed >= recorded
         )
-        as_light |= abs(found - recorded) < ROUNDING
-        return recorded if as_light else found
-    return found
+        as_light |= abs(printed - recorded) < ROUNDING
+        return recorded if as_light else printed
+    return printed
 
 
 def _figures(document):
@@ -499,10 +394,3 @@ def test_a_run_s_own_settings_are_a_file_to_train_by(kept):
     encoder = hparams["embedding_model"]
     encoder.load_state_dict(make.weights_of(kept / make.FINISHED))
     assert isinstance(hparams["opt_class"](encoder.parameters()), AdamW)
-
-
-def test_a_copy_elsewhere_is_as_good(kept, expected, tmp_path):
-    shutil.copytree(kept / "model", tmp_path / "moved")
-    files = [kept / "corpus" / "wav" / name for name in make.HEARD]
-    score = SpeakerEmbedder.from_hparams(tmp_path / "moved").verify(*files).score
-    assert score == pytest.approx(expected["heard"]["model"]["cosine"], abs=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -69,13 +70,14 @@ def anchors(document: Path) -> list[str]:
 
 def commands(document: Path) -> list[list[str]]:
     """List the commands in blocks that name no language, each as its words."""
-    found = []
-    for fence in fences(document):
-        if fence.info in ("", "console", "bash", "sh"):
-            for line in fence.code.replace("\\\n", " ").splitlines():
-                try:
-                    words = shlex.split(line.removeprefix("$ "), comments=True)
-                except ValueError:  # not a command: a quote is open
-                    continue
-                found.append(words)
-    return [words for words in found if words]
+    lines = [
+        line.removeprefix("$ ")
+        for fence in fences(document)
+        if fence.info in ("", "console", "bash", "sh")
+        for line in fence.code.replace("\\\n", " ").splitlines()
+    ]
+    split = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # not a command: a quote is open
+            split.append(shlex.split(line, comments=True))
+    return [words for words in split if words]

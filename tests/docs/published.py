@@ -7,15 +7,12 @@ its setting. The README's tables and those of other pages are written by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from speechbrain_rev.architectures import HEAD
 from speechbrain_rev.catalog.columns import Column, Row
 from speechbrain_rev.catalog.table import (
     CARD_BYTES,
-    PAPER,
-    PUBLISHED_FRAMES,
     TOTAL_BATCH,
     counted_with,
 )
@@ -27,7 +24,6 @@ from tests.docs.reproduced import (
     SHARED_PARTS,
     ReproducedCards,
     ReproducedTraining,
-    published_trainings,
     reproduced_breakdowns,
     reproduced_cards,
     reproduced_trainings,
@@ -41,22 +37,18 @@ def table_one() -> str:
     """Show Table I beside what is counted here, and what both name alike."""
     rows: dict[str, dict[str, str]] = {}
     for column, ours in reproduced_breakdowns():
-        head = f"{column.name}, batch {column.batch}"
-        counted = {part: size / GIB for part, size in ours.report.parts.items()}
-        for part, size in counted.items():
-            row = rows.setdefault(part, {"part": part.replace("_", " ")})
-            published = column.parts_gb.get(part)
-            row[f"{head}: published, GB"] = (
-                "not named" if published is None else f"{published:.3f}"
-            )
-            row[f"{head}: counted, GiB"] = f"{size:.3f}"
-        shares = rows.setdefault("shares", {"part": "share of activations"})
-        for whose, parts in (
-            ("published, GB", column.parts_gb),
-            ("counted, GiB", counted),
-        ):
+        sides = {
+            "published, GB": column.parts_gb,
+            "counted, GiB": {part: n / GIB for part, n in ours.report.parts.items()},
+        }
+        for side, parts in sides.items():
+            head = f"{column.name}, batch {column.batch}: {side}"
+            for part in ours.report.parts:
+                row = rows.setdefault(part, {"part": part.replace("_", " ")})
+                row[head] = f"{parts[part]:.3f}" if part in parts else "not named"
+            shares = rows.setdefault("shares", {"part": "share of activations"})
             shared = sum(parts[part] for part in SHARED_PARTS)
-            shares[f"{head}: {whose}"] = f"{parts['activations'] / shared:.1%}"
+            shares[head] = f"{parts['activations'] / shared:.1%}"
     note = (
         "Share of activations: of activations, optimizer states and weights together, "
         "which both sides understand alike."
@@ -66,12 +58,12 @@ def table_one() -> str:
 
 def tables_five_and_six() -> str:
     """Show Tables V and VI beside what is counted here."""
-    return _beside(TRAINING_COLUMNS, reproduced_trainings(), training_notes())
+    return _beside(TRAINING_COLUMNS, reproduced_trainings(), training_note())
 
 
 def table_seven() -> str:
     """Show Table VII beside what is counted here."""
-    return _beside(CARDS_COLUMNS, reproduced_cards(), cards_notes())
+    return _beside(CARDS_COLUMNS, reproduced_cards(), _reserve())
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -104,82 +96,34 @@ def draw(path: Path) -> None:
     )
 
 
-def training_notes() -> list[str]:
-    """Say what the figures of Tables V and VI are, and why they differ."""
-    return [
-        f'publ.: Tables V and VI of "{PAPER}", measured there on a 2080 Ti of 11 GB with '
-        "utterances of 2 s. Error rates, in percent, are the published ones alone; none "
-        "was reproduced here.",
-        f"here: utterances of {PUBLISHED_FRAMES} frames in float32, vanilla encoders stored, "
-        "reversible ones reconstructed, 32-bit states, or 8-bit where named. MiB "
-        "per utterance: all that a training step takes of the GPU (the encoder's own, "
-        f"weights, gradients, optimizer states, a classifier of {HEAD.classes} and its "
-        "step, the input) at the published largest batch, divided by it. Ratio: that of "
-        f"the vanilla counterpart over it. Largest batch: the one that {_reserve()}; "
-        "compared: how many times the counterpart's, for 8 bit how many more than with 32.",
-        "Why they differ: the paper measured memory of a GPU in an implementation of its "
-        "own and does not say how it was divided by the batch (its GB times its largest "
-        f"batches are {_published_range()} GB); here live tensors are counted on meta "
-        f"tensors (torch {counted_with()['torch']}), so that no workspace and no "
-        "fragmentation is in MiB per utterance, and no GPU was tried. Reversible encoders "
-        f"take {_shares()} of the published memory here. That they work in chunks is a part "
-        "of the cause, not all of it: why the published figures are higher is not known. "
-        "What stays free of a GPU was set by the batches published for vanilla encoders, "
-        "so that those are no evidence. 8 bit saves the same bytes at any batch: little "
-        "for each utterance, a few utterances in all.",
-    ]
-
-
-def cards_notes() -> list[str]:
-    """Say what the figures of Table VII are, and why they differ."""
-    return [
-        f'publ.: Table VII of "{PAPER}": 2080 Ti GPUs of 11 GB for a total batch of '
-        f"{TOTAL_BATCH}, days of training and error rate on Vox1-H in percent. Days and "
-        "error rates were not reproduced here.",
-        f"here: {TOTAL_BATCH} over the largest batch that {_reserve()}, rounded up; "
-        f"{PUBLISHED_FRAMES} frames, float32, 32-bit states; vanilla encoders stored, reversible ones "
-        "reconstructed. recompute: the same with each block checkpointed, which the paper "
-        "does not show.",
-        "Why they differ: batches here follow from counts of live tensors (torch "
-        f"{counted_with()['torch']}), no GPU was tried. Reversible encoders take "
-        f"{_shares()} of the published memory here (Tables V and VI) and fit larger "
-        "batches; that they work in chunks is a part of the cause. What stays free of a "
-        "GPU was set by the batches published for vanilla encoders, so that those are no "
-        "evidence.",
-    ]
-
-
-def _published_range() -> str:
-    """Give the least and the most that the published figures say a GPU holds."""
-    sizes = [row.memory_gb * row.max_batch for row in published_trainings()]
-    return f"{min(sizes):.1f} to {max(sizes):.1f}"
-
-
-def _shares() -> str:
-    """Give the least and the largest part of the published memory that is counted."""
-    shares = [
-        each.memory_gb / each.published.memory_gb
-        for each in reproduced_trainings()
-        if each.row.reversible
-    ]
-    return f"{min(shares):.2f} to {max(shares):.2f}"
+def training_note() -> str:
+    """Give the ranges of what was published and counted."""
+    rows = reproduced_trainings()
+    published = [row.published.memory_gb * row.published.max_batch for row in rows]
+    shares = [r.memory_gb / r.published.memory_gb for r in rows if r.row.reversible]
+    return (
+        "The published GB times the published largest batches are "
+        f"{min(published):.1f} to {max(published):.1f} GB. Reversible encoders take "
+        f"{min(shares):.2f} to {max(shares):.2f} of the published memory here. {_reserve()}"
+    )
 
 
 def _reserve() -> str:
     reserve_gib = reserve_of(CARD_BYTES) / GIB
-    return f"leaves {reserve_gib:.1f} GiB of {card_text(CARD_BYTES)} free"
+    return (
+        f"The largest batch here leaves {reserve_gib:.1f} GiB of {card_text(CARD_BYTES)} "
+        f"free. Counted with torch {counted_with()['torch']}."
+    )
 
 
-def _beside(
-    columns: Sequence[Column[Row]], rows: Sequence[Row], notes: Iterable[str]
-) -> str:
+def _beside(columns: Sequence[Column[Row]], rows: Sequence[Row], note: str) -> str:
     """Write columns of text as markdown."""
     heads = [f"{column.group}: {column.head}".lstrip(": ") for column in columns]
     cells = [
         dict(zip(heads, (column.cell(row) for column in columns), strict=True))
         for row in rows
     ]
-    return "\n\n".join([markdown(cells), *notes])
+    return "\n\n".join([markdown(cells), note])
 
 
 def _encoder(each: ReproducedTraining) -> str:

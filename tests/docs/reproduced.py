@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from speechbrain_rev.architectures import (
     ARCHITECTURES,
@@ -28,40 +27,28 @@ from speechbrain_rev.catalog.table import (
 )
 from speechbrain_rev.sizes import GB
 
-
-class _Reversible(NamedTuple):
-    """What Tables V and VI say of a reversible encoder beside ``architectures``."""
-
-    ratio: float
-    memory_gb_8bit: float
-    ratio_8bit: float
-    max_batch_8bit: int
-    vox1_o_eer_8bit: float
-    vox1_e_eer_8bit: float
-    vox1_h_eer_8bit: float
-
-
 # fmt: off
-_REVERSIBLE = {
+#: What Tables V and VI say of reversible encoders beside ``architectures``.
+_REVERSIBLE: dict[str, tuple[float, float, float, int, float, float, float]] = {
     # 32 bit: ratio; 8 bit: GB per utterance, ratio, batch, EER on Vox1-O, E, H.
-    "revnet46":     _Reversible( 1.50, 0.039,  1.54, 236, 0.87, 1.04, 1.88),
-    "revnet57":     _Reversible( 2.00, 0.029,  2.07, 301, 0.92, 1.03, 1.87),
-    "revnet126":    _Reversible( 8.25, 0.039,  8.46, 215, 0.62, 0.83, 1.49),
-    "revnet137":    _Reversible(11.00, 0.029, 11.37, 299, 0.62, 0.83, 1.51),
-    "revnet140":    _Reversible( 2.20, 0.147,  2.24,  63, 0.62, 0.82, 1.47),
-    "revnet155":    _Reversible( 2.75, 0.118,  2.80,  75, 0.62, 0.83, 1.49),
-    "revnet178":    _Reversible(11.75, 0.039, 12.05, 213, 0.57, 0.77, 1.43),
-    "revnet197":    _Reversible(15.67, 0.029, 16.21, 297, 0.55, 0.76, 1.44),
-    "revnet230":    _Reversible( 2.35, 0.195,  2.41,  49, 0.52, 0.73, 1.36),
-    "revnet245":    _Reversible( 3.92, 0.118,  3.98,  74, 0.53, 0.75, 1.38),
-    "df_revnet66":  _Reversible( 4.44, 0.079,  4.49, 138, 0.89, 1.10, 2.01),
-    "df_revnet89":  _Reversible( 4.61, 0.076,  4.67, 142, 0.90, 1.07, 1.98),
-    "df_revnet126": _Reversible( 6.30, 0.082,  6.38, 134, 0.73, 0.89, 1.64),
-    "df_revnet149": _Reversible( 6.79, 0.076,  6.88, 138, 0.75, 0.87, 1.65),
-    "df_revnet258": _Reversible(11.44, 0.074, 11.59, 138, 0.61, 0.82, 1.53),
-    "df_revnet281": _Reversible(11.75, 0.072, 11.92, 141, 0.61, 0.83, 1.52),
-    "df_revnet354": _Reversible(13.78, 0.074, 13.97, 147, 0.60, 0.77, 1.47),
-    "df_revnet377": _Reversible(14.16, 0.072, 14.36, 150, 0.59, 0.79, 1.45),
+    "revnet46":     (1.50, 0.039,  1.54, 236, 0.87, 1.04, 1.88),
+    "revnet57":     (2.00, 0.029,  2.07, 301, 0.92, 1.03, 1.87),
+    "revnet126":    (8.25, 0.039,  8.46, 215, 0.62, 0.83, 1.49),
+    "revnet137":    (11.00, 0.029, 11.37, 299, 0.62, 0.83, 1.51),
+    "revnet140":    (2.20, 0.147,  2.24,  63, 0.62, 0.82, 1.47),
+    "revnet155":    (2.75, 0.118,  2.80,  75, 0.62, 0.83, 1.49),
+    "revnet178":    (11.75, 0.039, 12.05, 213, 0.57, 0.77, 1.43),
+    "revnet197":    (15.67, 0.029, 16.21, 297, 0.55, 0.76, 1.44),
+    "revnet230":    (2.35, 0.195,  2.41,  49, 0.52, 0.73, 1.36),
+    "revnet245":    (3.92, 0.118,  3.98,  74, 0.53, 0.75, 1.38),
+    "df_revnet66":  (4.44, 0.079,  4.49, 138, 0.89, 1.10, 2.01),
+    "df_revnet89":  (4.61, 0.076,  4.67, 142, 0.90, 1.07, 1.98),
+    "df_revnet126": (6.30, 0.082,  6.38, 134, 0.73, 0.89, 1.64),
+    "df_revnet149": (6.79, 0.076,  6.88, 138, 0.75, 0.87, 1.65),
+    "df_revnet258": (11.44, 0.074, 11.59, 138, 0.61, 0.82, 1.53),
+    "df_revnet281": (11.75, 0.072, 11.92, 141, 0.61, 0.83, 1.52),
+    "df_revnet354": (13.78, 0.074, 13.97, 147, 0.60, 0.77, 1.47),
+    "df_revnet377": (14.16, 0.072, 14.36, 150, 0.59, 0.79, 1.45),
 }
 # fmt: on
 
@@ -180,11 +167,10 @@ def published_trainings() -> list[PublishedTraining]:
         o, e, h = row.vox1_o_eer, row.vox1_e_eer, row.vox1_h_eer
         if memory_gb is None or batch is None or o is None or e is None or h is None:
             continue
-        own = _REVERSIBLE.get(row.name)
-        ratio = None if own is None else own.ratio
+        ratio, *at_8_bit = _REVERSIBLE.get(row.name, (None,))
         rows.append(PublishedTraining(row.name, 32, memory_gb, ratio, batch, o, e, h))
-        if own is not None:
-            rows.append(PublishedTraining(row.name, 8, *own[1:]))
+        if at_8_bit:
+            rows.append(PublishedTraining(row.name, 8, *at_8_bit))
     vanilla = [row.name for row in ARCHITECTURES.values() if not row.reversible]
     return sorted(
         rows,
@@ -206,21 +192,18 @@ def reproduced_trainings() -> list[ReproducedTraining]:
     >>> round(revnet46.ratio, 1), at_8_bit.max_batch - revnet46.max_batch
     (3.8, 2)
     """
-    found: dict[tuple[str, int], ReproducedTraining] = {}
+    rows: dict[tuple[str, int], ReproducedTraining] = {}
     for row in published_trainings():
-        size = _memory_gb(row)
+        size, bits = _memory_gb(row), row.optimizer_bits
         ratio, compared = None, None
         counterpart = architecture(row.name).counterpart
         if counterpart is not None:
-            ratio = found[counterpart, 32].memory_gb / size
-            with_that = counterpart if row.optimizer_bits == 32 else row.name
-            other = found[with_that, 32]
+            ratio = rows[counterpart, 32].memory_gb / size
+            other = rows[counterpart if bits == 32 else row.name, 32]
             compared = other.published.max_batch, other.max_batch
-        batch = _max_batch(row.name, row.optimizer_bits)
-        found[row.name, row.optimizer_bits] = ReproducedTraining(
-            row, size, ratio, batch, compared
-        )
-    return list(found.values())
+        batch = _max_batch(row.name, bits)
+        rows[row.name, bits] = ReproducedTraining(row, size, ratio, batch, compared)
+    return list(rows.values())
 
 
 def reproduced_cards() -> list[ReproducedCards]:
@@ -245,24 +228,23 @@ def reproduced_cards() -> list[ReproducedCards]:
     ]
 
 
+def _training(optimizer_bits: int) -> Training:
+    return Training(CARD_BYTES, TOTAL_BATCH, PUBLISHED_FRAMES, optimizer_bits)
+
+
 def _memory_gb(published: PublishedTraining) -> float:
-    row = architecture(published.name)
+    row, batch = architecture(published.name), published.max_batch
     training = _training(published.optimizer_bits)
-    needed = training.needed_bytes(row, row.default_mode, published.max_batch)
+    needed = training.needed_bytes(row, row.default_mode, batch)
     assert needed is not None
-    return sum(needed.values()) / published.max_batch / GB
+    return sum(needed.values()) / batch / GB
 
 
 def _max_batch(name: str, optimizer_bits: int, mode: str | None = None) -> int:
     row = architecture(name)
-    training = _training(optimizer_bits)
-    largest = training.largest_batch(row, mode or row.default_mode)
+    largest = _training(optimizer_bits).largest_batch(row, mode or row.default_mode)
     assert largest is not None
     return largest
-
-
-def _training(optimizer_bits: int) -> Training:
-    return Training(CARD_BYTES, TOTAL_BATCH, PUBLISHED_FRAMES, optimizer_bits)
 
 
 #: Parts that Table I and a breakdown name and understand alike.
@@ -321,17 +303,12 @@ def reproduced_breakdowns() -> list[tuple[PublishedBreakdown, EncoderBreakdown]]
     >>> published.weights_gb, round(ours.report.weights_bytes / GB, 3)
     (0.027, 0.027)
     """
+    setting = {"mode": "store", "frames": PUBLISHED_FRAMES, "optimizer_bits": 32}
+    without = Head(classes=0)
     return [
         (
             column,
-            encoder_breakdown(
-                column.name,
-                mode="store",
-                batch=column.batch,
-                frames=PUBLISHED_FRAMES,
-                optimizer_bits=32,
-                head=Head(classes=0),
-            ),
+            encoder_breakdown(column.name, batch=column.batch, head=without, **setting),
         )
         for column in TABLE_ONE
     ]

@@ -14,11 +14,8 @@ HOLE = "\0"
 
 def quoted():
     """List the messages of the page, each in one line."""
-    found = re.findall(r"(?:^> .*\n)+", PAGE.read_text(), re.MULTILINE)
-    return [
-        re.sub(r"\s+", " ", re.sub(r"^> ", "", m, flags=re.MULTILINE)).strip()
-        for m in found
-    ]
+    messages = re.findall(r"(?:^> .*\n)+", PAGE.read_text(), re.MULTILINE)
+    return [" ".join(re.sub("(?m)^> ", "", message).split()) for message in messages]
 
 
 def texts(node):

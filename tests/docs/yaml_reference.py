@@ -88,16 +88,16 @@ def sections(text: str) -> dict[str, list[Key]]:
 
     Examples
     --------
-    >>> found = sections("# ---- run\\nseed: 1986  # of all\\nmodules:\\n    a: b\\n")
-    >>> [(key.name, key.value, key.words, key.lines) for key in found["run"]]
+    >>> by_section = sections("# ---- run\\nseed: 1986  # of all\\nmodules:\\n    a: b\\n")
+    >>> [(key.name, key.value, key.words, key.lines) for key in by_section["run"]]
     [('seed', '1986', ['of all'], []), ('modules', '', [], ['    a: b'])]
     """
-    found: dict[str, list[Key]] = {}
+    by_section: dict[str, list[Key]] = {}
     keys: list[Key] = []
     said: list[str] = []
     for line in text.splitlines():
         if rule := _RULE.fullmatch(line):
-            keys, said = found.setdefault(rule[1], []), []
+            keys, said = by_section.setdefault(rule[1], []), []
         elif line.startswith("# "):
             said.append(line.removeprefix("# "))
         elif line.startswith(" "):
@@ -109,7 +109,7 @@ def sections(text: str) -> dict[str, list[Key]]:
         elif not line:
             # A comment above an empty line belongs to a section, not to a key.
             said = []
-    return {name: keys for name, keys in found.items() if keys}
+    return {name: keys for name, keys in by_section.items() if keys}
 
 
 def entry(key: Key) -> str:

@@ -106,9 +106,9 @@ def test_pooling_and_cosines_are_float32s(precision, masks):
             loss = AAMSoftmax()(cosines, torch.tensor([[0], [1]], device=DEVICE))
         loss.backward()
         results.append((pooled, cosines, loss, classifier.weight.grad, x.grad))
-    for found, expected in zip(*results, strict=True):
-        assert torch.equal(found, expected.to(found.dtype))
-    assert all(found.dtype == torch.float32 for found in results[0][:-1])
+    for x, expected in zip(*results, strict=True):
+        assert torch.equal(x, expected.to(x.dtype))
+    assert all(x.dtype == torch.float32 for x in results[0][:-1])
 
 
 @each_half

@@ -23,11 +23,11 @@ def on_cuda(change=lambda *_: None, **settings):
 
 @pytest.mark.parametrize("mode", ["reconstruct", "recompute"])
 def test_steps_have_the_bits_of_stored_ones_and_an_allocated_peak(mode):
-    found = on_cuda(mode=mode)
-    assert found.agrees, found.text()
-    assert found.measured == "allocated"
-    assert all(run.measured_bytes > 0 for run in found.runs)
-    assert "cuDNN" in found.text()
+    report = on_cuda(mode=mode)
+    assert report.agrees, report.text()
+    assert report.measured == "allocated"
+    assert all(run.measured_bytes > 0 for run in report.runs)
+    assert "cuDNN" in report.text()
 
 
 def test_memory_that_runs_out_on_the_device_halves_the_batch():
@@ -36,6 +36,6 @@ def test_memory_that_runs_out_on_the_device_halves_the_batch():
         if stores(training) and batch == BATCH:
             torch.empty(2**50, device=CUDA)
 
-    found = on_cuda(full)
-    assert [run.batch for run in found.runs] == [BATCH // 2, BATCH // 2, BATCH]
-    assert found.agrees, found.text()
+    report = on_cuda(full)
+    assert [run.batch for run in report.runs] == [BATCH // 2, BATCH // 2, BATCH]
+    assert report.agrees, report.text()

@@ -75,9 +75,9 @@ def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
 
 def assert_same_weights(one: Path, other: Path) -> None:
     """Two runs ended with the same bits."""
-    found, expected = weights(one), weights(other)
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+    trained, expected = weights(one), weights(other)
+    assert trained.keys() == expected.keys()
+    for name, value in trained.items():
         assert torch.equal(value, expected[name]), name
 
 

@@ -169,8 +169,8 @@ def assert_embeds_as(brain: Any, wav: torch.Tensor, embedding: Any) -> None:
 def with_line(text: str, line: str) -> str:
     """Replace what a file says of a key by a line, as an editor would."""
     key = line.partition(":")[0]
-    found = re.compile(rf"^{key}:.*\n(?:[ \t]+.*\n)*", re.MULTILINE)
-    changed, count = found.subn(f"{line}\n", text)
+    own_lines = re.compile(rf"^{key}:.*\n(?:[ \t]+.*\n)*", re.MULTILINE)
+    changed, count = own_lines.subn(f"{line}\n", text)
     assert count == 1, key
     return changed
 
@@ -310,8 +310,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "migrating.md"
 
 def blocks(language: str) -> list[str]:
     """The blocks of a language, or of none, in the page for users of other recipes."""
-    found = fences(DOCUMENT)
-    return [fence.code for fence in found if fence.info.split(" ")[0] == language]
+    all_fences = fences(DOCUMENT)
+    return [fence.code for fence in all_fences if fence.info.split(" ")[0] == language]
 
 
 def in_small(line: str, name: str) -> str:

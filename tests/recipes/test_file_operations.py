@@ -58,10 +58,10 @@ class TestPacking(Tried):
         def accept():
             """What can be read has all bits of all files."""
             try:
-                found = audio_files(packed)
+                files = audio_files(packed)
             except ValueError:
                 return
-            assert len(found) == 4
+            assert len(files) == 4
             for path in audio_files(corpus):
                 wav = read_audio(packed / path.relative_to(corpus), sample_rate=RATE)
                 assert wav.equal(read_audio(path, sample_rate=RATE))
@@ -128,16 +128,16 @@ class TestExtraction(Tried):
         def accept():
             """What is there has the right numbers."""
             for path in folder.glob("*.npz"):
-                found = EmbeddingArchive.load(path)
+                archive = EmbeddingArchive.load(path)
                 whole = EmbeddingArchive.load(extracted / "embeddings" / path.name)
-                for name, row in zip(found.names, found.embeddings, strict=True):
+                for name, row in zip(archive.names, archive.embeddings, strict=True):
                     expected = whole.embeddings[whole.names.index(name)]
                     assert np.allclose(row, expected, atol=1e-5)
 
         def read():
             """Of other batches, sums are rounded otherwise."""
-            found = map(EmbeddingArchive.load, sorted(folder.iterdir()))
-            return [(one.names, one.sources) for one in found]
+            archives = map(EmbeddingArchive.load, sorted(folder.iterdir()))
+            return [(one.names, one.sources) for one in archives]
 
         return Case(
             work=script("extract", scorable, "--device=cpu"),
@@ -193,7 +193,7 @@ def test_a_log_without_space_lacks_lines_and_costs_no_traceback(a_log, kind):
 
 
 @pytest.fixture
-def a_training(corpus, tmp_path):
+def training_run(corpus, tmp_path):
     output = tmp_path / "out"
     command = arguments(corpus, output, **SHORT, seed=0, ckpt_interval_steps=1)
 
@@ -216,11 +216,11 @@ def a_training(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_training_that_is_stopped_ends_as_if_it_were_not(a_training):
-    check_stops(a_training, most=5)
+def test_a_training_run_that_is_stopped_ends_as_if_it_were_not(training_run):
+    check_stops(training_run, most=5)
 
 
 @pytest.mark.slow
 @FAILURES
-def test_a_training_without_space_says_so_and_goes_on(a_training, kind):
-    check_failures(a_training, kind, most=5)
+def test_a_training_run_without_space_reports_it_and_goes_on(training_run, kind):
+    check_failures(training_run, kind, most=5)

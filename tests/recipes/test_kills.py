@@ -11,12 +11,12 @@ def test_runs_killed_at_random_moments_end_as_if_nobody_had(
     tmp_path, fuzz_seed, pytestconfig
 ):
     count = 2 if pytestconfig.getoption("--sample") else 6
-    found = kills.kill_again_and_again(count, tmp_path, fuzz_seed)
-    assert found.kills == count
-    assert found.finished >= 1
+    outcome = kills.kill_again_and_again(count, tmp_path, fuzz_seed)
+    assert outcome.kills == count
+    assert outcome.finished >= 1
 
 
-def test_weights_or_logs_that_differ_are_told(tmp_path):
+def test_weights_or_logs_that_differ_are_reported(tmp_path):
     for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
         folder = tmp_path / name
         folder.mkdir()

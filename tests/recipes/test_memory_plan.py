@@ -63,6 +63,10 @@ def test_a_budget_changes_memory_and_no_bit(trained, begun, caplog):
     assert {"reconstruct", "recompute"} & set(plan.modes.values())
     assert plan.measured_bytes <= plan.budget_bytes < stored.measured_bytes
     assert f"memory plan: {in_words(plan)}" in caplog.messages
+    # A plan_file gives the modes; where a mode is given, neither counts.
+    given = {"plan_file": planned / "plan.json", "memory_budget": budget}
+    kept = Plan.load(trained("second", FEW_STEPS, **given) / "plan.json")
+    assert kept == plan.with_about(plan_file=str(planned / "plan.json"))
 
 
 def test_auto_is_for_gpus(trained):
@@ -95,8 +99,8 @@ def test_a_run_goes_on_with_its_plan_unless_the_budget_is_another(
     assert PLANNED in caplog.text
     now = Plan.load(path)
     assert (now.about["memory_budget"], now.channels) == ("900MB", plan.channels)
-    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "A card"'))
-    with pytest.raises(ValueError, match=r"made for device A card, and this is cpu"):
+    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "A GPU"'))
+    with pytest.raises(ValueError, match=r"made for device A GPU, and this is cpu"):
         trained("run", SEARCHED, number_of_epochs=5, memory_budget="900MB")
 
 
@@ -121,13 +125,6 @@ def test_channels_are_those_of_the_first_step_whatever_plans_later(
     assert channels_of(folder) == {channels}
     with pytest.raises(ValueError, match="chunk: auto, which goes on"):
         trained("run", SEARCHED, number_of_epochs=4, chunk=7000, mode="store")
-
-
-def test_a_plan_file_gives_the_modes(trained, begun):
-    given = {"plan_file": begun / "plan.json", **PLENTY}
-    kept = Plan.load(trained("second", SEARCHED, **given) / "plan.json")
-    plan = Plan.load(begun / "plan.json")
-    assert kept == plan.with_about(plan_file=str(begun / "plan.json"))
 
 
 def test_mode_overrides_a_budget_that_nothing_fits(trained, caplog):

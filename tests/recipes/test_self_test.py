@@ -81,6 +81,7 @@ def test_a_run_that_goes_on_is_tested_with_the_plan_that_it_keeps(
     assert "As configured: 1 recompute, 5 store." in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -136,6 +136,12 @@ def test_two_processes_leave_one_result(uninterrupted):
     assert (uninterrupted / "train_log.txt").read_text().count("epoch:") == 2
     # Not "module.stem...", as the wrapper of several processes would name them.
     assert "fc.weight" in weights(uninterrupted)
+    drawn = [(uninterrupted / f"drawn{rank}").read_text().split() for rank in (0, 1)]
+    assert len(set(drawn[0]) | set(drawn[1])) == 2 * 8
+    for rank in (0, 1):
+        # A thread of the group that then lets go of a tensor would abort the process.
+        assert (uninterrupted / f"left{rank}").exists()
+        assert not (uninterrupted / f"taken_apart{rank}").exists()
 
 
 def test_a_bad_gradient_of_one_process_skips_the_step_on_both(uninterrupted):
@@ -149,19 +155,9 @@ def test_a_bad_gradient_of_one_process_skips_the_step_on_both(uninterrupted):
     assert not shares[0] & shares[1]
 
 
-def test_processes_leave_without_taking_the_interpreter_apart(uninterrupted):
-    """A thread of the group that then lets go of a tensor would abort the process."""
-    for rank in (0, 1):
-        assert (uninterrupted / f"left{rank}").exists()
-        assert not (uninterrupted / f"taken_apart{rank}").exists()
-
-
-def test_processes_draw_each_their_own(uninterrupted):
-    drawn = [(uninterrupted / f"drawn{rank}").read_text().split() for rank in (0, 1)]
-    assert len(set(drawn[0]) | set(drawn[1])) == 2 * 8
-
-
-def test_the_log_counts_the_utterances_of_both_processes(uninterrupted):
+def test_the_log_counts_utterances_and_unread_files_of_both_processes(uninterrupted):
+    unread = read_lines(uninterrupted, "unread.jsonl")
+    assert {line["rank"] for line in unread} == {0, 1}
     for line in log(uninterrupted):
         correct, losses = counted(uninterrupted, line["epoch"])
         assert len(correct) == 2 * 4
@@ -170,14 +166,8 @@ def test_the_log_counts_the_utterances_of_both_processes(uninterrupted):
             # float32 holds the mean of each step.
             mean = sum(losses) / len(losses)
             assert line["train_loss"] == pytest.approx(mean, rel=1e-6)
-
-
-def test_the_log_counts_the_unread_files_of_both_processes(uninterrupted):
-    lines = read_lines(uninterrupted, "unread.jsonl")
-    counts = [line["unread_files"] for line in log(uninterrupted)]
-    for epoch, count in enumerate(counts, 1):
-        assert count == sum(line["epoch"] == epoch for line in lines)
-    assert {line["rank"] for line in lines} == {0, 1}
+        of_epoch = [one for one in unread if one["epoch"] == line["epoch"]]
+        assert line["unread_files"] == len(of_epoch)
 
 
 def test_too_many_unread_files_end_both_processes(data, tmp_path):
@@ -238,11 +228,11 @@ def test_processes_share_extraction_and_scoring(tmp_path):
     assert names == ["cohort.npz", "trials.npz"]
     for name in names:
         paths = [folder / "embeddings" / name for folder in (one, two)]
-        expected, found = map(EmbeddingArchive.load, paths)
-        assert (found.names, found.sources) == (expected.names, expected.sources)
+        expected, ours = map(EmbeddingArchive.load, paths)
+        assert (ours.names, ours.sources) == (expected.names, expected.sources)
         # Other neighbours in a batch: float32 rounding, as in test_evaluation.
         limit = 1e-5 * np.abs(expected.embeddings).max()
-        assert np.abs(found.embeddings - expected.embeddings).max() <= limit
+        assert np.abs(ours.embeddings - expected.embeddings).max() <= limit
         # Of the very same embeddings.
         paths[1].write_bytes(paths[0].read_bytes())
     assert shared("score", "--bootstrap=20").count("minDCF(0.01)") == 1

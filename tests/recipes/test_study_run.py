@@ -131,7 +131,7 @@ def test_a_command_gives_every_setting_as_it_is_meant(scheduled):
     del options["device"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizerWarning)
-        found = plain_settings(resolve(run.HPARAMS, options))
+        resolved = plain_settings(resolve(run.HPARAMS, options))
     wanted = {
         **schedule.size.settings,
         # The condition's override those of the size.
@@ -144,7 +144,7 @@ def test_a_command_gives_every_setting_as_it_is_meant(scheduled):
         "arch": "revnet46",
         "output_folder": str(one.folder),
     }
-    assert {key: found[key] for key in wanted} == wanted
+    assert {key: resolved[key] for key in wanted} == wanted
 
 
 def test_a_dry_run_lists_runs_and_hours_and_writes_nothing(argv, tmp_path, capsys):
@@ -157,12 +157,6 @@ def test_a_dry_run_lists_runs_and_hours_and_writes_nothing(argv, tmp_path, capsy
     run.main([*argv, f"--output={output}", "--dry_run", "--size=full"])
     assert "how long a run takes is known once one is done" in capsys.readouterr().out
     assert not output.exists()
-
-
-def test_hours_are_those_of_runs_that_are_done(scheduled):
-    schedule = scheduled()
-    finish(schedule.runs()[0], minutes=[10.0, 20.0])
-    assert "3 to train, about 1.5 hours" in schedule.forecast(schedule.runs())
 
 
 @pytest.mark.parametrize(
@@ -184,14 +178,11 @@ def test_what_cannot_be_a_study_is_one_line_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("wrong", ["nowhere", ""])
-def test_a_folder_that_is_not_there_is_refused(tmp_path, wrong, capsys):
-    with pytest.raises(SystemExit):
-        run.main([str(tmp_path), f"--noise={wrong}"])
-    assert f"there is no folder {wrong!r}" in capsys.readouterr().err
-
-
-def test_a_corpus_needs_its_lists(tmp_path):
+def test_folders_without_noise_or_lists_are_refused(tmp_path, capsys):
+    for wrong in ("nowhere", ""):
+        with pytest.raises(SystemExit):
+            run.main([str(tmp_path), f"--noise={wrong}"])
+        assert f"there is no folder {wrong!r}" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"lacks train_list\.txt or trial lists"):
         run.main([str(tmp_path)])
 
@@ -286,26 +277,21 @@ def starts(runs):
     return [len(f.read_text().splitlines()) if f.exists() else 0 for f in files]
 
 
-def test_what_is_done_is_not_done_again(fake):
-    runs = fake.runs()
-    finish(runs[1])
-    assert [one.state for one in runs[:2]] == ["to train", "done"]
-    assert run.train(fake, runs) == []
-    assert run.train(fake, runs) == []
-    assert starts(runs) == [1, 0, 1, 1]
-    assert all(one.is_done for one in runs)
-
-
 def test_one_that_fails_is_named_and_does_not_stop_the_others(fake, monkeypatch):
     runs = fake.runs()
+    finish(runs[0], minutes=[10.0, 20.0])
+    assert [one.state for one in runs[:2]] == ["done", "to train"]
+    assert "3 to train, about 1.5 hours" in fake.forecast(runs)
     monkeypatch.setenv("SEED_2", "fails")
     lost = run.train(fake, runs)
     name = "resnet34, seed 2, ended with status 1: the loss is NaN (all of it: "
     assert [line.startswith(name) for line in lost] == [True, False]
     assert [one.is_done for one in runs] == [True, False, True, False]
     monkeypatch.delenv("SEED_2")
+    # What is done is not done again.
     assert run.train(fake, runs) == []
-    assert starts(runs) == [1, 2, 1, 2]
+    assert starts(runs) == [0, 2, 1, 2]
+    assert run.train(fake, runs) == []
 
 
 @pytest.mark.parametrize(
@@ -372,8 +358,8 @@ def test_torch_takes_the_instructions_that_it_is_given():
 def test_each_machine_that_made_a_run_is_written_down_once(tmp_path, monkeypatch):
     path = tmp_path / "run" / "origin.json"
     for processor in ("one", "other", "one"):
-        found = [("processor", processor)]
-        monkeypatch.setattr(one_run, "environment", lambda found=found: found)
+        facts = [("processor", processor)]
+        monkeypatch.setattr(one_run, "environment", lambda facts=facts: facts)
         one_run.write_origin(path, "cpu")
     entries = json.loads(path.read_text())
     assert [entry["processor"] for entry in entries] == ["one", "other"]
@@ -422,11 +408,8 @@ def test_a_study_that_was_killed_goes_on_and_is_reported_and_repeats_its_bits(
     results = json.loads((schedule.study.folder / "results.json").read_text())[
         "figures"
     ]
-    # A seed is another training, and a condition too.
-    digests = [
-        d for one in results["conditions"].values() for d in one["weights"].values()
-    ]
-    assert len(set(digests)) == 4
+    weights = [one["weights"].values() for one in results["conditions"].values()]
+    assert len({digest for digests in weights for digest in digests}) == 4
     assert set(results["baseline"]) == {"deviation", "mean and deviation"}
     archive = schedule.study.folder / "study.tar.xz"
     report.main([str(archive)])

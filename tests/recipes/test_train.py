@@ -64,21 +64,10 @@ def uninterrupted(dropping, resumable, tmp_path_factory):
     return folder
 
 
-def test_a_run_leaves_everything_that_scoring_and_embedding_need(uninterrupted):
-    for name in (
-        "hyperparams.yaml",
-        "embedding_model.ckpt",
-        "train_log.txt",
-        "train_log.jsonl",
-        "save/label_encoder.txt",
-        "save/train.csv",
-        "save/valid_trials.txt",
-    ):
+def test_a_run_leaves_what_scoring_needs_and_a_line_an_epoch(uninterrupted):
+    for name in ("save/label_encoder.txt", "save/train.csv", "save/valid_trials.txt"):
         assert (uninterrupted / name).is_file(), name
     assert all(value.isfinite().all() for value in weights(uninterrupted).values())
-
-
-def test_each_epoch_is_logged_with_its_validation_error(uninterrupted):
     lines = log(uninterrupted)
     assert [(line["epoch"], line["steps"]) for line in lines] == [(1, 4), (2, 8)]
     assert all(0 <= line["valid_eer_percent"] <= 100 for line in lines)
@@ -186,13 +175,6 @@ def test_a_trial_prints_what_training_would_do_and_leaves_nothing(
         assert not (tmp_path / name).exists()
 
 
-def test_a_run_starts_from_a_finished_one(train, resumable, uninterrupted, tmp_path):
-    changed = SHORT | {"valid_speakers": 2, "lr": 1e-12, "final_lr": 1e-12}
-    train.main(resumable(tmp_path, pretrained_run=uninterrupted, **changed))
-    start, end = weights(uninterrupted), weights(tmp_path)
-    assert torch.allclose(start["fc.weight"], end["fc.weight"], atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -274,9 +256,9 @@ def test_compression_is_logged_and_its_bounds_go_on(train, data, tmp_path):
     train.main(arguments(data, tmp_path / "stored", **settings | {"mode": "store"}))
     (stored,) = log(tmp_path / "stored")
     assert first["train_loss"] == pytest.approx(stored["train_loss"], rel=0.05)
-    found = weights(folder).items()
+    trained = weights(folder).items()
     assert any(
-        not torch.equal(v, weights(tmp_path / "stored")[key]) for key, v in found
+        not torch.equal(v, weights(tmp_path / "stored")[key]) for key, v in trained
     )
     train.main(arguments(data, folder, **settings | {"number_of_epochs": 2}))
     again = newest(folder, "compression.ckpt")["processes"][0]["convolution"]
@@ -321,6 +303,6 @@ def test_a_large_margin_run_starts_with_true_speakers_and_a_mixed_plan(
     assert {line["margin"] for line in epochs} == {0.5}
     settings = plain_settings((folder / "hyperparams.yaml").read_text())
     assert settings["out_n_neurons"] == SPEAKERS
-    found, last = weights(folder), newest(folder, "embedding_model.ckpt")
-    assert all(torch.equal(found[name], value) for name, value in last.items())
-    assert not torch.equal(found["fc.weight"], start["embedding_model.fc.weight"])
+    result, last = weights(folder), newest(folder, "embedding_model.ckpt")
+    assert all(torch.equal(result[name], value) for name, value in last.items())
+    assert not torch.equal(result["fc.weight"], start["embedding_model.fc.weight"])

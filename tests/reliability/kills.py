@@ -1,4 +1,4 @@
-"""Kill a training at random moments and resume it: python -m tests.reliability.kills.
+"""Kill a training run at random moments and resume it: python -m tests.reliability.kills.
 
 A small run of the recipe is killed with SIGKILL, most often while it trains and writes
 checkpoints, which it does after each step; then the same command is given again. After
@@ -38,7 +38,7 @@ class NotTheSame(AssertionError):
 
 
 @dataclass
-class Found:
+class Outcome:
     """What came of all kills.
 
     Attributes
@@ -84,7 +84,7 @@ def command(data: Path, folder: Path) -> list[str]:
 
 
 def started(argv: list[str], log_file: Path) -> subprocess.Popen[bytes]:
-    """Start a training in a group of its own."""
+    """Start a training run in a group of its own."""
     with log_file.open("wb") as output:
         return subprocess.Popen(
             argv,
@@ -148,13 +148,13 @@ def verify(folder: Path) -> tuple[int, bool]:
     save = folder / "save"
     if not save.is_dir():
         return 0, False
-    found = WholeCheckpointer(save).list_checkpoints()
-    for checkpoint in found:
+    whole = WholeCheckpointer(save).list_checkpoints()
+    for checkpoint in whole:
         verify_checkpoint(checkpoint)
         for path in checkpoint.paramfiles.values():
             if path.name in ("embedding_model.ckpt", "classifier.ckpt"):
                 torch.load(path, weights_only=True)
-    return len(found), len(found) < len(list(save.glob("CKPT*")))
+    return len(whole), len(whole) < len(list(save.glob("CKPT*")))
 
 
 def compare(folder: Path, reference: Path) -> None:
@@ -173,7 +173,7 @@ def compare(folder: Path, reference: Path) -> None:
         raise NotTheSame(f"The log of {folder} is not that of {reference}.")
 
 
-def kill_again_and_again(kills: int, folder: Path, seed: int = 0) -> Found:
+def kill_again_and_again(kills: int, folder: Path, seed: int = 0) -> Outcome:
     """Kill and resume runs in a folder; compare those that end.
 
     Raises
@@ -187,28 +187,28 @@ def kill_again_and_again(kills: int, folder: Path, seed: int = 0) -> Found:
     data = write_corpus(folder / "corpus")
     reference = folder / "reference"
     first = uninterrupted(data, reference)
-    draws, found, run = random.Random(seed), Found(), folder / "run0"
+    draws, outcome, run = random.Random(seed), Outcome(), folder / "run0"
     with tqdm(total=kills, desc="kills", unit="kill") as bar:
-        while found.kills < kills or not found.finished:
+        while outcome.kills < kills or not outcome.finished:
             early = draws.random() < EARLY
             changes = 0 if early else draws.randint(1, MOST_CHANGES)
             after = draws.uniform(0, first if early else AFTER)
             process = started(command(data, run), run.with_suffix(".log"))
-            if found.kills == kills:
+            if outcome.kills == kills:
                 # All are done: the last run comes to its end.
                 process.wait()
             if killed(process, run / "save", changes, after):
-                found.kills += 1
+                outcome.kills += 1
                 bar.update()
                 count, writing = verify(run)
-                found.checkpoints += count
-                found.while_writing += writing
+                outcome.checkpoints += count
+                outcome.while_writing += writing
             else:
                 _check_end(process, run)
                 compare(run, reference)
-                found.finished += 1
-                run = folder / f"run{found.finished}"
-    return found
+                outcome.finished += 1
+                run = folder / f"run{outcome.finished}"
+    return outcome
 
 
 def _check_end(process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -224,8 +224,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = kill_again_and_again(options.kills, Path(folder), options.seed)
-    print(found.in_words())
+        outcome = kill_again_and_again(options.kills, Path(folder), options.seed)
+    print(outcome.in_words())
 
 
 if __name__ == "__main__":
