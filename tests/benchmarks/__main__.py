@@ -19,6 +19,7 @@ USUAL = ("memory", "scoring", "streams", "engine", "paper", "chunks")
 #: Training runs of many minutes, and what was measured once: run by name only.
 BY_NAME = (
     "angles",
+    "budgets",
     "capped",
     "ranges",
     "rounding",

@@ -115,6 +115,13 @@ COLUMNS = {
         "a loop over trials, s": "{baseline s:,.0f}",
         "s for intervals of 1000 draws": "{s per 1000 draws:.0f}",
     },
+    "budgets": {
+        "recipe": "{recipe}",
+        "way": "{way}",
+        "peak MiB": "{peak MiB:.0f}",
+        "of the stored peak": "{of the baseline's peak:.2f}",
+        "times the stored step": "{times the baseline:.2f}",
+    },
     "graphs": {
         "encoder": "{encoder}",
         "batch": "{batch}",
@@ -445,6 +452,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         name: partial(columns_of, name)
         for name in ("reading", "manifests", "embedding", "scoring_at_scale")
     },
+    DOCS / "other_networks.md": {"budgets": partial(columns_of, "budgets")},
     DOCS / "deploying.md": {
         "inference": inference,
         "graphs": partial(columns_of, "graphs"),

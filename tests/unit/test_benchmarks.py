@@ -21,6 +21,7 @@ from speechbrain_rev.lobes import build_encoder, inference_form
 from speechbrain_rev.sizes import GIB
 from tests.benchmarks import (
     __main__,
+    budgets,
     capped,
     compressed,
     compressed_bounds,
@@ -309,6 +310,10 @@ SMALL = {
     manifests: (
         [manifests.Setting(rows=3000, few=100, workers=2, batch=4, batches=10)],
         ("SpeechBrain",),
+    ),
+    budgets: (
+        [(budgets.Setting("ResNet", "resnet", 4, 0.5),), 2],
+        ("ResNet", budgets.STORED),
     ),
     scoring_at_scale: ([SCORING], None),
     ranges: ([], None),
