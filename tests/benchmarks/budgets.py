@@ -19,7 +19,13 @@ from torch.utils.checkpoint import checkpoint
 from speechbrain_rev.planner import Infeasible, repeated_blocks
 from speechbrain_rev.sizes import MIB
 from speechbrain_rev.training.memory_budget import BrainStep, MemoryBudget
-from tests.unit.training.brains import RECIPES, batch_of, brain_of, full_ecapa, loader_of
+from tests.unit.training.brains import (
+    RECIPES,
+    batch_of,
+    brain_of,
+    full_ecapa,
+    loader_of,
+)
 
 from .harness import Result, distance, interleaved_seconds, peak_bytes, require, times
 

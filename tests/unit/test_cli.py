@@ -411,7 +411,7 @@ MISTAKES = {
     **{f"convert wespeaker {given}": words for given, words in {
         "none.pt model": "There is no file none.pt. Give the avg_model.pt",
         f"{TRAIN} model": "train.yaml is not loaded: it is no zip archive",
-        "avg_model.pt .": " is there already, and nothing is written over",
+        "avg_model.pt .": " is there already and not empty: nothing is overwritten",
         "--back model back.pt": "There is no folder model",
         "--back model no/back.pt": "TO no/back.pt cannot be written: there",
         "--back run back.pt": "front_end is speechbrain, not kaldi; pooling_var",

@@ -199,8 +199,8 @@ def test_budgets_that_nothing_fits_are_refused_before_times_are_taken(monkeypatc
 def test_what_does_not_fit_where_it_is_is_planned_without_computing(monkeypatch):
     tried, make = [], Step.trial
 
-    def trial_that_does_not_fit(step):
-        trial = make(step)
+    def trial_that_does_not_fit(step, *batch):
+        trial = make(step, *batch)
         tried.append(weakref.ref(trial.module))
 
         def run():
@@ -214,7 +214,9 @@ def test_what_does_not_fit_where_it_is_is_planned_without_computing(monkeypatch)
     with pytest.warns(UserWarning, match=r"does not fit on cpu: .*A smaller example"):
         assert plan(module, x, 10**9, blocks=["?"]) == expected
     assert tried[0]() is None
-    with pytest.raises(MemoryError, match="none can run without numbers"):
+    with pytest.raises(
+        MemoryError, match="nor does one of 2 samples, and none can run"
+    ):
         plan(Looking(), X, 10**9, blocks=["b.*"])
     # What the memory does not hold is not tried.
     monkeypatch.setattr(profiling, "fits_device", lambda peak, device: False)
