@@ -20,7 +20,6 @@ from speechbrain_rev.planner import Infeasible, repeated_blocks
 from speechbrain_rev.sizes import MIB
 from speechbrain_rev.training.memory_budget import BrainStep, MemoryBudget
 from tests.unit.training.brains import (
-    RECIPES,
     batch_of,
     brain_of,
     full_ecapa,

@@ -8,6 +8,7 @@ from speechbrain.lobes.models.ECAPA_TDNN import ECAPA_TDNN, Classifier
 from speechbrain.lobes.models.ResNet import ResNet
 from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
 from speechbrain.lobes.models.Xvector import Xvector
+from speechbrain.nnet.adapters import AdaptedModel, LoRA
 from speechbrain.nnet.linear import Linear
 from speechbrain.nnet.losses import (
     AdditiveAngularMargin,
@@ -147,6 +148,17 @@ def full_ecapa():
     return ecapa(1024, 128, 80)
 
 
+def adapted_wavlm():
+    """Train adapters of the attention's projections, in a WavLM that is frozen."""
+    kind, modules = wavlm()
+    modules["wav2vec2"].freeze_feature_encoder()
+    targets = ["encoder.layers.*.feed_forward.*_dense"]
+    adapted = AdaptedModel(
+        modules["wav2vec2"], LoRA, target_layers=targets, adapter_kwargs={"rank": 4}
+    )
+    return kind, {**modules, "wav2vec2": adapted}
+
+
 #: By name: makes a Brain's class and its modules.
 RECIPES = {
     "ecapa": ecapa,
@@ -174,7 +186,11 @@ def batch_of(rows=4, seconds=0.5, seed=0):
     return PaddedBatch(examples)
 
 
-def brain_of(recipe, *bases, seed=0, device="cpu", **hparams):
+def sgd(parameters):
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+def brain_of(recipe, *bases, seed=0, device="cpu", optimizer=sgd, **hparams):
     """A Brain as a recipe builds it; ``bases`` stand before its own class."""
     torch.manual_seed(seed)
     kind, modules = RECIPES.get(recipe, recipe)()
@@ -187,7 +203,7 @@ def brain_of(recipe, *bases, seed=0, device="cpu", **hparams):
     }
     return type(kind.__name__, (*bases, kind), {})(
         modules,
-        lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+        optimizer,
         given,
         {"device": device},
     )

@@ -1,5 +1,6 @@
 """Recipes of SpeechBrain within a memory budget: what they train, keep and refuse."""
 
+import functools
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import pytest
 import speechbrain as sb
 import torch
 
+from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner.memory import live_bytes_peak, storage_bytes
 from speechbrain_rev.reversible.wrapping import recomputes
 from speechbrain_rev.training import memory_budget
@@ -22,7 +24,13 @@ from speechbrain_rev.training.memory_budget import (
     rows_of,
     shapes_of,
 )
-from tests.unit.training.brains import RECIPES, batch_of, brain_of, loader_of
+from tests.unit.training.brains import (
+    RECIPES,
+    adapted_wavlm,
+    batch_of,
+    brain_of,
+    loader_of,
+)
 
 ROOT = Path(__file__).parents[3]
 #: Part of a stored step's peak that each is given: as little as it can do with, nearly.
@@ -180,6 +188,59 @@ def test_what_is_frozen_keeps_nothing():
     with torch.no_grad():
         forward = live_bytes_peak(lambda: brain.modules.wav2vec2(batch_of().sig.data))
     assert brain.memory_plan.measured_bytes < 1.05 * forward
+
+
+def test_adapters_of_a_frozen_network_train_alike_with_8_bit_states():
+    eight_bits = functools.partial(build_optimizer, name="adamw", bits=8, lr=1e-3)
+    made = functools.partial(brain_of, adapted_wavlm, optimizer=eight_bits)
+    expected = state_of(trained(made(), batch_of(seed=1)))
+    peak, fixed = stored_peak(adapted_wavlm)
+    brain = made(MemoryBudget, memory_budget=fixed + int(0.7 * peak))
+    trained(brain, batch_of(seed=1))
+    assert "recompute" in brain.memory_plan.modes.values()
+    assert all(torch.equal(v, expected[k]) for k, v in state_of(brain).items())
+
+
+class WritesIntoItsInput(torch.nn.Module):
+    """Four blocks, of which one changes what it was given, and one looks at its values."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(InPlace(i) for i in range(4))
+
+    def forward(self, wavs, lens=None):
+        x = wavs[..., :64]
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class InPlace(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+        self.linear = torch.nn.Linear(64, 64)
+        self.other = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        if self.number == 1:
+            x.add_(1)
+        y = self.other(self.linear(x).relu())
+        if self.number == 2 and y.mean() > 0:
+            y = 2 * y
+        return y
+
+
+def test_a_block_that_writes_into_its_input_stores_and_numbers_may_decide():
+    def made(*bases, **hparams):
+        torch.manual_seed(0)
+        return silent(WritesIntoItsInput(), *bases, **hparams)
+
+    expected = state_of(trained(made(), batch_of()))
+    brain = made(MemoryBudget, memory_budget="50MB")
+    with pytest.warns(UserWarning, match=r"Not recomputed.*model\.layers\.1"):
+        trained(brain, batch_of())
+    assert all(torch.equal(v, expected[k]) for k, v in state_of(brain).items())
 
 
 class OwnSteps(MemoryBudget, Silent):
