@@ -313,7 +313,7 @@ SMALL = {
     ),
     budgets: (
         [(budgets.Setting("ResNet", "resnet", 4, 0.5),), 2],
-        ("ResNet", budgets.STORED),
+        (budgets.STORED,),
     ),
     scoring_at_scale: ([SCORING], None),
     ranges: ([], None),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import speechbrain as sb
 import torch
+from hyperpyyaml import load_hyperpyyaml
 
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner.memory import live_bytes_peak, storage_bytes
@@ -26,6 +27,7 @@ from speechbrain_rev.training.memory_budget import (
 )
 from tests.unit.training.brains import (
     RECIPES,
+    SpeakerBrain,
     adapted_wavlm,
     batch_of,
     brain_of,
@@ -73,6 +75,60 @@ def test_two_lines_change_memory_and_nothing_else(name):
         parameter.grad = torch.zeros_like(parameter)
     taken = live_bytes_peak(lambda: brain.fit_batch(batch_of(seed=3)))
     assert fixed + taken <= budget
+
+
+#: As SpeechBrain's recipes write it, with one line more.
+YAML = """
+memory_budget: 5MB
+lr: 0.1
+compute_features: !new:speechbrain.lobes.features.Fbank
+    n_mels: 24
+    sample_rate: 8000
+mean_var_norm: !new:speechbrain.processing.features.InputNormalization
+    norm_type: sentence
+    std_norm: False
+embedding_model: !new:speechbrain.lobes.models.ECAPA_TDNN.ECAPA_TDNN
+    input_size: 24
+    channels: [64, 64, 64, 64, 192]
+    attention_channels: 16
+    lin_neurons: 16
+classifier: !new:speechbrain.lobes.models.ECAPA_TDNN.Classifier
+    input_size: 16
+    out_neurons: 5
+modules:
+    compute_features: !ref <compute_features>
+    mean_var_norm: !ref <mean_var_norm>
+    embedding_model: !ref <embedding_model>
+    classifier: !ref <classifier>
+compute_cost: !new:speechbrain.nnet.losses.LogSoftmaxWrapper
+    loss_fn: !new:speechbrain.nnet.losses.AdditiveAngularMargin
+        margin: 0.2
+        scale: 30
+lr_annealing: !new:speechbrain.nnet.schedulers.CyclicLRScheduler
+    base_lr: 0.001
+    max_lr: !ref <lr>
+    step_size: 10
+opt_class: !name:torch.optim.Adam
+    lr: !ref <lr>
+"""
+
+
+def test_a_recipe_s_yaml_takes_one_line_more():
+    states = []
+    for bases, text in (
+        ((), YAML.replace("memory_budget: 5MB\n", "")),
+        ((MemoryBudget,), YAML),
+    ):
+        torch.manual_seed(0)
+        hparams = load_hyperpyyaml(text)
+        kind = type("Brain", (*bases, SpeakerBrain), {})
+        brain = kind(
+            hparams["modules"], hparams["opt_class"], hparams, {"device": "cpu"}
+        )
+        states.append(state_of(trained(brain, batch_of())))
+    assert "recompute" in brain.memory_plan.modes.values()
+    plain, planned = states
+    assert all(torch.equal(value, plain[key]) for key, value in planned.items())
 
 
 def test_a_longer_batch_is_planned_before_it_runs_and_a_resumed_run_plans_nothing(
