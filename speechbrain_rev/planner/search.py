@@ -58,12 +58,15 @@ def _blocks_of(module: nn.Module, prefix: str) -> Iterator[str]:
         name = f"{prefix}{name}"
         if _is_block(child) and type(child) in repeated:
             yield name
-        elif _repeats(child):
+        elif (
+            _repeats(child)
+            or not _is_called(child)
+            or any(map(_is_block, child.children()))
+        ):
+            # What is outside of smaller blocks stores, but less works at a time.
             yield from _blocks_of(child, f"{name}.")
         elif _is_block(child):
             yield name
-        elif not _is_called(child):
-            yield from _blocks_of(child, f"{name}.")
 
 
 def _repeats(module: nn.Module) -> bool:
