@@ -56,7 +56,9 @@ def _blocks_of(module: nn.Module, prefix: str) -> Iterator[str]:
     repeated = _repeated_classes(module)
     for name, child in module.named_children():
         name = f"{prefix}{name}"
-        if _is_block(child) and type(child) in repeated:
+        # Stages, of which each is a list of blocks, are opened.
+        is_stage = isinstance(child, nn.Sequential) and bool(_repeated_classes(child))
+        if _is_block(child) and type(child) in repeated and not is_stage:
             yield name
         elif (
             _repeats(child)
@@ -128,8 +130,11 @@ def in_turn(
     """
     if not names:
         return [], {}
+    reasons = _shared_weights(module, names)
+    names = [name for name in names if name not in reasons]
+    if not names:
+        return [], reasons
     seen = moments_of(NamedBlocks(module, *names), run)
-    reasons: dict[str, str] = {}
     begun = Counter(name for name, moment in seen if moment is Moment.FORWARD_BEGINS)
     for name in names:
         if begun[name] != 1:
@@ -147,7 +152,9 @@ def in_turn(
         if moment is Moment.BACKWARD_BEGINS and name not in reasons
     ]
     trained = [name for name in forward if name in backward]
-    first = forward.index(trained[0]) if trained else len(forward)
+    if not trained:
+        return [], dict.fromkeys(names, "nothing of it is trained") | reasons
+    first = forward.index(trained[0])
     for name in forward[first:]:
         if name not in backward:
             reasons[name] = "nothing of it is trained, but of a block before it"
@@ -158,6 +165,20 @@ def in_turn(
         if name not in in_order:
             reasons[name] = "its backward pass is not in the order of the forward pass"
     return [name for name in forward if name not in reasons], reasons
+
+
+def _shared_weights(module: nn.Module, names: Sequence[str]) -> dict[str, str]:
+    """Name blocks that have a parameter together."""
+    owners: dict[int, list[str]] = {}
+    for name in names:
+        for parameter in module.get_submodule(name).parameters():
+            owners.setdefault(id(parameter), []).append(name)
+    return {
+        name: f"it has weights together with {next(o for o in own if o != name)}"
+        for own in owners.values()
+        if len(set(own)) > 1
+        for name in own
+    }
 
 
 def _within_others(

@@ -459,19 +459,16 @@ def with_blocks(
             reasons[name] = f"it is {first}"
     names = list(places.values())
     if names:
+        named = replace(step, blocks=tuple(names))
         with step.training():
-            trial = _few(replace(step, blocks=tuple(names)))
-            names, others = in_turn(trial.module, names, trial.run)
+            try:
+                trial = named.trial(min(2, step.batch))
+                names, others = in_turn(trial.module, names, trial.run)
+            except Exception:  # whatever a loss needs more samples for
+                trial = named.trial()
+                names, others = in_turn(trial.module, names, trial.run)
         reasons |= others
     return replace(step, blocks=tuple(names)), reasons
-
-
-def _few(step: Step) -> Trial:
-    """Make a trial of two samples, or of all where no others can be made."""
-    try:
-        return step.trial(min(2, step.batch))
-    except NoStep:
-        return step.trial()
 
 
 def _rows(x: Any, count: int) -> Any:

@@ -13,8 +13,10 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import random
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +34,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from speechbrain_rev.devices import random_devices
 from speechbrain_rev.optim import state_bytes
 from speechbrain_rev.planner import Plan, Step, plan_step
 from speechbrain_rev.planner.memory import (
     is_out_of_memory,
     live_bytes_peak,
     storage_bytes,
+    unless_memory_runs_out,
 )
 from speechbrain_rev.planner.network import as_network, give
 from speechbrain_rev.planner.step import Alternative, trainable, with_blocks
@@ -49,6 +53,9 @@ PLANS = "memory_budget.json"
 
 #: By what part of the budget the next start plans less after memory ran out.
 LIGHTER = 0.1
+
+#: Random numbers that are tried for the step that is planned.
+_SEEDS = 4
 
 #: How many blocks that are not planned the log names.
 _SHOWN = 8
@@ -120,6 +127,15 @@ class MemoryBudget:
     #: What the blocks do now; None before the first batch, and without a budget.
     memory_plan: Plan | None = None
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        order = cls.__mro__
+        if sb.Brain in order and order.index(sb.Brain) < order.index(MemoryBudget):
+            raise TypeError(
+                f"{cls.__name__} has MemoryBudget after sb.Brain, where it does nothing. "
+                f"Write class {cls.__name__}(MemoryBudget, sb.Brain)."
+            )
+
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         brain = cast(sb.Brain, self)
@@ -127,9 +143,20 @@ class MemoryBudget:
         budget = getattr(hparams, "memory_budget", None)
         if budget is None:
             return
+        budget_bytes = whole_bytes("memory_budget", budget)
+        if budget_bytes <= 0:
+            raise ValueError(
+                f"memory_budget is {budget}; give a size, as 11GB, or null."
+            )
+        options = ("compile", "compile_module_keys", "jit", "jit_module_keys")
+        if given := [name for name in options if getattr(brain, name, None)]:
+            raise ValueError(
+                f"{' and '.join(given)} and memory_budget are given: blocks that recompute "
+                "run as Python does. Leave one of them out."
+            )
         self._planner = BrainPlanner(
             brain,
-            whole_bytes("memory_budget", budget),
+            budget_bytes,
             getattr(hparams, "memory_blocks", None) or (),
         )
         # A recipe's own compute_forward comes before any method of this class.
@@ -154,13 +181,12 @@ class MemoryBudget:
 
 
 def _planned(
-    compute_forward: Any, brain: MemoryBudget, batch: Any, stage: sb.Stage
+    compute_forward: Any, brain: MemoryBudget, batch: Any, *more: Any, **keywords: Any
 ) -> Any:
+    stage = more[0] if more else keywords.get("stage")
     if stage is sb.Stage.TRAIN:
-        plan = brain._planner.plan_for(batch)
-        if plan is not brain.memory_plan:
-            brain.memory_plan = plan
-    return compute_forward(batch, stage)
+        brain.memory_plan = brain._planner.plan_for(batch)
+    return compute_forward(batch, *more, **keywords)
 
 
 class BrainPlanner:
@@ -185,6 +211,7 @@ class BrainPlanner:
         self._file = None if folder is None else Path(folder, PLANS)
         self._kept = _Kept.read(self._file, self._about())
         self._current: Plan | None = None
+        self._trained: list[bool] = []
 
     def _about(self) -> dict[str, Any]:
         """Name the settings that a kept plan has to be for."""
@@ -193,7 +220,16 @@ class BrainPlanner:
             "memory_blocks": list(self.patterns),
             "precision": self.brain.precision,
             "device": torch.device(self.brain.device).type,
+            "weights": self._weights_digest(),
         }
+
+    def _weights_digest(self) -> int:
+        """Give a number that changes with names, shapes and what is trained."""
+        listed = [
+            (name, tuple(p.shape), p.requires_grad)
+            for name, p in BrainStep(self.brain).named_parameters()
+        ]
+        return zlib.crc32(repr(listed).encode())
 
     @property
     def allowed_bytes(self) -> int:
@@ -203,6 +239,11 @@ class BrainPlanner:
     def plan_for(self, batch: Any) -> Plan:
         """Give the blocks a plan that holds for a batch; make one if none does."""
         shapes = _largest_of_processes(shapes_of(batch))
+        trained = [p.requires_grad for p in self.brain.modules.parameters()]
+        if trained != self._trained:
+            if self._trained:  # frozen or unfrozen since the plan was made
+                self._kept = _Kept(self._about(), [], self._kept.ran_out)
+            self._trained = trained
         plan = self._kept.plan_for(shapes)
         if plan is None:
             plan = self._make(batch, shapes)
@@ -255,7 +296,7 @@ class BrainPlanner:
         return plan
 
     def _planned(self, batch: Any) -> Plan:
-        with _states_kept():
+        with _states_kept(torch.device(self.brain.device)):
             return self._chosen(*self._step(batch))
 
     def _chosen(self, step: Step, reasons: Mapping[str, str]) -> Plan:
@@ -287,6 +328,7 @@ class BrainPlanner:
                 raise ValueError("a Brain's step needs the numbers of its batch")
             return (own if rows == count else first_rows(own, rows),)
 
+        module.choose_seed(own)
         there = [x for x in _tensors(batch) if x.device.type == device.type]
         fixed = module.fixed_bytes() + storage_bytes(there)
         step = Step(
@@ -327,33 +369,60 @@ class BrainStep(nn.ModuleDict):
         super().__init__(own)
         self._brain = [brain]  # a list, so that what it has is no submodule
         self.training = True
+        #: From which each step draws its random numbers.
+        self.seed = 0
 
     def forward(self, batch: Any) -> Tensor:
         """Compute the loss of a batch, with the same random numbers each time."""
         (brain,) = self._brain
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(self.seed)
+        random.seed(self.seed)
+        np.random.seed(self.seed)  # noqa: NPY002
         torch.clear_autocast_cache()  # of copies that ran before
         own = _copied(batch)  # which compute_forward may move to a GPU
         with brain.training_ctx:
             outputs = brain.compute_forward(own, sb.Stage.TRAIN)
             loss: Tensor = brain.compute_objectives(outputs, own, sb.Stage.TRAIN)
+        if not isinstance(loss, Tensor):
+            raise ValueError(
+                f"compute_objectives returns {type(loss).__name__}; a step can be planned "
+                "where it returns the loss alone."
+            )
         # fit_batch has them until the backward pass is over.
         loss.outputs = outputs  # type: ignore[attr-defined]
         return loss
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BrainStep:
-        return BrainStep(_brain_copy(self._brain[0], memo))
+        own = BrainStep(_brain_copy(self._brain[0], memo))
+        own.seed = self.seed
+        return own
+
+    def choose_seed(self, batch: Any) -> None:
+        """Take the seed, of a few, whose forward pass needs most memory.
+
+        Augmentation may lengthen a batch, or concatenate copies of it, at random.
+        """
+        own = copy.deepcopy(self)
+        peaks = {}
+        for seed in range(_SEEDS):
+            own.seed = seed
+            with torch.no_grad():
+                peak = unless_memory_runs_out(
+                    lambda: live_bytes_peak(lambda: own(batch))
+                )
+            peaks[seed] = math.inf if peak is None else peak
+        self.seed = max(peaks, key=lambda seed: peaks[seed])
 
     def fixed_bytes(self) -> int:
         """Count weights, their gradients, buffers and the states of optimizers."""
         (brain,) = self._brain
-        weights = list(self.parameters())
+        others = [m for m in vars(brain.hparams).values() if isinstance(m, nn.Module)]
+        whole = nn.ModuleList([self, *others])
+        weights = list(whole.parameters())
         trained = [p for p in weights if p.requires_grad]
-        held = storage_bytes([*weights, *self.buffers()]) + storage_bytes(trained)
+        held = storage_bytes([*weights, *whole.buffers()]) + storage_bytes(trained)
         optimizers = _optimizers(brain)
-        if any(optimizer.state for optimizer in optimizers):
+        if all(optimizer.state for optimizer in optimizers):
             return held + sum(map(state_bytes, optimizers))
         # States come into being at the first step: a copy takes one.
         own = copy.deepcopy(self)
@@ -372,20 +441,25 @@ def _optimizers(brain: sb.Brain) -> list[torch.optim.Optimizer]:
     return list({id(o): o for o in own if o is not None}.values())
 
 
-#: What a copy of a Brain shares with it: what would write to the run's folder, and data.
-_SHARED = (
-    sb.utils.checkpoints.Checkpointer,
-    sb.utils.train_logger.TrainLogger,
-    Dataset,
-    DataLoader,
-    Sampler,
-)
+#: What a copy of a Brain shares with it.
+_SHARED = (sb.utils.checkpoints.Checkpointer, Dataset, DataLoader, Sampler)
+
+
+class _Silent:
+    """Stands for a logger in a copy, whose steps nobody shall read of."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *arguments, **keywords: None
 
 
 def _brain_copy(brain: sb.Brain, memo: dict[int, Any]) -> sb.Brain:
     """Copy a Brain with its modules, optimizers and what else its steps may change."""
     shared = [*vars(brain).values(), *vars(brain.hparams).values()]
     memo |= {id(value): value for value in shared if isinstance(value, _SHARED)}
+    loggers = [v for v in shared if isinstance(v, sb.utils.train_logger.TrainLogger)]
+    memo |= {id(logger): _Silent() for logger in loggers}
     own = copy.copy(brain)
     vars(own).pop("compute_forward", None)  # that of its class, which does not plan
     vars(own).pop("_planner", None)
@@ -405,11 +479,11 @@ def _brain_copy(brain: sb.Brain, memo: dict[int, Any]) -> sb.Brain:
         _run_all_layers(module)
     with _without_gradients(brain):
         own.hparams = SimpleNamespace(
-            **{k: _own(v, memo) for k, v in vars(brain.hparams).items()}
+            **{k: _own(k, v, memo) for k, v in vars(brain.hparams).items()}
         )
         for name, value in vars(own).items():
             if name not in ("modules", "hparams"):
-                setattr(own, name, _own(value, memo))
+                setattr(own, name, _own(name, value, memo))
     own.raw_modules = own.modules
     return own
 
@@ -433,12 +507,33 @@ class _LocalBatchNorm(_BatchNorm):
         pass
 
 
-def _own(value: Any, memo: dict[int, Any]) -> Any:
-    """Copy a value, or share it if it cannot be copied."""
+#: What was shared with a copy, and warned of.
+_shared_values: set[tuple[str, type]] = set()
+
+
+def _own(name: str, value: Any, memo: dict[int, Any]) -> Any:
+    """Copy a value; warn of one that cannot be copied, and share it."""
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, Tensor) and not value.is_leaf:
+        return value.detach().clone()
+    if type(value) in (list, tuple, set):
+        return type(value)(_own(name, item, memo) for item in value)
+    if type(value) is dict:
+        return {key: _own(f"{name}.{key}", item, memo) for key, item in value.items()}
     try:
         return copy.deepcopy(value, memo)
     except Exception as error:  # whatever a class does about being copied
-        logger.debug("Shared with the copy of the Brain: %r (%s)", type(value), error)
+        if (name, type(value)) in _shared_values:
+            return value
+        _shared_values.add((name, type(value)))
+        logger.warning(
+            "%s (%s) cannot be copied (%s): steps that plan memory use it itself, so that "
+            "what it counts or keeps may change.",
+            name,
+            type(value).__name__,
+            error,
+        )
         return value
 
 
@@ -456,11 +551,12 @@ def _without_gradients(brain: sb.Brain) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _states_kept() -> Iterator[None]:
-    """Put Python's and numpy's random states back."""
+def _states_kept(device: torch.device) -> Iterator[None]:
+    """Put the random states back."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        yield
+        with torch.random.fork_rng(random_devices(device)):
+            yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
@@ -554,6 +650,7 @@ def first_rows(batch: Any, count: int) -> Any:
                 setattr(own, name, value[:count])
             else:
                 setattr(own, name, taken(value))
+        vars(own)["_PaddedBatch__length"] = count
         return own
     return _mapped(batch, taken)
 
@@ -565,12 +662,19 @@ def _copied(batch: Any) -> Any:
 
 def _mapped(batch: Any, change: Any) -> Any:
     """Change each tensor of a batch, in a batch of the same kind."""
-    if isinstance(batch, PaddedBatch) or hasattr(batch, "__dataclass_fields__"):
-        own = copy.copy(batch)
-        for name, value in vars(batch).items():
+
+    def leaf(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return change(x)
+        # A PaddedBatch, or a batch of the recipe's own class.
+        if not hasattr(x, "__dict__") or isinstance(x, type | nn.Module):
+            return x
+        own = copy.copy(x)
+        for name, value in vars(x).items():
             object.__setattr__(own, name, _mapped(value, change))
         return own
-    return tree_map(lambda x: change(x) if isinstance(x, Tensor) else x, batch)
+
+    return tree_map(leaf, batch)
 
 
 def _largest_of_processes(shapes: Shapes) -> Shapes:

@@ -6,15 +6,19 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import speechbrain as sb
 import torch
 from hyperpyyaml import load_hyperpyyaml
+from speechbrain.utils.train_logger import FileTrainLogger
 
 from speechbrain_rev.optim import build_optimizer
+from speechbrain_rev.planner import repeated_blocks
 from speechbrain_rev.planner.memory import live_bytes_peak, storage_bytes
+from speechbrain_rev.planner.search import in_turn
 from speechbrain_rev.reversible.wrapping import recomputes
 from speechbrain_rev.training import memory_budget
 from speechbrain_rev.training.memory_budget import (
@@ -297,6 +301,86 @@ def test_a_block_that_writes_into_its_input_stores_and_numbers_may_decide():
     with pytest.warns(UserWarning, match=r"Not recomputed.*model\.layers\.1"):
         trained(brain, batch_of())
     assert all(torch.equal(v, expected[k]) for k, v in state_of(brain).items())
+
+
+class Counting(Silent):
+    """A Brain that logs, keeps losses with their graphs, and counts what cannot be copied."""
+
+    def compute_objectives(self, predictions, batch, stage):
+        loss = super().compute_objectives(predictions, batch, stage)
+        self.losses = [*getattr(self, "losses", []), loss]
+        self.hparams.train_logger.log_stats({"loss": 1}, {"loss": float(loss)})
+        self.hparams.steps["all"].append(len(self.losses))
+        return loss
+
+
+def test_steps_of_planning_are_not_logged_and_not_counted(tmp_path):
+    brain = type("Counted", (MemoryBudget, Counting), {})(
+        {"model": WritesIntoItsInput()},
+        lambda p: torch.optim.SGD(p, 0.1),
+        {
+            "memory_budget": "50MB",
+            "train_logger": FileTrainLogger(tmp_path / "log.txt"),
+            "steps": {"all": []},
+        },
+        {"device": "cpu"},
+    )
+    with pytest.warns(UserWarning, match="Not recomputed"):
+        trained(brain, batch_of(seconds=0.4), batch_of(seconds=0.5))
+    assert len(brain.losses) == 2
+    assert brain.hparams.steps["all"] == [1, 2]
+    assert len((tmp_path / "log.txt").read_text().splitlines()) == 2
+
+
+def test_what_cannot_be_copied_is_named(caplog):
+    lock = threading.Lock()
+    brain = silent(Twice(), MemoryBudget, memory_budget="50MB", metric_lock=lock)
+    trained(brain, batch_of())
+    assert "metric_lock (lock) cannot be copied" in caplog.text
+
+
+def test_what_is_frozen_later_is_planned_anew():
+    brain = trained(brain_of("ecapa", MemoryBudget, memory_budget="20MB"), batch_of())
+    before = brain.memory_plan
+    brain.modules.embedding_model.blocks[0].requires_grad_(False)
+    trained(brain, batch_of())
+    assert brain.memory_plan != before
+
+
+def test_stages_are_opened_and_shared_weights_store():
+    def stage():
+        return torch.nn.Sequential(*(InPlace(0) for _ in range(2)))
+
+    stages = torch.nn.ModuleDict({"a": stage(), "b": stage()})
+    assert repeated_blocks(stages) == ["a.0", "a.1", "b.0", "b.1"]
+    network = torch.nn.Sequential(*(InPlace(0) for _ in range(3)))
+    network[2].linear.weight = network[0].linear.weight
+    kept, reasons = in_turn(
+        network, ["0", "1", "2"], lambda: network(torch.ones(2, 64)).sum().backward()
+    )
+    assert kept == ["1"]
+    assert reasons["0"] == "it has weights together with 2"
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({"memory_budget": 0}, {}, "memory_budget is 0"),
+        ({"memory_budget": "1GB"}, {"compile": True}, "compile and memory_budget"),
+    ],
+)
+def test_settings_without_sense_are_refused_before_the_first_step(
+    settings, options, message
+):
+    with pytest.raises(ValueError, match=message):
+        type("Silent", (MemoryBudget, Silent), {})(
+            {"model": Twice()}, None, settings, {"device": "cpu", **options}
+        )
+
+
+def test_a_class_that_comes_too_late_is_refused():
+    with pytest.raises(TypeError, match=r"class Late\(MemoryBudget, sb\.Brain\)"):
+        type("Late", (sb.Brain, MemoryBudget), {})
 
 
 class OwnSteps(MemoryBudget, Silent):
