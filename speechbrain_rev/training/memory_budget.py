@@ -45,6 +45,7 @@ from speechbrain_rev.planner.memory import (
 )
 from speechbrain_rev.planner.network import as_network, give
 from speechbrain_rev.planner.step import Alternative, trainable, with_blocks
+from speechbrain_rev.reversible.wrapping import store_blocks
 from speechbrain_rev.sizes import size_text, whole_bytes
 from speechbrain_rev.whole_files import write_whole
 
@@ -256,7 +257,7 @@ class BrainPlanner:
         plan, kept = self._current, self._kept
         assert plan is not None
         self._kept = _Kept(kept.about, [], kept.ran_out + 1)
-        if self._file is not None and _is_first():
+        if self._file is not None:  # whichever process it is
             self._kept.write(self._file)
             following = f"The next start plans for {size_text(self.allowed_bytes)}"
         else:
@@ -270,6 +271,8 @@ class BrainPlanner:
 
     def _apply(self, plan: Plan) -> None:
         module = BrainStep(self.brain)
+        if self._current is not None and self._current.modes:
+            store_blocks(module, *self._current.modes)
         if plan.modes:
             give(as_network(module, list(plan.modes)), plan.modes, plan.channels)
         self._current = plan
