@@ -67,9 +67,7 @@ def test_it_is_so_at_the_width_of_the_table(name, streams):
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_peak_of_any_plan_of_another_network_is_as_predicted(name):
     # Fewer have no run at whose peak gradients wait, or too few that differ.
-    assert_predicted(
-        *profiled_on_meta(name), plans=24 if name in ("chain", "plain") else 12
-    )
+    assert_predicted(*profiled_on_meta(name), plans=24)
 
 
 @pytest.mark.parametrize(
