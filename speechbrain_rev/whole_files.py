@@ -641,9 +641,8 @@ def check_writable(name: str, folder: str | Path) -> None:
     """
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=folder, prefix=_unfinished("x"), suffix=_PART
-        ) as file:
+        # Without a name: another process may clear what looks unfinished meanwhile.
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
     except OSError as error:
         raise OSError(
