@@ -101,8 +101,8 @@ class MemoryBudget:
     Notes
     -----
     The step that is planned is one call of ``compute_forward`` and ``compute_objectives``
-    and one backward pass. A Brain that overrides ``fit_batch`` is planned alike, and the
-    log says so.
+    and one backward pass. A Brain that overrides ``fit_batch`` is planned alike, with a
+    warning in the log.
 
     Examples
     --------

@@ -294,7 +294,7 @@ def engine() -> str:
         subject = row["functions"], row["blocks"], row["precision"]
         shown = ways.setdefault(row["way"], {"way": row["way"]})
         shown |= cells(row, columns.get(subject, {}))
-        # Mistakes are told apart by what they are in; one of a kind is shown.
+        # Mistakes differ by what they are in; one of a kind is shown.
         for words in row["wrong"].split("; "):
             kinds = wrong.setdefault(row["way"], {})
             if words != "nothing":
