@@ -193,6 +193,15 @@ class Architecture:
         return "reconstruct" if self.reversible else "store"
 
     @property
+    def expansion(self) -> int:
+        """What widths are multiplied by within a stage.
+
+        The paper prints unexpanded widths; its final layer of 24000 inputs proves that a
+        bottleneck's are expanded four times.
+        """
+        return 4 if self.block == "bottleneck" else 1
+
+    @property
     def width_step(self) -> int:
         """Widths are multiples of this: of halves, or of a half's rearranged part."""
         if self.type == "II":

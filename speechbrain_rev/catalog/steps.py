@@ -41,7 +41,7 @@ from speechbrain_rev.devices import (
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.lobes.encoder import settings_of
-from speechbrain_rev.lobes.geometry import AUTO, channels_by_level
+from speechbrain_rev.lobes.geometry import AUTO, channels_at_the_peak
 from speechbrain_rev.planner import Step
 from speechbrain_rev.planner.memory import (
     batch_that_fits,
@@ -75,9 +75,6 @@ SMALL_CHUNKS = (AUTO // 2, AUTO // 4)
 
 # Blocks of a stage that are run.
 _SHALLOW = 2
-
-# No layer has more channels than so many times the width of its stage.
-_WIDEST = 4
 
 #: Utterances of the recipe's steps whose time is taken, at most, elsewhere and on a GPU,
 #: which few do not keep busy.
@@ -280,31 +277,29 @@ def channels_to_try(
     encoder : SpeakerEncoder
         An encoder; one that is not reversible works on all channels at once.
     chunks : sequence of int or None
-        Bytes, as ``build_encoder`` takes them.
+        Bytes where a step holds most, see ``geometry.channels_at_the_peak``; None for all
+        channels at once.
 
     Returns
     -------
     list of tuple
-        Channels at each level, None where a chunk is as wide as the layers.
+        Channels as ``set_channels`` takes them.
 
     Examples
     --------
     >>> with torch.device("meta"):
     ...     channels_to_try(build_encoder("resnet34"))
-    ...     channels_to_try(build_encoder("revnet57"))[:2]
+    ...     channels_to_try(build_encoder("df_revnet89"))[::2]
     [(None, None, None, None)]
-    [(None, None, None, None), (32, 128, 512, None)]
+    [(None, None, None, None), (16, 64, None, None, 16, 64, 256, 1024)]
     """
     row, geometry = encoder.architecture, encoder.geometry
-    widest = {0: row.widths[0]}
-    for width, (_, level) in zip(row.widths, geometry.stage_levels, strict=True):
-        widest[level] = max(width, widest.get(level, 0))
     tried: list[Channels] = []
-    for chunk in chunks if encoder.reversible_blocks() else (None,):
-        sizes = channels_by_level(chunk, geometry)
+    for size in chunks if encoder.reversible_blocks() else (None,):
         channels = tuple(
-            None if size is None or size >= _WIDEST * width else size
-            for size, width in zip(sizes, widest.values(), strict=True)
+            [None] * geometry.levels
+            if size is None
+            else channels_at_the_peak(size, row, geometry)
         )
         if channels not in tried:
             tried.append(channels)

@@ -63,7 +63,7 @@ class EncoderParts:
     geometry : EncoderGeometry
         Frequencies and frames at each level.
     channels : list of int or None
-        Channels that stem and transitions work on at a time, at each level.
+        Channels at a time, see ``geometry.channels_by_level``.
     stem : nn.Module
         What makes the first stage's input.
     stages : list of Stage
@@ -132,16 +132,16 @@ def parts_of(
             f"{name} has no reversible blocks and works on all channels at once: chunk "
             f"is {chunk!r}, but takes 'auto' or None here."
         )
-    channels = channels_by_level(chunk if row.reversible else None, geometry)
+    channels = channels_by_level(chunk if row.reversible else None, row, geometry)
     stem_convolutions = 2 if row.family == "df_revnet" and row.type == "I" else 1
-    width = row.widths[0] * (_expansion(row) if row.type == "II" else 1)
+    width = row.widths[0] * (row.expansion if row.type == "II" else 1)
     settings = {"streams": streams, "verify": verify, "verify_every": verify_every}
     stem = Stem(width, stem_convolutions, sync=sync_batchnorm)
     stages = []
     for i, (_, level) in enumerate(geometry.stage_levels):
         chain = settings | {"chunk": channels[level]}
         stages.append(_stage(row, i, width, chain, sync_batchnorm))
-        width = row.widths[i] * _expansion(row)
+        width = row.widths[i] * row.expansion
     rows = width * geometry.frequencies[-1]
     pooled = POOLINGS[pooling](rows, variance=pooling_variance)
     fc = nn.Linear(pooled.statistics * rows, embedding_dim)
@@ -185,7 +185,7 @@ def _stage(
     width, n_blocks = row.widths[index], row.blocks[index]
     stride = row.strides[index]
     is_entered = index > 0 or stride > 1
-    wide = width * _expansion(row)
+    wide = width * row.expansion
     ordinary = ORDINARY_BLOCKS[row.block]
     entry: nn.Module | None = None
     if row.family == "revnet" and row.type == "I":
@@ -207,12 +207,6 @@ def _stage(
     shapes = [first] + [(wide, 1)] * (n_blocks - 1)
     blocks = nn.ModuleList(ordinary(c, width, s, sync=sync) for c, s in shapes)
     return Stage(entry, blocks)
-
-
-def _expansion(row: Architecture) -> int:
-    # The paper prints unexpanded widths; its final layer of 24000 inputs proves that
-    # a bottleneck's are expanded four times.
-    return 4 if row.block == "bottleneck" else 1
 
 
 def _check_sizes(

@@ -33,6 +33,7 @@ from speechbrain.utils.distributed import ddp_barrier, if_main_process
 
 from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
+from speechbrain_rev.lobes.geometry import AUTO, channels_by_level
 from speechbrain_rev.processes import gathered, process_rank
 from speechbrain_rev.whole_files import SUMS, check_sum, digest_of, sums_in
 
@@ -522,6 +523,10 @@ class KeptChannels:
                     "as it began."
                 )
             self._encoder.set_channels(kept)
+        elif chosen and self._encoder.reversible_blocks():
+            # Of a time when nothing was kept and auto was this number.
+            row, geometry = self._encoder.architecture, self._encoder.geometry
+            self._encoder.set_channels(channels_by_level(AUTO, row, geometry))
         return True
 
     @mark_as_saver

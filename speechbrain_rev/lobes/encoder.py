@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from speechbrain_rev.architectures import counterparts
 from speechbrain_rev.compression.activations import ActivationCompression
 from speechbrain_rev.lobes.build import check_switch, parts_of, zero_residuals
-from speechbrain_rev.lobes.geometry import check_input, maps_and_masks
+from speechbrain_rev.lobes.geometry import check_input, maps_and_masks, unit_channels
 from speechbrain_rev.lobes.layers import run_unit
 from speechbrain_rev.lobes.pooling import POOLINGS, Pooling, embedded
 from speechbrain_rev.lobes.stages import Levels, Runner, Stage, walk
@@ -34,7 +34,7 @@ from speechbrain_rev.modes import (
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_end
 from speechbrain_rev.reversible.monitor import Verify
-from speechbrain_rev.reversible.norm import BatchNorm
+from speechbrain_rev.reversible.norm import BatchNorm, updated_together
 from speechbrain_rev.reversible.recompute import trains
 from speechbrain_rev.reversible.streams import Streams, as_format
 
@@ -66,9 +66,11 @@ class SpeakerEncoder(nn.Module):
     chunk : int, "auto" or None
         Working set of reversible encoders: bytes of the float32 map that residual
         functions work on at a time, for an utterance of 200 frames; stem and transitions
-        take half of it. Normalisations take some channels, bottlenecks' convolutions some
-        utterances of the batch. None works on all at once, in more memory. It decides the
-        order of sums: gradients are equal to the bit in all modes at one chunk.
+        take half of it. "auto" works on 1,024,000 bytes where a step holds most, and on more
+        where that takes no more memory. Normalisations take some channels, bottlenecks'
+        convolutions some utterances of the batch. None works on all at once, in more memory.
+        It decides the order of sums: gradients are equal to the bit in all modes at one
+        chunk.
     sync_batchnorm : bool
         Whether batch statistics are shared between processes.
     pooling : {"statistics"}
@@ -261,18 +263,20 @@ class SpeakerEncoder(nn.Module):
         Parameters
         ----------
         channels : sequence of int or None
-            At each level, as ``geometry.channels_by_level`` gives them.
+            As ``geometry.channels_by_level`` gives them: of blocks at each level, and
+            then of stem and transitions, which else take half of them.
 
         Raises
         ------
         ValueError
             If the encoder is not reversible and channels are not all None, or they are
-            not one number, or None, for each level.
+            not one number, or None, for each level, or two.
         """
-        if len(channels) != self.geometry.levels:
+        if len(channels) not in (self.geometry.levels, 2 * self.geometry.levels):
             raise ValueError(
                 f"channels are {list(channels)}; there must be one for each of the "
-                f"{self.geometry.levels} levels."
+                f"{self.geometry.levels} levels, or two: of blocks, then of stem and "
+                "transitions."
             )
         if any(c is not None and (type(c) is not int or c < 1) for c in channels):
             raise ValueError(
@@ -386,7 +390,10 @@ class SpeakerEncoder(nn.Module):
             )
         x, masks = maps_and_masks(feats, lengths, self.geometry)
         wanted = not is_lossless(self._modes.values())
-        with self.compression.during(self, everywhere=False, wanted=wanted):
+        with (
+            updated_together(),
+            self.compression.during(self, everywhere=False, wanted=wanted),
+        ):
             runner = _EngineRunner(self, masks)
             pooled = walk(self, x, runner)
         return embedded(self.fc, pooled, feats.dtype, training=self.training)
@@ -403,7 +410,8 @@ class _EngineRunner(Runner):
 
     def __init__(self, encoder: SpeakerEncoder, masks: list[Tensor | None]) -> None:
         super().__init__(masks)
-        self.modes, self.channels = encoder._modes, encoder.channels
+        self.modes = encoder._modes
+        self.channels = unit_channels(encoder.channels, encoder.geometry)
 
     def unit(
         self, name: str, unit: nn.Module, levels: Levels, given: Tensor | Streams

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from speechbrain_rev.architectures import EncoderGeometry
+from speechbrain_rev.architectures import Architecture, EncoderGeometry
+from speechbrain_rev.reversible.convolution import parts_for
 
 #: Bytes of one map of a chunk, for an utterance of 200 frames, by default.
 AUTO = 1_024_000
@@ -150,7 +153,7 @@ def _mask(valid: Tensor, time: int) -> Tensor:
 
 
 def channels_by_level(
-    chunk: int | str | None, geometry: EncoderGeometry
+    chunk: int | str | None, row: Architecture, geometry: EncoderGeometry
 ) -> list[int | None]:
     """Turn a working set into channels at each level of an encoder.
 
@@ -160,15 +163,18 @@ def channels_by_level(
     Parameters
     ----------
     chunk : int, "auto" or None
-        Bytes of the float32 map of one chunk, for an utterance of 200 frames; None
-        works on all channels at once.
+        Bytes of the float32 map of one chunk, for an utterance of 200 frames, at every
+        level; "auto" as :func:`channels_at_the_peak`; None works on all channels at once.
+    row : Architecture
+        The encoder's.
     geometry : EncoderGeometry
         The encoder's.
 
     Returns
     -------
     list of int, or of None
-        Channels at a time, at least 1, at each level.
+        Channels at a time, at least 1, at each level: of blocks, and with "auto" of stem
+        and transitions after these (see :func:`unit_channels`).
 
     Raises
     ------
@@ -178,16 +184,123 @@ def channels_by_level(
     Examples
     --------
     >>> from speechbrain_rev.architectures import architecture
-    >>> channels_by_level(256_000, architecture("revnet57").geometry(n_mels=80))
+    >>> row = architecture("revnet57")
+    >>> channels_by_level(256_000, row, row.geometry(n_mels=80))
     [4, 16, 64, 256]
     """
     if chunk is None:
         return [None] * geometry.levels
-    size = AUTO if chunk == "auto" else chunk
-    if type(size) is not int or size < 1:
+    if chunk == "auto":
+        return channels_at_the_peak(AUTO, row, geometry)
+    if type(chunk) is not int or chunk < 1:
         raise ValueError(
             f"chunk is {chunk!r}; it takes 'auto', a number of bytes, or null to work on "
             "all channels at once."
         )
+    return [max(1, chunk // size) for size in _map_bytes(geometry)]
+
+
+def _map_bytes(geometry: EncoderGeometry) -> list[int]:
+    """Give the bytes of one channel at each level, in float32 and of 200 frames."""
     sizes = zip(geometry.frequencies, geometry.level_strides, strict=True)
-    return [max(1, size // (4 * freq * -(-_FRAMES // step))) for freq, step in sizes]
+    return [4 * freq * -(-_FRAMES // step) for freq, step in sizes]
+
+
+#: Maps of a half of the width that are alive where a block of a kind runs backwards, beside
+#: four maps of what it works on. Counted, see the test of peaks.
+_STREAMS = {"basic": 5, "bottleneck": 5, "df_bottleneck": 6}
+_WORKED_ON = 4
+
+
+def channels_at_the_peak(
+    size: int, row: Architecture, geometry: EncoderGeometry
+) -> list[int | None]:
+    """Work on few channels only where a training step holds most.
+
+    Later levels have smaller maps, and beside them only what earlier ones left: as many
+    channels are taken there as fit below the peak of the level that holds most. Pieces of
+    a level are of one size.
+
+    Parameters
+    ----------
+    size : int
+        Bytes of the float32 map of one chunk, for an utterance of 200 frames, where a
+        step holds most.
+    row : Architecture
+        The encoder's.
+    geometry : EncoderGeometry
+        The encoder's.
+
+    Returns
+    -------
+    list of int, or of None
+        For blocks at each level, then for stem and transitions.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.architectures import architecture
+    >>> row = architecture("df_revnet377")
+    >>> channels_at_the_peak(1_024_000, row, row.geometry(n_mels=80))
+    [16, 64, None, None, 16, 64, 256, 1024]
+    """
+    maps = _map_bytes(geometry)
+    held, stages = 0, []
+    for width, (_, level) in zip(row.widths, geometry.stage_levels, strict=True):
+        half = width * row.expansion // 2
+        hidden = 4 * half if row.block == "df_bottleneck" else half
+        beside = held + _STREAMS[row.block] * half * maps[level]
+        stages.append((level, hidden, beside))
+        held += 2 * half * maps[level]
+    least = [max(1, size // one) for one in maps]
+    peak = max(
+        beside + _WORKED_ON * _even(hidden, least[level], row) * maps[level]
+        for level, hidden, beside in stages
+    )
+    blocks: list[int | None] = [None] * len(maps)
+    for level, hidden, beside in stages:
+        fit = max(least[level], (peak - beside) // (_WORKED_ON * maps[level]))
+        if fit < hidden:
+            even = _even(hidden, fit, row)
+            blocks[level] = min(even, blocks[level] or even)
+    # Beside what ordinary blocks and wide transitions work on there are whole maps of
+    # gradients.
+    many = row.block == "bottleneck" or (row.family == "revnet" and row.type == "I")
+    units = [max(1, size // (2 if many else 1) // one) for one in maps]
+    return [*blocks, *units]
+
+
+def _even(hidden: int, channels: int, row: Architecture) -> int:
+    """Give the channels of each of the fewest pieces of one size."""
+    pieces = -(-hidden // channels)
+    if row.block == "bottleneck":
+        pieces = parts_for(hidden, channels)
+    return -(-hidden // pieces)
+
+
+def unit_channels(
+    channels: Sequence[int | None], geometry: EncoderGeometry
+) -> list[int | None]:
+    """Give the channels at a time of what stands between blocks, at each level.
+
+    Parameters
+    ----------
+    channels : sequence of int or None
+        Those of an encoder: of blocks at each level, then of stem and transitions, for
+        which half of the former are taken if they are left out: beside what is worked on
+        there are whole maps of gradients.
+    geometry : EncoderGeometry
+        The encoder's.
+
+    Returns
+    -------
+    list of int, or of None
+
+    Examples
+    --------
+    >>> from speechbrain_rev.architectures import architecture
+    >>> unit_channels([12, 32, None, None], architecture("revnet57").geometry(n_mels=80))
+    [6, 16, None, None]
+    """
+    if len(channels) > geometry.levels:
+        return list(channels[geometry.levels :])
+    return [None if size is None else max(1, size // 2) for size in channels]

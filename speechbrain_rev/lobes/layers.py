@@ -413,7 +413,7 @@ def run_unit(
     given : torch.Tensor or Streams
         Its input.
     sizes : sequence of int or None
-        Channels at a time of the blocks around it, before and after.
+        Channels at a time of maps before and after; None in one of them for all.
     recomputes : bool
         Whether it is computed again in the backward pass, not stored.
 
@@ -422,9 +422,6 @@ def run_unit(
     torch.Tensor
         Its output.
     """
-    # Beside what is worked on there are whole maps of gradients here: half as much as
-    # in a block is worked on, which costs little, for units are few.
-    halves = [None if size is None else max(1, size // 2) for size in sizes]
     splits = isinstance(unit, Unit) and can_be_split(unit)
     recomputes = recomputes and trains(unit)
     x: Tensor | Reading
@@ -432,12 +429,12 @@ def run_unit(
         x = given
     else:
         reads = splits and cast(Unit, unit).readers()
-        x = _reading(unit, given, halves[0]) if reads else join(given)
-    if not splits or not trains(unit) or None in halves:
+        x = _reading(unit, given, sizes[0]) if reads else join(given)
+    if not splits or not trains(unit) or None in sizes:
         if recomputes:
             return cast(Tensor, recompute(unit, masks, x))
         return cast(Tensor, unit(masks, x))
-    unit, channels = cast(Unit, unit), Channels(*cast(list[int], halves))
+    unit, channels = cast(Unit, unit), Channels(*cast(list[int], sizes))
     if not recomputes and torch.compiler.is_compiling():
         # Pieces are modules made on the spot, which the compiler cannot follow.
         stored = torch.compiler.disable(unit.in_pieces)

@@ -16,6 +16,7 @@ from speechbrain_rev.modes import Mode, as_mode, is_lossless
 from speechbrain_rev.reversible.compiled import refuse_compiled
 from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_end
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
+from speechbrain_rev.reversible.norm import updated_together
 from speechbrain_rev.reversible.recompute import (
     recompute,
     refuse_what_cannot_run_again,
@@ -262,9 +263,13 @@ class ReversibleChain(nn.Module):
         entered = [enter(x1, x2, format, notes.row(0), own)]
         del x1, x2  # values of their own from here on
         wanted = not is_lossless(self.modes)
-        with self.compression.during(self, everywhere=False, wanted=wanted):
+        with (
+            updated_together() as statistics,
+            self.compression.during(self, everywhere=False, wanted=wanted),
+        ):
             streams = self._advance(entered, mask, notes)
-        validity = self.monitor.close(notes, format.limit)
+            validity = self.monitor.close(notes, format.limit)
+            statistics.require(validity)
         if before is not None and validity is not None:
             before.restore_where(validity)
         return streams._replace(validity=validity)

@@ -6,10 +6,19 @@ normalisation is applied with them in every run. It is no subclass of torch's
 ``_BatchNorm``, so that a conversion to ``SyncBatchNorm`` leaves it alone;
 ``sync=True`` makes it share the statistics between processes by itself, on any
 backend: gathered once, in the first run, and their gradients summed in the backward.
+
+Running statistics are updated at the end of a network's forward pass, those of all its
+layers in few operations, and only if each value is finite: a batch that overflowed, in fp16
+most likely, costs the step that the loss scaler skips, and must not stay in them for good.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -129,43 +138,28 @@ class BatchNorm(nn.Module):
 
     @torch.no_grad()
     def _measure(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
-        """Measure mean and 1 / deviation, and update the running statistics.
+        """Measure mean and 1 / deviation, for the running statistics too.
 
         Where frames are masked or processes share the statistics, the number of
         values per channel comes third.
         """
-        if x.numel() <= self.channels:
+        values = x.numel() // self.channels
+        if values <= 1:
             raise ValueError(
                 f"Batch statistics need more than one value per channel, but the input "
                 f"has shape {list(x.shape)}. Use a larger batch or longer segments."
             )
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        before = self.running_mean.clone(), self.running_var.clone()
-        statistics = self._measure_and_update(x, mask)
-        # A batch that overflowed, in fp16 most likely, costs the step that the loss
-        # scaler skips, and must not stay in the running statistics for good.
-        finite = self.running_mean.isfinite() & self.running_var.isfinite()
-        self.running_mean.copy_(self.running_mean.where(finite, before[0]))
-        self.running_var.copy_(self.running_var.where(finite, before[1]))
-        return statistics
-
-    def _measure_and_update(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
         if mask is None and self._processes() == 1:
-            mean, variance = _update_statistics(
-                x, self.running_mean, self.running_var, self.momentum
-            )
-            return mean, (variance + self.eps).sqrt().reciprocal()
+            mean, variance = _moments_of_all(x)
+            _update(_Update(self, mean, variance, values / (values - 1)))
+            return mean, (variance + self.eps).rsqrt_()
         mean, variance, count = _moments(x, mask)
         if self._processes() > 1:
             mean, variance, count = self._merge(mean, variance, count)
         unbiased = variance * count / (count - 1).clamp_min(1)
-        # A batch in which no frame counts says nothing; it must not spoil the rest.
-        weight = self.momentum * (count > 0).to(self.running_mean.dtype)
-        self.running_mean.lerp_(mean.to(weight.dtype), weight)
-        self.running_var.lerp_(unbiased.to(weight.dtype), weight)
+        _update(_Update(self, mean, unbiased, 1.0, count))
         dtype = torch.promote_types(x.dtype, torch.float32)
-        inverse_std = (variance + self.eps).sqrt().reciprocal()
+        inverse_std = (variance + self.eps).rsqrt_()
         return mean.to(dtype), inverse_std.to(dtype), count
 
     def _merge(
@@ -187,6 +181,150 @@ class BatchNorm(nn.Module):
     def _processes(self) -> int:
         ready = self.sync and dist.is_available() and dist.is_initialized()
         return dist.get_world_size() if ready else 1
+
+
+@dataclass(frozen=True)
+class _Update:
+    """What a batch adds to the running statistics of a layer.
+
+    Attributes
+    ----------
+    norm : BatchNorm
+        The layer.
+    mean, variance : torch.Tensor, [channel]
+        Of the batch.
+    factor : float
+        What the variance is multiplied by to be unbiased.
+    count : torch.Tensor, [1], or None
+        Values per channel: a batch in which no frame counts adds nothing.
+    """
+
+    norm: BatchNorm
+    mean: Tensor
+    variance: Tensor
+    factor: float
+    count: Tensor | None = None
+
+
+class RunningStatistics:
+    """Updates of running statistics that wait for the end of a forward pass."""
+
+    def __init__(self) -> None:
+        #: A layer that is called again has its next update in the next round.
+        self._rounds: list[dict[tuple[Any, ...], _Update]] = []
+        self._validities: list[Tensor] = []
+
+    def add(self, update: _Update) -> None:
+        """Let an update wait; those of one layer are made in the order of its calls."""
+        buffer = update.norm.running_mean
+        place = buffer.untyped_storage()._cdata, buffer.storage_offset()
+        for waiting in self._rounds:
+            if place not in waiting:
+                waiting[place] = update
+                return
+        self._rounds.append({place: update})
+
+    def require(self, validity: Tensor | None) -> None:
+        """Make no update if this, [], is NaN at the end."""
+        if validity is not None:
+            self._validities.append(validity)
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Make all updates if everything is finite, else none, without waiting for it."""
+        for waiting in self._rounds:
+            groups: dict[tuple[Any, ...], list[_Update]] = defaultdict(list)
+            for update in waiting.values():
+                buffer = update.norm.running_mean
+                key = buffer.device, buffer.dtype, update.norm.momentum
+                groups[key].append(update)
+            batches = [(key, _flat(updates)) for key, updates in groups.items()]
+            checked = [*(values for _, values in batches), *self._validities]
+            devices = {values.device for values in checked}
+            if len(devices) == 1:
+                checked = [torch.cat([x.flatten() for x in checked])]
+            flags = [x.isfinite().all() for x in checked]
+            for (key, values), updates in zip(batches, groups.values(), strict=True):
+                here = [flag.to(values.device) for flag in flags]
+                fine = here[0] if len(here) == 1 else torch.stack(here).all()
+                _apply(updates, values, fine, momentum=key[2])
+
+
+def _flat(updates: Sequence[_Update]) -> Tensor:
+    """Put means, then unbiased variances, of layers of one kind into one tensor."""
+    factors = [u.factor for u in updates]
+    variances = torch._foreach_mul([u.variance for u in updates], factors)
+    values = torch.cat([*(u.mean for u in updates), *variances])
+    return values.to(updates[0].norm.running_mean.dtype)
+
+
+def _apply(
+    updates: Sequence[_Update], values: Tensor, fine: Tensor, *, momentum: float
+) -> None:
+    means = [u.norm.running_mean for u in updates]
+    running = [*means, *(u.norm.running_var for u in updates)]
+    sizes = [len(buffer) for buffer in running]
+    before = torch.cat(running)
+    weight: float | Tensor = momentum
+    if any(u.count is not None for u in updates):
+        # A batch in which no frame counts says nothing; it must not spoil the rest.
+        one = values.new_ones(1)
+        some = [
+            one if u.count is None else (u.count > 0).to(one.dtype) for u in updates
+        ]
+        each = [w.expand(n) for w, n in zip(some * 2, sizes, strict=True)]
+        weight = torch.cat(each).mul_(momentum)
+    after = torch.where(fine, before.lerp(values, weight), before)
+    torch._foreach_copy_(running, after.split(sizes))
+    # Of a layer in parts the first one counts.
+    tracked = [u.norm.num_batches_tracked for u in updates]
+    counters = [count for count in tracked if count is not None]
+    if counters:
+        torch._foreach_add_(counters, 1)
+
+
+class _Scope(threading.local):
+    """The forward pass under way in this thread."""
+
+    statistics: RunningStatistics | None = None
+
+
+_scope = _Scope()
+
+
+@contextlib.contextmanager
+def updated_together() -> Iterator[RunningStatistics]:
+    """Let updates of running statistics wait for the end of a network's forward pass.
+
+    Yields
+    ------
+    RunningStatistics
+        That of the outermost forward pass. If that raises, no update is made.
+
+    Examples
+    --------
+    >>> norm = BatchNorm(4)
+    >>> with updated_together():
+    ...     y = norm(torch.randn(2, 4, 8, 10))
+    ...     int(norm.num_batches_tracked)
+    0
+    >>> int(norm.num_batches_tracked)
+    1
+    """
+    if _scope.statistics is not None:
+        yield _scope.statistics
+        return
+    _scope.statistics = statistics = RunningStatistics()
+    try:
+        yield statistics
+    finally:
+        _scope.statistics = None
+    statistics.apply()
+
+
+def _update(update: _Update) -> None:
+    with updated_together() as statistics:
+        statistics.add(update)
 
 
 @layer_function(Kind.NORMALISATION)
@@ -290,25 +428,32 @@ def _normalise(
         y.relu_()
 
 
-@torch.library.custom_op(
-    "speechbrain_rev::update_statistics",
-    mutates_args=("running_mean", "running_var"),
-)
-def _update_statistics(
-    x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance of a batch; torch's own operation has no form without data."""
-    mean, variance = torch.ops.aten.batch_norm_update_stats(
-        x, running_mean, running_var, momentum
+_library = torch.library.Library("speechbrain_rev", "DEF")
+_library.define("moments(Tensor x) -> (Tensor, Tensor)")
+
+
+def _moments_with_data(x: Tensor) -> tuple[Tensor, Tensor]:
+    # Where it would write running statistics: it takes its precision from them.
+    kept = x.new_empty(
+        (2, x.shape[1]), dtype=torch.promote_types(x.dtype, torch.float32)
     )
+    mean, variance = torch.ops.aten.batch_norm_update_stats.default(x, *kept, 0.0)
     return mean, variance
 
 
-@_update_statistics.register_fake
-def _(
-    x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(running_mean), torch.empty_like(running_var)
+def _moments_without(x: Tensor) -> tuple[Tensor, Tensor]:
+    mean = x.new_empty(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+    return mean, torch.empty_like(mean)
+
+
+_library.impl("moments", _moments_with_data, "CompositeExplicitAutograd")
+_library.impl("moments", _moments_without, "Meta")
+
+
+def _moments_of_all(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance [channel]; torch's own operation has no form without data."""
+    mean, variance = torch.ops.speechbrain_rev.moments.default(x)
+    return mean, variance
 
 
 def _moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -243,6 +243,8 @@ def _decided_by_flags(device: torch.device) -> bool:
 class KeptBuffers:
     """A copy of a module's floating-point buffers, put back if asked to on the device.
 
+    Buffers that our normalisation updates are left out: see ``norm``.
+
     Parameters
     ----------
     module : nn.Module
@@ -251,7 +253,8 @@ class KeptBuffers:
 
     def __init__(self, module: nn.Module) -> None:
         groups = defaultdict(list)
-        for buffer in module.buffers():
+        others = (m for m in module.modules() if not _only_writes_once(m))
+        for buffer in {b: None for m in others for b in m.buffers(recurse=False)}:
             if buffer.is_floating_point() and buffer.numel():
                 groups[buffer.device, buffer.dtype].append(buffer)
         self._groups = [(buffers, _joined(buffers)) for buffers in groups.values()]

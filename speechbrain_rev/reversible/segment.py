@@ -47,6 +47,7 @@ from speechbrain_rev.reversible.recompute import (
     refuse_double_backward,
 )
 from speechbrain_rev.reversible.replay import (
+    Autocast,
     RunRecord,
     devices_of,
     first_run,
@@ -438,6 +439,7 @@ class _Reconstruct(torch.autograd.Function):
                 notify(blocks[block], Moment.FORWARD_BEGINS)
             in_place = ctx.in_place and i > 2 * start + spared
             x = format.decode(kept, ctx.dtype)
+            x = _narrowed(x, half, Autocast.now({x.device}))
             ctx.needed.append(of_kept)
             for f in half:
                 roots = tangent1, tangent2
@@ -512,7 +514,8 @@ class _Reconstruct(torch.autograd.Function):
                 kept, changed, of_kept, of_changed = changed, kept, of_changed, of_kept
                 continue
             here = [next(runs) for _ in half]
-            x = _narrowed(ctx.format.decode(kept, ctx.dtype), half, here[0][1])
+            x = ctx.format.decode(kept, ctx.dtype)
+            x = _narrowed(x, half, here[0][1].autocast)
             for f, (run, recording) in zip(reversed(half), here, strict=True):
                 leaf = x.detach().requires_grad_(ctx.needed[i])
                 leaves = gradients.leaves(run)
@@ -559,10 +562,10 @@ def _first_run(
     return y, recording, has_graph, sources.report()
 
 
-def _narrowed(x: Tensor, half: Sequence[nn.Module], recording: RunRecord) -> Tensor:
+def _narrowed(x: Tensor, half: Sequence[nn.Module], autocast: Autocast) -> Tensor:
     """Cast once for all pieces what each of them would cast first."""
     casts = len(half) > 1 and getattr(half[0], "casts_its_input", False)
-    return x.to(recording.autocast.dtype) if casts and recording.autocast.enabled else x
+    return x.to(autocast.dtype) if casts and autocast.enabled else x
 
 
 def _subtracted(

@@ -25,7 +25,7 @@ from .steps import (
 
 NAMES = ("revnet57", "df_revnet89")
 #: Bytes of a chunk of one utterance; None is no chunk.
-CHUNKS = (None, 4 * AUTO, 2 * AUTO, AUTO, AUTO // 2, AUTO // 4)
+CHUNKS = (None, 4 * AUTO, 2 * AUTO, "auto", AUTO, AUTO // 2, AUTO // 4)
 STORED = Way("stored", chunk=None)
 COUNTERPART = Way("counterpart stored")
 
@@ -35,7 +35,9 @@ def cases_of(name: str) -> list[Case]:
     counterpart = str(ARCHITECTURES[name].counterpart)
     recomputed = Way("counterpart recomputed", "recompute")
     stored = [(name, STORED), (counterpart, COUNTERPART), (counterpart, recomputed)]
-    sizes = {c: "whole" if c is None else f"{c / 1e6:g} MB" for c in CHUNKS}
+    sizes = {
+        c: f"{c / 1e6:g} MB" if isinstance(c, int) else c or "whole" for c in CHUNKS
+    }
     return stored + [
         (name, Way(f"{streams}, {size}", "reconstruct", streams, chunk=chunk))
         for streams in ("float", "exact")
@@ -61,7 +63,7 @@ def run(device: torch.device, names: tuple[str, ...] = NAMES) -> Result:
                 {
                     "encoder": name,
                     "way": way.name,
-                    "default": way.chunk == AUTO,
+                    "default": way.chunk == "auto",
                     "GB per utterance": bytes_per_utterance(way, own, device) / GB,
                     "baseline": f"{name} stored, float",
                     **times(spread, stored),

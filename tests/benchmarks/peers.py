@@ -30,7 +30,8 @@ from .plain import plain
 #: F and G of each block.
 Functions = Sequence[tuple[nn.Module, nn.Module]]
 #: Hidden channels at a time at the first level of an encoder, by default.
-CHUNK = channels_by_level("auto", architecture("revnet57").geometry())[0]
+_ROW = architecture("revnet57")
+CHUNK = channels_by_level("auto", _ROW, _ROW.geometry())[0]
 INSTALL = "pip install -e .[peers]"
 
 

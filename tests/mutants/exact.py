@@ -86,6 +86,12 @@ EXACT = [
         "fine = (validity != 1).to(before.device)",
         MONITOR_TESTS("leaves_running_statistics"),
     ),
+    CHAIN_CODE(
+        "5: our own running statistics keep what left its range",
+        "statistics.require(validity)",
+        "statistics.require(None)",
+        MONITOR_TESTS("leaves_running_statistics"),
+    ),
     MONITOR_CODE(
         "5: each later stage reports the NaN that it was given",
         "return before is not None and (",

@@ -101,9 +101,9 @@ HALF_PRECISION = [
     # with norm.patch
     NORM_CODE(
         "half: a batch that overflowed stays in the running statistics",
-        "finite = self.running_mean.isfinite() & self.running_var.isfinite()",
-        "finite = torch.ones_like(self.running_var, dtype=torch.bool)",
-        NORM_TESTS("overflowed_leaves"),
+        "after = torch.where(fine, before.lerp(values, weight), before)",
+        "after = before.lerp(values, weight)",
+        NORM_TESTS("overflowed_changes"),
     ),
     NORM_CODE(
         "half: a backward pass under autocast adds masked gradients up in half",

@@ -20,7 +20,6 @@ from speechbrain_rev.catalog.table import ListedEncoder
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax, CosineClassifier
 from speechbrain_rev.lobes.encoder import settings_of
-from speechbrain_rev.lobes.geometry import channels_by_level
 from speechbrain_rev.lobes.pooling import POOLINGS, StatisticsPooling
 from speechbrain_rev.planner import (
     Profile,
@@ -201,7 +200,7 @@ def test_channels_are_tried_once_and_the_largest_first():
         full = build_encoder("df_revnet89")
     channels = channels_to_try(full)
     assert [sizes[0] for sizes in channels] == [None, 32, 16]
-    assert channels[2][0] == channels_by_level("auto", full.geometry)[0]
+    assert list(channels[2]) == full.channels
     assert channels_to_try(built("resnet34", blocks=(1, 1, 1, 1))) == [(None,) * 4]
 
 

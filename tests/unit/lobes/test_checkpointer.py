@@ -275,6 +275,9 @@ def test_a_run_goes_on_with_the_channels_of_its_newest_checkpoint(tmp_path):
 
     # Checkpoints of a time without channels are taken as they are.
     start([2, 2, 2, 2], recorded=False)[-1].save_checkpoint()
+    encoder, kept, checkpointer = start([4, 4, 4, 4])
+    assert kept.restore(checkpointer, chosen=True)
+    assert encoder.channels == [53, 213, 853, 3413]  # auto at every level of 24 bands
     encoder, kept, checkpointer = start([2, None, 2, 2])
     assert kept.restore(checkpointer, chosen=False)
     assert encoder.channels == [2, None, 2, 2]

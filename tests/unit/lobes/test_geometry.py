@@ -1,6 +1,7 @@
 """Levels of any strides, channels at a time, and lengths: padding changes nothing."""
 
 import dataclasses
+import functools
 import random
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from speechbrain_rev.inference.graph import EmbeddingGraph, exported
 from speechbrain_rev.lobes import build_encoder, inference_form
 from speechbrain_rev.lobes.geometry import AUTO, channels_by_level
 from speechbrain_rev.planner.memory import LiveBytes
+from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible.norm import BatchNorm
+from speechbrain_rev.reversible.segment import pieces_of
 from tests.unit.hparams.files import TRAIN
 from tests.unit.lobes.encoders import (
     IN_MODES,
@@ -108,10 +111,13 @@ class TestStrides:
 
     def test_channels_at_a_time_are_those_of_each_level(self, row):
         encoder = self.built(row)
-        levels = {len(sizes) for sizes in channels_to_try(encoder)}
-        assert levels == {encoder.geometry.levels}
+        levels = encoder.geometry.levels
+        assert {len(sizes) for sizes in channels_to_try(encoder)} <= {
+            levels,
+            2 * levels,
+        }
         if row.reversible:
-            sizes = channels_by_level(100_000, encoder.geometry)
+            sizes = channels_by_level(100_000, encoder.architecture, encoder.geometry)
             encoder.set_channels(sizes)
             chunked = self.built(row, chunk=100_000)
             assert chunked.channels == sizes
@@ -159,10 +165,32 @@ def test_settings_follow_the_row():
 
 @pytest.mark.parametrize("n_mels", [24, 40, 80])
 def test_channels_do_not_depend_on_the_utterance(n_mels):
-    channels = channels_by_level("auto", architecture("revnet57").geometry(n_mels))
+    row = architecture("revnet57")
+    channels = channels_by_level(AUTO, row, row.geometry(n_mels))
     for level, number in enumerate(channels):
         size = 4 * -(-n_mels // 2**level) * -(-200 // 2**level)
         assert number * size <= AUTO < (number + 1) * size
+
+
+def _step(encoder, x):
+    encoder(x).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "name", ["revnet46", "revnet155", "df_revnet66", "df_revnet89"]
+)
+def test_chunks_are_where_the_peak_is(name):
+    peaks, pieces = [], []
+    for chunk in (AUTO, "auto"):
+        encoder = on_meta(name, blocks=(1, 1, 1, 1), chunk=chunk)
+        x = torch.randn(64, 200, 80, device="meta")
+        step = functools.partial(_step, encoder, x)
+        peaks.append(trace_bytes(encoder, step).peak_bytes)
+        chains = [stage.chain for stage in encoder.stages]
+        pieces.append(sum(len(pieces_of(c.blocks[0].f, c.chunk)) for c in chains))
+    # Fewer or evener pieces, for hardly more memory than where every level has small ones.
+    assert peaks[1] <= 1.05 * peaks[0]
+    assert pieces[1] <= pieces[0]
 
 
 class TestLengths:

@@ -1,11 +1,13 @@
 """Batch normalisation that can be run twice, against torch's own."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from speechbrain_rev.reversible.norm import BatchNorm
+from speechbrain_rev.reversible.norm import BatchNorm, updated_together
 
 from .processes import run_in_processes
 
@@ -117,17 +119,43 @@ def test_a_backward_pass_under_autocast_adds_up_in_float32(dtype):
 
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_a_batch_that_overflowed_leaves_the_running_statistics_finite(value, masks):
-    norm = BatchNorm(2, relu=True)
+def test_a_batch_that_overflowed_changes_no_running_statistics(value, masks):
+    norms = BatchNorm(2, relu=True), BatchNorm(2)
+    mask = torch.ones(2, 1, 1, 10) if masks else None
     x = torch.randn(2, 2, 4, 10)
-    norm(x)
-    before = norm.running_mean.clone(), norm.running_var.clone()
-    x[0, 1, 2, 3] = value
-    # It is not hidden: the loss is not finite and the step will be skipped.
-    assert norm(x, torch.ones(2, 1, 1, 10) if masks else None)[:, 1].isnan().all()
-    for buffer, old in zip((norm.running_mean, norm.running_var), before, strict=True):
-        assert buffer[0] != old[0]
-        assert buffer[1] == old[1]
+    for overflows in (False, True):
+        before = [b.clone() for norm in norms for b in norm.buffers()]
+        with updated_together():
+            fine = norms[0](x, mask)
+            x[0, 1, 2, 3] = value
+            # It is not hidden: the loss is not finite and the step will be skipped.
+            assert norms[1](x if overflows else fine, mask).isnan().any() == overflows
+            x[0, 1, 2, 3] = 1
+        after = [b for norm in norms for b in norm.buffers()]
+        same = list(map(torch.equal, before, after))
+        # Batches are counted, whatever they hold.
+        assert same == [overflows, overflows, False] * 2
+
+
+def test_updates_wait_for_the_end_and_follow_the_order_of_calls():
+    norm, x = BatchNorm(2), torch.randn(3, 2, 2, 4, 10)
+    alone = copy.deepcopy(norm)
+    with updated_together():
+        for batch in x:
+            norm(batch)
+        assert int(norm.num_batches_tracked) == 0
+    for batch in x:
+        alone(batch)
+    assert all(map(torch.equal, norm.buffers(), alone.buffers()))
+
+
+def test_a_forward_pass_that_raises_updates_nothing():
+    norm = BatchNorm(2)
+    network = nn.Sequential(norm, nn.Linear(1, 1))
+    with pytest.raises(RuntimeError, match="shapes"), updated_together():
+        network(torch.randn(2, 2, 4, 10))
+    norm(torch.randn(2, 2, 4, 10))
+    assert int(norm.num_batches_tracked) == 1
 
 
 @pytest.mark.parametrize("masks", [False, True])
