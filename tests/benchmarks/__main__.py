@@ -29,6 +29,7 @@ BY_NAME = (
     "inference",
 )
 CPU_ONLY = (
+    "launches",
     "planned",
     "scoring_at_scale",
     "manifests",

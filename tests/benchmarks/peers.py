@@ -25,7 +25,7 @@ from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.lobes.geometry import channels_by_level
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 
-from .plain import plain
+from .plain import plain, plain_unit
 
 #: F and G of each block.
 Functions = Sequence[tuple[nn.Module, nn.Module]]
@@ -204,7 +204,7 @@ class RebuiltEncoder(nn.Module):
     Parameters
     ----------
     encoder : SpeakerEncoder
-        A reversible encoder of type II, which gives its weights.
+        A reversible encoder, which gives its weights.
     build : callable
         From residual functions to a chain.
     checkpoints : bool
@@ -231,10 +231,10 @@ class RebuiltEncoder(nn.Module):
         self.pooling, self.fc = encoder.pooling, encoder.fc
         self.entries, self.chains = nn.ModuleList(), nn.ModuleList()
         self.parts: tuple[nn.Module, ...] = ()
-        for stage in encoder.stages:
-            entry = plain(stage.entry or encoder.stem)
-            if stage.entry is not None:
-                entry.append(nn.PixelUnshuffle(2))
+        for i, stage in enumerate(encoder.stages):
+            units = [encoder.stem] if i == 0 else []
+            units += [] if stage.entry is None else [stage.entry]
+            entry = nn.Sequential(*map(plain_unit, units))
             functions = [(plain(b.f), plain(b.g)) for b in stage.chain.blocks]
             self.entries.append(entry)
             self.chains.append(build(functions))
@@ -242,7 +242,10 @@ class RebuiltEncoder(nn.Module):
         self.parts += (self.fc,)
 
     def forward(self, feats: Tensor) -> Tensor:
-        """Map [batch, time, n_mels] to [batch, 1, embedding_dim], time a multiple of 8."""
+        """Map [batch, time, n_mels] to [batch, 1, embedding_dim].
+
+        Time is a multiple of 8 for encoders of type II.
+        """
         streams: tuple[Tensor, ...] = (feats.transpose(1, 2).unsqueeze(1),)
         for entry, chain in zip(self.entries, self.chains, strict=True):
             # The chain alone has its input, as in ours.

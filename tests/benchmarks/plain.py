@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from speechbrain_rev.lobes import SpeakerEncoder
+from speechbrain_rev.lobes.blocks import _OrdinaryBlock
 from speechbrain_rev.lobes.pooling import VARIANCE_FLOOR
+from speechbrain_rev.lobes.stages import SpaceToDepthTransition, Stem
 from speechbrain_rev.reversible.norm import BatchNorm
 
 
@@ -62,6 +64,24 @@ class PlainBlock(nn.Module):
         return (self.residual(x) + self.shortcut(x)).relu_()
 
 
+def plain_unit(unit: nn.Module) -> nn.Module:
+    """Rebuild a stem, a transition or an ordinary block.
+
+    Parameters
+    ----------
+    unit : nn.Module
+        What runs before the blocks of a stage, or one of them.
+    """
+    if isinstance(unit, _OrdinaryBlock):
+        return PlainBlock(unit)
+    if isinstance(unit, Stem):
+        layers = zip(unit.convs, unit.norms, strict=True)
+        return plain(*(part for layer in layers for part in layer))
+    if isinstance(unit, SpaceToDepthTransition):
+        return plain(unit).append(nn.PixelUnshuffle(unit.step))
+    return plain(unit)
+
+
 class PlainEncoder(nn.Module):
     """A vanilla encoder without anything of this package in its layers.
 
@@ -79,11 +99,11 @@ class PlainEncoder(nn.Module):
     def __init__(self, encoder: SpeakerEncoder, *, checkpointed: int = 0) -> None:
         super().__init__()
         self.n_mels, self.checkpointed = encoder.n_mels, checkpointed
-        blocks: list[nn.Module] = [plain(encoder.stem)]
+        blocks = [plain_unit(encoder.stem)]
         for stage in encoder.stages:
             if stage.entry is not None:
-                blocks.append(plain(stage.entry))
-            blocks += map(PlainBlock, stage.blocks)
+                blocks.append(plain_unit(stage.entry))
+            blocks += map(plain_unit, stage.blocks)
         self.blocks = nn.ModuleList(blocks)
         self.fc = encoder.fc
 

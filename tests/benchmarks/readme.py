@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.catalog import ListedEncoder, ModelsReport, Training, select
 from speechbrain_rev.catalog.table import MODES
 from speechbrain_rev.devices import parse_card
@@ -21,6 +22,8 @@ from speechbrain_rev.sizes import GB, GIB, MB, MIB
 
 from .harness import Result, markdown
 from .inference import EVAL, FORM
+from .launches import CARDS
+from .launches import PLAIN as PLAIN_LAYERS
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +83,21 @@ def captioned(rows: Sequence[dict[str, str]], result: Result) -> str:
     words = f"{setting}. {result.correctness}. {result.where}"
     return f"{markdown(list(rows))}\n\n{words[0].upper()}{words[1:]}"
 
+
+#: How a step was taken, what it asks of a GPU and its times. "x" heads multiples of what
+#: plain layers take.
+_WAY = {"encoder": "{encoder}", "mode": "{mode}"}
+_ASKED = {
+    "launches": "{launches:,}",
+    "x launches": "{times its launches:.2f}",
+    "GB beside": "{GB beside:.1f}",
+    "x GB": "{times its GB beside:.2f}",
+}
+_TIMES = {
+    "x FLOPs": "{times its FLOPs:.2f}",
+    "x host time": "{times its host time:.2f}",
+    **{f"x modelled, {card}": f"{{modelled times, {card}:.2f}}" for card in CARDS},
+}
 
 #: What pages show of a row, by the benchmark.
 COLUMNS = {
@@ -435,13 +453,45 @@ def planned_verdict(rows: Sequence[Row]) -> str:
     )
 
 
+def launches() -> str:
+    """Show what steps ask of a GPU, and then host and modelled times."""
+    result = committed("launches")
+    detailed = {row["encoder"] for row in result.rows if row["times its host time"]}
+    asked: dict[tuple[str, str], dict[str, str]] = {}
+    times = []
+    for row in result.rows:
+        encoder = ARCHITECTURES[row["encoder"]]
+        is_usual = row["mode"] == encoder.default_mode
+        if row["mode"] == PLAIN_LAYERS or not (is_usual or row["encoder"] in detailed):
+            continue
+        if row["times its host time"]:
+            times.append(cells(row, _WAY | {"chunk": "{chunk}"} | _TIMES))
+        differs = {
+            ", bf16": row["precision"] == "bf16",
+            ", chunk null": encoder.reversible and row["chunk"] == "null",
+        }
+        variant = "".join(name for name, is_so in differs.items() if is_so)
+        columns = {f"{head}{variant}": cell for head, cell in _ASKED.items()}
+        shown = asked.setdefault((row["encoder"], row["mode"]), cells(row, _WAY))
+        shown |= cells(row, columns)
+    heads = dict.fromkeys(head for shown in asked.values() for head in shown)
+    return (
+        f"{markdown(_filled_up(asked.values(), heads))}\n\n{captioned(times, result)}"
+    )
+
+
 #: Tables of pages; each has a place in one of them.
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"telling_models": partial(models, FEW)},
     DOCS / "choosing_an_encoder.md": {"models": models},
     DOCS / "memory_plans.md": {"planned": planned},
     DOCS / "reversible_training.md": {"modes": modes},
-    DOCS / "comparisons.md": {"paper": paper, "users": users, "engine": engine},
+    DOCS / "comparisons.md": {
+        "paper": paper,
+        "users": users,
+        "engine": engine,
+        "launches": launches,
+    },
     DOCS / "compression.md": {
         "compressed": partial(columns_of, "compressed"),
         "compressed_bounds": compressed_bounds,

@@ -32,6 +32,7 @@ from tests.benchmarks import (
     engine,
     graphs,
     inference,
+    launches,
     manifests,
     peers,
     planned,
@@ -181,6 +182,11 @@ def wrong_counterpart(patch, folder):
     planned.check_vanilla("revnet57")
 
 
+def wrong_plain_layers(patch, folder):
+    patch.setattr(launches.PlainEncoder, "variance_floor", 1e-3)
+    launches.run(CPU, launches.Setting(("resnet34",), (), batch=2))
+
+
 def wrong_compiled_gradients(patch, folder):
     plain, feats = planned.vanilla("revnet57", **TINY), torch.randn(2, 40, 80)
     assert planned.check_compiled(plain, plain, feats) == 1.0
@@ -260,6 +266,7 @@ def without_a_trained_state(patch, folder):
             wrong_bits_of_a_plan, "as planned are not the bits", marks=pytest.mark.slow
         ),
         (wrong_counterpart, "resnet34 of torch's layers are .* from those"),
+        (wrong_plain_layers, "resnet34 in plain layers is .* from ours"),
         (wrong_compiled_gradients, "Compiled gradients are"),
         (wrong_user_gradients, "resnet152, off, are 1.0e-08 from stored"),
         (wrong_user_counts, "revnet197, .*, at 200 frames holds"),
@@ -297,6 +304,31 @@ def test_embedding_runs_beside_a_script_that_pads():
     assert all(shown[job, embedding.BASELINE] == 1.0 for job in embedding.JOBS)
     # The second run reads what is there from a file.
     assert shown["both sides, run again", embedding.OURS] > 3
+
+
+def test_launches_are_counted_and_timed_beside_plain_layers():
+    names = "resnet34", "revnet57"
+    setting = launches.Setting(names, names[:1], 2, repeats=2, row=TINIEST)
+    rows = launches.run(CPU, setting).rows
+    assert len(rows) == 2 * (1 + 2) + 1 + 3
+    for row in rows:
+        shares = {k: v for k, v in row.items() if k.startswith("times its")}
+        timed = row["encoder"] == "resnet34" and row["precision"] == "float32"
+        assert (shares.pop("times its host time") != "") == timed
+        assert all(share >= 1 for share in shares.values())
+        assert row["mode"] != launches.PLAIN or set(shares.values()) == {1.0}
+
+
+def test_host_times_are_of_the_usual_chunks(monkeypatch):
+    taken = []
+    monkeypatch.setattr(
+        launches, "interleaved_seconds", lambda s, *_, **__: taken.append(s)
+    )
+    kind = ("store", "float32", "auto")
+    launches.host_seconds("revnet57", [kind], launches.Setting())
+    encoder = taken[0][kind].args[0]
+    assert encoder.n_mels < 80
+    assert encoder.channels == build_encoder("revnet57").channels
 
 
 #: Small runs, and the name of a row that is its own baseline.
