@@ -377,8 +377,9 @@ def plan_step(
     -------
     Plan
         Its ``budget_bytes`` are what was left for what modes change; ``about`` has the
-        rest, if any: weights, gradients and optimizer state (``staying_bytes``), and the
-        reserve for CUDA and fragmentation (``reserved_bytes``).
+        rest, if any: weights, gradients and optimizer state (``staying_bytes``), the
+        reserve for CUDA and fragmentation (``reserved_bytes``), and what a step would take
+        if all blocks stored (``stored_bytes``, predicted).
 
     Raises
     ------
@@ -399,14 +400,18 @@ def plan_step(
                 counted = choose(profiler, left, is_timed=False)
                 if not counted.fits:
                     _run(profiler, counted, left)
-            planned = _run(profiler, choose(profiler, left), left)
+            chosen = choose(profiler, left)
+            planned = _run(profiler, chosen, left)
         except Infeasible as error:
             raise refusal(profiler, budget, error.needed_bytes) from None
     fixed = step.fixed_bytes(step.batch)
     if not fixed and not step.is_card:
         return planned
+    stored = dict.fromkeys(planned.modes, Mode.STORE)
     return planned.with_about(
-        staying_bytes=str(fixed), reserved_bytes=str(budget - fixed - left)
+        staying_bytes=str(fixed),
+        reserved_bytes=str(budget - fixed - left),
+        stored_bytes=str(chosen.profile.peak_bytes(stored)),
     )
 
 

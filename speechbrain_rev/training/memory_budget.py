@@ -16,6 +16,7 @@ import logging
 import math
 import random
 import sys
+import traceback
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ from speechbrain.utils.distributed import is_distributed_initialized
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from speechbrain_rev.devices import random_devices
 from speechbrain_rev.optim import state_bytes
@@ -101,8 +103,9 @@ class MemoryBudget:
     Notes
     -----
     The step that is planned is one call of ``compute_forward`` and ``compute_objectives``
-    and one backward pass. A Brain that overrides ``fit_batch`` is planned alike, with a
-    warning in the log.
+    and one backward pass. Of a Brain that overrides ``fit_batch`` it is what that runs
+    until its first backward pass, with the arguments that it gives, and that pass. Later
+    backward passes of such a ``fit_batch`` are not planned; the log has a warning.
 
     Examples
     --------
@@ -160,14 +163,18 @@ class MemoryBudget:
             budget_bytes,
             getattr(hparams, "memory_blocks", None) or (),
         )
-        # A recipe's own compute_forward comes before any method of this class.
-        brain.compute_forward = functools.partial(_planned, brain.compute_forward, self)
-        if type(brain).fit_batch is not sb.Brain.fit_batch:
-            logger.warning(
-                "%s has a fit_batch of its own: memory is planned for one call of "
-                "compute_forward and compute_objectives and one backward pass.",
-                type(brain).__name__,
+        # A recipe's own methods come before any method of this class.
+        if not _fits_batches_itself(brain):
+            brain.compute_forward = functools.partial(
+                _planned_forward, brain.compute_forward, self
             )
+            return
+        brain.fit_batch = functools.partial(_planned_batch, brain.fit_batch, self)
+        logger.warning(
+            "%s has a fit_batch of its own: memory is planned for what that runs until its "
+            "first backward pass, and for this pass alone.",
+            type(brain).__name__,
+        )
 
     def fit(self, *arguments: Any, **keywords: Any) -> Any:
         """Train; if memory runs out in spite of a plan, end with one line."""
@@ -181,13 +188,22 @@ class MemoryBudget:
         sys.exit(self._planner.ran_out())
 
 
-def _planned(
+def _fits_batches_itself(brain: sb.Brain) -> bool:
+    return type(brain).fit_batch is not sb.Brain.fit_batch
+
+
+def _planned_forward(
     compute_forward: Any, brain: MemoryBudget, batch: Any, *more: Any, **keywords: Any
 ) -> Any:
     stage = more[0] if more else keywords.get("stage")
     if stage is sb.Stage.TRAIN:
         brain.memory_plan = brain._planner.plan_for(batch)
     return compute_forward(batch, *more, **keywords)
+
+
+def _planned_batch(fit_batch: Any, brain: MemoryBudget, batch: Any) -> Any:
+    brain.memory_plan = brain._planner.plan_for(batch)
+    return fit_batch(batch)
 
 
 class BrainPlanner:
@@ -247,6 +263,7 @@ class BrainPlanner:
             self._trained = trained
         plan = self._kept.plan_for(shapes)
         if plan is None:
+            self._store_all()  # parts of what recomputes would run twice in a step
             plan = self._make(batch, shapes)
         if plan is not self._current:
             self._apply(plan)
@@ -269,12 +286,15 @@ class BrainPlanner:
             "on this device takes memory, too."
         )
 
-    def _apply(self, plan: Plan) -> None:
-        module = BrainStep(self.brain)
+    def _store_all(self) -> None:
         if self._current is not None and self._current.modes:
-            store_blocks(module, *self._current.modes)
+            store_blocks(BrainStep(self.brain), *self._current.modes)
+
+    def _apply(self, plan: Plan) -> None:
+        self._store_all()
         if plan.modes:
-            give(as_network(module, list(plan.modes)), plan.modes, plan.channels)
+            network = as_network(BrainStep(self.brain), list(plan.modes))
+            give(network, plan.modes, plan.channels)
         self._current = plan
 
     def _make(self, batch: Any, shapes: Shapes) -> Plan:
@@ -309,7 +329,12 @@ class BrainPlanner:
             logger.info("Stored, not planned: %s%s", "; ".join(names[:_SHOWN]), more)
         if step.blocks:
             plan = plan_step(step, self.allowed_bytes)
-            logger.info("Memory plan for %s: %s", step.samples, plan)
+            logger.info(
+                "Memory plan for %s: %s; if all blocks stored: %s.",
+                step.samples,
+                plan,
+                size_text(int(plan.about["stored_bytes"])),
+            )
             return plan
         plan = _all_stored(step, self.allowed_bytes)
         logger.info(
@@ -383,6 +408,8 @@ class BrainStep(nn.ModuleDict):
         np.random.seed(self.seed)  # noqa: NPY002
         torch.clear_autocast_cache()  # of copies that ran before
         own = _copied(batch)  # which compute_forward may move to a GPU
+        if _fits_batches_itself(brain):
+            return _loss_of_fit_batch(brain, own)
         with brain.training_ctx:
             outputs = brain.compute_forward(own, sb.Stage.TRAIN)
             loss: Tensor = brain.compute_objectives(outputs, own, sb.Stage.TRAIN)
@@ -409,7 +436,8 @@ class BrainStep(nn.ModuleDict):
         peaks = {}
         for seed in range(_SEEDS):
             own.seed = seed
-            with torch.no_grad():
+            # fit_batch may skip a loss that has no gradient.
+            with torch.set_grad_enabled(_fits_batches_itself(own._brain[0])):
                 peak = unless_memory_runs_out(
                     lambda: live_bytes_peak(lambda: own(batch))
                 )
@@ -438,6 +466,54 @@ class BrainStep(nn.ModuleDict):
         return held + sum(map(state_bytes, copies))
 
 
+class _BackwardPass(BaseException):
+    """Ends a fit_batch where its first backward pass begins."""
+
+    def __init__(self, loss: Tensor) -> None:
+        super().__init__()
+        self.loss = loss
+
+
+def _loss_of_fit_batch(brain: sb.Brain, batch: Any) -> Tensor:
+    """Run a recipe's own fit_batch until its first backward pass; give what that is of."""
+
+    def begin(loss: Tensor, *arguments: Any, **keywords: Any) -> None:
+        raise _BackwardPass(loss)
+
+    # Gradients are there from the start, and are not the step's.
+    kept = _replaced(torch.optim.Optimizer, "zero_grad", lambda *_, **__: None)
+    try:
+        with _replaced(Tensor, "backward", begin), kept:
+            brain.fit_batch(batch)
+    except _BackwardPass as reached:
+        loss = reached.loss
+        frames = [frame for frame, _ in traceback.walk_tb(reached.__traceback__)]
+        variables = tree_leaves([list(frame.f_locals.values()) for frame in frames])
+        del frames
+        # fit_batch and what it called have them until the backward pass is over.
+        loss.outputs = [  # type: ignore[attr-defined]
+            x for x in variables if isinstance(x, Tensor) and x is not loss
+        ]
+        return loss
+    raise ValueError(
+        f"fit_batch of {type(brain).__name__} calls no backward() of a loss, so that its "
+        "memory cannot be planned. Leave memory_budget out."
+    )
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    kept = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if kept is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, kept)
+
+
 def _optimizers(brain: sb.Brain) -> list[torch.optim.Optimizer]:
     several = getattr(brain, "optimizers_dict", None) or {}
     own = [*several.values(), getattr(brain, "optimizer", None)]
@@ -464,8 +540,9 @@ def _brain_copy(brain: sb.Brain, memo: dict[int, Any]) -> sb.Brain:
     loggers = [v for v in shared if isinstance(v, sb.utils.train_logger.TrainLogger)]
     memo |= {id(logger): _Silent() for logger in loggers}
     own = copy.copy(brain)
-    vars(own).pop("compute_forward", None)  # that of its class, which does not plan
-    vars(own).pop("_planner", None)
+    # Those of its class do not plan.
+    for name in ("compute_forward", "fit_batch", "_planner"):
+        vars(own).pop(name, None)
     modules = {
         name: copy.deepcopy(_unwrapped(module), memo)
         for name, module in brain.modules.items()
@@ -480,7 +557,8 @@ def _brain_copy(brain: sb.Brain, memo: dict[int, Any]) -> sb.Brain:
         if hasattr(module, "sync"):  # our own normalisation
             module.sync = False
         _run_all_layers(module)
-    with _without_gradients(brain):
+    anew = _replaced(_BaseDataLoaderIter, "__deepcopy__", _begun_anew)
+    with _without_gradients(brain), anew:
         own.hparams = SimpleNamespace(
             **{k: _own(k, v, memo) for k, v in vars(brain.hparams).items()}
         )
@@ -489,6 +567,17 @@ def _brain_copy(brain: sb.Brain, memo: dict[int, Any]) -> sb.Brain:
                 setattr(own, name, _own(name, value, memo))
     own.raw_modules = own.modules
     return own
+
+
+def _begun_anew(batches: _BaseDataLoaderIter, memo: dict[int, Any]) -> Any:
+    """Copy an iterator of batches, as augmentation has one of its noise, from the start."""
+    memo[id(batches._dataset)] = batches._dataset
+    own: dict[str, Any] = {"sampler": copy.deepcopy(batches._index_sampler, memo)}
+    if batches._auto_collation:
+        own = {"batch_sampler": own["sampler"]}
+    else:
+        own["batch_size"] = None
+    return iter(DataLoader(batches._dataset, collate_fn=batches._collate_fn, **own))
 
 
 #: What transformers and SpeechBrain call the probability that a layer is left out.
@@ -524,8 +613,10 @@ def _own(name: str, value: Any, memo: dict[int, Any]) -> Any:
         return type(value)(_own(name, item, memo) for item in value)
     if type(value) is dict:
         return {key: _own(f"{name}.{key}", item, memo) for key, item in value.items()}
+    # Of what fails, a memo names parts that are gone, whose ids others may have.
+    attempt = dict(memo)
     try:
-        return copy.deepcopy(value, memo)
+        copied = copy.deepcopy(value, attempt)
     except Exception as error:  # whatever a class does about being copied
         if (name, type(value)) in _shared_values:
             return value
@@ -538,6 +629,9 @@ def _own(name: str, value: Any, memo: dict[int, Any]) -> Any:
             error,
         )
         return value
+    memo.setdefault(id(memo), []).extend(attempt.pop(id(attempt), []))
+    memo.update(attempt)
+    return copied
 
 
 @contextlib.contextmanager

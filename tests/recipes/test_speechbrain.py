@@ -1,25 +1,30 @@
 """SpeechBrain's own scripts with our files, and with single lines of this package.
 
-The scripts' Brain is that of tests/recipes/stock.py; with SPEECHBRAIN_RECIPES, the folder
-recipes of SpeechBrain's sources, the scripts themselves are run.
+The scripts' Brain is that of tests/recipes/stock.py; with SPEECHBRAIN_RECIPES, SpeechBrain's
+sources or the folder recipes in them, the scripts themselves are run.
 """
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+import soundfile
 import speechbrain
 import torch
 from hyperpyyaml import load_hyperpyyaml, resolve_references
 from speechbrain.dataio import audio_io
 from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.utils.distributed import run_on_main
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from speechbrain_rev.data import SpeakerAugment
@@ -29,6 +34,7 @@ from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.lobes.classifier import AAMSoftmax
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
 from speechbrain_rev.optim import AdamW
+from speechbrain_rev.planner import Plan
 from speechbrain_rev.scoring import cosine_trials, read_scores
 from tests.corpus import write_corpus, write_noise, write_rirs
 from tests.recipes.stock import (
@@ -53,7 +59,10 @@ RECIPES = os.environ.get("SPEECHBRAIN_RECIPES")
 needs_recipes = pytest.mark.skipif(
     not RECIPES, reason="SPEECHBRAIN_RECIPES does not name SpeechBrain's recipes folder"
 )
-SPEAKER_REC = Path(RECIPES or "", "VoxCeleb", "SpeakerRec")
+ALL_RECIPES = Path(RECIPES or "")
+if (ALL_RECIPES / "recipes").is_dir():
+    ALL_RECIPES /= "recipes"
+SPEAKER_REC = ALL_RECIPES / "VoxCeleb" / "SpeakerRec"
 VERIFICATION_SCRIPT = SPEAKER_REC / "speaker_verification_cosine.py"
 TRAINING_SCRIPT = SPEAKER_REC / "train_speaker_embeddings.py"
 
@@ -649,3 +658,208 @@ def test_a_run_of_speechbrains_script_embeds_and_exports_here(arch, tmp_path):
     weight = torch.load(tmp_path / "model/classifier.ckpt", weights_only=True)
     # The speed recorded, of three.
     assert torch.equal(weight["weight"], hparams["classifier"].weight[:SPEAKERS])
+
+
+#: Random numbers that the scripts draw without a seed have one here. What the script holds in
+#: tensors at most is printed, if asked for.
+SEEDED = """
+import os, random, runpy, sys
+import numpy as np
+from speechbrain_rev.planner.memory import live_bytes_peak
+
+measured = sys.argv.pop(1) == "measured"
+random.seed(0)
+np.random.seed(0)
+run = lambda: runpy.run_path(sys.argv.pop(1), run_name="__main__")
+print("peak", live_bytes_peak(run) if measured else run() and 0)
+"""
+
+
+class Recipe(NamedTuple):
+    """One of SpeechBrain's, in small, and the part of its memory that is its budget."""
+
+    script: Path
+    file: str
+    small: dict
+    share: float
+    log_line: str = r"Memory plan for a batch of .*recompute"
+
+    def run(self, epochs, folder, *, measured=False, budget_bytes=None, **settings):
+        """Train up to so many epochs, with two lines more if there is a budget."""
+        script, file = self.script, self.script.parent / "hparams" / self.file
+        if budget_bytes is not None:
+            script, file = with_two_lines(script, file, budget_bytes, folder.parent)
+        given = {**settings, **self.small, "number_of_epochs": epochs}
+        options = [f"--{name}={value}" for name, value in given.items()]
+        command = [script, file, "--device=cpu", f"--output_folder={folder}", *options]
+        paths = [str(self.script.parent), os.environ.get("PYTHONPATH", "")]
+        done = subprocess.run(
+            [sys.executable, "-c", SEEDED, "measured" if measured else "", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=folder.parent,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(paths),
+            },
+        )
+        assert done.returncode == 0, (
+            done.stderr[-3000:],
+            (folder / "log.txt").read_text()[-3000:],
+        )
+        return int(done.stdout.split("peak ")[-1])
+
+
+def with_two_lines(script, file, budget_bytes, folder):
+    """Write a recipe's script and file anew, with a line of each changed or added."""
+    line = re.compile(r"^class (\w+)\((sb(?:\.core)?\.Brain)\):$", re.MULTILINE)
+    ours = (
+        "from speechbrain_rev.training import MemoryBudget\n"
+        r"class \1(MemoryBudget, \2):"
+    )
+    text, count = line.subn(ours, script.read_text(encoding="utf-8"))
+    assert count == 1, (
+        f"{script} has {count} lines as class SpeakerBrain(sb.core.Brain):"
+    )
+    own_script, own_file = folder / script.name, folder / f"with_budget_{file.name}"
+    own_script.write_text(text, encoding="utf-8")
+    yaml = file.read_text(encoding="utf-8")
+    own_file.write_text(f"{yaml}\nmemory_budget: {budget_bytes}B\n", encoding="utf-8")
+    return own_script, own_file
+
+
+SMALL_SPEAKERS = {
+    "batch_size": 8,
+    "num_workers": 0,
+    "out_n_neurons": SPEAKERS,
+}
+SPEECH_RECOGNITION = ALL_RECIPES / "LibriSpeech" / "ASR" / "CTC"
+UNCHANGED = {
+    # Utterances as long as the recipe's, in which weights and features are a small part.
+    "ecapa": Recipe(
+        TRAINING_SCRIPT,
+        "train_ecapa_tdnn.yaml",
+        {
+            **SMALL_SPEAKERS,
+            "n_mels": 24,
+            "embedding_model": "{channels: [64, 64, 64, 64, 192], attention_channels: 8}",
+        },
+        0.5,
+    ),
+    "resnet": Recipe(
+        TRAINING_SCRIPT,
+        "train_resnet.yaml",
+        SMALL_SPEAKERS
+        | {
+            "embedding_model": "{channels: [8, 8, 16, 16], block_sizes: [2, 2, 2, 1]}",
+            "sentence_len": 1.0,
+        },
+        0.6,
+    ),
+    "x-vectors": Recipe(
+        TRAINING_SCRIPT,
+        "train_x_vectors.yaml",
+        SMALL_SPEAKERS
+        | {
+            "embedding_model": "{tdnn_channels: [64, 64, 64, 64, 192]}",
+            "emb_dim": 64,
+            "sentence_len": 1.0,
+        },
+        1.1,
+        "Everything is stored, for no block that is repeated was found",
+    ),
+    "conformer": Recipe(
+        SPEECH_RECOGNITION / "train.py",
+        "conformer_large.yaml",
+        {
+            "skip_prep": True,
+            "dynamic_batching": False,
+            "sorting": "random",
+            "batch_size": 4,
+            "num_workers": 0,
+            "num_encoder_layers": 4,
+            "d_model": 64,
+            "d_ffn": 128,
+        },
+        0.75,
+    ),
+}
+
+
+@pytest.fixture
+def corpora(tmp_path):
+    """What the recipes read, each by the names of its settings."""
+    folders = write_noise(tmp_path / "NOISE"), write_rirs(tmp_path / "RIR")
+    data = write_corpus(tmp_path / "data", speakers=SPEAKERS + 1, seconds=4.5)
+    trial = f"1 id{SPEAKERS:05}/s00/00000.wav id{SPEAKERS:05}/s01/00000.wav\n"
+    (tmp_path / "trials.txt").write_text(trial)
+    speakers = {
+        "data_folder": data,
+        "verification_file": tmp_path / "trials.txt",
+        "noise_annotation": tmp_path / "noise.csv",
+        "rir_annotation": tmp_path / "rir.csv",
+        **{
+            f"{folder.name}_DATASET_URL": shutil.make_archive(folder, "zip", folder)
+            for folder in folders
+        },
+    }
+    words = "the quick brown fox jumps over a lazy dog's house"
+    files = sorted((data / "wav").rglob("*.wav"))
+    rows = [
+        f"u{n},{soundfile.info(file).duration},{file},{words}\n"
+        for n, file in enumerate(files)
+    ]
+    csv = tmp_path / "words.csv"
+    csv.write_text("".join(["ID,duration,wav,wrd\n", *rows]))
+    recognition = {"data_folder": data, "train_csv": csv, "valid_csv": csv}
+    recognition["test_csv"] = f"[{csv}]"
+    return {TRAINING_SCRIPT: speakers, SPEECH_RECOGNITION / "train.py": recognition}
+
+
+def kept_in(run):
+    """All numbers of a run's last checkpoint, and its log of epochs."""
+    *_, folder = sorted((run / "save").glob("CKPT*"))
+    files = sorted(folder.glob("*.ckpt"))
+    values = {
+        f"{file.name} {n}": value
+        for file in files
+        if zipfile.is_zipfile(file)
+        for n, value in enumerate(tree_leaves(torch.load(file, weights_only=True)))
+    }
+    assert values
+    return {"log": (run / "train_log.txt").read_text(), **values}
+
+
+@needs_recipes
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_a_recipe_trains_within_a_part_of_its_memory_by_two_lines(
+    name, corpora, tmp_path
+):
+    recipe = UNCHANGED[name]
+    settings = corpora[recipe.script]
+    plain, planned = tmp_path / "plain", tmp_path / "planned"
+    recipe.run(1, plain, **settings)
+    # A run that goes on makes no plan, whose steps would be measured, too.
+    stored_bytes = recipe.run(2, plain, measured=True, **settings)
+    fixed_bytes = sum(
+        value.nbytes * (1 if name.startswith("optimizer") else 2)  # and its gradient
+        for name, value in kept_in(plain).items()
+        if isinstance(value, torch.Tensor)
+    )
+    budget_bytes = fixed_bytes + int(recipe.share * (stored_bytes - fixed_bytes))
+    recipe.run(1, planned, budget_bytes=budget_bytes, **settings)
+    log = (planned / "log.txt").read_text()
+    peak_bytes = recipe.run(
+        2, planned, measured=True, budget_bytes=budget_bytes, **settings
+    )
+    assert_same_bits(kept_in(plain), kept_in(planned))
+    assert re.search(recipe.log_line, log)
+    (row,) = json.loads((planned / "memory_budget.json").read_text())["plans"]
+    plan = Plan.from_json(json.dumps(row["plan"])) if row["plan"]["modes"] else None
+    assert plan is None or plan.measured_bytes <= recipe.share * int(
+        plan.about["stored_bytes"]
+    )
+    assert peak_bytes <= budget_bytes

@@ -8,11 +8,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import speechbrain as sb
 import torch
 from hyperpyyaml import load_hyperpyyaml
+from speechbrain.augment.augmenter import Augmenter
+from speechbrain.augment.time_domain import AddNoise
 from speechbrain.utils.train_logger import FileTrainLogger
 
 from speechbrain_rev.optim import build_optimizer
@@ -29,6 +32,7 @@ from speechbrain_rev.training.memory_budget import (
     rows_of,
     shapes_of,
 )
+from tests.corpus import write_noise
 from tests.unit.training.brains import (
     RECIPES,
     SpeakerBrain,
@@ -337,6 +341,59 @@ def test_what_cannot_be_copied_is_named(caplog):
     brain = silent(Twice(), MemoryBudget, memory_budget="50MB", metric_lock=lock)
     trained(brain, batch_of())
     assert "metric_lock (lock) cannot be copied" in caplog.text
+    memo = {}
+    holder = SimpleNamespace(weights={"all": [torch.ones(2)]}, lock=lock)
+    assert memory_budget._own("holder", holder, memo) is holder
+    assert not memo  # ids of parts that are gone would stand for others
+
+
+class Halves(torch.nn.Module):
+    """A block of two, as layers of Conformers have some."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = InPlace(0), InPlace(0)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def test_what_an_earlier_plan_made_recompute_is_a_block_of_the_next():
+    make = functools.partial(own_steps, Silent, layers=lambda: Layers(Halves))
+    short, long = batch_of(seconds=0.5), batch_of(seconds=0.6)
+    plain = trained(make(), short, long)
+    budget = BrainStep(plain).fixed_bytes() + taken_by(plain)
+    brain = make(MemoryBudget, memory_budget=budget)
+    plans = [trained(brain, batch).memory_plan for batch in (short, long)]
+    assert all("recompute" in plan.modes.values() for plan in plans)
+    assert [*plans[0].modes] == [*plans[1].modes]
+    stored = [int(plan.about["stored_bytes"]) for plan in plans]
+    assert stored[1] > 1.1 * stored[0]
+
+
+class Noisy(Silent):
+    """A Brain that adds noise, of which its augmentation holds an iterator."""
+
+    def compute_forward(self, batch, stage):
+        batch.targets = torch.ones(())
+        return self.modules.model(self.hparams.augment(*batch.sig)[0])
+
+
+def test_noise_that_was_begun_goes_on_after_steps_of_planning(tmp_path, caplog):
+    files = sorted((write_noise(tmp_path, clips=6) / "noise").glob("*.wav"))
+    rows = [f"{n},1.5,{file},wav,\n" for n, file in enumerate(files)]
+    csv = tmp_path / "noise.csv"
+    csv.write_text("".join(["ID,duration,wav,wav_format,wav_opts\n", *rows]))
+
+    def weights(*bases, **hparams):
+        augment = Augmenter(augmentations=[AddNoise(csv_file=csv, sorting="random")])
+        brain = own_steps(Noisy, *bases, augment=augment, **hparams)
+        return state_of(trained(brain, *(batch_of(seconds=s) for s in (0.4, 0.5))))
+
+    expected = weights()
+    planned = weights(MemoryBudget, memory_budget="50MB")
+    assert all(torch.equal(v, expected[k]) for k, v in planned.items())
+    assert "cannot be copied" not in caplog.text
 
 
 def test_what_is_frozen_later_is_planned_anew():
@@ -387,25 +444,129 @@ def test_a_class_that_comes_too_late_is_refused():
         type("Late", (sb.Brain, MemoryBudget), {})
 
 
-class OwnSteps(MemoryBudget, Silent):
+class Layers(torch.nn.Sequential):
+    """Blocks that are planned, on the first numbers of each waveform."""
+
+    def __init__(self, block=lambda: InPlace(0)):
+        super().__init__(*(block() for _ in range(6)))
+
+    def forward(self, wavs):
+        return super().forward(wavs[:, : wavs.shape[1] // 64 * 64].reshape(-1, 64))
+
+
+class Separating(sb.Brain):
+    """As in WSJ0Mix/separation/train.py: stage is no second argument, targets come back."""
+
+    def compute_forward(self, mix, targets, stage, noise=None):
+        return self.modules.model(mix.data + noise), targets.mean()
+
+    def compute_objectives(self, predictions, targets):
+        return (predictions - targets).square().mean(1)
+
     def fit_batch(self, batch):
-        loss = self.compute_objectives(
-            self.compute_forward(batch, sb.Stage.TRAIN), batch, sb.Stage.TRAIN
+        predictions, targets = self.compute_forward(
+            batch.sig, batch.sig.data, sb.Stage.TRAIN, noise=0.1
         )
-        loss.backward()
-        self.optimizers_step()
+        loss = self.compute_objectives(predictions, targets).mean()
+        if loss.requires_grad:
+            loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         return loss.detach()
 
 
-def test_a_fit_batch_of_its_own_is_planned_and_named(caplog):
-    brain = OwnSteps(
-        {"model": Twice()},
-        lambda p: torch.optim.SGD(p, 0.1),
-        {"memory_budget": "50MB"},
+class Adversarial(Silent):
+    """As in Voicebank/enhance/MetricGAN/train.py and in LJSpeech's vocoders.
+
+    An argument of compute_objectives has a default that is not used, makes the step larger,
+    and what comes back has several losses.
+    """
+
+    def compute_objectives(self, predictions, batch, stage, copies=1):
+        many = torch.cat([predictions] * copies).sigmoid()
+        return {"all": many.square().mean(), "first": predictions[0].square().mean()}
+
+    def fit_batch(self, batch):
+        predictions = self.compute_forward(batch, sb.Stage.TRAIN)
+        losses = self.compute_objectives(predictions, batch, sb.Stage.TRAIN, copies=3)
+        self.optimizer.zero_grad()
+        losses["all"].backward(retain_graph=True)
+        losses["first"].backward()
+        self.optimizers_step()
+        return losses["all"].detach()
+
+
+class Annealed(Silent):
+    """As in LibriTTS/TTS/mstacotron2/train.py: what is done after the step of Brain."""
+
+    def fit_batch(self, batch):
+        loss = super().fit_batch(batch)
+        self.optimizer.param_groups[0]["lr"] *= 0.5
+        return loss
+
+
+def own_steps(kind, *bases, layers=Layers, **hparams):
+    torch.manual_seed(0)
+    return type(kind.__name__, (*bases, kind), {})(
+        {"model": layers()},
+        lambda parameters: torch.optim.SGD(parameters, 0.1),
+        hparams,
         {"device": "cpu"},
     )
-    assert "OwnSteps has a fit_batch of its own" in caplog.text
-    assert trained(brain, batch_of()).memory_plan is not None
+
+
+def taken_by(brain):
+    """What a step takes beside gradients, which stay where they are, and its batch."""
+    for parameter in brain.modules.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    brain.optimizer.zero_grad = lambda *_, **__: None
+    batch = batch_of()
+    return live_bytes_peak(lambda: brain.fit_batch(batch))
+
+
+@pytest.mark.parametrize("kind", [Separating, Adversarial, Annealed])
+def test_a_fit_batch_of_its_own_is_planned_as_it_is_and_named(kind, caplog):
+    """Its arguments are those of the planned step, which needs what it takes, then."""
+    batches = batch_of(seed=1), batch_of(seed=2)
+
+    plain = trained(own_steps(kind), *batches)
+    expected = state_of(plain)
+    fixed, peak = BrainStep(plain).fixed_bytes(), taken_by(plain)
+    budget = fixed + storage_bytes(memory_budget._tensors(batch_of())) + int(0.8 * peak)
+    brain = trained(own_steps(kind, MemoryBudget, memory_budget=budget), *batches)
+    assert f"{kind.__name__} has a fit_batch of its own" in caplog.text
+    assert all(torch.equal(v, expected[k]) for k, v in state_of(brain).items())
+    assert "recompute" in brain.memory_plan.modes.values()
+    assert taken_by(brain) == brain.memory_plan.measured_bytes <= 0.8 * peak
+
+
+def test_a_fit_batch_without_a_backward_pass_is_refused():
+    class Idle(Silent):
+        def fit_batch(self, batch):
+            return torch.zeros(())
+
+    with pytest.raises(ValueError, match=r"fit_batch of Idle calls no backward\(\)"):
+        trained(own_steps(Idle, MemoryBudget, memory_budget="50MB"), batch_of())
+
+
+def test_a_default_of_an_argument_more_is_that_of_the_planned_step():
+    class Scaled(Silent):
+        def compute_forward(self, batch, stage, scale=0.5):
+            return scale * super().compute_forward(batch, stage)
+
+        def compute_objectives(self, predictions, batch, stage, copies=3):
+            return super().compute_objectives(
+                torch.cat([predictions] * copies), batch, stage
+            )
+
+    expected = state_of(trained(own_steps(Scaled), batch_of()))
+    brain = own_steps(Scaled, MemoryBudget, memory_budget="50MB")
+    assert all(
+        torch.equal(v, expected[k])
+        for k, v in state_of(trained(brain, batch_of())).items()
+    )
+    # Brain's own fit_batch divides and scales a number more.
+    assert 0 <= taken_by(brain) - brain.memory_plan.measured_bytes <= 8
 
 
 @pytest.mark.parametrize(
