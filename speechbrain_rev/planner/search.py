@@ -130,10 +130,7 @@ def in_turn(
     """
     if not names:
         return [], {}
-    reasons = _shared_weights(module, names)
-    names = [name for name in names if name not in reasons]
-    if not names:
-        return [], reasons
+    reasons: dict[str, str] = {}
     seen = moments_of(NamedBlocks(module, *names), run)
     begun = Counter(name for name, moment in seen if moment is Moment.FORWARD_BEGINS)
     for name in names:
@@ -165,20 +162,6 @@ def in_turn(
         if name not in in_order:
             reasons[name] = "its backward pass is not in the order of the forward pass"
     return [name for name in forward if name not in reasons], reasons
-
-
-def _shared_weights(module: nn.Module, names: Sequence[str]) -> dict[str, str]:
-    """Name blocks that have a parameter together."""
-    owners: dict[int, list[str]] = {}
-    for name in names:
-        for parameter in module.get_submodule(name).parameters():
-            owners.setdefault(id(parameter), []).append(name)
-    return {
-        name: f"it has weights together with {next(o for o in own if o != name)}"
-        for own in owners.values()
-        if len(set(own)) > 1
-        for name in own
-    }
 
 
 def _within_others(

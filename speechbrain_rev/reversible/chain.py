@@ -37,6 +37,7 @@ from speechbrain_rev.reversible.segment import (
     reconstruct,
     residual,
 )
+from speechbrain_rev.reversible.state import modules_of
 from speechbrain_rev.reversible.streams import (
     Stream,
     StreamFormat,
@@ -317,7 +318,7 @@ class ReversibleChain(nn.Module):
                 "torch.autocast."
             )
         if any(mode.spec.runs_twice for mode in self.modes):
-            refuse_what_cannot_run_again(self)
+            refuse_what_cannot_run_again(modules_of(self))
         if len(self.modes) != len(self.blocks):
             raise RuntimeError(
                 f"The chain has {len(self.blocks)} blocks but modes for "

@@ -17,7 +17,7 @@ import gc
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.nn.modules import module as everywhere
 
 from speechbrain_rev.reversible.replay import own_lists_of_weights, places_of
-from speechbrain_rev.reversible.state import may_have_state, version_of
+from speechbrain_rev.reversible.state import may_have_state, modules_of, version_of
 
 
 class Moment(enum.Enum):
@@ -125,21 +125,25 @@ _endless: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _reported: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
 
-def report_hooks(module: nn.Module, what: str, *, within: bool = False) -> None:
+def report_hooks(
+    modules: Sequence[nn.Module], what: str, *, within: bool = False
+) -> None:
     """Warn of forward hooks that fire in both runs of a module.
 
     Parameters
     ----------
-    module : nn.Module
-        What runs twice.
+    modules : sequence of nn.Module
+        What runs twice, and the modules within it.
     what : str
         What it is and what is done to it.
     within : bool
         Whether hooks on the module itself are around both runs and fire once.
     """
+    module = modules[0]
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in modules)
     named = [
         name or "the module itself"
-        for name, m in module.named_modules()
+        for name, m in (module.named_modules() if hooked else ())
         if (name or not within)
         and type(m).forward is not nn.Module.forward
         and any(
@@ -174,7 +178,8 @@ class Held:
 
     def __init__(self, name: str, x: Tensor) -> None:
         self._name = name
-        self.put(x)
+        self._value: Tensor | None = x
+        self._version = version_of(x)
 
     def put(self, x: Tensor | None) -> None:
         """Hold a value, or drop it."""
@@ -248,7 +253,7 @@ class Sources:
             held.append(Held(self._name, x.detach()))
             return held[-1]
 
-        modules = list(self._module.modules())
+        modules = modules_of(self._module)
         places = [(modules[i], n, p) for (i, n), p in places_of(self._module)]
         try:
             for owner, name, p in places:

@@ -11,8 +11,8 @@ hooks or state of their own, with tensors and masks as arguments.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -35,7 +35,8 @@ from speechbrain_rev.reversible.hooks import Held, report_hooks
 from speechbrain_rev.reversible.monitor import watched_weights
 from speechbrain_rev.reversible.replay import (
     Place,
-    devices_of,
+    RunRecord,
+    apart,
     first_run,
     looks_of,
     places_of,
@@ -47,7 +48,7 @@ from speechbrain_rev.reversible.replay import (
     second_run,
     stand_in,
 )
-from speechbrain_rev.reversible.state import tensors_within, version_of
+from speechbrain_rev.reversible.state import modules_of, tensors_within, version_of
 from speechbrain_rev.reversible.streams import tangent_of
 
 
@@ -254,7 +255,7 @@ class Recompute(nn.Module):
             What the module returns.
         """
         if trains(self):
-            return recompute(self.module, *inputs, **keywords)
+            return recompute_call(self.module, self.module, *inputs, **keywords)
         return self.module(*inputs, **keywords)
 
     def __prepare_scriptable__(self) -> nn.Module:
@@ -295,13 +296,16 @@ def recompute(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
         If the module wrote into its input, cannot run again, or computed something else
         in its second run.
     """
-    return recompute_call(module, module, *inputs, **keywords)
+    return _recomputed(module, module, inputs, keywords, shares_casts=False)
 
 
 def recompute_call(
     function: Callable[..., Any], owner: nn.Module, *inputs: Any, **keywords: Any
 ) -> Any:
-    """Recompute a function of a module, as ``recompute`` does the module.
+    """Recompute a function of somebody's module, as ``recompute`` does a module of ours.
+
+    Under autocast its weights are cast as plain torch casts them: once for all who use
+    them, who add up its gradient in half precision. In chains each use has its own cast.
 
     Parameters
     ----------
@@ -317,18 +321,30 @@ def recompute_call(
     outputs
         What the function returns.
     """
+    return _recomputed(function, owner, inputs, keywords, shares_casts=True)
+
+
+def _recomputed(
+    function: Callable[..., Any],
+    owner: nn.Module,
+    inputs: tuple[Any, ...],
+    keywords: dict[str, Any],
+    *,
+    shares_casts: bool,
+) -> Any:
     if not torch.is_grad_enabled():
         return function(*inputs, **keywords)
     if torch.compiler.is_compiling():
-        eager = torch.compiler.disable(recompute_call)
-        return eager(function, owner, *inputs, **keywords)
-    refuse_what_cannot_run_again(owner)
-    report_hooks(owner, "A module is recomputed", within=function is not owner)
-    return _Run(function, owner, inputs, keywords).first()
+        eager = torch.compiler.disable(_recomputed)
+        return eager(function, owner, inputs, keywords, shares_casts=shares_casts)
+    modules = modules_of(owner)
+    refuse_what_cannot_run_again(modules)
+    report_hooks(modules, "A module is recomputed", within=function is not owner)
+    return _Run(function, owner, inputs, keywords).first(modules, shares_casts)
 
 
-def refuse_what_cannot_run_again(module: nn.Module) -> None:
-    """Refuse modules whose second run would not be like the first.
+def refuse_what_cannot_run_again(modules: Sequence[nn.Module]) -> None:
+    """Refuse a module, which those within it follow, whose second run would not be like the first.
 
     Raises
     ------
@@ -338,27 +354,29 @@ def refuse_what_cannot_run_again(module: nn.Module) -> None:
         inside ``parametrize.cached()``, which would hand weights made without a graph to
         the second run; or under transforms of ``torch.func``.
     """
-    if any(map(is_lazy, module.parameters())):
+    special = [
+        p
+        for m in modules
+        for p in m._parameters.values()
+        if p is not None and type(p) is not nn.Parameter
+    ]
+    if any(map(is_lazy, special)):
         raise RuntimeError(
-            f"{type(module).__name__} has parameters that its first forward pass makes. "
+            f"{type(modules[0]).__name__} has parameters that its first forward pass makes. "
             "Use it once in evaluation before it trains."
         )
-    sharded = any(
-        getattr(m, "_is_fsdp_managed_module", False) for m in module.modules()
-    ) or any(hasattr(p, "device_mesh") for p in module.parameters())
-    if sharded:
+    sharded = any(vars(m).get("_is_fsdp_managed_module") for m in modules)
+    if sharded or any(hasattr(p, "device_mesh") for p in special):
         raise RuntimeError(
             "Reversible and recomputed blocks cannot run a second time on parameters "
             "sharded by FSDP. Use DistributedDataParallel, or mode='store'."
         )
-    if any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
+    if any(issubclass(kind, torch.jit.ScriptModule) for kind in {*map(type, modules)}):
         raise RuntimeError(
             "A scripted module cannot run a second time on other leaves. Use the "
             "module before torch.jit.script, or mode='store'."
         )
-    if parametrize._cache_enabled and any(
-        map(parametrize.is_parametrized, module.modules())
-    ):
+    if parametrize._cache_enabled and any(map(parametrize.is_parametrized, modules)):
         raise RuntimeError(
             "Inside parametrize.cached() the second run would get weights without a "
             "graph. Leave the context, or use mode='store'."
@@ -372,22 +390,26 @@ class _SavedAgain(Held):
     __slots__ = ("_form", "_pin", "_run")
 
     def __init__(self, run: _Run, x: Tensor) -> None:
-        super().__init__(run.name, x)
+        self._name, self._value, self._version = run.name, None, 0
         self._run: _Run | None = run
-        self._form = _form_of(x)
+        self._form = x.shape, x.dtype, x.device
 
-    def put_again(self, x: Tensor) -> None:
+    def put_again(self, held: Held) -> None:
         """Hold what the second run saved in this place."""
-        if _form_of(x) != self._form:
+        x = held._value
+        assert x is not None
+        form = x.shape, x.dtype, x.device
+        if form != self._form:
             assert self._run is not None
-            raise RuntimeError(self._run.differs(f"{_form_of(x)} for {self._form}"))
-        self.put(x)
+            how = f"{_in_words(*form)} for {_in_words(*self._form)}"
+            raise RuntimeError(self._run.differs(how))
+        self._value, self._version = x, held._version
 
     def get(self) -> Tensor:
-        """Give the value; if it was dropped, the module runs again for it."""
+        """Give the value; as it was dropped, the module runs again for it."""
         if self._value is None:
             assert self._run is not None
-            self._run.second()
+            self._run.again()
         x = super().get()
         if self._run is not None and self._run.complete and graph_is_kept():
             self.put(None)  # else a kept graph would be a stored one
@@ -402,8 +424,12 @@ class _Pin:
     """Held as long as values of a second run are: its flags are in force till then."""
 
 
-def _form_of(x: Tensor) -> str:
-    return f"{list(x.shape)} {x.dtype} {x.device}"
+class _ThatFar(BaseException):
+    """Ends a run that is needed for what was saved up to here."""
+
+
+def _in_words(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> str:
+    return f"{list(shape)} {dtype} {device}"
 
 
 def graph_is_kept() -> bool:
@@ -422,15 +448,14 @@ class _Run:
         keywords: dict[str, Any],
     ) -> None:
         self._function, self._owner = function, owner
+        #: What messages call the module.
+        self.name = type(owner).__name__
         self._given = inputs, keywords
         self._saved: list[weakref.ref[_SavedAgain]] = []
+        #: Whether the first run holds what it saves.
+        self._holds = False
         #: Whether the first run has ended.
         self.complete = False
-
-    @property
-    def name(self) -> str:
-        """What messages call the module."""
-        return type(self._owner).__name__
 
     def differs(self, how: str) -> str:
         """Say that the second run was another one."""
@@ -441,8 +466,8 @@ class _Run:
             "of recompute_blocks."
         )
 
-    def first(self) -> Any:
-        """Run the module; what its operations save is dropped at the end."""
+    def first(self, modules: Sequence[nn.Module], shares_casts: bool) -> Any:
+        """Run the module; what its operations save is dropped at once."""
         (inputs, keywords), owner = self._given, self._owner
         leaves = tree_leaves(self._given)
         tensors = [*{id(x): x for x in leaves if isinstance(x, Tensor)}.values()]
@@ -454,54 +479,115 @@ class _Run:
         places = {id(x): slot for x, slot in zip(tensors, self._slots, strict=True)}
         self._template = copy.deepcopy(self._given, places | _by_id(objects))
         del self._given
-        versions = [*map(version_of, tensors)]
+        self._tensors, self._versions = tensors, [*map(version_of, tensors)]
         self._weights = watched_weights(owner)
-        alive: list[_SavedAgain] = []
         runs = [self]
 
         def save(x: Tensor) -> _SavedAgain:
             (run,) = runs
-            saved = _SavedAgain(run, x.detach())
+            saved = _SavedAgain(run, x)
             run._saved.append(weakref.ref(saved))
-            alive.append(saved)
+            if run._holds:
+                saved.put(x.detach())
             return saved
 
         try:
             with (
-                recorded(owner, devices_of(owner, tensors), objects) as self._recording,
+                recorded(
+                    modules, tensors, objects, shares_casts=shares_casts
+                ) as self._recording,
                 not_compressing(),
                 saved_tensors_hooks(save, lambda saved: saved.get()),
             ):
                 outputs = self._function(*inputs, **keywords)
         finally:
             self.complete = True
-            for saved in alive:
-                saved.put(None)
-            alive.clear()  # each of them would keep the others, through its hooks,
-            runs.clear()  # and the run
-        if [*map(version_of, tensors)] != versions:
-            raise RuntimeError(
-                f"{self.name} wrote into its input and cannot run again. Use "
-                "inplace=False in its first layer; outside a coupling mode='store' "
-                "works, too, and so does leaving it out of recompute_blocks."
-            )
+            if self._holds:
+                for reference in self._saved:
+                    if (saved := reference()) is not None:
+                        saved.put(None)
+            # What is saved would keep the run, through its hooks.
+            runs.clear()
+        self._refuse_written_inputs()
+        del self._tensors
         if self._saved:
             self._outputs = _count(outputs)
-            listed = [*places_of(owner)]
-            parameters = [p for _, p in listed]
-            self._first_ids = [*map(id, tensors)], [*map(id, parameters)]
-            self._looks = looks_of(parameters)
-            self._places = [place for place, _ in listed]
+            parameters = self._list_parameters(tensors)
             # Hooks around this module see its inputs; their versions are compared.
             given = *tensors, *within, *parameters
             self._kept = _Keep.apply(_ANCHOR, *given)
         return outputs
 
+    def _refuse_written_inputs(self) -> None:
+        if [*map(version_of, self._tensors)] != self._versions:
+            raise RuntimeError(
+                f"{self.name} wrote into its input and cannot run again. Use "
+                "inplace=False in its first layer; outside a coupling mode='store' "
+                "works, too, and so does leaving it out of recompute_blocks."
+            )
+
+    def _list_parameters(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Note where parameters are, and which tensors a second run replaces."""
+        listed = [*places_of(self._owner)]
+        parameters = [p for _, p in listed]
+        self._first_ids = [*map(id, tensors)], [*map(id, parameters)]
+        self._looks = looks_of(parameters)
+        self._places = [place for place, _ in listed]
+        return parameters
+
+    def again(self) -> None:
+        """Run the module again for what was dropped."""
+        if self.complete:
+            self.second()
+        else:
+            self._hold()
+
+    def _hold(self) -> None:
+        """Make again what was saved so far, for a gradient that the module takes itself.
+
+        From here on the first run holds what it saves, till it ends.
+        """
+        self._refuse_written_inputs()
+        self._holds = True
+        kept = *self._tensors, *self._list_parameters(self._tensors)
+        with contextlib.suppress(_ThatFar), apart(self._recording) as recording:
+            self._run_again(kept, recording, until=len(self._saved))
+
     def second(self) -> None:
         """Run the module again and keep what its operations save."""
-        assert self.complete, "a first run holds what it saves"
         kept = self._kept.grad_fn.saved_tensors
-        owner, places = self._owner, itertools.count()
+        if self._weights is not None:
+            self._weights.compare(kept[len(kept) - len(self._places) :])
+        # What needs the values is computed under the flags of the runs, too.
+        pin = _Pin()
+        release = self._recording.flags.hold(pin)
+        try:
+            outputs, count = self._run_again(kept, self._recording)
+        except BaseException:
+            release()
+            raise
+        if count != len(self._saved):
+            raise RuntimeError(self.differs("fewer operations"))
+        if outputs != self._outputs:
+            raise RuntimeError(
+                self.differs(f"{outputs} tensors returned for {self._outputs}")
+            )
+        if not graph_is_kept():
+            # Each has its value. Who keeps a map keeps no module and no earlier map.
+            for reference in self._saved:
+                again = reference()
+                if again is not None:
+                    again.part(pin)
+        else:
+            self._pin = pin
+
+    def _run_again(
+        self, kept: Sequence[Tensor], recording: RunRecord, until: int | None = None
+    ) -> tuple[int, int]:
+        """Run under the conditions of the first run; count tensors returned and saved.
+
+        ``kept`` has the inputs first and the parameters last.
+        """
         of_inputs, of_parameters = self._first_ids
         parameters = kept[len(kept) - len(of_parameters) :]
         own: dict[int, Tensor] = {}
@@ -517,45 +603,26 @@ class _Run:
         ]
         slots = {id(s): x for s, x in zip(self._slots, inputs, strict=True)}
         args, keywords = copy.deepcopy(self._template, slots | _by_id(self._objects))
+        count, saved, name = 0, self._saved, self.name
 
         def save(x: Tensor) -> Held:
-            place = next(places)
-            if place >= len(self._saved):
+            nonlocal count
+            if count == until:
+                raise _ThatFar
+            if count >= len(saved):
                 raise RuntimeError(self.differs("more operations"))
-            x = x.detach()
-            saved = self._saved[place]()
-            if saved is not None:
-                saved.put_again(x)
-            return Held(self.name, x)
+            held = Held(name, x.detach())
+            if (again := saved[count]()) is not None:
+                again.put_again(held)
+            count += 1
+            return held
 
-        if self._weights is not None:
-            self._weights.compare(parameters)
-        # What needs the values is computed under the flags of the runs, too.
-        pin = _Pin()
-        release = self._recording.flags.hold(pin)
-        try:
-            with (
-                repeated(owner, self._recording, leaves),
-                saved_tensors_hooks(save, lambda saved: saved.get()),
-            ):
-                outputs = self._function(*args, **keywords)
-        except BaseException:
-            release()
-            raise
-        if next(places) != len(self._saved):
-            raise RuntimeError(self.differs("fewer operations"))
-        if _count(outputs) != self._outputs:
-            raise RuntimeError(
-                self.differs(f"{_count(outputs)} tensors returned for {self._outputs}")
-            )
-        if not graph_is_kept():
-            # Each has its value. Who keeps a map keeps no module and no earlier map.
-            for reference in self._saved:
-                again = reference()
-                if again is not None:
-                    again.part(pin)
-        else:
-            self._pin = pin
+        with (
+            repeated(self._owner, recording, leaves),
+            saved_tensors_hooks(save, lambda saved: saved.get()),
+        ):
+            outputs = self._function(*args, **keywords)
+        return _count(outputs), count
 
 
 class _Keep(torch.autograd.Function):
@@ -621,7 +688,7 @@ def recompute_each(
         options = {"channels": channels, "reuse": reuse, "last": last}
         return cast(Tensor, eager(modules, arguments, **options))
     for module in modules:
-        refuse_what_cannot_run_again(module)
+        refuse_what_cannot_run_again(modules_of(module))
     calls = [
         _Call(module, given) for module, given in zip(modules, arguments, strict=True)
     ]

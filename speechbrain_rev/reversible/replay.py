@@ -27,7 +27,7 @@ import threading
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ from speechbrain_rev.reversible.state import (
     KeptTensor,
     Untouched,
     is_ours,
+    modules_of,
     version_of,
 )
 
@@ -63,12 +64,14 @@ class Autocast:
             kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         )
 
-    def __call__(self) -> torch.autocast:
+    def __call__(self) -> contextlib.AbstractContextManager[object]:
         """Put the state in force again.
 
         The cache of weight casts stays off: it would hold copies of all weights, and
         a second run has leaves of its own to cast.
         """
+        if not (self.enabled or torch.is_autocast_enabled(self.device_type)):
+            return contextlib.nullcontext()
         return torch.autocast(
             self.device_type, self.dtype, self.enabled, cache_enabled=False
         )
@@ -285,7 +288,7 @@ def _joined(buffers: list[Tensor]) -> Tensor:
 
 Statistics = tuple[Tensor, ...]
 RandomState = dict[torch.device, Tensor]
-#: A parameter's or buffer's owner, as a number among ``module.modules()``, and its name.
+#: A parameter's or buffer's owner, as a number among ``modules_of``, and its name.
 Place = tuple[int, str]
 
 _OTHER_CONTROL_FLOW = (
@@ -436,33 +439,40 @@ def first_run(
     RunRecord
         The conditions of the run.
     """
-    devices = devices_of(module, inputs, keywords)
-    with torch.no_grad(), recorded(module, devices) as recording:
+    modules = modules_of(module)
+    with torch.no_grad(), recorded(modules, (inputs, keywords)) as recording:
         outputs = module(*inputs, **keywords)
     return outputs, recording
 
 
 @contextlib.contextmanager
 def recorded(
-    module: nn.Module, devices: Collection[torch.device], objects: Sequence[Any] = ()
+    modules: Sequence[nn.Module],
+    given: Any,
+    objects: Sequence[Any] = (),
+    *,
+    shares_casts: bool = False,
 ) -> Iterator[RunRecord]:
     """Record what a second run of a module must repeat, while the first one goes on.
 
     Parameters
     ----------
-    module : nn.Module
-        The module.
-    devices : collection of torch.device
-        Those that the run computes on.
+    modules : sequence of nn.Module
+        The module and those within it.
+    given : tensor, or tuple, list or dict of such
+        Its arguments.
     objects : sequence
         Arguments that the run may change, beside tensors.
+    shares_casts : bool
+        Whether it takes casts of weights that autocast keeps, and leaves its own there.
+        They belong to a graph, which a run without one must not meet.
 
     Yields
     ------
     RunRecord
         Complete once the context is left.
     """
-    modules, ours = list(module.modules()), is_ours(module)
+    module, ours, devices = modules[0], is_ours(modules), _devices_of(modules, given)
     _refuse_other_thread(modules)
     recording = RunRecord(
         Autocast.now(devices),
@@ -470,21 +480,25 @@ def recorded(
         buffers=_buffers_before(modules, ours),
         training=tuple(m.training for m in modules),
     )
-    attributes = Attributes(module, objects)
-    weights = [] if ours else _whereabouts(module)
-    before, others = _random_state(devices), RandomStates()
-    with recording.autocast(), recording.flags(), _recording(recording):
+    recording.attributes = attributes = Attributes(modules, objects)
+    weights = [] if ours else _whereabouts(modules)
+    recording.random_state = before = _random_state(devices)
+    recording.other_random_states = [] if ours else [RandomStates()]
+    autocast = contextlib.nullcontext() if shares_casts else recording.autocast()
+    with autocast, recording.flags(), _recording(recording):
         yield recording
+    # What a run that is not over needed, if it was asked for what it dropped.
     after = _random_state(before)
-    if any(not torch.equal(before[device], after[device]) for device in before):
-        recording.random_state = before
-    if not ours and others.differ():
-        recording.other_random_states.append(others)
+    if all(torch.equal(before[device], after[device]) for device in before):
+        recording.random_state = None
+    if not any(others.differ() for others in recording.other_random_states):
+        recording.other_random_states = []
     recording.attributes = attributes.complete()
     for kept in recording.buffers.values():
         if kept is not None:
             kept.complete()
-    for (p, place), (_, now) in zip(weights, _whereabouts(module), strict=False):
+    after_it = [] if ours else _whereabouts(modules_of(module))
+    for (p, place), (_, now) in zip(weights, after_it, strict=False):
         if place != now:
             names = [n for n, other in module.named_parameters() if other is p]
             raise RuntimeError(
@@ -494,13 +508,21 @@ def recorded(
             )
 
 
-def _whereabouts(module: nn.Module) -> list[tuple[Tensor, tuple[int, int]]]:
+def _whereabouts(
+    modules: Sequence[nn.Module],
+) -> list[tuple[Tensor, tuple[int, int]]]:
     """List parameters with how often they were written to, and where they are."""
-    listed = []
-    for _, p in places_of(module):
-        plain = type(p) in (Tensor, nn.Parameter) and not p.is_meta
-        listed.append((p, (version_of(p), p.data_ptr() if plain else 0)))
-    return listed
+    return [
+        (p, (version_of(p), _address_of(p)))
+        for m in modules
+        for p in m._parameters.values()
+        if p is not None
+    ]
+
+
+def _address_of(p: Tensor) -> int:
+    plain = type(p) is nn.Parameter or type(p) is Tensor
+    return p.data_ptr() if plain and not p.is_meta else 0
 
 
 class RandomStates:
@@ -606,6 +628,16 @@ def repeated(
 
 
 @contextlib.contextmanager
+def apart(recording: RunRecord) -> Iterator[RunRecord]:
+    """Give what a first run recorded so far, and record nothing for a while."""
+    recordings, _active.recordings = _active.recordings, []
+    try:
+        yield replace(recording, statistics=[*recording.statistics])
+    finally:
+        _active.recordings = recordings
+
+
+@contextlib.contextmanager
 def _recording(recording: RunRecord) -> Iterator[None]:
     _active.recordings.append(recording)
     try:
@@ -616,29 +648,36 @@ def _recording(recording: RunRecord) -> Iterator[None]:
 
 def looks_of(parameters: Iterable[Tensor]) -> list[tuple[bool, dict[str, Any]]]:
     """Note what a tensor that was saved for a backward pass may have lost."""
-    return [(isinstance(p, nn.Parameter), vars(p)) for p in parameters]
+    return [
+        (type(p) is nn.Parameter or isinstance(p, nn.Parameter), vars(p))
+        for p in parameters
+    ]
 
 
 def stand_in(p: Tensor, look: tuple[bool, dict[str, Any]]) -> Tensor:
     """Make a leaf that stands for a parameter, with its attributes."""
     is_parameter, attributes = look
-    leaf = p.detach().requires_grad_(p.requires_grad)
+    leaf = p.detach()
     if is_parameter:
         leaf = nn.Parameter(leaf, p.requires_grad)
+    elif p.requires_grad:
+        leaf.requires_grad_()
     if attributes:
         vars(leaf).update(attributes)
     return leaf
 
 
-def places_of(module: nn.Module) -> Iterator[tuple[Place, Tensor]]:
-    """Give each place of a parameter in a module and what is in it.
+def places_of(module: nn.Module) -> list[tuple[Place, Tensor]]:
+    """List each place of a parameter in a module and what is in it.
 
     A module that is used twice is one place, a parameter of two modules is in two.
     """
-    for i, owner in enumerate(module.modules()):
-        for name, parameter in owner._parameters.items():
-            if parameter is not None:
-                yield (i, name), parameter
+    return [
+        ((i, name), parameter)
+        for i, owner in enumerate(modules_of(module))
+        for name, parameter in owner._parameters.items()
+        if parameter is not None
+    ]
 
 
 def shared_by(modules: Iterable[nn.Module]) -> set[int]:
@@ -708,7 +747,7 @@ def _refuse_other_thread(modules: Sequence[nn.Module]) -> None:
     if not _second_runs:
         return
     thread = threading.get_ident()
-    if any(_second_runs.get(m, thread) != thread for m in modules):
+    if any(_second_runs.get(id(m), thread) != thread for m in modules):
         raise RuntimeError(
             "Two threads train one module at once, which has one place only for what "
             "stands in for its parameters. Give each thread a copy, or use "
@@ -716,8 +755,8 @@ def _refuse_other_thread(modules: Sequence[nn.Module]) -> None:
         )
 
 
-#: The thread that runs a module a second time, by the module.
-_second_runs: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+#: The thread that runs a module a second time, by the module's id, which it keeps.
+_second_runs: dict[int, int] = {}
 
 
 @contextlib.contextmanager
@@ -730,18 +769,19 @@ def _standing_in(
     place is visited once: ``torch.func.functional_call`` visits those of a module that
     is used twice under both of its names, and then leaves the leaves in place.
     """
-    modules = list(module.modules())
+    modules = modules_of(module)
     thread = threading.get_ident()
     _refuse_other_thread(modules)
     if len(modules) != len(recording.training):
         raise RuntimeError(_OTHER_MODULES.format(type(module).__name__))
-    outer = {m: _second_runs[m] for m in modules if m in _second_runs}
-    states = [(m.training, dict(m._parameters), dict(m._buffers)) for m in modules]
+    begun = {id(m) for m in modules} - _second_runs.keys()
+    states = [(m.training, m._parameters.copy(), m._buffers.copy()) for m in modules]
     copies: dict[int, Tensor] = {}
     try:
-        _second_runs.update(dict.fromkeys(modules, thread))
+        _second_runs.update(dict.fromkeys(begun, thread))
         for i, m in enumerate(modules):
-            m.training = recording.training[i]
+            if m.training is not recording.training[i]:
+                m.training = recording.training[i]
             for name, p in states[i][1].items():
                 if p is not None:
                     leaf = leaves.get((i, name))
@@ -762,12 +802,14 @@ def _standing_in(
             yield
     finally:
         for m, (training, parameters, buffers) in zip(modules, states, strict=True):
-            m.training = training
+            if m.training is not training:
+                m.training = training
             m._parameters.update(parameters)
-            m._buffers.clear()
+            if m._buffers:
+                m._buffers.clear()
             m._buffers.update(buffers)
-            if m not in outer:
-                _second_runs.pop(m, None)
+        for i in begun:
+            _second_runs.pop(i, None)
 
 
 #: In training these write to their buffers, whatever their versions are.
@@ -802,10 +844,11 @@ def _only_writes_once(module: nn.Module) -> bool:
     return "only_writes_once" in vars(type(module))
 
 
-def devices_of(module: nn.Module, *arguments: Any) -> set[torch.device]:
-    """Find the devices of a module and its arguments, or the CPU."""
-    tensors = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
-    return {x.device for x in (*tensors, *module.parameters())} or {torch.device("cpu")}
+def _devices_of(modules: Sequence[nn.Module], given: Any) -> set[torch.device]:
+    """Find the devices of modules and arguments, or the CPU."""
+    weights = [p for m in modules for p in m._parameters.values()]
+    tensors = (x for x in (*tree_leaves(given), *weights) if isinstance(x, Tensor))
+    return {x.device for x in tensors} or {torch.device("cpu")}
 
 
 def _random_state(devices: Iterable[torch.device]) -> RandomState:

@@ -49,14 +49,13 @@ from speechbrain_rev.reversible.recompute import (
 from speechbrain_rev.reversible.replay import (
     Autocast,
     RunRecord,
-    devices_of,
     first_run,
     recorded,
     repeated,
     second_run,
     without_graph,
 )
-from speechbrain_rev.reversible.state import version_of
+from speechbrain_rev.reversible.state import modules_of, version_of
 from speechbrain_rev.reversible.streams import Stream, StreamFormat, Streams, tangent_of
 
 
@@ -416,7 +415,7 @@ class _Reconstruct(torch.autograd.Function):
             for f in half:
                 if _is_watched(f):
                     ctx.in_place = False
-                    report_hooks(f, f"{notes.place(i)} is reconstructed")
+                    report_hooks(modules_of(f), f"{notes.place(i)} is reconstructed")
         # Streams with a limit are compared themselves.
         inexact = notes.largest is None
         ctx.weights = [
@@ -554,8 +553,8 @@ def _first_run(
         check_residual(f, x, y, version)
         has_graph = bool(roots) or any(p.requires_grad for p in f.parameters())
         return y, recording, has_graph, False
-    sources, devices = Sources(f, place), devices_of(f, x)
-    with recorded(f, devices) as recording, sources.in_place():
+    sources = Sources(f, place)
+    with recorded(modules_of(f), x) as recording, sources.in_place():
         y = f(*arguments(sources.of(x, *roots) if roots else x.detach(), mask))
     check_residual(f, x, y, version)
     y, has_graph = y.detach(), y.requires_grad

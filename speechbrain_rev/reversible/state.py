@@ -12,6 +12,7 @@ import enum
 import functools
 import io
 import logging
+import operator
 import pathlib
 import random
 import re
@@ -21,22 +22,34 @@ import types
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-_HOOKS = "_forward_hooks", "_forward_pre_hooks"
-#: A module holds these itself; a second run has other ones or none of its own.
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {
-    *_HOOKS,
+_Answer = TypeVar("_Answer")
+
+
+def _by_class(ask: Callable[[type], _Answer]) -> Callable[[type], _Answer]:
+    """Ask a question about classes once of each."""
+    return functools.cache(ask)
+
+
+#: Where a module holds what hooks its forward pass: first the hooks, then more of them.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_pre_hooks_with_kwargs",
     "_forward_hooks_always_called",
-}
+)
+_hooks_of = operator.itemgetter(*_HOOKS)
+_STANDARD = frozenset(vars(nn.Module()))
+#: A module holds these itself; a second run has other ones or none of its own.
+_OF_EVERY_MODULE = _STANDARD - {*_HOOKS}
 #: Classes of these packages keep no state of their own.
 _LIBRARIES = ("torch.", "speechbrain_rev.", "builtins.", "abc.", "typing.")
 #: Modules of these packages keep no state that a forward pass changes in attributes.
@@ -48,6 +61,11 @@ _LEFT_ALONE = (
     type(threading.Lock()), type(threading.RLock()), type(Ellipsis), threading.Thread,
     logging.Logger, logging.Handler, torch.optim.Optimizer,
 )  # fmt: skip
+#: Of these an attribute may be that is not a tensor itself.
+_NO_TENSORS = frozenset({
+    types.NoneType, bool, int, float, str, tuple, list, dict, OrderedDict, set, type,
+    types.FunctionType,
+})  # fmt: skip
 #: A forward pass that has more objects in reach is not copied.
 _LIMIT = 20_000
 
@@ -68,8 +86,8 @@ class Attributes:
 
     Parameters
     ----------
-    module : nn.Module
-        The module.
+    modules : sequence of nn.Module
+        The module and those within it, as ``modules_of`` lists them.
     objects : sequence
         What else its forward pass may change: its arguments.
 
@@ -81,7 +99,7 @@ class Attributes:
     ...         self.calls += 1
     ...         return x * self.calls
     >>> module = Counting()
-    >>> attributes = Attributes(module)
+    >>> attributes = Attributes([module])
     >>> module(1), module(1)
     (1, 2)
     >>> with attributes.complete():
@@ -91,36 +109,43 @@ class Attributes:
     2
     """
 
-    def __init__(self, module: nn.Module, objects: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, modules: Sequence[nn.Module], objects: Sequence[Any] = ()
+    ) -> None:
         self._places: list[_Place] = []
         self._tensors: dict[int, KeptTensor] = {}
         self._copies: dict[int, _Copied] = {}
         self._after: list[Any] = []
         self._seen: dict[int, Any] = {}
-        modules = list(module.modules())
         for x in objects:
-            self._visit(x, (type(module), "forward's argument"))
-        if is_ours(module):
+            self._visit(x, (type(modules[0]), "forward's argument"))
+        if is_ours(modules):
             return
+        self._empty: list[dict[Any, Any]] = []
+        # What is put in place for a second run by itself.
         for m in modules:
-            # What is put in place for a second run by itself.
-            for x in (m, *m._parameters.values(), *m._buffers.values()):
-                self._seen[id(x)] = x
+            self._seen[id(m)] = m
+            for tensors in (m._parameters, m._buffers):
+                if tensors:
+                    self._seen |= {id(x): x for x in tensors.values()}
         for m in modules:
+            # Others may change what torch's own layers do, or hook them.
             fields = _Fields(m, _OF_EVERY_MODULE)
-            if not may_have_state(m):
-                # Others may change what torch's own layers do, or hook them.
-                hooks = _Mapping(m._forward_hooks), _Mapping(m._forward_pre_hooks)
-                self._places.extend((fields, *hooks))
-                continue
-            self._visit_fields(fields, type(m))
-            for cls in type(m).__mro__:
-                if not (_is_of_library(cls) or id(cls) in self._seen):
-                    self._seen[id(cls)] = cls
-                    self._visit_fields(_ClassFields(cls), cls)
-                    for name, f in vars(cls).items():
-                        if isinstance(f, types.FunctionType):
-                            self._visit(f, (cls, name))
+            self._places.append(fields)
+            hooks = _hooks_of(vars(m))
+            if any(hooks):
+                self._places.extend(map(_Mapping, hooks))
+                for name, own in zip(_HOOKS, hooks, strict=True):
+                    # Functions that hook may lead to the whole training: they fire twice.
+                    for x in own.values():
+                        if not isinstance(x, _FUNCTIONS):
+                            self._visit(x, (type(m), name))
+            else:
+                self._empty.extend(hooks)
+            if may_have_state(m):
+                self._visit_fields(fields, type(m))
+                self._visit_classes(type(m))
+        self._places.append(_Empty(self._empty))
 
     def complete(self) -> Attributes | None:
         """Note what the first run wrote to; None if there is nothing to put back."""
@@ -129,10 +154,11 @@ class Attributes:
         for other in self._copies.values():
             other.complete()
         # A second run needs no graph of an earlier forward pass, which would hold that.
-        values = [x for place in self._places for x in place.leads_to()]
         ended = {
             id(x): x.detach().requires_grad_()
-            for x in values
+            for place in self._places
+            if not _NO_TENSORS.issuperset(map(type, place.values()))
+            for x in place.values()
             if isinstance(x, Tensor) and x.grad_fn is not None
         }
         if ended:
@@ -161,22 +187,35 @@ class Attributes:
                 place.put(after)
         self._after = []
 
-    def _visit_fields(self, place: _Place, owner: type) -> None:
-        self._places.append(place)
+    def _visit_fields(self, place: _Fields, owner: type) -> None:
         for name, value in place.before.items():
-            if name in _HOOKS:
-                # Functions that hook may lead to the whole training: they fire twice.
-                self._places.append(_Mapping(value))
-                value = [x for x in value.values() if not isinstance(x, _FUNCTIONS)]
-            if not isinstance(value, _LEFT_ALONE) and (owner, name) not in _too_large:
+            if name in _STANDARD or _is_left_alone(type(value)):
+                continue
+            if place.is_own(name, value) and (owner, name) not in _too_large:
                 self._visit(value, (owner, name))
+
+    def _visit_classes(self, kind: type) -> None:
+        for cls in _classes_with_state(kind):
+            if id(cls) in self._seen:
+                continue
+            self._seen[id(cls)] = cls
+            fields = _ClassFields(cls)
+            self._places.append(fields)
+            self._visit_fields(fields, cls)
+            for name, f in fields.before.items():
+                if type(f) is not types.FunctionType:
+                    continue
+                if f.__closure__ or f.__defaults__ or f.__kwdefaults__ or f.__dict__:
+                    self._visit(f, (cls, name))
+                else:
+                    self._empty.append(f.__dict__)
 
     def _visit(self, value: Any, name: tuple[type, str]) -> None:
         """Note the contents of what a forward pass may change, and what it leads to."""
         left, count = [value], 0
         while left:
             x = left.pop()
-            if isinstance(x, _LEFT_ALONE) or id(x) in self._seen:
+            if _is_left_alone(type(x)) or id(x) in self._seen:
                 continue
             self._seen[id(x)] = x
             count += 1
@@ -212,10 +251,32 @@ class Attributes:
             _warn(name, f"({type(x).__name__})")
 
 
-def is_ours(module: nn.Module) -> bool:
+def is_ours(modules: Sequence[nn.Module]) -> bool:
     """Whether a module is of this package, and so is what it consists of, or torch's."""
-    ours = type(module).__module__.startswith("speechbrain_rev.")
-    return ours and not any(map(may_have_state, module.modules()))
+    ours = type(modules[0]).__module__.startswith("speechbrain_rev.")
+    return ours and not any(map(may_have_state, modules))
+
+
+def modules_of(module: nn.Module) -> list[nn.Module]:
+    """List a module and those within it, each once, in the order of ``modules()``.
+
+    That takes twice as long, which each call of a small block would feel.
+
+    Examples
+    --------
+    >>> shared = nn.Tanh()
+    >>> [type(m).__name__ for m in modules_of(nn.Sequential(shared, nn.ReLU(), shared))]
+    ['Sequential', 'Tanh', 'ReLU']
+    """
+    listed: dict[int, nn.Module] = {}
+    left: list[nn.Module | None] = [module]
+    while left:
+        m = left.pop()
+        if m is not None and id(m) not in listed:
+            listed[id(m)] = m
+            if m._modules:
+                left.extend(reversed(m._modules.values()))
+    return list(listed.values())
 
 
 def may_have_state(m: nn.Module) -> bool:
@@ -232,13 +293,13 @@ def may_have_state(m: nn.Module) -> bool:
         False of torch's layers and this package's without forward hooks.
     """
     return (
-        not _is_known(type(m))  # type: ignore[arg-type]
+        not _is_known(type(m))
         or "forward" in vars(m)
         or bool(m._forward_hooks or m._forward_pre_hooks)
     )
 
 
-@functools.cache
+@_by_class
 def _is_known(kind: type) -> bool:
     """Whether a class is one of torch's layers or this package's, not made from one."""
     home = sys.modules.get(kind.__module__)
@@ -268,7 +329,7 @@ def tensors_within(objects: Sequence[Any]) -> list[Tensor]:
     left, seen = list(objects), dict[int, Any]()
     while left and len(seen) < _LIMIT:
         x = left.pop()
-        if isinstance(x, (*_LEFT_ALONE, nn.Module)) or id(x) in seen:
+        if _is_left_alone(type(x)) or isinstance(x, nn.Module) or id(x) in seen:
             continue
         seen[id(x)] = x
         if isinstance(x, _UNCHANGEABLE):
@@ -387,6 +448,18 @@ class _Copied:
         return bool(self._x.tobytes() == self._copy.tobytes())
 
 
+@_by_class
+def _is_left_alone(kind: type) -> bool:
+    """Whether nothing is noted of instances of a class."""
+    return issubclass(kind, _LEFT_ALONE)
+
+
+@_by_class
+def _classes_with_state(kind: type) -> tuple[type, ...]:
+    """Give a class and those that it is made from, without those of libraries."""
+    return tuple(cls for cls in kind.__mro__ if not _is_of_library(cls))
+
+
 def _is_of_library(x: Any) -> bool:
     """Whether a class or a function is of a package that keeps no state."""
     return f"{x.__module__}.".startswith(_LIBRARIES)
@@ -422,10 +495,14 @@ class _Place(ABC):
     def put(self, contents: Any) -> None:
         """Make it hold other contents."""
 
-    def leads_to(self) -> Iterator[Any]:
-        """Give what it held."""
-        values = self.before.values() if isinstance(self.before, dict) else self.before
-        yield from values
+    def values(self) -> Collection[Any]:
+        """Give what it held, and perhaps what is not put back."""
+        before = self.before
+        return before.values() if isinstance(before, dict) else before
+
+    def leads_to(self) -> Iterable[Any]:
+        """Give what it held that may lead to more."""
+        return self.values()
 
     def replaced(self, copies: Mapping[int, Any]) -> Any:
         """Give what it held, copies in the place of what was copied."""
@@ -439,9 +516,9 @@ def _differ(now: Any, before: Any) -> bool:
     if len(now) != len(before):
         return True
     if isinstance(now, dict):
-        pairs = zip(now.items(), before.items(), strict=True)
-        return any(k is not n or x is not y for (k, x), (n, y) in pairs)
-    return any(x is not y for x, y in zip(now, before, strict=True))
+        same = all(map(operator.is_, now.values(), before.values()))
+        return not (same and all(map(operator.is_, now, before)))
+    return not all(map(operator.is_, now, before))
 
 
 #: What is made anew if something that it holds is.
@@ -479,21 +556,25 @@ def _replaced(x: Any, copies: Mapping[int, Any]) -> Any:
 
 
 class _Fields(_Place):
-    """Attributes of an object, in its dictionary and its slots."""
+    """Attributes of an object, in its dictionary and its slots.
+
+    What is left out is copied, which is quicker than to choose, and never put.
+    """
 
     def __init__(self, owner: Any, left_out: frozenset[str] = frozenset()) -> None:
         self._left_out = left_out
-        self._slots = [
-            _mangled(name, cls)
-            for cls in type(owner).__mro__
-            for name in _as_names(vars(cls).get("__slots__", ()))
-            if name not in ("__dict__", "__weakref__")
-        ]
+        self._slots = _slots_of(type(owner))
         super().__init__(owner)
 
+    def is_own(self, name: str, value: Any) -> bool:
+        """Whether a second run gets back what it was."""
+        return name not in self._left_out
+
+    def leads_to(self) -> Iterable[Any]:
+        return [x for name, x in self.before.items() if self.is_own(name, x)]
+
     def contents(self) -> dict[str, Any]:
-        fields = getattr(self.owner, "__dict__", {})
-        own = {key: x for key, x in fields.items() if key not in self._left_out}
+        own: dict[str, Any] = getattr(self.owner, "__dict__", {}).copy()
         for name in self._slots:
             if hasattr(self.owner, name):
                 own[name] = getattr(self.owner, name)
@@ -501,16 +582,27 @@ class _Fields(_Place):
 
     def put(self, contents: dict[str, Any]) -> None:
         fields = getattr(self.owner, "__dict__", {})
-        for name in self.contents().keys() - contents.keys():
-            if name in fields:
-                del fields[name]
-            else:
-                object.__delattr__(self.owner, name)
+        for name, value in self.contents().items():
+            if name not in contents and self.is_own(name, value):
+                if name in fields:
+                    del fields[name]
+                else:
+                    object.__delattr__(self.owner, name)
         for name, value in contents.items():
             if name in self._slots:
                 object.__setattr__(self.owner, name, value)
-            else:
+            elif self.is_own(name, value):
                 fields[name] = value
+
+
+@_by_class
+def _slots_of(kind: type) -> tuple[str, ...]:
+    return tuple(
+        _mangled(name, cls)
+        for cls in kind.__mro__
+        for name in _as_names(vars(cls).get("__slots__", ()))
+        if name not in ("__dict__", "__weakref__")
+    )
 
 
 def _as_names(slots: Any) -> tuple[str, ...]:
@@ -522,29 +614,25 @@ def _mangled(name: str, cls: type) -> str:
     return f"_{cls.__name__.lstrip('_')}{name}" if private else name
 
 
-class _ClassFields(_Place):
-    """Attributes of a class, which its instances may count in."""
+class _ClassFields(_Fields):
+    """Attributes of a class, which its instances may count in; not its methods."""
 
-    def contents(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in vars(self.owner).items()
-            if not (
-                (name.startswith("__") and name.endswith("__"))
-                or isinstance(value, (types.FunctionType, *_DESCRIPTORS))
-            )
-        }
+    def is_own(self, name: str, value: Any) -> bool:
+        special = name.startswith("__") and name.endswith("__")
+        return not (special or isinstance(value, _OF_A_CLASS))
 
     def put(self, contents: dict[str, Any]) -> None:
-        for name in self.contents().keys() - contents.keys():
-            delattr(self.owner, name)
+        for name, value in self.contents().items():
+            if name not in contents and self.is_own(name, value):
+                delattr(self.owner, name)
         for name, value in contents.items():
-            if vars(self.owner).get(name) is not value:
+            is_other = vars(self.owner).get(name) is not value
+            if is_other and self.is_own(name, value):
                 setattr(self.owner, name, value)
 
 
-_DESCRIPTORS = (
-    property, classmethod, staticmethod, types.MemberDescriptorType,
+_OF_A_CLASS = (
+    types.FunctionType, property, classmethod, staticmethod, types.MemberDescriptorType,
     types.GetSetDescriptorType, functools.cached_property,
 )  # fmt: skip
 
@@ -570,6 +658,19 @@ class _Mapping(_Place):
     def put(self, contents: dict[Any, Any]) -> None:
         self.owner.clear()
         self.owner.update(contents)
+
+
+class _Empty(_Place):
+    """Dictionaries that held nothing, as those of hooks and of functions do."""
+
+    def contents(self) -> list[Any]:
+        return [*map(dict, self.owner)] if any(self.owner) else []
+
+    def put(self, contents: list[Any]) -> None:
+        for own in self.owner:
+            own.clear()
+        for own, held in zip(self.owner, contents, strict=False):
+            own.update(held)
 
 
 class _Cell(_Place):
@@ -610,14 +711,14 @@ class _Generator(_Place):
 
 def _places_of(x: Any) -> list[_Place]:
     """Note what an object holds; nothing of one that must be copied as a whole."""
+    if isinstance(x, types.FunctionType):
+        return _places_of_function(x)
     if isinstance(x, (random.Random, io.IOBase)):
         return []
     if isinstance(x, torch.Generator):
         return [_Generator(x)]
     if isinstance(x, nn.Module):
         return [_Fields(x, _OF_EVERY_MODULE - {"_buffers", "_modules"})]
-    if isinstance(x, types.FunctionType):
-        return _places_of_function(x)
     places: list[_Place] = []
     if isinstance(x, (list, deque, set, bytearray)):
         places.append(_Sequence(x))
@@ -634,9 +735,11 @@ def _places_of_function(f: types.FunctionType) -> list[_Place]:
     """Note the variables around a function, its attributes and defaults."""
     if _is_of_library(f):
         return []
-    cells = [_Cell(cell) for cell in f.__closure__ or ()]
+    cells = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
+    # What super() reads is the class.
+    variables = [_Cell(cell) for name, cell in cells if name != "__class__"]
     defaults = f.__defaults__, f.__kwdefaults__
-    return [*cells, _Mapping(vars(f)), *([_Defaults(f)] if any(defaults) else [])]
+    return [*variables, _Mapping(vars(f)), *([_Defaults(f)] if any(defaults) else [])]
 
 
 def _is_of_python(kind: type) -> bool:

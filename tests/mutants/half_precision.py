@@ -16,9 +16,16 @@ NORM_CODE = Source("speechbrain_rev/reversible/norm.py")
 POOLING_CODE = Source("speechbrain_rev/lobes/pooling.py")
 SEGMENT_CODE = Source("speechbrain_rev/reversible/segment.py")
 GEOMETRY_CODE = Source("speechbrain_rev/lobes/geometry.py")
+BUDGET_TESTS = Tests("tests/unit/training/test_memory_budget.py")
 GEOMETRY_TESTS = Tests("tests/unit/lobes/test_geometry.py")
 
 HALF_PRECISION = [
+    AUTOCAST_CODE(
+        "half: weights that blocks have together are cast for each",
+        "contextlib.nullcontext() if shares_casts else recording.autocast()",
+        "recording.autocast()",
+        BUDGET_TESTS("together and bf16"),
+    ),
     AUTOCAST_CODE(
         "half: the second run is in the other half",
         "torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)",

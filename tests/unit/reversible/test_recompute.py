@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import random
 import types
 import weakref
 
@@ -9,9 +10,12 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
+from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.reversible import AdditiveCoupling, Recompute
 from speechbrain_rev.reversible.monitor import StreamWarning
+from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.wrapping import recompute_blocks
 
 from .chains import (
@@ -32,6 +36,10 @@ SIZE = 6
 
 def linear():
     return nn.Linear(SIZE, SIZE)
+
+
+def batch_norm():
+    return nn.BatchNorm1d(SIZE)
 
 
 def inputs():
@@ -218,6 +226,69 @@ def test_a_graph_that_is_kept_does_not_keep_the_activations():
     again = torch.autograd.grad(loss, x)
     assert torch.equal(*first, *again)
     assert len(counted.variables.runs()) >= 3
+
+
+@module_with()
+def mapping(self, x):
+    """Return a large map beside the output, as attention does."""
+    scores = x @ x.mT
+    return x + 0.1 * scores.sin().softmax(-1).cos() @ x, scores
+
+
+def test_a_first_run_holds_inputs_outputs_and_nothing_else():
+    rows, blocks = 512, [Recompute(mapping()).train() for _ in range(3)]
+    x, of_a_map = torch.randn(rows, 4).requires_grad_(), 4 * rows * rows
+
+    def forward(x):
+        maps = []
+        for block in blocks:
+            x, scores = block(x)
+            maps.append(scores)
+        return x
+
+    # Two maps are kept; the third block has its own and an operation: what it reads and
+    # what it writes.
+    assert live_bytes_peak(lambda: forward(x)) < 5.5 * of_a_map
+
+
+@module_with(
+    linear=linear, norm=lambda: BatchNorm(SIZE), plain_norm=batch_norm, calls=int
+)
+def penalised(self, x):
+    """Take gradients of its own, twice, of what is normalised, dropped and counted."""
+    self.calls += 1
+    y = self.norm(self.linear(x)[..., None, None]).flatten(1)
+    y = F.dropout(self.plain_norm(y).sin(), 0.3).exp() * random.random()
+    (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    slope = slope.tanh() * self.calls
+    (again,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
+    return again.sigmoid() * y
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_block_that_takes_gradients_itself_trains_alike(outer):
+    plain = nn.Sequential(linear(), penalised())
+    network = copy.deepcopy(plain)
+    recompute_blocks(network, "1")
+    run = Recompute(network).train() if outer else network
+    for step in range(2):
+        grads = []
+        for module, call in ((plain, plain), (network, run)):
+            torch.manual_seed(step)
+            random.seed(step)
+            x = torch.randn(4, SIZE).requires_grad_()
+            call(x).square().sum().backward()
+            grads.append(
+                {n: p.grad for n, p in module.named_parameters()} | {"x": x.grad}
+            )
+            # Both drew as many numbers.
+            grads[-1] |= {
+                "torch": torch.rand(1),
+                "python": torch.tensor(random.random()),
+            }
+        assert_same_bits(*grads)
+        assert_same_bits(dict(network.named_buffers()), dict(plain.named_buffers()))
+    assert network[1].calls == plain[1].calls == 2
 
 
 @module_with(linear=linear, maps=list)

@@ -90,10 +90,10 @@ def test_what_leads_to_too_much_is_walked_once(monkeypatch):
         state, "_places_of", lambda x: visited.append(1) or places_of(x)
     )
     with pytest.warns(UserWarning, match=r"Holding\.large \(more than"):
-        Attributes(Holding())
+        Attributes([Holding()])
     assert len(visited) >= 20_000
     visited.clear()
-    Attributes(Holding())
+    Attributes([Holding()])
     assert len(visited) < 100
 
 
@@ -108,7 +108,7 @@ def test_packages_are_known_by_their_whole_name():
 
 def test_modules_of_this_package_keep_nothing_for_a_second_run():
     module = BatchNorm(4)
-    attributes = Attributes(module)
+    attributes = Attributes([module])
     module(torch.randn(2, 4, 3, 3))
     assert attributes.complete() is None
 
@@ -142,6 +142,39 @@ def test_a_second_run_sees_what_was_before_the_forward_pass(module, change):
         if name == "value":
             assert torch.equal(*map(torch.as_tensor, (value, changed.value)))
     assert_same_bits(dict(module.named_buffers()), dict(changed.named_buffers()))
+
+
+def hooking(module, x):
+    module.linear.register_forward_hook(lambda layer, given, y: y.cos())
+    return x
+
+
+def function_of(module):
+    return vars(type(module))["forward"]
+
+
+def noting(module, x):
+    function_of(module).calls = getattr(function_of(module), "calls", 0) + 1
+    return x * function_of(module).calls
+
+
+@pytest.mark.parametrize(
+    ("forward", "count"),
+    [
+        (hooking, lambda module: len(module.linear._forward_hooks)),
+        (noting, lambda module: vars(function_of(module)).pop("calls")),
+    ],
+)
+def test_what_was_empty_is_empty_for_the_second_run_and_filled_once(forward, count):
+    module = Module(forward)
+    plain = copy.deepcopy(module)
+    x = torch.linspace(-1, 1, 8).view(2, 4)
+    steps = []
+    for m, run in ((plain, plain), (module, Recompute(module).train())):
+        run(x).sum().backward()
+        steps.append({n: p.grad for n, p in m.named_parameters()})
+        assert count(m) == 1
+    assert_same_bits(*steps)
 
 
 def test_a_large_tensor_that_changes_after_the_forward_pass_is_named():

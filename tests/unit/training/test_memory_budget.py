@@ -17,12 +17,12 @@ from hyperpyyaml import load_hyperpyyaml
 from speechbrain.augment.augmenter import Augmenter
 from speechbrain.augment.time_domain import AddNoise
 from speechbrain.utils.train_logger import FileTrainLogger
+from torch.utils.checkpoint import checkpoint
 
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import repeated_blocks
 from speechbrain_rev.planner.memory import live_bytes_peak, storage_bytes
-from speechbrain_rev.planner.search import in_turn
-from speechbrain_rev.reversible.wrapping import recomputes
+from speechbrain_rev.reversible.wrapping import recompute_blocks, recomputes
 from speechbrain_rev.training import memory_budget
 from speechbrain_rev.training.memory_budget import (
     PLANS,
@@ -83,6 +83,28 @@ def test_two_lines_change_memory_and_nothing_else(name):
         parameter.grad = torch.zeros_like(parameter)
     taken = live_bytes_peak(lambda: brain.fit_batch(batch_of(seed=3)))
     assert fixed + taken <= budget
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "xvector"])
+def test_recomputing_all_blocks_takes_no_more_than_torch_s_checkpoints(name):
+    def peak(change):
+        brain = trained(brain_of(name), batch_of())
+        step = BrainStep(brain)
+        for parameter in step.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        change(step, *repeated_blocks(step))
+        brain.modules.train()
+        return live_bytes_peak(lambda: step(batch_of()).backward())
+
+    def checkpointed(step, *names):
+        for block in map(step.get_submodule, names):
+            block.forward = functools.partial(
+                checkpoint, block.forward, use_reentrant=False
+            )
+
+    ours, of_torch = peak(recompute_blocks), peak(checkpointed)
+    assert ours <= 1.01 * of_torch
+    assert ours < peak(lambda *_: None)
 
 
 #: As SpeechBrain's recipes write it, with one line more.
@@ -408,19 +430,57 @@ def test_what_is_frozen_later_is_planned_anew():
     assert not any(map(recomputes, brain.modules.modules()))
 
 
-def test_stages_are_opened_and_shared_weights_store():
+def test_stages_are_opened():
     def stage():
         return torch.nn.Sequential(*(InPlace(0) for _ in range(2)))
 
     stages = torch.nn.ModuleDict({"a": stage(), "b": stage()})
     assert repeated_blocks(stages) == ["a.0", "a.1", "b.0", "b.1"]
-    network = torch.nn.Sequential(*(InPlace(0) for _ in range(3)))
-    network[2].linear.weight = network[0].linear.weight
-    kept, reasons = in_turn(
-        network, ["0", "1", "2"], lambda: network(torch.ones(2, 64)).sum().backward()
-    )
-    assert kept == ["1"]
-    assert reasons["0"] == "it has weights together with 2"
+
+
+class Plain(sb.Brain):
+    """A Brain of one network, whose batches are tensors."""
+
+    def compute_forward(self, batch, stage):
+        return self.modules.model(batch)
+
+    def compute_objectives(self, predictions, batch, stage):
+        return predictions.float().square().mean()
+
+
+def tied():
+    """Blocks of which four have a weight together, within one also twice."""
+
+    def block():
+        first = torch.nn.Linear(64, 64)
+        return torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Linear(64, 64))
+
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(*(block() for _ in range(6)))
+    for layer in (network[2][0], network[3][0], network[3][2], network[5][0]):
+        layer.weight = network[0][0].weight
+    return network
+
+
+@pytest.mark.parametrize(
+    ("precision", "budget"), [("fp32", "1.9MB"), ("bf16", "1.6MB")]
+)
+def test_blocks_with_weights_together_are_planned_and_train_alike(precision, budget):
+    def brain(budget, *bases):
+        return type("Tied", (*bases, Plain), {})(
+            {"model": tied()},
+            lambda p: torch.optim.SGD(p, 0.1),
+            {"memory_budget": budget},
+            {"device": "cpu", "precision": precision},
+        )
+
+    batches = [torch.randn(512, 64) for _ in range(3)]
+    expected = state_of(trained(brain(None), *batches))
+    planned = trained(brain(budget, MemoryBudget), *batches)
+    assert all(torch.equal(v, expected[k]) for k, v in state_of(planned).items())
+    modes = planned.memory_plan.modes
+    assert list(modes) == [f"model.{i}" for i in range(6)]
+    assert set(modes.values()) == {"store", "recompute"}
 
 
 @pytest.mark.parametrize(
