@@ -36,7 +36,7 @@ from speechbrain_rev.data.preparation import (
 )
 from speechbrain_rev.hparams import OptimizerWarning, compose, plain_settings
 from speechbrain_rev.inference.run_folder import HYPERPARAMS
-from speechbrain_rev.lobes.checkpointer import CHANNELS, KeptChannels
+from speechbrain_rev.lobes.checkpointer import CHANNELS, KeptArithmetic
 from speechbrain_rev.processes import end_process
 from speechbrain_rev.scoring import read_trials
 from speechbrain_rev.training import (
@@ -84,12 +84,9 @@ class SpeakerBrain(ValidatedEpochs):
         if stage == sb.Stage.TRAIN:
             wavs, lens = self.hparams.wav_augment(wavs, lens)
         feats = self.modules.mean_var_norm(self.modules.compute_features(wavs), lens)
-        encoder = self.modules.embedding_model
         if stage == sb.Stage.TRAIN:
-            return self.modules.classifier(encoder(feats))
-        # Wrapped for several processes it would wait for them, and they may have fewer
-        # utterances that can be read.
-        return getattr(encoder, "module", encoder)(feats)
+            return self.modules.classifier(self.modules.embedding_model(feats))
+        return self.embed(feats)
 
     def compute_objectives(self, predictions, batch, stage):
         """Return the loss, and set the learning rate and margin of the step."""
@@ -126,8 +123,8 @@ def build_brain(hparams, run_opts, kind=None):
     random_state = GlobalRandomState()
     random_state.fold_rank()
     keep("random_state", random_state)
-    channels = KeptChannels(hparams["modules"]["embedding_model"])
-    keep(CHANNELS, channels, optional_load=True)
+    arithmetic = KeptArithmetic(hparams["modules"]["embedding_model"])
+    keep(CHANNELS, arithmetic, optional_load=True)
     hparams["checkpointer"].add_state("compression", hparams["compression"])
     return (kind or SpeakerBrain)(
         modules=hparams["modules"],

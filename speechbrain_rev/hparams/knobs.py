@@ -307,6 +307,7 @@ KNOBS = {
         "ours, by the benchmark chunks: it changes memory and time; the study did not test it",
         "bytes for 200 frames", null=True, or_word="auto", at_least=1,
     ),
+    "compile": _switch("ours, by the benchmark compiling; the knob is SpeechBrain's"),
     "verify": Knob("str", "ours", null=True, one_of=("warn", "raise")),
     "sync_batchnorm": _switch("ours; the paper states nothing"),
     "zero_init_residual": _switch(

@@ -15,6 +15,7 @@ import torch
 from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization, spectral_magnitude
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.compliance import kaldi
 
@@ -253,6 +254,10 @@ class KaldiFbank(nn.Module):
         padded = pad_sequence(features, batch_first=True)
         if samples is None:
             return padded, None
+        # As many frames as the samples with their padding have.
+        hop = self.sample_rate * KALDI_HOP_MS // 1000
+        whole = 1 + (waveforms.shape[1] - window) // hop
+        padded = F.pad(padded, (0, 0, 0, whole - padded.shape[1]))
         frames = torch.tensor([len(f) for f in features], device=padded.device)
         return padded, frames / padded.shape[1]
 

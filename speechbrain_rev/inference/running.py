@@ -47,6 +47,9 @@ _BATCH = 16
 _ALIKE = 0.75
 # The longer the read-ahead, the more alike are neighbours in length: 80 MB, twice.
 _WAITING_SAMPLES = 20_000_000
+# Lengths that batches may have, from one length to its double; elsewhere any. With 32,
+# utterances as in VoxCeleb make 60 times fewer shapes, of 1 % more samples.
+_LENGTHS_PER_OCTAVE = {"cuda": 32}
 
 
 def batch_size(samples: int, device: torch.device) -> int:
@@ -141,6 +144,70 @@ def _grouped(
         group.append((index, samples))
     if group:
         yield group
+
+
+class RepeatedShapes:
+    """Makes the batches of a pass without gradients, in shapes that ran before.
+
+    cuDNN chooses algorithms, and the memory they work in, by shape: a last batch of fewer
+    rows may take several times the memory of all before it. A batch is therefore filled to
+    the rows of an earlier one of its length, with copies of its last utterance. It is never
+    filled to a size that did not run in the pass. On a GPU lengths are rounded up, by 1 % on
+    average and 3 % at most, so that they repeat. Callers drop the rows of copies.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where the batches run.
+
+    Example
+    -------
+    >>> shapes = RepeatedShapes(torch.device("cpu"))
+    >>> [shapes.batch([torch.ones(9)] * rows)[0].shape for rows in (3, 1, 4)]
+    [torch.Size([3, 9]), torch.Size([3, 9]), torch.Size([4, 9])]
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._lengths_per_octave = _LENGTHS_PER_OCTAVE.get(device.type)
+        self._rows: dict[int, set[int]] = {}
+
+    def batch(self, utterances: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Put utterances into one tensor, padded with zeros, and copies after them.
+
+        Parameters
+        ----------
+        utterances : sequence of torch.Tensor, [length, ...]
+            Waveforms or features, at least one.
+
+        Returns
+        -------
+        batch : torch.Tensor, [rows, longest, ...]
+            As many rows as utterances, or more.
+        own : torch.Tensor, [rows], or None
+            How much of each row's length is its own; None if none is padded.
+        """
+        lengths = [len(one) for one in utterances]
+        length = self._rounded(max(lengths))
+        ran = self._rows.setdefault(length, set())
+        rows = min((n for n in ran if n >= len(lengths)), default=len(lengths))
+        ran.add(rows)
+        copies = rows - len(lengths)
+        batch = pad_sequence(
+            [*utterances, *[utterances[-1]] * copies], batch_first=True
+        )
+        lengths += [lengths[-1]] * copies
+        if min(lengths) == length:
+            return batch, None
+        rest = batch.new_zeros(rows, length - batch.shape[1], *batch.shape[2:])
+        own = torch.tensor(lengths, device=batch.device)
+        return torch.cat([batch, rest], dim=1), own
+
+    def _rounded(self, length: int) -> int:
+        if self._lengths_per_octave is None:
+            return length
+        octave = 1 << (length.bit_length() - 1)
+        step = max(1, octave // self._lengths_per_octave)
+        return -(-length // step) * step
 
 
 @dataclass(frozen=True, eq=False)
@@ -394,9 +461,10 @@ class RunningModel:
             unit="utt",
             disable=len(recordings) < _MANY or not if_main_process(),
         ) as progress:
+            shapes = RepeatedShapes(self.device)
             for group in read_batches(short, read, self.device):
                 indices, waveforms = zip(*group, strict=True)
-                yield from zip(indices, self.run(waveforms), strict=True)
+                yield from zip(indices, self.run(waveforms, shapes), strict=True)
                 progress.update(len(group))
             for index in sorted(long):
                 one = recordings[index]
@@ -441,8 +509,9 @@ class RunningModel:
                     yield window
 
         rows, voices = [], heard()
+        shapes = RepeatedShapes(self.device)
         while group := list(islice(voices, batch_size(size, self.device))):
-            rows.append(self.run(group))
+            rows.append(self.run(group, shapes))
         if not rows:
             raise ValueError(silence(one.what))
         starts, ends = np.array(spoken, dtype=np.float64).T / self.sample_rate
@@ -465,8 +534,17 @@ class RunningModel:
         return resample_blocks(blocks(), rate_ratio(rate, self.sample_rate))
 
     @torch.no_grad()
-    def run(self, waveforms: Sequence[Tensor]) -> NDArray[np.float32]:
+    def run(
+        self, waveforms: Sequence[Tensor], shapes: RepeatedShapes | None = None
+    ) -> NDArray[np.float32]:
         """Embed waveforms [samples] at the model's sample rate, as one batch.
+
+        Parameters
+        ----------
+        waveforms : sequence of torch.Tensor, [samples]
+            At least one.
+        shapes : RepeatedShapes, optional
+            Of the pass that the batch is of; without it, the batch is alone.
 
         Returns
         -------
@@ -477,13 +555,12 @@ class RunningModel:
         ValueError
             If the model gives NaN or infinity.
         """
-        padded = pad_sequence(list(waveforms), batch_first=True).to(self.device)
-        counts = [len(w) for w in waveforms]
-        samples = None
-        if min(counts) < max(counts):
-            samples = torch.tensor(counts, device=self.device)
+        padded, samples = (shapes or RepeatedShapes(self.device)).batch(waveforms)
+        if samples is not None:
+            samples = samples.to(self.device)
         with computing_in(self.precision, self.device):
-            embeddings = self.model(padded, samples).squeeze(1).float().cpu()
+            embeddings = self.model(padded.to(self.device), samples)
+        embeddings = embeddings[: len(waveforms)].squeeze(1).float().cpu()
         if not embeddings.isfinite().all():
             raise _DivergedError(
                 "the encoder gave NaN or infinity for audio that is finite. "

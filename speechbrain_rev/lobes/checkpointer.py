@@ -35,6 +35,7 @@ from speechbrain_rev.lobes.classifier import true_speakers
 from speechbrain_rev.lobes.encoder import SpeakerEncoder
 from speechbrain_rev.lobes.geometry import AUTO, channels_by_level
 from speechbrain_rev.processes import gathered, process_rank
+from speechbrain_rev.reversible.compiled import backend_of
 from speechbrain_rev.whole_files import SUMS, check_sum, digest_of, sums_in
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 CHECKSUMS = SUMS
 #: Files of a checkpoint with its epoch and its step, as SpeechBrain writes them.
 COUNTER, BRAIN = f"counter{PARAMFILE_EXT}", f"brain{PARAMFILE_EXT}"
-#: What a checkpointer calls the channels at a time.
+#: What a checkpointer calls the channels at a time, and the compiler beside them.
 CHANNELS = "channels"
 # When a disk is full, torch's writer raises a RuntimeError with one of these words.
 _TORCH_CANNOT_WRITE = ("inline_container", "iostream", "PytorchStreamWriter")
@@ -459,11 +460,11 @@ def _unfinished(path: Path) -> Path:
 
 
 @register_checkpoint_hooks
-class KeptChannels:
-    """The channels at a time that an encoder is trained with, saved with checkpoints.
+class KeptArithmetic:
+    """The channels at a time and the compiler of an encoder, saved with checkpoints.
 
-    They decide in which order numbers are added up. A run must be resumed with those
-    that it began with.
+    They decide in which order numbers are added up and how they are rounded. A run must
+    be resumed with those that it began with.
 
     Parameters
     ----------
@@ -474,7 +475,7 @@ class KeptChannels:
     -------
     >>> encoder = SpeakerEncoder("revnet57", widths=(4, 4, 4, 4), blocks=(1, 0, 0, 0))
     >>> checkpointer = WholeCheckpointer(getfixture("tmp_path"))
-    >>> kept = KeptChannels(encoder)
+    >>> kept = KeptArithmetic(encoder)
     >>> checkpointer.add_recoverable(CHANNELS, kept, optional_load=True)
     >>> kept.restore(checkpointer, chosen=True)
     False
@@ -489,7 +490,7 @@ class KeptChannels:
         self._encoder = encoder
 
     def restore(self, checkpointer: Checkpointer, *, chosen: bool) -> bool:
-        """Give the encoder the channels of the newest checkpoint, if there is one.
+        """Give the encoder the channels of the newest checkpoint; compare the compiler.
 
         Parameters
         ----------
@@ -506,37 +507,65 @@ class KeptChannels:
         Raises
         ------
         ValueError
-            If a chunk is fixed and is another.
+            If a chunk is fixed and is another, or the compiler is.
         """
         newest = checkpointer.find_checkpoint()
         if newest is None:
             return False
         verify_checkpoint(newest)
+        kept = _no_arithmetic()
         if CHANNELS in newest.paramfiles:
-            path = Path(newest.paramfiles[CHANNELS])
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            if kept != self._encoder.channels and not chosen:
+            kept = _read_arithmetic(newest.paramfiles[CHANNELS])
+        began, now = (
+            str(backend is not None).lower()
+            for backend in (kept["compiled_with"], backend_of(self._encoder))
+        )
+        if began != now:
+            raise ValueError(
+                f"This run began with compile: {began}, and compile is now {now}: last bits "
+                f"would be others. Give compile: {began}, or another output_folder."
+            )
+        channels = kept["channels"]
+        if channels is not None:
+            if channels != self._encoder.channels and not chosen:
                 raise ValueError(
-                    f"This run began with {kept} channels at a time, and its chunk "
+                    f"This run began with {channels} channels at a time, and its chunk "
                     f"now makes {self._encoder.channels}: gradients would be added up in "
                     "another order. Give chunk as before, or chunk: auto, which goes on "
                     "as it began."
                 )
-            self._encoder.set_channels(kept)
+            self._encoder.set_channels(channels)
         elif chosen and self._encoder.reversible_blocks():
             # Of a time when nothing was kept and auto was this number.
             row, geometry = self._encoder.architecture, self._encoder.geometry
             self._encoder.set_channels(channels_by_level(AUTO, row, geometry))
         return True
 
+    def _arithmetic(self) -> dict[str, Any]:
+        return {
+            "channels": self._encoder.channels,
+            "compiled_with": backend_of(self._encoder),
+        }
+
     @mark_as_saver
     def _save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self._encoder.channels), encoding="utf-8")
+        Path(path).write_text(json.dumps(self._arithmetic()), encoding="utf-8")
 
     @mark_as_loader
     def _load(self, path: str | Path, end_of_epoch: bool) -> None:
         """Check that the channels were restored before the first step."""
-        assert json.loads(Path(path).read_text("utf-8")) == self._encoder.channels
+        assert _read_arithmetic(path) == self._arithmetic()
+
+
+def _read_arithmetic(path: str | Path) -> dict[str, Any]:
+    """Read what was kept; version 0.1.0 kept a list of channels, and compiled nothing."""
+    kept = json.loads(Path(path).read_text(encoding="utf-8"))
+    return kept if isinstance(kept, dict) else _no_arithmetic() | {"channels": kept}
+
+
+def _no_arithmetic() -> dict[str, Any]:
+    """Give what is known of a run that kept nothing."""
+    return {"channels": None, "compiled_with": None}
 
 
 def is_end_of_epoch(checkpoint: Checkpoint) -> bool:

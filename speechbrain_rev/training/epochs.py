@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from speechbrain_rev.data import ChunkBatch
+from speechbrain_rev.inference.running import RepeatedShapes
 from speechbrain_rev.lobes.checkpointer import is_end_of_epoch
 from speechbrain_rev.scoring import Trials, cosine_trials, eer
 from speechbrain_rev.training import progress
@@ -28,7 +29,7 @@ class ValidatedEpochs(CheckedSteps):
     """A Brain that trains on chunks of speech and validates on trials after each epoch.
 
     A subclass has ``compute_forward``, which returns embeddings [batch, 1, embedding_dim]
-    in validation, and ``compute_objectives``. Its hparams have ``lr_annealing`` (a
+    in validation, as ``embed`` gives them, and ``compute_objectives``. Its hparams have ``lr_annealing`` (a
     ``SpeakerSchedule``), ``compute_cost`` with a ``margin``, ``train_logger`` and
     ``keep_checkpoints``, beside those of ``CheckedSteps``; its modules have an
     ``embedding_model``.
@@ -37,7 +38,30 @@ class ValidatedEpochs(CheckedSteps):
     epoch_log: EpochLog
     #: None for no validation.
     valid_trials: Trials | None = None
+    #: Of the batches of validation.
+    shapes: RepeatedShapes
     bar: tqdm[Any]
+
+    def embed(self, feats: Tensor) -> Tensor:
+        """Embed whole utterances in validation, in shapes that repeat.
+
+        Parameters
+        ----------
+        feats : torch.Tensor, [batch, time, n_mels]
+            Filterbanks, of which none is padded.
+
+        Returns
+        -------
+        torch.Tensor, [batch, 1, embedding_dim]
+        """
+        encoder = self.modules.embedding_model
+        # Wrapped for several processes it would wait for them, and they may have fewer
+        # utterances that can be read.
+        encoder = getattr(encoder, "module", encoder)
+        batch, frames = self.shapes.batch(list(feats))
+        lengths = None if frames is None else frames / batch.shape[1]
+        embeddings: Tensor = encoder(batch, lengths)[: len(feats)]
+        return embeddings
 
     def evaluate_batch(
         self, batch: tuple[str, ChunkBatch | str], stage: sb.Stage
@@ -75,6 +99,7 @@ class ValidatedEpochs(CheckedSteps):
         else:
             assert self.valid_trials is not None
             self.embeddings: dict[str, Tensor] = {}
+            self.shapes = RepeatedShapes(torch.device(self.device))
             name, total, done = "valid", len(self.valid_trials.utterances), 0
         self.bar = progress.progress_bar(name, total, done, off=self.noprogressbar)
 

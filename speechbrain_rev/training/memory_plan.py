@@ -25,12 +25,12 @@ def give_modes(brain: sb.Brain, folder: Path) -> None:
 
     The plan is kept in the run's folder. A run that goes on without either setting takes
     it again. ``mode`` overrides both. A run that goes on does so with the channels at a
-    time that it began with, whatever gives the modes.
+    time and the compiler that it began with, whatever gives the modes.
 
     Parameters
     ----------
     brain : speechbrain.Brain
-        Before its first step, with a checkpointer of ``KeptChannels``. Its hparams have
+        Before its first step, with a checkpointer of ``KeptArithmetic``. Its hparams have
         ``mode``, ``plan_file``, ``memory_budget``, ``max_gradient_error``, ``chunk``,
         ``output_folder`` and what ``TrainingStep.of`` reads.
     folder : pathlib.Path
@@ -39,8 +39,8 @@ def give_modes(brain: sb.Brain, folder: Path) -> None:
     Raises
     ------
     ValueError
-        If nothing fits the budget, the plan is for another step, GPU or chunk, or an error
-        is limited and there is no budget.
+        If nothing fits the budget, the plan is for another step, GPU or chunk, an error is
+        limited and there is no budget, or the run began with another chunk or compiler.
     """
     knobs = brain.hparams
     if knobs.max_gradient_error is not None and knobs.memory_budget is None:

@@ -21,6 +21,7 @@ BY_NAME = (
     "angles",
     "budgets",
     "capped",
+    "compiling",
     "ranges",
     "rounding",
     "users",

@@ -140,6 +140,14 @@ COLUMNS = {
         "of the stored peak": "{of the baseline's peak:.2f}",
         "times the stored step": "{times the baseline:.2f}",
     },
+    "compiling": {
+        "encoder": "{encoder}",
+        "way": "{way}",
+        "times the step": "{times the baseline:.2f}",
+        "times the peak": "{of the baseline's peak:.2f}",
+        "start-up, s": "{start-up s:.0f}",
+        "start-up, steps": "{start-up, steps:.0f}",
+    },
     "graphs": {
         "encoder": "{encoder}",
         "batch": "{batch}",
@@ -485,7 +493,10 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"telling_models": partial(models, FEW)},
     DOCS / "choosing_an_encoder.md": {"models": models},
     DOCS / "memory_plans.md": {"planned": planned},
-    DOCS / "reversible_training.md": {"modes": modes},
+    DOCS / "reversible_training.md": {
+        "modes": modes,
+        "compiling": partial(columns_of, "compiling"),
+    },
     DOCS / "comparisons.md": {
         "paper": paper,
         "users": users,

@@ -49,7 +49,7 @@ def begun(train, data, tmp_path_factory):
 def channels_of(folder):
     """Channels at a time in a run's checkpoints."""
     paths = folder.glob("save/CKPT*/channels.ckpt")
-    return {tuple(json.loads(path.read_text())) for path in paths}
+    return {tuple(json.loads(path.read_text())["channels"]) for path in paths}
 
 
 def test_a_budget_changes_memory_and_no_bit(trained, begun, caplog):

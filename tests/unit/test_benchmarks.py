@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import sys
@@ -23,6 +24,7 @@ from tests.benchmarks import (
     __main__,
     budgets,
     capped,
+    compiling,
     compressed,
     compressed_bounds,
     compressed_targets,
@@ -368,6 +370,27 @@ def test_a_small_run_has_a_ratio_to_its_baseline(module, monkeypatch, tmp_path):
     assert baseline is None or ratios(result)[baseline] == 1.0
     result.save(tmp_path, CPU)
     assert result.table().count("\n") == len(result.rows) + 1
+
+
+@pytest.mark.slow
+def test_compiled_steps_are_beside_those_of_python_in_each_mode():
+    size = {"widths": [8] * 4, "blocks": [1] * 4}
+    small = {"backend": "aot_eager", "batch": 2, "frames": 24, "repeats": 2, **size}
+    result = compiling.run(CPU, ["revnet57"], **small)
+    assert [row["times the baseline"] == 1.0 for row in result.rows] == [1, 0, 1, 0]
+    for row in result.rows:
+        assert (row["start-up, steps"] > 1) == row["way"].endswith("compiled")
+
+
+def test_compiled_steps_of_other_bits_have_no_figures(monkeypatch):
+    shifts = itertools.count()
+
+    def differently(encoder, backend):
+        encoder.fc.weight.data += next(shifts)
+
+    monkeypatch.setattr(compiling, "compile_pieces", differently)
+    with pytest.raises(NotEqual, match="Compiled, mode reconstruct of revnet57"):
+        compiling.run(CPU, ["revnet57"])
 
 
 @pytest.mark.slow

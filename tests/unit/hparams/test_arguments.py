@@ -92,9 +92,16 @@ def test_other_keys_and_whole_run_options_may_be_keys(tmp_path, key):
 
 def test_no_key_of_ours_is_swallowed_and_shared_ones_reach_the_brain():
     # These are run options, read by the Brain from either place and by nobody else.
-    shared = {"precision": "bf16", "max_grad_norm": 7.0, "ckpt_interval_steps": 7}
+    shared = {
+        "precision": "bf16",
+        "max_grad_norm": 7.0,
+        "ckpt_interval_steps": 7,
+        "compile": True,
+    }
     for key in top_level_keys(TRAIN):
-        option = f"--{key}={shared.get(key, 7)}"
+        # There a switch is on if it is named.
+        is_switch = shared.get(key) is True
+        option = f"--{key}" if is_switch else f"--{key}={shared.get(key, 7)}"
         _, run_options, overrides = parse_run_options(["train.yaml", option])
         if key in shared:
             assert run_options[key] == shared[key]
@@ -104,6 +111,7 @@ def test_no_key_of_ours_is_swallowed_and_shared_ones_reach_the_brain():
             assert not run_options.overridden_args
     brain = Brain(modules={}, hparams=shared, run_opts={"device": "cpu"})
     assert (brain.precision, brain.max_grad_norm) == ("bf16", 7.0)
+    assert brain.compile
 
 
 def test_training_separates_keys_and_run_options_by_their_whole_names(tmp_path):

@@ -10,9 +10,14 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.inference import SpeakerEmbedder, audio, running
+from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder, audio, running
 from speechbrain_rev.inference.audio import resample
-from speechbrain_rev.inference.running import cut, resample_blocks, unit_mean
+from speechbrain_rev.inference.running import (
+    RepeatedShapes,
+    cut,
+    resample_blocks,
+    unit_mean,
+)
 from tests.run_folders import speech_like, write_audio
 from tests.unit.inference.conftest import close
 
@@ -93,6 +98,88 @@ class Heard(torch.nn.Module):
 @pytest.fixture
 def hearing():
     return SpeakerEmbedder(Heard(), device="cpu", fingerprint="heard")
+
+
+@pytest.fixture
+def encoded(embedder):
+    """Shapes that reach the encoder."""
+    shapes = []
+
+    def note(encoder, given):
+        shapes.append(tuple(given[0].shape[:2]))
+
+    handle = embedder.model.encoder.register_forward_pre_hook(note)
+    yield shapes
+    handle.remove()
+
+
+@pytest.fixture(params=[False, True], ids=["any length", "some lengths"])
+def lengths_per_octave(request, monkeypatch):
+    """A CPU that takes any length, or rounds lengths up as a GPU does."""
+    few = {"cpu": 32} if request.param else {}
+    monkeypatch.setattr(running, "_LENGTHS_PER_OCTAVE", few)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("count", "rows"),
+    [(9, [4, 4, 4]), (8, [4, 4]), (3, [3]), (1, [1])],
+)
+def test_an_odd_last_batch_has_a_shape_that_ran_and_the_same_embeddings(
+    embedder, encoded, hearing, lengths_per_octave, count, rows, monkeypatch
+):
+    monkeypatch.setattr(running, "_BATCH", 4)
+    frames = 57 if lengths_per_octave else 56
+    waves = [speech_like(0.55, seed=i) for i in range(count)]
+    embeddings = embedder.embed(waves, RATE)
+    assert encoded == [(n, frames) for n in rows]
+    assert len(embeddings) == count
+    alone = [embedder.embed(wave, RATE) for wave in waves]
+    # In a batch convolutions may group their sums otherwise: some units in the last place.
+    assert all(
+        close(row, one, 1e-6) for row, one in zip(embeddings, alone, strict=True)
+    )
+    heard = hearing.embed(waves, RATE)
+    assert np.array_equal(heard, [hearing.embed(wave, RATE) for wave in waves])
+
+
+def test_features_of_a_filled_batch_have_the_bits_of_its_rows_alone():
+    model = SpeakerEmbedder(FbankStatistics(), device="cpu")._running
+    waves = [torch.from_numpy(speech_like(0.5, seed=i)) for i in range(7)]
+    shapes = RepeatedShapes(CPU)
+    model.run(waves[:4], shapes)
+    filled = model.run(waves[4:], shapes)
+    assert np.array_equal(filled, model.run(waves[4:]))
+    assert len(filled) == 3
+
+
+def test_the_last_windows_of_a_recording_are_of_a_shape_that_ran(
+    embedder, encoded, lengths_per_octave
+):
+    # 80,000 samples of 24,000 are three windows.
+    windows = embedder.windows(speech_like(6.0), RATE, seconds=1.5, hop=1.5)
+    assert [rows for rows, _ in encoded] == [3, 3]
+    assert len(set(encoded)) == 1
+    assert len(windows.embeddings) == len(windows.starts) == 4
+
+
+def test_lengths_on_a_gpu_repeat_and_cost_a_few_percent(monkeypatch):
+    # A hundredth of the lengths of VoxCeleb, and of what a batch has.
+    monkeypatch.setitem(running._BATCH_SAMPLES, "cuda", 16_000)
+    monkeypatch.setattr(running, "_WAITING_SAMPLES", 200_000)
+    seconds = 3.96 + np.random.default_rng(0).lognormal(0.9, 0.95, 3000)
+    lengths = (160 * seconds.clip(max=145)).astype(int).tolist()
+    shapes, ran, before, without = RepeatedShapes(CUDA), [], 0, set()
+    for group in running.read_batches(range(3000), reading(lengths), CUDA):
+        waves = [wave for _, wave in group]
+        batch, own = shapes.batch(waves)
+        ran.append(batch.shape)
+        before += len(waves) * len(waves[0])
+        without.add((len(waves), len(waves[0])))
+        counted = [batch.shape[1]] * len(batch) if own is None else own.tolist()
+        assert counted[: len(waves)] == list(map(len, waves))
+    assert len(set(ran)) < len(without) / 2
+    assert before < sum(shape.numel() for shape in ran) < 1.04 * before
 
 
 @pytest.mark.parametrize(
@@ -307,7 +394,9 @@ def test_a_file_is_read_a_block_at_a_time(hearing, tmp_path, monkeypatch):
     monkeypatch.setattr(audio, "read_blocks", small)
     groups = hearing._running
     run, seen = groups.run, []
-    monkeypatch.setattr(groups, "run", lambda g: seen.append(sum(lengths)) or run(g))
+    monkeypatch.setattr(
+        groups, "run", lambda *given: seen.append(sum(lengths)) or run(*given)
+    )
     read = hearing.windows(path)
     assert (sum(lengths), max(lengths)) == (10 * RATE, 4000)
     # A window is embedded when it has been read, and not when all has.

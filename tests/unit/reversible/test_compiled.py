@@ -158,6 +158,32 @@ def test_what_is_not_a_number_stays_noted(backend, bad):
     assert not notes[0] < 2**14
 
 
+def test_compiling_is_counted_once_for_each_piece_and_its_failure_is_explained(
+    monkeypatch,
+):
+    compiled._COMPILED.clear()
+    compiled._SECONDS.clear()
+    x, norm = torch.randn(2, 3, 4, 5), compile_pieces(BatchNorm(3), "aot_eager")
+    assert compiled.compiling() == (0, 0)
+    norm(x)
+    pieces, seconds = compiled.compiling()
+    assert pieces == 1
+    assert seconds > 0
+    norm(x)
+    assert compiled.compiling() == (pieces, seconds)
+
+    def fails(*arguments, **options):
+        raise OSError("g++: not found")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: fails)
+    message = (
+        r"(?s)aot_eager could not compile .* for cpu: OSError: g\+\+: not found.*C\+\+"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        norm.double()(x.double())
+    assert compiled.compiling() == (pieces, seconds)
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """What was called compiled."""

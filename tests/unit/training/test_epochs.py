@@ -8,6 +8,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from speechbrain_rev.data import ChunkBatch
+from speechbrain_rev.inference import running
+from speechbrain_rev.inference.running import RepeatedShapes
+from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.scoring import Trials
 from speechbrain_rev.training import dry_run
 
@@ -63,6 +66,29 @@ def test_each_epoch_is_validated_on_what_can_be_read(
     assert len(no_rate) == (2 if unread == NAMES else 0)
     lost = [m for m in caplog.messages if m.endswith("an utterance: it is gone")]
     assert len(lost) == 2 * len(unread)
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_validation_runs_lengths_that_repeat_where_lengths_choose_kernels(
+    noise_run, rounds, monkeypatch
+):
+    if rounds:
+        monkeypatch.setattr(running, "_LENGTHS_PER_OCTAVE", {"cpu": 32})
+    brain, shapes = noise_run(), []
+    encoder = build_encoder("revnet57", widths=(8,) * 4, blocks=(1,) * 4, n_mels=16)
+    encoder.register_forward_pre_hook(lambda _, given: shapes.append(given[0].shape))
+    brain.modules["embedding_model"] = encoder.eval()
+    brain.shapes = RepeatedShapes(torch.device("cpu"))
+    for frames in range(129, 137):
+        feats = torch.randn(1, frames, 16)
+        with torch.no_grad():
+            embedding = brain.embed(feats)
+            # The mask of padding: sums of other grouping.
+            expected = encoder(feats)
+        assert embedding.shape == expected.shape
+        assert (embedding - expected).norm() <= 1e-5 * expected.norm()
+    taken = [shape[1] for shape in shapes[::2]]
+    assert taken == ([132] * 4 + [136] * 4 if rounds else [*range(129, 137)])
 
 
 def test_debugging_validates_without_eer_and_logs_nothing(validated, tmp_path):
