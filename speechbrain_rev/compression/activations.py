@@ -607,6 +607,16 @@ def registering() -> Iterator[None]:
         outer.registers = before
 
 
+def is_compressing() -> bool:
+    """Whether what a layer saves now may come back rounded.
+
+    Second runs are in a backward pass, and hold what they save as it is.
+    """
+    registers = bool(_passes.under_way) and _passes.under_way[-1].registers
+    in_backward = torch._C._current_graph_task_id() != -1
+    return registers and not _passes.paused and not in_backward
+
+
 @contextlib.contextmanager
 def not_compressing() -> Iterator[None]:
     """Compress nothing in this context, whose saved activations are dropped."""

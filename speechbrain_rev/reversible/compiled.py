@@ -64,7 +64,8 @@ def compile_pieces(module: M, backend: str | None = "inductor") -> M:
     memory) are computed without a compiler; a count of memory that begins or ends
     between a forward pass and its backward pass may therefore cost that step its equal
     bits. Frame masks and gradients are computed without one, too. On CUDA a kernel of
-    this package adds to the streams in any case.
+    this package adds to the streams in any case, and one normalises where no compiler
+    does.
 
     Examples
     --------

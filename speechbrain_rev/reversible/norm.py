@@ -25,8 +25,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
+from speechbrain_rev.compression.activations import is_compressing
 from speechbrain_rev.compression.layers import Kind, layer_function
+from speechbrain_rev.kernels import norm as kernels
 from speechbrain_rev.reversible import compiled
 from speechbrain_rev.reversible.replay import (
     autocast_off,
@@ -130,11 +133,24 @@ class BatchNorm(nn.Module):
 
     def _normalise(self, x: Tensor, mask: Tensor | None) -> Tensor:
         statistics = batch_statistics(lambda: self._measure(x.detach(), mask))
-        y = _normalised(x, self.weight, self.bias, statistics, mask, self)
-        # Compiled, both are one pass over memory; else ReLU is autograd's own, which
-        # frees the gradient that it is given before that of the normalisation begins.
-        apart = self.relu and self.compiled_with is None
+        fused = self._is_fused(x, mask)
+        y = _normalised(x, self.weight, self.bias, statistics, mask, self, fused)
+        # Compiled and in a kernel, both are one pass over memory; else ReLU is autograd's
+        # own, which frees the gradient that it is given before that of the normalisation
+        # begins.
+        apart = self.relu and self.compiled_with is None and not fused
         return F.relu_(y) if apart else y
+
+    def _is_fused(self, x: Tensor, mask: Tensor | None) -> bool:
+        """Whether a kernel normalises: in all runs of one input or in none."""
+        return (
+            self.compiled_with is None
+            and mask is None
+            and self._processes() == 1
+            and _has_kernels(x)
+            and self.weight.dtype is self.bias.dtype is torch.float32
+            and kernels.step_of(x) is not None
+        )
 
     @torch.no_grad()
     def _measure(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
@@ -334,10 +350,12 @@ def _normalised(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / deviation * weight + bias, ReLU if compiled, mask; saves its input.
+    """(x - mean) / deviation * weight + bias, perhaps ReLU, mask; saves its input.
 
     With ReLU in it the output is saved, too. It is the next convolution's input, which saves the
-    same storage: what is held is what batch normalisation and ReLU hold in plain torch.
+    same storage: what is held is what batch normalisation and ReLU hold in plain torch. A
+    kernel computes the output's sign again; only where its input will come back rounded
+    it saves the output, whose zeros are kept.
     """
 
     #: What is saved may be compressed.
@@ -352,28 +370,36 @@ class _Normalise(torch.autograd.Function):
         statistics: tuple[Tensor, ...],
         mask: Tensor | None,
         norm: BatchNorm,
+        fused: bool,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         y = torch.empty_like(x)
-        relu = norm.relu and norm.compiled_with is not None
-        _run(norm.compiled_with, y, x, [weight, bias, *statistics[:2]], relu)
+        relu = norm.relu and (fused or norm.compiled_with is not None)
+        vectors = [weight, bias, *statistics[:2]]
+        if fused:
+            kernels.normalise(y, x, *vectors, relu=relu)
+        else:
+            _run(norm.compiled_with, y, x, vectors, relu)
         if mask is not None:
             y.mul_(mask.to(y.dtype))
         ctx.statistics, ctx.mask, ctx.eps = statistics, mask, norm.eps
-        ctx.processes = norm._processes()
-        ctx.save_for_backward(x, weight, *([y] if relu else []))
+        ctx.processes, ctx.fused, ctx.relu = norm._processes(), fused, relu
+        saves_output = relu and (not fused or is_compressing())
+        ctx.save_for_backward(
+            x, weight, bias if fused else None, y if saves_output else None
+        )
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 6
-        x, weight, *outputs = ctx.saved_tensors
+            return (None,) * 7
+        x, weight, bias, y = ctx.saved_tensors
         mean, inverse_std, *count = ctx.statistics
-        if outputs:
-            # The output is zero wherever ReLU or the mask cut it off.
-            grad = torch.ops.aten.threshold_backward(grad, outputs[0], 0)
         if count:
+            if y is not None:
+                # The output is zero wherever ReLU or the mask cut it off.
+                grad = torch.ops.aten.threshold_backward(grad, y, 0)
             if torch.is_grad_enabled():
                 if ctx.processes > 1:
                     raise RuntimeError(
@@ -387,11 +413,11 @@ class _Normalise(torch.autograd.Function):
                     ctx.processes,
                 )  # fmt: skip
         else:
-            grads = torch.ops.aten.native_batch_norm_backward(
-                grad, x, weight, None, None, mean, inverse_std, True, ctx.eps,
-                [True, True, True],
-            )  # fmt: skip
-        return *grads, None, None, None
+            # What a kernel computes has no graph to differentiate again.
+            fused = ctx.fused and not torch.is_grad_enabled()
+            backward = kernels.normalise_backward if fused else normalise_backward
+            grads = backward(grad, x, y, weight, bias, mean, inverse_std, relu=ctx.relu)
+        return *grads, None, None, None, None
 
 
 #: Of what is normalised, and of the vectors: see ``compiled.by_channel``.
@@ -406,12 +432,22 @@ def _run(
         rows, of_x = compiled.by_channel(y), compiled.by_channel(x)
         if rows is not None and of_x is not None and y.stride() == x.stride():
             given = [rows, of_x, *vectors]
-            compiled.run(backend, _normalise, _AXES, given, relu=relu)
+            compiled.run(backend, normalise, _AXES, given, relu=relu)
             return
-    _normalise(y, x, *vectors, relu=relu)
+    normalise(y, x, *vectors, relu=relu)
 
 
-def _normalise(
+def _has_kernels(x: Tensor) -> bool:
+    """Whether there are kernels for a tensor's device and type."""
+    return (
+        x.is_cuda
+        and not isinstance(x, FakeTensor)
+        and x.dtype in kernels.DTYPES
+        and kernels.usable(x.device, x.dtype)
+    )
+
+
+def normalise(
     y: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -421,11 +457,68 @@ def _normalise(
     *,
     relu: bool,
 ) -> None:
+    """Normalise into a dense tensor.
+
+    Parameters
+    ----------
+    y : torch.Tensor, [batch, channel, freq, time]
+        Where the output goes, of the input's dtype, in memory of its own.
+    x : torch.Tensor, [batch, channel, freq, time]
+        Input.
+    weight, bias, mean, inverse_std : torch.Tensor, [channel]
+        What is multiplied and added, and the statistics.
+    relu : bool
+        Whether ReLU follows.
+    """
     scale = weight * inverse_std
     shift = bias - mean * scale
     torch.addcmul(_per_channel(shift), x, _per_channel(scale), out=y)
     if relu:
         y.relu_()
+
+
+def normalise_backward(
+    grad: Tensor,
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    inverse_std: Tensor,
+    *,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the gradients of the input, the weight and the bias.
+
+    Parameters
+    ----------
+    grad : torch.Tensor, [batch, channel, freq, time]
+        Gradient of the output.
+    x : torch.Tensor, [batch, channel, freq, time]
+        Input.
+    y : torch.Tensor, [batch, channel, freq, time], or None
+        Output of ReLU; None to find its zeros from the input again.
+    weight, bias, mean, inverse_std : torch.Tensor, [channel]
+        As for ``normalise``. The bias counts only where there is no output.
+    relu : bool
+        Whether ReLU followed.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        [batch, channel, freq, time], [channel] and [channel].
+    """
+    if relu:
+        if y is None:
+            y = torch.empty_like(x)
+            with torch.no_grad():
+                normalise(y, x, weight, bias, mean, inverse_std, relu=True)
+        grad = torch.ops.aten.threshold_backward(grad, y, 0)
+    # There is no eps in it: what it would be added to is in the last vector.
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward(
+        grad, x, weight, None, None, mean, inverse_std, True, 0.0, [True, True, True]
+    )
+    return grads
 
 
 _library = torch.library.Library("speechbrain_rev", "DEF")

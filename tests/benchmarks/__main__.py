@@ -40,6 +40,8 @@ CPU_ONLY = (
     "compressed_bounds",
     "compressed_targets",
 )
+#: Kernels of this package beside what they stand for.
+CUDA_ONLY = ("normalisation",)
 #: On meta tensors nothing is computed: there is only to count.
 ON_META = ("counts",)
 
@@ -47,17 +49,17 @@ ON_META = ("counts",)
 def main() -> None:
     """Run what was asked for; a failed correctness check prints no figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    every = [*USUAL, *BY_NAME, *CPU_ONLY, *ON_META]
+    every = [*USUAL, *BY_NAME, *CPU_ONLY, *CUDA_ONLY, *ON_META]
     parser.add_argument("--only", choices=every, action="append")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--results", type=Path, default=Path("results/benchmarks"))
     parser.add_argument("--pictures", type=Path, help="as --results where not given")
     options = parser.parse_args()
     device = torch.device(options.device)
-    usual = ON_META if device.type == "meta" else USUAL
+    usual = {"meta": ON_META, "cuda": USUAL + CUDA_ONLY, "cpu": USUAL}[device.type]
     benchmarks = {
         "meta": ON_META,
-        "cuda": USUAL + BY_NAME,
+        "cuda": USUAL + BY_NAME + CUDA_ONLY,
         "cpu": USUAL + BY_NAME + CPU_ONLY,
     }[device.type]
     for name in options.only or usual:

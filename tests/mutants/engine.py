@@ -25,6 +25,8 @@ LAYERS_CODE = Source("speechbrain_rev/lobes/layers.py")
 POOLING_CODE = Source("speechbrain_rev/lobes/pooling.py")
 POOLING_TESTS = Tests("tests/unit/lobes/test_pooling.py")
 GEOMETRY_TESTS = Tests("tests/unit/lobes/test_geometry.py")
+KERNEL_CODE = Source("speechbrain_rev/kernels/norm.py")
+KERNEL_TESTS = Tests("tests/unit/kernels/test_norm.py")
 
 ENGINE = [
     SEGMENT_CODE(
@@ -373,5 +375,47 @@ ENGINE = [
         "pooling(self.masks[-1], *parts)",
         "pooling(None, *parts)",
         GEOMETRY_TESTS("TestLengths and alone and revnet57"),
+    ),
+    NORM_CODE(
+        "kernels: the zeros of ReLU are those of an input that was rounded",
+        "relu and (not fused or is_compressing())",
+        "relu and not fused",
+        KERNEL_TESTS("zeros_of_relu"),
+    ),
+    NORM_CODE(
+        "kernels: what a kernel computed is a constant in a second derivative",
+        "fused = ctx.fused and not torch.is_grad_enabled()",
+        "fused = ctx.fused",
+        KERNEL_TESTS("differentiated_twice and contiguous and True"),
+    ),
+    NORM_CODE(
+        "kernels: what is not float32 is taken",
+        "self.weight.dtype is self.bias.dtype is torch.float32",
+        "True",
+        KERNEL_TESTS("do_not_take"),
+    ),
+    KERNEL_CODE(
+        "kernels: a gradient has the mean of all left in it",
+        "(tl.fma(-centred, slope, g) - average) * scale",
+        "tl.fma(-centred, slope, g) * scale",
+        KERNEL_TESTS("references_bits and float32 and contiguous"),
+    ),
+    KERNEL_CODE(
+        "kernels: a zero of ReLU passes its gradient",
+        "output.to(tl.float32) <= 0",
+        "output.to(tl.float32) < 0",
+        KERNEL_TESTS("references_bits and float32 and contiguous"),
+    ),
+    KERNEL_CODE(
+        "kernels: pieces are read as if there were no gaps between them",
+        "tl.load(x + row * x_step + lane",
+        "tl.load(x + row * channels * columns + lane",
+        KERNEL_TESTS("pieces and contiguous"),
+    ),
+    KERNEL_CODE(
+        "kernels: the order of sums depends on the number of channels",
+        "min(SPLITS, -(-tiles // TILES))",
+        "min(SPLITS, -(-tiles * channels // (8 * TILES)))",
+        KERNEL_TESTS("pieces and contiguous"),
     ),
 ]

@@ -36,6 +36,7 @@ from tests.benchmarks import (
     inference,
     launches,
     manifests,
+    normalisation,
     peers,
     planned,
     ranges,
@@ -88,6 +89,7 @@ SCORING = scoring_at_scale.Setting(
     compared=5,
     replicates=5,
 )
+NORMALISATION = normalisation.Setting(shapes=((2, 4, 5, 6),), repeats=2)
 READING = reading.Setting(speakers=2, utterances=2, seconds=4, batch=4, repeats=2)
 CHAIN = Chain("basic", 2)
 BF16 = steps.PRECISIONS["bf16"]
@@ -243,6 +245,25 @@ def other_zeros(patch, folder):
     compressed_ways.checked_error("conv", x * (x > 0.05), encode(x, 0.1))
 
 
+def with_kernels(patch, backward):
+    """Let plain operations stand for kernels on the CPU, and a function for one of them."""
+    reference, kernels = normalisation.norm, normalisation.norm.kernels
+    patch.setattr(reference, "_has_kernels", lambda x: x.dtype in kernels.DTYPES)
+    patch.setattr(kernels, "normalise", reference.normalise)
+    patch.setattr(kernels, "normalise_backward", backward)
+
+
+def wrong_kernel(patch, folder):
+    right = normalisation.norm.normalise_backward
+    wrong = lambda g, *a, **s: right(g * (1 + 1e-5), *a, **s)  # noqa: E731
+    with_kernels(patch, wrong)
+    normalisation.run(CPU, NORMALISATION)
+
+
+def without_kernels(patch, folder):
+    normalisation.run(CPU, NORMALISATION)
+
+
 def without_speech(patch, folder):
     patch.delenv(speech.FOLDER, raising=False)
     speech.real_speech(80, 48)
@@ -276,6 +297,8 @@ def without_a_trained_state(patch, folder):
         (wrong_statistics_of_ours, "ours .* statistics updated 2 times"),
         (beyond_its_bound, "conv is off by"),
         (other_zeros, "conv has other zeros"),
+        (wrong_kernel, "float32, contiguous: kernels are 8.9e-06 from"),
+        (without_kernels, "float32, contiguous: no kernel is launched"),
         (without_speech, "names no folder with minivox"),
         (without_a_trained_state, "run --only compressed_training first"),
     ],
@@ -331,6 +354,17 @@ def test_host_times_are_of_the_usual_chunks(monkeypatch):
     encoder = taken[0][kind].args[0]
     assert encoder.n_mels < 80
     assert encoder.channels == build_encoder("revnet57").channels
+
+
+def test_kernels_of_normalisation_are_timed_beside_plain_operations(monkeypatch):
+    with_kernels(monkeypatch, normalisation.norm.normalise_backward)
+    rows = normalisation.run(CPU, NORMALISATION).rows
+    assert len(rows) == 2 * len(normalisation.LAYOUTS) * 3
+    for row in rows:
+        plain = row["baseline"].endswith(row["way"])
+        assert (row["times the baseline"] == 1.0) == plain
+        # Output and gradient of the input, and of plain ReLU's input.
+        assert not plain or 3 <= row["maps at the peak"] < 3.2
 
 
 #: Small runs, and the name of a row that is its own baseline.

@@ -23,6 +23,9 @@ from speechbrain_rev.compression import (
 from speechbrain_rev.compression.activations import (
     compress_blocks,
     compression_in,
+    is_compressing,
+    not_compressing,
+    registering,
     stop_compressing,
 )
 from speechbrain_rev.planner.memory import LiveBytes
@@ -340,6 +343,26 @@ def test_records_are_of_the_layers_of_the_last_pass(make, shape, layers):
         compression.records["of another pass"] = None
         network(torch.randn(shape)).sum().backward()
     assert list(compression.records) == layers
+
+
+def test_what_may_come_back_rounded_is_saved_in_the_forward_pass_alone():
+    found, network = [is_compressing()], nn.Conv1d(1, 2, 3)
+
+    def note(*_):
+        found.append(is_compressing())
+
+    with ActivationCompression().during(network):
+        note()
+        with not_compressing():
+            note()
+        y = network(torch.randn(2, 1, 50))
+        y.register_hook(note)
+        y.sum().backward()
+    with ActivationCompression().during(network, everywhere=False):
+        note()
+        with registering():
+            note()
+    assert found == [False, True, False, False, False, True]
 
 
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])

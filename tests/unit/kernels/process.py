@@ -62,6 +62,7 @@ def compiled(name, launch, capability):
     jit = module._compiled
 
     def compile_only(kernel, *arguments, **constants):
+        options = {n: constants.pop(n) for n in constants.keys() - {*kernel.arg_names}}
         signature = {}
         for name, x in zip(kernel.arg_names, arguments, strict=False):
             # Of no tensor and of one element Triton makes constants.
@@ -75,7 +76,8 @@ def compiled(name, launch, capability):
         if kind not in code:
             source = ASTSource(kernel, signature, constants)
             target = GPUTarget("cuda", capability, 32)
-            code[kind] = triton.compile(source, target=target).asm["ptx"]
+            binary = triton.compile(source, target=target, options=options)
+            code[kind] = binary.asm["ptx"]
 
     def launchable(kernel):
         return defaultdict(lambda: partial(compile_only, jit(kernel)))
