@@ -476,7 +476,7 @@ def largest_batch(
     Parameters
     ----------
     step : Step
-        A step of any batch. Its lightest modes are those of the others.
+        A step of any batch.
     budget_bytes : int or str
         As of :func:`plan_step`.
     max_gradient_error : float or None
@@ -507,15 +507,25 @@ def largest_batch(
     reserved = reserve_of(budget) if step.is_card else 0
     with step.training():
         own = profiler or profiler_of(step, max_gradient_error)
-        lightest = choose(own, -1, is_timed=False)
-        if own.counted(lightest.channels).needs_numbers:
-            raise ValueError(
-                "Other batches are counted without contents, and so this network takes "
-                "other memory than in real steps, or does not run. Plan for each batch, as "
-                "sweep does."
-            )
-        needed_bytes = functools.partial(_needed_bytes, own, lightest)
-        return largest_within(needed_bytes, budget - reserved, LARGEST_BATCH)
+        most = _largest_at_the_lightest(own, budget - reserved)
+        # Where weights' gradients weigh less than activations, other modes are the lightest.
+        while most > own.step.batch:
+            own = own.at(own.step.at(most))
+            most = max(most, _largest_at_the_lightest(own, budget - reserved))
+        return most
+
+
+def _largest_at_the_lightest(profiler: Profiler, budget_bytes: int) -> int:
+    """Find the largest batch in the lightest modes of the profiler's own."""
+    lightest = choose(profiler, -1, is_timed=False)
+    if profiler.counted(lightest.channels).needs_numbers:
+        raise ValueError(
+            "Other batches are counted without contents, and so this network takes "
+            "other memory than in real steps, or does not run. Plan for each batch, as "
+            "sweep does."
+        )
+    needed_bytes = functools.partial(_needed_bytes, profiler, lightest)
+    return largest_within(needed_bytes, budget_bytes, LARGEST_BATCH)
 
 
 def remedies(

@@ -62,8 +62,11 @@ def decode(
     torch.Tensor
         The floats, in the value's layout if they are new.
     """
-    floats = value.to(dtype) if out is None else out.copy_(value)
-    return floats.mul_(1 / steps)
+    floats = torch.empty_like(value, dtype=dtype) if out is None else out
+    if floats.dtype is torch.float32:
+        # An integer times a number is at least float32: one pass over memory.
+        return torch.mul(value, 1 / steps, out=floats)
+    return floats.copy_(value).mul_(1 / steps)
 
 
 def add(
@@ -165,11 +168,14 @@ def _rounded(
     """Round floats; the steps are laid out like another tensor of their shape."""
     wide = torch.promote_types(x.dtype, torch.float32)
     if reuse and x.dtype is torch.float32 and x.stride() == like.stride():
-        scaled = x.detach()
+        scaled = x.detach().mul_(steps)
     else:
         scaled = torch.empty_like(like, dtype=wide, memory_format=memory_format)
-        scaled.copy_(x.detach())
-    scaled.mul_(steps).round_()
+        if x.dtype is wide:
+            torch.mul(x.detach(), steps, out=scaled)
+        else:
+            scaled.copy_(x.detach()).mul_(steps)
+    scaled.round_()
     _note(largest, 0, scaled, steps)
     if wide is torch.float32:
         # Element by element in the same place: one tensor less at the peak.

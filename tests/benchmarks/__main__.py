@@ -28,6 +28,7 @@ BY_NAME = (
     "reading",
     "embedding",
     "inference",
+    "deepest",
 )
 CPU_ONLY = (
     "launches",

@@ -378,6 +378,8 @@ def test_the_largest_batch_has_a_plan_and_one_more_has_none(name):
     budget = 4 * lightest.peak_bytes(lightest.lightest())
     batch = largest_batch(step, budget)
     assert batch > step.batch
+    # Of few samples other modes may be the lightest.
+    assert largest_batch(step.at(2), budget) == batch
     assert plan_step(step.at(batch), budget).measured_bytes <= budget
     larger = profile(step.at(batch + 1))
     assert larger.peak_bytes(larger.lightest()) > budget
