@@ -766,7 +766,7 @@ def _load(plan_file: str, kept: Path) -> Plan:
 
 
 #: What plans of version 0.1.0 do not show, for it could not be otherwise.
-_UNNAMED = {"pooling": "statistics"}
+_UNNAMED = {"pooling": "statistics", "memory_format": "contiguous"}
 
 
 def _differences(plan: Plan, step: TrainingStep) -> dict[str, tuple[str | None, str]]:

@@ -33,7 +33,7 @@ from speechbrain_rev.planner.network import all_stored, compare_next
 from speechbrain_rev.planner.profiling import without_optimizer
 from speechbrain_rev.planner.step import without_contents
 from speechbrain_rev.planner.trace import trace_bytes
-from speechbrain_rev.reversible.replay import flags_in_words
+from speechbrain_rev.reversible.flags import flags_in_words
 from speechbrain_rev.sizes import reserve_of, size_text
 
 #: Tensors after a step, on the CPU, by what they are; None after a step that was skipped.
@@ -618,6 +618,11 @@ class _Comparison:
                 reasons.append(f"{count} blocks {mode.value}")
         if encoder.streams == "float" and any(m.spec.needs_inverse for m in counts):
             reasons.append("streams: float")
+        if self.on_gpu and set(counts) != {Mode.STORE}:
+            if encoder.cudnn_benchmark:
+                reasons.append("cudnn_benchmark: true")
+            if not encoder.cudnn_deterministic:
+                reasons.append("cudnn_deterministic: false")
         return reasons
 
     def remedy(self, stored: StepsTaken) -> str:

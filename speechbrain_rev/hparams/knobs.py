@@ -307,6 +307,11 @@ KNOBS = {
         "ours, by the benchmark chunks: it changes memory and time; the study did not test it",
         "bytes for 200 frames", null=True, or_word="auto", at_least=1,
     ),
+    "memory_format": Knob(
+        "str", "ours, by the benchmark formats", one_of=("contiguous", "channels_last")
+    ),
+    "cudnn_benchmark": _switch("ours, for equal bits in every mode"),
+    "cudnn_deterministic": _switch("ours, for equal bits in every mode"),
     "compile": _switch("ours, by the benchmark compiling; the knob is SpeechBrain's"),
     "verify": Knob("str", "ours", null=True, one_of=("warn", "raise")),
     "sync_batchnorm": _switch("ours; the paper states nothing"),

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from speechbrain_rev.architectures import Architecture, EncoderGeometry, architecture
@@ -22,6 +23,12 @@ from speechbrain_rev.lobes.stages import (
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.segment import AdditiveCoupling
+
+#: Layouts of maps and of convolutions' weights, by the names that YAML files give them.
+MEMORY_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+}
 
 _BLOCKS = (*RESIDUALS.values(), *ORDINARY_BLOCKS.values())
 

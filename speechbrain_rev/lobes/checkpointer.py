@@ -461,7 +461,7 @@ def _unfinished(path: Path) -> Path:
 
 @register_checkpoint_hooks
 class KeptArithmetic:
-    """The channels at a time and the compiler of an encoder, saved with checkpoints.
+    """Channels at a time, memory format and compiler of an encoder, saved with checkpoints.
 
     They decide in which order numbers are added up and how they are rounded. A run must
     be resumed with those that it began with.
@@ -507,7 +507,7 @@ class KeptArithmetic:
         Raises
         ------
         ValueError
-            If a chunk is fixed and is another, or the compiler is.
+            If a chunk is fixed and is another, or the memory format or the compiler is.
         """
         newest = checkpointer.find_checkpoint()
         if newest is None:
@@ -516,6 +516,13 @@ class KeptArithmetic:
         kept = _no_arithmetic()
         if CHANNELS in newest.paramfiles:
             kept = _read_arithmetic(newest.paramfiles[CHANNELS])
+        layout = self._encoder.memory_format
+        if kept["memory_format"] != layout:
+            raise ValueError(
+                f"This run began with memory_format: {kept['memory_format']}, and now it is "
+                f"{layout}: gradients would be added up in another order. Give "
+                f"memory_format={kept['memory_format']}, or another output_folder."
+            )
         began, now = (
             str(backend is not None).lower()
             for backend in (kept["compiled_with"], backend_of(self._encoder))
@@ -544,6 +551,7 @@ class KeptArithmetic:
     def _arithmetic(self) -> dict[str, Any]:
         return {
             "channels": self._encoder.channels,
+            "memory_format": self._encoder.memory_format,
             "compiled_with": backend_of(self._encoder),
         }
 
@@ -558,14 +566,14 @@ class KeptArithmetic:
 
 
 def _read_arithmetic(path: str | Path) -> dict[str, Any]:
-    """Read what was kept; version 0.1.0 kept a list of channels, and compiled nothing."""
+    """Read what was kept; version 0.1.0 kept a list of channels and nothing else."""
     kept = json.loads(Path(path).read_text(encoding="utf-8"))
-    return kept if isinstance(kept, dict) else _no_arithmetic() | {"channels": kept}
+    return _no_arithmetic() | (kept if isinstance(kept, dict) else {"channels": kept})
 
 
 def _no_arithmetic() -> dict[str, Any]:
     """Give what is known of a run that kept nothing."""
-    return {"channels": None, "compiled_with": None}
+    return {"channels": None, "memory_format": "contiguous", "compiled_with": None}
 
 
 def is_end_of_epoch(checkpoint: Checkpoint) -> bool:

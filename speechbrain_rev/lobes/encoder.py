@@ -17,7 +17,13 @@ from torch import Tensor, nn
 
 from speechbrain_rev.architectures import counterparts
 from speechbrain_rev.compression.activations import ActivationCompression
-from speechbrain_rev.lobes.build import check_switch, parts_of, zero_residuals
+from speechbrain_rev.lobes.build import (
+    MEMORY_FORMATS,
+    check_name,
+    check_switch,
+    parts_of,
+    zero_residuals,
+)
 from speechbrain_rev.lobes.geometry import check_input, maps_and_masks, unit_channels
 from speechbrain_rev.lobes.layers import run_unit
 from speechbrain_rev.lobes.pooling import POOLINGS, Pooling, embedded
@@ -32,6 +38,7 @@ from speechbrain_rev.modes import (
     is_lossless,
 )
 from speechbrain_rev.reversible.chain import ReversibleChain
+from speechbrain_rev.reversible.flags import cudnn_flags
 from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_end
 from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.norm import BatchNorm, updated_together
@@ -71,6 +78,14 @@ class SpeakerEncoder(nn.Module):
         convolutions some utterances of the batch. None works on all at once, in more memory.
         It decides the order of sums: gradients are equal to the bit in all modes at one
         chunk.
+    memory_format : {"contiguous", "channels_last"}
+        How maps and the weights of convolutions lie in memory. Convolutions of both do the
+        same in another order of sums: gradients are equal to the bit in all modes at one
+        format.
+    cudnn_benchmark, cudnn_deterministic : bool
+        Flags of cuDNN for blocks that are computed twice and for reversible ones in every
+        mode, see :func:`~speechbrain_rev.reversible.cudnn_flags`: with other values than
+        these bits are no longer equal between modes, and ``verify`` reports it.
     sync_batchnorm : bool
         Whether batch statistics are shared between processes.
     pooling : {"statistics"}
@@ -118,6 +133,9 @@ class SpeakerEncoder(nn.Module):
         verify: Verify | None = "warn",
         verify_every: int = 100,
         chunk: int | str | None = "auto",
+        memory_format: str = "contiguous",
+        cudnn_benchmark: bool = False,
+        cudnn_deterministic: bool = True,
         sync_batchnorm: bool = False,
         pooling: str = "statistics",
         pooling_variance: str = "population",
@@ -128,6 +146,10 @@ class SpeakerEncoder(nn.Module):
     ) -> None:
         super().__init__()
         check_switch("zero_init_residual", zero_init_residual)
+        check_switch("cudnn_benchmark", cudnn_benchmark)
+        check_switch("cudnn_deterministic", cudnn_deterministic)
+        self.cudnn_benchmark = cudnn_benchmark
+        self.cudnn_deterministic = cudnn_deterministic
         parts = parts_of(
             name,
             n_mels=n_mels,
@@ -162,6 +184,9 @@ class SpeakerEncoder(nn.Module):
             )
         #: How blocks in mode "compress" do it.
         self.compression = compression
+        self.memory_format = "contiguous"
+        if memory_format != self.memory_format:
+            self.set_memory_format(memory_format)
         self._modes: dict[str, Mode] = {}
         self.set_mode(parts.row.default_mode)
         if mode is not None:
@@ -254,6 +279,36 @@ class SpeakerEncoder(nn.Module):
             chain.set_mode(
                 [m for n, m in self._modes.items() if n.startswith(f"{name}.")]
             )
+
+    def set_memory_format(self, memory_format: str) -> None:
+        """Choose how maps and the weights of convolutions lie in memory.
+
+        It decides in which order numbers are added up: choose before the first step.
+        Weights of either format can be loaded.
+
+        Parameters
+        ----------
+        memory_format : {"contiguous", "channels_last"}
+            Of the weights from now on, and of all maps.
+
+        Raises
+        ------
+        ValueError
+            If there is no such format.
+
+        Examples
+        --------
+        >>> encoder = SpeakerEncoder("resnet34", blocks=(1, 1, 1, 1))
+        >>> encoder.set_memory_format("channels_last")
+        >>> weight = encoder.get_parameter("stages.1.blocks.0.conv1.weight")
+        >>> weight.shape, weight.stride()
+        (torch.Size([64, 32, 3, 3]), (288, 1, 96, 32))
+        """
+        check_name("memory_format", memory_format, MEMORY_FORMATS)
+        self.memory_format = memory_format
+        for p in self.parameters():
+            if p.dim() == 4:
+                p.data = p.data.clone(memory_format=MEMORY_FORMATS[memory_format])
 
     def set_channels(self, channels: Sequence[int | None]) -> None:
         """Choose how many channels reversible encoders work on at a time.
@@ -389,8 +444,14 @@ class SpeakerEncoder(nn.Module):
                 f"encoder of type II. {_WAYS_OUT}"
             )
         x, masks = maps_and_masks(feats, lengths, self.geometry)
+        if self.memory_format == "channels_last":
+            # One channel is of both layouts: the strides say which the stem's output has.
+            x = x.clone(memory_format=torch.channels_last)
         wanted = not is_lossless(self._modes.values())
         with (
+            cudnn_flags(
+                benchmark=self.cudnn_benchmark, deterministic=self.cudnn_deterministic
+            ),
             updated_together(),
             self.compression.during(self, everywhere=False, wanted=wanted),
         ):
@@ -412,6 +473,7 @@ class _EngineRunner(Runner):
         super().__init__(masks)
         self.modes = encoder._modes
         self.channels = unit_channels(encoder.channels, encoder.geometry)
+        self.channels_last = encoder.memory_format == "channels_last"
 
     def unit(
         self, name: str, unit: nn.Module, levels: Levels, given: Tensor | Streams
@@ -423,6 +485,9 @@ class _EngineRunner(Runner):
             y = run_unit(
                 unit, self.around(levels), given, sizes, recomputes=mode.spec.runs_twice
             )
+        if self.channels_last:
+            # A view already, but where torch has no kernel of this layout.
+            y = y.contiguous(memory_format=torch.channels_last)
         notify_end(unit, y)
         return y
 
@@ -433,6 +498,10 @@ class _EngineRunner(Runner):
         halves = list(cast(Tensor, held.pop()).chunk(2, dim=1))
         if trains(chain) and not has_hooks(chain):
             return chain.train_step(halves, self.masks[level])
+        if self.channels_last:
+            # A part of the channels is not dense, and each block would copy it.
+            layout = torch.channels_last
+            halves = [half.contiguous(memory_format=layout) for half in halves]
         return torch.cat(chain(*halves, self.masks[level]), dim=1)
 
     def pooled(self, pooling: Pooling, parts: Sequence[Tensor]) -> Tensor:
@@ -456,6 +525,9 @@ def build_encoder(
     verify: Verify | None = "warn",
     verify_every: int = 100,
     chunk: int | str | None = "auto",
+    memory_format: str = "contiguous",
+    cudnn_benchmark: bool = False,
+    cudnn_deterministic: bool = True,
     sync_batchnorm: bool = False,
     pooling: str = "statistics",
     pooling_variance: str = "population",
@@ -470,8 +542,8 @@ def build_encoder(
 
     Parameters
     ----------
-    name, n_mels, embedding_dim, mode, streams, verify, verify_every, chunk, sync_batchnorm, \
-    pooling, pooling_variance, zero_init_residual, compression, widths, blocks
+    name, n_mels, embedding_dim, mode, streams, verify, verify_every, chunk, memory_format, \
+    cudnn_benchmark, cudnn_deterministic, sync_batchnorm, pooling, pooling_variance, zero_init_residual, compression, widths, blocks
         As :class:`SpeakerEncoder` takes them.
 
     Returns
@@ -499,6 +571,9 @@ def build_encoder(
         verify=verify,
         verify_every=verify_every,
         chunk=chunk,
+        memory_format=memory_format,
+        cudnn_benchmark=cudnn_benchmark,
+        cudnn_deterministic=cudnn_deterministic,
         sync_batchnorm=sync_batchnorm,
         pooling=pooling,
         pooling_variance=pooling_variance,
@@ -554,6 +629,9 @@ def settings_of(encoder: SpeakerEncoder) -> dict[str, Any]:
         "embedding_dim": encoder.fc.out_features,
         "pooling": poolings[type(encoder.pooling)],
         "pooling_variance": encoder.pooling.variance,
+        "memory_format": encoder.memory_format,
+        "cudnn_benchmark": encoder.cudnn_benchmark,
+        "cudnn_deterministic": encoder.cudnn_deterministic,
         "sync_batchnorm": any(
             norm.sync for norm in encoder.modules() if isinstance(norm, BatchNorm)
         ),

@@ -36,10 +36,10 @@ from speechbrain_rev.reversible.convolution import (
     parts_for,
     split_for_reuse,
 )
+from speechbrain_rev.reversible.flags import Flags
 from speechbrain_rev.reversible.hooks import has_hooks
 from speechbrain_rev.reversible.norm import BatchNorm
 from speechbrain_rev.reversible.recompute import recompute, recompute_each, trains
-from speechbrain_rev.reversible.replay import Flags
 from speechbrain_rev.reversible.streams import Streams, join
 
 

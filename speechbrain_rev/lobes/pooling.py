@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from speechbrain_rev.kernels.fixed_point import format_of
 from speechbrain_rev.reversible.replay import autocast_off
 
 #: Added to the variance, so that the root has a gradient where nothing varies.
@@ -111,14 +112,20 @@ def mean_and_deviation(
     >>> round(mean.item(), 3), round(std.item(), 3)
     (2.0, 1.0)
     """
-    x = (x.float() if x.dtype.itemsize < 4 else x).flatten(1, 2)
+    x = x.float() if x.dtype.itemsize < 4 else x
+    # Flattened they would be copied, and so would the gradient, into another layout.
+    last = x.requires_grad and format_of(x) is torch.channels_last
+    x = x.permute(0, 2, 3, 1) if last else x.flatten(1, 2)
     if mask is None:
         variance, mean = torch.var_mean(x, dim=2, correction=correction)
     else:
-        keep = mask.to(x.dtype).flatten(1, 2)
+        keep = mask.to(x.dtype)
+        keep = keep.permute(0, 2, 3, 1) if last else keep.flatten(1, 2)
         # Without a graph, and where one is exported, it is plain torch.
         masked = _MaskedVarMean.apply if x.requires_grad else _masked_var_mean
         variance, mean = masked(x, keep, correction)
+    if last:
+        mean, variance = (y.transpose(1, 2).flatten(1) for y in (mean, variance))
     return mean, (variance + VARIANCE_FLOOR).sqrt()
 
 

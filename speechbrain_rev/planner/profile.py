@@ -33,7 +33,7 @@ from speechbrain_rev.planner.knapsack import (
 )
 from speechbrain_rev.planner.network import warn_caller
 from speechbrain_rev.planner.trace import Work
-from speechbrain_rev.reversible.replay import flags_in_words
+from speechbrain_rev.reversible.flags import flags_in_words
 from speechbrain_rev.whole_files import check_regular, open_regular, write_whole
 
 if TYPE_CHECKING:

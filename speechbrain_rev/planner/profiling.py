@@ -243,8 +243,7 @@ class Profiler:
             small = self._shallow("meta")  # Outside of fakes, which are not copied.
             with self.step.without_contents() as device:
                 trial = self.step.bare(device, small, channels)
-                # Meta tensors do not know autocast.
-                kind = "meta" if self.step.precision == "fp32" else "fake"
+                kind = "meta" if self.step.counts_on_meta else "fake"
                 about = {"bytes": f"counted on {kind} tensors"}
                 return count(trial, about, with_work=True, modes=modes)
 

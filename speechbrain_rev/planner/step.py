@@ -195,13 +195,19 @@ class Step:
         except NoStep:
             return self.inputs(self.batch, self.device)
 
+    @property
+    def counts_on_meta(self) -> bool:
+        """Whether meta tensors do as the device's; else fake ones, which are slower.
+
+        Meta tensors know no autocast, and all that they convolve is contiguous.
+        """
+        weights = (p for p in self.module.parameters() if p.dim() == 4)
+        return self.precision == "fp32" and all(p.is_contiguous() for p in weights)
+
     @contextlib.contextmanager
     def without_contents(self) -> Iterator[torch.device]:
-        """Give the device of tensors without contents, and make all new ones such.
-
-        Meta tensors know no autocast; fake tensors do, and are slower.
-        """
-        if self.precision == "fp32":
+        """Give the device of tensors without contents, and make all new ones such."""
+        if self.counts_on_meta:
             yield torch.device("meta")
         else:
             with cpu_fakes():

@@ -3,6 +3,7 @@
 from speechbrain_rev.modes import Mode
 from speechbrain_rev.reversible.chain import ReversibleChain
 from speechbrain_rev.reversible.compiled import compile_pieces
+from speechbrain_rev.reversible.flags import cudnn_flags
 from speechbrain_rev.reversible.monitor import StreamError, StreamWarning
 from speechbrain_rev.reversible.recompute import Recompute
 from speechbrain_rev.reversible.segment import AdditiveCoupling
@@ -16,5 +17,6 @@ __all__ = [
     "StreamError",
     "StreamWarning",
     "compile_pieces",
+    "cudnn_flags",
     "recompute_blocks",
 ]

@@ -21,7 +21,8 @@ from torch.nn.modules.utils import _pair
 
 from speechbrain_rev.compression.layers import Kind, layer_function
 from speechbrain_rev.kernels.fixed_point import format_of
-from speechbrain_rev.reversible.replay import Autocast, Flags, autocast_off
+from speechbrain_rev.reversible.flags import Flags
+from speechbrain_rev.reversible.replay import Autocast, autocast_off
 from speechbrain_rev.reversible.streams import (
     Stream,
     StreamFormat,

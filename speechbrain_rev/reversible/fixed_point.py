@@ -187,6 +187,9 @@ def _note(largest: Tensor | None, place: int, x: Tensor, steps: float) -> None:
     """Note the largest magnitude of a tensor; NaN if there is a NaN."""
     if largest is None or x.numel() == 0:
         return
+    if format_of(x) is torch.channels_last:
+        # Torch would copy it first.
+        x = x.permute(0, 2, 3, 1)
     low, high = torch.aminmax(x)
     # No zero may keep its sign: a kernel compares the bits of what is here.
     magnitude = torch.maximum(low.float().abs(), high.float().abs()) / steps

@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from speechbrain_rev.compression.activations import is_compressing
 from speechbrain_rev.compression.layers import Kind, layer_function
 from speechbrain_rev.kernels import norm as kernels
+from speechbrain_rev.kernels.fixed_point import format_of
 from speechbrain_rev.reversible import compiled
 from speechbrain_rev.reversible.replay import (
     autocast_off,
@@ -132,8 +133,11 @@ class BatchNorm(nn.Module):
         return self._normalise(x, mask)
 
     def _normalise(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        statistics = batch_statistics(lambda: self._measure(x.detach(), mask))
         fused = self._is_fused(x, mask)
+        if not fused and format_of(x) is torch.channels_last:
+            # Of some channels of a map torch's kernels are slow.
+            x = x.contiguous(memory_format=torch.channels_last)
+        statistics = batch_statistics(lambda: self._measure(x.detach(), mask))
         y = _normalised(x, self.weight, self.bias, statistics, mask, self, fused)
         # Compiled and in a kernel, both are one pass over memory; else ReLU is autograd's
         # own, which frees the gradient that it is given before that of the normalisation
@@ -588,11 +592,15 @@ def _backward(
     if mask is None:
         total = grad.sum(_REDUCED)
     else:
-        kept = mask.to(grad.dtype).expand(len(grad), 1, 1, -1).flatten(1)
+        kept = mask.to(grad.dtype).expand(len(grad), 1, 1, -1)
+        last = format_of(grad) is torch.channels_last
         # A backward pass under autocast would round this product to half.
         with autocast_off(grad.device):
-            total = (grad.flatten(1, 2) @ kept.unsqueeze(2)).view(grad.shape[:3])
-        total = total.sum((0, 2))
+            if last:  # flattened, it would be copied
+                total = (kept @ grad.permute(0, 2, 3, 1)).sum((0, 1, 2))
+            else:
+                total = grad.flatten(1, 2) @ kept.flatten(1).unsqueeze(2)
+                total = total.view(grad.shape[:3]).sum((0, 2))
         product.mul_(mask)
     sums = torch.stack([total, product.sum(_REDUCED)])
     del product

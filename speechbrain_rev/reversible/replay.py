@@ -8,11 +8,6 @@ global random state untouched. A ``RunRecord`` carries these conditions from the
 
 Pooling, cosines, the loss and sums of gradients stay in float32 whatever it says.
 
-cuDNN's benchmark mode chooses kernels by timing them, for each thread anew, and the
-backward pass has a thread of its own: under it two runs of one function need not agree.
-Both runs of a function happen with benchmark mode off and deterministic kernels, and
-the second one with the float32 precision (TF32 or not) of the first.
-
 Fixed-point numbers turn NaN and what is out of range into numbers that look like any
 other. Running statistics of such a step would take hundreds of steps to recover, though
 the step itself is dropped by the loss scaler or the trainer.
@@ -24,7 +19,6 @@ import contextlib
 import random
 import sys
 import threading
-import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +29,7 @@ from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 from torch.utils._pytree import tree_leaves
 
+from speechbrain_rev.reversible.flags import Flags
 from speechbrain_rev.reversible.state import (
     Attributes,
     KeptTensor,
@@ -100,147 +95,6 @@ def autocast_off(device: torch.device) -> contextlib.AbstractContextManager[obje
     if not is_autocast_available(device.type):
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)
-
-
-_PINNED = {"benchmark": False, "deterministic": True}
-
-
-def _precision_flags() -> list[tuple[Any, str]]:
-    """Who holds the float32 precision of matrix products and of convolutions."""
-    matmul: Any = torch.backends.cuda.matmul
-    conv = getattr(torch.backends.cudnn, "conv", None)
-    if conv is None:  # torch before 2.9
-        return [(matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32")]
-    return [(matmul, "fp32_precision"), (conv, "fp32_precision")]
-
-
-def flags_in_words() -> str:
-    """Say which kernels a device chooses from, for figures that depend on it.
-
-    Returns
-    -------
-    str
-        The float32 precision of matrix products and of convolutions, cuDNN's benchmark
-        mode, whether algorithms must be deterministic, and cuDNN's version.
-
-    Examples
-    --------
-    >>> flags_in_words().startswith("matmul ")
-    True
-    """
-    matmul, conv = (getattr(owner, name) for owner, name in _precision_flags())
-    cudnn = torch.backends.cudnn
-    deterministic = torch.are_deterministic_algorithms_enabled() or cudnn.deterministic
-    return (
-        f"matmul {matmul}, conv {conv}, benchmark {cudnn.benchmark}, deterministic "
-        f"{deterministic}, cuDNN {cudnn.version()}"
-    )
-
-
-@dataclass(frozen=True)
-class Flags:
-    """Flags under which a first run took place.
-
-    Attributes
-    ----------
-    in_effect : bool
-        Whether a device was involved that these flags speak of.
-    precision : tuple
-        Of float32 matrix products and convolutions.
-    """
-
-    in_effect: bool
-    precision: tuple[Any, ...] = ()
-
-    @classmethod
-    def now(cls, devices: Iterable[torch.device]) -> Flags:
-        """Read the flags that are in force."""
-        if not any(_decided_by_flags(device) for device in devices):
-            return cls(False)
-        return cls(True, tuple(getattr(o, n) for o, n in _precision_flags()))
-
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Compute under these flags, and leave those of the user as they were."""
-        if not self.in_effect:
-            yield
-            return
-        entry = _pinned.enter(self)
-        try:
-            yield
-        finally:
-            _pinned.leave(entry)
-
-    def wanted(self) -> list[tuple[Any, str, Any]]:
-        """List who holds each flag, its name and its value."""
-        pinned = [(torch.backends.cudnn, n, v) for n, v in _PINNED.items()]
-        precision = zip(_precision_flags(), self.precision, strict=True)
-        return [*pinned, *((owner, name, value) for (owner, name), value in precision)]
-
-    def hold(self, owner: object) -> Callable[[], Any]:
-        """Compute under these flags in the backward pass, until its owner is gone.
-
-        Parameters
-        ----------
-        owner : object
-            What the operations need whose gradients are computed; they release it.
-
-        Returns
-        -------
-        callable
-            Ends it before.
-        """
-        if not self.in_effect:
-            return lambda: None
-        end = weakref.finalize(owner, _pinned.leave, _pinned.enter(self))
-        end.atexit = False
-        return end
-
-
-class _PinnedFlags:
-    """Flags that runs and backward passes want, the latest in force, in any order.
-
-    The user's own return when the last is gone.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._entries: list[tuple[object, Flags]] = []
-        self._of_the_user: list[tuple[Any, str, Any]] = []
-
-    def enter(self, flags: Flags) -> object:
-        """Put flags in force; give what names them."""
-        entry = object()
-        with self._lock:
-            if not self._entries:
-                self._of_the_user = [
-                    (owner, name, getattr(owner, name))
-                    for owner, name, _ in flags.wanted()
-                ]
-            self._entries.append((entry, flags))
-            _write(flags.wanted())
-        return entry
-
-    def leave(self, entry: object) -> None:
-        """Put those in force that were before, or came later."""
-        with self._lock:
-            self._entries = [e for e in self._entries if e[0] is not entry]
-            last = self._entries[-1][1].wanted() if self._entries else self._of_the_user
-            _write(last)
-
-
-_pinned = _PinnedFlags()
-
-
-def _write(wanted: Iterable[tuple[Any, str, Any]]) -> None:
-    """Set flags that differ: to mix old and new precision flags is an error."""
-    for owner, name, value in wanted:
-        if getattr(owner, name) != value:
-            setattr(owner, name, value)
-
-
-def _decided_by_flags(device: torch.device) -> bool:
-    return device.type == "cuda"
 
 
 class KeptBuffers:

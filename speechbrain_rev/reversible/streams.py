@@ -370,9 +370,12 @@ def _marked(x: Tensor, validity: Tensor | None) -> Tensor:
     return x if validity is None else x + validity.to(x.dtype)
 
 
-def _own(grad: Tensor, validity: Tensor | None) -> Tensor:
-    """Make a gradient that is the stream's alone, which is added to in place."""
-    return grad.clone() if validity is None else grad + validity.to(grad.dtype)
+def _own(grad: Tensor, validity: Tensor | None, layout: torch.memory_format) -> Tensor:
+    """Make a gradient in a stream's layout, its alone, which is added to in place."""
+    if validity is not None and grad.is_contiguous(memory_format=layout):
+        return grad + validity.to(grad.dtype)
+    own = grad.clone(memory_format=layout)
+    return own if validity is None else own.add_(validity.to(own.dtype))
 
 
 class _Enter(torch.autograd.Function):
@@ -403,7 +406,7 @@ class _Read(torch.autograd.Function):
         ctx: Any, floats: Tensor, tangent: Tensor, validity: Tensor | None, alone: bool
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.validity, ctx.alone = validity, alone
+        ctx.validity, ctx.alone, ctx.layout = validity, alone, format_of(floats)
         return floats.detach()
 
     @staticmethod
@@ -413,7 +416,7 @@ class _Read(torch.autograd.Function):
         if grad is None:
             return None, None, None, None
         if not ctx.alone:
-            grad = _own(grad, ctx.validity)
+            grad = _own(grad, ctx.validity, ctx.layout)
         elif ctx.validity is not None:
             grad = grad.add_(ctx.validity.to(grad.dtype))
         return None, grad, None, None
@@ -455,7 +458,7 @@ class _Leave(torch.autograd.Function):
         validity: Tensor | None,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.validity = validity
+        ctx.validity, ctx.layout = validity, format_of(value)
         return _marked(
             format.decode(
                 value, tangent.dtype, out=torch.empty_like(value, dtype=tangent.dtype)
@@ -467,7 +470,7 @@ class _Leave(torch.autograd.Function):
     def backward(
         ctx: Any, grad: Tensor | None
     ) -> tuple[None, Tensor | None, None, None]:
-        own = None if grad is None else _own(grad, ctx.validity)
+        own = None if grad is None else _own(grad, ctx.validity, ctx.layout)
         return None, own, None, None
 
 
@@ -484,6 +487,7 @@ class _Join(torch.autograd.Function):
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.validity, ctx.channels = validity, value1.shape[1]
+        ctx.layout = format_of(value1)
         x = joined((value1, value2), format, tangent1.dtype, slice(None))
         return x if validity is None else x.add_(validity.to(x.dtype))
 
@@ -494,9 +498,9 @@ class _Join(torch.autograd.Function):
         grad1, grad2 = grad.split(ctx.channels, dim=1)
         return (
             None,
-            _own(grad1, ctx.validity),
+            _own(grad1, ctx.validity, ctx.layout),
             None,
-            _own(grad2, ctx.validity),
+            _own(grad2, ctx.validity, ctx.layout),
             None,
             None,
         )

@@ -15,7 +15,7 @@ import torch
 
 from .harness import NotEqual
 
-USUAL = ("memory", "scoring", "streams", "engine", "paper", "chunks")
+USUAL = ("memory", "scoring", "streams", "engine", "paper", "chunks", "formats")
 #: Training runs of many minutes, and what was measured once: run by name only.
 BY_NAME = (
     "angles",

@@ -62,7 +62,8 @@ class Way:
     """One way of training an encoder.
 
     ``torch_checkpoint`` puts each block into torch's checkpoint; ``parts`` are those of
-    a batch whose gradients are added up.
+    a batch whose gradients are added up. ``cudnn`` has its flags, benchmark and
+    deterministic, for torch and the encoder alike; None leaves both as they are.
     """
 
     name: str
@@ -72,6 +73,8 @@ class Way:
     torch_checkpoint: bool = False
     parts: int = 1
     chunk: int | str | None = "auto"
+    memory_format: str = "contiguous"
+    cudnn: tuple[bool, bool] | None = None
 
     @property
     def stored(self) -> Way:
@@ -107,7 +110,9 @@ def encoder_by(way: Way, name: str, *, seed: int = 0, **row: Any) -> SpeakerEnco
         mode=way.mode,
         streams=way.streams,
         chunk=way.chunk,
+        memory_format=way.memory_format,
         verify=None,
+        **_flags(way, "cudnn_benchmark", "cudnn_deterministic"),
         **row,
     )
     if way.torch_checkpoint:
@@ -123,8 +128,20 @@ def encoder_by(way: Way, name: str, *, seed: int = 0, **row: Any) -> SpeakerEnco
 
 def train_step(encoder: nn.Module, feats: Tensor, way: Way) -> None:
     """Forward and backward pass of a batch, in one or several parts."""
-    for part in feats.chunk(way.parts):
-        _loss(encoder, part, way).backward()
+    cudnn = torch.backends.cudnn
+    before = {name: getattr(cudnn, name) for name in ("benchmark", "deterministic")}
+    try:
+        for name, value in _flags(way, *before).items():
+            setattr(cudnn, name, value)
+        for part in feats.chunk(way.parts):
+            _loss(encoder, part, way).backward()
+    finally:
+        for name, value in before.items():
+            setattr(cudnn, name, value)
+
+
+def _flags(way: Way, *names: str) -> dict[str, bool]:
+    return {} if way.cudnn is None else dict(zip(names, way.cudnn, strict=True))
 
 
 def _loss(encoder: nn.Module, feats: Tensor, way: Way) -> Tensor:
@@ -171,8 +188,9 @@ def way_bytes(
     """Count the peak of a step above weights, their gradients and the input."""
     where: Any = device
     if without_data:
-        # Tensors on meta are the quicker ones, but autocast passes them by.
-        fakes = PRECISIONS[way.precision].half or way.torch_checkpoint
+        # Tensors on meta are the quicker ones, but know no autocast and no layout.
+        last = way.memory_format != "contiguous"
+        fakes = PRECISIONS[way.precision].half or way.torch_checkpoint or last
         where = cpu_fakes() if fakes else torch.device("meta")
     with where:
         encoder = encoder_by(way, name, **row)

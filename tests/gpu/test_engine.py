@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.build import MEMORY_FORMATS
 from speechbrain_rev.optim import build_optimizer
 from tests.unit.reversible.chains import (
     EXACT,
@@ -69,6 +70,25 @@ def test_allocated_memory_does_not_grow_with_depth():
         loss_of(chain(*x)).backward()
         peaks[depth] = torch.cuda.max_memory_allocated() - before
     assert peaks[64] <= 1.01 * peaks[8]
+
+
+@pytest.mark.parametrize("memory_format", MEMORY_FORMATS)
+@pytest.mark.parametrize("name", ["revnet57", "revnet140", "df_revnet66"])
+def test_modes_of_an_encoder_have_equal_bits_in_either_memory_format(
+    name, memory_format
+):
+    feats, grads = torch.randn(4, 96, 80, device="cuda"), {}
+    for mode in MODES:
+        torch.manual_seed(0)
+        encoder = build_encoder(
+            name, widths=(16, 16, 32, 32), blocks=(1, 1, 2, 1), chunk=200_000,
+            mode=mode, memory_format=memory_format, verify="raise", verify_every=1,
+        ).cuda()  # fmt: skip
+        encoder(feats).square().sum().backward()
+        encoder.check_streams()
+        grads[mode] = [p.grad for p in encoder.parameters()]
+    for own in grads.values():
+        assert all(map(torch.equal, own, grads[MODES[0]]))
 
 
 @pytest.mark.parametrize("name", ["revnet57", "df_revnet66", "resnet34"])

@@ -131,7 +131,7 @@ ENGINE = [
     ),
     STREAMS_CODE(
         "11: the caller's gradients are written to",
-        "        own = None if grad is None else _own(grad, ctx.validity)\n",
+        "        own = None if grad is None else _own(grad, ctx.validity, ctx.layout)\n",
         "        own = grad\n",
         CHAIN("callers_tensors"),
     ),

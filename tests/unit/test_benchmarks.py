@@ -32,6 +32,7 @@ from tests.benchmarks import (
     compressed_ways,
     embedding,
     engine,
+    formats,
     graphs,
     inference,
     launches,
@@ -972,3 +973,56 @@ def test_the_command_writes_figures_and_none_where_a_check_fails(
     ):
         __main__.main()
     assert capsys.readouterr().out == ""
+
+
+class TestFormats:
+    """Memory formats and flags of cuDNN, each beside the default."""
+
+    def test_a_gpu_times_all_of_them(self):
+        ways = formats.ways_of("revnet57", "bf16", torch.device("cuda"))
+        kinds = {(w.mode, w.memory_format, w.cudnn) for w in ways}
+        assert len(kinds) == len(ways) == 2 * 2 * 4
+        assert ways[0] == steps.Way(
+            "store, contiguous", "store", "exact", "bf16", cudnn=(False, True)
+        )
+
+    def test_steps_have_the_flags_of_their_way(self, monkeypatch):
+        seen, cudnn = [], torch.backends.cudnn
+        monkeypatch.setattr(
+            steps,
+            "_loss",
+            lambda *_: (
+                seen.append((cudnn.benchmark, cudnn.deterministic))
+                or torch.zeros((), requires_grad=True)
+            ),
+        )
+        user = cudnn.benchmark, cudnn.deterministic
+        for flags in (*formats.FLAGS, None):
+            way = steps.Way("", cudnn=flags)
+            encoder = steps.encoder_by(way, "resnet34", **TINIEST)
+            steps.train_step(encoder, torch.zeros(1, 9, 80), way)
+            own = encoder.cudnn_benchmark, encoder.cudnn_deterministic
+            assert own == (flags or formats.PINNED)
+        assert seen == [*formats.FLAGS, user]
+        assert user == (cudnn.benchmark, cudnn.deterministic)
+
+    def test_ratios_are_printed_only_where_gradients_agree(self, monkeypatch):
+        small = {"frames": 16, "widths": (8, 8, 16, 16)}
+        monkeypatch.setattr(formats, "timed", functools.partial(steps.timed, **small))
+        monkeypatch.setattr(formats, "FEW_BLOCKS", (1, 1, 1, 1))
+        rows = formats.run(CPU, ("revnet57",)).rows
+        assert [row["way"] for row in rows] == [
+            f"{mode}, {layout}"
+            for mode in ("store", "reconstruct")
+            for layout in ("contiguous", "channels_last")
+        ]
+        assert [row["times the baseline"] == 1 for row in rows] == [True, False] * 2
+
+        def wrong(encoder, feats, way):
+            steps.train_step(encoder, feats, way)
+            if way.memory_format == "channels_last":
+                encoder.fc.weight.grad.mul_(1.01)
+
+        monkeypatch.setattr(formats, "train_step", wrong)
+        with pytest.raises(NotEqual, match="in both memory formats are"):
+            formats.run(CPU, ("revnet57",))

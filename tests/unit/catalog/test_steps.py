@@ -103,6 +103,9 @@ KNOBS = {
     "pooling": "other",
     "pooling_variance": "unbiased",
     "chunk": 1000,
+    "memory_format": "channels_last",
+    "cudnn_benchmark": True,
+    "cudnn_deterministic": False,
     "widths": (8, 8, 8, 16),
     "blocks": (2, 0, 0, 1),
 }
@@ -124,8 +127,9 @@ def test_plans_and_profiles_are_tied_to_every_setting_of_the_encoder(knob, monke
     other = type("Other", (StatisticsPooling,), {})
     monkeypatch.setitem(POOLINGS, "other", other)
     was, now = with_settings(), with_settings(**{knob: KNOBS[knob]})
-    # A plan holds however often streams are compared.
-    assert (was.about() == now.about()) is (knob == "verify_every")
+    # A plan holds however often streams are compared, and by whatever kernels.
+    same = knob in ("verify_every", "cudnn_benchmark", "cudnn_deterministic")
+    assert (was.about() == now.about()) is same
     # Profiles are kept for channels too.
     assert was.step().key != now.step().key or knob == "chunk"
 

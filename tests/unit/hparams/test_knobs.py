@@ -15,6 +15,7 @@ from speechbrain_rev.hparams import plain_settings, resolve
 from speechbrain_rev.hparams.document import dump
 from speechbrain_rev.hparams.knobs import KNOBS, Knob
 from speechbrain_rev.lobes import build_encoder
+from speechbrain_rev.lobes.build import MEMORY_FORMATS
 from speechbrain_rev.lobes.classifier import HEADS
 from speechbrain_rev.lobes.pooling import POOLINGS
 from speechbrain_rev.lobes.schedules import SpeakerSchedule
@@ -129,6 +130,7 @@ def test_names_and_ranges_are_those_of_the_modules_that_read_them(tmp_path):
     assert KNOBS["arch"].one_of == tuple(ARCHITECTURES)
     assert set(KNOBS["streams"].one_of) == set(FORMATS)
     assert KNOBS["pooling"].one_of == tuple(POOLINGS)
+    assert KNOBS["memory_format"].one_of == tuple(MEMORY_FORMATS)
     losses = [name for head in HEADS.values() for name in head.losses]
     assert list(KNOBS["loss"].one_of) == losses
     actions = {action.dest: action for action in RunOptions._create_parser()._actions}

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import json
 import resource
 from pathlib import Path
 
@@ -291,6 +292,35 @@ def test_a_run_goes_on_with_the_channels_of_its_newest_checkpoint(tmp_path):
     assert encoder.channels == [2, None, 2, 2]
     assert kept.restore(checkpointer, chosen=False)
     checkpointer.recover_if_possible()
+
+
+def test_a_run_goes_on_in_the_memory_format_that_it_began_with(tmp_path):
+    def start(memory_format):
+        encoder = tiny("revnet57", memory_format=memory_format, **NARROW)
+        kept, checkpointer = KeptArithmetic(encoder), WholeCheckpointer(tmp_path)
+        checkpointer.add_recoverable(CHANNELS, kept)
+        return encoder.channels, kept, checkpointer
+
+    _, kept, checkpointer = start("channels_last")
+    checkpointer.save_checkpoint(name="own")
+    assert kept.restore(checkpointer, chosen=False)
+    checkpointer.recover_if_possible()
+    _, kept, checkpointer = start("contiguous")
+    with pytest.raises(ValueError, match="began with memory_format: channels_last"):
+        kept.restore(checkpointer, chosen=True)
+
+
+def test_channels_that_an_earlier_version_kept_are_of_contiguous_maps(tmp_path):
+    for memory_format in ("contiguous", "channels_last"):
+        encoder = tiny("revnet57", memory_format=memory_format, **NARROW)
+        file = tmp_path / "channels.json"
+        file.write_text(json.dumps(encoder.channels))
+        kept = KeptArithmetic(encoder)
+        if memory_format == "contiguous":
+            kept._load(file, end_of_epoch=True)
+            continue
+        with pytest.raises(AssertionError):
+            kept._load(file, end_of_epoch=True)
 
 
 @pytest.mark.parametrize("began", ["0.1.0", False, True])

@@ -24,14 +24,17 @@ from speechbrain_rev.compression import (
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder, inference_form
 from speechbrain_rev.lobes.encoder import settings_of
 from speechbrain_rev.lobes.pooling import POOLINGS
+from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Plan
-from speechbrain_rev.planner.memory import LiveBytes
+from speechbrain_rev.planner.memory import LiveBytes, live_bytes_peak
+from speechbrain_rev.planner.step import cpu_fakes
 from speechbrain_rev.reversible import (
     AdditiveCoupling,
     Recompute,
     ReversibleChain,
     StreamWarning,
 )
+from speechbrain_rev.reversible import flags as backend_flags
 from speechbrain_rev.reversible.norm import BatchNorm
 from tests.unit.lobes.encoders import (
     CHUNKED,
@@ -80,6 +83,8 @@ def test_any_number_of_frames_works_in_training(name):
         assert all(value.isfinite().all() for value in values.values())
 
 
+LAST = {"memory_format": "channels_last"}
+CPU = torch.device("cpu")
 #: Ways to train: sizes of the encoder, and options of the step.
 WAYS = {
     "two steps": ({"n_mels": 24}, {"steps": 2}),
@@ -88,7 +93,9 @@ WAYS = {
     "chunked bf16": (CHUNKED, {"precision": BF16}),
     "chunked fp16": (CHUNKED, {"precision": FP16}),
     "backward under bf16": (CHUNKED, {"backward": BF16.autocast()}),
-    "channels last": (CHUNKED, {}),
+    "channels last": (CHUNKED | LAST, {}),
+    "channels last bf16": (CHUNKED | LAST, {"precision": BF16}),
+    "channels last whole": (LAST | {"n_mels": 24, "chunk": None}, {"steps": 2}),
 }
 
 
@@ -100,25 +107,31 @@ TRAININGS = [
     ("revnet140", "backward under bf16"),
     ("df_revnet89", "backward under bf16"),
     ("df_revnet66", "channels last"),
+    ("revnet57", "channels last bf16"),
+    ("revnet140", "channels last"),
+    ("df_revnet89", "channels last bf16"),
+    ("df_resnet56", "channels last whole"),
+    ("revnet46", "channels last whole"),
 ]
-IN_HALF = [
+QUICK = [
+    *(t for t in TRAININGS if not re.search("chunked |last ", t[1])),
     ("revnet140", "chunked bf16"),
     ("df_revnet89", "chunked bf16"),
     ("revnet57", "chunked fp16"),
+    ("df_revnet89", "channels last bf16"),
+    ("df_resnet56", "channels last whole"),
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    but_slow(TRAININGS, *(t for t in TRAININGS if "chunked " not in t[1]), *IN_HALF),
+    but_slow(TRAININGS, *QUICK),
 )
 def test_every_mode_trains_to_the_bits_of_storing(name, way):
     sizes, options = WAYS[way]
 
     def train(mode, **options):
         encoder = tiny(name, mode=mode, verify="raise", verify_every=1, **sizes)
-        if way == "channels last":
-            encoder.to(memory_format=torch.channels_last)
         return trained(encoder, narrow(3, 43), LENGTHS, **options)
 
     expected = train("store", **options)
@@ -131,6 +144,106 @@ def test_every_mode_trains_to_the_bits_of_storing(name, way):
         )
         assert {grad.dtype for grad in halves.values()} == {torch.float32}
         assert 0 < distance(floats, halves) < 0.5
+
+
+class Layouts(TorchDispatchMode):
+    """Collect the maps of three utterances that a step makes, and those in another layout."""
+
+    def __init__(self):
+        super().__init__()
+        self.made, self.others = 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        outputs = func(*args, **(kwargs or {}))
+        for y in outputs if isinstance(outputs, tuple) else (outputs,):
+            is_map = isinstance(y, torch.Tensor) and y.dim() == 4 and len(y) == 3
+            # Of one channel both layouts are the same; pooling's have 3 frequencies there.
+            if is_map and min(y.shape) > 1 and y.shape[1] != 3 and not func.is_view:
+                self.made += 1
+                if y.stride(1) != 1:
+                    self.others.add((str(func), y.shape))
+        return outputs
+
+
+@pytest.mark.parametrize("chunk", [None, 96_000])
+@pytest.mark.parametrize("name", ["df_resnet56", "revnet46", "df_revnet89"])
+def test_in_channels_last_no_map_or_gradient_is_in_another_layout(name, chunk):
+    for mode in modes_of(name):
+        sizes = {"widths": (16, 16, 32, 32), "n_mels": 24, **LAST}
+        reversible = ARCHITECTURES[name].reversible
+        encoder = tiny(name, mode=mode, chunk=chunk if reversible else None, **sizes)
+        with Layouts() as seen:
+            encoder(narrow(3, 43), LENGTHS).sum().backward()
+        assert seen.made > 50
+        assert not seen.others
+    assert encoder.eval()(narrow(3)).shape == (3, 1, 32)
+
+
+@pytest.mark.parametrize("name", ["df_resnet56", "revnet57"])
+def test_both_memory_formats_hold_the_same_bytes_with_data_and_without(name):
+    def peak(memory_format, where):
+        sizes = {"widths": (16, 32, 32, 32), "n_mels": 24}
+        if ARCHITECTURES[name].reversible:
+            sizes["chunk"] = 100_000
+        with where:
+            encoder = tiny(name, memory_format=memory_format, **sizes)
+            for p in encoder.parameters():
+                p.grad = torch.zeros_like(p)
+            x = torch.randn(2, 100, 24)
+            return live_bytes_peak(lambda: encoder(x).square().sum().backward())
+
+    contiguous = peak("contiguous", CPU)
+    for where in (CPU, cpu_fakes()):
+        difference = peak("channels_last", where) - contiguous
+        # The input is laid out anew.
+        assert 0 <= difference <= 2 * 100 * 24 * 4
+
+
+@pytest.mark.parametrize(
+    "formats", [["contiguous", "channels_last"], ["channels_last", "contiguous"]]
+)
+def test_weights_of_either_memory_format_are_loaded_and_keep_their_own(formats):
+    one, other = (tiny("df_revnet89", memory_format=f, n_mels=24) for f in formats)
+    strides = [p.stride() for p in other.parameters()]
+    assert strides != [p.stride() for p in one.parameters()]
+    with torch.no_grad():
+        for p in one.parameters():
+            p.add_(1)
+    other.load_state_dict(one.state_dict())
+    assert [p.stride() for p in other.parameters()] == strides
+    assert_same_bits(other.state_dict(), one.state_dict())
+    # The 8-bit optimizer leaves them so.
+    optimizer = build_optimizer(other.parameters(), name="adamw", bits=8, lr=0.1)
+    other(narrow(3)).sum().backward()
+    optimizer.step()
+    assert [p.stride() for p in other.parameters()] == strides
+
+
+def test_flags_of_cudnn_are_those_of_the_encoder_while_it_runs(monkeypatch):
+    monkeypatch.setattr(backend_flags, "_decided_by_flags", lambda device: True)
+    seen = set()
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "convolution" in str(func):
+                cudnn = torch.backends.cudnn
+                seen.add((cudnn.benchmark, cudnn.deterministic))
+            return func(*args, **(kwargs or {}))
+
+    user = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    for flags in itertools.product([False, True], repeat=2):
+        named = dict(
+            zip(("cudnn_benchmark", "cudnn_deterministic"), flags, strict=True)
+        )
+        encoder = tiny("revnet140", **CHUNKED, **named)
+        seen.clear()
+        with Noted():
+            encoder(narrow(3)).sum().backward()
+        assert seen == {flags}
+        assert user == (
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.deterministic,
+        )
 
 
 def test_modes_are_set_by_name_and_the_rest_stays():
@@ -172,6 +285,9 @@ def test_modes_are_set_by_name_and_the_rest_stays():
                 ("chunk", (0, -1, 1.5, "large", True), "'auto', a number of bytes, or"),
                 ("zero_init_residual", ("false", 0, None), "^{} is .*takes True or"),
                 ("sync_batchnorm", ("false", 0, None), "^{} is .*takes True or"),
+                ("cudnn_benchmark", ("true", 1, None), "^{} is .*takes True or"),
+                ("cudnn_deterministic", ("false", 0, None), "^{} is .*takes True or"),
+                ("memory_format", ("nhwc", None), "contiguous, channels_last, but is"),
                 ("widths", (8, "8888", {"a": 8}), "^{} is .*takes a list of 4 whole"),
                 ("blocks", (8, "8888", {"a": 8}), "^{} is .*takes a list of 4 whole"),
             )
@@ -247,11 +363,16 @@ def test_what_is_no_batch_of_filterbanks_is_refused(given, words, form):
 
 
 def test_settings_make_another_encoder_of_the_kind_or_are_refused():
-    encoder = tiny("revnet57", pooling_variance="unbiased", streams="float", n_mels=24)
+    encoder = tiny(
+        "revnet57", pooling_variance="unbiased", streams="float", n_mels=24,
+        cudnn_benchmark=True, cudnn_deterministic=False, **LAST,
+    )  # fmt: skip
     settings = settings_of(encoder)
     again = build_encoder("revnet57", blocks=(1, 2, 1, 1), **settings)
     assert settings_of(again) == settings
-    shapes = [[p.shape for p in each.parameters()] for each in (again, encoder)]
+    shapes = [
+        [(p.shape, p.stride()) for p in each.parameters()] for each in (again, encoder)
+    ]
     assert shapes[0] == shapes[1]
     for part in ("pooling", "fc"):
         setattr(encoder, part, nn.Identity())

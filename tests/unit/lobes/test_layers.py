@@ -10,7 +10,7 @@ from speechbrain_rev.lobes.blocks import BasicResidual, DFBottleneckResidual
 from speechbrain_rev.lobes.geometry import AUTO
 from speechbrain_rev.lobes.layers import can_be_split
 from speechbrain_rev.planner.memory import live_bytes_peak
-from speechbrain_rev.reversible import Recompute, recompute_blocks, replay
+from speechbrain_rev.reversible import Recompute, flags, recompute_blocks
 from tests.unit.lobes.encoders import (
     CHUNKED,
     REVERSIBLE,
@@ -164,7 +164,7 @@ def test_an_encoder_without_gradients_in_a_recomputed_module_gives_the_same():
     ("name", "mode"), [("revnet46", "store"), ("revnet57", "reconstruct")]
 )
 def test_all_convolutions_run_under_pinned_flags(name, mode, monkeypatch):
-    monkeypatch.setattr(replay, "_decided_by_flags", lambda _: True)
+    monkeypatch.setattr(flags, "_decided_by_flags", lambda _: True)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     seen, convolve = [], nn.functional.conv2d
 

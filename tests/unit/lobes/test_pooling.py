@@ -65,6 +65,22 @@ def test_statistics_are_mean_and_deviation(variance):
     torch.testing.assert_close(pooled, torch.cat([rows.mean(2), std], 1))
 
 
+@pytest.mark.parametrize("masks", [False, True])
+def test_maps_in_channels_last_are_pooled_alike_and_their_gradient_lies_so(masks):
+    maps = torch.randn(2, 3, 4, 50, dtype=torch.float64)
+    last = maps.contiguous(memory_format=torch.channels_last)
+    mask = (torch.arange(50) < 30).double().view(1, 1, 1, 50) if masks else None
+    results = []
+    for x in (maps, last):
+        pooled = StatisticsPooling(12, variance="population")(mask, x.requires_grad_())
+        weights = torch.linspace(-1, 1, 24, dtype=torch.float64)
+        (slope,) = torch.autograd.grad((pooled * weights).sum(), x)
+        assert slope.stride() == x.stride()
+        results.append((pooled, slope))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def assert_exported_alike(encoder):
     graph = EmbeddingGraph(encoder, sample_rate=16000, front_end="speechbrain")
     waves = torch.randn(2, 9000), torch.tensor([9000, 6000])

@@ -54,6 +54,16 @@ def test_output_gradients_and_buffers_equal_torchs(relu, training, layout):
     assert_equal_steps(ours, y, x, theirs, expected, other)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_some_channels_of_a_map_are_normalised_as_by_themselves(layout):
+    whole, (ours, theirs) = torch.randn(2, 9, 5, 7).double(), both(relu=True)
+    x = whole.to(memory_format=layout)[:, 3:].requires_grad_()
+    other = x.detach().clone(memory_format=layout).requires_grad_()
+    y, expected = ours(x), theirs(other)
+    assert y.is_contiguous(memory_format=layout)
+    assert_equal_steps(ours, y, x, theirs, expected, other)
+
+
 @pytest.mark.parametrize("relu", [False, True])
 def test_masked_frames_do_not_count(relu):
     ours, theirs = both(relu)

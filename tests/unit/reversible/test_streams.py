@@ -54,6 +54,23 @@ def test_sums_have_the_layout_of_the_value(stream_format, layout, other):
 
 @each_format
 @each_layout
+@pytest.mark.parametrize("validity", [None, torch.zeros(())])
+@pytest.mark.parametrize("ends", [streams.leave, streams.read_both, streams.join])
+def test_gradients_have_the_layout_of_the_stream(stream_format, layout, validity, ends):
+    x = [x.contiguous(memory_format=layout) for x in torch.randn(2, 2, 3, 5, 7)]
+    entered = streams.enter(*(x.requires_grad_() for x in x), stream_format)
+    y = ends(entered._replace(validity=validity))
+    y = y if isinstance(y, torch.Tensor) else torch.cat(y, dim=1)
+    other = LAYOUTS[layout is torch.contiguous_format]
+    given = torch.randn(y.shape).contiguous(memory_format=other)
+    grads = torch.autograd.grad(y, x, given)
+    for grad, expected in zip(grads, given.chunk(2, dim=1), strict=True):
+        assert grad.is_contiguous(memory_format=layout)
+        assert torch.equal(grad, expected)
+
+
+@each_format
+@each_layout
 def test_a_residual_function_sees_one_layout_in_both_runs(stream_format, layout):
     seen = {False: [], True: []}
 

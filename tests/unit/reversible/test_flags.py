@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from speechbrain_rev.reversible import replay
+from speechbrain_rev.reversible import cudnn_flags
+from speechbrain_rev.reversible import flags as backend_flags
 
 from .chains import (
     MODES,
@@ -58,7 +59,7 @@ def watched(self, x):
 
 @pytest.fixture
 def as_on_cuda(monkeypatch):
-    monkeypatch.setattr(replay, "_decided_by_flags", lambda device: True)
+    monkeypatch.setattr(backend_flags, "_decided_by_flags", lambda device: True)
 
 
 def chain_that_is_watched(mode="reconstruct"):
@@ -82,13 +83,48 @@ def test_both_runs_are_pinned_and_the_users_flags_return(mode):
     assert seen[1 + again :] == [pinned if again else (True, False, "ieee")]
 
 
+@pytest.mark.parametrize("flags", [(True, True), (False, False)])
+@pytest.mark.parametrize("mode", MODES[1:])
+@pytest.mark.usefixtures("as_on_cuda")
+def test_both_runs_take_the_flags_of_cudnn_that_were_chosen(mode, flags):
+    chain, seen = chain_that_is_watched(mode)
+    benchmark, deterministic = flags
+    with user_sets("ieee"):
+        with cudnn_flags(benchmark=benchmark, deterministic=deterministic):
+            loss = loss_of(chain(*streams()))
+        loss.backward()
+        # What comes later is pinned as ever.
+        assert (
+            backend_flags.Flags.now({torch.device("cpu")}).cudnn
+            == backend_flags._PINNED
+        )
+    assert seen == [(*flags, "ieee")] * 3
+
+
+@pytest.mark.usefixtures("as_on_cuda")
+def test_what_a_second_run_runs_first_has_its_flags():
+    cpu = {torch.device("cpu")}
+    with cudnn_flags(benchmark=True):
+        flags = backend_flags.Flags.now(cpu)
+    with user_sets("ieee"), flags():
+        assert backend_flags.Flags.now(cpu) == flags
+        assert in_force() == (True, True, flags.precision[-1])
+
+
+@pytest.mark.parametrize("name", ["benchmark", "deterministic"])
+def test_flags_of_cudnn_are_true_or_false(name):
+    message = f"{name} is 'false', but takes True or False"
+    with pytest.raises(ValueError, match=message), cudnn_flags(**{name: "false"}):
+        pass
+
+
 @pytest.mark.usefixtures("as_on_cuda")
 def test_flags_that_overlap_in_any_order_return_to_the_users():
     class Owner:
         pass
 
     with user_sets("ieee"):
-        pinned, owner = replay.Flags.now({torch.device("cpu")}), Owner()
+        pinned, owner = backend_flags.Flags.now({torch.device("cpu")}), Owner()
         with pinned():
             pinned.hold(owner)
         assert in_force() == (False, True, "ieee")

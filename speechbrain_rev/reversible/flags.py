@@ -1,0 +1,217 @@
+"""Flags of torch's backends that decide which kernels compute, and hence which bits.
+
+cuDNN's benchmark mode chooses kernels by timing them, for each thread anew, and the
+backward pass has a thread of its own: under it two runs of one function need not agree.
+Both runs of a function happen with benchmark mode off and deterministic kernels, unless
+``cudnn_flags`` asks for others, and the second one with the float32 precision (TF32 or
+not) of the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class _CudnnFlags:
+    """Flags of ``torch.backends.cudnn`` for both runs of a function."""
+
+    benchmark: bool = False
+    deterministic: bool = True
+
+
+_PINNED = _CudnnFlags()
+_cudnn = ContextVar("cudnn_flags", default=_PINNED)
+
+
+@contextlib.contextmanager
+def cudnn_flags(
+    *, benchmark: bool = False, deterministic: bool = True
+) -> Iterator[None]:
+    """Choose cuDNN's flags for what is computed twice, and for chains in every mode.
+
+    They hold in both passes of steps whose forward pass is in the context.
+
+    Parameters
+    ----------
+    benchmark : bool
+        Whether cuDNN times kernels and takes the fastest. The backward pass, in another
+        thread, may take other ones: modes no longer have equal bits, and ``verify`` reports.
+    deterministic : bool
+        Whether kernels give the same bits each time: without it modes do not either.
+
+    Raises
+    ------
+    ValueError
+        If one of them is neither True nor False.
+
+    Examples
+    --------
+    >>> from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
+    >>> coupling = AdditiveCoupling(torch.nn.Identity(), torch.nn.Identity())
+    >>> chain, x = ReversibleChain([coupling]), torch.randn(2, 4, 8, 10)
+    >>> with cudnn_flags(benchmark=True):
+    ...     y1, y2 = chain(x, x)
+    >>> y1.shape
+    torch.Size([2, 4, 8, 10])
+    """
+    for name, value in {"benchmark": benchmark, "deterministic": deterministic}.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is {value!r}, but takes True or False.")
+    before = _cudnn.set(_CudnnFlags(benchmark, deterministic))
+    try:
+        yield
+    finally:
+        _cudnn.reset(before)
+
+
+def _precision_flags() -> list[tuple[Any, str]]:
+    """Who holds the float32 precision of matrix products and of convolutions."""
+    matmul: Any = torch.backends.cuda.matmul
+    conv = getattr(torch.backends.cudnn, "conv", None)
+    if conv is None:  # torch before 2.9
+        return [(matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32")]
+    return [(matmul, "fp32_precision"), (conv, "fp32_precision")]
+
+
+def flags_in_words() -> str:
+    """Say which kernels a device chooses from, for figures that depend on it.
+
+    Returns
+    -------
+    str
+        The float32 precision of matrix products and of convolutions, cuDNN's benchmark
+        mode, whether algorithms must be deterministic, and cuDNN's version.
+
+    Examples
+    --------
+    >>> flags_in_words().startswith("matmul ")
+    True
+    """
+    matmul, conv = (getattr(owner, name) for owner, name in _precision_flags())
+    cudnn = torch.backends.cudnn
+    deterministic = torch.are_deterministic_algorithms_enabled() or cudnn.deterministic
+    return (
+        f"matmul {matmul}, conv {conv}, benchmark {cudnn.benchmark}, deterministic "
+        f"{deterministic}, cuDNN {cudnn.version()}"
+    )
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Flags under which a first run took place.
+
+    Attributes
+    ----------
+    in_effect : bool
+        Whether a device was involved that these flags speak of.
+    precision : tuple
+        Of float32 matrix products and convolutions.
+    cudnn
+        As ``cudnn_flags`` chose.
+    """
+
+    in_effect: bool
+    precision: tuple[Any, ...] = ()
+    cudnn: _CudnnFlags = _PINNED
+
+    @classmethod
+    def now(cls, devices: Iterable[torch.device]) -> Flags:
+        """Read the flags that are in force."""
+        if not any(_decided_by_flags(device) for device in devices):
+            return cls(False)
+        precision = tuple(getattr(o, n) for o, n in _precision_flags())
+        return cls(True, precision, _cudnn.get())
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Compute under these flags, and leave those of the user as they were."""
+        if not self.in_effect:
+            yield
+            return
+        entry = _pinned.enter(self)
+        try:
+            # What a second run runs first is in its thread.
+            with cudnn_flags(**vars(self.cudnn)):
+                yield
+        finally:
+            _pinned.leave(entry)
+
+    def wanted(self) -> list[tuple[Any, str, Any]]:
+        """List who holds each flag, its name and its value."""
+        cudnn = [(torch.backends.cudnn, n, v) for n, v in vars(self.cudnn).items()]
+        precision = zip(_precision_flags(), self.precision, strict=True)
+        return [*cudnn, *((owner, name, value) for (owner, name), value in precision)]
+
+    def hold(self, owner: object) -> Callable[[], Any]:
+        """Compute under these flags in the backward pass, until its owner is gone.
+
+        Parameters
+        ----------
+        owner : object
+            What the operations need whose gradients are computed; they release it.
+
+        Returns
+        -------
+        callable
+            Ends it before.
+        """
+        if not self.in_effect:
+            return lambda: None
+        end = weakref.finalize(owner, _pinned.leave, _pinned.enter(self))
+        end.atexit = False
+        return end
+
+
+class _PinnedFlags:
+    """Flags that runs and backward passes want, the latest in force, in any order.
+
+    The user's own return when the last is gone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._entries: list[tuple[object, Flags]] = []
+        self._of_the_user: list[tuple[Any, str, Any]] = []
+
+    def enter(self, flags: Flags) -> object:
+        """Put flags in force; give what names them."""
+        entry = object()
+        with self._lock:
+            if not self._entries:
+                self._of_the_user = [
+                    (owner, name, getattr(owner, name))
+                    for owner, name, _ in flags.wanted()
+                ]
+            self._entries.append((entry, flags))
+            _write(flags.wanted())
+        return entry
+
+    def leave(self, entry: object) -> None:
+        """Put those in force that were before, or came later."""
+        with self._lock:
+            self._entries = [e for e in self._entries if e[0] is not entry]
+            last = self._entries[-1][1].wanted() if self._entries else self._of_the_user
+            _write(last)
+
+
+_pinned = _PinnedFlags()
+
+
+def _write(wanted: Iterable[tuple[Any, str, Any]]) -> None:
+    """Set flags that differ: to mix old and new precision flags is an error."""
+    for owner, name, value in wanted:
+        if getattr(owner, name) != value:
+            setattr(owner, name, value)
+
+
+def _decided_by_flags(device: torch.device) -> bool:
+    return device.type == "cuda"
