@@ -34,6 +34,9 @@ class ModeSpec:
         Whether the block runs again in the backward pass.
     planned : bool
         Whether a plan may give it to blocks.
+    joins : bool
+        Whether the block runs again in one go with the block before it, which then has
+        to run twice too.
     context : str
         Names what makes the context in which a block that runs once runs forward, as
         "package.module:function", which is imported when a block first asks for it.
@@ -47,6 +50,7 @@ class ModeSpec:
     needs_inverse: bool = False
     runs_twice: bool = False
     planned: bool = True
+    joins: bool = False
     context: str = "contextlib:nullcontext"
 
     @cached_property
@@ -72,6 +76,10 @@ class Mode(str, enum.Enum):
         block.
     RECOMPUTE
         The inputs, from which the activations are computed again.
+    JOIN
+        Nothing: the block before it, which recomputes or joins too, runs again first and
+        makes the inputs. A run of blocks keeps the input of its first one, and in its
+        backward pass all activations of the run.
     COMPRESS
         All activations, those that convolutions and batch normalisations take within an
         error bound. The one mode whose gradients differ from the others'.
@@ -86,7 +94,7 @@ class Mode(str, enum.Enum):
     >>> as_mode("reconstruct")
     <Mode.RECONSTRUCT: 'reconstruct'>
     >>> [mode.value for mode in Mode if mode.spec.runs_twice]
-    ['reconstruct', 'recompute']
+    ['reconstruct', 'recompute', 'join']
     """
 
     _value_: str
@@ -98,6 +106,16 @@ class Mode(str, enum.Enum):
         mode = str.__new__(cls, spec.name)
         mode._value_, mode.spec = spec.name, spec
         return mode
+
+    @property
+    def alone(self) -> Mode:
+        """What a block does in this mode that has none before it to join."""
+        return Mode.RECOMPUTE if self.spec.joins else self
+
+    def can_follow(self, before: Mode | str | None) -> bool:
+        """Whether a block can have this mode after one that has another, or after none."""
+        runs_again = before is not None and Mode(before).alone is Mode.RECOMPUTE
+        return not self.spec.joins or runs_again
 
     STORE = ModeSpec("store", "all activations", "store", "#8C8C8C")
     RECONSTRUCT = ModeSpec(
@@ -111,6 +129,14 @@ class Mode(str, enum.Enum):
     RECOMPUTE = ModeSpec(
         "recompute", "its input", "recomp.", "#56B4E9", runs_twice=True
     )
+    JOIN = ModeSpec(
+        "join",
+        "nothing, as it runs again with the block before",
+        "join",
+        "#009E73",
+        runs_twice=True,
+        joins=True,
+    )
     COMPRESS = ModeSpec(
         "compress",
         "all activations, compressed within an error bound",
@@ -121,11 +147,15 @@ class Mode(str, enum.Enum):
     )
 
 
-#: Modes with one gradient to the bit, which every coupling can have. Nothing takes another
+#: Modes that a block can have whatever the block before it has.
+ALONE = tuple(mode for mode in Mode if mode.alone is mode)
+#: Those with one gradient to the bit, which every coupling can have. Nothing takes another
 #: without being asked to.
-LOSSLESS = tuple(mode for mode in Mode if mode.spec.lossless)
+LOSSLESS = tuple(mode for mode in ALONE if mode.spec.lossless)
 #: Lossless ones of a block whose input does not follow from its output.
 WITHOUT_INVERSE = tuple(mode for mode in LOSSLESS if not mode.spec.needs_inverse)
+#: Those of such a block that follows another one.
+FOLLOWING = (*WITHOUT_INVERSE, Mode.JOIN)
 
 
 def is_lossless(modes: Iterable[Mode | str]) -> bool:
@@ -167,7 +197,7 @@ def fallback(mode: Mode, allowed: Collection[str]) -> Mode:
     >>> fallback(Mode.RECONSTRUCT, WITHOUT_INVERSE)
     <Mode.RECOMPUTE: 'recompute'>
     """
-    for each in (mode, Mode.RECOMPUTE):
+    for each in (mode, mode.alone, Mode.RECOMPUTE):
         if each in allowed:
             return each
     return Mode(next(iter(allowed)))

@@ -25,6 +25,7 @@ from speechbrain_rev.catalog.table import (
     check_batch,
     check_names,
     counted_peaks,
+    mode_counts,
 )
 from speechbrain_rev.lobes import SpeakerEncoder
 from speechbrain_rev.modes import Mode
@@ -545,7 +546,7 @@ def _breakdown(
     return EncoderBreakdown(
         row.name,
         step.mode,
-        {mode: modes.count(mode) for mode in MODES},
+        mode_counts(modes),
         row.optimizer_name,
         optimizer_bits,
         head.classes,

@@ -42,11 +42,12 @@ from speechbrain_rev.catalog.table import (
     ListedEncoder,
     Training,
     check_batch,
+    mode_counts,
     select,
 )
 from speechbrain_rev.devices import device_name, free_and_held_bytes, timed_device
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.modes import LOSSLESS, Mode
+from speechbrain_rev.modes import Mode
 from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner import Infeasible, Plan, Profile, Sweep, plan_step, sweep
 from speechbrain_rev.planner.memory import make_gradients, unless_memory_runs_out
@@ -150,8 +151,7 @@ class PlannedEncoder:
     @property
     def mode_counts(self) -> dict[str, int]:
         """How many blocks have each mode."""
-        modes = list(self.modes.values())
-        return {mode.value: modes.count(mode.value) for mode in LOSSLESS}
+        return mode_counts(self.modes.values())
 
     @property
     def seconds(self) -> float:

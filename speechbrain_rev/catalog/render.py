@@ -21,6 +21,7 @@ from speechbrain_rev.catalog.table import (
     FRAMES,
     MODES,
     PAPER,
+    PLANNED,
     SECONDS,
     TABLE_SEVEN,
     TOTAL_BATCH,
@@ -345,7 +346,9 @@ class PlansReport(Report):
         compares = as_published(training)
 
         def blocks(mode: str, encoder: PlannedEncoder) -> int | None:
-            return encoder.mode_counts[mode] if mode in encoder.model.modes else None
+            known = (block.modes for block in encoder.profile.blocks)
+            counts = encoder.mode_counts
+            return counts.get(mode, 0) if any(mode in m for m in known) else None
 
         columns: list[Column[PlannedEncoder]] = [
             Column("", "encoder", "model.row.name", "name", is_words=True),
@@ -362,7 +365,7 @@ class PlansReport(Report):
             Column(plan, "GiB", "needed_bytes", "computed.needed_bytes", _gib),
             Column(plan, "lacks", "lacking_bytes", "computed.lacking_bytes", _size, 9),
             Column(plan, "peak", _how, "plan.peak", importance=3, is_words=True),
-            *_for_modes(plan, blocks, "plan.blocks.{mode}"),
+            *_for_modes(plan, blocks, "plan.blocks.{mode}", modes=PLANNED),
             _in_json("modes", "plan.modes"),
             Column(plan, "chunk", "channels", "plan.channels", _first, 4),
             _in_json("predicted_bytes", "predicted.step_peak_bytes"),
@@ -578,8 +581,8 @@ class BreakdownReport(Report):
             )
         if cases[-1].speed is not None:
             kinds["plan"] = (
-                f"Plan: how many blocks {' / '.join(MODES)}, the fastest that fit or the "
-                "lightest. Times: predicted from counts of operations for "
+                f"Plan: how many blocks {' / '.join(cases[-1].blocks)}, the fastest that "
+                "fit or the lightest. Times: predicted from counts of operations for "
                 f"{cases[-1].speed}."
             )
         return kinds
@@ -692,7 +695,7 @@ def _part_column(part: str) -> Column[tuple[str, EncoderBreakdown]]:
 def _mode(mode: str, blocks: Mapping[str, int]) -> str:
     if mode in MODES:
         return mode
-    return f"{mode} {'/'.join(str(blocks[each]) for each in MODES)}"
+    return f"{mode} {'/'.join(map(str, blocks.values()))}"
 
 
 def _stages_table(case: EncoderBreakdown) -> Table[StageMemory]:

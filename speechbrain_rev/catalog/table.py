@@ -11,6 +11,7 @@ import difflib
 import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from speechbrain_rev.architectures import (
     Architecture,
     architecture,
 )
-from speechbrain_rev.modes import LOSSLESS, WITHOUT_INVERSE
+from speechbrain_rev.modes import LOSSLESS, WITHOUT_INVERSE, Mode
 from speechbrain_rev.sizes import GIB, largest_within, reserve_of
 
 PAPER = (
@@ -91,6 +92,22 @@ TABLE_SEVEN = {
 
 #: Modes whose memory is counted, as it does not depend on the speech: columns.
 MODES = tuple(mode.value for mode in LOSSLESS)
+
+#: Modes that plans give blocks of encoders.
+PLANNED = tuple(mode.value for mode in Mode if mode.spec.lossless)
+
+
+def mode_counts(modes: Iterable[str]) -> dict[str, int]:
+    """Count the blocks of each mode; those that join only where there are any.
+
+    Examples
+    --------
+    >>> mode_counts(["recompute", "store", "store"])
+    {'store': 2, 'reconstruct': 0, 'recompute': 1}
+    """
+    counts = Counter(modes)
+    return {mode: counts[mode] for mode in PLANNED if mode in MODES or counts[mode]}
+
 
 #: Lengths that were counted: utterances of 2 s, and of 6 s for large-margin training.
 FRAMES = (200, 600)

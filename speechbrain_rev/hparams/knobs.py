@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.hparams.document import Reference, nearest
-from speechbrain_rev.modes import Mode
+from speechbrain_rev.modes import ALONE
 from speechbrain_rev.sizes import parse_size
 
 WORDS = {
@@ -278,7 +278,7 @@ KNOBS = {
         "str",
         "reconstruct: paper (III); compress: error-bounded compression; which one by null is "
         "ours",
-        null=True, one_of=tuple(mode.value for mode in Mode),
+        null=True, one_of=tuple(mode.value for mode in ALONE),
     ),
     "convolution_error": _error(
         "error-bounded compression (0.01 is the coefficient of its equation 8)",

@@ -29,6 +29,7 @@ from speechbrain_rev.lobes.layers import run_unit
 from speechbrain_rev.lobes.pooling import POOLINGS, Pooling, embedded
 from speechbrain_rev.lobes.stages import Levels, Runner, Stage, walk
 from speechbrain_rev.modes import (
+    FOLLOWING,
     LOSSLESS,
     WITHOUT_INVERSE,
     AppliedPlan,
@@ -232,11 +233,10 @@ class SpeakerEncoder(nn.Module):
         dict of str to tuple of Mode
             In the order of execution.
         """
-        reversible = self.reversible_blocks()
-        return {
-            name: LOSSLESS if name in reversible else WITHOUT_INVERSE
-            for name in self._block_names()
-        }
+        names, reversible = self._block_names(), self.reversible_blocks()
+        if not reversible:
+            return {n: FOLLOWING if i else WITHOUT_INVERSE for i, n in enumerate(names)}
+        return {n: LOSSLESS if n in reversible else WITHOUT_INVERSE for n in names}
 
     def set_mode(
         self, mode: Mode | str | Mapping[str, Mode | str] | AppliedPlan
@@ -247,12 +247,14 @@ class SpeakerEncoder(nn.Module):
         ----------
         mode : Mode or str, or mapping of block name to these, or Plan
             For all blocks, or for some by the names of ``block_modes``. "reconstruct"
-            for all recomputes stem and transitions. A plan gives channels too.
+            for all recomputes stem and transitions. "join" is for blocks of vanilla
+            encoders that follow one that recomputes or joins. A plan gives channels too.
 
         Raises
         ------
         ValueError
-            If there is no such mode or block, or a block cannot be reconstructed.
+            If there is no such mode or block, a block cannot be reconstructed, or one is
+            to join where none before it recomputes: then modes are what they were.
         """
         if isinstance(mode, AppliedPlan):
             mode.apply(self)
@@ -274,7 +276,9 @@ class SpeakerEncoder(nn.Module):
                     )
         else:
             modes = self._modes_for_all(as_mode(mode), names, reversible)
-        self._modes = {name: modes.get(name) or self._modes[name] for name in names}
+        modes = {name: modes.get(name) or self._modes[name] for name in names}
+        self._check_joins(modes)
+        self._modes = modes
         for name, chain in self._chains().items():
             chain.set_mode(
                 [m for n, m in self._modes.items() if n.startswith(f"{name}.")]
@@ -309,6 +313,25 @@ class SpeakerEncoder(nn.Module):
         for p in self.parameters():
             if p.dim() == 4:
                 p.data = p.data.clone(memory_format=MEMORY_FORMATS[memory_format])
+
+    def _check_joins(self, modes: Mapping[str, Mode]) -> None:
+        """Refuse blocks that have none before them to run again with."""
+        before: Mode | None = None
+        allowed = self.allowed_modes()
+        for name, mode in modes.items():
+            if mode.spec.joins and not (
+                mode in allowed[name] and mode.can_follow(before)
+            ):
+                follows = (
+                    "none" if before is None else f"one with mode {before.value!r}"
+                )
+                raise ValueError(
+                    f"Block {name!r} of {self.architecture.name} cannot have mode "
+                    f"{mode.value!r}: it follows {follows}. In encoders that are not "
+                    "reversible a block can join one that recomputes or joins. Give it "
+                    "mode 'recompute'."
+                )
+            before = mode
 
     def set_channels(self, channels: Sequence[int | None]) -> None:
         """Choose how many channels reversible encoders work on at a time.
@@ -483,7 +506,12 @@ class _EngineRunner(Runner):
         notify(unit, Moment.FORWARD_BEGINS)
         with mode.spec.around():
             y = run_unit(
-                unit, self.around(levels), given, sizes, recomputes=mode.spec.runs_twice
+                unit,
+                self.around(levels),
+                given,
+                sizes,
+                recomputes=mode.spec.runs_twice,
+                joins=mode.spec.joins,
             )
         if self.channels_last:
             # A view already, but where torch has no kernel of this layout.

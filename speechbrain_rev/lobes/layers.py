@@ -39,7 +39,12 @@ from speechbrain_rev.reversible.convolution import (
 from speechbrain_rev.reversible.flags import Flags
 from speechbrain_rev.reversible.hooks import has_hooks
 from speechbrain_rev.reversible.norm import BatchNorm
-from speechbrain_rev.reversible.recompute import recompute, recompute_each, trains
+from speechbrain_rev.reversible.recompute import (
+    recompute,
+    recompute_call,
+    recompute_each,
+    trains,
+)
 from speechbrain_rev.reversible.streams import Streams, join
 
 
@@ -401,6 +406,7 @@ def run_unit(
     sizes: Sequence[int | None],
     *,
     recomputes: bool,
+    joins: bool = False,
 ) -> Tensor:
     """Run a unit, in training on some channels at a time.
 
@@ -416,6 +422,9 @@ def run_unit(
         Channels at a time of maps before and after; None in one of them for all.
     recomputes : bool
         Whether it is computed again in the backward pass, not stored.
+    joins : bool
+        Whether it is so together with the unit before it, where it works on all channels
+        at once.
 
     Returns
     -------
@@ -432,7 +441,10 @@ def run_unit(
         x = _reading(unit, given, sizes[0]) if reads else join(given)
     if not splits or not trains(unit) or None in sizes:
         if recomputes:
-            return cast(Tensor, recompute(unit, masks, x))
+            again = recompute_call(
+                unit, unit, (masks, x), {}, joins=joins, shares_casts=False
+            )
+            return cast(Tensor, again)
         return cast(Tensor, unit(masks, x))
     unit, channels = cast(Unit, unit), Channels(*cast(list[int], sizes))
     if not recomputes and torch.compiler.is_compiling():

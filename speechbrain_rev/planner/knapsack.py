@@ -7,6 +7,11 @@ Here dynamic programming goes from the last block back, over what the rest of th
 network needs at its peak: so the worst moment of each block counts, as does what each
 pair of neighbouring modes costs, and one pass answers every budget.
 
+Blocks that run again in one go are a run: in its backward pass all activations of the run
+are there, after it nothing but what its first block keeps. So a run of each length is one
+way on from its first block, as in Chen et al., "Training deep nets with sublinear memory
+cost", but of blocks that differ.
+
 Where compression makes an error in the gradient, a price on it is added to the time, as in
 Lagrangian relaxation: each answer of the knapsack is a point of (error, time), and the next
 price is the slope between the best point below the limit and the one above it. What is then
@@ -33,6 +38,26 @@ PICOSECONDS = 10**12
 
 
 @dataclass(frozen=True)
+class InRun:
+    """What a block takes in the backward pass of a run of blocks that run again in one go.
+
+    Attributes
+    ----------
+    held_bytes : int
+        Of activations that its second run leaves until its own backward pass.
+    working_bytes : int
+        At the worst moment of its backward pass, if it is not the last of the run, above
+        what the blocks before it in the run hold.
+    last_bytes : int
+        The same if it is the last one: its second run is part of it.
+    """
+
+    held_bytes: int
+    working_bytes: int
+    last_bytes: int
+
+
+@dataclass(frozen=True)
 class Cost:
     """What a block costs in one mode, after one mode of the block before it.
 
@@ -48,6 +73,11 @@ class Cost:
     squared_error : float
         Square of what it puts into the gradient, as a part of the gradient's norm; of
         several blocks these add up. 0 in every mode but "compress".
+    in_run : InRun or None
+        Of a block that runs again and may do so with others; None for any other.
+    joins : bool
+        Whether it runs again with the block before it. Then ``working_bytes`` are those of
+        its forward pass.
 
     Examples
     --------
@@ -59,6 +89,8 @@ class Cost:
     working_bytes: int
     seconds: float
     squared_error: float = 0.0
+    in_run: InRun | None = None
+    joins: bool = False
 
     def __post_init__(self) -> None:
         sizes: tuple[object, ...] = self.held_bytes, self.working_bytes
@@ -133,7 +165,7 @@ class Problem:
             reached = following
         # The sums below are of int64.
         every = [cost for costs in self.blocks for cost in costs.values()]
-        most = max(abs(c.held_bytes) + c.working_bytes for c in every)
+        most = max(_most_bytes(cost) for cost in every)
         slowest = max(cost.seconds for cost in every)
         if (
             self.base_bytes + self.after_bytes + len(self.blocks) * most >= 2**62
@@ -144,6 +176,12 @@ class Problem:
                 "seconds; all together may reach 2**62 bytes and 50 days. Are the "
                 "units bytes and seconds?"
             )
+
+
+def _most_bytes(cost: Cost) -> int:
+    run = cost.in_run or InRun(0, 0, 0)
+    inside = abs(run.held_bytes) + max(run.working_bytes, run.last_bytes)
+    return max(abs(cost.held_bytes) + cost.working_bytes, inside)
 
 
 class Infeasible(ValueError):
@@ -216,11 +254,50 @@ def peak_bytes(problem: Problem, modes: Sequence[str]) -> int:
     ValueError
         If there are more or fewer modes than blocks, or a pair is not allowed.
     """
-    peak, held = 0, problem.base_bytes
-    for cost in _chosen(problem, modes):
-        peak = max(peak, held + cost.working_bytes)
+    chosen = _chosen(problem, modes)
+    held = problem.base_bytes + sum(cost.held_bytes for cost in chosen)
+    worst = worst_bytes(problem.base_bytes, chosen)
+    return max(*worst, held + problem.after_bytes)
+
+
+def worst_bytes(base_bytes: int, costs: Sequence[Cost]) -> list[int]:
+    """Bytes at the worst moment of each block, forward or backward.
+
+    Parameters
+    ----------
+    base_bytes : int
+        Alive before the first block.
+    costs : sequence of Cost
+        Of all blocks, in the modes that they have.
+
+    Returns
+    -------
+    list of int
+        One for each block.
+
+    Examples
+    --------
+    >>> first = Cost(4, 20, 1.5, in_run=InRun(8, 9, 20))
+    >>> later = Cost(0, 4, 1.5, in_run=InRun(8, 9, 20), joins=True)
+    >>> worst_bytes(100, [first, later, later])
+    [109, 117, 136]
+    """
+    worst = []
+    held = inside = base_bytes
+    for i, cost in enumerate(costs):
+        if not cost.joins:
+            inside = held
+        most = held + cost.working_bytes
+        if i + 1 < len(costs) and costs[i + 1].joins:
+            assert cost.in_run is not None, "a block joins one that does not run again"
+            most = inside + cost.in_run.working_bytes
+            inside += cost.in_run.held_bytes
+        elif cost.joins:
+            assert cost.in_run is not None
+            most = inside + cost.in_run.last_bytes
+        worst.append(max(most, held + cost.working_bytes * cost.joins))
         held += cost.held_bytes
-    return max(peak, held + problem.after_bytes)
+    return worst
 
 
 def seconds(problem: Problem, modes: Sequence[str]) -> float:
@@ -394,49 +471,102 @@ class _Front:
     picoseconds : numpy.ndarray, [state], falling
         Of these blocks.
     origin : numpy.ndarray, [state]
-        Where it came from, counted through the next block's fronts put end to end.
-    modes : list of str
-        Modes of this block, in the order of those fronts.
-    starts : list of int
-        Where each of those fronts starts in the count.
+        Where it came from, counted through the fronts that it may go on with, put end to
+        end.
+    ways : list of tuple of str
+        For each of those fronts the modes from this block to the one before it.
+    starts, skipped : list of int
+        Where each of those fronts starts in the count, and how many of its first states
+        are not counted.
     """
 
     need_bytes: NDArray[np.int64]
     picoseconds: NDArray[np.int64]
     origin: NDArray[np.int64]
-    modes: list[str]
+    ways: list[tuple[str, ...]]
     starts: list[int]
+    skipped: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """Modes of some blocks, what these cost together, and the front after them."""
+
+    modes: tuple[str, ...]
+    held_bytes: int
+    working_bytes: int
+    picoseconds: int
+    onward: _Front
 
 
 def _fronts(problem: Problem, states: int) -> list[dict[str | None, _Front]]:
-    """For each block its front after each mode of the block before."""
-    zero = np.zeros(1, np.int64)
-    end = _Front(zero + problem.after_bytes, zero, zero, [], [])
-    following: dict[str | None, _Front] = {own: end for _, own in problem.blocks[-1]}
-    fronts = []
-    for costs in reversed(problem.blocks):
-        ways: dict[str | None, dict[str, tuple[Cost, _Front]]] = {}
-        for (before, own), cost in costs.items():
-            # After a mode that no mode of the next block may follow there is no way.
-            if own in following:
-                ways.setdefault(before, {})[own] = cost, following[own]
-        following = {before: _front(onward, states) for before, onward in ways.items()}
-        fronts.append(following)
-    return fronts[::-1]
+    """For each block its front after each mode of the block before, which it joins not."""
+    zero, count = np.zeros(1, np.int64), len(problem.blocks)
+    end = _Front(zero + problem.after_bytes, zero, zero, [], [], [])
+    fronts: list[dict[str | None, _Front]] = [{} for _ in range(count)]
+    fronts.append({own: end for _, own in problem.blocks[-1]})
+    joined = [*map(_joining, problem.blocks), {}]
+    for first in reversed(range(count)):
+        ways: dict[str | None, list[_Way]] = {}
+        for (before, own), cost in problem.blocks[first].items():
+            if not cost.joins:
+                known = ways.setdefault(before, [])
+                known += _onward(first, own, cost, joined, fronts)
+        # After a mode that no mode of the next block may follow there is no way.
+        fronts[first] = {b: _front(w, states) for b, w in ways.items() if w}
+    return fronts[:count]
 
 
-def _front(ways: Mapping[str, tuple[Cost, _Front]], states: int) -> _Front:
-    """Run a block in any of its modes, and go on from any state of the front after."""
-    need_bytes = np.concatenate(
-        [
-            np.maximum(cost.working_bytes, cost.held_bytes + front.need_bytes)
-            for cost, front in ways.values()
-        ]
-    )
-    picoseconds = np.concatenate(
-        [cost.picoseconds + front.picoseconds for cost, front in ways.values()]
-    )
-    sizes = [front.need_bytes.size for _, front in ways.values()]
+def _joining(
+    costs: Mapping[tuple[str | None, str], Cost],
+) -> dict[str | None, tuple[str, Cost]]:
+    """Give the mode in which a block joins, and its cost, by the mode of that before."""
+    return {before: (own, cost) for (before, own), cost in costs.items() if cost.joins}
+
+
+def _onward(
+    first: int,
+    own: str,
+    cost: Cost,
+    joined: Sequence[Mapping[str | None, tuple[str, Cost]]],
+    fronts: Sequence[Mapping[str | None, _Front]],
+) -> Iterator[_Way]:
+    """Give a block's way alone, and one for each run of blocks that it may begin."""
+    modes: tuple[str, ...] = (own,)
+    held, picoseconds = cost.held_bytes, cost.picoseconds
+    # Of the run before this block, and at its worst moment if it goes on or ends here.
+    inside = going_on = 0
+    ending = cost.working_bytes
+    for index in range(first + 1, len(fronts)):
+        onward = fronts[index].get(modes[-1])
+        if onward is not None:
+            yield _Way(modes, held, max(going_on, ending), picoseconds, onward)
+        if modes[-1] not in joined[index]:
+            return
+        assert cost.in_run is not None, "a block joins one that does not run again"
+        going_on = max(going_on, inside + cost.in_run.working_bytes)
+        inside += cost.in_run.held_bytes
+        mode, cost = joined[index][modes[-1]]
+        assert cost.in_run is not None
+        going_on = max(going_on, held + cost.working_bytes)
+        ending = inside + cost.in_run.last_bytes
+        held, picoseconds = held + cost.held_bytes, picoseconds + cost.picoseconds
+        modes = *modes, mode
+
+
+def _front(ways: Sequence[_Way], states: int) -> _Front:
+    """Run a block in any of its ways, and go on from any state of the front after."""
+    needs, times, skipped = [], [], []
+    for way in ways:
+        own = way.onward.need_bytes
+        # Of states that need no more than the way itself the last one is the fastest.
+        free = np.searchsorted(own, way.working_bytes - way.held_bytes, "right")
+        skip = max(0, int(free) - 1)
+        needs.append(np.maximum(way.working_bytes, way.held_bytes + own[skip:]))
+        times.append(way.picoseconds + way.onward.picoseconds[skip:])
+        skipped.append(skip)
+    need_bytes, picoseconds = np.concatenate(needs), np.concatenate(times)
+    sizes = [own.size for own in needs]
 
     origin = np.lexsort((picoseconds, need_bytes))
     fastest = np.minimum.accumulate(picoseconds[origin])
@@ -454,21 +584,21 @@ def _front(ways: Mapping[str, tuple[Cost, _Front]], states: int) -> _Front:
         need_bytes=need_bytes[origin],
         picoseconds=picoseconds[origin],
         origin=origin,
-        modes=list(ways),
-        starts=list(itertools.accumulate(sizes[:-1], initial=0)),
+        ways=[way.modes for way in ways],
+        starts=[*itertools.accumulate(sizes[:-1], initial=0)],
+        skipped=skipped,
     )
 
 
 def _read(fronts: list[dict[str | None, _Front]], state: int) -> list[str]:
     """Modes of a state of the first block's front."""
     modes: list[str] = []
-    before = None
-    for by_before in fronts:
-        front = by_before[before]
+    while len(modes) < len(fronts):
+        front = fronts[len(modes)][modes[-1] if modes else None]
         origin = int(front.origin[state])
         way = bisect.bisect_right(front.starts, origin) - 1
-        before, state = front.modes[way], origin - front.starts[way]
-        modes.append(before)
+        state = origin - front.starts[way] + front.skipped[way]
+        modes += front.ways[way]
     return modes
 
 

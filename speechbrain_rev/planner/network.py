@@ -37,6 +37,7 @@ from speechbrain_rev.modes import (
 from speechbrain_rev.planner.memory import is_out_of_memory
 from speechbrain_rev.reversible import AdditiveCoupling, Recompute, ReversibleChain
 from speechbrain_rev.reversible.hooks import Moment, notify, notify_end
+from speechbrain_rev.reversible.recompute import JoinWarning, kept_its_input
 from speechbrain_rev.reversible.replay import Autocast
 from speechbrain_rev.reversible.wrapping import chosen_blocks, give_mode, mode_of
 
@@ -104,6 +105,12 @@ class NamedBlocks:
         self._blocks = {
             name: module.get_submodule(name) for name in (*self._named, *self._chained)
         }
+        #: Blocks that may join what runs before them, if a step shows that they follow it.
+        self.may_join = frozenset(
+            name
+            for name in self._named
+            if not isinstance(self._blocks[name], Recompute)
+        )
         alone = next(iter(chains.values())).compression if len(chains) == 1 else None
         given = getattr(module, "compression", None)
         if isinstance(given, Rule):
@@ -146,6 +153,7 @@ class NamedBlocks:
         """
         modes = {name: as_mode(m) for name, m in mode.items()}
         allowed = with_lossy(self.allowed_modes())
+        allowed |= {name: (*allowed[name], Mode.JOIN) for name in self.may_join}
         for name, m in modes.items():
             if m not in allowed.get(name, ()):
                 raise ValueError(
@@ -545,32 +553,37 @@ def _largest(*tensors: Tensor) -> float:
     return float(torch.stack([x.abs().max() for x in tensors]).max())
 
 
-def not_repeatable(network: Network, run: Callable[[], Any]) -> list[str]:
-    """Name blocks that cannot run a second time in a step, and warn of them.
+def tried_modes(
+    network: Network, run: Callable[[], Any]
+) -> dict[str, tuple[Mode, ...]]:
+    """Try which blocks can run a second time in a step, and which in one go.
 
     Parameters
     ----------
     network : Network
         Its blocks are recomputed for a while, all together; if that fails, one by one.
+        Then they join.
     run : callable
         A training step, which runs where all blocks store.
 
     Returns
     -------
-    list of str
-        Names of blocks that write into their input, use tensors with gradients that
-        they were not given, or have a ``forward`` of their own, for instance.
+    dict of str to tuple of Mode
+        By block those of its modes that it can really have. One that writes into its
+        input, uses tensors with gradients that it was not given, or has a ``forward`` of
+        its own, for instance, cannot recompute. One whose input is not just what the
+        block before it returned cannot join.
 
     Warns
     -----
     UserWarning
-        If there are any, with what each raises.
+        If some cannot recompute, with what each raises.
     """
-    allowed = network.allowed_modes()
     stored = all_stored(network)
+    allowed = dict(network.allowed_modes())
     able = [n for n, own in allowed.items() if {Mode.STORE, Mode.RECOMPUTE} <= {*own}]
 
-    def failure(names: list[str]) -> Exception | None:
+    def failure(names: Sequence[str]) -> Exception | None:
         try:
             network.set_mode(stored | dict.fromkeys(names, Mode.RECOMPUTE))
             run()
@@ -582,13 +595,26 @@ def not_repeatable(network: Network, run: Callable[[], Any]) -> list[str]:
 
     with keeping_modes(network):
         together = failure(able)
-        if together is None:
-            return []
-        alone = {name: error for name in able if (error := failure([name]))}
-    if not alone:
-        raise together
-    warn_caller(
-        "Not recomputed, for a second run fails: "
-        + "; ".join(f"{name}: {error}" for name, error in alone.items())
-    )
-    return list(alone)
+        once: dict[str, Exception] = {}
+        if together is not None:
+            once = {n: error for n in able if (error := failure([n]))}
+            if not once:
+                raise together
+            warn_caller(
+                "Not recomputed, for a second run fails: "
+                + "; ".join(f"{name}: {error}" for name, error in once.items())
+            )
+        again = [name for name in able if name not in once]
+        may_join = getattr(network, "may_join", ())
+        joins = [n for n in again if n in may_join or Mode.JOIN in allowed[n]]
+        chosen = dict.fromkeys(again, Mode.RECOMPUTE) | dict.fromkeys(joins, Mode.JOIN)
+        if joins:
+            network.set_mode(stored | chosen)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", JoinWarning)
+                run()
+    blocks = network.named_blocks()
+    joined = [name for name in joins if not kept_its_input(blocks[name])]
+    own = {n: tuple(m for m in allowed[n] if m is not Mode.JOIN) for n in allowed}
+    own |= {n: tuple(m for m in own[n] if m is not Mode.RECOMPUTE) for n in once}
+    return own | {name: (*own[name], Mode.JOIN) for name in joined}

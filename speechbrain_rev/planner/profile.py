@@ -23,13 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from speechbrain_rev.modes import Mode, fallback
+from speechbrain_rev.modes import ALONE, Mode, fallback
 from speechbrain_rev.planner.knapsack import (
     Cost,
     Infeasible,
+    InRun,
     Problem,
     lightest_capped,
     solve_capped,
+    worst_bytes,
 )
 from speechbrain_rev.planner.network import warn_caller
 from speechbrain_rev.planner.trace import Work
@@ -73,6 +75,23 @@ class BlockProfile:
         """The modes that the block can have."""
         return list(dict.fromkeys(own for _, own in self.costs))
 
+    def cost(self, before: str | None, own: str) -> Cost:
+        """Give a cost, with that in the backward pass of a run of blocks.
+
+        There blocks are as if they stored, the last one as if it recomputed beside.
+        """
+        cost, joins = self.costs[before, own], Mode(own).spec.joins
+        store = Mode.STORE.value
+        stored = self.costs.get((store if joins else before, store))
+        if Mode(own).alone is not Mode.RECOMPUTE or stored is None:
+            return cost
+        # The first one's input is kept whatever operations save.
+        held = max(stored.held_bytes, 0 if joins else cost.held_bytes)
+        alone = self.costs[before, Mode.RECOMPUTE.value]
+        last = max(alone.working_bytes, stored.working_bytes)
+        run = InRun(held, stored.working_bytes, last)
+        return replace(cost, in_run=run, joins=joins)
+
     @classmethod
     def read(
         cls, name: str, gradient_bytes: int, costs: Sequence[Sequence[Any]]
@@ -91,7 +110,7 @@ class BlockProfile:
                 whole_number("working_bytes", working),
                 finite("seconds", taken),
                 # Documents of older versions have none.
-                *(finite("squared_error", error) for error in errors),
+                finite("squared_error", *(errors or [0.0])),
             )
             for before, own, held, working, taken, *errors in costs
         }
@@ -157,21 +176,16 @@ class Profile:
         Weight gradients that wait in a run of blocks that reconstruct are counted as if
         every run went on to the end of its chain.
         """
-        # All run to the end of their chains: what each block then waits for.
-        names = [block.name for block in self.blocks]
-        waits = waiting_bytes(
-            names,
-            dict.fromkeys(names, Mode.RECONSTRUCT.value),
-            {block.name: block.gradient_bytes for block in self.blocks},
-        )
+        own_bytes = {block.name: block.gradient_bytes for block in self.blocks}
+        whole = dict.fromkeys(own_bytes, Mode.RECONSTRUCT.value)
+        waits = waiting_bytes([*own_bytes], whole, own_bytes)
 
-        def waiting(block: BlockProfile, own: str, cost: Cost) -> Cost:
-            if not Mode(own).spec.needs_inverse:
-                return cost
-            later = waits[block.name]
+        def waiting(block: BlockProfile, before: str | None, own: str) -> Cost:
+            cost = block.cost(before, own)
+            later = waits[block.name] * Mode(own).spec.needs_inverse
             return replace(cost, working_bytes=cost.working_bytes + later)
 
-        blocks = [block.costs for block in self._with_costs(waiting).blocks]
+        blocks = [{pair: waiting(b, *pair) for pair in b.costs} for b in self.blocks]
         blocks.append(
             {
                 (mode, _END): Cost(0, size, self.after_seconds)
@@ -198,27 +212,26 @@ class Profile:
         ValueError
             If a block has no mode, or one that it cannot have.
         """
-        held, peak = self.base_bytes, 0
-        names = [block.name for block in self.blocks]
         own_bytes = {block.name: block.gradient_bytes for block in self.blocks}
-        waits = waiting_bytes(names, modes, own_bytes)
-        for block, cost in self._chosen(modes):
-            peak = max(peak, held + cost.working_bytes + waits[block.name])
-            held += cost.held_bytes
-        return max(peak, held + self.after_bytes[Mode(modes[names[-1]]).value])
+        waits = waiting_bytes([*own_bytes], modes, own_bytes)
+        costs = [cost for _, cost in self._chosen(modes)]
+        worst = zip(own_bytes, worst_bytes(self.base_bytes, costs), strict=True)
+        held = self.base_bytes + sum(cost.held_bytes for cost in costs)
+        after = held + self.after_bytes[Mode(modes[self.blocks[-1].name]).value]
+        return max(after, *(most + waits[name] for name, most in worst))
 
     def _chosen(self, modes: Mapping[str, str]) -> Iterator[tuple[BlockProfile, Cost]]:
         """Give each block with what it costs after the one before."""
         before: str | None = None
         for block in self.blocks:
             mode = modes.get(block.name)
-            if mode not in block.modes:
+            if mode is None or (before, Mode(mode).value) not in block.costs:
                 raise ValueError(
                     f"Block {block.name!r} has {mode!r} where one of "
-                    f"{', '.join(block.modes)} is needed."
+                    f"{', '.join(block.modes)} is needed, after {before!r}."
                 )
             own = Mode(mode).value
-            yield block, block.costs[before, own]
+            yield block, block.cost(before, own)
             before = own
 
     def seconds(self, modes: Mapping[str, str]) -> float:
@@ -343,7 +356,7 @@ class Profile:
         """Choose the modes of the lowest predicted peak that are known."""
         limit = self._squared_limit()
         modes = {mode for block in self.blocks for mode in block.modes}
-        uniform = [self.uniform(mode) for mode in Mode if mode.value in modes]
+        uniform = [self.uniform(mode) for mode in ALONE if mode.value in modes]
         within = [m for m in uniform if self.gradient_error(m) ** 2 <= limit]
         known = [self._named(lightest_capped(self.problem(), limit)), *within]
         return min(known, key=self.peak_bytes)
@@ -392,12 +405,15 @@ class Profile:
         Parameters
         ----------
         seconds : mapping of (str, str) to float
-            By block and mode; of the rest under ("", "").
+            By block and mode; of the rest under ("", ""). A block that joins takes what
+            it takes if it recomputes.
         """
-        timed = self._with_costs(
-            lambda block, own, cost: replace(cost, seconds=seconds[block.name, own])
-        )
-        return replace(timed, after_seconds=seconds["", ""])
+
+        def timed(block: BlockProfile, own: str, cost: Cost) -> Cost:
+            taken = seconds[block.name, Mode(own).alone.value]
+            return replace(cost, seconds=taken)
+
+        return replace(self._with_costs(timed), after_seconds=seconds["", ""])
 
     def with_speed(self, speed: Speed) -> Profile:
         """Make a profile whose times are estimated from the work of its blocks.
@@ -533,8 +549,8 @@ class Profile:
         document["work"] = [[*key, *asdict(w).values()] for key, w in self.work.items()]
         for block, plain in zip(self.blocks, document["blocks"], strict=True):
             plain["costs"] = [
-                [before, own, *asdict(cost).values()]
-                for (before, own), cost in block.costs.items()
+                [before, own, c.held_bytes, c.working_bytes, c.seconds, c.squared_error]
+                for (before, own), c in block.costs.items()
             ]
         return json.dumps(document, indent=1) + "\n"
 
@@ -576,7 +592,9 @@ def _refuse_gaps(blocks: Sequence[BlockProfile], after: Mapping[str, int]) -> No
     """Refuse a profile that lacks what some plan takes."""
     before: list[str | None] = [None]
     for block in blocks:
-        if not {*itertools.product(before, block.modes)} <= block.costs.keys():
+        pairs = itertools.product(before, block.modes)
+        wanted = {(b, m) for b, m in pairs if Mode(m).can_follow(b)}
+        if not wanted <= block.costs.keys():
             raise ValueError(f"{block.name!r} lacks costs of a mode after another")
         before = list(block.modes)
     if not blocks or not {*before} <= after.keys():

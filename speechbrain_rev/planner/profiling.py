@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from speechbrain_rev.compression.activations import refuse_what_is_compressed
 from speechbrain_rev.devices import described, random_devices
-from speechbrain_rev.modes import Mode, fallback
+from speechbrain_rev.modes import ALONE, Mode, fallback
 from speechbrain_rev.planner.knapsack import Cost
 from speechbrain_rev.planner.memory import (
     batch_that_fits,
@@ -39,13 +39,14 @@ from speechbrain_rev.planner.memory import (
 )
 from speechbrain_rev.planner.network import (
     Network,
+    Restricted,
     all_stored,
     as_network,
     compressible,
     device_of,
     keeping_modes,
-    not_repeatable,
     reproduced,
+    tried_modes,
     warn_caller,
     without,
 )
@@ -413,10 +414,10 @@ class Profiler:
         network.set_mode(all_stored(network))
         trial.run()
         if bare and stored and _alike(stored, trace_bytes(network, trial.run)):
-            once = not_repeatable(network, trial.run)
-            same = bare._replace(network=without(bare.network, Mode.RECOMPUTE, once))
+            allowed = tried_modes(network, trial.run)
+            same = bare._replace(network=Restricted(bare.network, allowed))
             counted = count(same, self._about | _ON_META)
-            own = trial._replace(network=without(network, Mode.RECOMPUTE, once))
+            own = trial._replace(network=Restricted(network, allowed))
             return Counted(counted, own, is_timed=True)
         real = self._counted_on(trial, self.step.device)
         return replace(real, needs_numbers=True)
@@ -425,8 +426,8 @@ class Profiler:
         self, trial: Trial, device: torch.device, *, with_work: bool = False
     ) -> Counted:
         """Count in steps of a trial as it is."""
-        once = not_repeatable(trial.network, trial.run)
-        trial = trial._replace(network=without(trial.network, Mode.RECOMPUTE, once))
+        allowed = tried_modes(trial.network, trial.run)
+        trial = trial._replace(network=Restricted(trial.network, allowed))
         on_meta = device.type == "meta"
         how = {"bytes": f"counted in steps on {described(device)}"}
         about = self._about | (_ON_META if on_meta else how)
@@ -532,7 +533,8 @@ def count(
 
     Training steps run on meta tensors, or wherever the trial is: one for each mode, and
     two for each pair of modes that take turns, so that every mode has been seen after
-    every other one.
+    every other one. Blocks join all together in one step: after it a block that joins is
+    as one that recomputes, and what runs of other lengths take follows.
 
     Parameters
     ----------
@@ -574,21 +576,39 @@ def count(
         lasting = [min(b.after_bytes, x) for b, x in zip(seen, nexts, strict=True)]
         base_bytes = held = seen[0].before_bytes
         waits = waiting_bytes(list(trace.blocks), chosen, gradient_bytes)
+        joined = Mode.JOIN in chosen.values()
         before: str | None = None
         for (name, block), after in zip(trace.blocks.items(), lasting, strict=True):
             own = chosen[name]
+            joins = Mode(own).spec.joins
             backward = (block.backward_peak_bytes or 0) - waits[name]
-            peak = max(block.forward_peak_bytes, backward)
+            # Of blocks that join, the backward pass is that of a whole run.
+            peak = max(block.forward_peak_bytes, 0 if joins else backward)
             cost = Cost(after - held, max(0, peak - held), seconds=0.0)
-            costs.setdefault(name, {}).setdefault((before, own), cost)
+            if joins or not joined:
+                after_again = Mode.RECOMPUTE.value if joins else before
+                costs.setdefault(name, {}).setdefault((after_again, own), cost)
             before, held = own, after
         assert before is not None
+        if joined:
+            continue
         between = trace.between_peak_bytes - held
         after_bytes[before] = max(after_bytes.get(before, 0), between)
         for name, done in trace.work.items():
             work.setdefault((name, chosen.get(name, "")), done)
-    blocks = [BlockProfile(n, gradient_bytes[n], c) for n, c in costs.items()]
+    blocks = [
+        BlockProfile(n, gradient_bytes[n], _after_joining(c)) for n, c in costs.items()
+    ]
+    if Mode.JOIN.value in blocks[-1].modes:
+        after_bytes[Mode.JOIN.value] = after_bytes[Mode.RECOMPUTE.value]
     return Profile(blocks, base_bytes, after_bytes, 0.0, about, work=work)
+
+
+def _after_joining(costs: Mapping[Pair, Cost]) -> dict[Pair, Cost]:
+    """Let a block cost after one that joins what it costs after one that recomputes."""
+    again, joining = Mode.RECOMPUTE.value, Mode.JOIN.value
+    after = {(joining, own): cost for (b, own), cost in costs.items() if b == again}
+    return {**costs, **after}
 
 
 def _traces(
@@ -604,16 +624,22 @@ def _traces(
     }
     modes = [mode for mode in modes if any(mode in own for own in allowed.values())]
     patterns = [(mode, mode) for mode in modes]
+    alone = [mode for mode in modes if mode in ALONE]
     patterns += [
-        pair for a, b in itertools.combinations(modes, 2) for pair in ((a, b), (b, a))
+        pair for a, b in itertools.combinations(alone, 2) for pair in ((a, b), (b, a))
     ]
+    # When it is known which blocks are trained: the others store, and none joins them.
+    patterns.sort(key=lambda pair: pair[0] not in ALONE)
     order: list[str] = []
     with keeping_modes(network):
         for pair in patterns:
             turn = {name: i % 2 for i, name in enumerate(order or allowed)}
-            chosen = {
-                name: fallback(pair[turn[name]], own) for name, own in allowed.items()
-            }
+            chosen: dict[str, Mode] = {}
+            before = None
+            for name, place in turn.items():
+                mode = fallback(pair[place], allowed[name])
+                before = mode if mode.can_follow(before) else mode.alone
+                chosen[name] = before
             network.set_mode(chosen)
             uniform = pair[0] is pair[1]
             trace = trace_bytes(network, run, with_work=with_work and uniform)

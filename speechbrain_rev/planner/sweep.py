@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speechbrain_rev.modes import Mode
+from speechbrain_rev.modes import ALONE
 from speechbrain_rev.planner.memory import unless_memory_runs_out
 from speechbrain_rev.planner.plan import Choice, choose, refusal
 from speechbrain_rev.planner.profiling import Profiler, profiler_of
@@ -254,7 +254,7 @@ def _swept(
                 None if timed is None else int(timed),
             )
         )
-        for mode in Mode:
+        for mode in ALONE:
             if any(mode.value in block.modes for block in profile.blocks):
                 points = uniform.setdefault(mode.value, {})
                 points[batch] = profile.seconds(profile.uniform(mode)) + other

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from speechbrain_rev.modes import Mode, fallback
+from speechbrain_rev.modes import ALONE, Mode, fallback
 from speechbrain_rev.planner.network import Network, keeping_modes
 from speechbrain_rev.planner.profile import parsed, reading, texts
 from speechbrain_rev.planner.trace import Run, Work, trace_seconds
@@ -384,6 +384,8 @@ def _wait_for(device: torch.device) -> None:
 def uniform_modes(network: Network) -> Iterator[dict[str, str]]:
     """Give all blocks each mode in turn; those that cannot have it recompute.
 
+    None joins: that takes as long as to recompute alone.
+
     Parameters
     ----------
     network : Network
@@ -396,7 +398,7 @@ def uniform_modes(network: Network) -> Iterator[dict[str, str]]:
     """
     allowed = network.allowed_modes()
     with keeping_modes(network):
-        for mode in Mode:
+        for mode in ALONE:
             if not any(mode in own for own in allowed.values()):
                 continue
             chosen = {name: fallback(mode, own) for name, own in allowed.items()}

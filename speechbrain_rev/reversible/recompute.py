@@ -5,6 +5,10 @@ backward pass is dropped. When the backward pass asks for it, the module runs ag
 and what is saved this time takes its place. So whatever comes of the first run, outputs of
 any kind, maps that a hook caught or that a module kept, has the gradient of plain autograd.
 
+A module that joins the one before it does not keep its input either: that one runs again
+first and makes it. So a run of modules keeps the input of its first one, as in Chen et al.,
+"Training deep nets with sublinear memory cost", and each still runs twice.
+
 Units of an encoder work on some channels at a time. Their pieces are known: modules without
 hooks or state of their own, with tensors and masks as arguments.
 """
@@ -13,6 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -255,7 +261,7 @@ class Recompute(nn.Module):
             What the module returns.
         """
         if trains(self):
-            return recompute_call(self.module, self.module, *inputs, **keywords)
+            return recompute_call(self.module, self.module, inputs, keywords)
         return self.module(*inputs, **keywords)
 
     def __prepare_scriptable__(self) -> nn.Module:
@@ -296,16 +302,19 @@ def recompute(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
         If the module wrote into its input, cannot run again, or computed something else
         in its second run.
     """
-    return _recomputed(module, module, inputs, keywords, shares_casts=False)
+    return recompute_call(module, module, inputs, keywords, shares_casts=False)
 
 
 def recompute_call(
-    function: Callable[..., Any], owner: nn.Module, *inputs: Any, **keywords: Any
+    function: Callable[..., Any],
+    owner: nn.Module,
+    inputs: tuple[Any, ...],
+    keywords: dict[str, Any],
+    *,
+    joins: bool = False,
+    shares_casts: bool = True,
 ) -> Any:
-    """Recompute a function of somebody's module, as ``recompute`` does a module of ours.
-
-    Under autocast its weights are cast as plain torch casts them: once for all who use
-    them, who add up its gradient in half precision. In chains each use has its own cast.
+    """Recompute a function of a module, as ``recompute`` does a module of ours.
 
     Parameters
     ----------
@@ -313,34 +322,30 @@ def recompute_call(
         What runs twice: the module, or its ``forward`` without the hooks on it.
     owner : nn.Module
         The module.
-    *inputs, **keywords
+    inputs, keywords
         The function's arguments.
+    joins : bool
+        Whether it runs again in one go with what was recomputed just before, and keeps
+        none of its inputs that were made there. If none was, a warning says so, once.
+    shares_casts : bool
+        Whether autocast casts its weights as in plain torch: once for all who use them,
+        who add up its gradient in half precision. In chains each use has its own cast.
 
     Returns
     -------
     outputs
         What the function returns.
     """
-    return _recomputed(function, owner, inputs, keywords, shares_casts=True)
-
-
-def _recomputed(
-    function: Callable[..., Any],
-    owner: nn.Module,
-    inputs: tuple[Any, ...],
-    keywords: dict[str, Any],
-    *,
-    shares_casts: bool,
-) -> Any:
     if not torch.is_grad_enabled():
         return function(*inputs, **keywords)
     if torch.compiler.is_compiling():
-        eager = torch.compiler.disable(_recomputed)
-        return eager(function, owner, inputs, keywords, shares_casts=shares_casts)
+        eager = torch.compiler.disable(recompute_call)
+        options = {"joins": joins, "shares_casts": shares_casts}
+        return eager(function, owner, inputs, keywords, **options)
     modules = modules_of(owner)
     refuse_what_cannot_run_again(modules)
     report_hooks(modules, "A module is recomputed", within=function is not owner)
-    return _Run(function, owner, inputs, keywords).first(modules, shares_casts)
+    return _Run(function, owner, inputs, keywords, joins).first(modules, shares_casts)
 
 
 def refuse_what_cannot_run_again(modules: Sequence[nn.Module]) -> None:
@@ -437,6 +442,23 @@ def graph_is_kept() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
+class JoinWarning(UserWarning):
+    """A module was to run again with the one before it, and had to keep its input."""
+
+
+#: Modules that were to join and kept their input, which was reported.
+_alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def kept_its_input(module: nn.Module) -> bool:
+    """Whether a module was to join the one before it and, ever since, could not."""
+    return module in _alone
+
+
+#: Has ``run``, a reference to what was recomputed last in each thread.
+_latest = threading.local()
+
+
 class _Run:
     """A call of a module that keeps its inputs and what a second run must repeat."""
 
@@ -446,8 +468,14 @@ class _Run:
         owner: nn.Module,
         inputs: tuple[Any, ...],
         keywords: dict[str, Any],
+        joins: bool,
     ) -> None:
-        self._function, self._owner = function, owner
+        self._function, self._owner, self._joins = function, owner, joins
+        #: The run that makes inputs which are not kept, and their places there.
+        self._before: _Run | None = None
+        self._made: list[int | None] = []
+        #: What it made and returned, by place, and versions of that.
+        self._returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         #: What messages call the module.
         self.name = type(owner).__name__
         self._given = inputs, keywords
@@ -480,6 +508,7 @@ class _Run:
         self._template = copy.deepcopy(self._given, places | _by_id(objects))
         del self._given
         self._tensors, self._versions = tensors, [*map(version_of, tensors)]
+        self._join(tensors)
         self._weights = watched_weights(owner)
         runs = [self]
 
@@ -511,12 +540,35 @@ class _Run:
         self._refuse_written_inputs()
         del self._tensors
         if self._saved:
-            self._outputs = _count(outputs)
+            if self._joins and self._before is None and owner not in _alone:
+                _report_alone(owner)
+            made = _tensors_of(outputs)
+            self._outputs = len(made)
             parameters = self._list_parameters(tensors)
+            pairs = zip(tensors, self._made, strict=True)
+            own = [x for x, place in pairs if place is None]
             # Hooks around this module see its inputs; their versions are compared.
-            given = *tensors, *within, *parameters
+            given = *own, *within, *parameters
             self._kept = _Keep.apply(_ANCHOR, *given)
+            # What goes through it as it is is kept by whoever reads it.
+            self._returned = {
+                place: (weakref.ref(y), version_of(y))
+                for place, y in enumerate(made)
+                if not any(y is x for x in tensors)
+            }
+            _latest.run = weakref.ref(self)
         return outputs
+
+    def _join(self, tensors: Sequence[Tensor]) -> None:
+        """Find which inputs the latest run returned, as they still are, if it joins."""
+        self._made = [None] * len(tensors)
+        self._need_grad = [x.requires_grad for x in tensors]
+        before = getattr(_latest, "run", lambda: None)() if self._joins else None
+        returned = {} if before is None else before._returned
+        for i, x in enumerate(tensors):
+            for place, (y, version) in returned.items():
+                if y() is x and version_of(x) == version:
+                    self._made[i], self._before = place, before
 
     def _refuse_written_inputs(self) -> None:
         if [*map(version_of, self._tensors)] != self._versions:
@@ -554,8 +606,23 @@ class _Run:
             self._run_again(kept, recording, until=len(self._saved))
 
     def second(self) -> None:
-        """Run the module again and keep what its operations save."""
-        kept = self._kept.grad_fn.saved_tensors
+        """Run the module again, those that it joins first."""
+        runs = [self]
+        while runs[-1]._before is not None:
+            runs.append(runs[-1]._before)
+        made: list[Tensor] = []
+        while runs:
+            made = runs.pop()._run_on(made)
+
+    def _run_on(self, made: Sequence[Tensor]) -> list[Tensor]:
+        """Run the module on what the run before made; keep what its operations save."""
+        own = iter(self._kept.grad_fn.saved_tensors)
+        wanted = zip(self._made, self._need_grad, strict=True)
+        inputs = [
+            next(own) if place is None else made[place].requires_grad_(needs_grad)
+            for place, needs_grad in wanted
+        ]
+        kept = *inputs, *own
         if self._weights is not None:
             self._weights.compare(kept[len(kept) - len(self._places) :])
         # What needs the values is computed under the flags of the runs, too.
@@ -568,9 +635,9 @@ class _Run:
             raise
         if count != len(self._saved):
             raise RuntimeError(self.differs("fewer operations"))
-        if outputs != self._outputs:
+        if len(outputs) != self._outputs:
             raise RuntimeError(
-                self.differs(f"{outputs} tensors returned for {self._outputs}")
+                self.differs(f"{len(outputs)} tensors returned for {self._outputs}")
             )
         if not graph_is_kept():
             # Each has its value. Who keeps a map keeps no module and no earlier map.
@@ -580,11 +647,12 @@ class _Run:
                     again.part(pin)
         else:
             self._pin = pin
+        return outputs
 
     def _run_again(
         self, kept: Sequence[Tensor], recording: RunRecord, until: int | None = None
-    ) -> tuple[int, int]:
-        """Run under the conditions of the first run; count tensors returned and saved.
+    ) -> tuple[list[Tensor], int]:
+        """Run under the conditions of the first run; count what was saved.
 
         ``kept`` has the inputs first and the parameters last.
         """
@@ -622,7 +690,19 @@ class _Run:
             saved_tensors_hooks(save, lambda saved: saved.get()),
         ):
             outputs = self._function(*args, **keywords)
-        return _count(outputs), count
+        return [y.detach() for y in _tensors_of(outputs)], count
+
+
+def _report_alone(module: nn.Module) -> None:
+    """Warn once of a module that has none to join."""
+    _alone.add(module)
+    warnings.warn(
+        f"{type(module).__name__} has mode 'join', but its input is not what a recomputed "
+        "block returned just before, unchanged. It keeps its input, as in mode "
+        "'recompute'. Give it that mode, or let the block before it recompute.",
+        JoinWarning,
+        stacklevel=2,
+    )
 
 
 class _Keep(torch.autograd.Function):
@@ -646,8 +726,8 @@ def _by_id(objects: Sequence[Any]) -> dict[int, Any]:
     return {id(x): x for x in objects}
 
 
-def _count(outputs: Any) -> int:
-    return sum(isinstance(x, Tensor) for x in tree_leaves(outputs))
+def _tensors_of(outputs: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(outputs) if isinstance(x, Tensor)]
 
 
 def recompute_each(

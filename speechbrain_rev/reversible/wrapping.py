@@ -163,7 +163,7 @@ def give_mode(network: nn.Module, mode: Mode, *names: str) -> None:
         if mode_of(module) is not mode:
             _store(module)
             if mode.spec.runs_twice:
-                module.__class__ = _recomputed(type(module))
+                module.__class__ = _recomputed(type(module), mode)
             elif mode is not Mode.STORE:
                 module.forward = _Around(module, mode)
 
@@ -173,6 +173,8 @@ def mode_of(module: nn.Module) -> Mode:
     own = vars(module).get("forward")
     if isinstance(own, _Around):
         return own.mode
+    if isinstance(module, _Recomputed):
+        return module._mode
     return Mode.RECOMPUTE if recomputes(module) else Mode.STORE
 
 
@@ -275,10 +277,11 @@ class _Recomputed(nn.Module):
 
     #: The class that a module had before.
     _stored: type[nn.Module]
+    _mode: Mode
 
     def _get_name(self) -> str:
         """Show in the printed network what is recomputed."""
-        return f"Recompute[{type(self).__name__}]"
+        return f"{self._mode.value.capitalize()}[{type(self).__name__}]"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Name the class that can be imported, for copies and pickles."""
@@ -286,13 +289,17 @@ class _Recomputed(nn.Module):
         if reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return reduced  # the class has its own way
         _, (_, *arguments), *state = reduced
-        return (_new, (self._stored, *arguments), *state)
+        make = _new
+        if self._mode is not Mode.RECOMPUTE:
+            make = functools.partial(_new, mode=self._mode)
+        return (make, (self._stored, *arguments), *state)
 
 
-def _recomputed(stored: type[nn.Module]) -> type[nn.Module]:
+def _recomputed(stored: type[nn.Module], mode: Mode) -> type[nn.Module]:
     """Give the subclass of a class that recomputes; it has the same name."""
     for cls in stored.__subclasses__():
-        if vars(cls).get("_stored") is stored:
+        own = vars(cls)
+        if own.get("_stored") is stored and own["_mode"] is mode:
             return cls
 
     @functools.wraps(stored.forward)
@@ -300,7 +307,7 @@ def _recomputed(stored: type[nn.Module]) -> type[nn.Module]:
         if trains(self):
             # Without the hooks on the block, which are around both runs.
             own = functools.partial(stored.forward, self)
-            return recompute_call(own, self, *inputs, **keywords)
+            return recompute_call(own, self, inputs, keywords, joins=mode.spec.joins)
         return stored.forward(self, *inputs, **keywords)
 
     return type(
@@ -309,6 +316,7 @@ def _recomputed(stored: type[nn.Module]) -> type[nn.Module]:
         {
             "forward": forward,
             "_stored": stored,
+            "_mode": mode,
             "__doc__": stored.__doc__,
             "__module__": stored.__module__,
             "__qualname__": stored.__qualname__,
@@ -316,8 +324,10 @@ def _recomputed(stored: type[nn.Module]) -> type[nn.Module]:
     )
 
 
-def _new(stored: type[nn.Module], *arguments: Any) -> nn.Module:
+def _new(
+    stored: type[nn.Module], *arguments: Any, mode: Mode = Mode.RECOMPUTE
+) -> nn.Module:
     """Make an empty module that recomputes, which a copy or a pickle then fills."""
-    cls = _recomputed(stored)
+    cls = _recomputed(stored, mode)
     module: nn.Module = cls.__new__(cls, *arguments)
     return module

@@ -33,6 +33,7 @@ BY_NAME = (
 CPU_ONLY = (
     "launches",
     "planned",
+    "joined",
     "scoring_at_scale",
     "manifests",
     "graphs",

@@ -148,6 +148,17 @@ COLUMNS = {
         "start-up, s": "{start-up s:.0f}",
         "start-up, steps": "{start-up, steps:.0f}",
     },
+    "joined": {
+        "encoder": "{encoder}",
+        "MiB store": "{store MiB:.1f}",
+        "MiB recompute": "{recompute MiB:.1f}",
+        "MiB runs": "{runs MiB:.1f}",
+        "times recompute": "{times the baseline:.2f}",
+        "batch recompute": "{batch recompute}",
+        "batch runs": "{batch runs}",
+        "time recompute": "{recompute time:.2f}",
+        "time runs": "{runs time:.2f}",
+    },
     "graphs": {
         "encoder": "{encoder}",
         "batch": "{batch}",
@@ -492,7 +503,10 @@ def launches() -> str:
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"telling_models": partial(models, FEW)},
     DOCS / "choosing_an_encoder.md": {"models": models},
-    DOCS / "memory_plans.md": {"planned": planned},
+    DOCS / "memory_plans.md": {
+        "planned": planned,
+        "joined": partial(columns_of, "joined"),
+    },
     DOCS / "reversible_training.md": {
         "modes": modes,
         "compiling": partial(columns_of, "compiling"),

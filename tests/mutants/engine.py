@@ -214,6 +214,24 @@ ENGINE = [
         GENERATED("layer and list"),
     ),
     RECOMPUTE_CODE(
+        "11: a block joins one whose output was written to since",
+        "if y() is x and version_of(x) == version:",
+        "if y() is x:",
+        WRAPPING_TESTS("does_not_follow"),
+    ),
+    RECOMPUTE_CODE(
+        "11: a block joins one that hands its own input on",
+        "                if not any(y is x for x in tensors)\n",
+        "",
+        WRAPPING_TESTS("does_not_follow"),
+    ),
+    RECOMPUTE_CODE(
+        "11: a run of blocks keeps the input of each",
+        "own = [x for x, place in pairs if place is None]",
+        "own = [x for x, place in pairs]",
+        WRAPPING_TESTS("root_of_their_number"),
+    ),
+    RECOMPUTE_CODE(
         "11: weights lose their attributes in a block that is recomputed within another",
         "zip(of_parameters, parameters, self._looks, strict=True)",
         "zip(of_parameters, parameters, looks_of(parameters), strict=True)",

@@ -17,7 +17,34 @@ SWEEP_CODE = Source("speechbrain_rev/planner/sweep.py")
 MEMORY_CODE = Source("speechbrain_rev/planner/memory.py")
 TRACE_CODE = Source("speechbrain_rev/planner/trace.py")
 
+KNAPSACK_CODE = Source("speechbrain_rev/planner/knapsack.py")
+KNAPSACK_TESTS = Tests("tests/unit/planner/test_knapsack.py")
+
 PLANNER = [
+    KNAPSACK_CODE(
+        "planner: of a run only the last block counts",
+        "        going_on = max(going_on, inside + cost.in_run.working_bytes)\n",
+        "",
+        KNAPSACK_TESTS("no_plan_is_faster"),
+    ),
+    KNAPSACK_CODE(
+        "planner: a run is as long as one block",
+        "        if modes[-1] not in joined[index]:\n",
+        "        if True:\n",
+        KNAPSACK_TESTS("no_plan_is_faster"),
+    ),
+    PROFILE_CODE(
+        "planner: activations of a run are not held until its backward pass",
+        "held = max(stored.held_bytes, 0 if joins else cost.held_bytes)",
+        "held = 0",
+        PROFILE_TESTS("any_run"),
+    ),
+    NETWORK_CODE(
+        "planner: blocks join whatever runs before them",
+        "if not kept_its_input(blocks[name])",
+        "if True",
+        PLAN_TESTS("does_not_follow"),
+    ),
     PROFILING_CODE(
         "planner: what a caller still has by name is held to the backward pass",
         "min(b.after_bytes, x) for b, x in",
@@ -50,8 +77,8 @@ PLANNER = [
     ),
     NETWORK_CODE(
         "planner: what cannot run again is recomputed",
-        "return list(alone)",
-        "return []",
+        "if m is not Mode.RECOMPUTE) for n in once",
+        "if m is not Mode.RECOMPUTE) for n in ()",
         PROFILING_TESTS("cannot_run_again"),
     ),
     PLAN_CODE(

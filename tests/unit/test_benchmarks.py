@@ -35,6 +35,7 @@ from tests.benchmarks import (
     formats,
     graphs,
     inference,
+    joined,
     launches,
     manifests,
     normalisation,
@@ -385,6 +386,7 @@ SMALL = {
         (budgets.STORED,),
     ),
     scoring_at_scale: ([SCORING], None),
+    joined: ([joined.Setting(("resnet34",), batch=8, frames=40)], None),
     ranges: ([], None),
     rounding: ([], None),
 }

@@ -333,7 +333,7 @@ def test_memory_of_what_was_planned_and_of_stages_is_shown(printed):
 
 
 def test_what_a_sweep_advises_are_options_that_it_takes(capsys):
-    small = ["resnet34", "--card=3GB", "--frames=600", "--batches=30:40"]
+    small = ["resnet34", "--card=3GB", "--frames=600", "--batches=40:50"]
     words = refuse(["sweep", *small, "--optimizer_bits=32"], capsys)
     options = re.findall(r"--\w+(?==)", words.partition("What helps")[2])
     assert {"--frames", "--optimizer_bits"} >= set(options) != set()

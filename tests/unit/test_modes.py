@@ -35,9 +35,9 @@ import speechbrain_rev
 
 name = "speechbrain_rev.modes"
 spec = importlib.util.find_spec(name)
-lines = pathlib.Path(spec.origin).read_text().split("\\n\\n#: Modes with one gradient")
+lines = pathlib.Path(spec.origin).read_text().split("\\n\\n#: Modes that a block")
 module = sys.modules[name] = speechbrain_rev.modes = importlib.util.module_from_spec(spec)
-text = (lines[0] + ROW + "\\n#: Modes with one gradient" + lines[1])
+text = (lines[0] + ROW + "\\n#: Modes that a block" + lines[1])
 exec(compile(text, spec.origin, "exec"), vars(module))
 """
 
@@ -74,8 +74,11 @@ def test_lists_of_modes_follow_from_the_rows_that_tell_them_apart():
     for field in ("column", "colour", "keeps"):
         assert len({getattr(mode.spec, field) for mode in Mode}) == len(Mode)
     names = [mode.value for mode in Mode]
-    assert list(KNOBS["mode"].one_of) == names == list(MODE_COLOURS)
-    assert list(MODES) == [mode.value for mode in Mode if mode.spec.lossless]
+    assert names == list(MODE_COLOURS)
+    # A network cannot join as a whole.
+    alone = [mode for mode in Mode if not mode.spec.joins]
+    assert list(KNOBS["mode"].one_of) == [mode.value for mode in alone]
+    assert list(MODES) == [mode.value for mode in alone if mode.spec.lossless]
 
 
 def test_a_mode_is_added_by_one_row(with_the_row):
@@ -128,7 +131,7 @@ def test_a_mode_is_added_by_one_row(with_the_row):
     assert seen["columns"][-1] == "on_trial"
     assert seen["colour"] == "#F0E442"
     assert seen["whole"] == ["store"]
-    assert seen["tight"] == ["on_trial", "recompute", "store"]
+    assert {"on_trial", "recompute"} <= {*seen["tight"]}
     assert seen["peaks"][1] <= seen["budget"] < seen["peaks"][0]
     assert seen["off by"] == pytest.approx(1, abs=0.005)
 

@@ -135,7 +135,7 @@ def test_every_mode_trains_to_the_bits_of_storing(name, way):
         return trained(encoder, narrow(3, 43), LENGTHS, **options)
 
     expected = train("store", **options)
-    for mode in modes_of(name)[1:]:
+    for mode in [*modes_of(name)[1:], *runs_of(name)]:
         assert_same_bits(train(mode, **options), expected)
     if "precision" in options:
         halves, floats = (
@@ -246,6 +246,24 @@ def test_flags_of_cudnn_are_those_of_the_encoder_while_it_runs(monkeypatch):
         )
 
 
+def runs_of(name):
+    """Modes of an encoder that is not reversible, in which blocks run again in runs."""
+    if ARCHITECTURES[name].reversible:
+        return []
+    names = tiny(name).block_modes()
+    return [{n: "join" if i % 3 else "recompute" for i, n in enumerate(names)}]
+
+
+def test_a_block_joins_one_that_recomputes_and_modes_that_are_refused_change_nothing():
+    encoder = tiny("resnet34")
+    encoder.set_mode({"stem": "recompute", "stages.0.blocks.0": "join"})
+    modes = encoder.block_modes()
+    for refused in ({"stem": "store"}, {"stages.2.blocks.0": "join"}):
+        with pytest.raises(ValueError, match="follows one with mode 'store'"):
+            encoder.set_mode(refused)
+        assert encoder.block_modes() == modes
+
+
 def test_modes_are_set_by_name_and_the_rest_stays():
     encoder = tiny("revnet57")
     keys = list(encoder.state_dict())
@@ -268,6 +286,12 @@ def test_modes_are_set_by_name_and_the_rest_stays():
         ("revnet57", {"mode": {"stages.0.entry": "store"}}, "no block 'stages.0.entry"),
         ("revnet57", {"mode": {"stem": "reconstruct"}}, "is not reversible"),
         ("revnet57", {"mode": "forget"}, "the modes are"),
+        ("resnet34", {"mode": "join"}, "'stem' of resnet34 .* it follows none"),
+        (
+            "revnet57",
+            {"mode": {"stem": "recompute", "stages.1.entry": "join"}},
+            "that are not reversible a block can join",
+        ),
         ("revnet57", {"widths": (8, 8, 8)}, "each of the 4 stages"),
         ("revnet57", {"widths": (8, 10, 8, 8)}, "multiples of 4, but 10"),
         ("revnet57", {"n_mels": 81}, "multiple of 8, but is 81"),

@@ -11,7 +11,7 @@ from speechbrain_rev.architectures import ARCHITECTURES
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.planner import profile, step_of
 from speechbrain_rev.planner.memory import LiveBytes, make_gradients
-from speechbrain_rev.planner.network import as_network
+from speechbrain_rev.planner.network import Restricted, as_network, tried_modes
 from speechbrain_rev.planner.plan import plan_within
 from speechbrain_rev.planner.profiling import count
 from speechbrain_rev.planner.step import Trial
@@ -128,6 +128,16 @@ def profile_module(module, x, *, measure=True, **given):
 
 
 @functools.cache
+def with_runs_on_meta(depth, width=64):
+    """Equal blocks that may join each other, with steps and profile, on meta."""
+    equal = nn.Sequential(*(layers(width, 2 * width) for _ in range(depth)))
+    module, step = on_meta(equal, torch.randn(512, width))
+    network = as_network(module, "?")
+    network = Restricted(network, tried_modes(network, step))
+    return network, step, profile_of(network, step)
+
+
+@functools.cache
 def profiled_on_meta(name, streams="exact"):
     """A network, a step of it and its profile, made once: each test gives it modes."""
     if name in OTHERS:
@@ -148,8 +158,12 @@ def peak_of(step):
 
 
 def random_modes(network, seed):
-    pick = random.Random(seed)
-    return {name: pick.choice(m).value for name, m in network.allowed_modes().items()}
+    """One mode for each block, in the order of execution."""
+    pick, before, modes = random.Random(seed), None, {}
+    for name, allowed in network.allowed_modes().items():
+        before = pick.choice([mode for mode in allowed if mode.can_follow(before)])
+        modes[name] = before.value
+    return modes
 
 
 def gradients(module, x, loss_seed=7):

@@ -17,6 +17,7 @@ from speechbrain_rev.planner.knapsack import (
     ROUNDING,
     Cost,
     Infeasible,
+    InRun,
     Problem,
     lightest,
     lightest_capped,
@@ -94,6 +95,51 @@ def random_chain(generator, count, modes=MODES, scale=1, missing=0.0):
     return Problem(generator.randrange(100), blocks, generator.randrange(30) * scale)
 
 
+def with_runs(problem, generator, scale):
+    """Blocks that recompute may do so together with the block before them."""
+    blocks = []
+    for costs in problem.blocks:
+        sizes = [generator.randint(0, 60) * scale for _ in range(3)]
+        run = InRun(*sizes)
+        known = {
+            (before, own): replace(cost, in_run=run if own == "recompute" else None)
+            for (before, own), cost in costs.items()
+        }
+        for before, cost in [(b, c) for (b, own), c in known.items() if c.in_run]:
+            if before == "recompute":
+                joined = replace(cost, held_bytes=generator.randint(-9, 9), joins=True)
+                known |= {(b, "join"): joined for b in ("recompute", "join")}
+        after = {("join", own): c for (b, own), c in known.items() if b == "recompute"}
+        blocks.append(
+            known | {pair: after[pair] for pair in after if pair not in known}
+        )
+    return replace(problem, blocks=blocks)
+
+
+def worst_moment(problem, costs):
+    """Go through a step: forward, and backward run by run."""
+    moments, held, runs = [], [problem.base_bytes], []
+    for i, cost in enumerate(costs):
+        moments.append(held[-1] + cost.working_bytes)
+        held.append(held[-1] + cost.held_bytes)
+        if cost.joins:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    moments.append(held[-1] + problem.after_bytes)
+    for first, *others in runs:
+        now = held[first]
+        if others:
+            # A run's first block works alone only where it is alone.
+            moments[first] = now
+        for i in [first, *others] if others else []:
+            run = costs[i].in_run
+            is_last = i == others[-1]
+            moments.append(now + (run.last_bytes if is_last else run.working_bytes))
+            now += run.held_bytes
+    return max(moments)
+
+
 def all_plans(problem):
     """The time, the peak and the modes of each plan, by the definitions."""
     names = [dict.fromkeys(own for _, own in costs) for costs in problem.blocks]
@@ -101,9 +147,7 @@ def all_plans(problem):
         pairs = zip((None, *modes), modes, problem.blocks, strict=False)
         costs = [costs.get((before, own)) for before, own, costs in pairs]
         if None not in costs:
-            held = list(itertools.accumulate((c.held_bytes for c in costs), initial=0))
-            working = [*(c.working_bytes for c in costs), problem.after_bytes]
-            peak = problem.base_bytes + max(map(sum, zip(held, working, strict=True)))
+            peak = worst_moment(problem, costs)
             yield sum(c.picoseconds for c in costs), peak, list(modes)
 
 
@@ -111,13 +155,19 @@ def measured(problem, modes):
     return round(PICOSECONDS * seconds(problem, modes)), peak_bytes(problem, modes)
 
 
+def chain_of(generator, count, modes, scale, missing, runs):
+    problem = random_chain(generator, count, modes, scale, missing)
+    return with_runs(problem, generator, scale) if runs else problem
+
+
 chains = st.builds(
-    random_chain,
+    chain_of,
     st.randoms(use_true_random=False),
     st.integers(1, 5),
-    st.sampled_from([MODES[:1], MODES[:2], MODES]),
+    st.sampled_from([MODES[:1], MODES[:2], MODES, ("store", "recompute")]),
     st.sampled_from([1, 997, 10**9 + 7]),
     st.sampled_from([0.0, 0.2]),
+    st.booleans(),
 )
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from speechbrain_rev.modes import LOSSLESS, WITHOUT_INVERSE
 from speechbrain_rev.planner import plan
-from speechbrain_rev.planner.network import as_network, not_repeatable, reproduced
+from speechbrain_rev.planner.network import as_network, reproduced, tried_modes
 from speechbrain_rev.planner.trace import trace_bytes
 from speechbrain_rev.reversible import (
     AdditiveCoupling,
@@ -252,4 +252,4 @@ def test_memory_that_runs_out_in_a_second_run_is_not_the_block_s_failure():
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        not_repeatable(network, step)
+        tried_modes(network, step)

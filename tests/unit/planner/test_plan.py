@@ -52,7 +52,7 @@ from tests.unit.planner.networks import (
 )
 from tests.unit.planner.test_profiling import NETWORKS, X
 
-SECONDS = {"store": 1.0, "reconstruct": 2.0, "recompute": 3.0}
+SECONDS = {"store": 1.0, "reconstruct": 2.0, "recompute": 3.0, "join": 3.0}
 
 
 @functools.cache
@@ -91,6 +91,47 @@ def test_no_plan_is_over_its_budget_and_more_budget_is_never_slower(name):
     assert enough.measured_bytes <= needed + SCALARS
     with pytest.raises(Infeasible):
         run_within(timed, network, step, needed - SCALARS)
+
+
+@pytest.mark.parametrize("measure", [True, False])
+def test_runs_of_blocks_fit_where_blocks_that_recompute_alone_do_not(measure):
+    """What a plan of runs takes is counted, and an error names the least of them."""
+    torch.manual_seed(0)
+    module, x = plain(24, width=16), torch.randn(500, 16)
+    given = {"blocks": "*", "measure": measure}
+    step = step_of(module, x, blocks="*", speed=None if measure else ASSUMED)
+    counted = profile(step)
+    alone = counted.peak_bytes(counted.uniform("recompute"))
+    with pytest.raises(Infeasible) as caught:
+        plan(module, x, 1000, **given)
+    least = caught.value.needed_bytes
+    assert least < 0.7 * alone
+    for budget in (least, (least + alone) // 2, alone):
+        planned = plan(module, x, budget, **given)
+        assert "join" in planned.modes.values()
+        assert planned.measured_bytes <= budget
+        # What a second run puts back first is not counted.
+        assert planned.predicted_bytes == pytest.approx(
+            planned.measured_bytes, rel=0.01
+        )
+        assert Plan.from_json(planned.to_json()) == planned
+        own = copy.deepcopy(module)
+        planned.apply(own)
+        assert_equal_tensors(gradients(own, x), gradients(copy.deepcopy(module), x))
+    with pytest.raises(Infeasible, match=f"peaks at .*{least} bytes"):
+        plan(module, x, least - 1, **given)
+
+
+def test_what_does_not_follow_the_block_before_joins_none():
+    class Scaling(nn.Sequential):
+        def forward(self, x):
+            for block in self:
+                x = block(x) * 1.0
+            return x
+
+    module = Scaling(*plain(4))
+    step = step_of(module, torch.randn(8, 64), blocks="*")
+    assert [b.modes for b in profile(step).blocks] == [["store", "recompute"]] * 4
 
 
 def test_what_plans_take_above_their_prediction_is_heeded():

@@ -25,6 +25,7 @@ from tests.unit.planner.networks import (
     profile_of,
     profiled_on_meta,
     random_modes,
+    with_runs_on_meta,
 )
 
 #: The module, whose name is a function of the package too.
@@ -68,6 +69,13 @@ def test_it_is_so_at_the_width_of_the_table(name, streams):
 def test_the_peak_of_any_plan_of_another_network_is_as_predicted(name):
     # Fewer have no run at whose peak gradients wait, or too few that differ.
     assert_predicted(*profiled_on_meta(name), plans=24)
+
+
+def test_the_peak_of_any_run_of_another_network_is_as_predicted():
+    network, step, profile = with_runs_on_meta(9)
+    joins = [block.name for block in profile.blocks if "join" in block.modes]
+    assert joins == [str(i) for i in range(1, 9)]
+    assert_predicted(network, step, profile, plans=16)
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,17 @@ from speechbrain.lobes.models.ResNet import BasicBlock, ResNet, SEBasicBlock
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from speechbrain_rev.modes import Mode
 from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.reversible import AdditiveCoupling, recompute_blocks
-from speechbrain_rev.reversible.wrapping import recomputes, store_blocks
+from speechbrain_rev.reversible.recompute import JoinWarning
+from speechbrain_rev.reversible.wrapping import (
+    chosen_blocks,
+    give_mode,
+    mode_of,
+    recomputes,
+    store_blocks,
+)
 
 from .chains import (
     FLOAT64,
@@ -268,3 +276,136 @@ def test_chains_of_speechbrain_blocks_train_as_plain_couplings_do(f, g, shape):
     torch.manual_seed(0)
     chain = make_chain([AdditiveCoupling(f(), g()) for _ in range(2)]).double()
     equal_to_plain(chain, FLOAT64, partial(train_once, inputs=inputs))
+
+
+class Passing(nn.Module):
+    """A block of a row that hands its input, a mask and a list of maps on."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.inner = nn.Linear(width, 2 * width)
+        self.outer = nn.Linear(2 * width, width)
+        self.norm = nn.BatchNorm1d(40)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x, mask, *, scale):
+        y = self.outer(self.drop(torch.relu(self.inner(x))))
+        return scale * torch.tanh(self.norm(x + y)) * mask, mask
+
+
+class Rows(nn.Module):
+    """Blocks one after the other, as networks of others call them."""
+
+    def __init__(self, between=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Passing() for _ in range(6))
+        self.between = between
+        self.double()
+
+    def forward(self, x):
+        mask = (torch.rand(3, 40, 1) > 0.2).double()
+        for block in self.blocks:
+            x, mask = block(x, mask, scale=1.5)
+            x = x if self.between is None else self.between(x)
+        return x
+
+
+def in_runs(network, pattern, length):
+    """Let blocks run again in runs of some length."""
+    for i, name in enumerate(chosen_blocks(network, [pattern])):
+        give_mode(network, Mode.JOIN if i % length else Mode.RECOMPUTE, name)
+    return network
+
+
+@pytest.mark.parametrize("length", [2, 3, 10])
+@pytest.mark.parametrize(
+    ("make", "pattern"),
+    [
+        (Rows, "blocks.*"),
+        (resnet, "layer?.*"),
+        (lambda: nn.Sequential(*(attention() for _ in range(4))), "*"),
+    ],
+)
+def test_runs_of_blocks_have_the_bits_of_stored_ones(make, pattern, length):
+    network, stored = in_runs(make(), pattern, length), make()
+    expected, state = gradients(stored), torch.get_rng_state()
+    assert_same_bits(gradients(network), expected)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert_same_bits(dict(network.named_buffers()), dict(stored.named_buffers()))
+
+
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+def test_copies_run_again_in_the_same_runs(clone):
+    twin = clone(in_runs(Rows(), "blocks.*", 3))
+    modes = [mode_of(block).value for block in twin.blocks]
+    assert modes == ["recompute", "join", "join"] * 2
+    assert_same_bits(gradients(twin), gradients(Rows()))
+
+
+def test_each_block_of_a_run_runs_twice_and_a_kept_graph_keeps_no_activations():
+    layers = [Counted(nn.Sequential(nn.Linear(8, 8), nn.Tanh())) for _ in range(5)]
+    network = in_runs(nn.Sequential(*layers), "?", 3)
+    network(torch.randn(2, 8)).sum().backward()
+    assert [layer.variables.runs() for layer in layers] == [[False, True]] * 5
+    x = torch.randn(2, 8, requires_grad=True)
+    loss = network(x).sum()
+    first = torch.autograd.grad(loss, x, retain_graph=True)
+    assert torch.equal(*first, *torch.autograd.grad(loss, x))
+    assert all(len(layer.variables.runs()) >= 5 for layer in layers)
+
+
+def test_a_branch_that_goes_back_before_the_rest_does_not_break_its_run():
+    """What a block of the run kept for itself has its gradient, in any order."""
+
+    class Branched(nn.Sequential):
+        def forward(self, x):
+            self.aside = (x.detach() @ self[0].weight).tanh()
+            return super().forward(x)
+
+    def gradients_of(length):
+        torch.manual_seed(0)
+        network = nn.Sequential(
+            *(Branched(nn.Linear(8, 8), nn.Tanh()) for _ in range(4))
+        )
+        if length:
+            in_runs(network, "?", length)
+        y = network(torch.linspace(-1, 1, 16).view(2, 8)).sum()
+        network[1].aside.sum().backward()
+        y.backward()
+        network[2].aside.sum().backward()
+        return {name: p.grad for name, p in network.named_parameters()}
+
+    assert_same_bits(gradients_of(4), gradients_of(0))
+
+
+@pytest.mark.parametrize(
+    "between", [lambda x: x * 1.0, lambda x: x.mul_(1.0), lambda x: x.view_as(x)]
+)
+def test_a_block_that_does_not_follow_the_one_before_keeps_its_input(between):
+    network, stored = in_runs(Rows(between), "blocks.*", 6), Rows(between)
+    with pytest.warns(
+        JoinWarning, match="Passing has mode 'join', but its input"
+    ) as seen:
+        assert_same_bits(gradients(network), gradients(stored))
+    assert len([each for each in seen if each.category is JoinWarning]) == 5
+    gradients(network)  # It was reported, once.
+
+
+def test_the_peak_of_equal_blocks_grows_as_the_root_of_their_number():
+    def peak(count, length):
+        with torch.device("meta"):
+            blocks = (nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(count))
+            network = nn.Sequential(*blocks)
+            for p in network.parameters():
+                p.grad = torch.zeros_like(p)
+            x = torch.randn(1000, 16)
+        in_runs(network, "*", length)
+        return live_bytes_peak(lambda: network(x).square().sum().backward())
+
+    # Twice as many inputs, and twice as long a run, of four times as many blocks.
+    assert peak(64, 8) <= 2.05 * peak(16, 4)
+    assert peak(64, 1) >= 3 * peak(16, 1)
+    assert peak(64, 8) <= 0.35 * peak(64, 1)
