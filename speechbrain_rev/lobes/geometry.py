@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -207,8 +208,8 @@ def _map_bytes(geometry: EncoderGeometry) -> list[int]:
 
 
 #: Maps of a half of the width that are alive where a block of a kind runs backwards, beside
-#: four maps of what it works on. Counted, see the test of peaks.
-_STREAMS = {"basic": 5, "bottleneck": 5, "df_bottleneck": 6}
+#: four maps of what it works on. Counted, see the test of peaks; others have the most.
+_STREAMS = defaultdict(lambda: 6, basic=5, bottleneck=5)
 _WORKED_ON = 4
 
 

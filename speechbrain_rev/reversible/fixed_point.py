@@ -8,15 +8,18 @@ or None where nothing is to be noted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from speechbrain_rev.kernels.fixed_point import format_of
+from speechbrain_rev.kernels.fixed_point import format_of, is_dense
 
 _HALVES = (torch.float16, torch.bfloat16)
 _PARTS = 8
+#: Elements of the parts that are worked on from the first pass to the last: 128 KB each.
+_CACHED = 2**15
 
 
 def encode(x: Tensor, steps: float, largest: Tensor | None) -> Tensor:
@@ -36,8 +39,12 @@ def encode(x: Tensor, steps: float, largest: Tensor | None) -> Tensor:
     torch.Tensor, int32
         Dense: channels last if x is, else contiguous.
     """
-    value = _rounded(x, steps, largest, x, format_of(x))
-    _note(largest, 1, value, steps)
+    x, wide = x.detach(), torch.promote_types(x.dtype, torch.float32)
+    scaled = torch.empty_like(x, dtype=wide, memory_format=format_of(x))
+    _scale(x, steps, scaled)
+    _note(largest, 0, _extremes(scaled), steps)
+    value = _place_of_steps(scaled).copy_(scaled)
+    _note(largest, 1, _extremes(value), steps)
     return value
 
 
@@ -137,17 +144,57 @@ def _add(
     out: Tensor | None,
     reuse: bool,
 ) -> Tensor:
-    rounded = _rounded(f, steps, largest, value, reuse=reuse)
-    total = torch.add(value, rounded, out=rounded if out is None else out)
-    _note(largest, 1, total, steps)
-    return total
+    return _changed(torch.add, value, f, steps, largest, out, reuse)
 
 
 def _subtract(
     value: Tensor, f: Tensor, steps: float, out: Tensor | None, reuse: bool
 ) -> Tensor:
-    rounded = _rounded(f, steps, None, value, reuse=reuse)
-    return torch.sub(value, rounded, out=rounded if out is None else out)
+    return _changed(torch.sub, value, f, steps, None, out, reuse)
+
+
+def _changed(
+    change: Callable[..., Tensor],
+    value: Tensor,
+    f: Tensor,
+    steps: float,
+    largest: Tensor | None,
+    out: Tensor | None,
+    reuse: bool,
+) -> Tensor:
+    """Add or subtract a rounded residual."""
+    f, wide = f.detach(), torch.promote_types(f.dtype, torch.float32)
+    own = reuse and f.dtype is torch.float32 and f.stride() == value.stride()
+    scaled = f if own else torch.empty_like(value, dtype=wide)
+    rounded = _place_of_steps(scaled)
+    total = rounded if out is None else out
+    notes: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for old, x, floats, numbers, new in _in_cache(value, f, scaled, rounded, total):
+        _scale(x, steps, floats)
+        if largest is not None:
+            notes[0].extend(_extremes(floats))
+        change(old, numbers.copy_(floats), out=new)
+        if largest is not None:
+            notes[1].extend(_extremes(new))
+    for place, extremes in enumerate(notes):
+        _note(largest, place, extremes, steps)
+    return total
+
+
+def _scale(x: Tensor, steps: float, out: Tensor) -> None:
+    """Turn floats into whole numbers of steps, halves to the even one."""
+    if x.dtype is out.dtype:
+        torch.mul(x, steps, out=out)
+    else:
+        out.copy_(x).mul_(steps)
+    out.round_()
+
+
+def _place_of_steps(scaled: Tensor) -> Tensor:
+    """Where numbers of steps go: element by element to the same place, if it is as wide."""
+    if scaled.dtype is torch.float32:
+        return scaled.view(torch.int32)
+    return torch.empty_like(scaled, dtype=torch.int32)
 
 
 def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -156,41 +203,37 @@ def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(x.split(size) if x.dim() else [x] for x in tensors), strict=True)
 
 
-def _rounded(
-    x: Tensor,
-    steps: float,
-    largest: Tensor | None,
-    like: Tensor,
-    memory_format: torch.memory_format = torch.preserve_format,
-    *,
-    reuse: bool = False,
-) -> Tensor:
-    """Round floats; the steps are laid out like another tensor of their shape."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    if reuse and x.dtype is torch.float32 and x.stride() == like.stride():
-        scaled = x.detach().mul_(steps)
-    else:
-        scaled = torch.empty_like(like, dtype=wide, memory_format=memory_format)
-        if x.dtype is wide:
-            torch.mul(x.detach(), steps, out=scaled)
-        else:
-            scaled.copy_(x.detach()).mul_(steps)
-    scaled.round_()
-    _note(largest, 0, scaled, steps)
-    if wide is torch.float32:
-        # Element by element in the same place: one tensor less at the peak.
-        return scaled.view(torch.int32).copy_(scaled)
-    return scaled.to(torch.int32)
+def _in_cache(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Split tensors of one dense layout into parts that stay in a CPU's cache."""
+    first = tensors[0]
+    if (
+        first.device.type != "cpu"
+        or first.numel() <= _CACHED
+        or any(
+            isinstance(x, FakeTensor) or x.stride() != first.stride() for x in tensors
+        )
+        or not is_dense(first)
+    ):
+        return [tensors]
+    lines = [x.as_strided((first.numel(),), (1,)) for x in tensors]
+    return zip(*(line.split(_CACHED) for line in lines), strict=True)
 
 
-def _note(largest: Tensor | None, place: int, x: Tensor, steps: float) -> None:
-    """Note the largest magnitude of a tensor; NaN if there is a NaN."""
-    if largest is None or x.numel() == 0:
+def _extremes(x: Tensor) -> Sequence[Tensor]:
+    """Give the least and the largest element, NaN if there is a NaN."""
+    if x.numel() == 0:
+        return ()
+    # Torch would copy what is in channels last first.
+    dense = x.permute(0, 2, 3, 1) if format_of(x) is torch.channels_last else x
+    return torch.aminmax(dense)
+
+
+def _note(
+    largest: Tensor | None, place: int, extremes: Sequence[Tensor], steps: float
+) -> None:
+    """Note the largest magnitude; NaN if there is a NaN."""
+    if largest is None or not extremes:
         return
-    if format_of(x) is torch.channels_last:
-        # Torch would copy it first.
-        x = x.permute(0, 2, 3, 1)
-    low, high = torch.aminmax(x)
     # No zero may keep its sign: a kernel compares the bits of what is here.
-    magnitude = torch.maximum(low.float().abs(), high.float().abs()) / steps
+    magnitude = torch.stack([*extremes]).float().abs().amax() / steps
     torch.maximum(largest[place], magnitude, out=largest[place])

@@ -17,14 +17,14 @@ MONITOR_CODE = Source("speechbrain_rev/reversible/monitor.py")
 EXACT = [
     FIXED_CODE(
         "3: values are cut off, not rounded",
-        ".mul_(steps).round_()",
-        ".mul_(steps).trunc_()",
+        "    out.round_()",
+        "    out.trunc_()",
         FORMATS_TESTS("nearest_steps"),
     ),
     FIXED_CODE(
         "3: what is subtracted is a step off",
-        "    return torch.sub(value, rounded,",
-        "    return torch.sub(value, rounded + 1,",
+        "_changed(torch.sub, value, f,",
+        "_changed(torch.sub, value - 1, f,",
         FORMATS_TESTS("loses_nothing"),
     ),
     CHAIN_CODE(
