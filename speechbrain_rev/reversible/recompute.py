@@ -54,7 +54,12 @@ from speechbrain_rev.reversible.replay import (
     second_run,
     stand_in,
 )
-from speechbrain_rev.reversible.state import modules_of, tensors_within, version_of
+from speechbrain_rev.reversible.state import (
+    is_ours,
+    modules_of,
+    tensors_within,
+    version_of,
+)
 from speechbrain_rev.reversible.streams import tangent_of
 
 
@@ -150,11 +155,7 @@ class Root:
 
 
 def _owner_of_graph(y: Tensor) -> Node | None:
-    """Keep a graph alive that ends in an autograd.Function, as edges do of themselves.
-
-    Those of torch 2.7 do not: the node in an edge is then a Python object that the
-    graph owns, not the other way round.
-    """
+    """Keep a graph alive that ends in an autograd.Function: edges of torch 2.7 do not."""
     if "ownership_token" in GradientEdge._fields:
         return None
     with torch.enable_grad():
@@ -186,11 +187,7 @@ def _refuse_other_leaves(
 
 
 class Total:
-    """A stream's gradient, to which what residual functions hand down is added.
-
-    Every node of a stream gives the one before it a gradient of its own, so it is added
-    to in place.
-    """
+    """A stream's own gradient, to which what residual functions hand down is added."""
 
     def __init__(self, given: Tensor | None, in_place: bool) -> None:
         #: None as long as nobody handed anything down.
@@ -497,6 +494,7 @@ class _Run:
     def first(self, modules: Sequence[nn.Module], shares_casts: bool) -> Any:
         """Run the module; what its operations save is dropped at once."""
         (inputs, keywords), owner = self._given, self._owner
+        self._is_ours = is_ours(modules)
         leaves = tree_leaves(self._given)
         tensors = [*{id(x): x for x in leaves if isinstance(x, Tensor)}.values()]
         objects = [x for x in leaves if not isinstance(x, Tensor)]
@@ -602,7 +600,7 @@ class _Run:
         self._refuse_written_inputs()
         self._holds = True
         kept = *self._tensors, *self._list_parameters(self._tensors)
-        with contextlib.suppress(_ThatFar), apart(self._recording) as recording:
+        with apart(self._recording) as recording:
             self._run_again(kept, recording, until=len(self._saved))
 
     def second(self) -> None:
@@ -612,10 +610,14 @@ class _Run:
             runs.append(runs[-1]._before)
         made: list[Tensor] = []
         while runs:
-            made = runs.pop()._run_on(made)
+            run = runs.pop()
+            made = run._run_on(made, is_last=not runs)
 
-    def _run_on(self, made: Sequence[Tensor]) -> list[Tensor]:
-        """Run the module on what the run before made; keep what its operations save."""
+    def _run_on(self, made: Sequence[Tensor], *, is_last: bool) -> list[Tensor]:
+        """Run the module on what the run before made; keep what its operations save.
+
+        If it is ours and the last one, it stops there: nobody needs its last convolution.
+        """
         own = iter(self._kept.grad_fn.saved_tensors)
         wanted = zip(self._made, self._need_grad, strict=True)
         inputs = [
@@ -628,14 +630,15 @@ class _Run:
         # What needs the values is computed under the flags of the runs, too.
         pin = _Pin()
         release = self._recording.flags.hold(pin)
+        until = len(self._saved) if is_last and self._is_ours else None
         try:
-            outputs, count = self._run_again(kept, self._recording)
+            outputs, count = self._run_again(kept, self._recording, until)
         except BaseException:
             release()
             raise
         if count != len(self._saved):
             raise RuntimeError(self.differs("fewer operations"))
-        if len(outputs) != self._outputs:
+        if len(outputs) != self._outputs and until is None:
             raise RuntimeError(
                 self.differs(f"{len(outputs)} tensors returned for {self._outputs}")
             )
@@ -652,10 +655,9 @@ class _Run:
     def _run_again(
         self, kept: Sequence[Tensor], recording: RunRecord, until: int | None = None
     ) -> tuple[list[Tensor], int]:
-        """Run under the conditions of the first run; count what was saved.
-
-        ``kept`` has the inputs first and the parameters last.
-        """
+        """Run on inputs and parameters as in the first run, till so much was saved; count it."""
+        if until == 0:
+            return [], 0
         of_inputs, of_parameters = self._first_ids
         parameters = kept[len(kept) - len(of_parameters) :]
         own: dict[int, Tensor] = {}
@@ -675,17 +677,19 @@ class _Run:
 
         def save(x: Tensor) -> Held:
             nonlocal count
-            if count == until:
-                raise _ThatFar
             if count >= len(saved):
                 raise RuntimeError(self.differs("more operations"))
             held = Held(name, x.detach())
             if (again := saved[count]()) is not None:
                 again.put_again(held)
             count += 1
+            if count == until:
+                raise _ThatFar
             return held
 
+        outputs: Any = ()
         with (
+            contextlib.suppress(_ThatFar),
             repeated(self._owner, recording, leaves),
             saved_tensors_hooks(save, lambda saved: saved.get()),
         ):
@@ -738,10 +742,7 @@ def recompute_each(
     reuse: Collection[int] = (),
     last: bool = False,
 ) -> Tensor:
-    """Recompute modules whose outputs are parts of one tensor, as ``recompute`` does.
-
-    In the backward pass they run one after the other, the last one first, and what they
-    hand down to a shared input is added up in place.
+    """Recompute modules whose outputs are parts of one tensor, the last one first.
 
     Parameters
     ----------
@@ -755,8 +756,7 @@ def recompute_each(
         Which arguments of each are read by this module alone, once: in the backward pass
         their storage takes their gradients.
     last : bool
-        Whether an outer module returns the result as it is: in its second run, where
-        only the graph is needed, nothing is put together.
+        Whether an outer module returns the result as it is, and needs its graph alone.
 
     Returns
     -------

@@ -201,10 +201,9 @@ ENGINE = [
     ),
     RECOMPUTE_CODE(
         "11: statistics of a run that is not over are measured again",
-        "        with contextlib.suppress(_ThatFar), apart(self._recording) as recording:\n"
+        "        with apart(self._recording) as recording:\n"
         "            self._run_again(kept, recording, until=len(self._saved))\n",
-        "        with contextlib.suppress(_ThatFar):\n"
-        "            self._run_again(kept, self._recording, until=len(self._saved))\n",
+        "        self._run_again(kept, self._recording, until=len(self._saved))\n",
         RECOMPUTE("takes_gradients_itself"),
     ),
     REPLAY_CODE(

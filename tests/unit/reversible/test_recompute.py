@@ -11,11 +11,14 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from speechbrain_rev.lobes.blocks import BasicResidual
 from speechbrain_rev.planner.memory import live_bytes_peak
 from speechbrain_rev.reversible import AdditiveCoupling, Recompute
 from speechbrain_rev.reversible.monitor import StreamWarning
 from speechbrain_rev.reversible.norm import BatchNorm
+from speechbrain_rev.reversible.recompute import recompute
 from speechbrain_rev.reversible.wrapping import recompute_blocks
 
 from .chains import (
@@ -317,3 +320,19 @@ def test_kept_maps_keep_no_earlier_steps_and_no_module():
     del module, network
     gc.collect()
     assert reference() is None
+
+
+class Convolutions(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.convolution.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_second_run_of_ours_leaves_the_last_convolution_out():
+    f = BasicResidual(4)
+    x = torch.randn(2, 4, 6, 10, requires_grad=True)
+    with Convolutions() as mode:
+        recompute(f, x).sum().backward()
+    assert mode.count == 2 + 1
