@@ -312,10 +312,18 @@ def read(
 
 
 def add(
-    stream: Stream, f: Tensor, format: StreamFormat, largest: Tensor | None = None
+    stream: Stream,
+    f: Tensor,
+    format: StreamFormat,
+    largest: Tensor | None = None,
+    *,
+    own: bool = True,
 ) -> Stream:
-    """Add a residual to a stream, in autograd's graph."""
-    return Stream(*_Add.apply(*stream, f, format, largest))
+    """Add a residual to a stream, in autograd's graph.
+
+    Its gradient is another one than the stream's, if that may be added to in place.
+    """
+    return Stream(*_Add.apply(*stream, f, format, largest, own))
 
 
 @_eager
@@ -431,9 +439,10 @@ class _Add(torch.autograd.Function):
         f: Tensor,
         format: StreamFormat,
         largest: Tensor | None,
+        own: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.dtype = f.dtype
+        ctx.dtype, ctx.own = f.dtype, own
         total = format.add(value, f, largest)
         ctx.mark_non_differentiable(total)
         return total, tangent_of(total, tangent.dtype)
@@ -441,11 +450,10 @@ class _Add(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, _: Any, grad: Tensor | None
-    ) -> tuple[None, Tensor | None, Tensor | None, None, None]:
+    ) -> tuple[None, Tensor | None, Tensor | None, None, None, None]:
         if grad is None:
-            return None, None, None, None, None
-        # The stream's own is added to in place, so the residual gets another one.
-        return None, grad, grad.to(ctx.dtype, copy=True), None, None
+            return None, None, None, None, None, None
+        return None, grad, grad.to(ctx.dtype, copy=ctx.own), None, None, None
 
 
 class _Leave(torch.autograd.Function):
