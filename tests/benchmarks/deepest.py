@@ -21,7 +21,7 @@ from speechbrain_rev.catalog.steps import encoder_step
 from speechbrain_rev.catalog.table import Training
 from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.planner import largest_batch, live_bytes_peak, plan_step
-from speechbrain_rev.sizes import GIB
+from speechbrain_rev.sizes import MIB
 
 from .harness import Result, interleaved_seconds, require, times
 
@@ -90,8 +90,8 @@ def run(device: torch.device) -> Result:
                 "layers": layers,
                 "blocks": "-".join(map(str, blocks)),
                 "parameters, M": sum(p.numel() for p in encoder.parameters()) / 1e6,
-                "GiB an utterance": (many - few) / 32 / GIB,
-                "GiB stored": (more - stored) / 32 / GIB,
+                "MiB an utterance": (many - few) / 32 / MIB,
+                "MiB stored": (more - stored) / 32 / MIB,
                 "share of the baseline": (many - few) / (more - stored),
                 f"batch on {CARD}": most,
                 "planned": {mode: modes.count(mode) for mode in sorted(set(modes))},

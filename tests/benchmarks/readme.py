@@ -159,6 +159,15 @@ COLUMNS = {
         "time recompute": "{recompute time:.2f}",
         "time runs": "{runs time:.2f}",
     },
+    "deepest": {
+        "layers": "{layers}",
+        "blocks": "{blocks}",
+        "parameters, M": "{parameters, M:.1f}",
+        "MiB an utterance": "{MiB an utterance:.1f}",
+        "MiB stored": "{MiB stored:.1f}",
+        "batch on 11GB": "{batch on 11GB}",
+        "times the stored step": "{times the baseline:.2f}",
+    },
     "graphs": {
         "encoder": "{encoder}",
         "batch": "{batch}",
@@ -510,6 +519,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "reversible_training.md": {
         "modes": modes,
         "compiling": partial(columns_of, "compiling"),
+        "deepest": partial(columns_of, "deepest"),
     },
     DOCS / "comparisons.md": {
         "paper": paper,
