@@ -285,8 +285,6 @@ class ReversibleChain(nn.Module):
             couplings = cast(Iterable[AdditiveCoupling], self.blocks)
             shared = shared_by(f for b in couplings for f in (b.f, b.g))
         modes = self.modes
-        # Blocks that reconstruct add to the gradients of streams in place.
-        own = any(mode.spec.needs_inverse for mode in modes)
         if not _differentiated(streams, self.blocks):
             # Nothing is stored either; a tensor that is neither registered nor given
             # gets the gradient that no function of ours could hand to it.
@@ -307,7 +305,7 @@ class ReversibleChain(nn.Module):
                     notify(block, Moment.FORWARD_BEGINS)
                     with mode.spec.around():
                         streams = _couple(
-                            block, streams, mask, again, shared, self.chunk, rows, own
+                            block, streams, mask, again, shared, self.chunk, rows
                         )
                     notify_end(block, streams.second.tangent)
         return streams
@@ -364,18 +362,17 @@ def _couple(
     shared: set[int],
     chunk: int | None,
     rows: tuple[Tensor | None, Tensor | None],
-    own: bool,
 ) -> Streams:
     """Run one coupling with autograd's storage, or keeping F's and G's inputs only."""
     first, second, format, validity = streams
     pieces = pieces_of(block.f, chunk)
     for piece, x in zip(pieces, _read_for(pieces, second, format), strict=True):
         f = _residual(piece, x, mask, again, shared)
-        first = add(first, f, format, rows[0], own=own)
+        first = add(first, f, format, rows[0])
     pieces = pieces_of(block.g, chunk)
     for piece, x in zip(pieces, _read_for(pieces, first, format), strict=True):
         g = _residual(piece, x, mask, again, shared)
-        second = add(second, g, format, rows[1], own=own)
+        second = add(second, g, format, rows[1])
     return Streams(first, second, format, validity)
 
 

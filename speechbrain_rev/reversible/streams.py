@@ -312,18 +312,10 @@ def read(
 
 
 def add(
-    stream: Stream,
-    f: Tensor,
-    format: StreamFormat,
-    largest: Tensor | None = None,
-    *,
-    own: bool = True,
+    stream: Stream, f: Tensor, format: StreamFormat, largest: Tensor | None = None
 ) -> Stream:
-    """Add a residual to a stream, in autograd's graph.
-
-    Its gradient is another one than the stream's, if that may be added to in place.
-    """
-    return Stream(*_Add.apply(*stream, f, format, largest, own))
+    """Add a residual to a stream, in autograd's graph."""
+    return Stream(*_Add.apply(*stream, f, format, largest))
 
 
 @_eager
@@ -439,10 +431,9 @@ class _Add(torch.autograd.Function):
         f: Tensor,
         format: StreamFormat,
         largest: Tensor | None,
-        own: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.dtype, ctx.own = f.dtype, own
+        ctx.dtype = f.dtype
         total = format.add(value, f, largest)
         ctx.mark_non_differentiable(total)
         return total, tangent_of(total, tangent.dtype)
@@ -450,10 +441,11 @@ class _Add(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, _: Any, grad: Tensor | None
-    ) -> tuple[None, Tensor | None, Tensor | None, None, None, None]:
+    ) -> tuple[None, Tensor | None, Tensor | None, None, None]:
         if grad is None:
-            return None, None, None, None, None, None
-        return None, grad, grad.to(ctx.dtype, copy=ctx.own), None, None, None
+            return None, None, None, None, None
+        # The stream's own is added to in place, so the residual gets another one.
+        return None, grad, grad.to(ctx.dtype, copy=True), None, None
 
 
 class _Leave(torch.autograd.Function):

@@ -125,7 +125,7 @@ class MemoryBudget:
     ... )
     >>> brain.fit([1], [torch.randn(512, 64)], progressbar=False)
     >>> sorted(set(brain.memory_plan.modes.values()))
-    ['recompute', 'store']
+    ['join', 'recompute', 'store']
     """
 
     #: What the blocks do now; None before the first batch, and without a budget.

@@ -14,6 +14,7 @@ import torch
 from hyperpyyaml import load_hyperpyyaml
 from torch import nn
 
+from speechbrain_rev.architectures import architecture
 from speechbrain_rev.cli import main
 from speechbrain_rev.data import read_audio
 from speechbrain_rev.hparams import resolve
@@ -334,9 +335,26 @@ def _allow_other_plans(own, before):
         before["plan"]["modes"] = own["plan"]["modes"]
         for part, name in OF_THE_MODES:
             before[part][name] = own[part][name]
+    if architecture(own.get("name", "resnet34")).reversible:
+        for part in {"computed", "counted"} & before.keys():
+            _allow_larger_chunks(own[part], before[part])
     # Stages that hold little take larger chunks now.
     for stage, old in zip(own.get("stages", []), before.get("stages", []), strict=True):
         old |= {name: stage[name] for name in OF_A_STAGE}
+
+
+#: Chunks where the peak is take so much more at most, in modes that are not the usual one.
+CHUNKS_MORE = 0.1
+
+
+def _allow_larger_chunks(own, before):
+    for key, value in own.items():
+        if isinstance(value, dict):
+            _allow_larger_chunks(value, before.get(key) or {})
+            continue
+        old = before.get(key)
+        if isinstance(old, int | float) and value == pytest.approx(old, CHUNKS_MORE):
+            before[key] = value
 
 
 #: What a plan's modes decide, and a stage's chunk.
@@ -347,7 +365,7 @@ OF_THE_MODES = [
 OF_A_STAGE = ("held_bytes", "working_bytes", "peak_bytes")
 #: Figures of which more are better.
 MORE = {
-    "largest_batch", "max_batch", "max_batch_recomputed", "compared_max_batch", "ratio",
+    "largest_batch", "largest_batch_by_mode", "max_batch", "max_batch_recomputed", "compared_max_batch", "ratio",
     "utterances_per_second",
 }  # fmt: skip
 #: Figures of which less are better, beside bytes.

@@ -480,7 +480,7 @@ def test_blocks_with_weights_together_are_planned_and_train_alike(precision, bud
     assert all(torch.equal(v, expected[k]) for k, v in state_of(planned).items())
     modes = planned.memory_plan.modes
     assert list(modes) == [f"model.{i}" for i in range(6)]
-    assert set(modes.values()) == {"store", "recompute"}
+    assert {"store", "recompute"} <= set(modes.values())
 
 
 @pytest.mark.parametrize(
