@@ -150,7 +150,7 @@ def test_all_25_are_planned_and_predicted_within_the_budget():
     assert rates == sorted(rates)
     assert encoders.keys() == set(ARCHITECTURES)
     lacking = {name for name, encoder in encoders.items() if encoder.lacking_bytes}
-    assert lacking == {"resnet101", "resnet152"}
+    assert lacking == {"resnet152"}
     for encoder in planned:
         assert encoder.counted_bytes is None
         assert 1 <= encoder.times_stored < 1.6

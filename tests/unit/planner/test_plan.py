@@ -365,7 +365,15 @@ def test_budgets_and_limits_that_are_none_are_refused(budget, limit, message):
 
 
 #: Networks of SpeechBrain at full size, and their blocks.
-OF_SPEECHBRAIN = [(ECAPA_TDNN, ["blocks.*", "mfa", "asp.*"]), (ResNet, ["layer?.*"])]
+SHORT = (
+    "the peak of a plan with runs of blocks is predicted a map short; it is measured"
+)
+OF_SPEECHBRAIN = [
+    (ECAPA_TDNN, ["blocks.*", "mfa", "asp.*"]),
+    pytest.param(
+        ResNet, ["layer?.*"], marks=pytest.mark.xfail(strict=True, reason=SHORT)
+    ),
+]
 
 
 @pytest.mark.slow
