@@ -323,7 +323,7 @@ def recompute_call(
         The function's arguments.
     joins : bool
         Whether it runs again in one go with what was recomputed just before, and keeps
-        none of its inputs that were made there. If none was, a warning says so, once.
+        none of its inputs that were made there. If none was, ``JoinWarning`` names it, once.
     shares_casts : bool
         Whether autocast casts its weights as in plain torch: once for all who use them,
         who add up its gradient in half precision. In chains each use has its own cast.
