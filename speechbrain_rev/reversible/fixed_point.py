@@ -204,10 +204,14 @@ def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _in_cache(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """Split tensors of one dense layout into parts that stay in a CPU's cache."""
+    """Split tensors of one dense layout into parts that stay in a CPU's cache.
+
+    Several threads share an operation, which parts of this size would leave to one.
+    """
     first = tensors[0]
     if (
         first.device.type != "cpu"
+        or torch.get_num_threads() > 1
         or first.numel() <= _CACHED
         or any(
             isinstance(x, FakeTensor) or x.stride() != first.stride() for x in tensors

@@ -43,7 +43,7 @@ from .harness import (
     require,
     times,
 )
-from .peers import CHUNK, STORE, WAYS, Way, versions
+from .peers import CHUNK, PLAIN_TORCH, WAYS, Way, versions
 from .steps import FRAMES, PRECISIONS, TOLERANCE, Precision
 
 KINDS = ("basic", "df_bottleneck")
@@ -52,6 +52,8 @@ CHANNELS = 48
 ENCODER = Encoder("revnet57", small=False)
 #: Of an input where bytes are counted with and without data.
 FEW_FRAMES = 8
+#: Bytes of scalars, such as flags of overflow, that data alone needs.
+SCALARS = 64
 #: fp16 has no instructions on most CPUs.
 NAMES = ("float32", "bf16")
 
@@ -69,7 +71,7 @@ class Sizes:
 
 
 #: A step's time grows with its depth; a CPU measures it at the smallest.
-ON_CPU = Sizes(128, 2, 100, 2, 3, DEPTHS[:1])
+ON_CPU = Sizes(128, 2, 100, 8, 15, DEPTHS[:1])
 ON_CUDA = Sizes(16, 16, FRAMES, 64, 10, DEPTHS)
 
 
@@ -148,7 +150,7 @@ def counts_without_data(kind: str, way: Way, precision: Precision) -> bool:
     except (RuntimeError, AssertionError, TypeError, AttributeError):
         counted = 0
     require(
-        counted == real or not way.ours,
+        abs(counted - real) <= SCALARS or not way.ours,
         f"{way.name} of {kind} in {precision} holds {real} bytes, but {counted} were "
         "counted without data.",
     )
@@ -206,9 +208,11 @@ def rows_of(
             "way": way.name,
             "wrong": "; ".join(wrong) or "nothing",
             "GB per utterance": taken[way] / GB if way in taken else "",
-            "baseline": f"{subject.name} {subject.depth} {precision} {STORE.name}",
-            **times(seconds.get(way), seconds.get(STORE)),
-            "share of the baseline": taken[way] / taken[STORE] if way in taken else "",
+            "baseline": f"{subject.name} {subject.depth} {precision} {PLAIN_TORCH.name}",
+            **times(seconds.get(way), seconds.get(PLAIN_TORCH)),
+            "share of the baseline": taken[way] / taken[PLAIN_TORCH]
+            if way in taken
+            else "",
         }
         for way, wrong in verdicts.items()
     ]
@@ -229,12 +233,14 @@ def measured(
     others: dict[Way, list[str]] = {way: [] for way in WAYS}
     if kind is not None:
         few = [(Chain(kind, FEW_BLOCKS), scenario) for scenario in scenarios]
-        others = {way: judge(few, way) for way in WAYS}
+        others |= {way: judge(few, way) for way in WAYS if way is not PLAIN_TORCH}
     for depth in DEPTHS if kind else (ENCODER.depth,):
         subject: Subject = Chain(kind, depth, CHANNELS) if kind else ENCODER
         small = Chain(kind, depth) if kind else Encoder(ENCODER.name)
         verdicts = {
-            way: wrong if _fails(wrong) else judge([(small, PLAIN)], way) + wrong
+            way: wrong
+            if way is PLAIN_TORCH or _fails(wrong)
+            else judge([(small, PLAIN)], way) + wrong
             for way, wrong in others.items()
         }
         rows += rows_of(subject, verdicts, precision, device, sizes)
@@ -243,7 +249,7 @@ def measured(
 
 
 def run(device: torch.device) -> Result:
-    """Judge, time and count all ways; the baseline is our chain that stores, in float."""
+    """Judge, time and count all ways; the baseline is what all must equal."""
     sizes = ON_CUDA if device.type == "cuda" else ON_CPU
     rows: list[dict[str, Any]] = []
     with warnings.catch_warnings():

@@ -44,13 +44,15 @@ class Way:
     """A way of training a chain.
 
     ``settings`` are those of a ``ReversibleChain``, None for a way that is not ours;
-    ``peer`` is the package that a way needs, as it is called on PyPI.
+    ``peer`` is the package that a way needs, as it is called on PyPI; ``checkpoints``
+    whether torch recomputes an encoder's stem and transitions beside it.
     """
 
     name: str
     build: Callable[[Functions], nn.Module]
     settings: dict[str, Any] | None = None
     peer: str | None = None
+    checkpoints: bool = True
 
     @property
     def ours(self) -> bool:
@@ -181,20 +183,25 @@ def our_way(name: str, **settings: Any) -> Way:
     return Way(name, functools.partial(Ours, **settings), settings)
 
 
-STORE = our_way("store", mode="store", streams="float")
+PLAIN_TORCH = Way("plain torch layers", Plain, checkpoints=False)
+STORE = our_way("ours, store, float", mode="store", streams="float")
+_CHUNKED = {"streams": "exact", "chunk": CHUNK}
 PEERS = (
     Way("MemCNN", memcnn_chain, peer="memcnn"),
     Way("RevTorch", revtorch_chain, peer="RevTorch"),
     Way("revlib", revlib_chain, peer="revlib"),
 )
 WAYS = (
-    STORE,
+    PLAIN_TORCH,
     Way("torch checkpoint", Checkpointed),
     *PEERS,
+    STORE,
+    our_way("ours, store, chunks", mode="store", **_CHUNKED),
+    our_way("ours, recompute, chunks", mode="recompute", **_CHUNKED),
     our_way("ours, float", mode="reconstruct", streams="float"),
     our_way("ours, exact", mode="reconstruct", streams="exact"),
     our_way("ours, float, chunks", mode="reconstruct", streams="float", chunk=CHUNK),
-    our_way("ours, exact, chunks", mode="reconstruct", streams="exact", chunk=CHUNK),
+    our_way("ours, exact, chunks", mode="reconstruct", **_CHUNKED),
 )
 
 
@@ -273,6 +280,9 @@ def rebuilt(way: Way, name: str, **row: Any) -> nn.Module:
     if way.settings is None:
         # Peers do not take the halves that a stem makes under autocast.
         widens = bool(way.peer)
-        return RebuiltEncoder(build_encoder(name, **row), way.build, widens=widens)
+        encoder = build_encoder(name, **row)
+        return RebuiltEncoder(
+            encoder, way.build, checkpoints=way.checkpoints, widens=widens
+        )
     chunk = "auto" if way.settings.get("chunk") else None
     return build_encoder(name, verify=None, **{**way.settings, "chunk": chunk}, **row)

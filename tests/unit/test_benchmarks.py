@@ -386,7 +386,7 @@ SMALL = {
         (budgets.STORED,),
     ),
     scoring_at_scale: ([SCORING], None),
-    joined: ([joined.Setting(("resnet34",), batch=8, frames=40)], None),
+    joined: ([joined.Setting(("resnet34",), batch=2)], None),
     ranges: ([], None),
     rounding: ([], None),
 }
@@ -548,14 +548,12 @@ def test_exact_streams_must_have_the_bits_of_stored_ones():
 def test_peers_that_are_missing_have_rows_that_say_so(monkeypatch):
     for module in ("memcnn", "revtorch.revtorch", "revlib"):
         monkeypatch.setitem(sys.modules, module, None)
-    verdicts = {
-        way: wrongs([(CHAIN, PLAIN)], way, FLOAT, CPU)
-        for way in (peers.STORE, *peers.PEERS)
-    }
+    verdicts = {peers.PLAIN_TORCH: []}
+    verdicts |= {way: wrongs([(CHAIN, PLAIN)], way, FLOAT, CPU) for way in peers.PEERS}
     sizes = engine.Sizes(2, 1, 8, 1, 2, (1,))
     subject = Chain("basic", 1)
-    store, *others = engine.rows_of(subject, verdicts, "float32", CPU, sizes)
-    assert store["times the baseline"] == store["share of the baseline"] == 1
+    plain, *others = engine.rows_of(subject, verdicts, "float32", CPU, sizes)
+    assert plain["times the baseline"] == plain["share of the baseline"] == 1
     assert [row["way"] for row in others] == ["MemCNN", "RevTorch", "revlib"]
     for row in others:
         assert row["wrong"].startswith("not installed: ")
