@@ -371,6 +371,11 @@ KNOBS = {
         "by 3 to 6 %, so that no layer has to stay at 32; SGD was not studied",
         "bits", one_of=(8, 32),
     ),
+    "optimizer_block": Knob(
+        "int", "ours, as bitsandbytes has it; the paper's is 2048", "values", one_of=(256, 2048),
+    ),
+    "optimizer_pack_small": _switch("ours, for bitsandbytes keeps them at 32 bits"),
+    "optimizer_backend": Knob("str", "ours", one_of=("native", "bitsandbytes")),
     "lr": _rate("WeSpeaker"),
     "final_lr": _rate("WeSpeaker"),
     "weight_decay": Knob(
@@ -379,9 +384,8 @@ KNOBS = {
         "and SGD's was not tried",
         null=True, at_least=0,
     ),
-    "momentum": Knob(
-        "float", "paper (V-C); WeSpeaker's is Nesterov's", at_least=0, below=1,
-    ),
+    "momentum": Knob("float", "paper (V-C)", at_least=0, below=1),
+    "nesterov": _switch("paper (V-C); WeSpeaker's is Nesterov's"),
     "max_grad_norm": Knob(
         "float", "SpeechBrain; in the study neither 1 nor no clipping was clearly better",
         above=0,

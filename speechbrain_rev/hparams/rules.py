@@ -180,13 +180,39 @@ RULES = (
     KnobRule(
         ("optimizer_name", "optimizer_bits", "momentum"),
         lambda name, bits, momentum: (name, bits) != ("sgd", 8) or momentum > 0,
-        "bitsandbytes has no SGD without momentum. Give more, or 32 bits.",
+        "without momentum there are no states to store at 8 bits. Give more, or 32 bits.",
     ),
     KnobRule(
-        ("optimizer_name", "optimizer_bits", "weight_decay"),
-        lambda name, bits, decay: (name, bits) != ("adam", 8) or decay == 0,
-        "bitsandbytes would decouple Adam's decay. Give adamw, a decay of 0.0, or 32 "
-        "bits.",
+        ("optimizer_name", "nesterov"),
+        lambda name, nesterov: name == "sgd" or not nesterov,
+        "only sgd has Nesterov's momentum. Give false, or sgd.",
+    ),
+    KnobRule(
+        ("momentum", "nesterov"),
+        lambda momentum, nesterov: momentum > 0 or not nesterov,
+        "Nesterov's momentum is more than 0. Give more, or nesterov false.",
+    ),
+    KnobRule(
+        ("optimizer_backend", "optimizer_block"),
+        lambda backend, block: backend == "native" or block == 256,
+        "bitsandbytes has blocks of 256 values. Give 256, or native.",
+    ),
+    KnobRule(
+        ("optimizer_backend", "optimizer_pack_small"),
+        lambda backend, pack: backend == "native" or not pack,
+        "bitsandbytes keeps small tensors at 32 bits. Give false, or native.",
+    ),
+    KnobRule(
+        ("optimizer_backend", "nesterov"),
+        lambda backend, nesterov: backend == "native" or not nesterov,
+        "bitsandbytes has no Nesterov momentum. Give false, or native.",
+    ),
+    KnobRule(
+        ("optimizer_backend", "optimizer_name", "weight_decay"),
+        lambda backend, name, decay: (
+            (backend, name) != ("bitsandbytes", "adam") or decay == 0
+        ),
+        "bitsandbytes would decouple Adam's decay. Give adamw, a decay of 0.0, or native.",
     ),
 )
 

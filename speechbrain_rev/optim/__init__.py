@@ -1,7 +1,7 @@
 """Optimizers with 8-bit or 32-bit states."""
 
 from speechbrain_rev.optim.checkpoint import convert_checkpoint
-from speechbrain_rev.optim.factory import (
+from speechbrain_rev.optim.optimizer import (
     SGD,
     Adam,
     AdamW,

@@ -1,10 +1,10 @@
-"""Arguments of optimizers: options by name, parameters to train, states to keep at 32 bit."""
+"""Arguments of optimizers: options by name, parameters to train, how states are stored."""
 
 import functools
 import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -15,22 +15,84 @@ Params: TypeAlias = (
 Kept: TypeAlias = torch.nn.Module | torch.Tensor | Iterable["Kept"]
 
 
-@dataclass(frozen=True)
-class Honoured:
-    """Which options an optimizer honours at 32 and at 8 bit, beside lr and weight_decay."""
-
-    at_32bit: tuple[str, ...]
-    at_8bit: tuple[str, ...]
-    l2_decay_at_8bit: bool = True
-
-
-_OF_ADAM = ("betas", "eps", "amsgrad"), ("betas", "eps")
-OPTIONS = {
-    "sgd": Honoured(("momentum", "dampening", "nesterov"), ("momentum",)),
-    # bitsandbytes decouples Adam's decay.
-    "adam": Honoured(*_OF_ADAM, l2_decay_at_8bit=False),
-    "adamw": Honoured(*_OF_ADAM),
+#: Which options an optimizer honours at 32 and at 8 bit, beside lr and weight_decay.
+_OPTIONS = {
+    "sgd": (
+        ("momentum", "dampening", "nesterov"),
+        ("momentum", "nesterov", "decoupled_decay"),
+    ),
+    "adam": (("betas", "eps", "amsgrad"), ("betas", "eps")),
+    "adamw": (("betas", "eps", "amsgrad"), ("betas", "eps")),
 }
+BLOCKS = (256, 2048)
+BACKENDS = ("native", "bitsandbytes")
+
+
+def honoured(name: str, bits: int) -> tuple[str, ...]:
+    """List the options that an optimizer honours at such bits.
+
+    Example
+    -------
+    >>> honoured("adam", 8)
+    ('lr', 'weight_decay', 'betas', 'eps')
+    """
+    return ("lr", "weight_decay", *_OPTIONS[name][bits == 8])
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How 8-bit states are stored, and who computes.
+
+    Attributes
+    ----------
+    block : {256, 2048}
+        Values that share a scale.
+    pack_small : bool
+        Whether tensors of fewer than 4096 values share blocks, else they stay at 32 bit.
+    backend : {"native", "bitsandbytes"}
+        Who computes; both store the same.
+    """
+
+    block: int = 256
+    pack_small: bool = False
+    backend: str = field(default="native", compare=False)
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer) -> "Storage":
+        """Read it from an optimizer's first group."""
+        group = optimizer.param_groups[0]
+        return cls(group.get("block_size", 256), group.get("pack_small", False))
+
+    def __str__(self) -> str:
+        small = "packed" if self.pack_small else "at 32 bit"
+        return f"blocks of {self.block} values with small tensors {small}"
+
+    def check(self, name: str, bits: int, options: Mapping[str, Any]) -> None:
+        """Refuse a form that does not exist, or what the library would not honour."""
+        if type(self.block) is not int or self.block not in BLOCKS:
+            raise ValueError(
+                f"block is {self.block!r}; blocks have 256 or 2048 values."
+            )
+        switch("pack_small", self.pack_small)
+        if self.backend not in BACKENDS:
+            raise ValueError(
+                f"backend is {self.backend!r}; it must be 'native' or 'bitsandbytes'."
+            )
+        if self.backend == "native" or bits == 32:
+            return
+        refused = {
+            f"block={self.block}": self.block != 256,
+            "pack_small": self.pack_small,
+            "nesterov": options.get("nesterov"),
+            "decoupled_decay": options.get("decoupled_decay"),
+            "an L2 weight_decay of adam": name == "adam" and options["weight_decay"],
+        }
+        for what, given in refused.items():
+            if given:
+                raise ValueError(
+                    f"backend 'bitsandbytes' cannot do {what}. Leave it out, or take the "
+                    "backend 'native'."
+                )
 
 
 def number(
@@ -82,6 +144,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "momentum": functools.partial(number, below=1.0),
     "dampening": number,
     "nesterov": switch,
+    "decoupled_decay": switch,
     "betas": functools.partial(pair, below=1.0),
     "eps": functools.partial(number, above_zero=True),
     "amsgrad": switch,
@@ -107,40 +170,34 @@ def refuse_what_is_not_honoured(
     name: str, bits: int, options: Mapping[str, Any]
 ) -> None:
     """Raise where an optimizer would ignore an option, or read it as another."""
-    honoured = OPTIONS[name]
-    for key in ("nesterov", "dampening", "amsgrad"):
-        if not options.get(key):
+    for key in ("nesterov", "dampening", "amsgrad", "decoupled_decay"):
+        if not options.get(key) or key in honoured(name, bits):
             continue
-        if key not in honoured.at_32bit:
-            owners = [n for n, other in OPTIONS.items() if key in other.at_32bit]
+        owners = [n for n, both in _OPTIONS.items() if any(key in own for own in both)]
+        if name not in owners:
             raise ValueError(
                 f"{key} belongs to {' and '.join(owners)}, not to {name}. Leave it out."
             )
-        if bits == 8 and key not in honoured.at_8bit:
-            raise ValueError(
-                f"{name} at 8 bit cannot do {key}={options[key]}; bitsandbytes would "
-                "ignore it or fail. Leave it out, or set bits to 32."
-            )
-    if bits == 8 and "momentum" in honoured.at_8bit and not options["momentum"]:
+        way = "set bits to 32"
+        if bits == 32:
+            way = "set bits to 8 (with keep_32bit for states at 32 bit)"
+        raise ValueError(
+            f"{name} at {bits} bit cannot do {key}={options[key]}. Leave it out, or {way}."
+        )
+    if name == "sgd" and bits == 8 and not options["momentum"]:
         raise ValueError(
             f"{name} at 8 bit cannot do momentum=0, which leaves no state to store. "
             "Give a momentum, or set bits to 32."
         )
-    decay = options["weight_decay"]
-    if bits == 8 and decay and not honoured.l2_decay_at_8bit:
-        raise ValueError(
-            f"{name} at 8 bit cannot do an L2 weight_decay ({decay}): bitsandbytes would "
-            "decouple it, which is adamw. Take 'adamw' (the class AdamW), or set "
-            "weight_decay to 0 or bits to 32."
-        )
 
 
-def parameters_of_one_group(params: Any) -> list[torch.Tensor]:
+def parameter_groups(params: Any) -> list[dict[str, Any]]:
     """Read the parameters to train, in whichever form torch's optimizers take them.
 
     Example
     -------
-    >>> len(parameters_of_one_group([{"params": torch.nn.Linear(2, 3).parameters()}]))
+    >>> [group] = parameter_groups(torch.nn.Linear(2, 3).parameters())
+    >>> len(group["params"])
     2
     """
     groups = [params] if isinstance(params, Mapping) else params
@@ -152,30 +209,27 @@ def parameters_of_one_group(params: Any) -> list[torch.Tensor]:
             f"instance module.parameters()."
         )
     items = list(groups)
-    if items and all(isinstance(item, Mapping) for item in items):
-        keys = sorted({key for group in items for key in group} - {"params"})
-        if len(items) > 1 or keys:
-            raise ValueError(
-                f"params has {len(items)} parameter groups"
-                + (f" with options of their own ({', '.join(keys)})" if keys else "")
-                + ". Give all parameters in one, as SpeechBrain clips the gradients of "
-                "the first group alone (leave remove_vector_weight_decay off), and "
-                "options to the optimizer itself."
-            )
-        return parameters_of_one_group(items[0]["params"])
-    for index, item in enumerate(items):
+    if not items or not all(isinstance(item, Mapping) for item in items):
+        items = [{"params": items}]
+    read = []
+    for group in items:
+        own = group.get("params", ())
+        own = [own] if isinstance(own, torch.Tensor) else list(own)
+        read.append({**group, "params": own})
+    trained = [param for group in read for param in group["params"]]
+    for index, item in enumerate(trained):
         if not isinstance(item, torch.Tensor):
             raise ValueError(
                 f"params[{index}] is a {type(item).__name__}; each must be a tensor."
             )
-    if not items:
+    if not all(group["params"] for group in read):
         raise ValueError("params is empty; give the parameters of the network.")
-    if len({id(item) for item in items}) < len(items):
+    if len({id(item) for item in trained}) < len(trained):
         raise ValueError(
             "params holds a parameter twice, which would be updated twice. A module's "
             "own parameters() gives shared parameters once."
         )
-    return items
+    return read
 
 
 def refuse_other_than_float32(params: list[torch.Tensor]) -> None:

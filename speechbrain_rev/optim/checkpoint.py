@@ -1,21 +1,34 @@
 """Checkpoints of optimizers: refused where they mean something else, or converted.
 
-torch and bitsandbytes compare the number of parameters only. They load states of another
-optimizer, another precision or another network of as many parameters, and training goes
-on with wrong momenta.
+torch compares the number of parameters only. It loads states of another optimizer, another
+precision or another network of as many parameters, and training goes on with wrong momenta.
+Checkpoints that bitsandbytes wrote for earlier versions are read, too.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from speechbrain_rev.optim.arguments import refuse_what_is_not_honoured
-from speechbrain_rev.optim.reference import dynamic_tree, read_moments, write_moments
+from speechbrain_rev.optim.arguments import (
+    Storage,
+    honoured,
+    refuse_what_is_not_honoured,
+)
+from speechbrain_rev.optim.reference import moments_of, quantise
 
-# The entry of the parameter group that says who wrote a checkpoint. It lies in the
-# group because torch saves groups whole and leaves entries unknown to it alone.
+if TYPE_CHECKING:
+    from speechbrain_rev.optim.states import Arena
+
+# The entry of the parameter groups that says who wrote a checkpoint. It lies in the
+# groups because torch saves them whole and leaves entries unknown to it alone.
 BUILT_AS = "built_as"
+# The entry of converted ones: float32 moments become codes when they are loaded.
+_CONVERTED = "converted"
 
 # What torch's optimizers call the tensors of a parameter's state.
 STATES_OF_TORCH = {
@@ -25,21 +38,58 @@ STATES_OF_TORCH = {
 }
 # bitsandbytes wraps its states so that FSDP does not gather them.
 WRAPPED = "__bnb_optimizer_quant_state__"
-# All values of that entry.
+# All values of BUILT_AS.
 _WRITERS = tuple(
     f"{name} at {bits} bit" for name in STATES_OF_TORCH for bits in (8, 32)
 )
 _FIRST_STATES = ("state1", *{names[0] for names in STATES_OF_TORCH.values()})
 
 
-def refuse_other_checkpoint(
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that belongs to the parameters of an optimizer.
+
+    Attributes
+    ----------
+    groups : list of dict
+        Options, without parameters.
+    states : list of dict
+        Of each group: the state of each parameter, empty before its first gradient.
+    """
+
+    groups: list[dict[str, Any]]
+    states: list[dict[Tensor, dict[str, Any]]]
+
+    @property
+    def storage(self) -> Storage:
+        """The form of 8-bit states; bitsandbytes has blocks of 256."""
+        first = self.groups[0]
+        return Storage(first.get("block_size", 256), first.get("pack_small", False))
+
+    def as_state_dict(self) -> dict[str, Any]:
+        """Write it as torch's optimizers load it."""
+        groups, count = [], 0
+        states: dict[int, dict[str, Any]] = {}
+        for group, own in zip(self.groups, self.states, strict=True):
+            numbers = list(range(count, count + len(own)))
+            groups.append({**group, "params": numbers})
+            states |= {
+                number: state
+                for number, state in zip(numbers, own.values(), strict=True)
+                if state
+            }
+            count += len(own)
+        return {"state": states, "param_groups": groups}
+
+
+def read_checkpoint(
     optimizer: torch.optim.Optimizer,
     state_dict: Mapping[str, Any],
-    state_dtypes: Iterable[torch.dtype],
-) -> None:
-    """Raise unless a checkpoint was written by an optimizer built like this one.
+    dtype_of: Callable[[Tensor], torch.dtype],
+) -> Checkpoint:
+    """Read a checkpoint that was written by an optimizer built like this one.
 
-    ``state_dtypes`` says how this optimizer stores the states of each parameter.
+    ``dtype_of`` says how this optimizer stores the states of a parameter.
     """
     wanted = optimizer.param_groups[0][BUILT_AS]
     saved = written_by(optimizer, state_dict)
@@ -51,18 +101,28 @@ def refuse_other_checkpoint(
             f"or, where only the bits differ, convert it with "
             f"speechbrain_rev.optim.convert_checkpoint."
         )
-    pairs = states_by_parameter(optimizer, state_dict)
-    for index, ((param, state), dtype) in enumerate(
-        zip(pairs, state_dtypes, strict=True)
-    ):
-        first = first_state(state)
-        if first is not None and first.dtype != dtype:
+    checkpoint = _belonging_to(optimizer, state_dict)
+    own = Storage.of(optimizer)
+    if saved.endswith(" 8 bit") and checkpoint.storage != own:
+        raise ValueError(
+            f"This optimizer stores {own}, the checkpoint {checkpoint.storage}. Give "
+            "block and pack_small (optimizer_block and optimizer_pack_small in a recipe) "
+            "as in the run that wrote it, or convert it with "
+            "speechbrain_rev.optim.convert_checkpoint."
+        )
+    pairs = [pair for states in checkpoint.states for pair in states.items()]
+    converted = checkpoint.groups[0].pop(_CONVERTED, False)
+    for index, (param, state) in enumerate(pairs):
+        first, dtype = first_state(state), dtype_of(param)
+        quantised = converted and dtype == torch.uint8
+        if first is not None and first.dtype != dtype and not quantised:
             raise ValueError(
                 f"The states of parameter {index}, shape {list(param.shape)}, are "
                 f"{dtype} in this optimizer but {first.dtype} in the checkpoint. Give "
                 f"keep_32bit as in the run that wrote it, or convert the checkpoint "
                 f"with speechbrain_rev.optim.convert_checkpoint."
             )
+    return checkpoint
 
 
 def written_by(optimizer: torch.optim.Optimizer, state_dict: Any) -> str:
@@ -74,7 +134,8 @@ def written_by(optimizer: torch.optim.Optimizer, state_dict: Any) -> str:
         )
     # A file of weights has no groups; it must not fail for want of a key.
     groups = state_dict.get("param_groups")
-    group = groups[0] if isinstance(groups, list | tuple) and groups else {}
+    groups = groups if isinstance(groups, list | tuple) else []
+    group = groups[0] if groups else {}
     saved = group.get(BUILT_AS) if isinstance(group, Mapping) else None
     if saved not in _WRITERS:
         raise ValueError(
@@ -85,61 +146,140 @@ def written_by(optimizer: torch.optim.Optimizer, state_dict: Any) -> str:
         )
     states = state_dict.get("state")
     if (
-        not isinstance(group.get("params"), list | tuple)
+        not all(isinstance(g.get("params"), list | tuple) for g in groups)
         or not isinstance(states, Mapping)
         or not all(isinstance(state, Mapping) for state in states.values())
     ):
         raise ValueError(
             f"The checkpoint says it is of {saved}, but has no dict of states under "
-            f"'state' or no list under 'params' of its group. Give what state_dict() "
+            f"'state' or no list under 'params' of its groups. Give what state_dict() "
             f"returned, unchanged, or start from the weights alone."
         )
     return str(saved)
 
 
-def states_by_parameter(
+def _belonging_to(
     optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]
-) -> list[tuple[torch.Tensor, dict[str, Any]]]:
-    """Return each parameter and its state, unwrapped; empty where no gradient came yet."""
-    params = optimizer.param_groups[0]["params"]
-    saved_groups = state_dict["param_groups"]
-    saved_params = saved_groups[0]["params"]
-    if len(saved_groups) != 1 or len(params) != len(saved_params):
+) -> Checkpoint:
+    """Give each parameter its state; the options as this package names them."""
+    groups, saved_groups = optimizer.param_groups, state_dict["param_groups"]
+    counts, saved_counts = (
+        [len(group["params"]) for group in each] for each in (groups, saved_groups)
+    )
+    if counts != saved_counts:
         raise ValueError(
-            f"This optimizer has one group of {len(params)} parameters, but the "
-            f"checkpoint {len(saved_groups)} of which the first has "
-            f"{len(saved_params)}. Build the network that the checkpoint belongs to."
+            f"This optimizer has {_counted(counts)}, but the checkpoint "
+            f"{_counted(saved_counts)}. Build the network that the checkpoint belongs to."
         )
-    pairs = []
-    for index, (param, saved_id) in enumerate(zip(params, saved_params, strict=True)):
-        state = dict(state_dict["state"].get(saved_id, {}))
-        state |= state.pop(WRAPPED, {})
-        first = first_state(state)
-        if first is not None and first.shape != param.shape:
-            raise ValueError(
-                f"Parameter {index} has shape {list(param.shape)}, but the checkpoint "
-                f"holds states of shape {list(first.shape)} for it. Build the network "
-                f"that the checkpoint belongs to."
-            )
-        pairs.append((param, state))
-    return pairs
+    read, index = Checkpoint([], []), 0
+    for group, saved in zip(groups, saved_groups, strict=True):
+        read.groups.append(_renamed(saved))
+        states: dict[Tensor, dict[str, Any]] = {}
+        for param, number in zip(group["params"], saved["params"], strict=True):
+            state = dict(state_dict["state"].get(number, {}))
+            state |= state.pop(WRAPPED, {})
+            # Each state of the library names the values of codes, which are the same.
+            states[param] = {k: v for k, v in state.items() if not k.startswith("qmap")}
+            first = first_state(state)
+            if first is not None and first.shape != param.shape:
+                raise ValueError(
+                    f"Parameter {index} has shape {list(param.shape)}, but the "
+                    f"checkpoint holds states of shape {list(first.shape)} for it. Build "
+                    f"the network that the checkpoint belongs to."
+                )
+            index += 1
+        read.states.append(states)
+    return read
 
 
-def first_state(state: Mapping[str, Any]) -> torch.Tensor | None:
+def _counted(counts: Sequence[int]) -> str:
+    groups = f"{len(counts)} groups" if len(counts) > 1 else "one group"
+    return f"{groups} of {' and '.join(map(str, counts))} parameters"
+
+
+def _renamed(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Name a group's options as this package does; bitsandbytes' SGD has betas."""
+    own = {key: value for key, value in group.items() if key != "params"}
+    if own[BUILT_AS] == "sgd at 8 bit" and "momentum" not in own:
+        own = {key: own[key] for key in own if key in _COMMON}
+        own |= {"momentum": group["betas"][0], "nesterov": False}
+    if own[BUILT_AS].endswith(" 8 bit"):
+        usual = {"decoupled_decay": False} if own[BUILT_AS][:3] == "sgd" else {}
+        known = (*_COMMON, *honoured(own[BUILT_AS].split()[0], 8))
+        own = {**usual, **{key: own[key] for key in own if key in known}}
+        own = {"block_size": 256, "pack_small": False, **own}
+    return own
+
+
+_COMMON = (
+    "lr", "initial_lr", "weight_decay", "name", "block_size", "pack_small", BUILT_AS,
+    _CONVERTED,
+)  # fmt: skip
+
+
+def first_state(state: Mapping[str, Any]) -> Tensor | None:
     """Return the first state tensor; None before a gradient came, and for plain SGD."""
     return next((state[name] for name in _FIRST_STATES if name in state), None)
+
+
+def fill(
+    arena: Arena,
+    targets: Sequence[Mapping[str, Any]],
+    states: Mapping[Tensor, Mapping[str, Any]],
+    block_size: int,
+) -> None:
+    """Copy states of a checkpoint to where an arena has them; quantise converted ones."""
+    for param, target in zip(arena.params, targets, strict=True):
+        state = states[param]
+        target["step"].copy_(torch.as_tensor(state.get("step", 1)))
+        for key, own in target.items():
+            if not key.startswith("state"):
+                continue
+            value, number = state[key], key[-1]
+            if value.dtype == own.dtype:
+                own.copy_(value)
+                if own.dtype == torch.uint8:
+                    target[f"absmax{number}"].copy_(state[f"absmax{number}"])
+    for pack in arena.packs:
+        if pack.block is not None:
+            _quantise_floats(arena, pack, states, block_size)
+
+
+def _quantise_floats(
+    arena: Arena,
+    pack: Any,
+    states: Mapping[Tensor, Mapping[str, Any]],
+    block_size: int,
+) -> None:
+    """Store moments of converted checkpoints as codes."""
+    for i in range(len(pack.moments)):
+        key, signed = f"state{i + 1}", i == 0
+        runs = [range(t, t + 1) for t in range(pack.first, pack.last)]
+        for run in [range(pack.first, pack.last)] if pack.shared else runs:
+            values = [states[arena.params[t]][key] for t in run]
+            if values[0].dtype == torch.uint8:
+                continue
+            base = arena.table.starts[pack.first]
+            low = arena.table.starts[run.start] - base
+            high = arena.table.starts[run.stop] - base
+            first = 0 if pack.shared else pack.first_blocks[run.start - pack.first]
+            flat = torch.cat([v.reshape(-1) for v in values])
+            codes, absmax = quantise(flat, block_size=block_size, signed=signed)
+            pack.moments[i][low:high] = codes if signed else codes.clamp_(min=1)
+            pack.scales[i][first : first + len(absmax)] = absmax
 
 
 def convert_checkpoint(
     state_dict: Mapping[str, Any], optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
-    """Convert a checkpoint to the precision of an optimizer, which would refuse it else.
+    """Convert a checkpoint to the form of an optimizer, which would refuse it else.
 
     From 8 to 32 bit each value becomes exactly what its code stands for. From 32 to 8
-    bit it becomes the nearest code, off by at most 0.0071 of its block's largest
-    magnitude (momentum, first moment) or 0.0036 (second moment, whose code is none of
-    zero), as after each step at 8 bit. States that have the right precision already keep
-    their bits, so that checkpoints with another ``keep_32bit`` can be converted too.
+    bit it becomes, when it is loaded, the nearest code, off by at most 0.0071 of its
+    block's largest magnitude (momentum, first moment) or 0.0036 (second moment, whose
+    code is none of zero), as after each step at 8 bit. States that have the right form
+    already keep their bits, so that checkpoints with another ``keep_32bit`` can be
+    converted too.
 
     Parameters
     ----------
@@ -187,84 +327,74 @@ def convert_checkpoint(
     if name != saved_name:
         raise ValueError(
             f"This optimizer is {wanted}, but the checkpoint holds the states of "
-            f"{saved}: only the bits can be converted. Take the optimizer "
+            f"{saved}: only the form of states can be converted. Take the optimizer "
             f"that wrote it, or start from its weights alone."
         )
-    pairs = states_by_parameter(optimizer, state_dict)
-    group = state_dict["param_groups"][0]
-    if saved_bits != bits:
-        if bits == 8:
-            refuse_what_is_not_honoured(name, bits, group)
-        own = optimizer.state_dict()["param_groups"][0]
-        group = own | _options(name, bits, group)
-    states = {}
-    for index, (param, state) in enumerate(pairs):
-        if first_state(state) is None:
-            continue
-        if bits == saved_bits == 32:
-            states[index] = state
-        elif bits == 32:
-            states[index] = _state_of_torch(name, state, param)
-        else:
-            stored_bits = optimizer.state_bits(param)  # type: ignore[attr-defined]
-            states[index] = _state_of_the_library(name, state, stored_bits)
-    return {
-        "state": states,
-        "param_groups": [{**group, "params": list(range(len(pairs)))}],
-    }
+    read = _belonging_to(optimizer, state_dict)
+    for group, own in zip(read.groups, optimizer.param_groups, strict=True):
+        if saved_bits != bits:
+            if bits == 8:
+                refuse_what_is_not_honoured(name, bits, group)
+            kept = {k: v for k, v in group.items() if k in honoured(name, bits)}
+            kept |= {k: group[k] for k in ("initial_lr", "name") if k in group}
+            usual = {k: v for k, v in own.items() if k != "params"}
+            if name != "sgd" and bits == 32:
+                usual["amsgrad"] = False
+            group.clear()
+            group.update(usual | kept)
+    converted = Checkpoint(read.groups, [])
+    same = bits == 8 and saved_bits == 8 and read.storage == Storage.of(optimizer)
+    whole = same and all(
+        _alike(optimizer, param, state)
+        for states in read.states
+        for param, state in states.items()
+    )
+    for states in read.states:
+        converted.states.append(
+            {
+                param: dict(state)
+                if whole
+                or (same and _alike(optimizer, param, state) and "offset" not in state)
+                else _converted(name, bits, param, state, read)
+                for param, state in states.items()
+            }
+        )
+    if bits == 8:
+        form = Storage.of(optimizer)
+        for group in converted.groups:
+            group |= {"block_size": form.block, "pack_small": form.pack_small}
+        converted.groups[0][_CONVERTED] = True
+    return converted.as_state_dict()
+
+
+def _alike(optimizer: Any, param: Tensor, state: Mapping[str, Any]) -> bool:
+    """Whether an optimizer with 8-bit states stores a state in the same bits."""
+    first = first_state(state)
+    eight = optimizer.state_bits(param) == 8
+    return first is None or (first.dtype == torch.uint8) == eight
+
+
+def _converted(
+    name: str, bits: int, param: Tensor, state: Mapping[str, Any], read: Checkpoint
+) -> dict[str, Any]:
+    """Convert the state of a parameter."""
+    first = first_state(state)
+    if first is None or (bits == 32 and "state1" not in state):
+        return dict(state)
+    step = torch.tensor(float(state.get("step", 1)))
+    if "state1" in state:
+        moments = moments_of(state, read.storage.block)
+    else:
+        moments = [state[key].float() for key in STATES_OF_TORCH[name]]
+    if bits == 8:
+        numbered = {f"state{n}": moment for n, moment in enumerate(moments, 1)}
+        return {"step": step, **numbered}
+    # In the memory format of the weight, as torch makes them.
+    laid = [torch.empty_like(param, device=m.device).copy_(m) for m in moments]
+    steps = {} if name == "sgd" else {"step": step}
+    return {**steps, **dict(zip(STATES_OF_TORCH[name], laid, strict=True))}
 
 
 def _name_and_bits(built_as: str) -> tuple[str, int]:
     name, _, bits, _ = built_as.split()  # "sgd at 8 bit"
     return name, int(bits)
-
-
-def _options(name: str, bits: int, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Name a saved group's options as an optimizer of other bits does."""
-    common = ("lr", "initial_lr", "weight_decay")
-    options = {key: group[key] for key in common if key in group}
-    if name == "sgd" and bits == 8:
-        options["betas"] = (group["momentum"], 0.0)
-    elif name == "sgd":
-        options |= {"momentum": group["betas"][0], "dampening": 0.0, "nesterov": False}
-    else:
-        options |= {"betas": group["betas"], "eps": group["eps"]}
-        if bits == 32:
-            options["amsgrad"] = False
-    return options
-
-
-def _state_of_torch(
-    name: str, state: Mapping[str, Any], param: torch.Tensor
-) -> dict[str, Any]:
-    # In the memory format of the weight, as torch makes them.
-    moments = [
-        torch.empty_like(param, device=moment.device).copy_(moment)
-        for moment in read_moments(state)
-    ]
-    steps = {} if name == "sgd" else {"step": torch.tensor(float(state["step"]))}
-    return {**steps, **dict(zip(STATES_OF_TORCH[name], moments, strict=True))}
-
-
-def _state_of_the_library(
-    name: str, state: Mapping[str, Any], bits: int
-) -> dict[str, Any]:
-    # The library asks of SGD, in which torch counts no steps, only which is the first.
-    step = int(state.get("step", 1))
-    if bits == 8 and "absmax1" in state:
-        return {"step": step, WRAPPED: {k: state[k] for k in state if k != "step"}}
-    if "state1" in state:
-        moments = read_moments(state)
-    else:
-        moments = [state[key].float() for key in STATES_OF_TORCH[name]]
-    if bits == 32:
-        numbered = enumerate(moments, 1)
-        return {
-            "step": step,
-            WRAPPED: {f"state{n}": m.contiguous() for n, m in numbered},
-        }
-    tensors = write_moments(moments)
-    for number, moment in enumerate(moments, 1):
-        values = dynamic_tree(signed=number == 1)
-        tensors[f"qmap{number}"] = values.to(moment.device)
-    return {"step": step, WRAPPED: tensors}

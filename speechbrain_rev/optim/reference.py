@@ -1,64 +1,36 @@
-"""Block-wise quantisation to 8 bits in plain torch: the specification.
+"""8-bit states in plain torch: the specification, and what computes on a CPU.
 
-It is the scheme of Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR
-2022, that the memory-efficient speaker embedding paper uses (section IV, equations 13 to
+The scheme is that of Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR
+2022, which the memory-efficient speaker embedding paper uses (section IV, equations 13 to
 15): values are cut into blocks in the order of their shape, each block is divided by its
 largest magnitude, and each quotient is stored as the nearest of 256 values. The paper's
-blocks have 2048 values, those of bitsandbytes 256.
+blocks have 2048 values, those of bitsandbytes 256. ``speechbrain_rev.kernels.optimizer``
+has the same step for a GPU.
 """
 
-import functools
-import itertools
+from __future__ import annotations
+
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
+
+from speechbrain_rev.kernels.optimizer import (
+    Map,
+    Packed,
+    TensorTable,
+    UpdateRule,
+    scalars,
+)
+from speechbrain_rev.optim.map import map_of
 
 # Number of values for which temporaries are made at a time: they fit the cache of a CPU.
-_PIECE = 2**19
-# That of bitsandbytes, on every device.
-BLOCK_SIZE = 256
-
-
-def dynamic_tree(*, signed: bool) -> torch.Tensor:
-    """Return the values that the 256 codes stand for.
-
-    The bits of a code are a sign, where there is one, then e zeros, a one, and f further
-    bits. They stand for 10^-e times the middle of one of 2^f even intervals of [0.1, 1]:
-    the smaller the value, the fewer bits locate it. Zeros alone are 0, and the
-    one pattern without a use (minus zero; without a sign, zeros and a last one) is 1.
-
-    Parameters
-    ----------
-    signed : bool
-        With a sign, for momentum and the first moment of Adam, or without, for the
-        second moment.
-
-    Returns
-    -------
-    torch.Tensor, [256], float32
-        In ascending order: codes are numbered by their values.
-
-    Notes
-    -----
-    The arithmetic is float32, in the order in which bitsandbytes does it, so that both
-    have the same bits.
-
-    Example
-    -------
-    >>> dynamic_tree(signed=True)[[0, 126, 127, 128, 255]]
-    tensor([-9.9297e-01, -5.5000e-07,  0.0000e+00,  5.5000e-07,  1.0000e+00])
-    >>> dynamic_tree(signed=False)[[0, 1, 255]]
-    tensor([0.0000e+00, 3.2500e-07, 1.0000e+00])
-    """
-    values = [torch.tensor([0.0, 1.0], device="cpu")]
-    for zeros in range(7):
-        intervals = 2 ** ((6 if signed else 7) - zeros)
-        edges = torch.linspace(0.1, 1, intervals + 1, dtype=torch.float32, device="cpu")
-        middles = 10**-zeros * ((edges[:-1] + edges[1:]) / 2)
-        values += [middles, -middles] if signed else [middles]
-    return torch.cat(values).sort().values
+_PIECE = 2**18
+# Those of bitsandbytes and of the paper.
+BLOCK_SIZES = (256, 2048)
 
 
 def quantise(
@@ -109,18 +81,12 @@ def quantise(
             f"x holds {flat.min():g}, but codes without a sign start at 0. Give signed="
             f"True, or values that are not negative."
         )
-    absmax = block_maxima(flat, block_size=block_size)
-    absmax.masked_fill_(absmax.isinf(), math.nan)
-    # Zeros may be divided by anything but zero.
-    scales = absmax.masked_fill(absmax == 0, 1.0)
+    blocks = _count_blocks(flat.numel(), block_size)
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-    lookup = _lookup(signed, x.device)
-    for values, scale, out in _pieces(flat, scales, codes.view(-1), block_size):
-        normalised = (values / scale).view(-1)
-        upper_bits = (normalised.view(torch.int32) >> 16).add_(2**15)
-        lower = lookup.lower.index_select(0, upper_bits)
-        above = normalised > lookup.midpoint.index_select(0, upper_bits)
-        torch.add(lower, above.view(torch.uint8), out=out)
+    absmax = flat.new_empty(blocks)
+    for part, scale in _parts(flat.numel(), block_size):
+        padded = _padded(flat[part], block_size)
+        _write(padded, codes.view(-1)[part], absmax[scale], map_of(signed, x.device))
     return codes, absmax
 
 
@@ -168,151 +134,295 @@ def dequantise(
             f"of {block_size} need [{blocks}]. Give codes and block_size of one call of "
             f"quantise."
         )
-    values = _lookup(signed, codes.device).values
-    flat = codes.reshape(-1)
-    x = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
-    for part, scale, out in _pieces(flat, absmax, x.view(-1), block_size):
-        torch.index_select(values, 0, part.reshape(-1).int(), out=out)
-        out.view_as(part).mul_(scale)
+    flat, x = codes.reshape(-1), torch.empty(codes.shape, device=codes.device)
+    values = map_of(signed, codes.device).values
+    for part, scale in _parts(flat.numel(), block_size):
+        read = _read(flat[part], absmax[scale], values, block_size)
+        x.view(-1)[part] = read.view(-1)[: part.stop - part.start]
     return x
 
 
-def block_maxima(x: torch.Tensor, *, block_size: int) -> torch.Tensor:
-    """Return the largest magnitude in each block.
+def moments_of(state: Mapping[str, Any], block_size: int) -> list[Tensor]:
+    """Read the moments of a parameter's state, in float32.
 
     Parameters
     ----------
-    x : torch.Tensor, [...]
-        The values, in the order of the shape.
+    state : mapping
+        Of one parameter, in an optimizer with 8-bit states.
     block_size : int
-        Values to a block, at least 1. The last block holds what is left.
+        Values to a block.
 
     Returns
     -------
-    torch.Tensor, [blocks]
-        NaN where a block holds one, else inf where it holds one. Nothing waits for
-        the device.
-
-    Raises
-    ------
-    ValueError
-        If block_size is below 1.
+    list of Tensor
+        [...], the shape of the parameter: one of SGD, two of Adam.
 
     Example
     -------
-    >>> block_maxima(torch.tensor([1.0, -3.0, 2.0]), block_size=2)
-    tensor([3., 2.])
+    >>> codes, absmax = quantise(torch.ones(3), block_size=256, signed=True)
+    >>> moments_of({"state1": codes, "absmax1": absmax}, 256)
+    [tensor([1., 1., 1.])]
     """
-    flat = x.reshape(-1)
-    absmax = torch.empty(
-        _count_blocks(flat.numel(), block_size), dtype=x.dtype, device=x.device
+    moments = []
+    for number in (1, 2):
+        stored = state.get(f"state{number}")
+        if stored is None:
+            continue
+        if stored.dtype is not torch.uint8:
+            moments.append(stored.float())
+            continue
+        # Of shared blocks what lies before the parameter is left out.
+        offset = state.get("offset", 0)
+        codes = torch.nn.functional.pad(stored.reshape(-1), (offset, 0))
+        scales = state[f"absmax{number}"]
+        read = dequantise(codes, scales, block_size=block_size, signed=number == 1)
+        moments.append(read[offset:].view(stored.shape))
+    return moments
+
+
+def clear_unless_finite(healthy: Tensor, table: TensorTable) -> None:
+    """Clear a flag, [1], unless all gradients are finite."""
+    gradients = [g for g in table.gradients if g is not None]
+    largest = torch.nn.utils.get_total_norm(gradients, math.inf)
+    healthy.mul_(largest.isfinite())
+
+
+def update(
+    table: TensorTable,
+    packed: Packed,
+    rule: UpdateRule,
+    healthy: Tensor,
+    corrections: Tensor | None,
+    maps: Sequence[Map],
+) -> None:
+    """Take a step of some of the tensors, unless a flag is cleared.
+
+    Parameters
+    ----------
+    table : TensorTable
+        Weights and gradients.
+    packed : Packed
+        States of some of them.
+    rule : UpdateRule
+        What is computed.
+    healthy : Tensor
+        [1], zero if nothing is to be changed. It is read on the host.
+    corrections : Tensor or None
+        [2, tensors + 1], float64: one minus each beta to the power of the steps, of Adam.
+    maps : sequence of Map
+        Of each moment.
+    """
+    if not healthy:
+        return
+    lr, decay, keep, beta1, beta2, less1, less2, eps = scalars(rule)
+    for spans in _pieces(table, packed):
+        places, blocks = _extent(spans, table, packed)
+        size = places.stop - places.start
+        trained = [s for s in spans if table.gradients[s.tensor] is not None]
+        weight = _gathered(table.weights, spans)
+        gradient = _gathered(table.gradients, spans)
+        moments = [
+            _stored(packed, i, places, blocks, tree) for i, tree in enumerate(maps)
+        ]
+        before = [] if trained == spans else [m.clone() for m in moments]
+        first, *seconds = (m.view(-1)[:size] for m in moments)
+        if decay and rule.decoupled:
+            weight.mul_(keep)
+        elif decay:
+            gradient = gradient + weight * decay
+        if rule.adam:
+            assert corrections is not None
+            correction1, correction2 = (_of_values(c, spans) for c in corrections)
+            first.mul_(beta1).add_(gradient * less1)
+            seconds[0].mul_(beta2).add_((gradient * gradient).mul_(less2))
+            root = _root(seconds[0]).div_(_root(correction2)).add_(eps)
+            rate = torch.full_like(correction1, lr).div_(correction1)
+            change = torch.div(first, root, out=root).mul_(rate)
+        else:
+            first.mul_(beta1).add_(gradient)
+            change = (gradient + first * beta1 if rule.nesterov else first) * lr
+        _scatter(weight.sub_(change), table.weights, spans, trained)
+        still = None
+        if before:
+            still = _of_values(1 - table.active, spans).expand(size) > 0
+            for old, new in zip(before, moments, strict=True):
+                new.view(-1)[:size][still] = old.view(-1)[:size][still]
+        for i, (moment, tree) in enumerate(zip(moments, maps, strict=True)):
+            if packed.block is not None:
+                codes, scales = packed.moments[i][places], packed.scales[i][blocks]
+                _store(moment, codes, scales, tree, still)
+                if i == 1:
+                    # Adam divides by the root of second moments. Where one is lost,
+                    # eps alone divides, and the next step is many times too long.
+                    codes.clamp_(min=1)
+
+
+def _root(x: Tensor) -> Tensor:
+    """Take the nearest float to each root, as a GPU does; torch's on a CPU is another."""
+    if x.device.type == "cuda":
+        return x.sqrt()
+    return torch.as_tensor(np.sqrt(x.numpy()))
+
+
+class _Span(NamedTuple):
+    """Elements of a tensor, in the order of its shape."""
+
+    tensor: int
+    begin: int
+    end: int
+
+
+def _pieces(table: TensorTable, packed: Packed) -> Iterator[list[_Span]]:
+    """Cut what is trained into spans of whole blocks, one behind the other."""
+    starts, spans = table.starts, list[_Span]()
+    if packed.shared:
+        base, total = starts[packed.first], starts[packed.last]
+        for low in range(base, total, _PIECE):
+            high = min(low + _PIECE, total)
+            spans = [
+                _Span(t, max(low - starts[t], 0), min(high, starts[t + 1]) - starts[t])
+                for t in range(packed.first, packed.last)
+                if starts[t] < high and starts[t + 1] > low
+            ]
+            if any(table.gradients[s.tensor] is not None for s in spans):
+                yield spans
+        return
+    for t in range(packed.first, packed.last):
+        size, gradient = starts[t + 1] - starts[t], table.gradients[t]
+        if gradient is None or size >= _PIECE:
+            if spans:
+                yield spans
+            spans = []
+        if gradient is None:
+            continue
+        if size >= _PIECE and table.weights[t].is_contiguous():
+            for low in range(0, size, _PIECE):
+                yield [_Span(t, low, min(low + _PIECE, size))]
+            continue
+        spans.append(_Span(t, 0, size))
+        values = sum(s.end for s in spans)
+        if size % (packed.block or 1) or values >= _PIECE:
+            yield spans
+            spans = []
+    if spans:
+        yield spans
+
+
+def _extent(
+    spans: list[_Span], table: TensorTable, packed: Packed
+) -> tuple[slice, slice]:
+    """Give where the values of spans lie among those that are packed, and their blocks."""
+    tensor, begin, _ = spans[0]
+    place = table.starts[tensor] - table.starts[packed.first] + begin
+    size = sum(s.end - s.begin for s in spans)
+    if packed.block is None:
+        return slice(place, place + size), slice(0, 0)
+    block = place // packed.block
+    if not packed.shared:
+        block = packed.first_blocks[tensor - packed.first] + begin // packed.block
+    count = _count_blocks(size, packed.block)
+    return slice(place, place + size), slice(block, block + count)
+
+
+def _gathered(tensors: Sequence[Tensor | None], spans: list[_Span]) -> Tensor:
+    """Lay elements one behind the other; those of one contiguous tensor are a view."""
+    parts = []
+    for tensor, begin, end in spans:
+        x = tensors[tensor]
+        flat = torch.zeros(end) if x is None else x.detach().reshape(-1)
+        parts.append(flat[begin:end])
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _scatter(
+    flat: Tensor, weights: list[Tensor], spans: list[_Span], trained: list[_Span]
+) -> None:
+    """Write values to where they were gathered from."""
+    parts = flat.split([s.end - s.begin for s in spans])
+    for span, part in zip(spans, parts, strict=True):
+        weight = weights[span.tensor].detach()
+        if span not in trained or part.data_ptr() == weight.data_ptr():
+            continue
+        ordered = weight.contiguous().view(-1)
+        ordered[span.begin : span.end] = part
+        if not weight.is_contiguous():
+            weight.copy_(ordered.view_as(weight))
+
+
+def _stored(
+    packed: Packed, number: int, places: slice, blocks: slice, tree: Map
+) -> Tensor:
+    """Read a moment, [blocks, block], the last one filled up with zeros."""
+    moment = packed.moments[number][places]
+    if packed.block is None:
+        return moment
+    scales = packed.scales[number][blocks]
+    return _read(moment, scales, tree.values, packed.block)
+
+
+def _of_values(of_tensors: Tensor, spans: list[_Span]) -> Tensor:
+    """Give a float32 of each tensor to each of its values, or one if all are equal."""
+    index = torch.tensor([s.tensor for s in spans], device=of_tensors.device)
+    chosen = of_tensors[index].float()
+    if (chosen == chosen[0]).all():
+        return chosen[0]
+    sizes = torch.tensor([s.end - s.begin for s in spans], device=chosen.device)
+    return chosen.repeat_interleave(sizes)
+
+
+def _store(
+    x: Tensor, codes: Tensor, absmax: Tensor, tree: Map, still: Tensor | None
+) -> None:
+    """Write a moment, but for blocks of which nothing is trained: they keep their bits."""
+    if still is None:
+        _write(x, codes, absmax, tree)
+        return
+    new_codes, new_absmax = torch.empty_like(codes), torch.empty_like(absmax)
+    _write(x, new_codes, new_absmax, tree)
+    width = x.shape[1]
+    trained = _padded(~still, width).any(dim=1)
+    absmax.copy_(torch.where(trained, new_absmax, absmax))
+    values = trained.repeat_interleave(width)[: codes.numel()]
+    codes.copy_(torch.where(values, new_codes, codes))
+
+
+def _parts(values: int, block_size: int) -> Iterator[tuple[slice, slice]]:
+    """Cut values into slices of some whole blocks each, beside those of their scales."""
+    step = max(1, _PIECE // block_size)
+    blocks = _count_blocks(values, block_size)
+    for first in range(0, blocks, step):
+        last = min(first + step, blocks)
+        end = min(last * block_size, values)
+        yield slice(first * block_size, end), slice(first, last)
+
+
+def _padded(flat: Tensor, block_size: int) -> Tensor:
+    return torch.nn.functional.pad(flat, (0, -flat.numel() % block_size)).view(
+        -1, block_size
     )
-    whole = flat.numel() // block_size
-    for blocks, out in (
-        (flat[: whole * block_size].view(whole, block_size), absmax[:whole]),
-        (flat[whole * block_size :].view(1, -1), absmax[whole:]),
-    ):
-        if out.numel():
-            torch.linalg.vector_norm(blocks, math.inf, dim=1, out=out)
-    return absmax
 
 
-def read_moments(state: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the moments that a state of the library stands for, in float32.
-
-    Example
-    -------
-    >>> read_moments(write_moments([torch.tensor([-1.0, 0.0, 2.0])]))
-    [tensor([-1.0016,  0.0000,  2.0000])]
-    """
-    return [
-        dequantise(
-            state[f"state{number}"],
-            state[f"absmax{number}"],
-            block_size=BLOCK_SIZE,
-            signed=number == 1,
-        )
-        if state[f"state{number}"].dtype == torch.uint8
-        else state[f"state{number}"]
-        for number in (1, 2)
-        if f"state{number}" in state
-    ]
+def _read(codes: Tensor, scales: Tensor, values: Tensor, block_size: int) -> Tensor:
+    """Read values back, [blocks, block_size]."""
+    x = scales.new_zeros(scales.numel() * block_size)
+    torch.index_select(values, 0, codes.int(), out=x[: codes.numel()])
+    return x.view(-1, block_size).mul_(scales[:, None])
 
 
-def write_moments(moments: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Quantise moments as the library stores them, but no second one as zero.
-
-    Example
-    -------
-    >>> state = write_moments(torch.ones(2, 1000))
-    >>> {name: list(tensor.shape) for name, tensor in state.items()}
-    {'state1': [1000], 'absmax1': [4], 'state2': [1000], 'absmax2': [4]}
-    """
-    state: dict[str, torch.Tensor] = {}
-    for number, moment in enumerate(moments, 1):
-        codes, absmax = quantise(moment, block_size=BLOCK_SIZE, signed=number == 1)
-        state |= {f"state{number}": codes, f"absmax{number}": absmax}
-    raise_second(state)
-    return state
-
-
-def raise_second(state: Mapping[str, Any]) -> None:
-    """Give second moments that were stored as zero the least value above zero.
-
-    Adam divides by their root. Where one is lost, eps alone divides the first moment, and
-    the next step is many times too long.
-    """
-    second = state.get("state2")
-    if second is not None and second.dtype == torch.uint8:
-        second.clamp_(min=1)
+def _write(x: Tensor, codes: Tensor, absmax: Tensor, tree: Map) -> None:
+    """Store values, [blocks, block_size], as codes and scales."""
+    torch.linalg.vector_norm(x, math.inf, dim=1, out=absmax)
+    absmax.masked_fill_(absmax.isinf(), math.nan)
+    # Zeros may be divided by anything but zero.
+    scales = absmax.masked_fill(absmax == 0, 1.0)
+    normalised = (x / scales[:, None]).view(-1)[: codes.numel()]
+    upper_bits = (normalised.view(torch.int32) >> 16).add_(2**15)
+    lower = tree.lower.index_select(0, upper_bits)
+    above = normalised > tree.midpoint.index_select(0, upper_bits)
+    torch.add(lower, above.view(torch.uint8), out=codes)
 
 
 def _count_blocks(values: int, block_size: int) -> int:
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}; a block has at least 1 value.")
     return -(-values // block_size)
-
-
-def _pieces(
-    flat: torch.Tensor, absmax: torch.Tensor, out: torch.Tensor, block_size: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield views of some whole blocks each, the shorter last block on its own.
-
-    Shapes: [blocks, block_size], [blocks, 1] and [blocks * block_size].
-    """
-    whole = flat.numel() // block_size
-    cuts = [*range(0, whole, max(1, _PIECE // block_size)), whole, absmax.numel()]
-    for start, stop in itertools.pairwise(cuts):
-        if start < stop:
-            inside = slice(start * block_size, stop * block_size)
-            blocks = flat[inside].view(stop - start, -1)
-            yield blocks, absmax[start:stop, None], out[inside]
-
-
-class _Lookup(NamedTuple):
-    """The nearest code, by the upper 16 of a float32's 32 bits as a signed number.
-
-    Floats that share those bits lie so close together that at most one midpoint between
-    codes is among them: one comparison decides.
-    """
-
-    values: torch.Tensor  # [256], what the codes stand for
-    lower: torch.Tensor  # [65536], the code below the midpoint
-    midpoint: torch.Tensor  # [65536], infinite where there is none
-
-
-@functools.cache
-def _lookup(signed: bool, device: torch.device) -> _Lookup:
-    values = dynamic_tree(signed=signed)
-    exact = (values[:-1].double() + values[1:].double()) / 2
-    # The largest float32 that is not above the exact midpoint has the floats above the
-    # midpoint above it too.
-    midpoints = exact.float()
-    below = midpoints.nextafter(torch.tensor(-math.inf, device="cpu"))
-    midpoints = torch.where(midpoints.double() > exact, below, midpoints)
-    first = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cpu") * 2**16
-    limits = torch.stack([first, first + (2**16 - 1)]).view(torch.float32)
-    lower, upper = torch.bucketize(limits.sort(dim=0).values, midpoints)
-    midpoint = midpoints[lower.clamp(max=254)].masked_fill(lower == upper, math.inf)
-    tables = values, lower.to(torch.uint8), midpoint
-    return _Lookup(*(table.to(device) for table in tables))

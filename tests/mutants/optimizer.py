@@ -3,33 +3,53 @@
 from .mutant import Source, Tests
 
 REFERENCE_CODE = Source("speechbrain_rev/optim/reference.py")
-STRICT_CODE = Source("speechbrain_rev/optim/strict.py")
+KERNEL_CODE = Source("speechbrain_rev/kernels/optimizer.py")
+OPTIMIZER_CODE = Source("speechbrain_rev/optim/optimizer.py")
 REFERENCE_TESTS = Tests("tests/unit/optim/test_reference.py")
-STRICT_TESTS = Tests("tests/unit/optim/test_strict.py")
+STEP_TESTS = Tests("tests/unit/optim/test_steps.py")
+KERNEL_TESTS = Tests("tests/unit/kernels/test_optimizer.py")
 
 OPTIMIZER = [
     REFERENCE_CODE(
         "8 bit: a value midway between two codes takes the upper one",
-        "above = normalised > lookup",
-        "above = normalised >= lookup",
+        "above = normalised > tree",
+        "above = normalised >= tree",
         REFERENCE_TESTS("midway_between"),
     ),
-    STRICT_CODE(
-        "8 bit: a gradient that is not finite leaves finite states",
-        "state[name].add_(summand)",
-        "pass",
-        STRICT_TESTS("is_not_finite_makes"),
+    REFERENCE_CODE(
+        "8 bit: a gradient that is not finite is taken",
+        "healthy.mul_(largest.isfinite())",
+        "healthy.mul_(1)",
+        STEP_TESTS("not_finite_changes_nothing"),
     ),
     REFERENCE_CODE(
         "8 bit: second moments read back as zero",
-        "    raise_second(state)\n    return state",
-        "    return state",
-        STRICT_TESTS("too_small_for_its_block"),
+        "                    codes.clamp_(min=1)",
+        "                    pass",
+        STEP_TESTS("too_small_for_its_block"),
     ),
-    STRICT_CODE(
-        "8 bit: the library's inexact quantiser runs on the CPU",
-        'return p.device.type == "cpu"',
-        "return False",
-        STRICT_TESTS("torchs_own_from_the_moments"),
+    REFERENCE_CODE(
+        "8 bit: what shares a piece with what is trained is trained too",
+        "if span not in trained or",
+        "if",
+        STEP_TESTS("keeps_its_bits_in_blocks"),
+    ),
+    KERNEL_CODE(
+        "8 bit: a kernel reads what lies behind a tensor as codes",
+        "tl.where(exists, tl.load(values + codes) * scales, 0.0)",
+        "tl.load(values + codes) * scales",
+        KERNEL_TESTS("have_the_bits_of_the_reference"),
+    ),
+    KERNEL_CODE(
+        "8 bit: a kernel writes where a gradient is not finite",
+        "end = tl.where(tl.load(healthy) > 0.0, end, begin)",
+        "end = end",
+        KERNEL_TESTS("is_left_alone"),
+    ),
+    OPTIMIZER_CODE(
+        "8 bit: what a loss scaler found is not heard",
+        "(found.reshape(1) == 0)",
+        "(found.reshape(1) == found.reshape(1))",
+        STEP_TESTS("loss_scaler_hands_over"),
     ),
 ]

@@ -26,7 +26,7 @@ DOCTESTS = (
     "hparams.shipped",
     "lobes.encoder",
     "planner.memory",
-    "optim.factory",
+    "optim.optimizer",
     "planner.plan",
     "reversible.chain",
     "scoring.metrics",

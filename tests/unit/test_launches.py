@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from speechbrain_rev import kernels
+from speechbrain_rev.optim import build_optimizer
 from speechbrain_rev.planner.step import cpu_fakes
 from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.reversible.streams import as_format
@@ -56,6 +57,27 @@ def test_a_step_asks_no_more_of_a_gpu_than_before(case):
         f"{case} asks less than before. Lower its ceiling in CEILINGS to "
         f"({now[0]:_}, {now[1]:_})."
     )
+
+
+@pytest.mark.parametrize(("name", "launches"), [("sgd", 5), ("adam", 7), ("adamw", 7)])
+@pytest.mark.parametrize("pack", [False, True])
+def test_an_optimizer_steps_in_few_kernels_however_many_tensors_there_are(
+    name, launches, pack
+):
+    """Where gradients lie elsewhere than before, their addresses are one copy more."""
+    sizes = {"device": "meta"}
+    weights = [
+        nn.Parameter(torch.empty(shape, **sizes))
+        for shape in [(64, 64), (9,), (64, 16, 3, 3), (300,)] * 50
+    ]
+    optimizer = build_optimizer(
+        weights, name=name, bits=8, lr=0.1, weight_decay=0.1, pack_small=pack
+    )
+    for _ in range(2):
+        for weight in weights:
+            weight.grad = torch.empty_like(weight)
+        step = counted(optimizer.step)
+    assert step.launches == launches < 10
 
 
 def on_meta(*shape):

@@ -8,6 +8,7 @@ from speechbrain_rev.hparams.rules import RULES, KnobRule
 from tests.unit.hparams.files import TRAIN, flat, refusal, values
 
 # Values that are in their own range, but do not go together.
+LIBRARY = {"optimizer_backend": "bitsandbytes"}
 TOGETHER = [
     ({"keep_checkpoints": 5}, "keep_checkpoints is 5 (command line), average_check"),
     ({"margin_start_epoch": 50}, "margin_end_epoch is 40 (default of revnet57): the"),
@@ -24,9 +25,18 @@ TOGETHER = [
     ({"n_mels": 84}, "Give a multiple of 8."),
     ({"widths": [8, 8, 8, 6]}, "for each of its 4 stages, multiples of 4."),
     ({"arch": "resnet34", "blocks": [1, 0, 1, 1]}, "its 4 stages, of at least 1."),
-    ({"momentum": 0.0}, "momentum is 0.0 (command line): bitsandbytes has no"),
+    ({"momentum": 0.0}, "momentum is 0.0 (command line): without momentum there"),
+    ({"optimizer_name": "adamw", "nesterov": True}, "only sgd has Nesterov's"),
     (
-        {"optimizer_name": "adam", "lr": 0.1, "final_lr": 0.1, "weight_decay": 0.1},
+        {"optimizer_bits": 32, "momentum": 0.0, "nesterov": True},
+        "Nesterov's momentum is more than 0.",
+    ),
+    (LIBRARY | {"optimizer_block": 2048}, "bitsandbytes has blocks of 256"),
+    (LIBRARY | {"optimizer_pack_small": True}, "keeps small tensors at 32 bits"),
+    (LIBRARY | {"nesterov": True}, "bitsandbytes has no Nesterov"),
+    (
+        {"optimizer_name": "adam", "lr": 0.1, "final_lr": 0.1, "weight_decay": 0.1}
+        | LIBRARY,
         "weight_decay is 0.1 (command line): bitsandbytes would",
     ),
 ]

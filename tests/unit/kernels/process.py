@@ -88,6 +88,7 @@ def compiled(name, launch, capability):
 
 
 TYPES = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",

@@ -9,7 +9,8 @@ import torch
 
 from speechbrain_rev.compression import codec
 from speechbrain_rev.compression import reference as compression_reference
-from speechbrain_rev.kernels import compression, fixed_point, norm
+from speechbrain_rev.kernels import compression, fixed_point, norm, optimizer
+from speechbrain_rev.optim import reference as optimizer_reference
 from speechbrain_rev.reversible import fixed_point as fixed_point_reference
 from speechbrain_rev.reversible import norm as norm_reference
 from speechbrain_rev.reversible import streams
@@ -20,6 +21,12 @@ PAIRS = {
     norm: (
         norm_reference,
         lambda x: norm if norm_reference._has_kernels(x) else norm_reference,
+    ),
+    optimizer: (
+        optimizer_reference,
+        lambda x: (
+            optimizer if optimizer.usable(x.device, x.dtype) else optimizer_reference
+        ),
     ),
 }
 each_module = pytest.mark.parametrize(

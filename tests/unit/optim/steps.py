@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from speechbrain_rev.optim import SGD, Adam, AdamW
+from speechbrain_rev.optim.map import dynamic_tree
 
 CLASSES = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 NAMES = list(CLASSES)
@@ -25,14 +26,18 @@ def parameter(*shape, seed=0, device="cpu"):
 def step(optimizer, seed=0):
     """One step on gradients that depend on seed alone."""
     generator = torch.Generator().manual_seed(seed)
-    for param in optimizer.param_groups[0]["params"]:
+    for param in params_of(optimizer):
         grad = torch.randn(param.shape, generator=generator).to(param.device)
         param.grad = torch.empty_like(param).copy_(grad)
     optimizer.step()
 
 
+def params_of(optimizer):
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
 def states_of(optimizer):
-    return [optimizer.state[param] for param in optimizer.param_groups[0]["params"]]
+    return [optimizer.state[param] for param in params_of(optimizer)]
 
 
 def by_block(values, block_size=256):
@@ -45,7 +50,7 @@ def by_block(values, block_size=256):
 
 def decoded(state, number):
     """What an 8-bit state stands for: its code times the largest of its block."""
-    values = state[f"qmap{number}"][state[f"state{number}"].long()]
+    values = dynamic_tree(signed=number == 1)[state[f"state{number}"].long()]
     scale = state[f"absmax{number}"].repeat_interleave(256)[: values.numel()]
     return values * scale.view_as(values)
 
@@ -59,7 +64,7 @@ def excess_error(state, number, moment, rtol=1e-6):
     absmax = state[f"absmax{number}"].double()
     blocks = by_block(moment.double())
     torch.testing.assert_close(absmax, blocks.abs().amax(dim=1), rtol=rtol, atol=0)
-    values = state[f"qmap{number}"].double()
+    values = dynamic_tree(signed=number == 1).double()
     wanted = (blocks / absmax[:, None]).view(-1)[: moment.numel()]
     best = (wanted[:, None] - values).abs().amin(dim=1)
     taken = (wanted - values[state[f"state{number}"].long().view(-1)]).abs()

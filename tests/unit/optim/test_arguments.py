@@ -19,7 +19,7 @@ def refused_alike(name, given):
     """The message of the function, which the class must have too."""
     said = refusal(build_optimizer, name=name, **given)
     own = {"sgd": {"betas", "eps", "amsgrad"}}.get(
-        name, {"momentum", "nesterov", "dampening"}
+        name, {"momentum", "nesterov", "dampening", "decoupled_decay"}
     )
     if not own & given.keys():
         assert refusal(CLASSES[name], **given) == said
@@ -52,8 +52,15 @@ STRAY = torch.nn.Linear(3, 2)
         ({"params": None}, "params is a NoneType"),
         ({"params": list(STRAY.named_parameters())}, "params[0] is a tuple"),
         ({"params": [SHARED, SHARED]}, "holds a parameter twice"),
-        ({"params": 2 * [{"params": [SHARED]}]}, "2 parameter group"),
-        ({"params": [{"params": [SHARED], "lr": 0.1}]}, "options of their own (lr)"),
+        ({"params": 2 * [{"params": [SHARED]}]}, "holds a parameter twice"),
+        ({"params": [{"params": []}]}, "params is empty"),
+        ({"params": [{"params": [SHARED], "rate": 1}]}, "has 'rate', which is no opt"),
+        ({"params": [{"params": [SHARED], "lr": -1}]}, "lr is -1; it must be a number"),
+        ({"block": 512}, "block is 512; blocks have 256 or 2048 values"),
+        ({"pack_small": "no"}, "pack_small is 'no'; it must be True or False"),
+        ({"backend": "cuda"}, "backend is 'cuda'; it must be 'native' or"),
+        ({"backend": "bitsandbytes", "block": 2048}, "cannot do block=2048"),
+        ({"backend": "bitsandbytes", "pack_small": True}, "cannot do pack_small"),
         ({"keep_32bit": STRAY}, "parameter of shape [2, 3] that is not among"),
         ({"keep_32bit": "classifier"}, "keep_32bit holds a str"),
         ({"keep_32bit": {"classifier": STRAY}}, "keep_32bit holds a dict"),
@@ -79,11 +86,9 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, hint):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("sgd", {"nesterov": True}, "sgd at 8 bit cannot do nesterov"),
         ("sgd", {"dampening": 0.5}, "sgd at 8 bit cannot do dampening=0.5"),
         ("sgd", {"momentum": 0}, "sgd at 8 bit cannot do momentum=0"),
         ("adam", {"amsgrad": True}, "adam at 8 bit cannot do amsgrad"),
-        ("adam", {"weight_decay": 0.1}, "L2 weight_decay (0.1)"),
         ("adamw", {"params": [WEIGHTS.double()]}, "params[0] is torch.float64"),
         ("sgd", {"params": [WEIGHTS.bfloat16()]}, "params[0] is torch.bfloat16"),
     ],
@@ -97,6 +102,30 @@ def test_what_8_bit_cannot_do_is_refused_there_only(name, options, message):
     assert {key: group[key] for key in options} == options
 
 
+@pytest.mark.parametrize(
+    ("name", "bits", "options", "message"),
+    [
+        ("sgd", 32, {"decoupled_decay": True}, "set bits to 8 (with keep_32bit for"),
+        ("sgd", 8, {"nesterov": True, "backend": "bitsandbytes"}, "cannot do nesterov"),
+        ("adam", 8, {"weight_decay": 0.1, "backend": "bitsandbytes"}, "L2 weight_dec"),
+    ],
+)
+def test_what_one_form_alone_can_do_is_refused_elsewhere(name, bits, options, message):
+    given = {"params": [parameter(64, 64)], "lr": 0.1, "bits": bits}
+    assert message in refused_alike(name, given | options)
+
+
+def test_a_group_that_is_refused_leaves_the_optimizer_as_it_was():
+    optimizer = build_optimizer([parameter(2)], name="sgd", bits=8, lr=0.1)
+    for group, message in (
+        ({"params": [parameter(2)], "momentum": 0}, "cannot do momentum=0"),
+        ({"params": [torch.ones(2).double()]}, r"params\[0\] is torch.float64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimizer.add_param_group(group)
+    assert len(optimizer.param_groups) == 1
+
+
 @pytest.mark.parametrize("bits", [8, 32])
 @pytest.mark.parametrize(
     "wrap",
@@ -106,11 +135,9 @@ def test_what_8_bit_cannot_do_is_refused_there_only(name, options, message):
         lambda layer: iter([{"params": layer.parameters()}]),
     ],
 )
-def test_every_form_of_one_group_gives_one_group_for_good(wrap, bits):
+def test_every_form_of_one_group_gives_one_group(wrap, bits):
     layer = torch.nn.Linear(64, 64)
     optimizer = build_optimizer(wrap(layer), name="sgd", bits=bits, lr=0.1)
-    with pytest.raises(ValueError, match="Give all parameters when it is made"):
-        optimizer.add_param_group({"params": [parameter(3)]})
     (group,) = optimizer.param_groups
     assert [id(p) for p in group["params"]] == [id(p) for p in layer.parameters()]
 

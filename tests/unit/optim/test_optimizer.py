@@ -10,7 +10,7 @@ import pytest
 import torch
 from hyperpyyaml import load_hyperpyyaml
 
-from speechbrain_rev.optim import SGD, AdamW, build_optimizer, state_bytes, strict
+from speechbrain_rev.optim import SGD, AdamW, build_optimizer, state_bytes
 from tests.unit.optim.steps import CLASSES, assert_identical, parameter, step
 
 #: Options at which the classes' arithmetic shows.
@@ -78,7 +78,8 @@ def test_classes_take_the_functions_arguments_and_each_its_own():
     of_classes = [dict(inspect.signature(each).parameters) for each in CLASSES.values()]
     assert {name: p for each in of_classes for name, p in each.items()} == of_function
     sgd, adam, adamw = (each.keys() for each in of_classes)
-    assert sgd - adam == {"momentum", "nesterov", "dampening"}
+    own = {"momentum", "nesterov", "dampening", "decoupled_decay"}
+    assert sgd - adam == own
     assert adam - sgd == {"betas", "eps", "amsgrad"}
     assert adam == adamw
     for name in ("bits", "lr"):
@@ -110,8 +111,6 @@ def test_a_copy_goes_on_as_the_optimizer_would_and_leaves_it_alone(
     if bits == 8:
         dtypes = [copied.state[weight]["state1"].dtype for weight in copied_weights]
         assert dtypes == [torch.uint8, torch.float32]
-    with pytest.raises(ValueError, match="one parameter group"):
-        copied.add_param_group({"params": [parameter(3)]})
     other = made(weights(), bits=40 - bits, **(given | {"keep_32bit": []}))
     with pytest.raises(ValueError, match="the checkpoint holds the states of"):
         copied.load_state_dict(other.state_dict())
@@ -150,35 +149,50 @@ def test_state_bytes_are_those_of_codes_and_scales(name, moments, bits):
     assert state_bytes(optimizer) == 0
     after_steps(optimizer)
     elements = sum(weight.numel() for weight in trained)
-    # One table of 256 float32 values for each moment, shared by all parameters; torch
-    # counts steps in a float32 of each parameter in Adam.
-    extra = 1024 * moments if bits == 8 else 4 * len(trained) * (moments - 1)
+    # Steps are counted in a float32 of each parameter, by torch in Adam alone; at 8 bit
+    # those of all, too.
+    counts = len(trained) + 1 if bits == 8 else len(trained) * (moments - 1)
+    extra = 4 * counts
     of_each = 1 + 4 / 256 if bits == 8 else 4
     assert state_bytes(optimizer) == moments * of_each * elements + extra
 
 
+@pytest.mark.parametrize("block", [256, 2048])
+@pytest.mark.parametrize("pack", [False, True])
+def test_small_tensors_share_blocks_if_asked_to(block, pack):
+    trained = [parameter(9), parameter(300), parameter(64, 64), parameter(4095)]
+    optimizer = SGD(trained, bits=8, lr=0.1, block=block, pack_small=pack)
+    after_steps(optimizer)
+    values = sum(weight.numel() for weight in trained)
+    small, blocks = values - 4096, 4096 // block
+    of_small = small + 4 * -(-small // block) if pack else 4 * small
+    counts = 4 * (len(trained) + 1)
+    assert state_bytes(optimizer) == 4096 + 4 * blocks + of_small + counts
+
+
+@pytest.mark.parametrize("backend", ["native", "bitsandbytes"])
 @pytest.mark.slow
-def test_bitsandbytes_is_imported_for_8_bit_only():
+def test_bitsandbytes_is_imported_by_its_own_backend_only(backend):
     program = (
         "import sys, torch\n"
         "from speechbrain_rev.optim import build_optimizer\n"
         "weights = [torch.nn.Parameter(torch.ones(2))]\n"
-        "build_optimizer(weights, name='sgd', bits=32, lr=0.1)\n"
-        "assert 'bitsandbytes' not in sys.modules\n"
+        f"build_optimizer(weights, name='sgd', bits=8, lr=0.1, backend={backend!r})\n"
         "assert not torch.cuda.is_initialized()\n"
-        "build_optimizer(weights, name='sgd', bits=8, lr=0.1)\n"
-        "assert 'bitsandbytes' in sys.modules\n"
+        "print('bitsandbytes' in sys.modules)\n"
     )
     outcome = subprocess.run(
         [sys.executable, "-c", program], check=False, capture_output=True, text=True
     )
     assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.strip() == str(backend == "bitsandbytes")
     assert "gemm_4bit" not in outcome.stderr
 
 
-def test_without_bitsandbytes_8_bit_is_refused_with_the_way_out(monkeypatch):
-    strict.strict_class.cache_clear()
+def test_without_bitsandbytes_its_backend_is_refused_with_the_way_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ImportError, match="optimizer_bits: 32"):
-        build_optimizer([parameter(2)], name="sgd", bits=8, lr=0.1)
-    build_optimizer([parameter(2)], name="sgd", bits=32, lr=0.1)
+    with pytest.raises(ImportError, match="optimizer_backend: native"):
+        build_optimizer(
+            [parameter(2)], name="sgd", bits=8, lr=0.1, backend="bitsandbytes"
+        )
+    build_optimizer([parameter(2)], name="sgd", bits=8, lr=0.1)
