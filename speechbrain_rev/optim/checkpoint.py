@@ -141,8 +141,9 @@ def written_by(optimizer: torch.optim.Optimizer, state_dict: Any) -> str:
         raise ValueError(
             f"This optimizer is {optimizer.param_groups[0][BUILT_AS]}, but the "
             f"checkpoint was not written by an optimizer of speechbrain_rev.optim, so its "
-            f"states are unknown. Resume with the optimizer that wrote it, or start "
-            f"from its weights alone."
+            f"states are unknown. Resume with the optimizer that wrote it, convert it "
+            f"with speechbrain_rev.optim.convert_checkpoint if that is SGD, Adam or AdamW "
+            f"of torch, or start from its weights alone."
         )
     states = state_dict.get("state")
     if (
@@ -285,7 +286,7 @@ def convert_checkpoint(
     ----------
     state_dict : mapping
         What ``state_dict()`` of an optimizer of the same class gave, made for the same
-        parameters by this package. It is not changed.
+        parameters by this package or by torch. It is not changed.
     optimizer : torch.optim.Optimizer
         What the checkpoint is for, of this package too. It is not changed.
 
@@ -298,7 +299,7 @@ def convert_checkpoint(
     Raises
     ------
     ValueError
-        If the checkpoint or the optimizer is not of this package, if the checkpoint was
+        If the optimizer is not of this package or the checkpoint of neither, if it was
         written by another class, for other parameters or with an option that 8 bit
         cannot honour.
 
@@ -322,6 +323,7 @@ def convert_checkpoint(
             f"speechbrain_rev.optim, so its form of states is unknown. Make it by SGD, "
             f"Adam, AdamW or build_optimizer of that."
         )
+    state_dict = _with_writer(state_dict, _name_and_bits(wanted)[0])
     saved = written_by(optimizer, state_dict)
     (name, bits), (saved_name, saved_bits) = map(_name_and_bits, (wanted, saved))
     if name != saved_name:
@@ -393,6 +395,26 @@ def _converted(
     laid = [torch.empty_like(param, device=m.device).copy_(m) for m in moments]
     steps = {} if name == "sgd" else {"step": step}
     return {**steps, **dict(zip(STATES_OF_TORCH[name], laid, strict=True))}
+
+
+def _with_writer(state_dict: Any, name: str) -> Any:
+    """Name the writer of a checkpoint of torch's SGD, Adam or AdamW."""
+    groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
+    if not isinstance(groups, list) or not all(isinstance(g, Mapping) for g in groups):
+        return state_dict
+    marked = []
+    for group in groups:
+        writer = None
+        if {"momentum", "dampening", "nesterov"} <= group.keys():
+            writer = "sgd"
+        elif {"betas", "eps", "amsgrad"} <= group.keys():
+            # Versions of torch that do not tell Adam from AdamW have the same states.
+            decoupled = group.get("decoupled_weight_decay", name == "adamw")
+            writer = "adamw" if decoupled else "adam"
+        if writer is None or BUILT_AS in group:
+            return state_dict
+        marked.append({**group, BUILT_AS: f"{writer} at 32 bit"})
+    return {**state_dict, "param_groups": marked}
 
 
 def _name_and_bits(built_as: str) -> tuple[str, int]:

@@ -119,10 +119,11 @@ def loss_curves(
     *,
     title: str,
     source: str,
+    quantity: str = "loss",
     first_step: int = 1,
     mean_of: int = 1,
 ) -> None:
-    """Draw the loss of each training run over its steps.
+    """Draw the loss of each training run, or another quantity, over its steps.
 
     Parameters
     ----------
@@ -132,6 +133,8 @@ def loss_curves(
         The PNG file to write.
     title, source : str
         What is shown, and what network, speech and machine it is from.
+    quantity : str
+        What is drawn.
     first_step : int
         The number of the first step.
     mean_of : int
@@ -165,7 +168,9 @@ def loss_curves(
         line = look(number, dashes=1)
         axes.plot(*zip(*curve, strict=True), lw=1.4, label=name, **line)
     axes.set_xlabel("training step")
-    axes.set_ylabel("loss" if mean_of == 1 else f"loss, mean of {mean_of} steps")
+    axes.set_ylabel(
+        quantity if mean_of == 1 else f"{quantity}, mean of {mean_of} steps"
+    )
     finish(axes, grid="both")
     caption(figure, axes, title, source, columns=2)
     save(figure, path)

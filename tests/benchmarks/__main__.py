@@ -37,6 +37,7 @@ CPU_ONLY = (
     "scoring_at_scale",
     "manifests",
     "graphs",
+    "optimizers",
     "compressed_training",
     "compressed",
     "compressed_bounds",

@@ -168,10 +168,11 @@ def imported(module: str, peer: str) -> ModuleType:
 
 def versions() -> str:
     """List the versions of the peers, and which are not installed."""
-    return ", ".join(f"{way.peer} {_version(way.peer)}" for way in PEERS)
+    return ", ".join(f"{way.peer} {version_of(way.peer)}" for way in PEERS)
 
 
-def _version(peer: str) -> str:
+def version_of(peer: str) -> str:
+    """Give the version of a package, or "not installed"."""
     try:
         return importlib.metadata.version(peer)
     except importlib.metadata.PackageNotFoundError:

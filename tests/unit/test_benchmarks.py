@@ -39,6 +39,7 @@ from tests.benchmarks import (
     launches,
     manifests,
     normalisation,
+    optimizers,
     peers,
     planned,
     ranges,
@@ -98,14 +99,19 @@ BF16 = steps.PRECISIONS["bf16"]
 SCENARIO_OF = {scenario.name.rstrip(": "): scenario for scenario in SCENARIOS}
 
 
+def minivox(root):
+    """Write voices where real speech is looked for, below a folder."""
+    corpus = write_corpus(root / "minivox", speakers=3, seconds=1.2)
+    files = sorted((corpus / "wav").glob("*/*/*"))
+    lines = [f"{f.parts[-3]} {f.relative_to(corpus / 'wav')}" for f in files]
+    (corpus / "train_list.txt").write_text("\n".join(lines))
+    return root
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Short runs of two seeds with compressed activations: setting and result."""
-    root = tmp_path_factory.mktemp("speech")
-    minivox = write_corpus(root / "minivox", speakers=3, seconds=1.2)
-    files = sorted((minivox / "wav").glob("*/*/*"))
-    lines = [f"{f.parts[-3]} {f.relative_to(minivox / 'wav')}" for f in files]
-    (minivox / "train_list.txt").write_text("\n".join(lines))
+    root = minivox(tmp_path_factory.mktemp("speech"))
     setting = compressed_training.Setting(
         state=tmp_path_factory.mktemp("runs") / "plain_1.pt",
         batch=2,
@@ -389,6 +395,20 @@ SMALL = {
     joined: ([joined.Setting(("resnet34",), batch=2)], None),
     ranges: ([], None),
     rounding: ([], None),
+    optimizers: (
+        [
+            optimizers.Setting(
+                counted=("df_revnet89",),
+                trained=("df_revnet89",),
+                batch=2,
+                frames=40,
+                steps=6,
+                repeats=2,
+                row=TINIEST,
+            )
+        ],
+        ("df_revnet89", optimizers.PLAIN),
+    ),
 }
 
 
@@ -402,10 +422,14 @@ def test_a_small_run_has_a_ratio_to_its_baseline(module, monkeypatch, tmp_path):
     few = dict(list(rounding.NETWORKS.items())[:1])
     monkeypatch.setattr(rounding, "NETWORKS", few)
     given, baseline = SMALL[module]
+    if module is optimizers:
+        monkeypatch.setenv(speech.FOLDER, str(minivox(tmp_path)))
     result = module.run(CPU, *given)
     assert all(row["baseline"] for row in result.rows)
     assert baseline is None or ratios(result)[baseline] == 1.0
     result.save(tmp_path, CPU)
+    if hasattr(module, "draw"):
+        module.draw(result, tmp_path / "picture.png")
     assert result.table().count("\n") == len(result.rows) + 1
 
 

@@ -115,7 +115,7 @@ def malformed(part, value):
     [
         (None, "checkpoint is a NoneType; give the dict"),
         ({}, FOREIGN),
-        (torch.optim.SGD([parameter(2)]).state_dict(), FOREIGN),
+        (torch.optim.RMSprop([parameter(2)]).state_dict(), FOREIGN),
         (malformed("built_as", "x"), FOREIGN),
         (malformed("params", None), STATELESS),
         (malformed("state", None), STATELESS),
@@ -313,6 +313,30 @@ def test_states_go_from_one_form_to_another_by_conversion_alone(
             # One small tensor is alone in the blocks that it might share.
             assert (now - was).abs().max() <= HALF_STEP[number] * was.abs().max()
     step(new)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bits", [8, 32])
+def test_checkpoints_of_torchs_own_optimizers_go_on_after_conversion(name, bits):
+    own = optimizer_of(name, 32, steps=2)
+    torchs = getattr(torch.optim, type(own)._named.__name__)
+    momentum = {"momentum": 0.9} if name == "sgd" else {}
+    weights = [parameter(*p.shape) for p in params_of(own)]
+    for weight, like in zip(weights, params_of(own), strict=True):
+        weight.data = torch.empty_like(like).copy_(weight)
+    theirs = torchs(weights, lr=0.1, weight_decay=0.0, **momentum)
+    for seed in range(2):
+        step(theirs, seed)
+    saved, new = theirs.state_dict(), optimizer_of(name, bits)
+    assert FOREIGN in refused(load, saved, new)
+    new.load_state_dict(convert_checkpoint(saved, new))
+    expected = optimizer_of(name, bits)
+    expected.load_state_dict(convert_checkpoint(own.state_dict(), expected))
+    assert_identical(states_of(new), states_of(expected))
+    if name != "sgd":
+        other = optimizer_of("adam" if name == "adamw" else "adamw", bits)
+        assert "only the form of states" in refused(convert_checkpoint, saved, other)
+    step(new, 2)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
