@@ -155,7 +155,7 @@ def trained(name: str, speech: Speech, setting: Setting) -> dict[str, dict[str, 
                 for p, b, w in zip(own, before, weights, strict=True):
                     p.copy_(b)
                     p.grad = w.grad.clone()
-            optimizer.param_groups[0]["lr"] = training.optimizer.param_groups[0]["lr"]
+            set_rate(optimizer, training.optimizer.param_groups[0]["lr"])
             optimizer.step()
             got = [p.detach() - b for p, b in zip(own, before, strict=True)]
             series[way].append(off_by(got, wanted))
@@ -213,6 +213,15 @@ def own_of(ways: Mapping[str, Any], index: int) -> Tensor:
     """Give a weight of the usual form."""
     weight: Tensor = next(iter(ways.values())).param_groups[0]["params"][index]
     return weight.detach()
+
+
+def set_rate(optimizer: Any, lr: float) -> None:
+    """Set the learning rate, which torchao has in a tensor."""
+    (group,) = optimizer.param_groups
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
 
 
 def step_of(optimizer: Any) -> None:

@@ -39,9 +39,15 @@ def in_fp16(train):
 
         def init_optimizers(self):
             super().init_optimizers()
-            self.optimizer.register_step_post_hook(
-                lambda *_: control.update(taken=control["taken"] + 1)
-            )
+            tried = [0]
+
+            def note(optimizer, *_):
+                tried[0] += 1
+                # Where states have 8 bits the optimizer itself skips a step.
+                skipped = getattr(optimizer, "skipped_steps", 0)
+                control["taken"] = tried[0] - skipped
+
+            self.optimizer.register_step_post_hook(note)
 
         def on_fit_batch_end(self, *args):
             super().on_fit_batch_end(*args)
@@ -130,7 +136,7 @@ def overflown(train, data, tmp_path_factory):
     return folder, control["taken"]
 
 
-# After a checkpoint whose optimizer has no states yet, and in the second epoch.
+# After a checkpoint whose optimizer has taken no step yet, and in the second epoch.
 @pytest.mark.slow
 @pytest.mark.parametrize("killed_at_step", [3, 9])
 def test_a_run_in_fp16_that_was_killed_resumes_to_the_same_weights(
@@ -142,7 +148,8 @@ def test_a_run_in_fp16_that_was_killed_resumes_to_the_same_weights(
         with pytest.raises(Killed):
             train.main(resumable(data, tmp_path))
         if killed_at_step == 3:
-            assert not newest(tmp_path, "optimizer.ckpt")["state"]
+            states = newest(tmp_path, "optimizer.ckpt")["state"].values()
+            assert not any(state["step"] for state in states)
         scale = control["scales"][-2]  # of the checkpoint, one step before
         kept = newest(tmp_path, "scaler.ckpt")["scale"]
         assert kept == scale != OVERFLOWS["init_scale"]
