@@ -78,6 +78,9 @@ class Cost:
     joins : bool
         Whether it runs again with the block before it. Then ``working_bytes`` are those of
         its forward pass.
+    dropped_bytes : int
+        Of what was held before the block, what is not after it; ``held_bytes`` are less by
+        it.
 
     Examples
     --------
@@ -91,6 +94,7 @@ class Cost:
     squared_error: float = 0.0
     in_run: InRun | None = None
     joins: bool = False
+    dropped_bytes: int = 0
 
     def __post_init__(self) -> None:
         sizes: tuple[object, ...] = self.held_bytes, self.working_bytes

@@ -96,12 +96,15 @@ class LiveBytes(TorchDispatchMode):
             return
 
         def freed(_: Any, key: int = key, size: int = size) -> None:
-            del self._known[key]
-            self.live -= size
+            self._free(key, size)
 
         self._known[key] = weakref.ref(storage, freed)
         self.live += size
         self.peak = max(self.peak, self.live)
+
+    def _free(self, key: int, size: int) -> None:
+        del self._known[key]
+        self.live -= size
 
 
 def live_bytes_peak(

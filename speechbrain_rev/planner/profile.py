@@ -86,7 +86,8 @@ class BlockProfile:
         if Mode(own).alone is not Mode.RECOMPUTE or stored is None:
             return cost
         # The first one's input is kept whatever operations save.
-        held = max(stored.held_bytes, 0 if joins else cost.held_bytes)
+        kept = 0 if joins else stored.dropped_bytes - cost.dropped_bytes
+        held = stored.held_bytes + max(0, kept)
         alone = self.costs[before, Mode.RECOMPUTE.value]
         last = max(alone.working_bytes, stored.working_bytes)
         run = InRun(held, stored.working_bytes, last)
@@ -110,9 +111,10 @@ class BlockProfile:
                 whole_number("working_bytes", working),
                 finite("seconds", taken),
                 # Documents of older versions have none.
-                finite("squared_error", *(errors or [0.0])),
+                finite("squared_error", *(more[:1] or [0.0])),
+                dropped_bytes=whole_number("dropped_bytes", *(more[1:] or [0])),
             )
-            for before, own, held, working, taken, *errors in costs
+            for before, own, held, working, taken, *more in costs
         }
         return cls(name, whole_number("gradient_bytes", gradient_bytes), by_pair)
 
@@ -463,26 +465,18 @@ class Profile:
         def on(here: float, there: float) -> int:
             return math.ceil(here + reach * (here - there))
 
-        small = {b.name: b.costs for b in smaller.blocks}
+        def larger(cost: Cost, small: Cost) -> Cost:
+            held = on(cost.held_bytes, small.held_bytes)
+            working = max(0, on(cost.working_bytes, small.working_bytes))
+            dropped = max(0, on(cost.dropped_bytes, small.dropped_bytes))
+            return Cost(held, working, 0.0, dropped_bytes=dropped)
+
         blocks = [
             replace(
-                block,
-                costs={
-                    pair: Cost(
-                        on(cost.held_bytes, small[block.name][pair].held_bytes),
-                        max(
-                            0,
-                            on(
-                                cost.working_bytes,
-                                small[block.name][pair].working_bytes,
-                            ),
-                        ),
-                        0.0,
-                    )
-                    for pair, cost in block.costs.items()
-                },
+                b,
+                costs={pair: larger(b.costs[pair], s.costs[pair]) for pair in b.costs},
             )
-            for block in self.blocks
+            for b, s in zip(self.blocks, smaller.blocks, strict=True)
         ]
         work = {
             key: Work(
@@ -549,7 +543,10 @@ class Profile:
         document["work"] = [[*key, *asdict(w).values()] for key, w in self.work.items()]
         for block, plain in zip(self.blocks, document["blocks"], strict=True):
             plain["costs"] = [
-                [before, own, c.held_bytes, c.working_bytes, c.seconds, c.squared_error]
+                [
+                    *(before, own, c.held_bytes, c.working_bytes),
+                    *(c.seconds, c.squared_error, c.dropped_bytes),
+                ]
                 for (before, own), c in block.costs.items()
             ]
         return json.dumps(document, indent=1) + "\n"

@@ -570,10 +570,14 @@ def count(
     base_bytes = 0
     for chosen, trace in _traces(network, trial.run, modes, with_work):
         seen = list(trace.blocks.values())
-        # When a block returns, its caller may still have what the block before it returned
-        # by a name of its own, until it gives the name to something else.
-        nexts = [*(block.before_bytes for block in seen[1:]), trace.backward_bytes]
-        lasting = [min(b.after_bytes, x) for b, x in zip(seen, nexts, strict=True)]
+        # When a block returns, its caller may still have what a block before it returned
+        # by a name of its own, until it gives the name to something else. No block holds
+        # that, whichever runs then: in other modes one may keep it, or not.
+        nexts = [*(block.before_bytes for block in seen[1:]), seen[-1].after_bytes]
+        lasting = [
+            min(block.after_bytes, x) - block.left_bytes
+            for block, x in zip(seen, nexts, strict=True)
+        ]
         base_bytes = held = seen[0].before_bytes
         waits = waiting_bytes(list(trace.blocks), chosen, gradient_bytes)
         joined = Mode.JOIN in chosen.values()
@@ -584,23 +588,23 @@ def count(
             backward = (block.backward_peak_bytes or 0) - waits[name]
             # Of blocks that join, the backward pass is that of a whole run.
             peak = max(block.forward_peak_bytes, 0 if joins else backward)
-            cost = Cost(after - held, max(0, peak - held), seconds=0.0)
+            working, dropped = max(0, peak - held), block.dropped_bytes
+            cost = Cost(after - held, working, seconds=0.0, dropped_bytes=dropped)
             if joins or not joined:
                 after_again = Mode.RECOMPUTE.value if joins else before
                 costs.setdefault(name, {}).setdefault((after_again, own), cost)
             before, held = own, after
         assert before is not None
+        if not joined or Mode(before).spec.joins:
+            between = trace.between_peak_bytes - held
+            after_bytes[before] = max(after_bytes.get(before, 0), between)
         if joined:
             continue
-        between = trace.between_peak_bytes - held
-        after_bytes[before] = max(after_bytes.get(before, 0), between)
         for name, done in trace.work.items():
             work.setdefault((name, chosen.get(name, "")), done)
     blocks = [
         BlockProfile(n, gradient_bytes[n], _after_joining(c)) for n, c in costs.items()
     ]
-    if Mode.JOIN.value in blocks[-1].modes:
-        after_bytes[Mode.JOIN.value] = after_bytes[Mode.RECOMPUTE.value]
     return Profile(blocks, base_bytes, after_bytes, 0.0, about, work=work)
 
 
@@ -644,6 +648,16 @@ def _traces(
             uniform = pair[0] is pair[1]
             trace = trace_bytes(network, run, with_work=with_work and uniform)
             order = list(trace.blocks)
+            # What others read of what a block gets is there whether it keeps it or not.
+            shared = [
+                n for n, seen in trace.blocks.items()
+                if chosen[n].spec.joins and seen.shares_input
+            ]  # fmt: skip
+            if shared:
+                for name in shared:
+                    allowed[name] = tuple(m for m in allowed[name] if m.alone is m)
+                patterns.append(pair)
+                continue
             for name, seen in trace.blocks.items():
                 if seen.backward_peak_bytes is None and Mode.STORE in allowed[name]:
                     allowed[name] = (Mode.STORE,)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
@@ -33,6 +34,16 @@ class BlockTrace:
         When its forward pass began and ended.
     forward_peak_bytes : int
         The most from the end of the block before to that of its forward pass.
+    left_bytes : int
+        Of ``after_bytes`` what is older than the block and still there for a name that its
+        caller has for it: no later block reads it, and it is gone when the backward pass
+        begins.
+    dropped_bytes : int
+        Of ``before_bytes``, without what the block before left, what the next block does
+        not find or this one leaves.
+    shares_input : bool
+        Whether what the block before made and this one reads is read again after it, and
+        is gone when the backward pass begins.
     backward_peak_bytes : int or None
         The most from there where its backward pass begins to where the next one does;
         None if it has none, for nothing in it or before it is trained.
@@ -41,6 +52,9 @@ class BlockTrace:
     before_bytes: int
     after_bytes: int
     forward_peak_bytes: int
+    left_bytes: int
+    dropped_bytes: int
+    shares_input: bool
     backward_peak_bytes: int | None
 
 
@@ -85,9 +99,6 @@ class Trace:
     between_peak_bytes : int
         The most between the last block's forward pass and its backward pass: pooling,
         the loss and their gradients.
-    backward_bytes : int
-        When the first backward pass of a block begins, with the gradient that it gets.
-        What the network itself still held when the last block ended is gone.
     peak_bytes : int
         The most at any time.
     work : mapping of str to Work
@@ -97,7 +108,6 @@ class Trace:
 
     blocks: Mapping[str, BlockTrace]
     between_peak_bytes: int
-    backward_bytes: int
     peak_bytes: int
     work: Mapping[str, Work]
 
@@ -144,11 +154,12 @@ def trace_bytes(
     """
     is_first, device = compare_next(network), device_of(network)
     work: Mapping[str, Work] = {}
-    with LiveBytes(device) if is_first or not with_work else _Work(device) as meter:
+    with _Lives(device) if is_first or not with_work else _Work(device) as meter:
 
         def read() -> tuple[int, int, Work | None]:
             seen = meter.live, meter.peak, getattr(meter, "done", None)
             meter.peak = meter.live
+            meter.moment += 1
             return seen
 
         moments = _watch(network, run, read)
@@ -165,6 +176,12 @@ def trace_bytes(
         for (name, moment, _), most in zip(moments[:-1], following, strict=True)
     }
     names = _order(moments)
+    place = {(name, moment): i for i, (name, moment, _) in enumerate(moments)}
+    backward = place[names[-1], Moment.BACKWARD_BEGINS]
+    begins = [place[name, Moment.FORWARD_BEGINS] for name in names]
+    # Of the last one it is what is there when it ends.
+    begins.append(place[names[-1], Moment.FORWARD_ENDS])
+    released = meter.released(begins, backward)
     # What lies between two blocks belongs to the second of them.
     until = [("", None), *((name, Moment.FORWARD_ENDS) for name in names)]
     return Trace(
@@ -173,12 +190,16 @@ def trace_bytes(
                 live[name, Moment.FORWARD_BEGINS],
                 live[name, Moment.FORWARD_ENDS],
                 max(peak[before], peak[name, Moment.FORWARD_BEGINS]),
+                left,
+                dropped,
+                shares,
                 peak.get((name, Moment.BACKWARD_BEGINS)),
             )
-            for name, before in zip(names, until, strict=False)
+            for name, before, (left, dropped, shares) in zip(
+                names, until, released, strict=False
+            )
         },
         peak[names[-1], Moment.FORWARD_ENDS],
-        live[names[-1], Moment.BACKWARD_BEGINS],
         max(most for *_, (_, most, _) in moments),
         work,
     )
@@ -315,7 +336,84 @@ def _differences(
     return total
 
 
-class _Work(LiveBytes):
+@dataclass
+class _Life:
+    """A storage, and before which moments it was made, read and freed."""
+
+    size: int
+    made: int
+    reads: set[int]
+    freed: float = math.inf
+
+
+class _Lives(LiveBytes):
+    """Notes when storages are made, read and freed, beside what is alive."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        super().__init__(device)
+        #: How many moments there were.
+        self.moment = 0
+        self._lives: list[_Life] = []
+        self._alive: dict[int, _Life] = {}
+
+    def released(
+        self, begins: Sequence[int], backward: int
+    ) -> Iterator[tuple[int, int, bool]]:
+        """Give what each block leaves, drops, and whether it shares, as in ``BlockTrace``.
+
+        Blocks begin at these moments, and at the last of them the last one ends.
+        """
+        end = begins[-1]
+        before: list[_Life] = []
+        for begin, following in itertools.pairwise(begins):
+            # Before every other moment a block runs.
+            later = range(following + 1, end + 1, 2)
+            older = [x for x in self._lives if x.made <= begin < x.freed]
+            left = [
+                x
+                for x in older
+                if following < x.freed <= backward and x.reads.isdisjoint(later)
+            ]
+            gone = [x for x in older if x.freed <= following]
+            were = {*map(id, before)}
+            dropped = [x.size for x in (*gone, *left) if id(x) not in were]
+            after = range(begin + 2, backward + 1)
+            shares = any(
+                x.made == begin - 1
+                and begin + 1 in x.reads
+                and x.freed <= backward
+                and not x.reads.isdisjoint(after)
+                for x in older
+            )
+            yield sum(x.size for x in left), sum(dropped), shares
+            before = left
+
+    def _run(
+        self, func: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, list[Tensor], list[Tensor]]:
+        outputs, taken, made = super()._run(func, args, kwargs)
+        for x in taken:
+            if x.layout is torch.strided:
+                life = self._alive.get(x.untyped_storage()._cdata)
+                if life is not None:
+                    life.reads.add(self.moment)
+        return outputs, taken, made
+
+    def _add(self, x: Tensor) -> None:
+        count = len(self._known)
+        super()._add(x)
+        if len(self._known) > count:
+            storage = x.untyped_storage()
+            life = _Life(storage.nbytes(), self.moment, set())
+            self._alive[storage._cdata] = life
+            self._lives.append(life)
+
+    def _free(self, key: int, size: int) -> None:
+        super()._free(key, size)
+        self._alive.pop(key).freed = self.moment
+
+
+class _Work(_Lives):
     """Counts what operations compute and move, beside what is alive."""
 
     def __init__(self, device: torch.device | None) -> None:

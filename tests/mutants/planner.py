@@ -35,21 +35,39 @@ PLANNER = [
     ),
     PROFILE_CODE(
         "planner: activations of a run are not held until its backward pass",
-        "held = max(stored.held_bytes, 0 if joins else cost.held_bytes)",
+        "held = stored.held_bytes + max(0, kept)",
         "held = 0",
         PROFILE_TESTS("any_run"),
+    ),
+    PROFILE_CODE(
+        "planner: the first block of a run drops its input",
+        "kept = 0 if joins else stored.dropped_bytes - cost.dropped_bytes",
+        "kept = 0",
+        PROFILE_TESTS("any_run and drop"),
     ),
     NETWORK_CODE(
         "planner: blocks join whatever runs before them",
         "if not kept_its_input(blocks[name])",
         "if True",
-        PLAN_TESTS("does_not_follow"),
+        PLAN_TESTS("not_follow"),
     ),
     PROFILING_CODE(
         "planner: what a caller still has by name is held to the backward pass",
-        "min(b.after_bytes, x) for b, x in",
-        "b.after_bytes for b, x in",
+        "min(block.after_bytes, x) - block.left_bytes",
+        "block.after_bytes - block.left_bytes",
         PROFILING_TESTS("in_any_modes and more"),
+    ),
+    PROFILING_CODE(
+        "planner: the last block of a stage lets go of the stage's input",
+        "min(block.after_bytes, x) - block.left_bytes",
+        "min(block.after_bytes, x)",
+        PROFILE_TESTS("any_run and stages"),
+    ),
+    PROFILING_CODE(
+        "planner: blocks join whoever else reads their input",
+        "if chosen[n].spec.joins and seen.shares_input",
+        "if False",
+        PLAN_TESTS("what_others_read"),
     ),
     PROFILING_CODE(
         "planner: blocks that are not trained recompute",

@@ -61,6 +61,24 @@ def plain(depth=6, width=64):
     return nn.Sequential(*(layers(width, width * (1 + i % 3)) for i in range(depth)))
 
 
+class Staged(nn.Module):
+    """Stages of blocks; the input of a stage has a name until the stage has run."""
+
+    def __init__(self, *first):
+        super().__init__()
+        self.stages = nn.ModuleList(
+            nn.Sequential(
+                *(nn.Sequential(*first, *layers(16, 32)) for _ in range(depth))
+            )
+            for depth in (3, 4, 2)
+        )
+
+    def forward(self, x):
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
 class Scaled(nn.Sequential):
     """Takes two arguments, by place or by name."""
 
@@ -127,12 +145,24 @@ def profile_module(module, x, *, measure=True, **given):
     return profile(step_of(module, x, speed=None if measure else ASSUMED, **given))
 
 
-@functools.cache
-def with_runs_on_meta(depth, width=64):
-    """Equal blocks that may join each other, with steps and profile, on meta."""
-    equal = nn.Sequential(*(layers(width, 2 * width) for _ in range(depth)))
-    module, step = on_meta(equal, torch.randn(512, width))
-    network = as_network(module, "?")
+#: Blocks that may join each other: all equal, in stages, and such as drop their input
+#: where they store, for their first layer saves what it returns.
+WITH_RUNS = {
+    "equal": lambda: (equal(9), torch.randn(512, 64), "?"),
+    "stages": lambda: (Staged(), torch.randn(2048, 16), "stages.*.?"),
+    "dropped input": lambda: (Staged(nn.Tanh()), torch.randn(2048, 16), "stages.*.?"),
+}
+
+
+def equal(depth, width=64):
+    return nn.Sequential(*(layers(width, 2 * width) for _ in range(depth)))
+
+
+def with_runs_on_meta(name):
+    """A network of ``WITH_RUNS``, with steps and profile, on meta."""
+    module, x, blocks = WITH_RUNS[name]()
+    module, step = on_meta(module, x)
+    network = as_network(module, blocks)
     network = Restricted(network, tried_modes(network, step))
     return network, step, profile_of(network, step)
 

@@ -122,14 +122,28 @@ def test_runs_of_blocks_fit_where_blocks_that_recompute_alone_do_not(measure):
         plan(module, x, least - 1, **given)
 
 
-def test_what_does_not_follow_the_block_before_joins_none():
-    class Scaling(nn.Sequential):
-        def forward(self, x):
-            for block in self:
-                x = block(x) * 1.0
-            return x
+class Scaling(nn.Sequential):
+    """Does not give a block just what the one before it returned."""
 
-    module = Scaling(*plain(4))
+    def forward(self, x):
+        for block in self:
+            x = block(x) * 1.0
+        return x
+
+
+class Listing(nn.Sequential):
+    """Gives it to others, too."""
+
+    def forward(self, x):
+        outputs = [x]
+        for block in self:
+            outputs.append(block(outputs[-1]))
+        return torch.stack(outputs).sum(0)
+
+
+@pytest.mark.parametrize("kind", [Scaling, Listing])
+def test_what_others_read_or_does_not_follow_the_block_before_joins_none(kind):
+    module = kind(*plain(4))
     step = step_of(module, torch.randn(8, 64), blocks="*")
     assert [b.modes for b in profile(step).blocks] == [["store", "recompute"]] * 4
 
@@ -365,14 +379,9 @@ def test_budgets_and_limits_that_are_none_are_refused(budget, limit, message):
 
 
 #: Networks of SpeechBrain at full size, and their blocks.
-SHORT = (
-    "the peak of a plan with runs of blocks is predicted a map short; it is measured"
-)
 OF_SPEECHBRAIN = [
     (ECAPA_TDNN, ["blocks.*", "mfa", "asp.*"]),
-    pytest.param(
-        ResNet, ["layer?.*"], marks=pytest.mark.xfail(strict=True, reason=SHORT)
-    ),
+    (ResNet, ["layer?.*"]),
 ]
 
 
@@ -390,7 +399,8 @@ def test_networks_of_speechbrain_fit_into_half_of_what_they_store(build, blocks)
     peak = peak_of(lambda: module(x).square().sum().backward())
     assert peak <= budget
     assert abs(peak - planned.predicted_bytes) <= 1e-6 * peak + SCALARS
-    assert set(planned.modes.values()) == {"store", "recompute"}
+    modes = {*planned.modes.values()}
+    assert {"store", "recompute"} <= modes <= {"store", "recompute", "join"}
     assert planned.seconds < 1.5 * stored.seconds
 
 

@@ -240,12 +240,14 @@ def test_tensors_of_the_network_s_device_are_counted_and_copies_from_others_take
 
 
 def test_what_is_kept_on_the_host_can_be_traced_without_contents():
-    module = nn.Sequential(nn.Linear(50, 50), nn.Tanh())
+    module = nn.Sequential(nn.Linear(50, 50), nn.Tanh(), nn.Tanh())
     module, step = on_meta(module, torch.randn(200, 50))
     network = as_network(module, ["?"])
-    kept = trace_bytes(network, step)
+    kept = trace_bytes(network, step).blocks["2"]
     with torch.autograd.graph.save_on_cpu():
         moved = trace_bytes(network, step, with_work=True)
-    assert moved.backward_bytes < kept.backward_bytes
+    last, size = moved.blocks["2"], 4 * 200 * 50
+    assert kept.after_bytes - kept.left_bytes == 2 * size
+    assert last.after_bytes - last.left_bytes == size
     # Each is copied to the host and back.
-    assert moved.work["1"].host_bytes == 2 * 4 * 200 * 50
+    assert moved.work["1"].host_bytes == 2 * size
