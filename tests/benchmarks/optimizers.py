@@ -183,7 +183,6 @@ def trained(name: str, speech: Speech, setting: Setting) -> dict[str, dict[str, 
     whole = statistics.median(seconds)
     rows = {}
     for way, spread in spreads.items():
-        optimizer = ways.get(way, training.optimizer)
         rows[way] = {
             "error": statistics.median(series[way]) if way in series else 0.0,
             "errors": {"of each step": [round(e, 5) for e in series.get(way, [])]},
@@ -193,7 +192,6 @@ def trained(name: str, speech: Speech, setting: Setting) -> dict[str, dict[str, 
                 else ""
                 for kind in KINDS
             },
-            "trained MiB": state_bytes(optimizer) / MIB,
             "ms": 1e3 * spread.median,
             "times the baseline": spread.median / spreads[PLAIN].median,
             "of the training step": spread.median / whole,
@@ -244,7 +242,7 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
                 counts = plain if way == PLAIN else on_meta(name, way)
             saved = "" if counts["MiB"] == "" else 1 - counts["MiB"] / plain["MiB"]
             kernels = counts["kernels"]
-            empty = dict.fromkeys(_STEP_COLUMNS, "")
+            empty: dict[str, Any] = dict.fromkeys(_STEP_COLUMNS, "") | {"errors": {}}
             rows.append(
                 {
                     "encoder": name,
@@ -279,7 +277,6 @@ _STEP_COLUMNS = (
     "error",
     "errors",
     *(f"error, {kind}" for kind in KINDS),
-    "trained MiB",
     "ms",
     "times the baseline",
     "of the training step",
@@ -292,18 +289,32 @@ def _versions() -> str:
     )
 
 
+#: Forms that a picture shows.
+DRAWN = tuple(FORMS)[:3]
+
+
 def draw(result: Result, path: Path) -> None:
     """Draw the error of updates over the training."""
     curves = {
-        f"{row['encoder']}, {row['way']}": row["errors"]["of each step"]
+        f"{row['encoder']}, {row['way'].removeprefix('blocks of ')}": row["errors"][
+            "of each step"
+        ]
         for row in result.rows
-        if row["errors"] and row["errors"]["of each step"]
+        if row["way"] in DRAWN and row["errors"].get("of each step")
     }
     loss_curves(
         curves,
         path,
-        title="Updates with 8-bit states, beside those with 32 bit",
-        source=f"{result.setting}. {result.where}",
+        title="How far updates with 8-bit states are off, by the values of a block",
+        source=f"Distance from torch's update at 32 bit over its length; {speech_of(result)}. "
+        f"{result.where}",
         quantity="error of the update",
         mean_of=5,
+    )
+
+
+def speech_of(result: Result) -> str:
+    """Give what was trained on, of a result's setting."""
+    return next(
+        part for part in result.setting.split("; ") if "steps of training" in part
     )

@@ -24,6 +24,8 @@ from .harness import Result, markdown
 from .inference import EVAL, FORM
 from .launches import CARDS
 from .launches import PLAIN as PLAIN_LAYERS
+from .optimizers import FORMS, KINDS
+from .optimizers import PLAIN as PLAIN_STATES
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,6 +206,46 @@ def columns_of(name: str) -> str:
     return captioned(rows, result)
 
 
+def optimizer_states() -> str:
+    """Show a row of each encoder, with what each form of 8-bit states saves."""
+    result = committed("optimizers")
+    rows: dict[str, dict[str, str]] = {}
+    for row in result.rows:
+        if row["way"] not in (PLAIN_STATES, *FORMS):
+            continue
+        shown = rows.setdefault(row["encoder"], {"encoder": row["encoder"]})
+        if row["way"] == PLAIN_STATES:
+            shown["optimizer"] = row["optimizer"]
+            shown["MiB at 32 bit"] = f"{row['MiB']:.1f}"
+            continue
+        shown[f"saved, {row['way']}"] = f"{100 * row['saved']:.2f} %"
+        if row["way"] == next(iter(FORMS)):
+            shown["launches"] = f"{row['kernels']}"
+            shown["times torch's"] = f"{row['times its kernels']:.3f}"
+    return captioned(list(rows.values()), result)
+
+
+def optimizer_steps() -> str:
+    """Show errors and times of the encoders that were trained, a row of each way."""
+    result = committed("optimizers")
+    rows = [row for row in result.rows if row["ms"] != ""]
+    # Of kinds of layers that an encoder does not have there is no error.
+    rows = [
+        {key: _Empty() if value == "" else value for key, value in row.items()}
+        for row in rows
+    ]
+    columns = {
+        "encoder": "{encoder}",
+        "way": "{way}",
+        "error": "{error:.1%}",
+        **{kind: f"{{error, {kind}:.1%}}" for kind in KINDS},
+        "ms": "{ms:.0f}",
+        "times torch's ms": "{times the baseline:.1f}",
+        "of the training step, %": "{of the training step, %}",
+    }
+    return captioned([cells(row, columns) for row in rows], result)
+
+
 def inference() -> str:
     """Show memory and time of each encoder, beside its vanilla counterpart."""
     result = committed("inference")
@@ -331,7 +373,7 @@ def engine() -> str:
     columns = {
         ("basic", 32, "float32"): {"MiB basic": size},
         ("df_bottleneck", 32, "float32"): {"MiB DF": size},
-        ("revnet57", 13, "float32"): {"MiB revnet57": size, "times storing": time},
+        ("revnet57", 13, "float32"): {"MiB revnet57": size, "times plain": time},
         ("revnet57", 13, "bf16"): {"MiB revnet57 bf16": size, "in bf16": time},
     }
     ways: dict[str, dict[str, str]] = {}
@@ -348,7 +390,7 @@ def engine() -> str:
     for way, shown in ways.items():
         shown["gets wrong"] = "; ".join(wrong[way].values()) or "nothing"
     heads = ["way", *(f"MiB {c}" for c in ("basic", "DF", "revnet57", "revnet57 bf16"))]
-    heads += ["times storing", "in bf16", "gets wrong"]
+    heads += ["times plain", "in bf16", "gets wrong"]
     return (
         f"{markdown(_filled_up(ways.values(), heads))}\n\nMiB per utterance of 2 s, of 32 "
         "blocks of either kind and of a whole encoder, whose time is shown. "
@@ -536,6 +578,10 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     RECIPE: {
         name: partial(columns_of, name)
         for name in ("reading", "manifests", "embedding", "scoring_at_scale")
+    },
+    DOCS / "optimizers.md": {
+        "optimizer_states": optimizer_states,
+        "optimizer_steps": optimizer_steps,
     },
     DOCS / "other_networks.md": {"budgets": partial(columns_of, "budgets")},
     DOCS / "deploying.md": {
