@@ -2,12 +2,10 @@
 
 from .augmentation import SpeakerAugment, add_noise, reverberate
 from .corpus import (
-    CORPORA,
     Corpus,
     VoxCelebFolder,
     audio_exists,
     audio_files,
-    open_corpus,
 )
 from .dataset import (
     ChunkBatch,
@@ -17,6 +15,7 @@ from .dataset import (
     collate_whole,
     repeat_to,
 )
+from .formats import CORPORA, FORMATS, Row, open_corpus
 from .manifest import Manifest, Utterance, read_manifest, write_manifest
 from .reading import (
     AudioInfo,
@@ -30,6 +29,7 @@ from .seeding import GlobalRandomState, generator
 
 __all__ = [
     "CORPORA",
+    "FORMATS",
     "AudioInfo",
     "ChunkBatch",
     "ChunkDataset",
@@ -37,6 +37,7 @@ __all__ = [
     "EpochBatchSampler",
     "GlobalRandomState",
     "Manifest",
+    "Row",
     "SpeakerAugment",
     "Utterance",
     "VoxCelebFolder",

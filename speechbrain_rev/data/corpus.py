@@ -1,7 +1,7 @@
 """Corpora: the audio of a folder, whose it is, and which files a list names.
 
-A layout of a corpus is one class that follows `Corpus`, and its row of `CORPORA`. All
-else (listing, preparation, validation trials, extraction) asks the corpus.
+A layout of a corpus is one class that follows `Corpus`, and its row of `CORPORA` in
+`formats`. All else (listing, preparation, validation trials, extraction) asks the corpus.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from heapq import nsmallest
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Protocol
 
-from speechbrain_rev.lists import way_out
+from speechbrain_rev.lists import read_lines, way_out
 from speechbrain_rev.whole_files import check_path
 
 from .packed import SAMPLE_BYTES, find_packed
+from .segments import find_segment
 
 #: Audio that is read by frame range.
 AUDIO_SUFFIXES = (".wav", ".flac")
@@ -40,10 +42,16 @@ AUDIO_ENDINGS = (*AUDIO_SUFFIXES, *_DECODED)
 _ODD = re.compile(r"(?:^|/)(?:/|\.|$)")
 # Threads that look for files, and for how many at a time.
 _THREADS, _BATCH = 16, 4096
+# A file of LibriSpeech without SPEAKERS.TXT, as in a packed folder.
+_SUBSET = re.compile(r"(?:train|dev|test)-(?:clean|other)[^/]*/[^/]+/[^/]+/[^/]+$")
+# The speaker of speaker_utterance.wav.
+_FLAT = r"^([^/_]+)_[^/]+$"
 
 
 def audio_exists(path: str | Path) -> bool:
     """Return whether there is such a file, in a folder or in a packed one.
+
+    A segment is there if its recording is.
 
     Parameters
     ----------
@@ -56,6 +64,8 @@ def audio_exists(path: str | Path) -> bool:
     if inside := find_packed(path):
         packed, name = inside
         return name in packed
+    if segment := find_segment(path):
+        return audio_exists(segment.recording)
     return Path(path).is_file()
 
 
@@ -278,6 +288,11 @@ class Corpus(Protocol):
             None if the folder has another layout.
         """
 
+    @property
+    def format(self) -> str:
+        """Return what the corpus was recognised as, in words."""
+        return type(self).__name__
+
     @abstractmethod
     def utterances(self) -> Iterator[str]:
         """List the names of all files of audio, lazily, in a fixed order.
@@ -353,8 +368,9 @@ class Corpus(Protocol):
             packed, packed_name = inside
             there = packed_name in packed
             return SAMPLE_BYTES * packed.length(packed_name) if there else None
+        segment = find_segment(path)
         try:
-            return path.stat().st_size
+            return (segment.recording if segment else path).stat().st_size
         except FileNotFoundError:
             return None
 
@@ -412,6 +428,14 @@ class VoxCelebFolder(Corpus):
         Whether a .flac is taken where a name says .wav, or the reverse.
     outside_files : bool
         Whether names and links may lead anywhere.
+    speaker_from : int or str
+        Which folder below the root is the speaker's, 1 for the first; or a regular
+        expression that is searched in names, whose first group (or whole match) is the
+        speaker.
+    known_as : str
+        What the layout was recognised as.
+    speakers : frozenset of str or None
+        Who belongs to the corpus; None for all.
 
     Example
     -------
@@ -424,6 +448,9 @@ class VoxCelebFolder(Corpus):
     folder: str | Path | None = None
     any_extension: bool = field(default=False, kw_only=True)
     outside_files: bool = field(default=False, kw_only=True)
+    speaker_from: int | str = field(default=1, kw_only=True)
+    known_as: str = field(default="folders of speakers", kw_only=True)
+    speakers: frozenset[str] | None = field(default=None, kw_only=True, repr=False)
 
     layout: ClassVar[str] = (
         "Accepted are DATA/wav/<speaker>/<session>/<utterance>.wav or .flac, and the same "
@@ -459,17 +486,45 @@ class VoxCelebFolder(Corpus):
         ValueError
             If there are several such folders, each of which would be taken for a speaker.
         """
+        whole = Path(os.path.abspath(folder))
+        made = partial(
+            cls,
+            folder=folder,
+            any_extension=any_extension,
+            outside_files=outside_files,
+        )
+        if (whole / "SPEAKERS.TXT").is_file():
+            return made(whole, known_as="LibriSpeech", speaker_from=2)
+        for place in ("wav48_silence_trimmed", "wav48"):
+            if any(True for _ in audio_below(whole / place)):
+                return made(whole / place, known_as="VCTK")
+        if (whole / "dev/dev.lst").is_file() and (whole / "data").is_dir():
+            # data/ has the speakers of eval/ too.
+            known = frozenset(read_lines(whole / "dev/dev.lst", "'speaker'"))
+            return made(whole / "data", known_as="CN-Celeb", speakers=known)
         for place in (*cls._PLACES, "."):
-            root = Path(os.path.abspath(folder)) / place
-            if any(True for _ in _audio_below(root)):
-                cls._refuse_corpora(folder, root)
-                return cls(
-                    root,
-                    folder,
-                    any_extension=any_extension,
-                    outside_files=outside_files,
-                )
+            root = whole / place
+            first = next(audio_below(root), None)
+            if first is None:
+                continue
+            cls._refuse_corpora(folder, root)
+            if place != ".":
+                return made(root, known_as="VoxCeleb")
+            if _SUBSET.match(first.relative_to(root).as_posix()):
+                return made(root, known_as="LibriSpeech", speaker_from=2)
+            if first.parent == root and cls._is_flat(root):
+                flat = "speaker_utterance files in one folder"
+                return made(root, known_as=flat, speaker_from=_FLAT)
+            return made(root)
         return None
+
+    @staticmethod
+    def _is_flat(root: Path) -> bool:
+        """Return whether all audio lies in one folder, and each name has a speaker."""
+        return all(
+            path.parent == root and re.match(_FLAT, path.name)
+            for path in audio_below(root, AUDIO_SUFFIXES + OTHER_SUFFIXES)
+        )
 
     @classmethod
     def _refuse_corpora(cls, given: str | Path, root: Path) -> None:
@@ -495,10 +550,20 @@ class VoxCelebFolder(Corpus):
         str
             Relative to the root, with ``/`` between folders.
         """
-        audio = _audio_below(self.root, AUDIO_SUFFIXES + OTHER_SUFFIXES)
+        audio = audio_below(self.root, AUDIO_SUFFIXES + OTHER_SUFFIXES)
         for _, paths in groupby(audio, key=lambda path: path.parent):
             for path in without_originals(paths):
-                yield path.relative_to(self.root).as_posix()
+                name = path.relative_to(self.root).as_posix()
+                if self._belongs(name):
+                    yield name
+
+    def _belongs(self, name: str) -> bool:
+        return self.speakers is None or self.speaker(name) in self.speakers
+
+    @property
+    def format(self) -> str:
+        """Return what the layout was recognised as."""
+        return self.known_as
 
     def locate(self, name: str) -> Path:
         """Give the file of a name, or one of another extension if that alone is there.
@@ -524,20 +589,25 @@ class VoxCelebFolder(Corpus):
         return path
 
     def speaker(self, name: str) -> str | None:
-        """Give the first folder of a name, however its path is spelt.
+        """Give the speaker of a name, the first folder unless `speaker_from` differs.
 
         Parameters
         ----------
         name : str
-            Relative to the root: ``./id1/a.wav`` and ``../wav/id1/a.wav`` are of id1.
+            Relative to the root, however it is spelt: ``./id1/a.wav`` and
+            ``../wav/id1/a.wav`` are of id1.
 
         Returns
         -------
         str or None
-            None if the file lies in no speaker's folder.
+            None if the file lies in no speaker's folder, or the pattern is not in it.
         """
         parts = self._parts(name)
-        return parts[0] if len(parts) > 1 else None
+        if isinstance(self.speaker_from, int):
+            level = self.speaker_from
+            return parts[level - 1] if len(parts) > level else None
+        found = re.search(self.speaker_from, "/".join(parts))
+        return (found[1] if found.re.groups else found[0]) or None if found else None
 
     def session(self, name: str) -> str | None:
         """Give the folders between the speaker's and the file.
@@ -552,7 +622,12 @@ class VoxCelebFolder(Corpus):
         str or None
             None if there are none.
         """
-        return "/".join(self._parts(name)[1:-1]) or None
+        parts = self._parts(name)
+        if self.known_as == "CN-Celeb":
+            # <speaker>/<genre>-<session>-<utterance>
+            return parts[-1].rpartition("-")[0] or None
+        level = self.speaker_from if isinstance(self.speaker_from, int) else 0
+        return "/".join(parts[level:-1]) or None
 
     def _parts(self, name: str) -> tuple[str, ...]:
         if not _ODD.search(name):
@@ -562,9 +637,9 @@ class VoxCelebFolder(Corpus):
             return path.relative_to(self.root).parts
         return tuple(name.split("/"))
 
-    def folder_of(self, speaker: str) -> Path:
-        """Give the folder of a speaker."""
-        return self.root / speaker
+    def folder_of(self, speaker: str) -> Path | None:
+        """Give the folder of a speaker; None where it is not the first of names."""
+        return self.root / speaker if self.speaker_from == 1 else None
 
     def remarks(self, names: Collection[str]) -> Remarks:
         """Warn of unusual depths, and of audio beside the speakers' folders.
@@ -578,12 +653,15 @@ class VoxCelebFolder(Corpus):
         -------
         Remarks
         """
-        warnings = [self._unusual_depths(names)]
+        usual = self.known_as in ("VoxCeleb", "folders of speakers")
+        usual = usual and self.speaker_from == 1
+        warnings = [self._unusual_depths(names)] if usual else []
         others = self._beside(names)
         if others:
             warnings.append(
                 f"{len(others)} files of audio in {self.folder} are passed over: the "
-                f"speakers' folders are in {self.root}, and they are not, such as "
+                f"speakers' folders are in {self.root}, and they are not"
+                f"{'' if self.speakers is None else ', or not in dev/dev.lst'}, such as "
                 f"{', '.join(map(str, others[:3]))}."
             )
         return Remarks(tuple(filter(None, warnings)), len(others))
@@ -607,13 +685,18 @@ class VoxCelebFolder(Corpus):
             f"first folder is taken for the speaker: {depths}."
         )
 
+    def _is_here(self, path: Path) -> bool:
+        if not path.is_relative_to(self.root):
+            return False
+        return self._belongs(path.relative_to(self.root).as_posix())
+
     def _beside(self, names: Iterable[str]) -> list[Path]:
         """Find audio of the whole folder that is not below the root, nor linked there."""
         whole = self.root if self.folder is None else Path(os.path.abspath(self.folder))
         if whole == self.root:
             return []
-        audio = _audio_below(whole, AUDIO_SUFFIXES + OTHER_SUFFIXES)
-        others = [path for path in audio if not path.is_relative_to(self.root)]
+        audio = audio_below(whole, AUDIO_SUFFIXES + OTHER_SUFFIXES)
+        others = [path for path in audio if not self._is_here(path)]
         if others:
             used = {(self.root / name).parent for name in names}
             real = {os.path.realpath(folder) for folder in used}
@@ -621,72 +704,7 @@ class VoxCelebFolder(Corpus):
         return sorted(without_originals(others))
 
 
-#: Layouts by name. A folder is of the first that recognises it: those that ask for more
-#: come first.
-CORPORA: dict[str, type[Corpus]] = {"VoxCeleb": VoxCelebFolder}
-
-
-def open_corpus(
-    folder: str | Path,
-    option: str = "data_folder",
-    *,
-    any_extension: bool = False,
-    outside_files: bool = False,
-) -> Corpus:
-    """Recognise the corpus in a folder.
-
-    Parameters
-    ----------
-    folder : str or Path
-        As given by the user; or a packed folder.
-    option : str
-        What it is given as.
-    any_extension : bool
-        Whether a .flac is taken where a list says .wav, or the reverse.
-    outside_files : bool
-        Whether names and links may lead out of the folder.
-
-    Returns
-    -------
-    Corpus
-
-    Raises
-    ------
-    ValueError
-        If there is none; it names the layouts.
-
-    Example
-    -------
-    >>> path = getfixture("tmp_path") / "wav" / "id1" / "video" / "a.wav"
-    >>> path.parent.mkdir(parents=True); path.touch()
-    >>> corpus = open_corpus(getfixture("tmp_path"))
-    >>> [(name, corpus.speaker(name)) for name in corpus.utterances()]
-    [('id1/video/a.wav', 'id1')]
-    """
-    layouts = " ".join(corpus.layout for corpus in CORPORA.values())
-    path = Path(os.path.abspath(folder))
-    if find_packed(path) is None and not path.is_dir():
-        raise ValueError(
-            f"The data folder {folder} does not exist. Give the folder of "
-            f"VoxCeleb (or of your speech) with --{option}=... {layouts}"
-        )
-    for corpus in CORPORA.values():
-        opened = corpus.find(
-            folder, any_extension=any_extension, outside_files=outside_files
-        )
-        if opened is not None:
-            return opened
-    other = next(_audio_below(path, OTHER_SUFFIXES), None)
-    if other is not None:
-        raise ValueError(
-            f"{folder} holds {other.suffix} files, which cannot be read by frame "
-            f"range. Convert each: ffmpeg -i IN{other.suffix} -ar 16000 -ac 1 OUT.flac. "
-            + layouts
-        )
-    raise ValueError(f"There is no speech in {folder}. {layouts}")
-
-
-def _audio_below(
+def audio_below(
     root: Path, suffixes: tuple[str, ...] = AUDIO_SUFFIXES
 ) -> Iterator[Path]:
     """Find audio at any depth, in packed folders too; they hold WAV and FLAC alone."""
@@ -866,25 +884,3 @@ def _as_there(name: str, path: Path) -> str:
     if suffix.lower() not in AUDIO_SUFFIXES + OTHER_SUFFIXES or suffix == path.suffix:
         return name
     return name.removesuffix(suffix) + path.suffix
-
-
-def refuse_lists(folder: str | Path) -> None:
-    """Refuse a folder whose lists name the speakers, where only audio is taken.
-
-    Parameters
-    ----------
-    folder : str or Path
-
-    Raises
-    ------
-    ValueError
-        If a layout recognises it in which names of files do not tell the speaker.
-    """
-    for name, layout in CORPORA.items():
-        if not layout.speakers_in_names and layout.find(
-            folder, any_extension=False, outside_files=False
-        ):
-            raise ValueError(
-                f"{folder} is a corpus in {name}'s layout, whose lists name the speakers; "
-                "only audio would be packed. Give it as it is, or pack its folder of audio."
-            )

@@ -10,7 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -22,7 +22,8 @@ from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.whole_files import check_regular, digest_of
 
 from .checking import FileProblem, Wrong
-from .corpus import Corpus, find_files, located, open_corpus
+from .corpus import Corpus, find_files, located
+from .formats import open_corpus
 from .seeding import generator
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ _CHECKS = "bad_files", "check_audio", "any_extension", "outside_files"
 # Of each held-out speaker; a validation after each epoch must stay short.
 VALID_UTTERANCES = 10
 IMPOSTORS_PER_TARGET = 4
+# Utterances that show how a corpus was understood.
+_EXAMPLES = 3
 # Two who are held out, for impostor trials, and two to train on.
 FEWEST_SPEAKERS = 4
 
@@ -69,6 +72,8 @@ class DataSettings:
         Whether lists may say .wav where files are .flac, or the reverse.
     outside_files : bool
         Whether names and links may lead out of data_folder and trials_folder.
+    speaker_from : int, str or None
+        Where files of a folder name their speaker; None for what its layout says.
 
     Example
     -------
@@ -89,6 +94,7 @@ class DataSettings:
     check_audio: bool = False
     any_extension: bool = False
     outside_files: bool = False
+    speaker_from: int | str | None = None
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> DataSettings:
@@ -107,6 +113,7 @@ class DataSettings:
             self.data_folder,
             any_extension=self.any_extension,
             outside_files=self.outside_files,
+            speaker_from=self.speaker_from,
         )
 
     def trials_corpus(self) -> Corpus:
@@ -116,6 +123,7 @@ class DataSettings:
             "trials_folder",
             any_extension=self.any_extension,
             outside_files=self.outside_files,
+            speaker_from=self.speaker_from,
         )
 
     def fingerprint(self) -> dict[str, object]:
@@ -123,6 +131,9 @@ class DataSettings:
         given = asdict(self)
         for name in ("trials_folder", *_CHECKS):
             del given[name]
+        if self.speaker_from is None:
+            # Records of earlier versions lack it.
+            del given["speaker_from"]
         for name in ("train_list", "valid_trials", "trial_lists"):
             lists = given[name] if name == "trial_lists" else _paths_given(given[name])
             given[name] = {
@@ -171,6 +182,20 @@ class ListedSpeech:
             name for names in self.by_speaker.values() for name in names
         )
 
+    def understood(self) -> str:
+        """Say what the corpus was taken for, with three examples."""
+        names = {name: s for s, names in self.by_speaker.items() for name in names}
+        lines = [
+            f"Understood as {self.corpus.format}: {len(names)} utterances of "
+            f"{len(self.by_speaker)} speakers, such as"
+        ]
+        apart = [speakers[0] for speakers in self.by_speaker.values()]
+        examples = dict.fromkeys([*apart[:_EXAMPLES], *islice(names, _EXAMPLES)])
+        for name in islice(examples, _EXAMPLES):
+            path = located(self.corpus, name)[0]
+            lines.append(f"  {name} of {names[name]}: {path}")
+        return "\n".join(lines)
+
     def seen(self) -> int:
         """Count all files of audio."""
         listed = sum(map(len, self.by_speaker.values()))
@@ -218,6 +243,8 @@ def _in_folder(corpus: Corpus) -> ListedSpeech:
         else:
             path = located(corpus, name)[0]
             words = f"{path} lies in the folder of the speakers' folders"
+            if "/" in name or not corpus.speakers_in_names:
+                words = f"{path}: speaker_from finds no speaker in {name}"
             problems.append(FileProblem(Wrong.NO_SPEAKER, str(path), words))
     remarks = corpus.remarks(names)
     for words in remarks.warnings:

@@ -26,9 +26,9 @@ from .corpus import (
     OTHER_SUFFIXES,
     audio_files,
     inside,
-    refuse_lists,
     without_originals,
 )
+from .formats import refuse_lists
 from .packed import (
     INDEX,
     JOURNAL,

@@ -6,8 +6,9 @@
 - valid_trials.txt: trials between held-out speakers, if any are held out
 - label_encoder.txt: the number of each speaker, as SpeechBrain writes it
 - bad_files.txt: files that cannot be used, and why
+- accounting.csv: how many files were seen, used, and left out for which reason
 - prepared.json: the settings
-- SHA256SUMS: checksums of all these but bad_files.txt, which are compared when one is read
+- SHA256SUMS: checksums of all these but bad_files.txt and accounting.csv, which are compared when one is read
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import json
 import logging
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from speechbrain_rev.lists import read_lines, split_line
 from speechbrain_rev.whole_files import (
@@ -52,6 +56,7 @@ TRAIN, VALID_TRIALS = "train.csv", "valid_trials.txt"
 LABELS = "label_encoder.txt"
 RECORD = "prepared.json"
 BAD_FILES = "bad_files.txt"
+ACCOUNTING = "accounting.csv"
 LISTS = (TRAIN, VALID_TRIALS, LABELS)
 
 # The weights of a finished run, as checksums in its save folder name them.
@@ -123,6 +128,8 @@ class Prepared:
 def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
     """Write the lists that a training run needs, unless they are there already.
 
+    What the data folder is understood as is printed before anything is written.
+
     Parameters
     ----------
     settings : DataSettings
@@ -149,7 +156,11 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
     ...     path = folder / "wav" / speaker / "s" / "a.wav"
     ...     path.parent.mkdir(parents=True)
     ...     soundfile.write(path, [0.0, 0.5], 16000)
-    >>> prepared = prepare(DataSettings(str(folder)), folder / "save")
+    >>> prepared = prepare(
+    ...     DataSettings(str(folder)), folder / "save"
+    ... )  # doctest: +ELLIPSIS
+    Understood as VoxCeleb: 2 utterances of 2 speakers, such as
+      id1/s/a.wav of id1: ...
     >>> prepared.utterances, prepared.speakers
     (2, 2)
     """
@@ -181,6 +192,7 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
     save_folder.mkdir(parents=True, exist_ok=True)
     clear_unfinished(save_folder)
     listing = list_speech(settings)
+    tqdm.write(listing.understood())
     prepared = _write_lists(listing, settings, save_folder, save_folder / BAD_FILES)
     record = {
         "settings": fingerprint,
@@ -232,6 +244,17 @@ def _write_lists(
         passed_over=listing.passed_over,
     )
     assert prepared.accounts_for_all()
+    reasons = Counter(problem.wrong.words for problem in problems)
+    counts = {
+        "seen": listing.seen(),
+        "used: training": prepared.utterances,
+        "used: validation": prepared.held_out,
+        "left out: speaker in a trial list": prepared.left_out,
+        "left out: beside the speakers' folders": prepared.passed_over,
+        **{f"left out: {words}": count for words, count in sorted(reasons.items())},
+    }
+    rows = "".join(f"{name},{count}\n" for name, count in counts.items())
+    write_whole(save_folder / ACCOUNTING, f"what,files\n{rows}")
     # Checksums go first and come last: they vouch for the lists.
     (save_folder / SUMS).unlink(missing_ok=True)
     write_manifest(save_folder / TRAIN, utterances)

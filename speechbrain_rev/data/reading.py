@@ -16,6 +16,7 @@ import torch
 
 from .lengths import opened, report_cut
 from .packed import find_packed
+from .segments import Segment, find_segment
 
 # A FLAC frame of silence has up to 65,535 samples in 10 bytes or more.
 _SAMPLES_PER_BYTE = 8192
@@ -50,7 +51,8 @@ def audio_info(path: str | Path) -> AudioInfo:
     Parameters
     ----------
     path : str or Path
-        WAV, FLAC or another format that libsndfile knows, or a file of a packed folder.
+        WAV, FLAC or another format that libsndfile knows, a file of a packed folder, or
+        a segment of a recording (``segments``).
 
     Returns
     -------
@@ -59,12 +61,15 @@ def audio_info(path: str | Path) -> AudioInfo:
     Raises
     ------
     ValueError
-        If the file cannot be read as audio or is cut short; it names the file. Of FLAC
-        and OGG that is only seen where it is decoded.
+        If the file cannot be read as audio or is cut short, or a segment ends behind its
+        recording; it names the file. Of FLAC and OGG a cut is only seen where it is
+        decoded.
     """
     if inside := find_packed(path):
         packed, name = inside
         return AudioInfo(packed.length(name), packed.sample_rate, channels=1)
+    if segment := find_segment(path):
+        return _info_of_segment(segment)
     with _opened(path) as audio:
         info = AudioInfo(audio.frames, audio.samplerate, audio.channels)
     file_bytes = Path(path).stat().st_size
@@ -123,6 +128,15 @@ def read_audio(
             raise ValueError(_other_rate(path, packed.sample_rate, sample_rate))
         into = None if out is None else out.numpy()
         return torch.from_numpy(packed.read(name, start, samples, into))
+    if segment := find_segment(path):
+        begin, count = _in_recording(segment, start, samples)
+        return read_audio(
+            segment.recording,
+            sample_rate=sample_rate,
+            start=begin,
+            samples=count,
+            out=out,
+        )
     values, file_rate = _decode(path, start, samples)
     if file_rate != sample_rate:
         raise ValueError(_other_rate(path, file_rate, sample_rate))
@@ -173,6 +187,11 @@ def read_blocks(
             one = torch.from_numpy(packed.read(name, start, block_samples))
             yield one.unsqueeze(0)
         return
+    if segment := find_segment(path):
+        for start in range(0, audio_info(path).samples, block_samples):
+            begin, count = _in_recording(segment, start, block_samples)
+            yield _decode(segment.recording, begin, count)[0].T
+        return
     with _opened(path) as audio:
         count = 0
         while len(values := audio.read(block_samples, dtype="float32", always_2d=True)):
@@ -206,10 +225,37 @@ def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
     if find_packed(path):
         # Its files have one.
         return read_audio(path, sample_rate=sample_rate)
-    values, file_rate = _decode(path, 0, None)
+    segment = find_segment(path)
+    part = (path, 0, None) if segment is None else segment
+    values, file_rate = _decode(*part)
     if file_rate != sample_rate:
         raise ValueError(_other_rate(path, file_rate, sample_rate))
     return values[:, 0].contiguous()
+
+
+def _info_of_segment(segment: Segment) -> AudioInfo:
+    """Give length, rate and channels of a segment, which must end within its recording."""
+    whole = audio_info(segment.recording)
+    left = whole.samples - segment.start
+    if left < (segment.samples or 1):
+        end = segment.start + (segment.samples or 1)
+        raise ValueError(
+            f"{segment.recording} has {whole.samples} samples, and a segment of it begins "
+            f"at {segment.start} and ends at {end}: correct its times, or give the "
+            "recording that they are of"
+        )
+    samples = left if segment.samples is None else segment.samples
+    return AudioInfo(samples, whole.sample_rate, whole.channels)
+
+
+def _in_recording(
+    segment: Segment, start: int, samples: int | None
+) -> tuple[int, int | None]:
+    """Give start and length in the recording of a part of a segment."""
+    if segment.samples is not None:
+        left = max(0, segment.samples - start)
+        samples = left if samples is None else min(samples, left)
+    return segment.start + start, samples
 
 
 def _decode(

@@ -221,6 +221,14 @@ class Knob:
         return f" {' and '.join(bounds)}" if bounds else ""
 
 
+def _is_pattern(text: str) -> bool:
+    """Return whether a text is a regular expression of one group at most."""
+    try:
+        return text != "" and re.compile(text).groups <= 1
+    except re.error:
+        return False
+
+
 # What several knobs share.
 _file = functools.partial(Knob, "str", null=True)
 _folder = functools.partial(Knob, "str")
@@ -322,6 +330,10 @@ KNOBS = {
     ),
     # data
     "data_folder": _folder("paper (V-A): VoxCeleb2 dev"),
+    "speaker_from": Knob(
+        "any", "ours", null=True, at_least=1, reads=_is_pattern,
+        form="a level, or a regular expression with one group at most",
+    ),
     "sample_rate": Knob(
         "int", "SpeechBrain", "Hz", at_least=4000, at_most=16000,
         why="It is in Hz, and SpeechBrain's Fbank takes windows of at most 400 "

@@ -134,6 +134,11 @@ RULES = (
         "give different speeds of at most two decimals, 1.0 among them.",
     ),
     KnobRule(
+        ("speaker_from",),
+        lambda place: place is None or type(place) in (int, str),
+        "give a level from 1 on, a regular expression in quotes, or null.",
+    ),
+    KnobRule(
         ("valid_speakers",),
         lambda count: count != 1,
         "one speaker gives no impostor trials. Give 0 (no validation) or at least 2.",

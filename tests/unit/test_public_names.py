@@ -64,7 +64,7 @@ PUBLIC = {
     },
     "data": {
         "CORPORA", "AudioInfo", "ChunkBatch", "ChunkDataset", "Corpus", "EpochBatchSampler",
-        "GlobalRandomState", "Manifest", "SpeakerAugment", "Utterance", "VoxCelebFolder", "WholeUtterances",
+        "FORMATS", "GlobalRandomState", "Manifest", "Row", "SpeakerAugment", "Utterance", "VoxCelebFolder", "WholeUtterances",
         "add_noise", "audio_exists", "audio_files", "audio_info", "collate_chunks", "collate_whole",
         "generator", "open_corpus", "read_audio", "read_blocks", "read_first_channel", "read_manifest",
         "repeat_to", "reverberate", "write_manifest",

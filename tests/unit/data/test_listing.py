@@ -17,7 +17,7 @@ from speechbrain_rev.data import (
     read_manifest,
 )
 from speechbrain_rev.data import (
-    corpus as corpora,
+    formats as corpora,
 )
 from speechbrain_rev.data.labels import read_labels
 from speechbrain_rev.data.packing import pack

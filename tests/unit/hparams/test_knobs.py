@@ -77,7 +77,7 @@ def test_every_setting_of_train_yaml_has_a_row_and_null_has_a_value():
 
 def test_a_refusal_names_the_key_the_place_and_what_is_allowed(tmp_path):
     file = tmp_path / "mine.yaml"
-    wrong = {"int": 2**70, "float": INF, "str": ""}
+    wrong = {"int": 2**70, "float": INF, "str": "", "any": 2**70}
     for name, knob in KNOBS.items():
         if knob.kind == "bool":
             continue

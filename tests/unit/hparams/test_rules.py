@@ -19,6 +19,7 @@ TOGETHER = [
     ({"speeds": [1.0, 1.2]}, "too short for the fastest speed"),
     ({"speeds": [0.9, 1.1]}, "speeds is [0.9, 1.1] (command line): give different"),
     ({"speeds": [1.0, 0.999]}, "at most two decimals"),
+    ({"speaker_from": 1.5}, "give a level from 1 on, a regular expression in"),
     ({"valid_speakers": 1}, "Give 0 (no validation) or at least 2."),
     ({"arch": "resnet34", "mode": "reconstruct"}, "this encoder is not reversible"),
     ({"arch": "resnet34", "chunk": 800_000}, "works on all channels at once"),
