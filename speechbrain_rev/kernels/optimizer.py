@@ -106,7 +106,7 @@ class Packed:
     shared : bool
         Whether a block has values of several tensors; else each begins one of its own.
     first_blocks : list of int
-        The first block of each tensor, and their number; shared ones are counted on.
+        The first block of each tensor, and the number of all.
     moments : list of Tensor
         [values], of each moment: codes, uint8, or float32.
     scales : list of Tensor

@@ -1,10 +1,9 @@
-"""Arguments of optimizers: options by name, parameters to train, how states are stored."""
+"""Arguments of optimizers: options by name, and parameters to train."""
 
 import functools
-import math
 import numbers
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -14,18 +13,19 @@ Params: TypeAlias = (
 )
 Kept: TypeAlias = torch.nn.Module | torch.Tensor | Iterable["Kept"]
 
-
-#: Which options an optimizer honours at 32 and at 8 bit, beside lr and weight_decay.
+_ADAMS = ("adam", "adamw")
+#: Options beside lr and weight_decay: whose they are, and at which bits.
 _OPTIONS = {
-    "sgd": (
-        ("momentum", "dampening", "nesterov"),
-        ("momentum", "nesterov", "decoupled_decay"),
-    ),
-    "adam": (("betas", "eps", "amsgrad"), ("betas", "eps")),
-    "adamw": (("betas", "eps", "amsgrad"), ("betas", "eps")),
+    "momentum": (("sgd",), (8, 32)),
+    "dampening": (("sgd",), (32,)),
+    "nesterov": (("sgd",), (8, 32)),
+    "decoupled_decay": (("sgd",), (8,)),
+    "betas": (_ADAMS, (8, 32)),
+    "eps": (_ADAMS, (8, 32)),
+    "amsgrad": (_ADAMS, (32,)),
 }
-BLOCKS = (256, 2048)
-BACKENDS = ("native", "bitsandbytes")
+#: What an optimizer without them ignores, so that one block of YAML serves all three.
+_IGNORED = ("momentum", "betas", "eps")
 
 
 def honoured(name: str, bits: int) -> tuple[str, ...]:
@@ -36,67 +36,16 @@ def honoured(name: str, bits: int) -> tuple[str, ...]:
     >>> honoured("adam", 8)
     ('lr', 'weight_decay', 'betas', 'eps')
     """
-    return ("lr", "weight_decay", *_OPTIONS[name][bits == 8])
-
-
-@dataclass(frozen=True)
-class Storage:
-    """How 8-bit states are stored, and who computes.
-
-    Attributes
-    ----------
-    block : {256, 2048}
-        Values that share a scale.
-    pack_small : bool
-        Whether tensors of fewer than 4096 values share blocks, else they stay at 32 bit.
-    backend : {"native", "bitsandbytes"}
-        Who computes; both store the same.
-    """
-
-    block: int = 256
-    pack_small: bool = False
-    backend: str = field(default="native", compare=False)
-
-    @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> "Storage":
-        """Read it from an optimizer's first group."""
-        group = optimizer.param_groups[0]
-        return cls(group.get("block_size", 256), group.get("pack_small", False))
-
-    def __str__(self) -> str:
-        small = "packed" if self.pack_small else "at 32 bit"
-        return f"blocks of {self.block} values with small tensors {small}"
-
-    def check(self, name: str, bits: int, options: Mapping[str, Any]) -> None:
-        """Refuse a form that does not exist, or what the library would not honour."""
-        if type(self.block) is not int or self.block not in BLOCKS:
-            raise ValueError(
-                f"block is {self.block!r}; blocks have 256 or 2048 values."
-            )
-        switch("pack_small", self.pack_small)
-        if self.backend not in BACKENDS:
-            raise ValueError(
-                f"backend is {self.backend!r}; it must be 'native' or 'bitsandbytes'."
-            )
-        if self.backend == "native" or bits == 32:
-            return
-        refused = {
-            f"block={self.block}": self.block != 256,
-            "pack_small": self.pack_small,
-            "nesterov": options.get("nesterov"),
-            "decoupled_decay": options.get("decoupled_decay"),
-            "an L2 weight_decay of adam": name == "adam" and options["weight_decay"],
-        }
-        for what, given in refused.items():
-            if given:
-                raise ValueError(
-                    f"backend 'bitsandbytes' cannot do {what}. Leave it out, or take the "
-                    "backend 'native'."
-                )
+    own = [key for key, (names, at) in _OPTIONS.items() if name in names and bits in at]
+    return ("lr", "weight_decay", *own)
 
 
 def number(
-    name: str, value: Any, *, below: float = math.inf, above_zero: bool = False
+    name: str,
+    value: Any,
+    *,
+    below: float = sys.float_info.max,
+    above_zero: bool = False,
 ) -> float:
     """Read a number from zero to ``below``; text is refused even where it spells one.
 
@@ -106,36 +55,44 @@ def number(
     1.0
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    try:
-        read = float(value) if is_number else math.nan
-    except OverflowError:  # an int that no float can hold
-        read = math.inf
-    if not 0 <= read < below or (above_zero and read == 0):
+    if not is_number or not 0 <= value < below or (above_zero and value == 0):
         low = "above 0" if above_zero else "from 0"
-        high = "" if math.isinf(below) else f" to below {below:g}"
+        high = f" to below {below:g}" if below < sys.float_info.max else ""
         hint = " (YAML reads 1e-4 as text; write 1.0e-4.)"
         raise ValueError(
             f"{name} is {value!r}; it must be a number {low}{high}."
             + (hint if isinstance(value, str) else "")
         )
-    return read
+    return float(value)
 
 
-def switch(name: str, value: Any) -> bool:
-    """Read a truth value; text is refused, as "false" would count as true."""
-    if not isinstance(value, bool):
-        raise ValueError(
-            f"{name} is {value!r}; it must be True or False (in YAML without quotes)."
-        )
-    return value
-
-
-def pair(name: str, values: Any, *, below: float = math.inf) -> tuple[float, float]:
-    """Read two numbers, each as :func:`number` reads one."""
+def pair(name: str, values: Any) -> tuple[float, float]:
+    """Read two numbers below 1, each as :func:`number` reads one."""
     if not isinstance(values, list | tuple) or len(values) != 2:
         raise ValueError(f"{name} is {values!r}; give a list of two numbers.")
-    first, second = (number(name, value, below=below) for value in values)
+    first, second = (number(name, value, below=1.0) for value in values)
     return first, second
+
+
+#: Options that take one of some values, and how a message puts it.
+_SWITCH = (True, False), "it must be True or False (in YAML without quotes)"
+_CHOICES: dict[str, tuple[tuple[Any, ...], str]] = {
+    "bits": ((8, 32), "optimizer states can have 8 or 32 bits"),
+    "nesterov": _SWITCH,
+    "decoupled_decay": _SWITCH,
+    "amsgrad": _SWITCH,
+    "block": ((256, 2048), "blocks have 256 or 2048 values"),
+    "pack_small": _SWITCH,
+    "backend": (("native", "bitsandbytes"), "it must be 'native' or 'bitsandbytes'"),
+}
+
+
+def choice(name: str, value: Any) -> Any:
+    """Read one of some values of one type: "false" is no truth value, 8.0 no 8."""
+    among, rule = _CHOICES[name]
+    if type(value) is not type(among[0]) or value not in among:
+        raise ValueError(f"{name} is {value!r}; {rule}.")
+    return value
 
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {
@@ -143,26 +100,22 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "weight_decay": number,
     "momentum": functools.partial(number, below=1.0),
     "dampening": number,
-    "nesterov": switch,
-    "decoupled_decay": switch,
-    "betas": functools.partial(pair, below=1.0),
+    "betas": pair,
     "eps": functools.partial(number, above_zero=True),
-    "amsgrad": switch,
+    **dict.fromkeys(_CHOICES, choice),
 }
 
 
-def read_options(name: str, bits: object, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read options by name; what the optimizer cannot do at such bits is refused.
+def read_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Read options by name; what the optimizer cannot do at ``bits`` is refused.
 
     Example
     -------
-    >>> read_options("sgd", 8, {"lr": 1, "momentum": 0.9, "weight_decay": 0})
-    {'lr': 1.0, 'momentum': 0.9, 'weight_decay': 0.0}
+    >>> read_options("sgd", {"bits": 8, "lr": 1, "momentum": 0.9, "weight_decay": 0})
+    {'bits': 8, 'lr': 1.0, 'momentum': 0.9, 'weight_decay': 0.0}
     """
-    if type(bits) is not int or bits not in (8, 32):
-        raise ValueError(f"bits is {bits!r}; optimizer states can have 8 or 32 bits.")
-    options = {key: _READERS[key](key, value) for key, value in given.items()}
-    refuse_what_is_not_honoured(name, bits, options)
+    options = {k: _READERS[k](k, v) for k, v in given.items() if k in _READERS}
+    refuse_what_is_not_honoured(name, options["bits"], options)
     return options
 
 
@@ -170,25 +123,40 @@ def refuse_what_is_not_honoured(
     name: str, bits: int, options: Mapping[str, Any]
 ) -> None:
     """Raise where an optimizer would ignore an option, or read it as another."""
-    for key in ("nesterov", "dampening", "amsgrad", "decoupled_decay"):
-        if not options.get(key) or key in honoured(name, bits):
+    for key, (owners, at) in _OPTIONS.items():
+        if key in _IGNORED or not options.get(key):
             continue
-        owners = [n for n, both in _OPTIONS.items() if any(key in own for own in both)]
         if name not in owners:
             raise ValueError(
                 f"{key} belongs to {' and '.join(owners)}, not to {name}. Leave it out."
             )
-        way = "set bits to 32"
-        if bits == 32:
-            way = "set bits to 8 (with keep_32bit for states at 32 bit)"
-        raise ValueError(
-            f"{name} at {bits} bit cannot do {key}={options[key]}. Leave it out, or {way}."
-        )
-    if name == "sgd" and bits == 8 and not options["momentum"]:
+        if bits not in at:
+            states = " (with keep_32bit for states at 32 bit)" if bits == 32 else ""
+            raise ValueError(
+                f"{name} at {bits} bit cannot do {key}={options[key]}. Leave it out, or "
+                f"set bits to {at[0]}{states}."
+            )
+    if bits == 32:
+        return
+    if name == "sgd" and not options["momentum"]:
         raise ValueError(
             f"{name} at 8 bit cannot do momentum=0, which leaves no state to store. "
             "Give a momentum, or set bits to 32."
         )
+    if options.get("backend") == "bitsandbytes":
+        refused = {
+            **{
+                k: options.get(k) for k in ("pack_small", "nesterov", "decoupled_decay")
+            },
+            f"block={options['block']}": options["block"] != 256,
+            "an L2 weight_decay of adam": name == "adam" and options["weight_decay"],
+        }
+        for what, given in refused.items():
+            if given:
+                raise ValueError(
+                    f"backend 'bitsandbytes' cannot do {what}. Leave it out, or take the "
+                    "backend 'native'."
+                )
 
 
 def parameter_groups(params: Any) -> list[dict[str, Any]]:
@@ -224,7 +192,7 @@ def parameter_groups(params: Any) -> list[dict[str, Any]]:
             )
     if not all(group["params"] for group in read):
         raise ValueError("params is empty; give the parameters of the network.")
-    if len({id(item) for item in trained}) < len(trained):
+    if len(set(trained)) < len(trained):
         raise ValueError(
             "params holds a parameter twice, which would be updated twice. A module's "
             "own parameters() gives shared parameters once."
@@ -243,26 +211,27 @@ def refuse_other_than_float32(params: list[torch.Tensor]) -> None:
             )
 
 
-def parameters_to_keep(keep_32bit: Kept, params: list[torch.Tensor]) -> frozenset[int]:
-    """Return the identities, ``id()``, of parameters whose states stay at 32 bit.
+def parameters_to_keep(
+    keep_32bit: Kept, params: list[torch.Tensor]
+) -> frozenset[torch.Tensor]:
+    """Return the parameters whose states stay at 32 bit.
 
     Example
     -------
     >>> linear = torch.nn.Linear(2, 3)
     >>> kept = parameters_to_keep([linear.bias], list(linear.parameters()))
-    >>> kept == {id(linear.bias)}
+    >>> kept == {linear.bias}
     True
     """
-    ids = {id(param) for param in params}
-    kept = list(_flat(keep_32bit))
+    kept, trained = list(_flat(keep_32bit)), set(params)
     for param in kept:
         # A frozen one may be missing: many loops leave those out.
-        if param.requires_grad and id(param) not in ids:
+        if param.requires_grad and param not in trained:
             raise ValueError(
                 f"keep_32bit holds a parameter of shape {list(param.shape)} that is "
                 f"not among params. Give modules that this optimizer trains."
             )
-    return frozenset(ids & {id(param) for param in kept})
+    return frozenset(trained.intersection(kept))
 
 
 def _flat(kept: Kept) -> Iterator[torch.Tensor]:

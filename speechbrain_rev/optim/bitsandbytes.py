@@ -43,31 +43,31 @@ def update(
         if rule.decoupled and rule.weight_decay:
             # As torch has it. The library's CUDA kernels shrink the update too.
             ordered.mul_(1 - rule.lr * rule.weight_decay)
-        codes = [moment[places] for moment in packed.moments]
-        scales = [scale[blocks] for scale in packed.scales]
-        (code1, code2), (scale1, scale2) = (
-            (*each, None)[:2] for each in (codes, scales)
-        )
+        own = [
+            (moment[places], scale[blocks], tree.values)
+            for moment, scale, tree in zip(
+                packed.moments, packed.scales, maps, strict=True
+            )
+        ]
+        # SGD has no second moment.
+        codes, scales, values = zip(*[*own, (None, None, None)][:2], strict=True)
         functional.optimizer_update_8bit_blockwise(
             "adam" if rule.adam else "momentum",
             gradient.contiguous().view(-1),
             ordered.view(-1),
-            code1,
-            code2,
+            *codes,
             *rule.betas,
             0.0,
             0.0,
             rule.eps,
             int(steps[1 + t]),
             rule.lr,
-            maps[0].values,
-            maps[1].values if rule.adam else None,
-            scale1,
-            scale2,
+            *values,
+            *scales,
             0.0 if rule.decoupled else rule.weight_decay,
         )
-        for code in codes[1:]:
-            code.clamp_(min=1)
+        if rule.adam:
+            codes[1].clamp_(min=1)
         if not weight.is_contiguous():
             weight.copy_(ordered)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
+import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,17 +23,20 @@ from speechbrain_rev.optim import bitsandbytes, reference
 from speechbrain_rev.optim.arguments import (
     Kept,
     Params,
-    Storage,
     honoured,
     parameter_groups,
     parameters_to_keep,
     read_options,
     refuse_other_than_float32,
 )
-from speechbrain_rev.optim.checkpoint import BUILT_AS, fill, read_checkpoint
+from speechbrain_rev.optim.checkpoint import (
+    BUILT_AS,
+    GROUP_ENTRIES,
+    by_parameter,
+    read_checkpoint,
+)
 from speechbrain_rev.optim.map import map_of
-from speechbrain_rev.optim.reference import moments_of
-from speechbrain_rev.optim.states import Arena, Layout, make_arena
+from speechbrain_rev.optim.states import Arena, Storage, make_arena, moments_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,35 +53,36 @@ class _Named(torch.optim.Optimizer):
     def __new__(cls, *_: object, bits: object = 32, **__: object) -> Self:
         # What it computes with is its base, as of the paths that pathlib.Path makes.
         # Other bits, or none, are refused by __init__.
-        made = cls if "_bits" in vars(cls) else _computing(cls, 8 if bits == 8 else 32)
+        named: Any = cls
+        made = (
+            cls if "_bits" in vars(cls) else _computing(named, 8 if bits == 8 else 32)
+        )
         return object.__new__(made)
 
-    def _init(
-        self,
-        params: Params,
-        bits: int,
-        keep_32bit: Kept,
-        storage: Storage,
-        **given: Any,
-    ) -> None:
-        options = read_options(self._name, bits, given)
-        if bits != self._bits:
+    def _init(self, given: Mapping[str, Any]) -> None:
+        """Read the arguments of a public class, by name, and start what computes."""
+        options = self._options = read_options(self._name, given)
+        if options["bits"] != self._bits:
             raise ValueError(
-                f"bits is {bits}, but {type(self).__name__} was made. Give bits to "
-                f"{self._named.__name__} by its name."
+                f"bits is {options['bits']}, but {type(self).__name__} was made. Give bits "
+                f"to {self._named.__name__} by its name."
             )
-        groups = parameter_groups(params)
+        groups = parameter_groups(given["params"])
         trained = [param for group in groups for param in group["params"]]
-        kept = parameters_to_keep(keep_32bit, trained)
-        storage.check(self._name, bits, options)
-        if bits == 8 and storage.backend == "bitsandbytes":
-            bitsandbytes.library()
+        kept = parameters_to_keep(given["keep_32bit"], trained)
+        self._storage = Storage(options["block"], options["pack_small"], kept)
         start: Callable[..., None] = super().__init__
-        options = {key: options[key] for key in honoured(self._name, bits)}
-        if bits == 8:
-            start(groups, kept, storage, **options)
-        else:
-            start(groups, **options)
+        start(groups, **{key: options[key] for key in honoured(self._name, self._bits)})
+
+    def blank(self) -> Any:
+        """Make an optimizer of the same parameters and arguments, without states."""
+        rebuild, (named, given, _) = self.__reduce__()
+        return rebuild(named, given, {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        groups = [{"params": group["params"]} for group in self.param_groups]
+        given = {"params": groups, "keep_32bit": [*self._storage.kept], **self._options}
+        return _rebuild, (self._named, given, self.state_dict())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with options of their own or those of the others.
@@ -87,18 +93,17 @@ class _Named(torch.optim.Optimizer):
             If a parameter is there already, an option is unknown or cannot be honoured,
             or weights are not float32 at 8 bit.
         """
-        group = {**param_group, BUILT_AS: f"{self._name} at {self._bits} bit"}
-        known = (*honoured(self._name, self._bits), *_GROUP_ENTRIES, *self.defaults)
-        for key in group:
-            if key not in known:
+        own = honoured(self._name, self._bits)
+        for key in param_group:
+            if key not in (*own, *GROUP_ENTRIES, *self.defaults):
                 raise ValueError(
                     f"A parameter group has {key!r}, which is no option of "
                     f"{self._name}. There are {', '.join(honoured(self._name, 32))}."
                 )
-        own = {k: v for k, v in group.items() if k in honoured(self._name, self._bits)}
-        usual = {k: self.defaults[k] for k in honoured(self._name, self._bits)}
-        group |= read_options(self._name, self._bits, {**usual, **own})
-        super().add_param_group(group)
+        group = {**self.defaults, **param_group}
+        read = read_options(self._name, {**self._options, **{k: group[k] for k in own}})
+        group |= {key: read[key] for key in own}
+        super().add_param_group(group | {BUILT_AS: f"{self._name} at {self._bits} bit"})
         if self._bits == 8:
             try:
                 refuse_other_than_float32(self.param_groups[-1]["params"])
@@ -106,68 +111,60 @@ class _Named(torch.optim.Optimizer):
                 del self.param_groups[-1]
                 raise
 
-
-#: What groups have beside options: those of checkpoints, schedulers and the caller.
-_GROUP_ENTRIES = ("params", "initial_lr", "name", "param_names", BUILT_AS)
-
-
-class _Plain(torch.optim.Optimizer):
-    """Checkpoints and copies of torch's optimizers that compute for a class of ours."""
-
-    _named: ClassVar[type[_Named]]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _blank, (self._named,), self.__getstate__()
+    def state_dtype(self, param: Tensor) -> torch.dtype:
+        """Return the type in which the moments of a parameter are stored."""
+        if self._bits == 32:
+            return param.dtype
+        block, _ = self._storage.form(param)
+        return torch.float32 if block is None else torch.uint8
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        checked = read_checkpoint(self, state_dict, lambda param: param.dtype)
-        super().load_state_dict(checked.as_state_dict())
+        """Take up a checkpoint of an optimizer built like this one, to the bit.
+
+        Parameters
+        ----------
+        state_dict : dict
+            What ``state_dict()`` gave, or :func:`convert_checkpoint`.
+
+        Raises
+        ------
+        ValueError
+            If it is of another optimizer, other bits, another form of states or other
+            parameters. Nothing is changed then.
+        """
+        super().load_state_dict(read_checkpoint(self, state_dict))
 
 
-def _blank(named: type[_Named]) -> Any:
-    return object.__new__(_computing(named, 32))
+def _rebuild(named: Any, given: Mapping[str, Any], saved: dict[str, Any]) -> Any:
+    optimizer = object.__new__(_computing(named, given["bits"]))
+    optimizer._init(given)
+    if saved:
+        optimizer.load_state_dict(saved)
+    return optimizer
 
 
 class _EightBit(torch.optim.Optimizer):
     """Optimizers that compute for a class of ours, with states of 8 bits."""
 
-    _named: ClassVar[type[_Named]]
     _name: ClassVar[str]
+    _options: dict[str, Any]
+    _storage: Storage
     # A loss scaler then hands over whether to step, instead of waiting for the device.
     _step_supports_amp_scaling = True
 
-    def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        kept: frozenset[int],
-        storage: Storage,
-        **options: Any,
-    ) -> None:
-        # Identities are safe to keep: the optimizer keeps the parameters alive.
-        self._kept, self._storage = kept, storage
-        self._arenas: list[tuple[int, Arena]] = []  # beside the number of the group
-        form = {"block_size": storage.block, "pack_small": storage.pack_small}
+    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+        if self._options["backend"] == "bitsandbytes":
+            bitsandbytes.library()
+        self._arenas: list[Arena] = []
+        block, pack_small = self._storage.block, self._storage.pack_small
+        form = {"block_size": block, "pack_small": pack_small}
         super().__init__(groups, {**options, **form})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Copied parameters have other identities: what is kept goes by position.
-        kept = [id(p) in self._kept for g in self.param_groups for p in g["params"]]
-        states = self.state_dict()["state"]
-        return _rebuild, (
-            self._named, self.param_groups, kept, self._storage, self.defaults, states,
-        )  # fmt: skip
 
     @property
     def skipped_steps(self) -> int:
         """How many steps changed nothing, as a gradient was not finite; waits for a GPU."""
-        counts = (
-            arena.tried - float(arena.table.steps[-1]) for _, arena in self._arenas
-        )
+        counts = (arena.tried - float(arena.table.steps[-1]) for arena in self._arenas)
         return int(max(counts, default=0))
-
-    def state_bits(self, param: Tensor) -> int:
-        """Return the bits of the states of a parameter: 8 or 32."""
-        return 32 if self._layout.kind(param, self._kept) == 2 else 8
 
     def read_moments(self, param: Tensor) -> list[Tensor]:
         """Read the moments of a parameter in float32; none before its first gradient."""
@@ -180,27 +177,13 @@ class _EightBit(torch.optim.Optimizer):
         Raises
         ------
         ValueError
-            If a gradient is sparse. Nothing is changed then.
+            If a gradient is sparse, or a weight has moved to another device or type since
+            its states were made. Nothing is changed then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._refuse_sparse_gradients()
-        self._make_states()
-        flags = self._flags()
-        active = [pair for pair in self._arenas if pair[1].set_gradients()]
-        for device, healthy in flags.items():
-            for _, arena in active:
-                steps = arena.table.steps
-                if steps.device == device:
-                    _backend(steps, "native").clear_unless_finite(healthy, arena.table)
-        for number, arena in active:
-            healthy = flags[arena.table.steps.device]
-            self._update(self.param_groups[number], arena, healthy)
-        return loss
-
-    def _refuse_sparse_gradients(self) -> None:
         params = [param for group in self.param_groups for param in group["params"]]
         for index, param in enumerate(params):
             if param.grad is not None and param.grad.layout != torch.strided:
@@ -209,48 +192,56 @@ class _EightBit(torch.optim.Optimizer):
                     f"{param.grad.layout}, but with 8-bit states gradients must be "
                     f"dense. Build the layer with sparse=False."
                 )
-
-    def _make_states(self) -> None:
-        """Make the states of parameters that have a gradient for the first time."""
+            steps = self.state[param]["step"] if param in self.state else param
+            if (param.device, param.dtype) != (steps.device, torch.float32):
+                raise ValueError(
+                    f"params[{index}], shape {list(param.shape)}, is {param.dtype} on "
+                    f"{param.device} now, but its states are of float32 on {steps.device}. "
+                    f"Move the network first, build its optimizer after that, and load "
+                    f"a checkpoint last."
+                )
         for number, group in enumerate(self.param_groups):
-            new: dict[torch.device, list[Tensor]] = {}
-            for param in group["params"]:
-                if param.grad is not None and param not in self.state:
-                    new.setdefault(param.device, []).append(param)
-            for params in new.values():
-                self._add_arena(number, params)
+            new = [p for p in group["params"] if p.grad is not None]
+            self._add_arenas(number, {p: 0 for p in new if p not in self.state})
+        flags = self._flags()
+        active = [arena for arena in self._arenas if arena.set_gradients()]
+        for arena in active:
+            steps = arena.table.steps
+            backend = _backend(steps, "native")
+            backend.clear_unless_finite(flags[steps.device], arena.table)
+        for arena in active:
+            self._update(arena, flags[arena.table.steps.device])
+        return loss
 
-    def _add_arena(self, group: int, params: list[Tensor]) -> Arena:
-        arena = make_arena(params, self._layout, self._kept)
-        before = sum(number == group for number, _ in self._arenas)
-        self._arenas.append((group, arena))
-        self.state.update(arena.states(before))
-        return arena
-
-    @property
-    def _layout(self) -> Layout:
+    def _add_arenas(self, group: int, arenas: Mapping[Tensor, int]) -> None:
+        """Make the states of parameters; those of one number and device lie together."""
+        together: dict[tuple[int, torch.device], list[Tensor]] = {}
+        for param, arena in arenas.items():
+            together.setdefault((arena, param.device), []).append(param)
         moments = 1 if self._name == "sgd" else 2
-        return Layout(moments, self._storage.block, self._storage.pack_small)
+        for key in sorted(together, key=operator.itemgetter(0)):
+            new = make_arena(group, together[key], self._storage, moments)
+            before = sum(other.group == group for other in self._arenas)
+            self.state.update(new.states(before))
+            self._arenas.append(new)
 
     def _flags(self) -> dict[torch.device, Tensor]:
         """Give each device a flag that lets it step, one by default; a scaler may clear it."""
-        devices = {arena.table.steps.device for _, arena in self._arenas}
-        found, scale = (
-            getattr(self, "found_inf", None),
-            getattr(self, "grad_scale", None),
-        )
+        found = getattr(self, "found_inf", None)
+        scale = getattr(self, "grad_scale", None)
         if scale is not None:
             for group in self.param_groups:
                 gradients = [p.grad for p in group["params"] if p.grad is not None]
                 if gradients:
                     torch._foreach_mul_(gradients, (1 / scale).to(gradients[0]))
+        devices = {arena.table.steps.device for arena in self._arenas}
         if found is None:
             return {device: torch.ones(1, device=device) for device in devices}
         return {d: (found.reshape(1) == 0).to(d, torch.float32) for d in devices}
 
-    def _update(self, group: Mapping[str, Any], arena: Arena, healthy: Tensor) -> None:
-        table, adam = arena.table, self._name != "sgd"
-        device = table.steps.device
+    def _update(self, arena: Arena, healthy: Tensor) -> None:
+        group, table = self.param_groups[arena.group], arena.table
+        device, adam = table.steps.device, self._name != "sgd"
         rule = UpdateRule(
             adam=adam,
             lr=float(group["lr"]),
@@ -272,98 +263,39 @@ class _EightBit(torch.optim.Optimizer):
             corrections = 1 - betas[:, None] ** table.steps
         maps = [map_of(signed, device) for signed in (True, False)[: 1 + adam]]
         for packed in arena.packs:
-            name = "native" if packed.block is None else self._storage.backend
-            _backend(table.steps, name).update(
-                table, packed, rule, healthy, corrections, maps
-            )
+            name = "native" if packed.block is None else self._options["backend"]
+            backend = _backend(table.steps, name)
+            backend.update(table, packed, rule, healthy, corrections, maps)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up a checkpoint of an optimizer built like this one, to the bit.
+        self.take_up(state_dict, self._storage.block)
 
-        Parameters
-        ----------
-        state_dict : dict
-            What ``state_dict()`` gave, or :func:`convert_checkpoint`.
-
-        Raises
-        ------
-        ValueError
-            If it is of another optimizer, other bits, another form of states or other
-            parameters. Nothing is changed then.
-        """
-        checked = read_checkpoint(
-            self,
-            state_dict,
-            lambda p: torch.uint8 if self.state_bits(p) == 8 else torch.float32,
-        )
-        empty = {**checked.as_state_dict(), "state": {}}
-        super().load_state_dict(empty)
+    def take_up(self, checkpoint: dict[str, Any], block: int) -> None:
+        """Load a checkpoint that was read, whose 8-bit states have such blocks."""
+        super().load_state_dict({**checkpoint, "state": {}})
         self._arenas.clear()
-        for number, states in enumerate(checked.states):
-            arenas: dict[tuple[int, torch.device], dict[Tensor, dict[str, Any]]] = {}
-            for param, state in states.items():
-                if state:
-                    key = int(state.get("arena", 0)), param.device
-                    arenas.setdefault(key, {})[param] = state
-            for _, own in sorted(arenas.items(), key=lambda item: item[0][0]):
-                arena = self._add_arena(number, list(own))
-                fill(
-                    arena,
-                    [self.state[p] for p in arena.params],
-                    own,
-                    self._storage.block,
-                )
-
-
-def _rebuild(
-    named: Any,
-    groups: list[dict[str, Any]],
-    kept: list[bool],
-    storage: Storage,
-    defaults: dict[str, Any],
-    states: dict[int, Any],
-) -> Any:
-    params = [param for group in groups for param in group["params"]]
-    ids = frozenset(id(p) for p, keep in zip(params, kept, strict=True) if keep)
-    optimizer = object.__new__(_computing(named, 8))
-    options = {key: defaults[key] for key in honoured(named._name, 8)}
-    _EightBit.__init__(
-        optimizer, [dict(group) for group in groups], ids, storage, **options
-    )
-    saved = optimizer.state_dict()
-    optimizer.load_state_dict({**saved, "state": states})
-    return optimizer
+        groups = by_parameter(self, checkpoint)
+        for number, saved in enumerate(groups):
+            states = ((p, state) for p, state in saved.items() if state)
+            self._add_arenas(number, {p: int(s.get("arena", 0)) for p, s in states})
+        for arena in self._arenas:
+            arena.fill(self.state, groups[arena.group], block)
 
 
 def _backend(steps: Tensor, name: str) -> Any:
     """Choose the module that computes where steps are counted."""
     if name == "bitsandbytes":
         return bitsandbytes
-    if steps.is_cuda and kernels.usable(steps.device, torch.float32):
-        return kernels
-    return _Nothing if steps.is_meta else reference
-
-
-class _Nothing:
-    """What has no contents is not computed: states alone are made."""
-
-    @staticmethod
-    def clear_unless_finite(*_: object) -> None:
-        """Do nothing."""
-
-    update = clear_unless_finite
-
-
-def _computing(named: Any, bits: int) -> type[Any]:
-    """Return the subclass of a public class that computes with states of such bits."""
-    return _class_of(named, bits)
+    usable = steps.is_cuda and kernels.usable(steps.device, torch.float32)
+    return kernels if usable else reference
 
 
 @functools.cache
-def _class_of(named: Any, bits: int) -> type[Any]:
+def _computing(named: Any, bits: int) -> type[Any]:
+    """Return the subclass of a public class that computes with states of such bits."""
     members = {"__doc__": named.__doc__, "_named": named, "_bits": bits}
-    bases = (named, _EightBit) if bits == 8 else (named, _Plain, named._at_32bit)
-    return type(f"{named.__name__}{bits}bit", bases, members)
+    computes = _EightBit if bits == 8 else named._at_32bit
+    return type(f"{named.__name__}{bits}bit", (named, computes), members)
 
 
 class SGD(_Named):
@@ -428,18 +360,7 @@ class SGD(_Named):
         pack_small: bool = False,
         backend: str = "native",
     ) -> None:
-        self._init(
-            params,
-            bits,
-            keep_32bit,
-            Storage(block, pack_small, backend),
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            dampening=dampening,
-            decoupled_decay=decoupled_decay,
-        )
+        self._init(locals())
 
 
 class _AdamLike(_Named):
@@ -458,17 +379,7 @@ class _AdamLike(_Named):
         pack_small: bool = False,
         backend: str = "native",
     ) -> None:
-        self._init(
-            params,
-            bits,
-            keep_32bit,
-            Storage(block, pack_small, backend),
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-        )
+        self._init(locals())
 
 
 class Adam(_AdamLike):
@@ -669,6 +580,7 @@ def build_optimizer(
     >>> weight[0].item(), state_bytes(optimizer) < 0.5 * 4 * weight.numel()
     (0.8999999761581421, True)
     """
+    given = locals()
     if name not in _CLASSES:
         nearest = difflib.get_close_matches(
             str(name).lower(), _CLASSES, n=1, cutoff=0.3
@@ -678,28 +590,9 @@ def build_optimizer(
             f"The optimizer {name!r} does not exist; there are "
             f"{', '.join(map(repr, _CLASSES))}.{hint}"
         )
-    given = {
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "momentum": momentum,
-        "dampening": dampening,
-        "nesterov": nesterov,
-        "decoupled_decay": decoupled_decay,
-        "betas": betas,
-        "eps": eps,
-        "amsgrad": amsgrad,
-    }
-    options = read_options(name, bits, given)
-    stored = {"block": block, "pack_small": pack_small, "backend": backend}
-    own = {*honoured(name, 8), *honoured(name, 32)}
+    read_options(name, given)  # those of other optimizers, too
     build: Callable[..., torch.optim.Optimizer] = _CLASSES[name]
-    return build(
-        params,
-        bits=bits,
-        keep_32bit=keep_32bit,
-        **{key: options[key] for key in own},
-        **stored,
-    )
+    return build(**{key: given[key] for key in inspect.signature(build).parameters})
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -11,8 +11,7 @@ has the same step for a GPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -29,8 +28,6 @@ from speechbrain_rev.optim.map import map_of
 
 # Number of values for which temporaries are made at a time: they fit the cache of a CPU.
 _PIECE = 2**18
-# Those of bitsandbytes and of the paper.
-BLOCK_SIZES = (256, 2048)
 
 
 def quantise(
@@ -81,13 +78,9 @@ def quantise(
             f"x holds {flat.min():g}, but codes without a sign start at 0. Give signed="
             f"True, or values that are not negative."
         )
-    blocks = _count_blocks(flat.numel(), block_size)
-    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-    absmax = flat.new_empty(blocks)
-    for part, scale in _parts(flat.numel(), block_size):
-        padded = _padded(flat[part], block_size)
-        _write(padded, codes.view(-1)[part], absmax[scale], map_of(signed, x.device))
-    return codes, absmax
+    blocks = _blocks(flat, block_size)
+    codes, absmax = _encode(blocks, map_of(signed, x.device))
+    return codes[: flat.numel()].view(x.shape), absmax
 
 
 def dequantise(
@@ -127,61 +120,22 @@ def dequantise(
     """
     if codes.dtype != torch.uint8:
         raise ValueError(f"codes are {codes.dtype}; give those of quantise, uint8.")
-    blocks = _count_blocks(codes.numel(), block_size)
-    if absmax.shape != (blocks,):
+    flat = codes.reshape(-1)
+    blocks = _blocks(flat, block_size)
+    if absmax.shape != blocks.shape[:1]:
         raise ValueError(
             f"absmax has shape {list(absmax.shape)}, but {codes.numel()} codes in blocks "
-            f"of {block_size} need [{blocks}]. Give codes and block_size of one call of "
-            f"quantise."
+            f"of {block_size} need [{len(blocks)}]. Give codes and block_size of one call "
+            f"of quantise."
         )
-    flat, x = codes.reshape(-1), torch.empty(codes.shape, device=codes.device)
-    values = map_of(signed, codes.device).values
-    for part, scale in _parts(flat.numel(), block_size):
-        read = _read(flat[part], absmax[scale], values, block_size)
-        x.view(-1)[part] = read.view(-1)[: part.stop - part.start]
-    return x
-
-
-def moments_of(state: Mapping[str, Any], block_size: int) -> list[Tensor]:
-    """Read the moments of a parameter's state, in float32.
-
-    Parameters
-    ----------
-    state : mapping
-        Of one parameter, in an optimizer with 8-bit states.
-    block_size : int
-        Values to a block.
-
-    Returns
-    -------
-    list of Tensor
-        [...], the shape of the parameter: one of SGD, two of Adam.
-
-    Example
-    -------
-    >>> codes, absmax = quantise(torch.ones(3), block_size=256, signed=True)
-    >>> moments_of({"state1": codes, "absmax1": absmax}, 256)
-    [tensor([1., 1., 1.])]
-    """
-    moments = []
-    for number in (1, 2):
-        stored = state.get(f"state{number}")
-        if stored is None:
-            continue
-        if stored.dtype is not torch.uint8:
-            moments.append(stored.float())
-            continue
-        # Of shared blocks what lies before the parameter is left out.
-        offset = state.get("offset", 0)
-        codes = torch.nn.functional.pad(stored.reshape(-1), (offset, 0))
-        scales = state[f"absmax{number}"]
-        read = dequantise(codes, scales, block_size=block_size, signed=number == 1)
-        moments.append(read[offset:].view(stored.shape))
-    return moments
+    x = _decode(flat, absmax, map_of(signed, codes.device), block_size)
+    return x.view(-1)[: len(flat)].view(codes.shape)
 
 
 def clear_unless_finite(healthy: Tensor, table: TensorTable) -> None:
     """Clear a flag, [1], unless all gradients are finite."""
+    if healthy.is_meta:
+        return
     gradients = [g for g in table.gradients if g is not None]
     largest = torch.nn.utils.get_total_norm(gradients, math.inf)
     healthy.mul_(largest.isfinite())
@@ -212,217 +166,151 @@ def update(
     maps : sequence of Map
         Of each moment.
     """
-    if not healthy:
+    if healthy.is_meta or not healthy:
         return
+    for tensors, part in _pieces(table, packed):
+        trained = [t for t in tensors if table.gradients[t] is not None]
+        weights = [table.weights[t] for t in trained]
+        weight = _joined(weights)[part]
+        gradient = _joined([table.gradients[t] for t in trained])[part]
+        size = part.stop - part.start
+        place = table.starts[tensors[0]] - table.starts[packed.first] + part.start
+        moments = stored = [moment[place:][:size] for moment in packed.moments]
+        scales = packed.scales
+        # Of shared blocks, those of which nothing is trained keep their bits.
+        own: slice | Tensor = slice(None)
+        blocks, written = own, own
+        if packed.block is not None:
+            first = packed.first_blocks[tensors[0] - packed.first]
+            first += part.start // packed.block
+            count = -(-size // packed.block)
+            scales = [scale[first:][:count] for scale in scales]
+            moments = [
+                _decode(codes, absmax, tree, packed.block)
+                for codes, absmax, tree in zip(stored, scales, maps, strict=True)
+            ]
+            if len(trained) < len(tensors):
+                own = _of_values(table.active, tensors, table).bool()
+                blocks = any_trained = _blocks(own, packed.block).any(dim=1)
+                written = any_trained.repeat_interleave(packed.block)[:size]
+        values = [moment.view(-1)[:size] for moment in moments]
+        now = [value[own] for value in values]
+        given: Sequence[Tensor] = [] if corrections is None else list(corrections)
+        given = [_of_values(correction, trained, table) for correction in given]
+        _compute(rule, weight, gradient, now, given)
+        if len(weights) > 1 or not weights[0].is_contiguous():
+            parts = weight.split([w.numel() for w in weights])
+            for w, new in zip(weights, parts, strict=True):
+                w.copy_(new.view_as(w))
+        for i, (codes, absmax) in enumerate(zip(stored, scales, strict=False)):
+            if isinstance(own, Tensor):
+                values[i][own] = now[i]
+            new_codes, new_absmax = _encode(moments[i], maps[i])
+            # Adam divides by the root of second moments. Where one is lost, eps alone
+            # divides, and the next step is many times too long.
+            new_codes.clamp_(min=i)
+            codes[written] = new_codes[:size][written]
+            absmax[blocks] = new_absmax[blocks]
+
+
+def _compute(
+    rule: UpdateRule,
+    weight: Tensor,
+    gradient: Tensor,
+    moments: Sequence[Tensor],
+    corrections: Sequence[Tensor],
+) -> None:
+    """Take a step of values, [values], and of their moments."""
     lr, decay, keep, beta1, beta2, less1, less2, eps = scalars(rule)
-    for spans in _pieces(table, packed):
-        places, blocks = _extent(spans, table, packed)
-        size = places.stop - places.start
-        trained = [s for s in spans if table.gradients[s.tensor] is not None]
-        weight = _gathered(table.weights, spans)
-        gradient = _gathered(table.gradients, spans)
-        moments = [
-            _stored(packed, i, places, blocks, tree) for i, tree in enumerate(maps)
-        ]
-        before = [] if trained == spans else [m.clone() for m in moments]
-        first, *seconds = (m.view(-1)[:size] for m in moments)
-        if decay and rule.decoupled:
-            weight.mul_(keep)
-        elif decay:
-            gradient = gradient + weight * decay
-        if rule.adam:
-            assert corrections is not None
-            correction1, correction2 = (_of_values(c, spans) for c in corrections)
-            first.mul_(beta1).add_(gradient * less1)
-            seconds[0].mul_(beta2).add_((gradient * gradient).mul_(less2))
-            root = _root(seconds[0]).div_(_root(correction2)).add_(eps)
-            rate = torch.full_like(correction1, lr).div_(correction1)
-            change = torch.div(first, root, out=root).mul_(rate)
-        else:
-            first.mul_(beta1).add_(gradient)
-            change = (gradient + first * beta1 if rule.nesterov else first) * lr
-        _scatter(weight.sub_(change), table.weights, spans, trained)
-        still = None
-        if before:
-            still = _of_values(1 - table.active, spans).expand(size) > 0
-            for old, new in zip(before, moments, strict=True):
-                new.view(-1)[:size][still] = old.view(-1)[:size][still]
-        for i, (moment, tree) in enumerate(zip(moments, maps, strict=True)):
-            if packed.block is not None:
-                codes, scales = packed.moments[i][places], packed.scales[i][blocks]
-                _store(moment, codes, scales, tree, still)
-                if i == 1:
-                    # Adam divides by the root of second moments. Where one is lost,
-                    # eps alone divides, and the next step is many times too long.
-                    codes.clamp_(min=1)
+    first = moments[0]
+    if decay and rule.decoupled:
+        weight.mul_(keep)
+    elif decay:
+        gradient = gradient + weight * decay
+    if rule.adam:
+        second, (correction1, correction2) = moments[1], corrections
+        first.mul_(beta1).add_(gradient * less1)
+        second.mul_(beta2).add_((gradient * gradient).mul_(less2))
+        root = _root(second).div_(_root(correction2)).add_(eps)
+        rate = torch.full_like(correction1, lr).div_(correction1)
+        change = torch.div(first, root, out=root).mul_(rate)
+    else:
+        first.mul_(beta1).add_(gradient)
+        change = (gradient + first * beta1 if rule.nesterov else first) * lr
+    weight.sub_(change)
 
 
 def _root(x: Tensor) -> Tensor:
     """Take the nearest float to each root, as a GPU does; torch's on a CPU is another."""
-    if x.device.type == "cuda":
+    if x.device.type != "cpu":
         return x.sqrt()
     return torch.as_tensor(np.sqrt(x.numpy()))
 
 
-class _Span(NamedTuple):
-    """Elements of a tensor, in the order of its shape."""
-
-    tensor: int
-    begin: int
-    end: int
-
-
-def _pieces(table: TensorTable, packed: Packed) -> Iterator[list[_Span]]:
-    """Cut what is trained into spans of whole blocks, one behind the other."""
-    starts, spans = table.starts, list[_Span]()
-    if packed.shared:
-        base, total = starts[packed.first], starts[packed.last]
-        for low in range(base, total, _PIECE):
-            high = min(low + _PIECE, total)
-            spans = [
-                _Span(t, max(low - starts[t], 0), min(high, starts[t + 1]) - starts[t])
-                for t in range(packed.first, packed.last)
-                if starts[t] < high and starts[t + 1] > low
-            ]
-            if any(table.gradients[s.tensor] is not None for s in spans):
-                yield spans
-        return
+def _pieces(table: TensorTable, packed: Packed) -> Iterator[tuple[range, slice]]:
+    """Cut what is trained into whole blocks: of some tensors, or of part of a large one."""
+    starts, first = table.starts, packed.first
     for t in range(packed.first, packed.last):
-        size, gradient = starts[t + 1] - starts[t], table.gradients[t]
-        if gradient is None or size >= _PIECE:
-            if spans:
-                yield spans
-            spans = []
-        if gradient is None:
+        size = starts[t + 1] - starts[first]
+        if t + 1 < packed.last and (
+            packed.shared
+            or (
+                size % (packed.block or 1) == 0
+                and starts[t + 2] - starts[first] <= _PIECE
+                and (table.gradients[t] is None) == (table.gradients[t + 1] is None)
+            )
+        ):
             continue
-        if size >= _PIECE and table.weights[t].is_contiguous():
-            for low in range(0, size, _PIECE):
-                yield [_Span(t, low, min(low + _PIECE, size))]
+        tensors, first = range(first, t + 1), t + 1
+        if all(table.gradients[own] is None for own in tensors):
             continue
-        spans.append(_Span(t, 0, size))
-        values = sum(s.end for s in spans)
-        if size % (packed.block or 1) or values >= _PIECE:
-            yield spans
-            spans = []
-    if spans:
-        yield spans
+        whole = len(tensors) > 1 or not table.weights[t].is_contiguous()
+        step = size if whole else _PIECE
+        for low in range(0, size, step):
+            yield tensors, slice(low, min(low + step, size))
 
 
-def _extent(
-    spans: list[_Span], table: TensorTable, packed: Packed
-) -> tuple[slice, slice]:
-    """Give where the values of spans lie among those that are packed, and their blocks."""
-    tensor, begin, _ = spans[0]
-    place = table.starts[tensor] - table.starts[packed.first] + begin
-    size = sum(s.end - s.begin for s in spans)
-    if packed.block is None:
-        return slice(place, place + size), slice(0, 0)
-    block = place // packed.block
-    if not packed.shared:
-        block = packed.first_blocks[tensor - packed.first] + begin // packed.block
-    count = _count_blocks(size, packed.block)
-    return slice(place, place + size), slice(block, block + count)
+def _joined(tensors: Sequence[Tensor | None]) -> Tensor:
+    """Lay tensors one behind the other; a contiguous one alone is a view."""
+    flat = [tensor.reshape(-1) for tensor in tensors if tensor is not None]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
-def _gathered(tensors: Sequence[Tensor | None], spans: list[_Span]) -> Tensor:
-    """Lay elements one behind the other; those of one contiguous tensor are a view."""
-    parts = []
-    for tensor, begin, end in spans:
-        x = tensors[tensor]
-        flat = torch.zeros(end) if x is None else x.detach().reshape(-1)
-        parts.append(flat[begin:end])
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _scatter(
-    flat: Tensor, weights: list[Tensor], spans: list[_Span], trained: list[_Span]
-) -> None:
-    """Write values to where they were gathered from."""
-    parts = flat.split([s.end - s.begin for s in spans])
-    for span, part in zip(spans, parts, strict=True):
-        weight = weights[span.tensor].detach()
-        if span not in trained or part.data_ptr() == weight.data_ptr():
-            continue
-        ordered = weight.contiguous().view(-1)
-        ordered[span.begin : span.end] = part
-        if not weight.is_contiguous():
-            weight.copy_(ordered.view_as(weight))
-
-
-def _stored(
-    packed: Packed, number: int, places: slice, blocks: slice, tree: Map
+def _of_values(
+    of_tensors: Tensor, tensors: Sequence[int], table: TensorTable
 ) -> Tensor:
-    """Read a moment, [blocks, block], the last one filled up with zeros."""
-    moment = packed.moments[number][places]
-    if packed.block is None:
-        return moment
-    scales = packed.scales[number][blocks]
-    return _read(moment, scales, tree.values, packed.block)
-
-
-def _of_values(of_tensors: Tensor, spans: list[_Span]) -> Tensor:
     """Give a float32 of each tensor to each of its values, or one if all are equal."""
-    index = torch.tensor([s.tensor for s in spans], device=of_tensors.device)
-    chosen = of_tensors[index].float()
+    chosen = of_tensors[list(tensors)].float()
     if (chosen == chosen[0]).all():
         return chosen[0]
-    sizes = torch.tensor([s.end - s.begin for s in spans], device=chosen.device)
-    return chosen.repeat_interleave(sizes)
+    sizes = [table.weights[t].numel() for t in tensors]
+    return chosen.repeat_interleave(torch.tensor(sizes, device=chosen.device))
 
 
-def _store(
-    x: Tensor, codes: Tensor, absmax: Tensor, tree: Map, still: Tensor | None
-) -> None:
-    """Write a moment, but for blocks of which nothing is trained: they keep their bits."""
-    if still is None:
-        _write(x, codes, absmax, tree)
-        return
-    new_codes, new_absmax = torch.empty_like(codes), torch.empty_like(absmax)
-    _write(x, new_codes, new_absmax, tree)
-    width = x.shape[1]
-    trained = _padded(~still, width).any(dim=1)
-    absmax.copy_(torch.where(trained, new_absmax, absmax))
-    values = trained.repeat_interleave(width)[: codes.numel()]
-    codes.copy_(torch.where(values, new_codes, codes))
+def _blocks(flat: Tensor, block_size: int) -> Tensor:
+    """Cut values into blocks, [blocks, block_size], the last filled up with zeros."""
+    if block_size < 1:
+        raise ValueError(f"block_size is {block_size}; a block has at least 1 value.")
+    padding = -flat.numel() % block_size
+    if padding:
+        flat = torch.nn.functional.pad(flat, (0, padding))
+    return flat.view(-1, block_size)
 
 
-def _parts(values: int, block_size: int) -> Iterator[tuple[slice, slice]]:
-    """Cut values into slices of some whole blocks each, beside those of their scales."""
-    step = max(1, _PIECE // block_size)
-    blocks = _count_blocks(values, block_size)
-    for first in range(0, blocks, step):
-        last = min(first + step, blocks)
-        end = min(last * block_size, values)
-        yield slice(first * block_size, end), slice(first, last)
+def _decode(codes: Tensor, absmax: Tensor, tree: Map, block_size: int) -> Tensor:
+    """Read codes, [values], back as blocks of values, [blocks, block_size]."""
+    values = tree.values.index_select(0, codes.int())
+    return _blocks(values, block_size).mul_(absmax[:, None])
 
 
-def _padded(flat: Tensor, block_size: int) -> Tensor:
-    return torch.nn.functional.pad(flat, (0, -flat.numel() % block_size)).view(
-        -1, block_size
-    )
-
-
-def _read(codes: Tensor, scales: Tensor, values: Tensor, block_size: int) -> Tensor:
-    """Read values back, [blocks, block_size]."""
-    x = scales.new_zeros(scales.numel() * block_size)
-    torch.index_select(values, 0, codes.int(), out=x[: codes.numel()])
-    return x.view(-1, block_size).mul_(scales[:, None])
-
-
-def _write(x: Tensor, codes: Tensor, absmax: Tensor, tree: Map) -> None:
-    """Store values, [blocks, block_size], as codes and scales."""
-    torch.linalg.vector_norm(x, math.inf, dim=1, out=absmax)
+def _encode(x: Tensor, tree: Map) -> tuple[Tensor, Tensor]:
+    """Store values, [blocks, block_size], as codes, [values], and scales, [blocks]."""
+    absmax = torch.linalg.vector_norm(x, math.inf, dim=1)
     absmax.masked_fill_(absmax.isinf(), math.nan)
     # Zeros may be divided by anything but zero.
     scales = absmax.masked_fill(absmax == 0, 1.0)
-    normalised = (x / scales[:, None]).view(-1)[: codes.numel()]
+    normalised = (x / scales[:, None]).view(-1)
     upper_bits = (normalised.view(torch.int32) >> 16).add_(2**15)
     lower = tree.lower.index_select(0, upper_bits)
     above = normalised > tree.midpoint.index_select(0, upper_bits)
-    torch.add(lower, above.view(torch.uint8), out=codes)
-
-
-def _count_blocks(values: int, block_size: int) -> int:
-    if block_size < 1:
-        raise ValueError(f"block_size is {block_size}; a block has at least 1 value.")
-    return -(-values // block_size)
+    return lower.add_(above.view(torch.uint8)), absmax

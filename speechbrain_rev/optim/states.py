@@ -6,44 +6,57 @@ tensors there are. A tensor's own states are views.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from speechbrain_rev.kernels.optimizer import Packed, TensorTable
+from speechbrain_rev.optim.reference import dequantise, quantise
 
 # Smaller tensors, biases and normalisations mostly, would save next to nothing alone.
 MIN_8BIT_ELEMENTS = 4096
+# What optimizers call the moments of a parameter: this package, and torch's.
+_MOMENTS = ("state1", "state2", "momentum_buffer", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """In which form states are stored.
+class Storage:
+    """How 8-bit states are stored.
 
     Attributes
     ----------
-    moments : int
-        1 of SGD, 2 of Adam.
     block : int
-        Values that share a scale, at 8 bit.
+        Values that share a scale.
     pack_small : bool
         Whether tensors under ``MIN_8BIT_ELEMENTS`` share blocks, else they are float32.
+    kept : frozenset of Tensor
+        Parameters whose states are float32.
     """
 
-    moments: int
     block: int
     pack_small: bool
+    kept: frozenset[Tensor] = field(default=frozenset(), compare=False)
 
-    def kind(self, param: Tensor, kept: frozenset[int]) -> int:
-        """Tell 8-bit tensors (0) from small ones in shared blocks (1) and float32 (2)."""
-        if id(param) in kept:
-            return 2
-        if param.numel() >= MIN_8BIT_ELEMENTS:
-            return 0
-        return 1 if self.pack_small else 2
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> Storage:
+        """Read it from a parameter group."""
+        return cls(group["block_size"], group["pack_small"])
+
+    def __str__(self) -> str:
+        small = "packed" if self.pack_small else "at 32 bit"
+        return f"blocks of {self.block} values with small tensors {small}"
+
+    def form(self, param: Tensor) -> tuple[int | None, bool]:
+        """Give the block of a parameter's states, None in float32, and if it is shared."""
+        small = param.numel() < MIN_8BIT_ELEMENTS
+        if param in self.kept or (small and not self.pack_small):
+            return None, False
+        return self.block, small
 
 
 @dataclass(eq=False)
@@ -52,6 +65,8 @@ class Arena:
 
     Attributes
     ----------
+    group : int
+        Number of the parameter group.
     params : list of Tensor
         Whose states they are, in the order of the buffers.
     table : TensorTable
@@ -62,6 +77,7 @@ class Arena:
         Steps since they came into being, those that changed nothing among them.
     """
 
+    group: int
     params: list[Tensor]
     table: TensorTable
     packs: list[Packed]
@@ -77,89 +93,142 @@ class Arena:
         """Give each parameter its views; ``number`` tells arenas of a group apart."""
         states: dict[Tensor, dict[str, Any]] = {}
         for pack in self.packs:
-            base = self.table.starts[pack.first]
+            base, block = self.table.starts[pack.first], pack.block or 1
             for t in range(pack.first, pack.last):
-                param = self.params[t]
-                places = slice(
-                    self.table.starts[t] - base, self.table.starts[t + 1] - base
-                )
+                low, high = (start - base for start in self.table.starts[t : t + 2])
+                offset = low % block if pack.shared else 0
+                first = pack.first_blocks[t - pack.first]
+                last = first - (low - high - offset) // block
                 state: dict[str, Any] = {"step": self.table.steps[t]}
                 for i, moment in enumerate(pack.moments, 1):
-                    state[f"state{i}"] = moment[places].view(param.shape)
-                if pack.block is not None:
-                    blocks = _blocks_of(pack, t, places)
-                    for i, scale in enumerate(pack.scales, 1):
-                        state[f"absmax{i}"] = scale[blocks]
+                    state[f"state{i}"] = moment[low:high].view(self.params[t].shape)
+                for i, scale in enumerate(pack.scales, 1):
+                    state[f"absmax{i}"] = scale[first:last]
                 if pack.shared:
-                    state["offset"] = places.start % (pack.block or 1)
+                    state["offset"] = offset
                 if number:
                     state["arena"] = number
-                states[param] = state
+                states[self.params[t]] = state
         return states
 
+    def fill(
+        self,
+        own: Mapping[Tensor, Mapping[str, Any]],
+        saved: Mapping[Tensor, Mapping[str, Any]],
+        saved_block: int,
+    ) -> None:
+        """Copy saved states into ``own``, the views; another form is read and stored anew."""
+        for param in self.params:
+            step = saved[param].get("step", 1)
+            own[param]["step"].copy_(torch.as_tensor(step))
+        sharing = {param for param in self.params if "offset" in saved[param]}
+        for pack in self.packs:
+            tensors = range(pack.first, pack.last)
+            for run in [tensors] if pack.shared else [range(t, t + 1) for t in tensors]:
+                params = [self.params[t] for t in run]
+                same = sharing.isdisjoint(params)
+                if pack.shared:
+                    same = sharing == set(params)
+                coded = all("absmax1" in saved[param] for param in params)
+                if same and coded and pack.block == saved_block:
+                    for param in params:
+                        for key in own[param].keys() - {"step", "offset", "arena"}:
+                            own[param][key].copy_(saved[param][key])
+                    continue
+                low = self.table.starts[run.start] - self.table.starts[pack.first]
+                block = pack.first_blocks[run.start - pack.first]
+                read = (moments_of(saved[param], saved_block) for param in params)
+                for i, parts in enumerate(zip(*read, strict=True)):
+                    values = torch.cat([part.reshape(-1) for part in parts])
+                    if pack.block is not None:
+                        values, absmax = quantise(
+                            values, block_size=pack.block, signed=i == 0
+                        )
+                        # As after a step, no second moment is lost.
+                        values.clamp_(min=i)
+                        pack.scales[i][block:][: len(absmax)] = absmax
+                    pack.moments[i][low:][: len(values)] = values
 
-def _blocks_of(pack: Packed, tensor: int, places: slice) -> slice:
-    if pack.shared:
-        block = pack.block or 1
-        return slice(places.start // block, -(-places.stop // block))
-    first, last = pack.first_blocks[tensor - pack.first :][:2]
-    return slice(first, last)
 
-
-def make_arena(params: Sequence[Tensor], layout: Layout, kept: frozenset[int]) -> Arena:
+def make_arena(
+    group: int, params: Sequence[Tensor], storage: Storage, moments: int
+) -> Arena:
     """Make states of zeros for tensors of one device.
 
     Parameters
     ----------
+    group : int
+        Number of their parameter group.
     params : sequence of Tensor
         Whose states they are.
-    layout : Layout
+    storage : Storage
         In which form.
-    kept : frozenset of int
-        Identities of those in float32.
+    moments : int
+        1 of SGD, 2 of Adam.
     """
 
-    def key(param: Tensor) -> tuple[int, bool]:
+    def order(param: Tensor) -> tuple[bool, bool, bool]:
         # Whole blocks first: they are read as one tensor.
-        return layout.kind(param, kept), param.numel() % layout.block != 0
+        block, shared = storage.form(param)
+        return block is None, shared, param.numel() % storage.block != 0
 
-    ordered = sorted(params, key=key)
+    ordered = sorted(params, key=order)
     device = ordered[0].device
-    starts = [0]
-    for param in ordered:
-        starts.append(starts[-1] + param.numel())
+    starts = list(accumulate((p.numel() for p in ordered), initial=0))
+    zeros = functools.partial(torch.zeros, device=device)
+    packs: list[Packed] = []
+    for (block, shared), own in groupby(ordered, storage.form):
+        first, sizes = packs[-1].last if packs else 0, [param.numel() for param in own]
+        # Where each begins among whole blocks: one of its own, or that of its neighbours.
+        filled = (n if shared else n + -n % storage.block for n in sizes)
+        places = list(accumulate(filled, initial=0))
+        first_blocks = [place // storage.block for place in places]
+        blocks = -(-places[-1] // storage.block)
+        dtype = torch.uint8 if block else torch.float32
+        values = [zeros(sum(sizes), dtype=dtype) for _ in range(moments)]
+        scales = [zeros(blocks) for _ in range(moments if block else 0)]
+        last = first + len(sizes)
+        packs.append(Packed(first, last, block, shared, first_blocks, values, scales))
     # Of the device, not of a user's default.
     steps = torch.zeros(len(ordered) + 1, device=device)
-    table = TensorTable([], [], starts, steps)
-    kinds = [layout.kind(p, kept) for p in ordered]
-    packs = []
-    for kind in sorted(set(kinds)):
-        first = kinds.index(kind)
-        last = first + kinds.count(kind)
-        block = None if kind == 2 else layout.block
-        first_blocks, values = [0], starts[last] - starts[first]
-        for param in ordered[first:last]:
-            first_blocks.append(first_blocks[-1] - (-param.numel() // layout.block))
-        blocks = -(-values // layout.block) if kind == 1 else first_blocks[-1]
-        dtype = torch.float32 if block is None else torch.uint8
-        packs.append(
-            Packed(
-                first,
-                last,
-                block,
-                kind == 1,
-                first_blocks,
-                _zeros(layout.moments, values, dtype, device),
-                [] if block is None else _zeros(layout.moments, blocks, None, device),
-            )
-        )
-    return Arena(ordered, table, packs)
+    return Arena(group, ordered, TensorTable([], [], starts, steps), packs)
 
 
-def _zeros(
-    count: int, size: int, dtype: torch.dtype | None, device: torch.device
-) -> list[Tensor]:
-    return [
-        torch.zeros(size, dtype=dtype or torch.float32, device=device)
-        for _ in range(count)
-    ]
+def stored_moments(state: Mapping[str, Any]) -> list[Tensor]:
+    """List the moments of a parameter's state as they are stored; none for plain SGD.
+
+    Example
+    -------
+    >>> stored_moments({"step": 1, "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)})
+    [tensor([1., 1.]), tensor([1., 1.])]
+    """
+    return [state[key] for key in _MOMENTS if isinstance(state.get(key), Tensor)]
+
+
+def moments_of(state: Mapping[str, Any], block: int) -> list[Tensor]:
+    """Read the moments of a parameter's state, [...] in its shape, in float32.
+
+    Parameters
+    ----------
+    state : mapping
+        Of one parameter, in an optimizer of this package or of torch.
+    block : int
+        Values that share a scale.
+
+    Example
+    -------
+    >>> codes, absmax = quantise(torch.ones(3), block_size=256, signed=True)
+    >>> moments_of({"state1": codes, "absmax1": absmax}, 256)
+    [tensor([1., 1., 1.])]
+    """
+    moments, offset = [], state.get("offset", 0)
+    for number, stored in enumerate(stored_moments(state), 1):
+        if stored.dtype != torch.uint8:
+            moments.append(stored.float())
+            continue
+        # Of shared blocks what lies before the parameter is left out.
+        codes = torch.nn.functional.pad(stored.reshape(-1), (offset, 0))
+        absmax = state[f"absmax{number}"]
+        read = dequantise(codes, absmax, block_size=block, signed=number == 1)
+        moments.append(read[offset:].view(stored.shape))
+    return moments

@@ -24,14 +24,14 @@ OPTIMIZER = [
     ),
     REFERENCE_CODE(
         "8 bit: second moments read back as zero",
-        "                    codes.clamp_(min=1)",
-        "                    pass",
+        "new_codes.clamp_(min=i)",
+        "new_codes.clamp_(min=0)",
         STEP_TESTS("too_small_for_its_block"),
     ),
     REFERENCE_CODE(
-        "8 bit: what shares a piece with what is trained is trained too",
-        "if span not in trained or",
-        "if",
+        "8 bit: blocks of which nothing is trained are stored anew",
+        "blocks = any_trained = _blocks(own, packed.block).any(dim=1)",
+        "blocks = any_trained = _blocks(own, packed.block).any(dim=1) | True",
         STEP_TESTS("keeps_its_bits_in_blocks"),
     ),
     KERNEL_CODE(

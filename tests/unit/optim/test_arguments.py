@@ -126,6 +126,12 @@ def test_a_group_that_is_refused_leaves_the_optimizer_as_it_was():
     assert len(optimizer.param_groups) == 1
 
 
+def test_what_a_backend_cannot_do_is_refused_in_a_group_too():
+    group = {"params": [parameter(2)], "nesterov": True}
+    with pytest.raises(ValueError, match="cannot do nesterov"):
+        build_optimizer([group], name="sgd", bits=8, lr=0.1, backend="bitsandbytes")
+
+
 @pytest.mark.parametrize("bits", [8, 32])
 @pytest.mark.parametrize(
     "wrap",

@@ -270,6 +270,12 @@ def test_options_that_8_bit_does_not_honour_are_refused_and_off_after_it(
     step(at_32)
 
 
+def test_options_that_32_bit_does_not_honour_are_refused():
+    at_8 = optimizer_of("sgd", 8, steps=1, decoupled_decay=True, weight_decay=0.1)
+    said = refused(convert_checkpoint, at_8.state_dict(), optimizer_of("sgd", 32))
+    assert "sgd at 32 bit cannot do decoupled_decay=True" in said
+
+
 def test_a_moment_that_is_not_finite_stays_visible():
     (weight,) = weights = [parameter(70, 70)]
     old = optimizer_of("adamw", 32, weights=weights)
@@ -313,6 +319,46 @@ def test_states_go_from_one_form_to_another_by_conversion_alone(
             # One small tensor is alone in the blocks that it might share.
             assert (now - was).abs().max() <= HALF_STEP[number] * was.abs().max()
     step(new)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize(("block", "pack"), FORMS)
+def test_every_form_goes_to_32_bit_as_what_its_codes_stand_for(name, block, pack):
+    old = optimizer_of(name, 8, steps=2, block=block, pack_small=pack)
+    new = optimizer_of(name, 32)
+    new.load_state_dict(convert_checkpoint(old.state_dict(), new))
+    for weight, other in zip(params_of(old), params_of(new), strict=True):
+        moments = [new.state[other][key] for key in STATES_OF_TORCH[name]]
+        assert_identical(moments, old.read_moments(weight))
+
+
+def test_tensors_that_no_longer_share_blocks_are_stored_anew():
+    """Those kept at 32 bit filled one block: the others begin where they did in theirs."""
+    sizes = (40, 100, 156, 50)
+    weights, others = ([parameter(n, seed=n) for n in sizes] for _ in range(2))
+    old = optimizer_of("sgd", 8, weights=weights, pack_small=True)
+    for scale, weight in enumerate(weights, 1):
+        weight.grad = torch.full_like(weight, 10.0**scale)
+    old.step()
+    new = optimizer_of(
+        "sgd", 8, weights=others, pack_small=True, keep_32bit=others[1:3]
+    )
+    new.load_state_dict(convert_checkpoint(old.state_dict(), new))
+    for weight, other in zip(weights, others, strict=True):
+        (was,), (now,) = old.read_moments(weight), new.read_moments(other)
+        largest = max(old.read_moments(w)[0].abs().max() for w in weights)
+        assert (now - was).abs().max() <= HALF_STEP[1] * largest
+    step(new)
+
+
+def test_what_a_scheduler_left_in_the_groups_is_resumed_and_copied():
+    optimizer, other = (optimizer_of("sgd", 8, steps=1) for _ in range(2))
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=9)
+    other.load_state_dict(optimizer.state_dict())
+    (group,) = optimizer.state_dict()["param_groups"]
+    assert group["max_lr"] == 0.5
+    for each in (other, copy.deepcopy(optimizer)):
+        assert_identical(each.state_dict()["param_groups"], [group])
 
 
 @pytest.mark.parametrize("name", NAMES)

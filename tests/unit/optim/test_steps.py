@@ -297,6 +297,10 @@ def test_what_has_no_gradient_keeps_its_bits_in_blocks_that_others_do_not_share(
     weights = [parameter(n, seed=n) for n in (512, 300, 40)]
     optimizer = build_optimizer(weights, name=name, bits=8, lr=0.1, pack_small=True)
     step(optimizer)
+    for weight in weights:
+        # The least code stands for less than the largest magnitude: stored anew it is less.
+        weight.grad[0] = -10.0
+    optimizer.step()
     before = copy.deepcopy([states_of(optimizer), weights])
     for weight in weights[:2]:
         weight.grad = None
@@ -335,6 +339,18 @@ def test_a_step_that_the_loss_scaler_skips_leaves_everything_untouched(name, dev
     for weight, then in zip(weights, before[1], strict=True):
         assert weight.isfinite().all()
         assert (weight != then).all()
+
+
+def test_weights_that_have_changed_since_their_states_were_made_are_refused():
+    weight, other = parameter(70, 70), parameter(9)
+    optimizer = build_optimizer([other, weight], name="sgd", bits=8, lr=0.1)
+    step(optimizer)
+    before = other.detach().clone()
+    weight.data = weight.data.double()
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(ValueError, match=r"params\[1\], shape \[70, 70\], is .* now"):
+        optimizer.step()
+    assert torch.equal(other, before)
 
 
 def test_what_a_loss_scaler_hands_over_decides_without_being_read():
