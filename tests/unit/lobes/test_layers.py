@@ -90,9 +90,10 @@ def test_memory_falls_with_the_chunk():
     assert peaks[1] < 0.4 * peaks[0]
 
 
-#: GB per utterance of 2 s, with float streams and with exact ones.
+#: GB per utterance of 2 s, with float streams and with exact ones. Chunks where the peak is
+#: cost DF encoders up to 6 % for a quarter of the launches.
 FIGURES = {
-    "revnet57": (0.0125, 0.0140), "df_revnet89": (0.0125, 0.0140),
+    "revnet57": (0.0125, 0.0140), "df_revnet89": (0.0126, 0.0140),
     "revnet46": (0.020, 0.022), "df_revnet66": (0.020, 0.022),
     "revnet155": (0.032, 0.036), "revnet140": (0.050, 0.055),
 }  # fmt: skip
