@@ -28,11 +28,16 @@ def pytest_configure(config):
         config.profiles = tempfile.TemporaryDirectory()
         os.environ[VARIABLE] = config.profiles.name
     if config.pluginmanager.hasplugin("hypothesispytest"):
-        from hypothesis import settings
+        from hypothesis import HealthCheck, settings
 
         # The same code passes or fails, whoever tests it; --hypothesis-profile=default
-        # looks for other examples.
-        settings.register_profile("repeated", derandomize=True)
+        # looks for other examples. How long a busy machine takes says nothing of the code.
+        settings.register_profile(
+            "repeated",
+            derandomize=True,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
         settings.load_profile(config.getoption("--hypothesis-profile") or "repeated")
 
 

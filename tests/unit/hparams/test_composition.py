@@ -152,7 +152,10 @@ def settings_of_train(tmp_path_factory):
 @settings(
     max_examples=15,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+    ],
 )
 @given(
     overrides=st.fixed_dictionaries({}, optional=CHOICES),
