@@ -1,4 +1,4 @@
-"""A step of SGD or Adam over all tensors, with states of 8 bits or 32, in one launch.
+"""A step of SGD or Adam over all tensors, with 8-bit or 32-bit states, in one launch.
 
 The plain reference is ``speechbrain_rev.optim.reference``: same names, same signatures,
 same bits. A program takes a tile of values: it looks up whose they are, reads their

@@ -1,6 +1,6 @@
 """bitsandbytes' arithmetic on the states of this package: the one door to the library.
 
-It updates one tensor at a time and is told the number of the step, for which the host
+The library updates one tensor at a time and takes the number of the step from the host, which
 waits for the device. On a CPU its quantiser rounds through a table of 65,536 even steps,
 which loses values under 3e-5 of their block's largest and reads zeros back as 2e-5.
 """

@@ -144,7 +144,7 @@ def _rebuild(named: Any, given: Mapping[str, Any], saved: dict[str, Any]) -> Any
 
 
 class _EightBit(torch.optim.Optimizer):
-    """Optimizers that compute for a class of ours, with states of 8 bits."""
+    """Optimizers that compute for a class of ours, with 8-bit states."""
 
     _name: ClassVar[str]
     _options: dict[str, Any]
