@@ -39,7 +39,7 @@ from speechbrain_rev.modes import (
     is_lossless,
 )
 from speechbrain_rev.reversible.chain import ReversibleChain
-from speechbrain_rev.reversible.flags import cudnn_flags
+from speechbrain_rev.reversible.flags import Flags, cudnn_flags
 from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_end
 from speechbrain_rev.reversible.monitor import Verify
 from speechbrain_rev.reversible.norm import BatchNorm, updated_together
@@ -84,9 +84,9 @@ class SpeakerEncoder(nn.Module):
         same in another order of sums: gradients are equal to the bit in all modes at one
         format.
     cudnn_benchmark, cudnn_deterministic : bool
-        Flags of cuDNN for blocks that are computed twice and for reversible ones in every
-        mode, see :func:`~speechbrain_rev.reversible.cudnn_flags`: with other values than
-        these bits are no longer equal between modes, and ``verify`` reports it.
+        Flags of cuDNN in training, in both passes and all modes, see
+        :func:`~speechbrain_rev.reversible.cudnn_flags`: with other values than these bits
+        are no longer equal between modes, and ``verify`` reports it.
     sync_batchnorm : bool
         Whether batch statistics are shared between processes.
     pooling : {"statistics"}
@@ -479,8 +479,13 @@ class SpeakerEncoder(nn.Module):
             self.compression.during(self, everywhere=False, wanted=wanted),
         ):
             runner = _EngineRunner(self, masks)
-            pooled = walk(self, x, runner)
-        return embedded(self.fc, pooled, feats.dtype, training=self.training)
+            flags = Flags.now({x.device} if trains(self) else ())
+            with flags():
+                pooled = walk(self, x, runner)
+        (y,) = flags.carry(
+            embedded(self.fc, pooled, feats.dtype, training=self.training)
+        )
+        return y
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Refuse ``torch.jit.script``, which knows no autograd functions."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from speechbrain_rev.compression.activations import ActivationCompression
 from speechbrain_rev.modes import Mode, as_mode, is_lossless
 from speechbrain_rev.reversible.compiled import refuse_compiled
+from speechbrain_rev.reversible.flags import Flags
 from speechbrain_rev.reversible.hooks import Moment, has_hooks, notify, notify_end
 from speechbrain_rev.reversible.monitor import Monitor, StreamNotes, Verify
 from speechbrain_rev.reversible.norm import updated_together
@@ -231,7 +232,10 @@ class ReversibleChain(nn.Module):
             for block in self.blocks:
                 x1, x2 = block(x1, x2, mask)
             return x1, x2
-        return leave(self.train_step([x1, x2], mask))
+        flags = Flags.now({x1.device})
+        y1, y2 = leave(self.train_step([x1, x2], mask))
+        y1, y2 = flags.carry(y1, y2)
+        return y1, y2
 
     def train_step(self, halves: list[Tensor], mask: Tensor | None) -> Streams:
         """Run the chain in eager mode, for networks that read its streams themselves.

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,52 @@ class Flags:
         end = weakref.finalize(owner, _pinned.leave, _pinned.enter(self))
         end.atexit = False
         return end
+
+
+    def carry(self, *outputs: Tensor) -> tuple[Tensor, ...]:
+        """Compute under these flags from the gradients of outputs on, till all are there.
+
+        Parameters
+        ----------
+        *outputs : torch.Tensor
+            What was computed under them.
+
+        Returns
+        -------
+        tuple of torch.Tensor
+            The same values, to be used in their place.
+        """
+        wanted = [y for y in outputs if self.in_effect and y.requires_grad]
+        if not wanted:
+            return outputs
+        carried = iter(_Carried.apply(self, *wanted))
+        return tuple(next(carried) if y.requires_grad else y for y in outputs)
+
+
+class _Carried(torch.autograd.Function):
+    """The identity, whose gradient puts flags in force for the rest of a backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, flags: Flags, *outputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.flags = flags
+        return tuple(y.detach() for y in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        end: Any = _EndOfPass(ctx.flags)
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+        return None, *grads
+
+
+class _EndOfPass:
+    """Flags in force until the engine calls this, or lets it go after an error."""
+
+    def __init__(self, flags: Flags) -> None:
+        self._end = flags.hold(self)
+
+    def __call__(self) -> None:
+        self._end()
 
 
 class _PinnedFlags:

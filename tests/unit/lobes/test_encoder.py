@@ -219,7 +219,16 @@ def test_weights_of_either_memory_format_are_loaded_and_keep_their_own(formats):
     assert [p.stride() for p in other.parameters()] == strides
 
 
-def test_flags_of_cudnn_are_those_of_the_encoder_while_it_runs(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "modes"),
+    [
+        ("revnet140", ("store", "recompute", "reconstruct")),
+        ("resnet34", ("store", "recompute")),
+    ],
+)
+def test_flags_of_cudnn_are_those_of_the_encoder_in_both_passes(
+    name, modes, monkeypatch
+):
     monkeypatch.setattr(backend_flags, "_decided_by_flags", lambda device: True)
     seen = set()
 
@@ -231,15 +240,16 @@ def test_flags_of_cudnn_are_those_of_the_encoder_while_it_runs(monkeypatch):
             return func(*args, **(kwargs or {}))
 
     user = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    for flags in itertools.product([False, True], repeat=2):
+    row = CHUNKED if name == "revnet140" else {"n_mels": 24}
+    for mode, *flags in itertools.product(modes, *[[False, True]] * 2):
         named = dict(
             zip(("cudnn_benchmark", "cudnn_deterministic"), flags, strict=True)
         )
-        encoder = tiny("revnet140", **CHUNKED, **named)
+        encoder = tiny(name, mode=mode, **row, **named)
         seen.clear()
         with Noted():
             encoder(narrow(3)).sum().backward()
-        assert seen == {flags}
+        assert seen == {tuple(flags)}
         assert user == (
             torch.backends.cudnn.benchmark,
             torch.backends.cudnn.deterministic,
