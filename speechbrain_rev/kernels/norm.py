@@ -254,7 +254,7 @@ def step_of(x: Tensor) -> int | None:
     axes: tuple[int, ...]
     if _is_contiguous(x):
         size, axes = x.shape[1:].numel(), (0,)
-    elif x.stride(1) == 1:
+    elif x.shape[1] == 1 or x.stride(1) == 1:
         size, axes = x.shape[1], (3, 2, 0)
     else:
         return None

@@ -518,6 +518,10 @@ def normalise_backward(
             with torch.no_grad():
                 normalise(y, x, weight, bias, mean, inverse_std, relu=True)
         grad = torch.ops.aten.threshold_backward(grad, y, 0)
+    if grad.is_cuda and grad.stride() != (dense := torch.empty_like(x)).stride():
+        # Torch sums in another order where layouts differ, and a gradient has that of
+        # what handed it down.
+        grad = dense.copy_(grad)
     # There is no eps in it: what it would be added to is in the last vector.
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward(
         grad, x, weight, None, None, mean, inverse_std, True, 0.0, [True, True, True]

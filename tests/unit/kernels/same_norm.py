@@ -141,12 +141,15 @@ class SameNorm:
         special = [NAN, INF, -INF, limits.max, limits.smallest_normal / 4, -0.0]
         x[0, 1, 0, :6] = torch.tensor(special, dtype=dtype)
         y, alone, beside = self.run(in_kernels, x, grad, vectors, True)
-        expected, plain, _ = results(reference, x, grad, vectors, True)
+        expected, _, _ = results(reference, x, grad, vectors, True)
         same = {"rtol": 0, "atol": 0, "equal_nan": True}
         torch.testing.assert_close(y, expected, **same)
         torch.testing.assert_close(alone, beside, **same)
-        # The default tolerance: float32's, of sums in another order.
-        torch.testing.assert_close(alone[2], plain[2])
+        passed = torch.where(y <= 0, 0.0, grad.double())
+        levels = max(1, math.log2(x.numel() / x.shape[1])) ** 0.5
+        sizes = passed.square().sum((0, 2, 3)).sqrt()
+        off = (alone[2] - passed.sum((0, 2, 3))).abs()
+        assert (off <= levels * sizes * torch.finfo(alone[2].dtype).eps).all()
         for grads in (alone[0][:, ::2], alone[1][::2]):
             assert grads.isfinite().all()
         assert alone[1][1].isnan()
@@ -155,7 +158,7 @@ class SameNorm:
     def test_gradients_in_another_layout_are_the_same(self):
         x, grad, vectors = self.given((2, 3, 5, 7))
         other = grad.contiguous(memory_format=torch.channels_last)
-        spread = grad[:1, :, :1].expand(2, 3, 5, 7)
+        spread = grad[:1, :, :1].expand(grad.shape)
         for one, twin in ((grad, other), (spread.contiguous(), spread)):
             _, expected, _ = self.run(in_kernels, x, one, vectors, True)
             _, alone, _ = self.run(in_kernels, x, twin, vectors, True)

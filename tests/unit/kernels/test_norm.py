@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from speechbrain_rev.compression import ActivationCompression
 from speechbrain_rev.compression.bounds import DeviationBound
 from speechbrain_rev.kernels import norm as kernels
+from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.reversible import norm as reference
 from tests.unit.kernels.process import compiled
 from tests.unit.kernels.same_norm import FLOATS, LAYOUTS, SameNorm, given
@@ -110,6 +111,29 @@ def test_training_gives_the_same_bits_in_all_modes(interpreter, precision, chunk
     if precision is chains.FLOAT32:
         plain = plain_train("store", precision, chunk)
         assert chains.distance(expected, plain) < chains.FLOAT32_ROUNDING
+
+
+def train_encoder(mode):
+    torch.manual_seed(0)
+    encoder = build_encoder(
+        "revnet57", widths=(16, 16, 16, 16), blocks=(1, 1, 1, 1), n_mels=16, chunk=40_000,
+        mode=mode, memory_format="channels_last",
+    )  # fmt: skip
+    feats = torch.randn(2, 16, 16)
+    with fused() as launches:
+        encoder(feats).square().sum().backward()
+    encoder.check_streams()
+    return launches, {name: p.grad for name, p in encoder.named_parameters()}
+
+
+def test_pieces_of_one_channel_whose_strides_tell_no_layout_are_one_kernels(
+    interpreter,
+):
+    (stored, expected), (launches, grads) = (
+        interpreter(train_encoder, mode)[0] for mode in ("store", "reconstruct")
+    )
+    assert launches.count("_sums_kernel") == stored.count("_sums_kernel") > 0
+    chains.assert_same_bits(grads, expected)
 
 
 def step(x, grad, relu=True):
