@@ -88,7 +88,7 @@ class TensorTable:
         """Which tensors have a gradient, and one, [tensors + 1], float32."""
         own = [*(float(g is not None) for g in self.gradients), 1.0]
         active: Tensor = self.kept(
-            "active", own, lambda: _on_device(own, self.steps, torch.float32)
+            "active", own, lambda: on_device(own, self.steps, torch.float32)
         )
         return active
 
@@ -354,7 +354,7 @@ def update(
     blocks = table.kept(
         f"blocks {first}",
         None,
-        lambda: _on_device(packed.first_blocks, table.steps, torch.int64),
+        lambda: on_device(packed.first_blocks, table.steps, torch.int64),
     )
     moments, scales = [(*each, *each)[:2] for each in (packed.moments, packed.scales)]
     scales = scales or moments
@@ -409,7 +409,7 @@ def _arrays(table: TensorTable) -> _DeviceTable:
     )
 
     def sent(values: list[int]) -> Tensor:
-        return _on_device(values, table.steps, torch.int64)
+        return on_device(values, table.steps, torch.int64)
 
     def bounds() -> tuple[Tensor, Tensor, list[int]]:
         tiles = [0]
@@ -455,7 +455,8 @@ def _layout(
     return [*sizes[1:], *both[0], *both[1]]
 
 
-def _on_device(values: Sequence[float], like: Tensor, dtype: torch.dtype) -> Tensor:
+def on_device(values: Sequence[float], like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Send numbers to where a tensor is, without waiting for it."""
     host = torch.tensor(values, dtype=dtype, device="cpu")
     if like.device.type == "cuda":
         host = host.pin_memory()

@@ -258,7 +258,7 @@ class _EightBit(torch.optim.Optimizer):
             betas = table.kept(
                 "betas",
                 rule.betas,
-                lambda: torch.tensor(rule.betas, dtype=torch.float64, device=device),
+                lambda: kernels.on_device(rule.betas, table.steps, torch.float64),
             )
             corrections = 1 - betas[:, None] ** table.steps
         maps = [map_of(signed, device) for signed in (True, False)[: 1 + adam]]
