@@ -42,6 +42,16 @@ def step_bytes(brain):
     return torch.cuda.max_memory_allocated() - before
 
 
+@pytest.fixture
+def kernels_that_repeat():
+    """Have torch choose them where it has any; others differ more in a second run."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.usefixtures("kernels_that_repeat")
 @pytest.mark.parametrize("name", ["ecapa", "resnet", "conformer", "wavlm"])
 def test_two_lines_change_memory_and_nothing_else(name):
     plain, again = trained(name), trained(name)
@@ -51,7 +61,8 @@ def test_two_lines_change_memory_and_nothing_else(name):
     budget = math.ceil((fixed + 0.7 * stored + GIB) / 0.92)
     brain = trained(name, MemoryBudget, memory_budget=budget)
     assert "recompute" in brain.memory_plan.modes.values()
-    assert distance(brain, plain) <= 2 * rounding
+    # The plain one has taken one more step since.
+    assert distance(brain, again) <= 2 * rounding
     assert step_bytes(brain) <= 0.75 * stored
 
 
