@@ -29,6 +29,7 @@ BY_NAME = (
     "embedding",
     "inference",
     "deepest",
+    "optimizers",
 )
 CPU_ONLY = (
     "launches",
@@ -37,7 +38,6 @@ CPU_ONLY = (
     "scoring_at_scale",
     "manifests",
     "graphs",
-    "optimizers",
     "compressed_training",
     "compressed",
     "compressed_bounds",
@@ -81,7 +81,7 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             picture = folder / f"{name}_{device.type}.png"
             benchmark.draw(result, picture)
-            print(f"drawn to {picture}\n")
+            print(f"drawn to {picture}\n" * picture.exists())
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def check_formats(name: str, device: torch.device) -> float:
 def run(device: torch.device, names: tuple[str, ...] = NAMES) -> Result:
     """Time all ways; the baseline is the same mode in contiguous maps, pinned."""
     on_gpu = device.type == "cuda"
-    size: dict[str, Any] = {"batch": 64, "repeats": 10}
+    size: dict[str, Any] = {"batch": 64, "repeats": 5}
     if not on_gpu:
         size = {"batch": 4, "repeats": 5, "blocks": FEW_BLOCKS}
     rows: list[dict[str, Any]] = []

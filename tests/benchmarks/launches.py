@@ -37,8 +37,7 @@ from speechbrain_rev.reversible.monitor import has_values
 
 from .counts import modes_of
 from .harness import CPU, Result, Spread, distance, interleaved_seconds, require
-from .peers import Plain, RebuiltEncoder
-from .plain import PlainEncoder
+from .peers import in_plain_layers
 from .steps import FRAMES, PRECISIONS, TOLERANCE, Way, encoder_by, train_step
 
 BATCH = 128
@@ -303,13 +302,6 @@ def counted(run: Callable[[], Any]) -> StepCount:
     with _as_on_a_gpu(meter), meter:
         run()
     return meter.count()
-
-
-def in_plain_layers(encoder: SpeakerEncoder) -> nn.Module:
-    """Rebuild an encoder in torch's own layers, all of whose activations are stored."""
-    if encoder.architecture.reversible:
-        return RebuiltEncoder(encoder, Plain, checkpoints=False)
-    return PlainEncoder(encoder)
 
 
 def count_step(

@@ -4,6 +4,8 @@ Bytes and kernels are counted on meta tensors, of every encoder. Two of them tra
 speech with 32-bit states; beside them all forms of 8-bit states see the same gradients and
 weights, so that their updates can be compared step by step.
 
+On a GPU steps alone are timed, of whole encoders; there torch has a fused step, too.
+
 python -m tests.benchmarks --only optimizers --results tests/benchmarks/results
 """
 
@@ -42,6 +44,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "blocks of 2048, small packed": {"block": 2048, "pack_small": True},
 }
 PLAIN, LIBRARY, TORCHAO = "torch, 32 bit", "bitsandbytes", "torchao"
+FUSED = f"{PLAIN}, fused"
 #: A classifier of VoxCeleb2's speakers at three speeds has this many weights more.
 CLASSIFIER = (17_982, 256)
 #: How far the state kept at 32 bit may be from torch's: roundings of some values.
@@ -54,6 +57,8 @@ class Setting:
 
     counted: tuple[str, ...] = tuple(ARCHITECTURES)
     trained: tuple[str, ...] = ("revnet57", "df_revnet89")
+    #: On a GPU.
+    timed: tuple[str, ...] = ("revnet57", "df_revnet377")
     batch: int = 8
     frames: int = 200
     steps: int = 60
@@ -84,11 +89,11 @@ def on_meta(name: str, way: str) -> dict[str, Any]:
     return {"MiB": state_bytes(optimizer) / MIB, "kernels": step.launches + sent}
 
 
-def ways_of(weights: list[Tensor], training: Training) -> dict[str, Any]:
+def ways_of(
+    weights: list[Tensor], name: str, *, lr: float, weight_decay: float
+) -> dict[str, Any]:
     """Build an optimizer of each way around copies of the weights."""
-    (group,) = training.optimizer.param_groups
-    name = "sgd" if "momentum" in group else "adamw"
-    given = {"name": name, "lr": group["lr"], "weight_decay": group["weight_decay"]}
+    given: dict[str, Any] = {"name": name, "lr": lr, "weight_decay": weight_decay}
     forms = {**FORMS, LIBRARY: {"backend": "bitsandbytes"}}
     ways: dict[str, Any] = {}
     for way, form in forms.items():
@@ -139,7 +144,10 @@ def trained(name: str, speech: Speech, setting: Setting) -> dict[str, dict[str, 
     training = Training(encoder, name, speech, rate=RATE, batch=setting.batch)
     training.let_fall(setting.steps)
     weights, kinds = training.parameters, kinds_of(training)
-    ways = ways_of(weights, training)
+    (group,) = training.optimizer.param_groups
+    kind = "sgd" if "momentum" in group else "adamw"
+    given = {key: group[key] for key in ("lr", "weight_decay")}
+    ways = ways_of(weights, kind, **given)
     series: dict[str, list[float]] = {way: [] for way in ways}
     layers: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in ways}
     seconds = []
@@ -176,7 +184,6 @@ def trained(name: str, speech: Speech, setting: Setting) -> dict[str, dict[str, 
     timed: dict[str, Callable[[], Any]] = {
         way: functools.partial(step_of, optimizer) for way, optimizer in ways.items()
     }
-    (group,) = training.optimizer.param_groups
     group["foreach"] = True
     timed[PLAIN] = training.optimizer.step
     spreads = interleaved_seconds(timed, CPU, repeats=setting.repeats)
@@ -227,9 +234,74 @@ def step_of(optimizer: Any) -> None:
     optimizer.step()
 
 
+def on_gpu(name: str, device: torch.device, setting: Setting) -> list[dict[str, Any]]:
+    """Time the steps of an encoder and its classifier; the baseline is torch's foreach.
+
+    Raises
+    ------
+    NotEqual
+        If some steps have other bits than on the CPU.
+    """
+    training = ARCHITECTURES[name].training
+    torch.manual_seed(0)
+    weights = [*build_encoder(name).parameters(), nn.Parameter(torch.randn(CLASSIFIER))]
+    draws = [1e-3 * torch.randn_like(weight) for weight in weights]
+    kind, lr = training.optimizer_name, 1e-3
+    given = {"lr": lr, "weight_decay": training.weight_decay}
+    ways = ways_of([w.detach().to(device) for w in weights], kind, **given)
+    # Compiling its step takes minutes there.
+    ways.pop(TORCHAO, None)
+    own = [nn.Parameter(w.detach().clone().to(device)) for w in weights]
+    others = [nn.Parameter(w.detach().clone().to(device)) for w in weights]
+    torchs = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[kind]
+    momentum = {"momentum": 0.9} if kind == "sgd" else {}
+    ways[PLAIN] = torchs(own, foreach=True, **given, **momentum)
+    ways[FUSED] = torchs(others, fused=True, **given, **momentum)
+    here = build_optimizer(weights, name=kind, bits=8, **given)
+    for optimizer in (here, *ways.values()):
+        for p, draw in zip(optimizer.param_groups[0]["params"], draws, strict=True):
+            p.grad = draw.to(p.device)
+        for _ in range(3):
+            optimizer.step()
+    there = next(iter(ways.values())).param_groups[0]["params"]
+    require(
+        all(torch.equal(a.cpu(), b) for a, b in zip(there, weights, strict=True)),
+        f"Weights of {name} after three steps on {device} are not those of the CPU.",
+    )
+    steps = {
+        way: functools.partial(step_of, optimizer) for way, optimizer in ways.items()
+    }
+    spreads = interleaved_seconds(steps, device, repeats=4 * setting.repeats)
+    bytes_of = {
+        way: state_bytes(optimizer) for way, optimizer in ways.items() if way != LIBRARY
+    }
+    return [
+        {
+            "encoder": name,
+            "optimizer": kind,
+            "way": way,
+            "baseline": PLAIN,
+            "MiB": bytes_of[way] / MIB if way in bytes_of else "",
+            "saved": 1 - bytes_of[way] / bytes_of[PLAIN] if way in bytes_of else "",
+            "ms": 1e3 * spread.median,
+            "times the baseline": spread.median / spreads[PLAIN].median,
+        }
+        for way, spread in spreads.items()
+    ]
+
+
 def run(device: torch.device, setting: Setting | None = None) -> Result:
     """Count all encoders and train two; the baseline is torch's step with 32-bit states."""
     setting = setting or Setting()
+    if device.type == "cuda":
+        return Result(
+            "optimizers",
+            "What does a step with 8-bit states take on a GPU?",
+            f"encoder and a classifier of {CLASSIFIER[0]:,}; median of {4 * setting.repeats} "
+            f"interleaved steps, gradients there already; {_versions()}",
+            [row for name in setting.timed for row in on_gpu(name, device, setting)],
+            "after three steps weights have the bits of the CPU's",
+        )
     speech = real_speech(N_MELS, setting.frames)
     steps = {name: trained(name, speech, setting) for name in setting.trained}
     rows: list[dict[str, Any]] = []
@@ -294,7 +366,9 @@ DRAWN = tuple(FORMS)[:3]
 
 
 def draw(result: Result, path: Path) -> None:
-    """Draw the error of updates over the training."""
+    """Draw the error of updates over the training, where it was measured."""
+    if "errors" not in result.rows[0]:
+        return
     curves = {
         f"{row['encoder']}, {row['way'].removeprefix('blocks of ')}": row["errors"][
             "of each step"

@@ -25,7 +25,7 @@ from speechbrain_rev.lobes import SpeakerEncoder, build_encoder
 from speechbrain_rev.lobes.geometry import channels_by_level
 from speechbrain_rev.reversible import AdditiveCoupling, ReversibleChain
 
-from .plain import plain, plain_unit
+from .plain import PlainEncoder, plain, plain_unit
 
 #: F and G of each block.
 Functions = Sequence[tuple[nn.Module, nn.Module]]
@@ -236,6 +236,7 @@ class RebuiltEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.checkpoints, self.widens = checkpoints, widens
+        self.n_mels = encoder.n_mels
         self.pooling, self.fc = encoder.pooling, encoder.fc
         self.entries, self.chains = nn.ModuleList(), nn.ModuleList()
         self.parts: tuple[nn.Module, ...] = ()
@@ -274,6 +275,13 @@ class RebuiltEncoder(nn.Module):
 
 def _joined(entry: nn.Module, *streams: Tensor) -> Tensor:
     return entry(streams[0] if len(streams) == 1 else torch.cat(streams, dim=1))
+
+
+def in_plain_layers(encoder: SpeakerEncoder) -> nn.Module:
+    """Rebuild an encoder in torch's own layers, all of whose activations are stored."""
+    if encoder.architecture.reversible:
+        return RebuiltEncoder(encoder, Plain, checkpoints=False)
+    return PlainEncoder(encoder)
 
 
 def rebuilt(way: Way, name: str, **row: Any) -> nn.Module:

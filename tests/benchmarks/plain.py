@@ -92,6 +92,11 @@ class PlainEncoder(nn.Module):
     checkpointed : int
         How many blocks from the first on, of which the stem and the transitions are
         some, are in torch's checkpoint. The first ones hold the most.
+
+    Attributes
+    ----------
+    parts : tuple of nn.Module
+        What has the parameters, in the order in which the encoder has them.
     """
 
     variance_floor = VARIANCE_FLOOR
@@ -99,6 +104,7 @@ class PlainEncoder(nn.Module):
     def __init__(self, encoder: SpeakerEncoder, *, checkpointed: int = 0) -> None:
         super().__init__()
         self.n_mels, self.checkpointed = encoder.n_mels, checkpointed
+        self.parts: tuple[nn.Module, ...] = (encoder,)
         blocks = [plain_unit(encoder.stem)]
         for stage in encoder.stages:
             if stage.entry is not None:

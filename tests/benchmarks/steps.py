@@ -25,6 +25,7 @@ from .harness import (
     peak_bytes,
     require,
 )
+from .peers import in_plain_layers
 
 #: Of a training step, bound to its encoder, features and way.
 Step = functools.partial[None]
@@ -62,7 +63,8 @@ class Way:
     """One way of training an encoder.
 
     ``torch_checkpoint`` puts each block into torch's checkpoint; ``parts`` are those of
-    a batch whose gradients are added up. ``cudnn`` has its flags, benchmark and
+    a batch whose gradients are added up; ``plain`` has none of this package's layers, and
+    so no mode. ``cudnn`` has its flags, benchmark and
     deterministic, for torch and the encoder alike; None leaves both as they are.
     """
 
@@ -72,6 +74,7 @@ class Way:
     precision: str = "float32"
     torch_checkpoint: bool = False
     parts: int = 1
+    plain: bool = False
     chunk: int | str | None = "auto"
     memory_format: str = "contiguous"
     cudnn: tuple[bool, bool] | None = None
@@ -82,7 +85,7 @@ class Way:
         # Bits are compared where streams are exact; else gradients, within a tolerance.
         chunk = self.chunk if self.streams == "exact" else None
         return dataclasses.replace(
-            self, mode="store", torch_checkpoint=False, chunk=chunk
+            self, mode="store", torch_checkpoint=False, plain=False, chunk=chunk
         )
 
 
@@ -102,9 +105,19 @@ class Checkpointed(nn.Module):
         return checkpoint(self.unit, masks, given, use_reentrant=False)
 
 
-def encoder_by(way: Way, name: str, *, seed: int = 0, **row: Any) -> SpeakerEncoder:
+def encoder_by(way: Way, name: str, *, seed: int = 0, **row: Any) -> Any:
     """Build an encoder as it trains in a way, but for the check of every 100th step."""
     torch.manual_seed(seed)
+    if way.plain:
+        encoder: Any = in_plain_layers(build_encoder(name, **row))
+    else:
+        encoder = _ours(way, name, **row)
+    for p in encoder.parameters():
+        p.grad = torch.zeros_like(p)
+    return encoder
+
+
+def _ours(way: Way, name: str, **row: Any) -> SpeakerEncoder:
     encoder = build_encoder(
         name,
         mode=way.mode,
@@ -121,8 +134,6 @@ def encoder_by(way: Way, name: str, *, seed: int = 0, **row: Any) -> SpeakerEnco
             if stage.entry is not None:
                 stage.entry = Checkpointed(stage.entry)
             stage.blocks = nn.ModuleList(map(Checkpointed, stage.blocks))
-    for p in encoder.parameters():
-        p.grad = torch.zeros_like(p)
     return encoder
 
 

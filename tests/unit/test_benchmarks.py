@@ -195,7 +195,7 @@ def wrong_counterpart(patch, folder):
 
 
 def wrong_plain_layers(patch, folder):
-    patch.setattr(launches.PlainEncoder, "variance_floor", 1e-3)
+    patch.setattr(peers.PlainEncoder, "variance_floor", 1e-3)
     launches.run(CPU, launches.Setting(("resnet34",), (), batch=2))
 
 
@@ -213,8 +213,8 @@ def wrong_compiled_gradients(patch, folder):
 def wrong_user_gradients(patch, folder):
     patch.setattr(users, "FEW_BLOCKS", TINIEST)
     patch.setattr(users, "NAMES", ("resnet152",))
-    wrong = dataclasses.replace(users.PLAIN[3], name="off", precision="float32")
-    patch.setattr(users, "PLAIN", (users.STORE, wrong))
+    wrong = dataclasses.replace(users.VANILLA[3], name="off", precision="float32")
+    patch.setattr(users, "VANILLA", (users.STORE, wrong))
     right = users.small_step
 
     def step(way, name, device):
@@ -730,7 +730,7 @@ def test_a_batch_is_stored_in_as_few_parts_as_fit(benchmark, monkeypatch):
 def test_torchs_checkpoint_of_a_user_updates_statistics_twice(monkeypatch):
     monkeypatch.setattr(users, "FEW_BLOCKS", TINIEST)
     (stored, once), *others = (
-        users.small_step(way, "df_resnet233", CPU) for way in users.PLAIN[:3]
+        users.small_step(way, "df_resnet233", CPU) for way in users.VANILLA[:3]
     )
     for gradients, _ in others:
         torch.testing.assert_close(gradients, stored, rtol=1e-9, atol=0)
@@ -739,11 +739,11 @@ def test_torchs_checkpoint_of_a_user_updates_statistics_twice(monkeypatch):
 
 @pytest.mark.slow
 def test_bytes_of_a_user_s_step_are_those_that_the_package_counts():
-    recompute = users.PLAIN[2]
+    recompute = users.VANILLA[2]
     ours = steps.way_bytes(recompute, "resnet34", batch=2, frames=40)
     package = training_step_peak("resnet34", mode="recompute", frames=40, batch=2)
     assert ours == package
-    ways = users.PLAIN[1], users.PLAIN[3]
+    ways = users.TORCH, users.VANILLA[1], users.VANILLA[3]
     steps.check_counts("df_resnet233", ways, batch=4, frames=40, **TINIEST)
 
 
@@ -764,11 +764,11 @@ def test_what_fits_is_what_the_package_says(frames, card):
 def test_rows_of_users_compare_with_the_same_encoder_and_its_counterpart(
     tmp_path, monkeypatch
 ):
-    exact, accumulation = users.REVERSIBLE[2], users.PLAIN[5]
+    exact, accumulation = users.REVERSIBLE[2], users.VANILLA[5]
     figures = {
-        ("resnet152", users.STORE): (50, 2.0),
+        ("resnet152", users.TORCH): (50, 2.0),
         ("resnet152", accumulation): (12, 2.5),
-        ("revnet197", users.STORE): (19, 3.0),
+        ("revnet197", users.TORCH): (19, 3.0),
         ("revnet197", exact): (2, 4.5),
     }
     rows = []
@@ -783,7 +783,7 @@ def test_rows_of_users_compare_with_the_same_encoder_and_its_counterpart(
         rows += [users.row_of(case, measured, 1, frames, CPU) for case in measured]
     at_200 = next(r for r in rows if r["way"] == exact.name and r["frames"] == 200)
     assert at_200["times the baseline"] == 1.5
-    assert at_200["counterpart"] == "resnet152 200 store"
+    assert at_200["counterpart"] == "resnet152 200 plain torch layers"
     assert at_200["times the counterpart"] == 2.25
     Result("users", "", "setting", rows, "").save(tmp_path, CPU)
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
@@ -818,7 +818,7 @@ def test_running_out_of_memory_is_a_row_and_other_errors_are_errors(monkeypatch)
     # A step that does not fit has neither figures nor a ratio.
     gpu = types.SimpleNamespace(total_memory=23 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    case = "resnet152", users.STORE
+    case = "resnet152", users.TORCH
     cuda = torch.device("cuda")
     row = users.row_of(case, {case: users.Figures(None)}, 1, 200, cuda)
     assert (row["peak by"], row["fits 24 GiB"]) == ("does not fit", "no")
