@@ -171,7 +171,6 @@ class Flags:
         end.atexit = False
         return end
 
-
     def carry(self, *outputs: Tensor) -> tuple[Tensor, ...]:
         """Compute under these flags from the gradients of outputs on, till all are there.
 
