@@ -75,10 +75,8 @@ class Result:
     def where(self) -> str:
         """On which machine it was measured, and when."""
         versions = self.environment
-        return (
-            f"{versions['processor']}, {versions['threads']} thread(s), torch "
-            f"{versions['torch']}, {versions['date']}."
-        )
+        host = f"{versions['processor']}, {versions['threads']} thread(s)"
+        return f"{versions.get('gpu', host)}, torch {versions['torch']}, {versions['date']}."
 
     def table(self) -> str:
         """Print rows as a table in Markdown, without what is a table of its own."""

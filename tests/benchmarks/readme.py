@@ -48,9 +48,9 @@ FEW = (
 Row = Mapping[str, Any]
 
 
-def committed(name: str) -> Result:
-    """Read what a benchmark measured on a CPU."""
-    return Result(**json.loads((RESULTS / f"{name}_cpu.json").read_text()))
+def committed(name: str, device: str = "cpu") -> Result:
+    """Read what a benchmark measured on a CPU or a GPU."""
+    return Result(**json.loads((RESULTS / f"{name}_{device}.json").read_text()))
 
 
 class _Empty(str):
@@ -411,8 +411,8 @@ _USERS_CELLS = (
     "fits: at how many frames an utterance the training fits such a card, with classifier, "
     "8-bit optimizer states, the input and with the reserve of speechbrain-rev models; "
     "empty: at neither length",
-    "times storing: seconds of a step over those of the same encoder stored",
-    "times counterpart: over those of the vanilla counterpart stored (resnet152 of "
+    "times its baseline: seconds of a step over those of the same encoder in the first way",
+    "times counterpart: over those of the vanilla counterpart in that way (resnet152 of "
     "revnet197, df_resnet233 of df_revnet377)",
 )
 
@@ -451,11 +451,61 @@ def _users_row(rows: list[dict[str, Any]]) -> dict[str, str]:
     for fits in (head for head in first if head.startswith("fits ")):
         frames = [str(row["frames"]) for row in rows if row[fits] == "yes"]
         shown[fits] = ", ".join(frames)
-    for head, times in {"storing": "baseline", "counterpart": "counterpart"}.items():
+    heads = {"its baseline": "baseline", "counterpart": "counterpart"}
+    for head, times in heads.items():
         ratios = [row[f"times the {times}"] for row in timed]
         shown[f"times {head}"] = " ".join(f"{r:.2f}" for r in ratios if r)
     shown["statistics of"] = str(first["statistics of"])
     return shown
+
+
+def users_on_a_gpu() -> str:
+    """Show what each way takes where the whole batch was run."""
+    result = committed("users", "cuda")
+    columns = {
+        "encoder": "{encoder}",
+        "way": "{way}",
+        "GiB": "{peak GiB:.2f}",
+        "s per step": "{s per step:.3f}",
+        "times plain": "{times the baseline:.2f}",
+        "utterances per second": "{utterances per second:.0f}",
+        "days": "{days for 150 epochs:.1f}",
+    }
+    said = [
+        part
+        for part in result.setting.split("; ")
+        if part.partition(":")[0]
+        not in ("training GiB", "fits", "statistics of", "statistics updated")
+    ]
+    rows = [cells(row, columns) for row in result.rows]
+    return f"{markdown(rows)}\n\n{'; '.join(said)}. {result.where}"
+
+
+def optimizers_on_a_gpu() -> str:
+    """Show what a step with 8-bit states takes on a GPU."""
+    result = committed("optimizers", "cuda")
+    columns = {
+        "encoder": "{encoder}",
+        "optimizer": "{optimizer}",
+        "way": "{way}",
+        "ms": "{ms:.2f}",
+        "times torch's foreach": "{times the baseline:.2f}",
+    }
+    return captioned([cells(row, columns) for row in result.rows], result)
+
+
+def normalisation() -> str:
+    """Show each map's time in kernels and in torch's layers over plain operations."""
+    result = committed("normalisation", "cuda")
+    shown: dict[str, dict[str, str]] = {}
+    for row in result.rows:
+        own = shown.setdefault(row["map"], {"map": row["map"]})
+        if row["way"] == "plain":
+            own["ms, plain operations"] = f"{1e3 * row['s per step']:.2f}"
+        else:
+            own[f"{row['way']}, times"] = f"{row['times the baseline']:.2f}"
+        own[f"{row['way']}, maps"] = f"{row['maps at the peak']:.1f}"
+    return captioned(list(shown.values()), result)
 
 
 def modes() -> str:
@@ -566,6 +616,8 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "comparisons.md": {
         "paper": paper,
         "users": users,
+        "users_on_a_gpu": users_on_a_gpu,
+        "normalisation": normalisation,
         "engine": engine,
         "launches": launches,
     },
@@ -582,6 +634,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "optimizers.md": {
         "optimizer_states": optimizer_states,
         "optimizer_steps": optimizer_steps,
+        "optimizers_on_a_gpu": optimizers_on_a_gpu,
     },
     DOCS / "other_networks.md": {"budgets": partial(columns_of, "budgets")},
     DOCS / "deploying.md": {
