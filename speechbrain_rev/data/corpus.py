@@ -25,6 +25,7 @@ from speechbrain_rev.whole_files import check_path
 
 from .packed import SAMPLE_BYTES, find_packed
 from .segments import find_segment
+from .shards import find_member
 
 #: Audio that is read by frame range.
 AUDIO_SUFFIXES = (".wav", ".flac")
@@ -49,7 +50,7 @@ _FLAT = r"^([^/_]+)_[^/]+$"
 
 
 def audio_exists(path: str | Path) -> bool:
-    """Return whether there is such a file, in a folder or in a packed one.
+    """Return whether there is such a file, in a folder, a packed one or a tar.
 
     A segment is there if its recording is.
 
@@ -61,11 +62,13 @@ def audio_exists(path: str | Path) -> bool:
     -------
     bool
     """
+    if segment := find_segment(path):
+        return audio_exists(segment.recording)
     if inside := find_packed(path):
         packed, name = inside
         return name in packed
-    if segment := find_segment(path):
-        return audio_exists(segment.recording)
+    if in_tar := find_member(path):
+        return in_tar[1] is not None
     return Path(path).is_file()
 
 
@@ -364,13 +367,16 @@ class Corpus(Protocol):
     def _size(self, name: str) -> int | None:
         """Give the bytes of a file; None if there is none."""
         path = located(self, name)[0]
+        if segment := find_segment(path):
+            path = segment.recording
         if inside := find_packed(path):
             packed, packed_name = inside
             there = packed_name in packed
             return SAMPLE_BYTES * packed.length(packed_name) if there else None
-        segment = find_segment(path)
+        if in_tar := find_member(path):
+            return None if in_tar[1] is None else in_tar[1].size
         try:
-            return (segment.recording if segment else path).stat().st_size
+            return path.stat().st_size
         except FileNotFoundError:
             return None
 

@@ -7,6 +7,7 @@ its file: only the samples asked for are decoded.
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,9 @@ from pathlib import Path
 import soundfile
 import torch
 
-from .lengths import opened, report_cut
+from .lengths import open_bytes, opened, report_cut
 from .packed import find_packed
-from .segments import Segment, find_segment
+from .segments import Segment, file_of, find_segment
 
 # A FLAC frame of silence has up to 65,535 samples in 10 bytes or more.
 _SAMPLES_PER_BYTE = 8192
@@ -51,8 +52,8 @@ def audio_info(path: str | Path) -> AudioInfo:
     Parameters
     ----------
     path : str or Path
-        WAV, FLAC or another format that libsndfile knows, a file of a packed folder, or
-        a segment of a recording (``segments``).
+        WAV, FLAC or another format that libsndfile knows, a file of a packed folder, a
+        member of a tar (``shards``), or a segment of a recording (``segments``).
 
     Returns
     -------
@@ -65,14 +66,15 @@ def audio_info(path: str | Path) -> AudioInfo:
         recording; it names the file. Of FLAC and OGG a cut is only seen where it is
         decoded.
     """
+    if segment := find_segment(path):
+        return _info_of_segment(segment)
     if inside := find_packed(path):
         packed, name = inside
         return AudioInfo(packed.length(name), packed.sample_rate, channels=1)
-    if segment := find_segment(path):
-        return _info_of_segment(segment)
     with _opened(path) as audio:
         info = AudioInfo(audio.frames, audio.samplerate, audio.channels)
-    file_bytes = Path(path).stat().st_size
+    with open_bytes(path) as file:
+        file_bytes = file.seek(0, io.SEEK_END)
     if info.samples > _SAMPLES_PER_BYTE * file_bytes:
         raise ValueError(
             f"{path} cannot be read as audio: its header says {info.samples} samples, more "
@@ -122,12 +124,6 @@ def read_audio(
     >>> read_audio(path, sample_rate=16000, start=4000, samples=8000).shape
     torch.Size([8000])
     """
-    if inside := find_packed(path):
-        packed, name = inside
-        if packed.sample_rate != sample_rate:
-            raise ValueError(_other_rate(path, packed.sample_rate, sample_rate))
-        into = None if out is None else out.numpy()
-        return torch.from_numpy(packed.read(name, start, samples, into))
     if segment := find_segment(path):
         begin, count = _in_recording(segment, start, samples)
         return read_audio(
@@ -137,6 +133,12 @@ def read_audio(
             samples=count,
             out=out,
         )
+    if inside := find_packed(path):
+        packed, name = inside
+        if packed.sample_rate != sample_rate:
+            raise ValueError(_other_rate(path, packed.sample_rate, sample_rate))
+        into = None if out is None else out.numpy()
+        return torch.from_numpy(packed.read(name, start, samples, into))
     values, file_rate = _decode(path, start, samples)
     if file_rate != sample_rate:
         raise ValueError(_other_rate(path, file_rate, sample_rate))
@@ -181,16 +183,16 @@ def read_blocks(
     >>> [tuple(block.shape) for block in read_blocks(path, block_samples=8000)]
     [(2, 8000), (2, 4000)]
     """
+    if segment := find_segment(path):
+        for start in range(0, audio_info(path).samples, block_samples):
+            begin, count = _in_recording(segment, start, block_samples)
+            yield _part(segment.recording, begin, count)[0].T
+        return
     if inside := find_packed(path):
         packed, name = inside
         for start in range(0, packed.length(name), block_samples):
             one = torch.from_numpy(packed.read(name, start, block_samples))
             yield one.unsqueeze(0)
-        return
-    if segment := find_segment(path):
-        for start in range(0, audio_info(path).samples, block_samples):
-            begin, count = _in_recording(segment, start, block_samples)
-            yield _decode(segment.recording, begin, count)[0].T
         return
     with _opened(path) as audio:
         count = 0
@@ -222,12 +224,7 @@ def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
     ValueError
         If the file cannot be read or has another rate.
     """
-    if find_packed(path):
-        # Its files have one.
-        return read_audio(path, sample_rate=sample_rate)
-    segment = find_segment(path)
-    part = (path, 0, None) if segment is None else segment
-    values, file_rate = _decode(*part)
+    values, file_rate = _part(*(find_segment(path) or (path, 0, None)))
     if file_rate != sample_rate:
         raise ValueError(_other_rate(path, file_rate, sample_rate))
     return values[:, 0].contiguous()
@@ -256,6 +253,15 @@ def _in_recording(
         left = max(0, segment.samples - start)
         samples = left if samples is None else min(samples, left)
     return segment.start + start, samples
+
+
+def _part(path: str | Path, start: int, samples: int | None) -> tuple[torch.Tensor, int]:
+    """Read a range of a file or of one that is packed, as ``_decode``."""
+    if inside := find_packed(path):
+        packed, name = inside
+        values = torch.from_numpy(packed.read(name, start, samples))
+        return values.unsqueeze(1), packed.sample_rate
+    return _decode(path, start, samples)
 
 
 def _decode(
@@ -299,7 +305,7 @@ def _other_rate(path: str | Path, rate: int, expected: int) -> str:
 
 def _unreadable(path: str | Path, error: Exception) -> ValueError:
     reason = str(error)
-    if not Path(path).exists():
+    if isinstance(error, FileNotFoundError) or not file_of(path).exists():
         reason = "there is no such file"
     elif isinstance(error, UnicodeError):
         reason = "its name is not in UTF-8; rename it"

@@ -1,7 +1,8 @@
 """Segments of recordings, as paths: `rec.wav/16000+32000.wav` is a part of `rec.wav`.
 
 No file can lie in a file, so that such a path means nothing else; lists, manifests and
-readers take it wherever they take the path of a file.
+readers take it wherever they take the path of a file. A recording may be a file of a packed
+folder or a member of a tar.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import os
 import re
 from pathlib import Path
 from typing import NamedTuple
+
+from .packed import find_packed
+from .shards import find_member, find_tar
 
 _SEGMENT = re.compile(r"(.+)[/\\](\d+)\+(\d*)\.\w+")
 
@@ -62,7 +66,39 @@ def find_segment(path: str | Path) -> Segment | None:
     True
     """
     found = _SEGMENT.fullmatch(os.fspath(path))
-    # A folder may hold a file of such a name.
-    if found is None or os.path.isdir(found[1]):
+    # A folder, a packed one or a tar may hold a file of such a name.
+    if found is None or os.path.isdir(found[1]) or _is_in(path):
         return None
     return Segment(Path(found[1]), int(found[2]), int(found[3]) if found[3] else None)
+
+
+def _is_in(path: str | Path) -> bool:
+    """Return whether a packed folder or a tar has this very file."""
+    if inside := find_packed(path):
+        packed, name = inside
+        return name in packed
+    member = find_member(path)
+    return member is not None and member[1] is not None
+
+
+def file_of(path: str | Path) -> Path:
+    """Give the file of a disk in which audio is, which is there or not.
+
+    Parameters
+    ----------
+    path : str or Path
+        Of a file, a segment of one or a member of a tar.
+
+    Returns
+    -------
+    Path
+
+    Example
+    -------
+    >>> file_of("rec.wav/16000+32000.wav").as_posix()
+    'rec.wav'
+    """
+    if segment := find_segment(path):
+        return file_of(segment.recording)
+    inside = find_tar(path)
+    return Path(path if inside is None else inside[0])

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from speechbrain_rev.data.corpus import AUDIO_ENDINGS, files_below
 from speechbrain_rev.data.packed import find_packed
+from speechbrain_rev.data.segments import file_of
 from speechbrain_rev.inference.archive import (
     EmbeddingArchive,
     check_format,
@@ -296,8 +297,9 @@ def _source(file: str | Path, channels: Channels, window: float | None) -> str:
         folder = os.path.realpath(packed.folder)
         return f"{folder}/{name}|{packed.stamp}{treated}"
     path = Path(file).resolve()
-    # A missing file is named with its remedy where it is read.
-    status = path.stat() if path.exists() else None
+    # Of a segment or a member of a tar. A missing file is named where it is read.
+    holder = file_of(path)
+    status = holder.stat() if holder.exists() else None
     stamp = f"|{status.st_size}|{status.st_mtime_ns}" if status else ""
     return f"{path}{stamp}{treated}"
 
