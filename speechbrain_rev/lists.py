@@ -6,8 +6,13 @@ separate the fields of its line: ``1<tab>ann lee/a.wav<tab>ann lee/b.wav``.
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
+import zlib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
 
 from speechbrain_rev.whole_files import open_regular
 
@@ -87,6 +92,65 @@ def read_lines(path: str | Path, form: str) -> list[str]:
     """
     text = read_text(path, form).rstrip()
     return text.split("\n") if text else []
+
+
+def each_line(path: str | Path, form: str) -> Iterator[str]:
+    r"""Read the lines of a list one by one, of a .gz file too.
+
+    Parameters
+    ----------
+    path, form
+        As of ``read_text``.
+
+    Yields
+    ------
+    str
+        Without its end. Blank lines at the end of the file are left out.
+
+    Raises
+    ------
+    OSError, ValueError
+        As ``read_text``, or if a .gz file is damaged or cut short.
+
+    Examples
+    --------
+    >>> path = getfixture("tmp_path") / "list.gz"
+    >>> _ = path.write_bytes(gzip.compress(b"a.wav\nb.wav\n\n"))
+    >>> list(each_line(path, "'path'"))
+    ['a.wav', 'b.wav']
+    """
+    blank = 0
+    with open_regular(path) as opened:
+        file = opened
+        if Path(path).suffix.lower() == ".gz":
+            file = cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=opened)))
+        try:
+            for number, content in enumerate(file, start=1):
+                line = _decoded(content, f"{path}, line {number}", form)
+                if not line:
+                    blank += 1
+                    continue
+                yield from [""] * blank
+                blank = 0
+                yield line
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(
+                f"{path} is damaged or cut short ({error}). Copy it again, or give the file "
+                "that is in it."
+            ) from error
+
+
+def _decoded(content: bytes, place: str, form: str) -> str:
+    wrong = "it has NUL characters, as UTF-16 has" if b"\0" in content else ""
+    try:
+        line = content.decode()
+    except UnicodeDecodeError as error:
+        wrong = error.reason
+    if wrong:
+        raise ValueError(
+            f"{place}: no UTF-8 text ({wrong}). Save it as UTF-8, with lines {form}."
+        )
+    return line.removeprefix(_BOM).strip("\r\n")
 
 
 def split_line(line: str, count: int) -> list[str]:

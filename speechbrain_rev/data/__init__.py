@@ -1,6 +1,7 @@
 """Training speech: corpora, their preparation, reading by frame range, augmentation."""
 
 from .augmentation import SpeakerAugment, add_noise, reverberate
+from .corpora import CORPORA, open_corpus
 from .corpus import (
     Corpus,
     VoxCelebFolder,
@@ -15,7 +16,7 @@ from .dataset import (
     collate_whole,
     repeat_to,
 )
-from .formats import CORPORA, FORMATS, Row, open_corpus
+from .formats import FORMATS, Row
 from .manifest import Manifest, Utterance, read_manifest, write_manifest
 from .reading import (
     AudioInfo,

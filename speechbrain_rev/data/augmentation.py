@@ -22,7 +22,7 @@ from torchaudio.functional import fftconvolve, resample
 
 from speechbrain_rev.processes import process_rank
 
-from .corpus import audio_files
+from .corpora import noise_files
 from .dataset import repeat_to
 from .reading import audio_info, read_audio, read_first_channel
 from .seeding import generator, read_step, write_step
@@ -70,9 +70,9 @@ class SpeakerAugment:
     snr_low, snr_high : float
         Range of signal-to-noise ratios, dB.
     noise_folder, rir_folder : str or Path, optional
-        WAV and FLAC files at any depth. With neither, only the speed changes. They are
-        listed by the first batch, for SpeechBrain's script downloads them when this is
-        built already.
+        WAV and FLAC files at any depth, or a list of them (``data.FORMATS``), which need
+        name no speakers. With neither, only the speed changes. They are listed by the
+        first batch, for SpeechBrain's script downloads them when this is built already.
     max_unread : int
         Files of both folders that may turn out not to be readable; the next one takes the
         place of such a file. One more is an error.
@@ -138,12 +138,12 @@ class SpeakerAugment:
     @cached_property
     def noise_files(self) -> list[Path]:
         """The files of ``noise_folder``."""
-        return [] if self.noise_root is None else audio_files(self.noise_root)
+        return [] if self.noise_root is None else noise_files(self.noise_root)
 
     @cached_property
     def rir_files(self) -> list[Path]:
         """The files of ``rir_folder``."""
-        return [] if self.rir_root is None else audio_files(self.rir_root)
+        return [] if self.rir_root is None else noise_files(self.rir_root)
 
     @property
     def samples_needed(self) -> int:
@@ -338,12 +338,17 @@ class SpeakerAugment:
     def _snr_range_of(self, path: Path) -> tuple[float, float]:
         assert self.noise_root is not None
         # Of a packed folder paths are absolute.
-        inside = Path(os.path.abspath(path)).relative_to(
-            os.path.abspath(self.noise_root)
-        )
-        for folder in inside.parts[:-1]:
-            if folder.lower() in _SNR_OF_FOLDER:
-                return _SNR_OF_FOLDER[folder.lower()]
+        whole, root = Path(os.path.abspath(path)), os.path.abspath(self.noise_root)
+        if whole.is_relative_to(root):
+            folders = whole.relative_to(root).parts[:-1]
+        else:
+            # Of a list: the folder next to the file that is one of MUSAN's.
+            folders = whole.parts[-2::-1]
+        for folder in map(str.lower, folders):
+            if folder in _SNR_OF_FOLDER:
+                return _SNR_OF_FOLDER[folder]
+            if folder == "noise" and not whole.is_relative_to(root):
+                break
         return self.snr_range
 
     def _read_noise(self, path: Path, place: float) -> torch.Tensor:

@@ -133,9 +133,8 @@ def check_files(
         audio = read_checked(path, sample_rate=sample_rate, whole=whole)
         if isinstance(audio, FileProblem):
             return audio
-        # An ID of a list may have a dot, and no ending.
-        known = name.rsplit(".", 1)[0] if corpus.speakers_in_names else name
-        return Utterance(known, str(path), audio[0], speaker)
+        known, labels = corpus.utterance_id(name), corpus.labels(name)
+        return Utterance(known, str(path), audio[0], speaker, labels)
 
     usable: dict[str, dict[str, Utterance]] = defaultdict(dict)
     problems: list[FileProblem] = []

@@ -137,6 +137,10 @@ class GrowingTexts:
     def __init__(self) -> None:
         self._data, self._ends = bytearray(), array("q")
 
+    def fill(self, count: int) -> None:
+        """Add empty texts until there are so many."""
+        self._ends.extend([len(self._data)] * (count - len(self._ends)))
+
     def append(self, text: str) -> None:
         """Add a text behind the others."""
         self._data += os.fsencode(text)

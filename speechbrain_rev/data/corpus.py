@@ -335,6 +335,27 @@ class Corpus(Protocol):
     def session(self, name: str) -> str | None:
         """Give the session of a file, one of its speaker's; None if the layout has none."""
 
+    def parts(self) -> Mapping[str, Corpus]:
+        """Return the corpora that this one joins, by name; itself by "" if it is one."""
+        return {"": self}
+
+    def part(self, name: str) -> str:
+        """Return which of the joined corpora a name is of."""
+        return ""
+
+    def also_known_as(self, speaker: str) -> str:
+        """Give what a list of another corpus may call a speaker."""
+        return speaker
+
+    def labels(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Give what else is known of a file, by name: columns of the manifest."""
+        return ()
+
+    def utterance_id(self, name: str) -> str:
+        """Give what the manifest calls a file: its name, without the ending of a path."""
+        # An ID of a list may have a dot, and no ending.
+        return name.rsplit(".", 1)[0] if self.speakers_in_names else name
+
     def digest(self, names: Iterable[str] | None = None) -> str:
         """Digest names, sizes and speakers: equal where a corpus has not changed.
 
@@ -783,7 +804,13 @@ def same_speakers(
         folder = corpus.folder_of(speaker)
         return folder is not None and os.path.realpath(folder) in behind
 
-    return {speaker for speaker in speakers if speaker in names or is_other(speaker)}
+    return {
+        speaker
+        for speaker in speakers
+        if speaker in names
+        or corpus.also_known_as(speaker) in names
+        or is_other(speaker)
+    }
 
 
 @dataclass(frozen=True)

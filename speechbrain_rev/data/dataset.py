@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from speechbrain_rev.scoring import Trials
 
+from .corpora import open_corpus
 from .corpus import Corpus
-from .formats import open_corpus
 from .labels import read_labels
 from .manifest import Manifest, Utterance, read_manifest
 from .preparation import LABELS, TRAIN

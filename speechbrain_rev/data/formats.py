@@ -1,7 +1,8 @@
 """Formats in which a corpus is given: one function each reads its rows, and one table.
 
 A format that lists its utterances is a function `read_x(path)` that yields rows, one that
-recognises it, and a row of `FORMATS`. Folders of audio are `VoxCelebFolder`'s.
+recognises it, and a row of `FORMATS`. Rows that have no speaker are refused by `corpora`,
+which takes them for noise. Folders of audio are `VoxCelebFolder`'s.
 """
 
 from __future__ import annotations
@@ -9,22 +10,26 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from decimal import ROUND_HALF_UP, Decimal
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from speechbrain_rev.lists import check_length, is_listable, read_lines, read_text
+from speechbrain_rev.lists import each_line, read_lines, read_text
+from speechbrain_rev.whole_files import open_regular
 
-from .corpus import OTHER_SUFFIXES, Corpus, VoxCelebFolder, audio_below
-from .packed import find_packed
+from .corpus import AUDIO_SUFFIXES, OTHER_SUFFIXES
+from .manifest import RESERVED
 from .reading import audio_info
 from .segments import Segment
+from .shards import Member, members
 
 # Of a recording that cannot be read, and is reported as such when it is checked.
 _ANY_RATE = 16000
+# Bytes of a name that are read, and what lines of a list of tars end in.
+_MOST_OF_NAME = 4096
+_TARS = (b".tar", b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".tar.zst")
 
 
 class Row(NamedTuple):
@@ -35,23 +40,29 @@ class Row(NamedTuple):
     ID : str
         Its unique name.
     file : Path
-        The audio file.
-    speaker : str
-        Who speaks.
+        The audio file, or member of a tar.
+    speaker : str or None
+        Who speaks; None where the list does not say, as of noise.
     start : int
         First sample of the utterance in the file.
     samples : int or None
         Its length; None for all that follow.
     session : str or None
         What it was recorded in; None for the file.
+    channel : int
+        Of the file, from 0 on.
+    labels : tuple of pairs of str
+        What else the list says of it, by name: columns of the manifest.
     """
 
     ID: str
     file: Path
-    speaker: str
+    speaker: str | None
     start: int = 0
     samples: int | None = None
     session: str | None = None
+    channel: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
 
     def path(self) -> Path:
         """Give the path of the file, or of the segment of it."""
@@ -68,7 +79,8 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
     path : Path
         A CSV file with these columns, or a JSON file of an object for each ID. Start and
         stop are in samples, as SpeechBrain's recipes write them. ``$data_root``,
-        ``{data_root}`` and what is relative are in the manifest's folder.
+        ``{data_root}`` and what is relative are in the manifest's folder. ``session`` and
+        ``channel`` may be there too; further columns are labels.
 
     Yields
     ------
@@ -87,7 +99,7 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
     [32000]
     """
     for place, given in _speechbrain_rows(path):
-        name, wav, speaker = (_text(given, k, place) for k in ("ID", "wav", "spk_id"))
+        name, wav = (_text(given, key, place) for key in ("ID", "wav"))
         for root in ("$data_root", "{data_root}"):
             wav = wav.replace(root, str(path.parent))
         start = _sample(given, "start", place) or 0
@@ -97,8 +109,16 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
                 f"{place}: start is {start} and stop {stop}. An utterance ends behind its "
                 "start; correct them."
             )
-        samples = None if stop is None else stop - start
-        yield Row(name, path.parent / wav, speaker, start, samples)
+        yield Row(
+            name,
+            path.parent / wav,
+            _who(given.get("spk_id"), place),
+            start,
+            None if stop is None else stop - start,
+            _who(given.get("session"), place),
+            _sample(given, "channel", place) or 0,
+            _labels(given, _SPEECHBRAINS, place),
+        )
 
 
 def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -113,7 +133,7 @@ def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
             yield place, {"ID": name, **given}
         return
     table = csv.DictReader(text.splitlines(keepends=True), strict=True)
-    if lacking := {"ID", "wav", "spk_id"} - set(table.fieldnames or ()):
+    if lacking := {"ID", "wav"} - set(table.fieldnames or ()):
         raise ValueError(
             f"{path} has the columns {table.fieldnames}, without {sorted(lacking)}. A "
             "manifest of SpeechBrain has ID, duration, wav, start, stop and spk_id."
@@ -131,6 +151,12 @@ def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
         raise ValueError(
             f"{path}, line {table.line_num}: it is no CSV ({error}). Write it again."
         ) from error
+
+
+_SPEECHBRAINS = frozenset(
+    ("ID", "duration", "length", "wav", "wav_format", "wav_opts", "start", "stop", "spk_id",
+     "session", "channel")
+)  # fmt: skip
 
 
 def read_kaldi(path: Path) -> Iterator[Row]:
@@ -171,12 +197,16 @@ def read_kaldi(path: Path) -> Iterator[Row]:
                 "or the command itself with > FILE.wav."
             )
         recordings[name] = path / wav
-    speakers = _kaldi_table(path / "utt2spk", "'utterance speaker'")
-    whole = {name: (name, place) for name, (_, place) in speakers.items()}
+    # Noise has none.
+    speakers, named = {}, (path / "utt2spk").exists()
+    if named:
+        speakers = _kaldi_table(path / "utt2spk", "'utterance speaker'")
+    of_whom = speakers if named else dict.fromkeys(recordings, ("", str(path)))
+    whole = {name: (name, place) for name, (_, place) in of_whom.items()}
     parts = whole
     if (path / "segments").is_file():
         parts = _kaldi_table(path / "segments", "'utterance recording start end'")
-    elif silent := recordings.keys() - speakers.keys():
+    elif silent := recordings.keys() - of_whom.keys():
         raise ValueError(
             f"{path / 'utt2spk'} has no speaker of {min(silent)!r} of wav.scp. Add a line "
             "for it, or take it out of wav.scp."
@@ -191,11 +221,11 @@ def read_kaldi(path: Path) -> Iterator[Row]:
             raise ValueError(
                 f"{place}: wav.scp has no {recording!r}. Add a line for it."
             )
-        if name not in speakers:
+        if named and name not in speakers:
             raise ValueError(
                 f"{place}: utt2spk has no speaker of {name!r}. Add a line."
             )
-        file, speaker = recordings[recording], speakers[name][0]
+        file, speaker = recordings[recording], speakers[name][0] if named else None
         if parts is whole:
             yield Row(name, file, speaker)
             continue
@@ -263,7 +293,7 @@ def read_wespeaker(path: Path) -> Iterator[Row]:
     Parameters
     ----------
     path : Path
-        The list. What is relative is in its folder.
+        The list. What is relative is in its folder. Further keys are labels.
 
     Yields
     ------
@@ -285,8 +315,224 @@ def read_wespeaker(path: Path) -> Iterator[Row]:
     for number, line in enumerate(read_lines(path, form), start=1):
         place = f"{path}, line {number}"
         given = _json(line, place)
-        name, wav, speaker = (_text(given, key, place) for key in ("key", "wav", "spk"))
-        yield Row(name, path.parent / wav, speaker)
+        name, wav = (_text(given, key, place) for key in ("key", "wav"))
+        labels = _labels(given, {"key", "wav", "spk"}, place)
+        speaker = _who(given.get("spk"), place)
+        yield Row(name, path.parent / wav, speaker, labels=labels)
+
+
+def read_shards(path: Path) -> Iterator[Row]:
+    r"""Read WeSpeaker's shard.list: a line a tar, of KEY.wav and KEY.spk an utterance.
+
+    Parameters
+    ----------
+    path : Path
+        The list. What is relative is in its folder. Audio is read where it is in the tar,
+        which is not compressed; members that are neither audio nor .spk are passed over.
+
+    Yields
+    ------
+    Row
+
+    Raises
+    ------
+    ValueError
+        At the first tar that cannot be read, and at an utterance that has no speaker or is
+        there twice. The line and the tar are named.
+
+    Example
+    -------
+    >>> import io, tarfile
+    >>> path = getfixture("tmp_path") / "shard.list"
+    >>> with tarfile.open(path.with_name("a.tar"), "w") as tar:
+    ...     for name, content in {"u1.spk": b"ann", "u1.wav": b"RIFF"}.items():
+    ...         info = tarfile.TarInfo(name)
+    ...         info.size = len(content)
+    ...         tar.addfile(info, io.BytesIO(content))
+    >>> _ = path.write_text("a.tar\n")
+    >>> [(row.ID, row.speaker, row.file.name) for row in read_shards(path)]
+    [('u1', 'ann', 'u1.wav')]
+    """
+    for number, line in enumerate(read_lines(path, "'shard.tar'"), start=1):
+        tar, place = path.parent / line.strip(), f"{path}, line {number}"
+        if not line.strip() or not tar.is_file():
+            raise ValueError(
+                f"{place}: there is no file {tar}. Each line is a tar, absolute or relative "
+                "to the list's folder (WeSpeaker's are relative to where it ran)."
+            )
+        yield from _in_shard(tar, place)
+
+
+def _in_shard(tar: Path, place: str) -> Iterator[Row]:
+    """Pair the audio of a tar with the speakers beside it."""
+    audio: dict[str, str] = {}
+    speakers: dict[str, str] = {}
+    with open_regular(tar) as file:
+        try:
+            for member in members(tar):
+                key, dot, ending = member.name.rpartition(".")
+                kind = f".{ending.lower()}" if dot else ""
+                of = speakers if kind == ".spk" else audio
+                if of is audio and kind not in AUDIO_SUFFIXES + OTHER_SUFFIXES:
+                    continue
+                if key in of:
+                    raise ValueError(
+                        f"{tar}: the utterance {key!r} is there twice, {member.name!r} is "
+                        "the second. Pack it again with one."
+                    )
+                of[key] = _spk(file, member, tar) if of is speakers else member.name
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+    if odd := audio.keys() ^ speakers.keys():
+        key = min(odd)
+        lacks = f"has no {key}.spk" if key in audio else f"has {key}.spk and no audio"
+        raise ValueError(
+            f"{place}: {tar} {lacks}; {len(odd)} utterances are without speaker or audio. "
+            "Pack it again with both, or take the utterance out."
+        )
+    for key, name in audio.items():
+        yield Row(key, tar / name, speakers[key])
+
+
+def _spk(file: BinaryIO, member: Member, tar: Path) -> str:
+    """Read a member that names a speaker."""
+    file.seek(member.begin)
+    try:
+        return file.read(min(member.size, _MOST_OF_NAME)).decode().strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{tar}: {member.name!r} is no UTF-8 text. Pack it again."
+        ) from error
+
+
+def read_lhotse(path: Path) -> Iterator[Row]:
+    r"""Read a cut set of lhotse: a line of JSON a cut, of one speaker.
+
+    Parameters
+    ----------
+    path : Path
+        A .jsonl or .jsonl.gz file of MonoCut, whose recordings are files. Those that are
+        relative are in its folder. Times become samples of the recording as lhotse rounds
+        them. Language, gender and custom fields of the supervision are labels.
+
+    Yields
+    ------
+    Row
+
+    Raises
+    ------
+    ValueError
+        At the first cut that is mixed, of several channels or two speakers, or whose
+        recording is no file or is to be changed when it is read.
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "cuts.jsonl"
+    >>> recording = {"sources": [{"type": "file", "channels": [0], "source": "/a.wav"}]}
+    >>> cut = {"id": "c1", "start": 0.5, "duration": 1, "channel": 0, "type": "MonoCut"}
+    >>> cut["recording"] = {**recording, "sampling_rate": 16000}
+    >>> cut["supervisions"] = [{"speaker": "ann"}]
+    >>> _ = path.write_text(json.dumps(cut))
+    >>> [(row.ID, row.speaker, row.start, row.samples) for row in read_lhotse(path)]
+    [('c1', 'ann', 8000, 16000)]
+    """
+    form = '{"id": ..., "type": "MonoCut", ...}'
+    for number, line in enumerate(each_line(path, form), start=1):
+        place = f"{path}, line {number}"
+        cut = _json(line, place)
+        name, kind = _text(cut, "id", place), cut.get("type")
+        if kind != "MonoCut":
+            raise ValueError(
+                f"{place}: {name!r} is a {kind}. Only MonoCut is one utterance of one file: "
+                "save mixed cuts as audio (CutSet.save_audios), or leave them out."
+            )
+        recording = _object(cut, "recording", place)
+        if recording.get("transforms"):
+            raise ValueError(
+                f"{place}: the recording of {name!r} is to be changed when it is read "
+                "(transforms). Save it as audio (CutSet.save_audios), or leave it out."
+            )
+        channel = _sample(cut, "channel", place) or 0
+        source, within = _lhotse_source(recording, channel, place)
+        rate = recording.get("sampling_rate")
+        if not isinstance(rate, int) or rate < 1:
+            raise ValueError(f"{place}: sampling_rate is {rate!r}. It is in Hz.")
+        start, samples = (
+            _rounded(cut.get(k), rate, k, place) for k in ("start", "duration")
+        )
+        if not samples:
+            raise ValueError(f"{place}: {name!r} has no samples. Leave it out.")
+        speaker, labels = _supervised(cut, place)
+        yield Row(
+            name,
+            path.parent / source,
+            speaker,
+            start,
+            samples,
+            channel=within,
+            labels=labels,
+        )
+
+
+def _lhotse_source(
+    recording: Mapping[str, object], channel: int, place: str
+) -> tuple[str, int]:
+    """Give the file that has a channel of a recording, and which of the file's it is."""
+    sources = recording.get("sources")
+    for source in sources if isinstance(sources, list) else []:
+        channels = source.get("channels") if isinstance(source, dict) else None
+        if not isinstance(channels, list) or channel not in channels:
+            continue
+        if source.get("type") != "file":
+            raise ValueError(
+                f"{place}: the recording is a {source.get('type')}, not a file, and "
+                "commands are not run. Save it as audio (CutSet.save_audios)."
+            )
+        return _text(source, "source", place), channels.index(channel)
+    raise ValueError(
+        f"{place}: no source of the recording has the channel {channel}. Save the cuts with "
+        "their recordings (CutSet.to_file)."
+    )
+
+
+def _rounded(seconds: object, rate: int, key: str, place: str) -> int:
+    """Give the samples of a time, rounded as lhotse's compute_num_samples."""
+    known = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not known or not 0 <= seconds < math.inf:  # type: ignore[operator]
+        raise ValueError(f"{place}: {key} is {seconds!r}. It is in seconds, from 0 on.")
+    exact = Decimal(round(seconds * rate, ndigits=8))  # type: ignore[operator]
+    return int(exact.quantize(Decimal(0), rounding=ROUND_HALF_UP))
+
+
+def _supervised(
+    cut: Mapping[str, object], place: str
+) -> tuple[str | None, tuple[tuple[str, str], ...]]:
+    """Give the one speaker of a cut, and what else is known of it."""
+    given = cut.get("supervisions") or []
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        raise ValueError(
+            f"{place}: supervisions are no list of objects. Save it again."
+        )
+    speakers = {_who(one.get("speaker"), place) for one in given} - {None}
+    if len(speakers) > 1:
+        raise ValueError(
+            f"{place}: the cut has the speakers {sorted(map(str, speakers))}. Cut it by "
+            "speaker (CutSet.trim_to_supervisions), or leave it out."
+        )
+    if not given:
+        return None, ()
+    known = {**(given[0].get("custom") or {})}
+    known |= {k: given[0][k] for k in ("language", "gender") if given[0].get(k)}
+    return next(iter(speakers), None), _labels(known, (), place)
+
+
+def _object(given: Mapping[str, object], key: str, place: str) -> dict[str, Any]:
+    value = given.get(key)
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{place}: {key} is {str(value)[:60]}. Cuts of audio have one."
+        )
+    return value
 
 
 def _json(text: str, place: str) -> dict[str, object]:
@@ -309,6 +555,33 @@ def _text(given: Mapping[str, object], key: str, place: str) -> str:
             f"{place}: {key} is {value!r}. Give one, or delete the utterance."
         )
     return value.strip()
+
+
+def _who(value: object, place: str) -> str | None:
+    """Give a name that need not be there."""
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise ValueError(f"{place}: {value!r} is no name. Give a text, in quotes.")
+    return value.strip() or None
+
+
+def _labels(
+    given: Mapping[str, object], known: Collection[str], place: str
+) -> tuple[tuple[str, str], ...]:
+    """Give what a row says beside the known fields, as texts."""
+    further = [name for name in given if name not in known]
+    if reserved := [name for name in further if name in RESERVED]:
+        raise ValueError(
+            f"{place}: {reserved[0]!r} is a column that the manifest has for itself "
+            f"({', '.join(RESERVED)}). Rename it."
+        )
+    values = ((name, given[name]) for name in further)
+    return tuple(
+        (name, value if isinstance(value, str) else json.dumps(value))
+        for name, value in values
+        if value is not None
+    )
 
 
 def _sample(given: Mapping[str, object], key: str, place: str) -> int | None:
@@ -336,7 +609,19 @@ def _is_kaldi(path: Path) -> bool:
 
 
 def _is_wespeaker(path: Path) -> bool:
-    return path.is_file() and path.suffix == ".list"
+    return path.suffix == ".list" and path.is_file() and not _is_shards(path)
+
+
+def _is_shards(path: Path) -> bool:
+    """Return whether the first line of a .list is a tar."""
+    if path.suffix != ".list" or not path.is_file():
+        return False
+    with open_regular(path) as file:
+        return file.readline(_MOST_OF_NAME).strip().lower().endswith(_TARS)
+
+
+def _is_lhotse(path: Path) -> bool:
+    return path.name.lower().endswith((".jsonl", ".jsonl.gz")) and path.is_file()
 
 
 class Format(NamedTuple):
@@ -359,206 +644,6 @@ FORMATS: dict[str, Format] = {
     "SpeechBrain's manifest": Format(_is_speechbrain, read_speechbrain),
     "Kaldi directory": Format(_is_kaldi, read_kaldi),
     "WeSpeaker's list": Format(_is_wespeaker, read_wespeaker),
+    "WeSpeaker's shards": Format(_is_shards, read_shards),
+    "lhotse's cuts": Format(_is_lhotse, read_lhotse),
 }
-
-
-@dataclass(frozen=True)
-class ListedCorpus(Corpus):
-    """The utterances that a list names, wherever their audio is.
-
-    Parameters
-    ----------
-    path : Path
-        The list.
-    name : str
-        Of its format, a key of ``FORMATS``.
-    rows : mapping of str to Row
-        By ID.
-    """
-
-    path: Path
-    name: str
-    rows: Mapping[str, Row] = field(repr=False)
-
-    layout: ClassVar[str] = (
-        "Or a manifest of SpeechBrain (.csv, .json), a Kaldi directory (wav.scp, utt2spk, "
-        "perhaps segments) or WeSpeaker's raw.list."
-    )
-
-    @classmethod
-    def find(
-        cls, folder: str | Path, *, any_extension: bool, outside_files: bool
-    ) -> ListedCorpus | None:
-        """Read the list that is given; its audio may be anywhere.
-
-        Parameters
-        ----------
-        folder : str or Path
-            The list, or its folder.
-        any_extension, outside_files : bool
-            A list names its files exactly, and wherever they are.
-
-        Returns
-        -------
-        ListedCorpus or None
-
-        Raises
-        ------
-        ValueError
-            If a row cannot be used, or two have one ID.
-        """
-        path = Path(os.path.abspath(folder))
-        for name, known in FORMATS.items():
-            if known.recognises(path):
-                return cls(path, name, cls._by_name(path, known.read(path)))
-        return None
-
-    @staticmethod
-    def _by_name(path: Path, rows: Iterable[Row]) -> dict[str, Row]:
-        by_name: dict[str, Row] = {}
-        for row in rows:
-            other = by_name.setdefault(row.ID, row)
-            if other is not row:
-                whose = f"of {other.speaker!r} and of {row.speaker!r}"
-                raise ValueError(
-                    f"{path}: the utterance {row.ID!r} is listed twice, {whose}. Leave one."
-                )
-            if not is_listable(row.speaker):
-                raise ValueError(
-                    f"{path}: the speaker {row.speaker!r} of {row.ID!r} has a tab or a line "
-                    "break. Rename it."
-                )
-            check_length(str(row.file), f"{path}, {row.ID!r}")
-        if not by_name:
-            raise ValueError(f"{path} lists no utterance.")
-        return by_name
-
-    def _whose(self, name: str) -> str:
-        row = self.rows.get(name)
-        part = "" if row is None else f"\t{row.start}+{row.samples}"
-        return f"{super()._whose(name)}{part}"
-
-    @property
-    def format(self) -> str:
-        """Return the name of the format."""
-        return self.name
-
-    def utterances(self) -> Iterator[str]:
-        """List the IDs in the list's order."""
-        yield from self.rows
-
-    def locate(self, name: str) -> Path:
-        """Give the file or segment of an ID; one that is not listed has none."""
-        row = self.rows.get(name)
-        return self.path.parent / name if row is None else row.path()
-
-    def speaker(self, name: str) -> str | None:
-        """Give the speaker of an ID; None if it is not listed."""
-        row = self.rows.get(name)
-        return None if row is None else row.speaker
-
-    def session(self, name: str) -> str | None:
-        """Give the session of an ID; its file where the list has none."""
-        row = self.rows.get(name)
-        return None if row is None else row.session or str(row.file)
-
-
-#: Layouts by name. A folder is of the first that recognises it: those that ask for more
-#: come first.
-CORPORA: dict[str, type[Corpus]] = {"Lists": ListedCorpus, "VoxCeleb": VoxCelebFolder}
-
-
-def open_corpus(
-    folder: str | Path,
-    option: str = "data_folder",
-    *,
-    any_extension: bool = False,
-    outside_files: bool = False,
-    speaker_from: int | str | None = None,
-) -> Corpus:
-    """Recognise the corpus in a folder.
-
-    Parameters
-    ----------
-    folder : str or Path
-        As given by the user: of audio, of a list, or packed; or a list.
-    option : str
-        What it is given as.
-    any_extension : bool
-        Whether a .flac is taken where a list says .wav, or the reverse.
-    outside_files : bool
-        Whether names and links may lead out of the folder.
-    speaker_from : int, str or None
-        Where a folder's files name their speaker, as of ``VoxCelebFolder``; None for what
-        the layout says.
-
-    Returns
-    -------
-    Corpus
-
-    Raises
-    ------
-    ValueError
-        If there is none; it names the layouts.
-
-    Example
-    -------
-    >>> path = getfixture("tmp_path") / "wav" / "id1" / "video" / "a.wav"
-    >>> path.parent.mkdir(parents=True); path.touch()
-    >>> corpus = open_corpus(getfixture("tmp_path"))
-    >>> [(name, corpus.speaker(name)) for name in corpus.utterances()]
-    [('id1/video/a.wav', 'id1')]
-    """
-    layouts = " ".join(corpus.layout for corpus in CORPORA.values())
-    path = Path(os.path.abspath(folder))
-    if find_packed(path) is None and not path.exists():
-        raise ValueError(
-            f"The data folder {folder} does not exist. Give the folder of "
-            f"VoxCeleb (or of your speech) with --{option}=... {layouts}"
-        )
-    for corpus in CORPORA.values():
-        opened = corpus.find(
-            folder, any_extension=any_extension, outside_files=outside_files
-        )
-        if opened is None:
-            continue
-        if speaker_from is None:
-            return opened
-        if not isinstance(opened, VoxCelebFolder):
-            raise ValueError(
-                f"speaker_from is {speaker_from!r}, and {folder} lists its speakers "
-                f"({opened.format}). Leave speaker_from out."
-            )
-        return replace(opened, speaker_from=speaker_from)
-    if path.is_file():
-        raise ValueError(f"{folder} is no list that is known. {layouts}")
-    other = next(audio_below(path, OTHER_SUFFIXES), None)
-    if other is not None:
-        raise ValueError(
-            f"{folder} holds {other.suffix} files, which cannot be read by frame "
-            f"range. Convert each: ffmpeg -i IN{other.suffix} -ar 16000 -ac 1 OUT.flac. "
-            + layouts
-        )
-    raise ValueError(f"There is no speech in {folder}. {layouts}")
-
-
-def refuse_lists(folder: str | Path) -> None:
-    """Refuse a folder whose lists name the speakers, where only audio is taken.
-
-    Parameters
-    ----------
-    folder : str or Path
-
-    Raises
-    ------
-    ValueError
-        If a layout recognises it in which names of files do not tell the speaker.
-    """
-    for name, layout in CORPORA.items():
-        if not layout.speakers_in_names and layout.find(
-            folder, any_extension=False, outside_files=False
-        ):
-            raise ValueError(
-                f"{folder} is a corpus in {name}'s layout, whose lists name the speakers; "
-                "only audio would be packed. Give it as it is, or pack its folder of audio."
-            )

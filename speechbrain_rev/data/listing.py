@@ -22,8 +22,8 @@ from speechbrain_rev.scoring import Trials, read_trials
 from speechbrain_rev.whole_files import check_regular, digest_of
 
 from .checking import FileProblem, Wrong
+from .corpora import open_corpus
 from .corpus import Corpus, find_files, located
-from .formats import open_corpus
 from .seeding import generator
 
 logger = logging.getLogger(__name__)
@@ -47,13 +47,13 @@ class DataSettings:
 
     Attributes
     ----------
-    data_folder : str
-        Training speech.
+    data_folder : str or list of str
+        Training speech, of one corpus or several.
     train_list : str or None
         A file of lines "speaker path"; None for all speakers of data_folder.
     trial_lists : tuple of str
         Lists to be evaluated on: their speakers are left out of training.
-    trials_folder : str or None
+    trials_folder : str, list of str or None
         Where the audio of the trial lists is; None for data_folder. It is looked for
         there, but changes no list.
     valid_speakers : int
@@ -82,10 +82,10 @@ class DataSettings:
     7
     """
 
-    data_folder: str
+    data_folder: str | list[str]
     train_list: str | None = None
     trial_lists: tuple[str, ...] = ()
-    trials_folder: str | None = None
+    trials_folder: str | list[str] | None = None
     valid_speakers: int = 0
     valid_trials: str | None = None
     sample_rate: int = 16000
@@ -183,17 +183,25 @@ class ListedSpeech:
         )
 
     def understood(self) -> str:
-        """Say what the corpus was taken for, with three examples."""
-        names = {name: s for s, names in self.by_speaker.items() for name in names}
-        lines = [
-            f"Understood as {self.corpus.format}: {len(names)} utterances of "
-            f"{len(self.by_speaker)} speakers, such as"
-        ]
-        apart = [speakers[0] for speakers in self.by_speaker.values()]
-        examples = dict.fromkeys([*apart[:_EXAMPLES], *islice(names, _EXAMPLES)])
-        for name in islice(examples, _EXAMPLES):
-            path = located(self.corpus, name)[0]
-            lines.append(f"  {name} of {names[name]}: {path}")
+        """Say what each corpus was taken for, with three examples."""
+        lines = []
+        for key, part in self.corpus.parts().items():
+            names = {
+                name: speaker
+                for speaker, names in self.by_speaker.items()
+                for name in names
+                if self.corpus.part(name) == key
+            }
+            first = {speaker: name for name, speaker in reversed(names.items())}
+            lines.append(
+                f"{f'{key}: ' if key else ''}Understood as {part.format}: {len(names)} "
+                f"utterances of {len(first)} speakers, such as"
+            )
+            apart = list(first.values())[::-1]
+            examples = dict.fromkeys([*apart[:_EXAMPLES], *islice(names, _EXAMPLES)])
+            for name in islice(examples, _EXAMPLES):
+                path = located(self.corpus, name)[0]
+                lines.append(f"  {name} of {names[name]}: {path}")
         return "\n".join(lines)
 
     def seen(self) -> int:
@@ -335,6 +343,9 @@ def tested_speakers(corpus: Corpus, settings: DataSettings) -> set[str]:
                 "trials_folder to where they are."
             )
         tested.update(speakers.values())
+        if settings.trials_folder not in (None, settings.data_folder):
+            # Of other corpora, whose names mean nothing in these.
+            tested.update(map(corpus.also_known_as, speakers.values()))
     return tested
 
 

@@ -6,8 +6,8 @@ import csv
 import io
 import logging
 from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 #: What is behind the name of a manifest in that of its mapped form.
 MAPPED = ".columns"
 
+#: Columns that each manifest has; those behind them are labels.
+RESERVED = "ID", "wav", "samples", "spk_id"
+# Before the name of a label in the mapped form.
+_LABEL = "label "
 # What a column of lengths holds.
 _MOST_SAMPLES = 2**63 - 1
 
@@ -49,12 +53,15 @@ class Utterance:
         Length in samples.
     spk_id : str
         The speaker's name.
+    labels : tuple of pairs of str
+        What else is known of it, by name.
     """
 
     ID: str
     wav: str
     samples: int
     spk_id: str
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 class Manifest(Rows[Utterance]):
@@ -70,6 +77,8 @@ class Manifest(Rows[Utterance]):
         Who speaks: a place in ``speaker_names``.
     speaker_names : TextColumn
         The speakers in the order in which they occur.
+    labels : mapping of str to TextColumn, optional
+        Further columns by name, empty where an utterance has none.
 
     Example
     -------
@@ -85,9 +94,11 @@ class Manifest(Rows[Utterance]):
         samples: NDArray[np.int64],
         speakers: NDArray[np.int32],
         speaker_names: TextColumn,
+        labels: Mapping[str, TextColumn] | None = None,
     ) -> None:
         self.names, self.paths, self.samples = names, paths, samples
         self.speakers, self.speaker_names = speakers, speaker_names
+        self.labels = dict(sorted((labels or {}).items()))
         self._mapped_from: tuple[Path, dict[str, str]] | None = None
 
     @classmethod
@@ -98,7 +109,8 @@ class Manifest(Rows[Utterance]):
         names, paths, speaker_names = GrowingTexts(), GrowingTexts(), GrowingTexts()
         samples, speakers = array("q"), array("i")
         numbers: dict[str, int] = {}
-        for utterance in utterances:
+        labels: dict[str, GrowingTexts] = {}
+        for row, utterance in enumerate(utterances):
             names.append(utterance.ID)
             paths.append(utterance.wav)
             samples.append(utterance.samples)
@@ -106,12 +118,19 @@ class Manifest(Rows[Utterance]):
                 numbers[utterance.spk_id] = len(numbers)
                 speaker_names.append(utterance.spk_id)
             speakers.append(numbers[utterance.spk_id])
+            for label, text in utterance.labels:
+                column = labels.setdefault(label, GrowingTexts())
+                column.fill(row)
+                column.append(text)
+        for column in labels.values():
+            column.fill(len(samples))
         return cls(
             names.column(),
             paths.column(),
             np.frombuffer(samples, np.int64),
             np.frombuffer(speakers, np.int32),
             speaker_names.column(),
+            {label: column.column() for label, column in labels.items()},
         )
 
     def __len__(self) -> int:
@@ -123,6 +142,7 @@ class Manifest(Rows[Utterance]):
             self.paths[place],
             int(self.samples[place]),
             self.speaker_names[int(self.speakers[place])],
+            tuple((label, column[place]) for label, column in self.labels.items()),
         )
 
     def save(self, path: str | Path, about: dict[str, str]) -> None:
@@ -141,6 +161,7 @@ class Manifest(Rows[Utterance]):
             If it cannot be written.
         """
         columns = {name: getattr(self, name) for name in _COLUMNS}
+        columns |= {f"{_LABEL}{name}": column for name, column in self.labels.items()}
         save_columns(path, columns, about)
 
     @classmethod
@@ -165,12 +186,18 @@ class Manifest(Rows[Utterance]):
             If the file is damaged or has other columns.
         """
         columns, about = map_columns(path)
-        if set(columns) != set(_COLUMNS):
+        labels = {
+            name.removeprefix(_LABEL): cast(TextColumn, column)
+            for name, column in columns.items()
+            if name.startswith(_LABEL)
+        }
+        if {n for n in columns if not n.startswith(_LABEL)} != set(_COLUMNS):
             raise ValueError(
                 f"{path} has the columns {sorted(columns)}, not {sorted(_COLUMNS)}. "
                 "Delete it."
             )
         manifest = cls(*(cast(Any, columns[name]) for name in _COLUMNS))
+        manifest.labels |= sorted(labels.items())
         manifest._mapped_from = Path(path).absolute(), about
         return manifest, about
 
@@ -178,7 +205,7 @@ class Manifest(Rows[Utterance]):
         # A worker that is not forked maps the same file, and is sent no copy of it.
         if self._mapped_from is not None:
             return _mapped, self._mapped_from
-        return Manifest, tuple(getattr(self, name) for name in _COLUMNS)
+        return Manifest, tuple(getattr(self, n) for n in (*_COLUMNS, "labels"))
 
 
 _COLUMNS = "names", "paths", "samples", "speakers", "speaker_names"
@@ -201,17 +228,23 @@ def write_manifest(path: str | Path, utterances: Iterable[Utterance]) -> None:
     path : str or Path
         The file to write.
     utterances : iterable of Utterance
+        Of labels that some have and others not, those have empty fields.
 
     Raises
     ------
     OSError
         If it cannot be written.
     """
+    utterances = list(utterances)
+    labels = sorted({label for one in utterances for label, _ in one.labels})
     with opened_whole(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         rows = csv.writer(text)
-        rows.writerow(field.name for field in fields(Utterance))
-        rows.writerows(astuple(utterance) for utterance in utterances)
+        rows.writerow([*RESERVED, *labels])
+        for one in utterances:
+            known = dict(one.labels)
+            further = [known.get(label, "") for label in labels]
+            rows.writerow([one.ID, one.wav, one.samples, one.spk_id, *further])
         text.detach()
     manifest = Manifest.of(_rows(path))
     manifest.save(f"{path}{MAPPED}", {"manifest": digest_of(path, "blake2b")})
@@ -226,7 +259,8 @@ def read_manifest(path: str | Path) -> Manifest:
     Parameters
     ----------
     path : str or Path
-        A CSV file in UTF-8 with the columns ID, wav, samples, spk_id.
+        A CSV file in UTF-8 with the columns ID, wav, samples, spk_id; further columns are
+        labels.
 
     Returns
     -------
@@ -273,7 +307,7 @@ def read_manifest(path: str | Path) -> Manifest:
 
 
 def _rows(path: str | Path) -> Iterator[Utterance]:
-    wanted = [field.name for field in fields(Utterance)]
+    wanted = list(RESERVED)
     # A byte order mark is no part of the first column's name.
     with Path(path).open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file, strict=True)
@@ -282,9 +316,10 @@ def _rows(path: str | Path) -> Iterator[Utterance]:
                 raise ValueError(
                     f"{path} has the columns {rows.fieldnames}; it needs {wanted}."
                 )
+            labels = [name for name in rows.fieldnames if name not in wanted]
             row = None
             for row in rows:
-                yield _utterance(row, wanted, f"{path}, line {rows.line_num}")
+                yield _utterance(row, wanted, labels, f"{path}, line {rows.line_num}")
         except UnicodeDecodeError:
             # It names the line; to be read once more is for files that are refused only.
             read_text(path, ",".join(wanted))
@@ -298,7 +333,9 @@ def _rows(path: str | Path) -> Iterator[Utterance]:
             raise ValueError(f"{path} lists no utterance.")
 
 
-def _utterance(row: dict[str, str | None], wanted: list[str], place: str) -> Utterance:
+def _utterance(
+    row: dict[str, str | None], wanted: list[str], labels: list[str], place: str
+) -> Utterance:
     """Check a row, of which any field may be missing."""
     name, wav, given, speaker = (row[column] for column in wanted)
     try:
@@ -318,4 +355,5 @@ def _utterance(row: dict[str, str | None], wanted: list[str], place: str) -> Utt
         raise ValueError(
             f"{place} has more fields than the header. Put names with commas in quotes."
         )
-    return Utterance(name, wav, samples, speaker)
+    further = tuple((label, row[label] or "") for label in labels)
+    return Utterance(name, wav, samples, speaker, further)

@@ -21,6 +21,7 @@ from speechbrain_rev.whole_files import clear_unfinished, naming
 
 from .checking import FileProblem, check_name, read_ahead, read_checked, report_problems
 from .columns import TextColumn, save_columns
+from .corpora import refuse_lists
 from .corpus import (
     AUDIO_SUFFIXES,
     OTHER_SUFFIXES,
@@ -28,7 +29,6 @@ from .corpus import (
     inside,
     without_originals,
 )
-from .formats import refuse_lists
 from .packed import (
     INDEX,
     JOURNAL,

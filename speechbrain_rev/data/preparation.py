@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -38,6 +37,7 @@ from speechbrain_rev.whole_files import (
 )
 
 from .checking import check_files, report_problems
+from .corpora import absolute
 from .corpus import refuse_one_folder_twice, same_speakers
 from .labels import read_labels, write_labels
 from .listing import (
@@ -170,7 +170,7 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
     checks, known = settings.checks(), earlier.get("settings")
     begun = any(save_folder.glob("CKPT*/CKPT.yaml")) or _WEIGHTS in sums_in(save_folder)
     same = known is not None and _contents(known) == _contents(fingerprint)
-    folder = os.path.abspath(settings.data_folder)
+    folder = absolute(settings.data_folder)
     if same and folder == _folder_of(earlier):
         treated = {**DataSettings("").checks(), **earlier.get("checks", checks)}
         # Without checksums a record vouches for no lists: an interrupted preparation may
@@ -331,10 +331,9 @@ def _record(save_folder: str | Path) -> dict[str, Any]:
     return record
 
 
-def _folder_of(record: Mapping[str, Any]) -> str:
+def _folder_of(record: Mapping[str, Any]) -> str | list[str]:
     """Return the absolute data folder of a preparation; early ones recorded a relative one."""
-    folder: str = record.get("folder") or record["settings"]["data_folder"]
-    return os.path.abspath(folder)
+    return absolute(record.get("folder") or record["settings"]["data_folder"])
 
 
 def _contents(settings: Mapping[str, Any]) -> dict[str, Any]:

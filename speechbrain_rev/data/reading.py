@@ -255,7 +255,9 @@ def _in_recording(
     return segment.start + start, samples
 
 
-def _part(path: str | Path, start: int, samples: int | None) -> tuple[torch.Tensor, int]:
+def _part(
+    path: str | Path, start: int, samples: int | None
+) -> tuple[torch.Tensor, int]:
     """Read a range of a file or of one that is packed, as ``_decode``."""
     if inside := find_packed(path):
         packed, name = inside

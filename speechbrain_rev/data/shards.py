@@ -184,7 +184,9 @@ class _Index:
         self.stamp = stamp
         rows = [array("q"), array("q"), array("q")]
         for name, *place in members(path):
-            for column, value in zip(rows, (key_of(os.fsencode(name)), *place), strict=True):
+            for column, value in zip(
+                rows, (key_of(os.fsencode(name)), *place), strict=True
+            ):
                 column.append(value)
         keys, begins, sizes = (np.frombuffer(row, np.int64) for row in rows)
         # Where two have one name the last counts, as it does for tar.
@@ -286,17 +288,23 @@ class OpenMember(io.FileIO):
         self.seek(0)
 
     def readinto(self, buffer: Any) -> int:
+        """Read into a buffer, to the end of the member at most."""
         into = memoryview(buffer)[: max(0, self._size - self.tell())]
         return super().readinto(into) or 0
 
     def read(self, size: int | None = -1) -> bytes:
+        """Read so many bytes, to the end of the member at most."""
         left = max(0, self._size - self.tell())
-        return super().read(left if size is None or size < 0 else min(size, left)) or b""
+        return (
+            super().read(left if size is None or size < 0 else min(size, left)) or b""
+        )
 
     def tell(self) -> int:
+        """Give the place in the member."""
         return super().tell() - self._begin
 
     def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a place in the member."""
         if whence == io.SEEK_CUR:
             offset += self.tell()
         elif whence == io.SEEK_END:

@@ -382,7 +382,9 @@ class Settings:
                 "text, truth value, None, or a list of these."
             ) from error
         is_text = isinstance(value, str) and value != "null" and value[:1] != "!"
-        if is_text and (key not in self.keys or self._takes((key,)).kind == "str"):
+        knob = self._takes((key,)) if key in self.keys else Knob("str")
+        is_list = knob.several and written[:1] == "[" and written[-1:] == "]"
+        if is_text and knob.kind == "str" and not is_list:
             return Value("str", written, source, key)
         try:
             return parse(written, source, key) or Value("null", "", source, key)

@@ -40,6 +40,8 @@ class Knob:
     ----------
     kind : str
         A key of ``WORDS``. Bounds hold for each member of a list.
+    several : bool
+        Whether a list of such values is taken too.
     source : str
         Source of the value in ``hparams/train.yaml``, for the page of settings.
     unit : str
@@ -76,6 +78,7 @@ class Knob:
     reads: Callable[[str], bool] | None = None
     form: str = ""
     why: str = ""
+    several: bool = False
 
     def has_kind(self, value: object) -> bool:
         """Return whether a plain value is of the knob's type; a reference may be.
@@ -89,6 +92,8 @@ class Knob:
             return self.null
         if self._is_word(value) or isinstance(value, Reference):
             return True
+        if self.several and isinstance(value, list):
+            return bool(value) and all(type(one).__name__ == self.kind for one in value)
         if self.kind.startswith("list") or (self.kind, type(value)) == ("any", list):
             member = Knob(self.kind.partition(" of ")[2] or "any")
             return isinstance(value, list) and all(map(member.has_kind, value))
@@ -147,6 +152,7 @@ class Knob:
                 lengths = " or ".join(map(str, self.lengths))
                 words = words.replace("list of", f"list of {lengths}")
             words += self._bounds()
+            words += ", or a list of them" if self.several else ""
         words += f", or {self.or_word}" if self.or_word else ""
         return f"{words}, or null" if self.null else words
 
@@ -329,7 +335,7 @@ KNOBS = {
         "same, with one seed",
     ),
     # data
-    "data_folder": _folder("paper (V-A): VoxCeleb2 dev"),
+    "data_folder": _folder("paper (V-A): VoxCeleb2 dev", several=True),
     "speaker_from": Knob(
         "any", "ours", null=True, at_least=1, reads=_is_pattern,
         form="a level, or a regular expression with one group at most",
@@ -341,7 +347,7 @@ KNOBS = {
     ),
     "train_list": _file("ours"),
     "trial_lists": Knob("list of str", "ours; SpeechBrain has one, verification_file"),
-    "trials_folder": _folder("ours"),
+    "trials_folder": _folder("ours", several=True),
     "bad_files": Knob("str", "ours", one_of=("refuse", "drop")),
     "any_extension": _switch("ours"),
     "outside_files": _switch("ours"),

@@ -68,6 +68,12 @@ def moved(path: str, settings: Mapping[str, Any], data_folder: str | None) -> Pa
     earlier = settings.get("data_folder")
     if data_folder is None or earlier is None:
         return Path(path)
+    if not isinstance(earlier, str):
+        raise ValueError(
+            f"this run's data_folder is {earlier}, of which one folder cannot take the "
+            "place. Leave --data_folder out; where data have moved, link the old folders "
+            "to the new ones."
+        )
     absolute, earlier = os.path.abspath(path), os.path.abspath(earlier)
     if not Path(absolute).is_relative_to(earlier):
         return Path(path)
@@ -285,7 +291,10 @@ def files_of_run(
         "any_extension": any_extension or settings.get("any_extension", False),
         "outside_files": outside_files or settings.get("outside_files", False),
     }
-    folder = trials_folder or moved(settings["trials_folder"], settings, data_folder)
+    folder = trials_folder or settings["trials_folder"]
+    if not trials_folder and data_folder:
+        given = [folder] if isinstance(folder, str) else folder
+        folder = [moved(one, settings, data_folder) for one in given]
     option = "data_folder=... or --trials_folder"
     if trials_folder or data_folder:
         option = "trials_folder" if trials_folder else "data_folder"

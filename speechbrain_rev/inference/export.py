@@ -377,9 +377,11 @@ def _data(facts: CardFacts) -> str:
     lists = [PurePath(path).name for path in settings["train_list"]]
     of = f"the list {lists[0]}" if lists else "all speakers that are in no trial list"
     left_out = [PurePath(path).name for path in settings["trial_lists"]]
+    given = settings["data_folder"]
+    folders = [PurePath(f).name for f in ([given] if isinstance(given, str) else given)]
     return (
         f"{counts['utterances']:,} utterances of {counts['speakers']:,} speakers, of "
-        f"{PurePath(settings['data_folder']).name}: {of}. Left out were the speakers of "
+        f"{' and '.join(folders)}: {of}. Left out were the speakers of "
         f"these trial lists: {', '.join(left_out) or 'none'}."
     )
 

@@ -221,9 +221,10 @@ def _settings_in(
 
 
 def _has_speech(settings: Mapping[str, Any]) -> bool:
-    folder = settings["data_folder"]
+    given = settings["data_folder"]
+    folders = [given] if isinstance(given, str) else given
     try:
-        return Path(folder).exists() or find_packed(folder) is not None
+        return all(Path(f).exists() or find_packed(f) is not None for f in folders)
     except ValueError:
         # It should lead into a packed folder, which is not there.
         return False

@@ -1,13 +1,17 @@
 """The formats of a corpus are read as the same speakers and samples, or refused by row."""
 
+import gzip
+import io
 import json
 import shutil
+import tarfile
 
 import pytest
 import soundfile
 import torch
 
 from speechbrain_rev.data import FORMATS, open_corpus, read_audio, read_manifest
+from speechbrain_rev.data.formats import read_lhotse
 from speechbrain_rev.data.packing import pack
 
 
@@ -55,6 +59,70 @@ def as_wespeaker(rows, folder):
     return folder / "raw.list"
 
 
+def write_tar(path, content, **options):
+    """Write members of bytes or of what is in files."""
+    with tarfile.open(path, "w", **options) as tar:
+        for name, given in content.items():
+            one = given if isinstance(given, bytes) else given.read_bytes()
+            info = tarfile.TarInfo(name)
+            info.size = len(one)
+            tar.addfile(info, io.BytesIO(one))
+    return path
+
+
+def shard_of(rows):
+    """Members of a shard, as WeSpeaker's make_shard_list.py names them."""
+    return {
+        name: given
+        for key, path, speaker in rows
+        for name, given in {
+            f"{key}.spk": speaker.encode(),
+            f"{key}{path.suffix}": path,
+            f"{key}.txt": b"HELLO",
+        }.items()
+    }
+
+
+def as_shards(rows, folder):
+    folder.mkdir()
+    names = [f"shards_{number:09}.tar" for number in range(3)]
+    for number, name in enumerate(names):
+        write_tar(folder / name, shard_of(rows[number::3]))
+    return write_tables(folder, **{"shard.list": names}) / "shard.list"
+
+
+def cut_of(name, path, speaker, start=0, samples=None):
+    """A MonoCut as lhotse's to_file writes it."""
+    info = soundfile.info(path)
+    seconds = (samples or info.frames) / info.samplerate
+    part = {"duration": seconds, "channel": 0}
+    supervision = {"id": name, "recording_id": "r", "start": 0.0, **part}
+    source = {"type": "file", "channels": [0], "source": str(path)}
+    recording = {
+        "id": "r",
+        "sources": [source],
+        "sampling_rate": info.samplerate,
+        "num_samples": info.frames,
+        "duration": info.duration,
+        "channel_ids": [0],
+    }
+    return {
+        "id": name,
+        "start": start / info.samplerate,
+        **part,
+        "supervisions": [{**supervision, "speaker": speaker, "gender": "F"}],
+        "recording": recording,
+        "type": "MonoCut",
+    }
+
+
+def as_lhotse(rows, folder):
+    folder.mkdir()
+    text = "".join(json.dumps(cut_of(*row)) + "\n" for row in rows)
+    (folder / "cuts.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    return folder / "cuts.jsonl.gz"
+
+
 def as_segments(rows, folder):
     """One recording a speaker, cut by Kaldi's segments."""
     folder.mkdir()
@@ -97,6 +165,8 @@ LAYOUTS = {
     "Kaldi directory": as_kaldi,
     "Kaldi directory.": as_segments,
     "WeSpeaker's list": as_wespeaker,
+    "WeSpeaker's shards": as_shards,
+    "lhotse's cuts": as_lhotse,
     "LibriSpeech": placed("train-clean-100/{speaker}/7/{speaker}-7-{number:04}.wav"),
     "VCTK": placed("wav48_silence_trimmed/{speaker}/{speaker}_{number:03}_mic1.wav"),
     "CN-Celeb": placed("data/{speaker}/singing-01-{number:03}.wav"),
@@ -219,8 +289,16 @@ BAD_TABLES = [
     ({"utt2spk": [""]}, "utt2spk"),
 ]
 BAD_FILES = [
-    ("a.csv", "ID,wav\nu,a.wav\n", r"without \['spk_id'\]"),
-    ("a.csv", "ID,wav,spk_id\nu,a.wav,\n", "line 2: spk_id is ''"),
+    ("a.csv", "ID,spk_id\nu,ann\n", r"without \['wav'\]"),
+    ("a.csv", "ID,wav,who\nu,a.wav,ann\n", r"'u'\): .* no speaker.* columns are who"),
+    ("a.csv", "ID,wav,spk_id\nu,a.wav,\n", r"utterance 1 \('u'\): it has no speaker"),
+    (
+        "a.csv",
+        "ID,wav,samples,spk_id\nu,a.wav,3,ann\n",
+        "line 2: 'samples' is a column",
+    ),
+    ("a.csv", "ID,wav,spk_id,channel\nu,a.wav,ann,1\n", "channel 1 of .* remix 2"),
+    ("a.csv", "ID,wav,spk_id,channel\nu,a.wav,ann,x\n", "line 2: channel is 'x'"),
     ("a.csv", "ID,wav,spk_id\nu,a.wav\n", "line 2 has other fields"),
     ("a.csv", "ID,wav,start,stop,spk_id\nu,a.wav,9,3,ann\n", "start is 9 and stop 3"),
     ("a.csv", "ID,wav,start,stop,spk_id\nu,a.wav,-1,3,ann\n", "start is '-1'"),
@@ -232,10 +310,21 @@ BAD_FILES = [
     ),
     ("a.csv", "ID,wav,spk_id\n", "lists no utterance"),
     ("a.csv", b"ID,wav,spk_id\nu,a.wav,\xff\n", "UTF-8"),
-    ("a.json", '{"u": {"wav": "a.wav"}}', "'u': spk_id is None"),
+    ("a.json", '{"u": {"wav": "a.wav"}}', r"utterance 1 \('u'\): it has no speaker"),
+    ("a.json", '{"u": {"wav": "a.wav", "spk_id": 3}}', "'u': 3 is no name"),
     ("a.json", '{"u": 3}', "'u' is no object"),
     ("a.json", "[", "no JSON"),
-    ("raw.list", '{"key": "u", "wav": "a.wav"}\n', "line 1: spk is None"),
+    (
+        "raw.list",
+        '{"key": "u", "wav": "a.wav"}\n',
+        r"utterance 1 .*no speaker.* spk of",
+    ),
+    ("shard.list", "gone.tar\n", "line 1: there is no file .*gone.tar"),
+    ("shard.list", "shard.list.tar.gz\n", "line 1: there is no file"),
+    ("a.jsonl", "[3]\n", "line 1: .*no JSON object"),
+    ("a.jsonl", b"{}\n\xff\n", "UTF-8|id is None"),
+    ("a.jsonl.gz", b"\x1f\x8b\x08", "damaged or cut short"),
+    ("a.jsonl.gz", b"{}", "damaged or cut short"),
     ("raw.list", "u a.wav ann\n", "line 1: it is no JSON"),
     ("notes.txt", "u a.wav ann\n", "no list that is known"),
 ]
@@ -262,4 +351,174 @@ def test_bad_rows_of_lists_are_named(name, content, match, prepared, tmp_path):
     content = content if isinstance(content, bytes) else content.encode()
     (tmp_path / name).write_bytes(content)
     refused(tmp_path / name, prepared, match)
+    assert not list((tmp_path / "save").glob("*"))
+
+
+def spoilt(cut, **changed):
+    """A cut with other fields, of which those of a recording have a dot."""
+    for name, value in changed.items():
+        inner = cut
+        *path, last = name.split("__")
+        for key in path:
+            inner = inner[int(key) if isinstance(inner, list) else key]
+        inner[last] = value
+    return cut
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"type": "MultiCut"}, "'u' is a MultiCut. Only MonoCut"),
+        ({"type": "MixedCut"}, "'u' is a MixedCut"),
+        ({"supervisions": []}, r"utterance 2 \('u'\): it has no speaker"),
+        ({"supervisions__0__speaker": None}, r"utterance 2 \('u'\): it has no speaker"),
+        ({"supervisions": [{"speaker": s} for s in "ab"]}, r"speakers \['a', 'b'\]"),
+        ({"recording": None}, "recording is None"),
+        ({"recording__transforms": [{"name": "Speed"}]}, "changed when it is read"),
+        ({"recording__sources__0__type": "command"}, "is a command, not a file"),
+        ({"recording__sources__0__type": "url"}, "is a url, not a file"),
+        ({"recording__sources": []}, "no source .* has the channel 0"),
+        ({"channel": 1}, "no source .* has the channel 1"),
+        ({"channel": [0, 1]}, r"channel is \[0, 1\]"),
+        ({"recording__sampling_rate": "16k"}, "sampling_rate is '16k'"),
+        ({"start": -1}, "start is -1"),
+        ({"start": float("nan")}, "start is nan"),
+        ({"duration": 0}, "no samples"),
+        ({"supervisions__0__custom": {"wav": 3}}, "'wav' is a column"),
+    ],
+)
+def test_a_cut_that_is_no_utterance_of_one_file_is_named(
+    changed, match, corpus, prepared, tmp_path
+):
+    cuts = [cut_of(*row) for row in rows_of(corpus)[:2]]
+    cuts[1] = spoilt({**cuts[1], "id": "u"}, **changed)
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(cut)}\n" for cut in cuts))
+    place = "" if "utterance" in match else "a.jsonl, line 2: .*"
+    refused(tmp_path / "a.jsonl", prepared, place + match)
+    assert not list((tmp_path / "save").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "samples"),
+    # Halves are rounded up, and a difference of floats below 1e-8 is none.
+    [(0.00003125, 1), (0.00009375, 2), (0.1 + 0.2, 4800), (1.00003124, 16000)],
+)
+def test_times_of_lhotse_are_rounded_as_lhotse_does(seconds, samples, tmp_path):
+    soundfile.write(tmp_path / "a.wav", [0.0] * 40000, 16000)
+    cut = {
+        **cut_of("u", tmp_path / "a.wav", "ann"),
+        "start": seconds,
+        "duration": seconds,
+    }
+    (tmp_path / "a.jsonl").write_text(json.dumps(cut))
+    (row,) = read_lhotse(tmp_path / "a.jsonl")
+    assert (row.start, row.samples) == (samples, samples)
+
+
+def test_cuts_of_one_recording_are_read_as_their_samples(corpus, prepared, tmp_path):
+    prepared(save="reference")
+    as_segments(rows_of(corpus), tmp_path / "kaldi")
+    ends, cuts = {}, []
+    for name, path, speaker in rows_of(corpus):
+        start, samples = ends.get(speaker, 0), soundfile.info(path).frames
+        recording = tmp_path / f"kaldi/{speaker}.wav"
+        cuts.append(cut_of(name, recording, speaker, start, samples))
+        ends[speaker] = start + samples
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(cut)}\n" for cut in cuts))
+    prepared(tmp_path / "a.jsonl")
+    assert heard(tmp_path / "save/train.csv") == heard(tmp_path / "reference/train.csv")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "SpeechBrain's manifest",
+        "SpeechBrain's manifest.",
+        "WeSpeaker's list",
+        "lhotse's cuts",
+    ],
+)
+def test_further_columns_are_columns_of_the_manifest(
+    layout, corpus, prepared, tmp_path
+):
+    rows = rows_of(corpus)
+    path = LAYOUTS[layout](rows, tmp_path / "data")
+    wanted = {"language": [f"l{k % 3}, x" if k % 4 else "" for k in range(len(rows))]}
+    if path.suffix == ".csv":
+        lines = path.read_text().splitlines()
+        lines = [
+            f'{line},"{text}"'
+            for line, text in zip(lines, ["language", *wanted["language"]], strict=True)
+        ]
+        path.write_text("\n".join(lines))
+    elif path.suffix == ".json":
+        given = json.loads(path.read_text())
+        for one, text in zip(given.values(), wanted["language"], strict=True):
+            one |= {"language": text} if text else {}
+        path.write_text(json.dumps(given))
+    elif path.suffix == ".list":
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text(
+            "\n".join(
+                json.dumps({**one, "language": text})
+                for one, text in zip(lines, wanted["language"], strict=True)
+            )
+        )
+    else:
+        wanted = {"gender": ["F"] * len(rows)}
+    prepared(path)
+    order = {name: place for place, (name, *_) in enumerate(rows)}
+    for _ in range(2):
+        manifest = read_manifest(tmp_path / "save/train.csv")
+        for label, texts in wanted.items():
+            places = [order[one.ID] for one in manifest]
+            assert list(manifest.labels[label]) == [texts[place] for place in places]
+            assert dict(manifest[0].labels)[label] == texts[places[0]]
+        # Made anew from the CSV file.
+        (tmp_path / "save/train.csv.columns").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (lambda m: m | {"u.spk": b"ann"}, "has u.spk and no audio; 1 utterances"),
+        (lambda m: m | {"u.wav": b"RIFF"}, "has no u.spk"),
+        (lambda m: m | {"u.spk": b"\xff", "u.wav": b""}, "'u.spk' is no UTF-8"),
+        (lambda m: m | {"u.spk": b" ", "u.wav": b""}, r"\('u'\): it has no speaker"),
+        (
+            lambda m: m | {"u.spk": b"ann", "u.wav": b"", "u.flac": b""},
+            "'u' is there twice, 'u.flac'",
+        ),
+    ],
+)
+def test_a_shard_without_pairs_of_audio_and_speaker_is_named(
+    spoil, match, corpus, prepared, tmp_path
+):
+    path = as_shards(rows_of(corpus), tmp_path / "data")
+    write_tar(
+        tmp_path / "data/shards_000000001.tar", spoil(shard_of(rows_of(corpus)[1::3]))
+    )
+    place = (
+        "" if "speaker" in match else r"shard.list, line 2: .*shards_000000001.tar.*"
+    )
+    refused(path, prepared, place + match)
+    assert not list((tmp_path / "save").glob("*"))
+
+
+def test_an_utterance_of_two_shards_is_named(corpus, prepared, tmp_path):
+    path = as_shards(rows_of(corpus), tmp_path / "data")
+    shutil.copy(
+        tmp_path / "data/shards_000000000.tar", tmp_path / "data/shards_000000002.tar"
+    )
+    refused(path, prepared, "utterance 17 .* is listed twice, of 'id00000'")
+
+
+def test_one_bad_row_of_many_is_named_and_nothing_is_written(
+    corpus, prepared, tmp_path
+):
+    rows, count = rows_of(corpus), 50_000
+    lines = [f"u{k},{rows[k % 24][1]},0,800,{rows[k % 24][2]}" for k in range(count)]
+    lines[count - 7] = lines[count - 7].replace("0,800", "800,0")
+    write_tables(tmp_path, **{"a.csv": ["ID,wav,start,stop,spk_id", *lines]})
+    refused(tmp_path / "a.csv", prepared, f"line {count - 5}: start is 800 and stop 0")
     assert not list((tmp_path / "save").glob("*"))

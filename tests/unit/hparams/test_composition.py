@@ -206,7 +206,7 @@ WRONG_VALUES = [
     ("seed: {a: 1}", r"seed takes an integer .*, not a mapping"),
     ("seed: !new:int [1]", r"seed takes an integer .*, not !new:int"),
     (f"margin: {'9' * 400}", r"margin takes a number .*, not 9+\.\."),
-    ("trials_folder: 3", r"trials_folder takes a text, not 3"),
+    ("trials_folder: 3", r"trials_folder takes a text, or a list of them, not 3"),
     ("folder: 2001-01-01", r"text, not !!timestamp 2001-01-01"),
     ("names: [a, b?]", r"HyperPyYAML cannot read a question mark in a list"),
     ('folder: "a\\Nb"', r"cannot read .* the sign U\+0085"),
@@ -242,7 +242,7 @@ def test_a_wrong_value_is_refused_with_key_and_place(write, content, message):
         ("margin", math.nan, r"margin takes a number .*, not NaN"),
         ("margin", np.float32(1), r"margin is a float32: give a pla"),
         ("speeds", {1.0}, r"speeds is a set: give a plain"),
-        ("data_folder", "null", r"data_folder takes a text, not null"),
+        ("data_folder", "null", r"data_folder takes a text, or a list of them, not null"),
         ("folder", "!ref results/<sed>", "folder refers to an unknown key"),
     ],
 )

@@ -1,0 +1,470 @@
+"""Which corpus `data_folder` is: a list, a folder, or several; and which files noise is.
+
+A layout of a corpus is a class that follows `Corpus`, and its row of `CORPORA`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path, PurePath
+from typing import ClassVar, TypeAlias
+
+from speechbrain_rev.lists import check_length, is_listable
+
+from .corpus import (
+    OTHER_SUFFIXES,
+    Corpus,
+    Remarks,
+    VoxCelebFolder,
+    audio_below,
+    audio_exists,
+    audio_files,
+    located,
+)
+from .formats import FORMATS, Row
+from .packed import find_packed
+
+#: A folder or list, or several.
+Folders: TypeAlias = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class ListedCorpus(Corpus):
+    """The utterances that a list names, wherever their audio is.
+
+    Parameters
+    ----------
+    path : Path
+        The list.
+    name : str
+        Of its format, a key of ``FORMATS``.
+    rows : mapping of str to Row
+        By ID.
+    """
+
+    path: Path
+    name: str
+    rows: Mapping[str, Row] = field(repr=False)
+
+    layout: ClassVar[str] = (
+        "Or a manifest of SpeechBrain (.csv, .json), a Kaldi directory (wav.scp, utt2spk, "
+        "perhaps segments), WeSpeaker's raw.list or shard.list, or a cut set of lhotse "
+        "(.jsonl, .jsonl.gz)."
+    )
+
+    @classmethod
+    def find(
+        cls, folder: str | Path, *, any_extension: bool, outside_files: bool
+    ) -> ListedCorpus | None:
+        """Read the list that is given; its audio may be anywhere.
+
+        Parameters
+        ----------
+        folder : str or Path
+            The list, or its folder.
+        any_extension, outside_files : bool
+            A list names its files exactly, and wherever they are.
+
+        Returns
+        -------
+        ListedCorpus or None
+
+        Raises
+        ------
+        ValueError
+            If a row cannot be used, or two have one ID.
+        """
+        path = Path(os.path.abspath(folder))
+        for name, known in FORMATS.items():
+            if known.recognises(path):
+                return cls(path, name, cls._by_name(path, known.read(path)))
+        return None
+
+    @staticmethod
+    def _by_name(path: Path, rows: Iterable[Row]) -> dict[str, Row]:
+        by_name: dict[str, Row] = {}
+        for number, row in enumerate(rows, start=1):
+            place = f"{path}, utterance {number} ({row.ID!r})"
+            if not row.speaker:
+                also = ", ".join(name for name, _ in row.labels)
+                raise ValueError(
+                    f"{place}: it has no speaker. Give one (spk_id of SpeechBrain, spk of "
+                    "WeSpeaker, utt2spk of Kaldi, speaker of lhotse's supervision), or leave "
+                    f"it out.{f' Its further columns are {also}.' if also else ''}"
+                )
+            if row.channel:
+                raise ValueError(
+                    f"{place}: it is in channel {row.channel} of {row.file}, and only the "
+                    "first is read. Write that channel into a file: sox IN OUT remix "
+                    f"{row.channel + 1}."
+                )
+            other = by_name.setdefault(row.ID, row)
+            if other is not row:
+                whose = f"of {other.speaker!r} and of {row.speaker!r}"
+                raise ValueError(
+                    f"{place}: the utterance is listed twice, {whose}. Leave one."
+                )
+            if not is_listable(row.speaker):
+                raise ValueError(
+                    f"{place}: the speaker {row.speaker!r} has a tab or a line break. "
+                    "Rename it."
+                )
+            check_length(str(row.file), place)
+        if not by_name:
+            raise ValueError(f"{path} lists no utterance.")
+        return by_name
+
+    def _whose(self, name: str) -> str:
+        row = self.rows.get(name)
+        part = "" if row is None else f"\t{row.start}+{row.samples}"
+        if row is not None and row.labels:
+            part += f"\t{row.labels}"
+        return f"{super()._whose(name)}{part}"
+
+    @property
+    def format(self) -> str:
+        """Return the name of the format."""
+        return self.name
+
+    def utterances(self) -> Iterator[str]:
+        """List the IDs in the list's order."""
+        yield from self.rows
+
+    def locate(self, name: str) -> Path:
+        """Give the file or segment of an ID; one that is not listed has none."""
+        row = self.rows.get(name)
+        return self.path.parent / name if row is None else row.path()
+
+    def speaker(self, name: str) -> str | None:
+        """Give the speaker of an ID; None if it is not listed."""
+        row = self.rows.get(name)
+        return None if row is None else row.speaker
+
+    def session(self, name: str) -> str | None:
+        """Give the session of an ID; its file where the list has none."""
+        row = self.rows.get(name)
+        return None if row is None else row.session or str(row.file)
+
+    def labels(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Give what else the list says of an ID, by name."""
+        row = self.rows.get(name)
+        return () if row is None else row.labels
+
+
+#: Layouts by name. A folder is of the first that recognises it: those that ask for more
+#: come first.
+CORPORA: dict[str, type[Corpus]] = {"Lists": ListedCorpus, "VoxCeleb": VoxCelebFolder}
+
+
+@dataclass(frozen=True)
+class JoinedCorpus(Corpus):
+    """Several corpora, whose speakers are kept apart.
+
+    Names and speakers begin with that of the corpus: ``vox1/id10001/s/1.wav`` is of
+    ``vox1/id10001``. A name without it is taken where one corpus alone has that file.
+
+    Parameters
+    ----------
+    members : mapping of str to Corpus
+        By name.
+    """
+
+    members: Mapping[str, Corpus]
+
+    layout: ClassVar[str] = ""
+
+    @classmethod
+    def find(
+        cls, folder: str | Path, *, any_extension: bool, outside_files: bool
+    ) -> None:
+        """Recognise nothing: one folder is no several corpora."""
+
+    @classmethod
+    def of(cls, corpora: Mapping[str, Corpus]) -> JoinedCorpus:
+        """Join the corpora of folders, which must not overlap.
+
+        Raises
+        ------
+        ValueError
+            If one folder lies in another: its speakers would be two.
+        """
+        real = {folder: os.path.realpath(folder) for folder in corpora}
+        for one in real:
+            for other in real:
+                if one != other and Path(real[one]).is_relative_to(real[other]):
+                    raise ValueError(
+                        f"data_folder has {other} and {one}, which is in it: its speakers "
+                        "would be two each. Leave one."
+                    )
+        names = dict(zip(corpora, _apart(list(corpora)), strict=True))
+        return cls({names[folder]: corpus for folder, corpus in corpora.items()})
+
+    def parts(self) -> Mapping[str, Corpus]:
+        """Return the corpora by name."""
+        return self.members
+
+    def part(self, name: str) -> str:
+        """Return which corpus a name is of, the first if none has it."""
+        found = self._of(name)
+        return next(iter(self.members)) if found is None else found[0]
+
+    @property
+    def format(self) -> str:
+        """Return the formats of all."""
+        return ", ".join(corpus.format for corpus in self.members.values())
+
+    def _of(self, name: str) -> tuple[str, Corpus, str] | None:
+        """Find the corpus of a name, and the name in it; None if none has it."""
+        first, _, rest = name.partition("/")
+        if rest and first in self.members:
+            return first, self.members[first], rest
+        having = []
+        for key, corpus in self.members.items():
+            path, error = located(corpus, name)
+            if error is None and audio_exists(path):
+                having.append((key, corpus, name))
+        if len(having) > 1:
+            keys = [key for key, *_ in having]
+            raise ValueError(
+                f"{name!r} is in the corpora {', '.join(keys)}. Write {keys[0]}/{name} for "
+                "one of them."
+            )
+        return having[0] if having else None
+
+    def utterances(self) -> Iterator[str]:
+        """List the names of one corpus after the other."""
+        for key, corpus in self.members.items():
+            yield from (f"{key}/{name}" for name in corpus.utterances())
+
+    def locate(self, name: str) -> Path:
+        """Give the file of a name, with or without its corpus."""
+        found = self._of(name)
+        if found is None:
+            return next(iter(self.members.values())).locate(name)
+        return found[1].locate(found[2])
+
+    def speaker(self, name: str) -> str | None:
+        """Give the speaker of a name; without a corpus where no corpus has the file."""
+        found = self._of(name)
+        if found is None:
+            speakers = (corpus.speaker(name) for corpus in self.members.values())
+            return next(filter(None, speakers), None)
+        key, corpus, rest = found
+        speaker = corpus.speaker(rest)
+        return None if speaker is None else f"{key}/{speaker}"
+
+    def session(self, name: str) -> str | None:
+        """Give the session in its corpus."""
+        found = self._of(name)
+        return None if found is None else found[1].session(found[2])
+
+    def labels(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Give the labels in its corpus."""
+        found = self._of(name)
+        return () if found is None else found[1].labels(found[2])
+
+    def utterance_id(self, name: str) -> str:
+        """Give the ID in its corpus, behind the name of that."""
+        found = self._of(name)
+        return (
+            name if found is None else f"{found[0]}/{found[1].utterance_id(found[2])}"
+        )
+
+    def _whose(self, name: str) -> str:
+        found = self._of(name)
+        return "" if found is None else found[1]._whose(found[2])
+
+    def also_known_as(self, speaker: str) -> str:
+        """Give the speaker's name in the corpus."""
+        return speaker.partition("/")[2] or speaker
+
+    def folder_of(self, speaker: str) -> Path | None:
+        """Give the speaker's folder in the corpus."""
+        key, _, rest = speaker.partition("/")
+        return self.members[key].folder_of(rest) if key in self.members else None
+
+    def remarks(self, names: Collection[str]) -> Remarks:
+        """Collect the remarks on all."""
+        made = [
+            corpus.remarks(
+                [n.partition("/")[2] for n in names if n.startswith(f"{key}/")]
+            )
+            for key, corpus in self.members.items()
+        ]
+        return Remarks(
+            tuple(words for one in made for words in one.warnings),
+            sum(one.passed_over for one in made),
+        )
+
+
+def _apart(folders: Sequence[str]) -> list[str]:
+    """Name folders by their last parts, as many as tell them apart."""
+    parts = [PurePath(os.path.abspath(folder)).parts for folder in folders]
+    for depth in count(1):
+        names = ["-".join(one[-depth:]).replace("/", "") for one in parts]
+        if len(set(names)) == len(names) or depth > max(map(len, parts)):
+            break
+    return names
+
+
+def absolute(folders: Folders) -> str | list[str]:
+    """Give the absolute path of a folder, or those of several.
+
+    Example
+    -------
+    >>> absolute(["/data/a", "/data/x/../b"])
+    ['/data/a', '/data/b']
+    """
+    if isinstance(folders, str | Path):
+        return os.path.abspath(folders)
+    return [os.path.abspath(folder) for folder in folders]
+
+
+def noise_files(folder: str | Path) -> list[Path]:
+    """List audio of noise or room impulse responses, which has no speakers.
+
+    Parameters
+    ----------
+    folder : str or Path
+        A folder of audio at any depth, packed or not, or a list of one of ``FORMATS``.
+
+    Returns
+    -------
+    list of Path
+        Sorted.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or a row of the list cannot be used.
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "noise.list"
+    >>> _ = path.write_text('{"key": "hum", "wav": "/noise/hum.wav"}')
+    >>> noise_files(path)
+    [PosixPath('/noise/hum.wav')]
+    """
+    path = Path(os.path.abspath(folder))
+    for known in FORMATS.values():
+        if known.recognises(path):
+            return sorted(row.path() for row in known.read(path))
+    return audio_files(folder)
+
+
+def open_corpus(
+    folder: Folders,
+    option: str = "data_folder",
+    *,
+    any_extension: bool = False,
+    outside_files: bool = False,
+    speaker_from: int | str | None = None,
+) -> Corpus:
+    """Recognise the corpus in a folder, or those in several.
+
+    Parameters
+    ----------
+    folder : str, Path or sequence of them
+        As given by the user: of audio, of a list, or packed; or a list. Of several, names
+        and speakers begin with the folder's name, or with as much of its path as tells
+        them apart.
+    option : str
+        What it is given as.
+    any_extension : bool
+        Whether a .flac is taken where a list says .wav, or the reverse.
+    outside_files : bool
+        Whether names and links may lead out of the folder.
+    speaker_from : int, str or None
+        Where a folder's files name their speaker, as of ``VoxCelebFolder``; None for what
+        the layout says.
+
+    Returns
+    -------
+    Corpus
+
+    Raises
+    ------
+    ValueError
+        If there is none, which names the layouts, or one of several lies in another.
+
+    Example
+    -------
+    >>> path = getfixture("tmp_path") / "wav" / "id1" / "video" / "a.wav"
+    >>> path.parent.mkdir(parents=True); path.touch()
+    >>> corpus = open_corpus(getfixture("tmp_path"))
+    >>> [(name, corpus.speaker(name)) for name in corpus.utterances()]
+    [('id1/video/a.wav', 'id1')]
+    """
+    if not isinstance(folder, str | Path):
+        several = {
+            str(one): open_corpus(
+                one,
+                option,
+                any_extension=any_extension,
+                outside_files=outside_files,
+                speaker_from=speaker_from,
+            )
+            for one in folder
+        }
+        if len(several) < len(folder) or not several:
+            raise ValueError(
+                f"{option} is {list(map(str, folder))}. Give each folder or list once."
+            )
+        one, *others = several.values()
+        return JoinedCorpus.of(several) if others else one
+    layouts = " ".join(corpus.layout for corpus in CORPORA.values())
+    path = Path(os.path.abspath(folder))
+    if find_packed(path) is None and not path.exists():
+        raise ValueError(
+            f"The data folder {folder} does not exist. Give the folder of "
+            f"VoxCeleb (or of your speech) with --{option}=... {layouts}"
+        )
+    for corpus in CORPORA.values():
+        opened = corpus.find(
+            folder, any_extension=any_extension, outside_files=outside_files
+        )
+        if opened is None:
+            continue
+        if speaker_from is None:
+            return opened
+        if not isinstance(opened, VoxCelebFolder):
+            raise ValueError(
+                f"speaker_from is {speaker_from!r}, and {folder} lists its speakers "
+                f"({opened.format}). Leave speaker_from out."
+            )
+        return replace(opened, speaker_from=speaker_from)
+    if path.is_file():
+        raise ValueError(f"{folder} is no list that is known. {layouts}")
+    other = next(audio_below(path, OTHER_SUFFIXES), None)
+    if other is not None:
+        raise ValueError(
+            f"{folder} holds {other.suffix} files, which cannot be read by frame "
+            f"range. Convert each: ffmpeg -i IN{other.suffix} -ar 16000 -ac 1 OUT.flac. "
+            + layouts
+        )
+    raise ValueError(f"There is no speech in {folder}. {layouts}")
+
+
+def refuse_lists(folder: str | Path) -> None:
+    """Refuse a folder whose lists name the speakers, where only audio is taken.
+
+    Parameters
+    ----------
+    folder : str or Path
+
+    Raises
+    ------
+    ValueError
+        If a layout recognises it in which names of files do not tell the speaker.
+    """
+    for name, layout in CORPORA.items():
+        if not layout.speakers_in_names and layout.find(
+            folder, any_extension=False, outside_files=False
+        ):
+            raise ValueError(
+                f"{folder} is a corpus in {name}'s layout, whose lists name the speakers; "
+                "only audio would be packed. Give it as it is, or pack its folder of audio."
+            )

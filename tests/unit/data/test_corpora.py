@@ -1,0 +1,150 @@
+"""Several corpora are one whose speakers are apart, and noise comes from any list."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from speechbrain_rev.data import SpeakerAugment, open_corpus, read_manifest
+from speechbrain_rev.data.corpora import noise_files
+from tests.corpus import write_corpus
+from tests.unit.data.test_formats import (
+    as_kaldi,
+    as_shards,
+    heard,
+    rows_of,
+    write_tables,
+)
+
+
+@pytest.fixture
+def two(corpus, tmp_path):
+    """A Kaldi directory and a folder, of the same names of speakers."""
+    kaldi = as_kaldi(rows_of(corpus), tmp_path / "kaldi")
+    return [str(kaldi), str(write_corpus(tmp_path / "vox", speakers=3, seconds=0.1))]
+
+
+def test_speakers_of_two_corpora_are_kept_apart(two, prepared, tmp_path, capsys):
+    alone = [prepared(folder, f"alone{k}") for k, folder in enumerate(two)]
+    capsys.readouterr()
+    summary = prepared_of(prepared, two)
+    said = capsys.readouterr().out
+    assert "kaldi: Understood as Kaldi directory: 24 utterances of 6 speakers" in said
+    assert "vox: Understood as VoxCeleb: 12 utterances of 3 speakers" in said
+    assert summary.speakers == sum(one.speakers for one in alone) == 9
+    assert summary.seen == sum(one.seen for one in alone) == 36
+    wanted = [
+        (f"{key}/{speaker}", *rest)
+        for k, key in enumerate(("kaldi", "vox"))
+        for speaker, *rest in heard(tmp_path / f"alone{k}/train.csv")
+    ]
+    assert heard(tmp_path / "save/train.csv") == wanted
+    assert {
+        one.ID.split("/")[0] for one in read_manifest(tmp_path / "save/train.csv")
+    } == {
+        "kaldi",
+        "vox",
+    }
+    # Prepared again, and validated.
+    assert prepared_of(prepared, two) == summary
+    prepared_of(prepared, two, "valid", valid_speakers=2)
+
+
+def prepared_of(prepared, folders, save="save", **settings):
+    return prepared(save=save, **{"data_folder": folders, **settings})
+
+
+@pytest.mark.parametrize(
+    ("trials_folder", "names", "left_out"),
+    [
+        # Names of the corpora together; those that one of them alone has; other corpora.
+        (None, ["vox/id00001/s00/00000.wav", "vox/id00002/s00/00000.wav"], 8),
+        (None, ["id00001/s00/00000.wav", "id00002/s00/00000.wav"], 8),
+        (1, ["id00001/s00/00000.wav", "id00002/s00/00000.wav"], 8 + 8),
+        (None, ["kaldi/id00001-s00-00000", "kaldi/id00002-s00-00000"], 8),
+    ],
+)
+def test_speakers_of_trial_lists_are_left_out_of_every_corpus_they_may_be_in(
+    trials_folder, names, left_out, two, prepared, tmp_path
+):
+    path = tmp_path / "trials.txt"
+    path.write_text(f"1 {names[0]} {names[0]}\n0 {names[0]} {names[1]}\n")
+    given = {"trial_lists": (str(path),)}
+    if trials_folder is not None:
+        given["trials_folder"] = two[trials_folder]
+    assert prepared_of(prepared, two, **given).left_out == left_out
+
+
+def test_corpora_of_one_name_are_named_by_what_tells_them_apart(corpus, tmp_path):
+    folders = [shutil.copytree(corpus, tmp_path / name / "wav2") for name in ("a", "b")]
+    joined = open_corpus(folders)
+    assert set(joined.parts()) == {"a-wav2", "b-wav2"}
+    name = "id00000/s00/00000.wav"
+    assert joined.locate(f"b-wav2/{name}") == folders[1] / "wav" / name
+    with pytest.raises(
+        ValueError, match="is in the corpora a-wav2, b-wav2. Write a-wav2/"
+    ):
+        joined.locate(name)
+    assert joined.digest() != open_corpus(folders[:1]).digest()
+    assert open_corpus([str(folders[0])]) == open_corpus(str(folders[0]))
+
+
+def test_corpora_that_overlap_are_refused(corpus, tmp_path):
+    (tmp_path / "link").symlink_to(corpus)
+    for other in (corpus / "wav", tmp_path / "link"):
+        with pytest.raises(
+            ValueError, match="which is in it: its speakers would be two"
+        ):
+            open_corpus([corpus, other])
+    with pytest.raises(ValueError, match="Give each folder or list once"):
+        open_corpus([corpus, corpus])
+
+
+@pytest.mark.parametrize(
+    "layout", ["Kaldi directory", "WeSpeaker's list", "tar", "csv"]
+)
+def test_noise_needs_no_speaker_in_a_list(layout, corpus, tmp_path):
+    rows = rows_of(corpus)[:4]
+    files = [path for _, path, _ in rows]
+    if layout == "Kaldi directory":
+        data = as_kaldi(rows, tmp_path / "data")
+        (data / "utt2spk").unlink()
+    elif layout == "WeSpeaker's list":
+        lines = [json.dumps({"key": name, "wav": str(path)}) for name, path, _ in rows]
+        data = write_tables(tmp_path / "data", **{"raw.list": lines}) / "raw.list"
+    elif layout == "csv":
+        lines = ["ID,duration,wav,wav_format,wav_opts"]
+        lines += [f"{name},1.0,{path},wav," for name, path, _ in rows]
+        data = write_tables(tmp_path / "data", **{"a.csv": lines}) / "a.csv"
+    else:
+        data = as_shards(rows, tmp_path / "data")
+        files = noise_files(data)
+        assert {path.parent.suffix for path in files} == {".tar"}
+    assert noise_files(data) == files
+    if layout != "tar":
+        with pytest.raises(ValueError, match="it has no speaker"):
+            open_corpus(data)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    originals = {name: path for name, path, _ in rows}
+    for number, file in enumerate(files):
+        shutil.copy(originals.get(file.stem, file), plain / f"{number}.wav")
+    settings = {"out_n_neurons": 4, "chunk_samples": 800, "speeds": [1.0]}
+    augment = SpeakerAugment(**settings, augment_prob=1.0, noise_folder=data)
+    same = SpeakerAugment(**settings, augment_prob=1.0, noise_folder=plain)
+    wavs, lens = torch.randn(4, 800).clamp(-1, 1), torch.ones(4)
+    assert torch.equal(augment(wavs, lens)[0], same(wavs, lens)[0])
+    assert not torch.equal(augment(wavs, lens)[0], wavs)
+
+
+@pytest.mark.parametrize(
+    ("name", "lowest"), [("music", 5), ("speech", 13), ("noise", 0), ("speech/noise", 0)]
+)
+def test_noise_of_a_list_has_the_ratio_of_musans_folder(name, lowest, tmp_path):
+    path = tmp_path / name / "x/a.wav"
+    lines = [json.dumps({"key": "a", "wav": str(path)})]
+    data = write_tables(tmp_path / "lists", **{"a.list": lines}) / "a.list"
+    augment = SpeakerAugment(out_n_neurons=4, speeds=[1.0], noise_folder=data)
+    (file,) = augment.noise_files
+    assert augment._snr_range_of(file)[0] == lowest
