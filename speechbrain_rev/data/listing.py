@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from speechbrain_rev.lists import check_length, joined_line, read_lines, split_line
-from speechbrain_rev.scoring import Trials, read_trials
+from speechbrain_rev.scoring import Trials, models_file, read_trials
 from speechbrain_rev.whole_files import check_regular, digest_of
 
 from .checking import FileProblem, Wrong
@@ -139,6 +139,9 @@ class DataSettings:
             given[name] = {
                 str(path): digest_of(_existing(path), "blake2b") for path in lists
             }
+            if name != "train_list":
+                also = [file for path in lists if (file := models_file(path))]
+                given[name] |= {str(p): digest_of(p, "blake2b") for p in also}
         return given
 
 
@@ -351,8 +354,14 @@ def tested_speakers(corpus: Corpus, settings: DataSettings) -> set[str]:
 
 def _refuse_other_names(path: str, trials: Trials, by_name: Mapping[str, str]) -> None:
     """Refuse names that do not begin with the speaker: nobody would be left out."""
+    for model, files in trials.models.items():
+        if len(whose := {by_name[name] for name in files}) > 1:
+            raise ValueError(
+                f"{path}: {model!r} is enrolled with utterances of {sorted(whose)}. Correct "
+                "the spk2utt file, whose names must be those of trials_folder."
+            )
     for label, *names in zip(trials.labels, trials.enrol, trials.test, strict=True):
-        speakers = [by_name[name] for name in names]
+        speakers = [by_name[trials.files(names[0])[0]], by_name[names[1]]]
         if (speakers[0] == speakers[1]) != bool(label):
             raise ValueError(
                 f"{path}: the trial {label} {' '.join(names)} is of the speakers "
@@ -456,6 +465,11 @@ def validation_lines(
 def _own_lines(path: str, settings: DataSettings) -> list[str]:
     """Copy the user's own list, with the names of the files that are there."""
     trials = read_trials(path)
+    if trials.models:
+        raise ValueError(
+            f"valid_trials is {path}, whose speakers are enrolled with several utterances. "
+            "Validation takes one for each side: give it in trial_lists, for score.py."
+        )
     files = find_files(settings.trials_corpus(), trials.utterances).names
     return [
         joined_line(str(label), files.get(a, a), files.get(b, b))

@@ -403,7 +403,8 @@ def score(
     folder : pathlib.Path
         Holds embeddings/; scores/ is written.
     trial_lists : sequence of pathlib.Path
-        Files of lines "label path path".
+        As of ``scoring.read_trials``. A speaker who is enrolled with several utterances is
+        the mean of their embeddings, each at length one.
     speakers : mapping of str to str
         The speaker of each utterance of the cohort.
     cohort_top_n : int
@@ -432,6 +433,13 @@ def score(
     tested, top_n = trials.embeddings, cohort.top_n
     if cohort.centre is not None:
         tested = scoring.subtract_mean(tested, cohort.centre)
+    lists = {name: scoring.read_trials(p) for name, p in _named(trial_lists).items()}
+    # Speakers who are enrolled with several utterances stand behind all utterances.
+    models = [
+        one.model_means(tested, trials.names) for one in lists.values() if one.models
+    ]
+    if models:
+        tested = np.concatenate([tested, *models])
     statistics = partial(scoring.cohort_statistics, cohort=cohort.means, top_n=top_n)
     mean_and_std = shared_rows(statistics, tested)
     if not place.is_main:
@@ -443,9 +451,10 @@ def score(
         )
     results, curves = [], {}
     (folder / "scores").mkdir(exist_ok=True)
-    for name, path in _named(trial_lists).items():
-        listed = scoring.read_trials(path)
-        enrol, test = listed.rows(trials.names)
+    first_model = len(trials.names)
+    for name, listed in lists.items():
+        enrol, test = listed.rows(trials.names, first_model=first_model)
+        first_model += len(listed.models)
         cosines = scoring.cosine_trials(tested, enrol, test)
         sides = [values[rows] for rows in (enrol, test) for values in mean_and_std]
         scored = {"cosine": cosines, "as_norm": scoring.as_norm(cosines, *sides)}
@@ -566,7 +575,8 @@ def _rates(
     if len(speakers) < len(trials.utterances):
         missing = "No intervals: names of utterances do not begin with 'speaker/'."
         return curve, rates, [missing]
-    sides = ([speakers[name] for name in side] for side in (trials.enrol, trials.test))
+    enrolled = [trials.files(name)[0] for name in trials.enrol]
+    sides = ([speakers[name] for name in side] for side in (enrolled, trials.test))
     try:
         drawn = scoring.bootstrap(scores, trials.labels, *sides, replicates=replicates)
     except ValueError as error:

@@ -139,7 +139,8 @@ def test_noise_needs_no_speaker_in_a_list(layout, corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "lowest"), [("music", 5), ("speech", 13), ("noise", 0), ("speech/noise", 0)]
+    ("name", "lowest"),
+    [("music", 5), ("speech", 13), ("noise", 0), ("speech/noise", 0)],
 )
 def test_noise_of_a_list_has_the_ratio_of_musans_folder(name, lowest, tmp_path):
     path = tmp_path / name / "x/a.wav"

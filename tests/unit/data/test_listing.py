@@ -13,17 +13,17 @@ from speechbrain_rev.data import (
     Corpus,
     VoxCelebFolder,
     audio_exists,
+    corpora,
     open_corpus,
     read_manifest,
 )
-from speechbrain_rev.data import (
-    corpora,
-)
 from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.packing import pack
 from speechbrain_rev.lists import read_lines, split_line
 from speechbrain_rev.scoring import read_trials
 from tests.corpus import write_corpus
+from tests.unit.data.test_formats import as_kaldi, rows_of
 
 TRIALS = (
     "1 id00003/s00/00000.wav id00003/s01/00000.wav\n"
@@ -498,3 +498,39 @@ class TestAnotherLayout:
 
         with pytest.raises(TypeError, match="session"):
             Unfinished(Path())
+
+
+class TestKaldisTrials:
+    """Lists of speakers who are enrolled with several utterances."""
+
+    @pytest.fixture
+    def trials(self, corpus, tmp_path):
+        self.data = as_kaldi(rows_of(corpus), tmp_path / "kaldi")
+        self.spk2utt = tmp_path / "spk2utt"
+        self.spk2utt.write_text("id00001 id00001-s00-00000 id00001-s00-00001\n")
+        path = tmp_path / "trials"
+        path.write_text(
+            "id00001 id00001-s01-00000 target\nid00001 id00002-s01-00000 nontarget\n"
+        )
+        return path
+
+    def test_their_speakers_are_left_out(self, trials, prepared):
+        assert prepared(self.data, trial_lists=(str(trials),)).left_out == 8
+
+    def test_a_model_of_two_speakers_is_refused(self, trials, prepared):
+        self.spk2utt.write_text("id00001 id00001-s00-00000 id00003-s00-00001\n")
+        with pytest.raises(ValueError, match=r"'id00001' is enrolled with utterances of"):
+            prepared(self.data, trial_lists=(str(trials),))
+
+    def test_another_spk2utt_file_is_another_setting(self, trials):
+        settings = DataSettings(str(self.data), trial_lists=(str(trials),))
+        before = settings.fingerprint()
+        self.spk2utt.write_text("id00001 id00001-s00-00000\n")
+        assert settings.fingerprint() != before
+
+    def test_validation_refuses_several_utterances_of_a_side(self, trials, prepared):
+        with pytest.raises(ValueError, match="valid_trials is .* several utterances"):
+            prepared(self.data, valid_trials=str(trials))
+        self.spk2utt.unlink()
+        trials.write_text(trials.read_text().replace("id00001 ", "id00001-s00-00000 "))
+        assert prepared(self.data, valid_trials=str(trials)).valid_trials == 2

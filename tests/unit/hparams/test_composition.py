@@ -242,7 +242,11 @@ def test_a_wrong_value_is_refused_with_key_and_place(write, content, message):
         ("margin", math.nan, r"margin takes a number .*, not NaN"),
         ("margin", np.float32(1), r"margin is a float32: give a pla"),
         ("speeds", {1.0}, r"speeds is a set: give a plain"),
-        ("data_folder", "null", r"data_folder takes a text, or a list of them, not null"),
+        (
+            "data_folder",
+            "null",
+            r"data_folder takes a text, or a list of them, not null",
+        ),
         ("folder", "!ref results/<sed>", "folder refers to an unknown key"),
     ],
 )

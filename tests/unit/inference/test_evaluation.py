@@ -262,6 +262,83 @@ def test_figures_are_those_of_the_scoring_functions(scorable):
     assert report.content["cohort"] == {"speakers": SPEAKERS // 2, "top_n": 4}
 
 
+@pytest.mark.parametrize("subtract_mean", [False, True])
+@pytest.mark.parametrize("form", ["kaldi", "csv"])
+def test_speakers_enrolled_with_several_utterances_score_as_their_mean(
+    form, subtract_mean, scorable, undrawn
+):
+    folder, plain, speakers = scorable
+    tested, cohort = archives(folder)
+    # Each speaker by the first two utterances, or by one; and one list without models.
+    models = {
+        f"s{s:02d}": [f"s{s:02d}/{k}" for k in range(2 - s % 2)] for s in range(3)
+    }
+    spk2utt = "".join(f"{name} {' '.join(files)}\n" for name, files in models.items())
+    pairs = [
+        (m, n)
+        for m in models
+        for n in tested.names
+        if n not in sum(models.values(), [])
+    ]
+    path = folder / ("trials.csv" if form == "csv" else "trials")
+    lines = [
+        f"{m} {n} {'target' if n.startswith(m) else 'nontarget'}" for m, n in pairs
+    ]
+    if form == "csv":
+        lines = [",".join((n, m, str(int(n.startswith(m))), "")) for m, n in pairs]
+        lines = ["test,enroll,label,note", *lines]
+        (folder / "trials.csv.spk2utt").write_text(spk2utt)
+    else:
+        (folder / "spk2utt").write_text(spk2utt)
+    path.write_text("\n".join(lines))
+    score(
+        folder,
+        [plain, path],
+        speakers,
+        **QUICK | {"replicates": 5},
+        subtract_mean=subtract_mean,
+    )
+    # The definition, in float64.
+    vectors = dict(zip(tested.names, tested.embeddings.astype(float), strict=True))
+    trained = cohort.embeddings.astype(float)
+    centre = trained.mean(axis=0) if subtract_mean else 0
+    unit = lambda x: (x - centre) / np.linalg.norm(x - centre)  # noqa: E731
+    again = lambda x: x / np.linalg.norm(x)  # noqa: E731
+    means = [
+        again(
+            np.mean(
+                [
+                    unit(x)
+                    for x, n in zip(trained, cohort.names, strict=True)
+                    if speakers[n] == s
+                ],
+                0,
+            )
+        )
+        for s in sorted(set(speakers.values()))
+    ]
+    wanted = {"cosine": [], "as_norm": []}
+    for m, n in pairs:
+        sides = (
+            again(np.mean([unit(vectors[f]) for f in models[m]], 0)),
+            unit(vectors[n]),
+        )
+        cosine = sides[0] @ sides[1]
+        nearest = [np.sort([side @ c for c in means])[-4:] for side in sides]
+        wanted["cosine"].append(cosine)
+        wanted["as_norm"].append(
+            np.mean([(cosine - x.mean()) / x.std() for x in nearest])
+        )
+    for method, scores in wanted.items():
+        (file,) = [
+            f
+            for f in (folder / "scores").glob(f"*.{method}.txt")
+            if f.read_text().startswith("s00 s00/")
+        ]
+        # Six decimals; embeddings are float32, and deviations about 0.1.
+        assert np.allclose(np.loadtxt(file, usecols=3), scores, rtol=0, atol=2e-5)
+
+
 def test_lists_are_scored_under_names_of_their_own(scorable, undrawn):
     folder, trials, speakers = scorable
     (folder / "hard").mkdir()

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speechbrain_rev.scoring import Trials, read_scores, read_trials, write_scores
+from speechbrain_rev.scoring import (
+    Trials,
+    models_file,
+    read_scores,
+    read_trials,
+    write_scores,
+)
 
 # Whatever a path may hold but white space, which separates the fields.
 names = st.text(
@@ -107,6 +113,89 @@ def test_a_bad_list_is_refused_with_file_and_line(tmp_path, read, content, messa
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=re.escape(message)):
         read(path)
+
+
+FORMS = {
+    "voxceleb": ("trials.txt", "1 a b\n0 a c\n"),
+    "kaldi": ("trials", "a b target\na c nontarget\n"),
+    "kaldi with tabs": ("trials", "a\tb\ttarget\na\tc\tnontarget\n"),
+    "csv": ("trials.csv", "enrol,test,label\na,b,1\na,c,0\n"),
+    "csv in another order": (
+        "t.txt",
+        'Label,note,Test,Enroll\ntarget,,b,a\n0,"x,y",c,a\n',
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_format_gives_the_same_trials(form, tmp_path):
+    name, content = FORMS[form]
+    (tmp_path / name).write_text(content)
+    trials = read_trials(tmp_path / name)
+    assert (trials.labels.tolist(), trials.enrol, trials.test, trials.models) == (
+        [1, 0],
+        ("a", "a"),
+        ("b", "c"),
+        {},
+    )
+    # Of VoxCeleb's format a spk2utt file counts where it is given alone.
+    for spk2utt in ("spk2utt", f"{name}.spk2utt"):
+        (tmp_path / spk2utt).write_text("a e f\nb b\n")
+        trials = read_trials(tmp_path / name)
+        assert trials.models == ({} if form == "voxceleb" else {"a": ("e", "f")})
+        assert (models_file(tmp_path / name) is None) == (form == "voxceleb")
+        trials = read_trials(tmp_path / name, models=tmp_path / spk2utt)
+        assert trials.utterances == ("e", "f", "b", "c")
+        enrol, test = trials.rows(["c", "f", "b", "e"])
+        assert (enrol.tolist(), test.tolist()) == ([4, 4], [2, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "spk2utt", "message"),
+    [
+        (
+            "t",
+            "a b target\na c impostor\n",
+            "",
+            "line 2: the label is 'impostor', neither n",
+        ),
+        ("t", "a b target\na c\n", "", "line 2: 'a c' has 2 fields"),
+        ("t", "1 a b\nb c target\n", "", "line 2: the label is 'b', neither 0 nor 1"),
+        ("t.csv", "a,b\nc,d\n", "", r"columns are \['a', 'b'\]"),
+        ("t.csv", "enrol,enroll,test,label\na,a,b,1\n", "", "columns are"),
+        ("t.csv", "enrol,test,label\na,b,1\na,c\n", "", "line 3: 'a,c' has 2 fields"),
+        ("t.csv", "enrol,test,label\na,b,1\n,c,0\n", "", "line 3: a name is empty"),
+        ("t.csv", "enrol,test,label\n", "", "empty behind its header"),
+        ("t.csv", "enrol,test,label\na,b,1\na,b,0\n", "", "lines 2 and 3: one pair"),
+        (
+            "t",
+            "a b target\na c nontarget\n",
+            "a b d",
+            "line 1: 'a' is enrolled with 'b'",
+        ),
+        ("t", "a b target\na c nontarget\n", "a", "spk2utt, line 1: 'a' has no utt"),
+        ("t", "a b target\na c nontarget\n", "a d\na e", "line 2: 'a' is there twice"),
+    ],
+)
+def test_a_bad_list_of_another_format_is_refused(
+    name, content, spk2utt, message, tmp_path
+):
+    (tmp_path / name).write_text(content)
+    if spk2utt:
+        (tmp_path / "spk2utt").write_text(spk2utt)
+    with pytest.raises(ValueError, match=message):
+        read_trials(tmp_path / name)
+
+
+def test_a_model_of_an_utterance_s_name_is_another(tmp_path):
+    (tmp_path / "t").write_text("a b target\nb a nontarget\n")
+    (tmp_path / "spk2utt").write_text("a c d\n")
+    trials = read_trials(tmp_path / "t")
+    assert trials.utterances == ("c", "d", "b", "a")
+    enrol, test = trials.rows(["a", "b", "c", "d"])
+    assert (enrol.tolist(), test.tolist()) == ([4, 1], [1, 0])
+    with pytest.raises(ValueError, match="labels holds 1 labels"):
+        trials.among({"c", "b", "a"})
 
 
 def test_marks_within_joined_lists_and_pairs_with_one_label_are_read(tmp_path):
