@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from speechbrain_rev.lists import check_length, is_listable
@@ -25,7 +25,7 @@ from .corpus import (
     located,
 )
 from .formats import FORMATS, Row
-from .packed import find_packed
+from .packed import SUFFIX, find_packed
 
 #: A folder or list, or several.
 Folders: TypeAlias = str | Path | Sequence[str | Path]
@@ -301,8 +301,13 @@ class JoinedCorpus(Corpus):
 
 
 def _apart(folders: Sequence[str]) -> list[str]:
-    """Name folders by their last parts, as many as tell them apart."""
-    parts = [PurePath(os.path.abspath(folder)).parts for folder in folders]
+    """Name folders and lists by their last parts, as many as tell them apart."""
+    parts = []
+    for folder in map(Path, map(os.path.abspath, folders)):
+        # A folder that is packed, and a list, is called as without its ending.
+        name = folder.name.partition(".")[0] if folder.is_file() else folder.name
+        name = name.removesuffix(SUFFIX) or folder.name
+        parts.append((*folder.parts[:-1], name))
     for depth in count(1):
         names = ["-".join(one[-depth:]).replace("/", "") for one in parts]
         if len(set(names)) == len(names) or depth > max(map(len, parts)):

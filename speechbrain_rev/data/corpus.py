@@ -27,6 +27,8 @@ from .packed import SAMPLE_BYTES, find_packed
 from .segments import find_segment
 from .shards import find_member
 
+#: Files by which a folder is recognised, and which are packed with it.
+LAYOUT_FILES = ("SPEAKERS.TXT", "dev/dev.lst")
 #: Audio that is read by frame range.
 AUDIO_SUFFIXES = (".wav", ".flac")
 # What libsndfile reads beside them. It reads more, of which other programs use the endings
@@ -457,8 +459,8 @@ class VoxCelebFolder(Corpus):
         Whether names and links may lead anywhere.
     speaker_from : int or str
         Which folder below the root is the speaker's, 1 for the first; or a regular
-        expression that is searched in names, whose first group (or whole match) is the
-        speaker.
+        expression that is searched in names, whose group (or whole match) is the speaker;
+        of two groups they are called speaker and session.
     known_as : str
         What the layout was recognised as.
     speakers : frozenset of str or None
@@ -525,7 +527,9 @@ class VoxCelebFolder(Corpus):
         for place in ("wav48_silence_trimmed", "wav48"):
             if any(True for _ in audio_below(whole / place)):
                 return made(whole / place, known_as="VCTK")
-        if (whole / "dev/dev.lst").is_file() and (whole / "data").is_dir():
+        if (whole / "dev/dev.lst").is_file() and any(
+            True for _ in audio_below(whole / "data")
+        ):
             # data/ has the speakers of eval/ too.
             known = frozenset(read_lines(whole / "dev/dev.lst", "'speaker'"))
             return made(whole / "data", known_as="CN-Celeb", speakers=known)
@@ -634,10 +638,13 @@ class VoxCelebFolder(Corpus):
             level = self.speaker_from
             return parts[level - 1] if len(parts) > level else None
         found = re.search(self.speaker_from, "/".join(parts))
-        return (found[1] if found.re.groups else found[0]) or None if found else None
+        return found[_group(found)] or None if found else None
 
     def session(self, name: str) -> str | None:
         """Give the folders between the speaker's and the file.
+
+        Where the speaker is searched in names, the group ``session`` of the expression, or
+        the folders behind the one that names the speaker; all folders if the file does.
 
         Parameters
         ----------
@@ -653,7 +660,14 @@ class VoxCelebFolder(Corpus):
         if self.known_as == "CN-Celeb":
             # <speaker>/<genre>-<session>-<utterance>
             return parts[-1].rpartition("-")[0] or None
-        level = self.speaker_from if isinstance(self.speaker_from, int) else 0
+        level = self.speaker_from
+        if isinstance(level, str):
+            path = "/".join(parts)
+            found = re.search(level, path)
+            if found and "session" in found.re.groupindex:
+                return found["session"] or None
+            level = 1 + path.count("/", 0, found.start(_group(found))) if found else 0
+            level = level if level < len(parts) else 0
         return "/".join(parts[level:-1]) or None
 
     def _parts(self, name: str) -> tuple[str, ...]:
@@ -729,6 +743,13 @@ class VoxCelebFolder(Corpus):
             real = {os.path.realpath(folder) for folder in used}
             others = [p for p in others if os.path.realpath(p.parent) not in real]
         return sorted(without_originals(others))
+
+
+def _group(found: re.Match[str]) -> int | str:
+    """Give the group of a match that is the speaker: of that name, the one, or all."""
+    if "speaker" in found.re.groupindex:
+        return "speaker"
+    return min(found.re.groups, 1)
 
 
 def audio_below(

@@ -17,13 +17,19 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from speechbrain_rev.locks import LOCK, locked
-from speechbrain_rev.whole_files import clear_unfinished, naming
+from speechbrain_rev.whole_files import (
+    clear_unfinished,
+    naming,
+    open_regular,
+    write_whole,
+)
 
 from .checking import FileProblem, check_name, read_ahead, read_checked, report_problems
 from .columns import TextColumn, save_columns
 from .corpora import refuse_lists
 from .corpus import (
     AUDIO_SUFFIXES,
+    LAYOUT_FILES,
     OTHER_SUFFIXES,
     audio_files,
     inside,
@@ -383,5 +389,10 @@ def pack(
         )
         if not len(made):
             raise ValueError(f"No file below {source} can be used: nothing is packed.")
+        for name in LAYOUT_FILES:
+            if (source / name).is_file():
+                with open_regular(source / name) as file:
+                    (packed / name).parent.mkdir(exist_ok=True)
+                    write_whole(packed / name, file.read())
         made.finish()
     return len(made)

@@ -228,11 +228,13 @@ class Knob:
 
 
 def _is_pattern(text: str) -> bool:
-    """Return whether a text is a regular expression of one group at most."""
+    """Return whether a text is an expression of one group, or of speaker and session."""
     try:
-        return text != "" and re.compile(text).groups <= 1
+        pattern = re.compile(text)
     except re.error:
         return False
+    named = set(pattern.groupindex) == {"speaker", "session"}
+    return text != "" and pattern.groups <= 1 + named
 
 
 # What several knobs share.
@@ -338,7 +340,8 @@ KNOBS = {
     "data_folder": _folder("paper (V-A): VoxCeleb2 dev", several=True),
     "speaker_from": Knob(
         "any", "ours", null=True, at_least=1, reads=_is_pattern,
-        form="a level, or a regular expression with one group at most",
+        form="a level, or a regular expression with one group at most (or the groups "
+        "speaker and session)",
     ),
     "sample_rate": Knob(
         "int", "SpeechBrain", "Hz", at_least=4000, at_most=16000,

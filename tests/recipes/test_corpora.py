@@ -1,4 +1,4 @@
-"""The recipe on segments of recordings: what it trains and embeds is the utterances."""
+"""The recipe on lists: what it trains and embeds is the utterances, wherever they lie."""
 
 import numpy as np
 import pytest
@@ -7,20 +7,21 @@ from speechbrain_rev.data import read_manifest
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.inference.evaluation import cohort_files
 from tests.recipes.runs import FEW_STEPS, arguments, assert_same_weights, recipe
-from tests.unit.data.test_formats import as_segments, rows_of
+from tests.unit.data.test_formats import as_segments, as_shards, rows_of
 
 
 @pytest.mark.slow
-def test_segments_train_and_embed_the_bits_of_their_own_files(train, data, tmp_path):
+@pytest.mark.parametrize("layout", [as_segments, as_shards])
+def test_lists_train_and_embed_the_bits_of_files(layout, train, data, tmp_path):
     runs = {}
     for name, folder in {
         "files": data,
-        "segments": as_segments(rows_of(data), tmp_path / "kaldi"),
+        "listed": layout(rows_of(data), tmp_path / "data"),
     }.items():
         runs[name] = tmp_path / name
         train.main(arguments(folder, runs[name], **FEW_STEPS))
-    assert_same_weights(runs["files"], runs["segments"])
-    embedder = SpeakerEmbedder.from_run(runs["segments"])
+    assert_same_weights(runs["files"], runs["listed"])
+    embedder = SpeakerEmbedder.from_run(runs["listed"])
     for one, other in zip(
         *(cohort_files(run / "save/train.csv", 1).values() for run in runs.values()),
         strict=True,
@@ -30,12 +31,44 @@ def test_segments_train_and_embed_the_bits_of_their_own_files(train, data, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_on_segments_is_validated_extracted_and_scored(train, data, tmp_path):
-    kaldi = as_segments(rows_of(data), tmp_path / "kaldi")
-    run = tmp_path / "run"
-    train.main(arguments(kaldi, run, **FEW_STEPS | {"valid_speakers": 2}))
+@pytest.mark.parametrize("layout", [as_segments, as_shards])
+def test_a_run_on_lists_is_validated_extracted_and_scored(
+    layout, train, data, tmp_path
+):
+    listed, run = layout(rows_of(data), tmp_path / "data"), tmp_path / "run"
+    train.main(arguments(listed, run, **FEW_STEPS | {"valid_speakers": 2}))
     assert len(read_manifest(run / "save/train.csv")) == 16
     trials = f"--trials={run / 'save/valid_trials.txt'}"
     recipe("extract").main([str(run), "--device=cpu", trials])
     recipe("score").main([str(run), "--bootstrap=0", trials])
+    assert (run / "scores/results.json").is_file()
+    # Once more, of speakers who are enrolled with several utterances.
+    held_out = rows_of(data)[-8:]
+    models = {s: [n for n, _, who in held_out if who == s][:2] for _, _, s in held_out}
+    lines = [
+        f"{s} {n} {'non' * (s != who)}target" for s in models for n, _, who in held_out
+    ]
+    own = [line for line in lines if line.split()[1] not in sum(models.values(), [])]
+    (tmp_path / "trials").write_text("\n".join(own))
+    spk2utt = "".join(f"{s} {' '.join(names)}\n" for s, names in models.items())
+    (tmp_path / "trials.spk2utt").write_text(spk2utt)
+    trials = f"--trials={tmp_path / 'trials'}"
+    recipe("extract").main([str(run), "--device=cpu", trials])
+    recipe("score").main([str(run), "--bootstrap=0", trials])
+    scores = (run / "scores/trials.as_norm.txt").read_text().splitlines()
+    assert [line.split()[:2] for line in scores] == [line.split()[:2] for line in own]
+
+
+@pytest.mark.slow
+def test_two_corpora_train_as_one(train, data, tmp_path):
+    both = [str(data), str(as_shards(rows_of(data), tmp_path / "shards"))]
+    run = tmp_path / "run"
+    train.main(arguments(f"[{', '.join(both)}]", run, **FEW_STEPS))
+    assert len(read_manifest(run / "save/train.csv").speaker_names) == 12
+    trials = tmp_path / "trials.txt"
+    key, (a, b, *_, c) = data.name, [name for name, *_ in rows_of(data)]
+    names = [f"{key}/{n.replace('-', '/')}.wav" for n in (a, b, c)]
+    trials.write_text(f"1 {names[0]} {names[1]}\n0 {names[0]} {names[2]}\n")
+    recipe("extract").main([str(run), "--device=cpu", f"--trials={trials}"])
+    recipe("score").main([str(run), "--bootstrap=0", f"--trials={trials}"])
     assert (run / "scores/results.json").is_file()

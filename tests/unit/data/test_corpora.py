@@ -8,6 +8,7 @@ import torch
 
 from speechbrain_rev.data import SpeakerAugment, open_corpus, read_manifest
 from speechbrain_rev.data.corpora import noise_files
+from speechbrain_rev.data.packing import pack
 from tests.corpus import write_corpus
 from tests.unit.data.test_formats import (
     as_kaldi,
@@ -86,6 +87,9 @@ def test_corpora_of_one_name_are_named_by_what_tells_them_apart(corpus, tmp_path
         ValueError, match="is in the corpora a-wav2, b-wav2. Write a-wav2/"
     ):
         joined.locate(name)
+    pack(folders[0], tmp_path / "c.packed", sample_rate=16000)
+    listed = as_shards(rows_of(corpus), tmp_path / "d")
+    assert set(open_corpus([tmp_path / "c.packed", listed]).parts()) == {"c", "shard"}
     assert joined.digest() != open_corpus(folders[:1]).digest()
     assert open_corpus([str(folders[0])]) == open_corpus(str(folders[0]))
 

@@ -202,14 +202,28 @@ def test_each_format_gives_the_speakers_and_samples_of_voxcelebs(
     prepared(data, "valid", valid_speakers=2)
 
 
-@pytest.mark.parametrize("layout", ["LibriSpeech", "VCTK", "VoxCeleb"])
+@pytest.mark.parametrize(
+    "layout", ["LibriSpeech", "VCTK", "VoxCeleb", "CN-Celeb", "LibriSpeech by its list"]
+)
 def test_a_packed_folder_is_recognised_as_what_it_was(layout, corpus, tmp_path):
-    data = LAYOUTS[layout](rows_of(corpus), tmp_path / "data")
+    if layout == "LibriSpeech by its list":
+        data = placed("mine/{speaker}/7/{number:04}.wav")(
+            rows_of(corpus), tmp_path / "data"
+        )
+        (data / "SPEAKERS.TXT").touch()
+        layout = "LibriSpeech"
+    else:
+        data = LAYOUTS[layout](rows_of(corpus), tmp_path / "data")
+    if layout == "CN-Celeb":
+        # Another is of the evaluation.
+        write_tables(data / "dev", **{"dev.lst": [f"id0000{n}" for n in range(1, 6)]})
     pack(data, tmp_path / "data.packed", sample_rate=16000)
     one, other = open_corpus(data), open_corpus(tmp_path / "data.packed")
     assert one.format == other.format == layout
     names = list(one.utterances())
     assert sorted(other.utterances()) == sorted(names)
+    assert one.remarks(names) == other.remarks(names) or layout == "CN-Celeb"
+    assert one.remarks(names).passed_over == other.remarks(names).passed_over
     assert [other.speaker(n) for n in names] == [one.speaker(n) for n in names]
 
 
@@ -522,3 +536,23 @@ def test_one_bad_row_of_many_is_named_and_nothing_is_written(
     write_tables(tmp_path, **{"a.csv": ["ID,wav,start,stop,spk_id", *lines]})
     refused(tmp_path / "a.csv", prepared, f"line {count - 5}: start is 800 and stop 0")
     assert not list((tmp_path / "save").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "speaker", "session"),
+    [
+        (r"/call-([^-]+)-", "2024/call-ann-1.wav", "ann", "2024"),
+        (r"([^/]+)_female/", "x/ann_female/s1/a.wav", "ann", "s1"),
+        (r"id\d+", "x/id7/a.wav", "id7", None),
+        (r"id\d+", "x/3/id7.wav", "id7", "x/3"),
+        (r"(?P<session>\d+)-(?P<speaker>[a-z]+)", "x/2024-ann.wav", "ann", "2024"),
+        (r"(?P<speaker>[a-z]+)_", "x/s1/ann_1.wav", "ann", "x/s1"),
+    ],
+)
+def test_sessions_of_a_pattern_are_what_it_says_or_other_folders(
+    pattern, name, speaker, session, tmp_path
+):
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).touch()
+    corpus = open_corpus(tmp_path, speaker_from=pattern)
+    assert (corpus.speaker(name), corpus.session(name)) == (speaker, session)

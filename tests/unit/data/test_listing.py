@@ -519,7 +519,9 @@ class TestKaldisTrials:
 
     def test_a_model_of_two_speakers_is_refused(self, trials, prepared):
         self.spk2utt.write_text("id00001 id00001-s00-00000 id00003-s00-00001\n")
-        with pytest.raises(ValueError, match=r"'id00001' is enrolled with utterances of"):
+        with pytest.raises(
+            ValueError, match=r"'id00001' is enrolled with utterances of"
+        ):
             prepared(self.data, trial_lists=(str(trials),))
 
     def test_another_spk2utt_file_is_another_setting(self, trials):
