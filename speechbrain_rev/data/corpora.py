@@ -1,4 +1,4 @@
-"""Which corpus `data_folder` is: a list, a folder, or several; and which files noise is.
+"""Which corpus `data_folder` is: a list, a folder, or several; which files lists name.
 
 A layout of a corpus is a class that follows `Corpus`, and its row of `CORPORA`.
 """
@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import ClassVar, TypeAlias
 
 from speechbrain_rev.lists import check_length, is_listable
 
 from .corpus import (
+    AUDIO_SUFFIXES,
     OTHER_SUFFIXES,
+    THREADS,
     Corpus,
+    OutsideError,
     Remarks,
     VoxCelebFolder,
     audio_below,
     audio_exists,
     audio_files,
     located,
+    other_extension,
 )
 from .formats import FORMATS, Row
 from .packed import SUFFIX, find_packed
@@ -473,3 +478,109 @@ def refuse_lists(folder: str | Path) -> None:
                 f"{folder} is a corpus in {name}'s layout, whose lists name the speakers; "
                 "only audio would be packed. Give it as it is, or pack its folder of audio."
             )
+
+
+@dataclass(frozen=True)
+class ListedFiles:
+    """What there is of the files that a list names.
+
+    Attributes
+    ----------
+    names : dict of str to str
+        What files are called, by the names of the list; the extension may differ.
+    paths : dict of str to Path
+        The files, by the names of the list.
+    missing : dict of str to Path
+        Where there is no file, by the names of the list.
+    renamed : list of Path
+        Files of another extension that the missing may be.
+    outside : dict of str to OutsideError
+        Why a name leads out of the corpus, by the names of the list.
+    """
+
+    names: Mapping[str, str]
+    paths: Mapping[str, Path]
+    missing: Mapping[str, Path]
+    renamed: list[Path]
+    outside: Mapping[str, OutsideError]
+
+    def lacking(self) -> str:
+        """Say how many are missing, the first, and whether it is the extension alone."""
+        if not self.missing:
+            return ""
+        words = (
+            f"{len(self.missing)} of {len(self.paths) + len(self.missing)} files are "
+            f"missing, such as {next(iter(self.missing.values()))}."
+        )
+        if self.renamed:
+            words += (
+                f" {len(self.renamed)} are there with another extension, such as "
+                f"{self.renamed[0]}: --any_extension takes "
+                "what is there (--any_extension=true of train.py)."
+            )
+        return words
+
+    def refuse_outside(self, path: str | Path, names: Iterable[str]) -> None:
+        """Refuse a list whose names lead out of the corpus.
+
+        Parameters
+        ----------
+        path : str or Path
+            The list.
+        names : iterable of str
+            In it.
+
+        Raises
+        ------
+        ValueError
+            It counts them and names the first.
+        """
+        out = [name for name in names if name in self.outside]
+        if out:
+            error = self.outside[out[0]]
+            raise ValueError(
+                f"{path}: {len(out)} names lead out of {error.within}, such as "
+                f"{out[0]!r}, which {error.why}. Correct the list; --outside_files reads "
+                "them all the same (--outside_files=true of train.py)."
+            )
+
+
+def find_files(corpus: Corpus, names: Collection[str]) -> ListedFiles:
+    """Find the files that a list names.
+
+    Parameters
+    ----------
+    corpus : Corpus
+        Of the list.
+    names : collection of str
+        In the list.
+
+    Returns
+    -------
+    ListedFiles
+    """
+
+    def look(name: str) -> tuple[Path, OutsideError | None, bool]:
+        path, error = located(corpus, name)
+        return path, error, audio_exists(path)
+
+    with ThreadPoolExecutor(max_workers=THREADS) as pool:
+        looked = dict(zip(names, pool.map(look, names), strict=True))
+        paths = {name: path for name, (path, _, there) in looked.items() if there}
+        missing = {name: path for name, (path, _, there) in looked.items() if not there}
+        renamed = list(filter(None, pool.map(other_extension, missing.values())))
+    return ListedFiles(
+        {name: _as_there(name, path) for name, path in paths.items()},
+        paths,
+        missing,
+        renamed,
+        {name: error for name, (_, error, _) in looked.items() if error},
+    )
+
+
+def _as_there(name: str, path: Path) -> str:
+    """Give a name the extension of its file, if it has that of another kind of audio."""
+    suffix = PurePosixPath(name).suffix
+    if suffix.lower() not in AUDIO_SUFFIXES + OTHER_SUFFIXES or suffix == path.suffix:
+        return name
+    return name.removesuffix(suffix) + path.suffix

@@ -1,7 +1,7 @@
-"""Corpora: the audio of a folder, whose it is, and which files a list names.
+"""Corpora: the audio of a folder, and whose it is.
 
 A layout of a corpus is one class that follows `Corpus`, and its row of `CORPORA` in
-`formats`. All else (listing, preparation, validation trials, extraction) asks the corpus.
+`corpora`. All else (listing, preparation, validation trials, extraction) asks the corpus.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import blake2b
 from heapq import nsmallest
 from itertools import groupby
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from speechbrain_rev.lists import read_lines, way_out
@@ -43,8 +43,8 @@ OTHER_SUFFIXES = (".m4a", ".aac", ".wma", *_DECODED)
 AUDIO_ENDINGS = (*AUDIO_SUFFIXES, *_DECODED)
 # Names that may be of a folder that they do not begin with: with //, ./ or ../ in them.
 _ODD = re.compile(r"(?:^|/)(?:/|\.|$)")
-# Threads that look for files, and for how many at a time.
-_THREADS, _BATCH = 16, 4096
+#: Threads that look for files, and for how many at a time.
+THREADS, _BATCH = 16, 4096
 # A file of LibriSpeech without SPEAKERS.TXT, as in a packed folder.
 _SUBSET = re.compile(r"(?:train|dev|test)-(?:clean|other)[^/]*/[^/]+/[^/]+/[^/]+$")
 # The speaker of speaker_utterance.wav.
@@ -373,7 +373,7 @@ class Corpus(Protocol):
         """
         made = blake2b(digest_size=16)
         ordered = sorted(self.utterances() if names is None else names)
-        with ThreadPoolExecutor(max_workers=_THREADS) as pool:
+        with ThreadPoolExecutor(max_workers=THREADS) as pool:
             for start in range(0, len(ordered), _BATCH):
                 part = ordered[start : start + _BATCH]
                 for name, size in zip(part, pool.map(self._size, part), strict=True):
@@ -616,7 +616,7 @@ class VoxCelebFolder(Corpus):
         whole = self.root if self.folder is None else self.folder
         path = inside(self.root, name, within=None if self.outside_files else whole)
         if self.any_extension and not audio_exists(path):
-            return _other_extension(path) or path
+            return other_extension(path) or path
         return path
 
     def speaker(self, name: str) -> str | None:
@@ -760,8 +760,8 @@ def audio_below(
     return (path for path in paths if path.suffix.lower() in suffixes)
 
 
-def _other_extension(path: Path) -> Path | None:
-    """Find a file of another extension that a path of audio may mean."""
+def other_extension(path: Path) -> Path | None:
+    """Find a file of another extension that a path of audio may mean; None if none is."""
     if path.suffix.lower() not in AUDIO_SUFFIXES + OTHER_SUFFIXES:
         return None
     for suffix in (*AUDIO_SUFFIXES, *(s.upper() for s in AUDIO_SUFFIXES)):
@@ -832,109 +832,3 @@ def same_speakers(
         or corpus.also_known_as(speaker) in names
         or is_other(speaker)
     }
-
-
-@dataclass(frozen=True)
-class ListedFiles:
-    """What there is of the files that a list names.
-
-    Attributes
-    ----------
-    names : dict of str to str
-        What files are called, by the names of the list; the extension may differ.
-    paths : dict of str to Path
-        The files, by the names of the list.
-    missing : dict of str to Path
-        Where there is no file, by the names of the list.
-    renamed : list of Path
-        Files of another extension that the missing may be.
-    outside : dict of str to OutsideError
-        Why a name leads out of the corpus, by the names of the list.
-    """
-
-    names: Mapping[str, str]
-    paths: Mapping[str, Path]
-    missing: Mapping[str, Path]
-    renamed: list[Path]
-    outside: Mapping[str, OutsideError]
-
-    def lacking(self) -> str:
-        """Say how many are missing, the first, and whether it is the extension alone."""
-        if not self.missing:
-            return ""
-        words = (
-            f"{len(self.missing)} of {len(self.paths) + len(self.missing)} files are "
-            f"missing, such as {next(iter(self.missing.values()))}."
-        )
-        if self.renamed:
-            words += (
-                f" {len(self.renamed)} are there with another extension, such as "
-                f"{self.renamed[0]}: --any_extension takes "
-                "what is there (--any_extension=true of train.py)."
-            )
-        return words
-
-    def refuse_outside(self, path: str | Path, names: Iterable[str]) -> None:
-        """Refuse a list whose names lead out of the corpus.
-
-        Parameters
-        ----------
-        path : str or Path
-            The list.
-        names : iterable of str
-            In it.
-
-        Raises
-        ------
-        ValueError
-            It counts them and names the first.
-        """
-        out = [name for name in names if name in self.outside]
-        if out:
-            error = self.outside[out[0]]
-            raise ValueError(
-                f"{path}: {len(out)} names lead out of {error.within}, such as "
-                f"{out[0]!r}, which {error.why}. Correct the list; --outside_files reads "
-                "them all the same (--outside_files=true of train.py)."
-            )
-
-
-def find_files(corpus: Corpus, names: Collection[str]) -> ListedFiles:
-    """Find the files that a list names.
-
-    Parameters
-    ----------
-    corpus : Corpus
-        Of the list.
-    names : collection of str
-        In the list.
-
-    Returns
-    -------
-    ListedFiles
-    """
-
-    def look(name: str) -> tuple[Path, OutsideError | None, bool]:
-        path, error = located(corpus, name)
-        return path, error, audio_exists(path)
-
-    with ThreadPoolExecutor(max_workers=_THREADS) as pool:
-        looked = dict(zip(names, pool.map(look, names), strict=True))
-        paths = {name: path for name, (path, _, there) in looked.items() if there}
-        missing = {name: path for name, (path, _, there) in looked.items() if not there}
-        renamed = list(filter(None, pool.map(_other_extension, missing.values())))
-    return ListedFiles(
-        {name: _as_there(name, path) for name, path in paths.items()},
-        paths,
-        missing,
-        renamed,
-        {name: error for name, (_, error, _) in looked.items() if error},
-    )
-
-
-def _as_there(name: str, path: Path) -> str:
-    """Give a name the extension of its file, if it has that of another kind of audio."""
-    suffix = PurePosixPath(name).suffix
-    if suffix.lower() not in AUDIO_SUFFIXES + OTHER_SUFFIXES or suffix == path.suffix:
-        return name
-    return name.removesuffix(suffix) + path.suffix

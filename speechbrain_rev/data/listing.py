@@ -18,12 +18,13 @@ import torch
 from tqdm import tqdm
 
 from speechbrain_rev.lists import check_length, joined_line, read_lines, split_line
-from speechbrain_rev.scoring import Trials, models_file, read_trials
+from speechbrain_rev.scoring import Trials, read_trials
+from speechbrain_rev.scoring.trials import models_file
 from speechbrain_rev.whole_files import check_regular, digest_of
 
 from .checking import FileProblem, Wrong
-from .corpora import open_corpus
-from .corpus import Corpus, find_files, located
+from .corpora import find_files, open_corpus
+from .corpus import Corpus, located
 from .seeding import generator
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from speechbrain_rev import plots, scoring
 from speechbrain_rev.data import Corpus, VoxCelebFolder, open_corpus, read_manifest
-from speechbrain_rev.data.corpus import ListedFiles, find_files
+from speechbrain_rev.data.corpora import ListedFiles, find_files
 from speechbrain_rev.inference import (
     Cohort,
     EmbeddingArchive,

@@ -44,7 +44,6 @@ from speechbrain_rev.scoring.paired import (
 )
 from speechbrain_rev.scoring.trials import (
     Trials,
-    models_file,
     read_scores,
     read_trials,
     write_scores,
@@ -72,7 +71,6 @@ __all__ = [
     "measured",
     "measures_in",
     "min_dcf",
-    "models_file",
     "rate_difference",
     "rate_over_seeds",
     "read_scores",

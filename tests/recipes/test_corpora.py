@@ -48,7 +48,8 @@ def test_a_run_on_lists_is_validated_extracted_and_scored(
     lines = [
         f"{s} {n} {'non' * (s != who)}target" for s in models for n, _, who in held_out
     ]
-    own = [line for line in lines if line.split()[1] not in sum(models.values(), [])]
+    enrolled = {name for names in models.values() for name in names}
+    own = [line for line in lines if line.split()[1] not in enrolled]
     (tmp_path / "trials").write_text("\n".join(own))
     spk2utt = "".join(f"{s} {' '.join(names)}\n" for s, names in models.items())
     (tmp_path / "trials.spk2utt").write_text(spk2utt)

@@ -84,7 +84,7 @@ def test_corpora_of_one_name_are_named_by_what_tells_them_apart(corpus, tmp_path
     name = "id00000/s00/00000.wav"
     assert joined.locate(f"b-wav2/{name}") == folders[1] / "wav" / name
     with pytest.raises(
-        ValueError, match="is in the corpora a-wav2, b-wav2. Write a-wav2/"
+        ValueError, match=r"is in the corpora a-wav2, b-wav2. Write a-wav2/"
     ):
         joined.locate(name)
     pack(folders[0], tmp_path / "c.packed", sample_rate=16000)

@@ -9,9 +9,9 @@ import pytest
 
 import speechbrain_rev
 from speechbrain_rev.data import VoxCelebFolder, audio_files
+from speechbrain_rev.data.corpora import find_files
 from speechbrain_rev.data.corpus import (
     OutsideError,
-    find_files,
     refuse_one_folder_twice,
     same_speakers,
 )

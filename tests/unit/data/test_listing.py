@@ -531,7 +531,7 @@ class TestKaldisTrials:
         assert settings.fingerprint() != before
 
     def test_validation_refuses_several_utterances_of_a_side(self, trials, prepared):
-        with pytest.raises(ValueError, match="valid_trials is .* several utterances"):
+        with pytest.raises(ValueError, match=r"valid_trials is .* several utterances"):
             prepared(self.data, valid_trials=str(trials))
         self.spk2utt.unlink()
         trials.write_text(trials.read_text().replace("id00001 ", "id00001-s00-00000 "))

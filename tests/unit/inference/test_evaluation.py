@@ -273,13 +273,9 @@ def test_speakers_enrolled_with_several_utterances_score_as_their_mean(
     models = {
         f"s{s:02d}": [f"s{s:02d}/{k}" for k in range(2 - s % 2)] for s in range(3)
     }
+    enrolled = {file for files in models.values() for file in files}
     spk2utt = "".join(f"{name} {' '.join(files)}\n" for name, files in models.items())
-    pairs = [
-        (m, n)
-        for m in models
-        for n in tested.names
-        if n not in sum(models.values(), [])
-    ]
+    pairs = [(m, n) for m in models for n in tested.names if n not in enrolled]
     path = folder / ("trials.csv" if form == "csv" else "trials")
     lines = [
         f"{m} {n} {'target' if n.startswith(m) else 'nontarget'}" for m, n in pairs

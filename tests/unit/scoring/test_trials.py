@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from speechbrain_rev.scoring import (
     Trials,
-    models_file,
     read_scores,
     read_trials,
     write_scores,
 )
+from speechbrain_rev.scoring.trials import models_file
 
 # Whatever a path may hold but white space, which separates the fields.
 names = st.text(
