@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from speechbrain_rev.hparams.document import Value, unknown
+from speechbrain_rev.hparams.knobs import KNOBS
 
 COMMAND_LINE = "command line"
 # Of SpeechBrain 1.1, which is not imported here; the tests compare them.
@@ -84,7 +85,8 @@ def parse_arguments(
     Returns
     -------
     overrides : dict
-        Text by key, for ``resolve``.
+        Text by key, for ``resolve``; a list of texts of a knob of several values that is
+        given more than once.
     run_arguments : tuple of str
         What belongs to run options, unchanged.
 
@@ -99,6 +101,8 @@ def parse_arguments(
     ...     ["--trials=a=b.txt", "--debug"], keys=["trials"], run_options=["debug"]
     ... )
     ({'trials': 'a=b.txt'}, ('--debug',))
+    >>> parse_arguments(["--data_folder=a", "--data_folder=b"], keys=["data_folder"])[0]
+    {'data_folder': ['a', 'b']}
     """
     groups: list[list[str]] = []
     for argument in arguments:
@@ -120,6 +124,11 @@ def parse_arguments(
                     f"{COMMAND_LINE}: --{name} takes one value, not {' '.join(given) or 'none'}: write "
                     f"--{name}=value, in quotes where it has spaces."
                 )
+            if name in overrides and name in KNOBS and KNOBS[name].several:
+                earlier = overrides[name]
+                several = earlier if isinstance(earlier, list) else [earlier]
+                overrides[name] = [*several, given[0]]
+                continue
             if name in overrides:
                 raise ValueError(
                     f"{COMMAND_LINE}: --{name} is given twice ({overrides[name]} and "

@@ -5,7 +5,12 @@ from speechbrain import Brain
 from speechbrain import parse_arguments as parse_run_options
 from speechbrain.utils.run_opts import RunOptions
 
-from speechbrain_rev.hparams import parse_arguments, resolve, top_level_keys
+from speechbrain_rev.hparams import (
+    parse_arguments,
+    plain_settings,
+    resolve,
+    top_level_keys,
+)
 from speechbrain_rev.hparams.arguments import RUN_OPTIONS
 from tests.recipes.runs import recipe
 from tests.unit.hparams.files import TRAIN, refusal, values
@@ -26,6 +31,22 @@ def test_a_value_may_hold_any_sign_in_either_way_of_giving_it(value):
     assert parse(f"--trials={value}") == ({"trials": value}, ())
     assert parse("--trials", value) == ({"trials": value}, ())
     assert parse(f"--trials=--{value}") == ({"trials": f"--{value}"}, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "folders"),
+    [
+        (["--data_folder=a", "--data_folder", "b c"], ["a", "b c"]),
+        (["--data_folder=[a, 'b, c']"], ["a", "b, c"]),
+        (["--data_folder=[a"], "[a"),
+        (["--data_folder=007"], "007"),
+    ],
+)
+def test_several_folders_are_a_list_or_an_option_given_again(given, folders):
+    overrides, _ = parse_arguments(given, keys=("data_folder",))
+    text = resolve(TRAIN, overrides)
+    assert plain_settings(text)["data_folder"] == folders
+    assert plain_settings(text)["trials_folder"] == folders
 
 
 def test_run_options_pass_unchanged_and_in_order_and_keys_win_over_them():
