@@ -138,6 +138,9 @@ def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
             f"{path} has the columns {table.fieldnames}, without {sorted(lacking)}. A "
             "manifest of SpeechBrain has ID, duration, wav, start, stop and spk_id."
         )
+    columns = list(table.fieldnames or ())
+    if twice := sorted({name for name in columns if columns.count(name) > 1}):
+        raise ValueError(f"{path} has the column {twice[0]!r} twice. Rename one.")
     try:
         for row in table:
             place = f"{path}, line {table.line_num}"

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from speechbrain_rev.cli import main as command
 from speechbrain_rev.data import read_manifest
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.inference.evaluation import cohort_files
@@ -66,6 +67,9 @@ def test_two_corpora_train_as_one(train, data, tmp_path):
     run = tmp_path / "run"
     train.main(arguments(f"[{', '.join(both)}]", run, **FEW_STEPS))
     assert len(read_manifest(run / "save/train.csv").speaker_names) == 12
+    command(["export", str(run), str(tmp_path / "model")])
+    card = (tmp_path / "model/README.md").read_text()
+    assert f"of {data.name} and shard.list: all speakers" in card
     trials = tmp_path / "trials.txt"
     key, (a, b, *_, c) = data.name, [name for name, *_ in rows_of(data)]
     names = [f"{key}/{n.replace('-', '/')}.wav" for n in (a, b, c)]

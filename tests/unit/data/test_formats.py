@@ -314,6 +314,7 @@ BAD_FILES = [
     ("a.csv", "ID,wav,spk_id,channel\nu,a.wav,ann,1\n", "channel 1 of .* remix 2"),
     ("a.csv", "ID,wav,spk_id,channel\nu,a.wav,ann,x\n", "line 2: channel is 'x'"),
     ("a.csv", "ID,wav,spk_id\nu,a.wav\n", "line 2 has other fields"),
+    ("a.csv", "ID,wav,spk_id,x,x\nu,a.wav,ann,1,2\n", "the column 'x' twice"),
     ("a.csv", "ID,wav,start,stop,spk_id\nu,a.wav,9,3,ann\n", "start is 9 and stop 3"),
     ("a.csv", "ID,wav,start,stop,spk_id\nu,a.wav,-1,3,ann\n", "start is '-1'"),
     ("a.csv", "ID,wav,start,stop,spk_id\nu,a.wav,0,1.5,ann\n", "stop is '1.5'"),
