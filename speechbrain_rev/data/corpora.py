@@ -100,12 +100,7 @@ class ListedCorpus(Corpus):
                     "WeSpeaker, utt2spk of Kaldi, speaker of lhotse's supervision), or leave "
                     f"it out.{f' Its further columns are {also}.' if also else ''}"
                 )
-            if row.channel:
-                raise ValueError(
-                    f"{place}: it is in channel {row.channel} of {row.file}, and only the "
-                    "first is read. Write that channel into a file: sox IN OUT remix "
-                    f"{row.channel + 1}."
-                )
+            _refuse_channel(row, place)
             other = by_name.setdefault(row.ID, row)
             if other is not row:
                 whose = f"of {other.speaker!r} and of {row.speaker!r}"
@@ -157,6 +152,14 @@ class ListedCorpus(Corpus):
         """Give what else the list says of an ID, by name."""
         row = self.rows.get(name)
         return () if row is None else row.labels
+
+
+def _refuse_channel(row: Row, place: str) -> None:
+    if row.channel:
+        raise ValueError(
+            f"{place}: it is in channel {row.channel} of {row.file}, and only the first is "
+            f"read. Write that channel into a file: sox IN OUT remix {row.channel + 1}."
+        )
 
 
 #: Layouts by name. A folder is of the first that recognises it: those that ask for more
@@ -361,7 +364,12 @@ def noise_files(folder: str | Path) -> list[Path]:
     path = Path(os.path.abspath(folder))
     for known in FORMATS.values():
         if known.recognises(path):
-            return sorted(row.path() for row in known.read(path))
+            rows = list(known.read(path))
+            for number, row in enumerate(rows, start=1):
+                _refuse_channel(row, f"{path}, row {number} ({row.ID!r})")
+            if not rows:
+                raise ValueError(f"{path} lists no audio.")
+            return sorted(row.path() for row in rows)
     return audio_files(folder)
 
 
