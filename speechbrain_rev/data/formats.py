@@ -23,7 +23,7 @@ from .corpus import AUDIO_SUFFIXES, OTHER_SUFFIXES
 from .manifest import RESERVED
 from .reading import audio_info
 from .segments import Segment
-from .shards import Member, members
+from .shards import Member, indexed
 
 # Of a recording that cannot be read, and is reported as such when it is checked.
 _ANY_RATE = 16000
@@ -372,7 +372,7 @@ def _in_shard(tar: Path, place: str) -> Iterator[Row]:
     speakers: dict[str, str] = {}
     with open_regular(tar) as file:
         try:
-            for member in members(tar):
+            for member in indexed(tar):
                 key, dot, ending = member.name.rpartition(".")
                 kind = f".{ending.lower()}" if dot else ""
                 of = speakers if kind == ".spk" else audio

@@ -12,7 +12,7 @@ import posixpath
 import re
 import tarfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -180,13 +180,12 @@ def _extension(
 class _Index:
     """Where the members of a tar begin, by the keys of their names: 24 bytes for each."""
 
-    def __init__(self, path: str, stamp: tuple[int, int]) -> None:
+    def __init__(self, found: Iterable[Member], stamp: tuple[int, int]) -> None:
         self.stamp = stamp
         rows = [array("q"), array("q"), array("q")]
-        for name, *place in members(path):
-            for column, value in zip(
-                rows, (key_of(os.fsencode(name)), *place), strict=True
-            ):
+        for name, *place in found:
+            values = key_of(os.fsencode(name)), *place
+            for column, value in zip(rows, values, strict=True):
                 column.append(value)
         keys, begins, sizes = (np.frombuffer(row, np.int64) for row in rows)
         # Where two have one name the last counts, as it does for tar.
@@ -261,13 +260,37 @@ def find_member(path: str | os.PathLike[str]) -> tuple[str, Member | None] | Non
     if inside is None:
         return None
     tar, name = inside
-    status = os.stat(tar)
-    stamp = status.st_size, status.st_mtime_ns
-    key = os.path.abspath(tar)
-    index = _INDICES.get(key)
-    if index is None or index.stamp != stamp:
-        index = _INDICES[key] = _Index(key, stamp)
+    index = _INDICES.get(os.path.abspath(tar))
+    if index is None or index.stamp != _stamp(tar):
+        indexed(tar)
+        index = _INDICES[os.path.abspath(tar)]
     return tar, index.find(name)
+
+
+def indexed(path: str | Path) -> list[Member]:
+    """Go through a tar as ``members``, and keep where they begin for ``find_member``.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    list of Member
+
+    Raises
+    ------
+    ValueError, OSError
+        As ``members``.
+    """
+    stamp, found = _stamp(path), list(members(path))
+    _INDICES[os.path.abspath(path)] = _Index(found, stamp)
+    return found
+
+
+def _stamp(path: str | Path) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
 
 
 class OpenMember(io.FileIO):
