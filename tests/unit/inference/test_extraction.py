@@ -3,9 +3,11 @@
 import io
 import os
 import sys
+import tarfile
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from speechbrain_rev.data import audio_files
@@ -420,3 +422,15 @@ def test_what_holds_no_audio_is_refused(tmp_path):
             list_audio(given)
         with pytest.raises(ValueError, match=words):
             audio_files(given)
+
+
+@pytest.mark.parametrize("part", ["rec.wav/10+100.wav", "x.tar/rec.wav"])
+def test_audio_in_a_file_that_was_written_anew_is_other_audio(part, tmp_path):
+    known = set()
+    for length in (1000, 2000):
+        soundfile.write(tmp_path / "rec.wav", np.zeros(length), 16000)
+        with tarfile.open(tmp_path / "x.tar", "w") as tar:
+            tar.add(tmp_path / "rec.wav", "rec.wav")
+        known.add(extraction._source(tmp_path / part, None, None))
+        assert extraction._source(tmp_path / part, None, None) in known
+    assert len(known) == 2
