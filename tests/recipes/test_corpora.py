@@ -62,6 +62,20 @@ def test_a_run_on_lists_is_validated_extracted_and_scored(
 
 
 @pytest.mark.slow
+def test_a_list_of_absolute_names_trains_is_validated_and_scored(train, data, tmp_path):
+    lines = [f"{speaker} {path}\n" for _, path, speaker in rows_of(data)]
+    (tmp_path / "list.txt").write_text("".join(lines))
+    given = FEW_STEPS | {"train_list": tmp_path / "list.txt", "valid_speakers": 2}
+    with pytest.raises(ValueError, match=r"24 outside the folder .* is absolute"):
+        train.main(arguments(data, tmp_path / "run", **given))
+    train.main(arguments(data, tmp_path / "run", **given, outside_files=True))
+    trials = f"--trials={tmp_path / 'run/save/valid_trials.txt'}"
+    recipe("extract").main([str(tmp_path / "run"), "--device=cpu", trials])
+    recipe("score").main([str(tmp_path / "run"), "--bootstrap=0", trials])
+    assert (tmp_path / "run/scores/results.json").is_file()
+
+
+@pytest.mark.slow
 def test_two_corpora_train_as_one(train, data, tmp_path):
     both = [str(data), str(as_shards(rows_of(data), tmp_path / "shards"))]
     run = tmp_path / "run"
@@ -77,17 +91,3 @@ def test_two_corpora_train_as_one(train, data, tmp_path):
     recipe("extract").main([str(run), "--device=cpu", f"--trials={trials}"])
     recipe("score").main([str(run), "--bootstrap=0", f"--trials={trials}"])
     assert (run / "scores/results.json").is_file()
-
-
-@pytest.mark.slow
-def test_a_list_of_absolute_names_trains_is_validated_and_scored(train, data, tmp_path):
-    lines = [f"{speaker} {path}\n" for _, path, speaker in rows_of(data)]
-    (tmp_path / "list.txt").write_text("".join(lines))
-    given = FEW_STEPS | {"train_list": tmp_path / "list.txt", "valid_speakers": 2}
-    with pytest.raises(ValueError, match=r"24 outside the folder .* is absolute"):
-        train.main(arguments(data, tmp_path / "run", **given))
-    train.main(arguments(data, tmp_path / "run", **given, outside_files=True))
-    trials = f"--trials={tmp_path / 'run/save/valid_trials.txt'}"
-    recipe("extract").main([str(tmp_path / "run"), "--device=cpu", trials])
-    recipe("score").main([str(tmp_path / "run"), "--bootstrap=0", trials])
-    assert (tmp_path / "run/scores/results.json").is_file()
