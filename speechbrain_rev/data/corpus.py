@@ -29,18 +29,16 @@ from .shards import find_member
 
 #: Files by which a folder is recognised, and which are packed with it.
 LAYOUT_FILES = ("SPEAKERS.TXT", "dev/dev.lst")
-#: Audio that is read by frame range.
-AUDIO_SUFFIXES = (".wav", ".flac")
-# What libsndfile reads beside them. It reads more, of which other programs use the endings
-# (.raw, .mat, .sd2) or which hold no speech.
-_DECODED = (
-    ".ogg", ".oga", ".opus", ".mp3", ".aiff", ".aif", ".aifc", ".au", ".caf", ".w64",
-    ".rf64", ".sph", ".nist",
+# What corpora are converted to.
+_CONVERTED = (".wav", ".flac")
+#: What names of audio that is read end in, in small letters. libsndfile reads more, of which
+#: other programs use the endings (.raw, .mat, .sd2) or which hold no speech.
+AUDIO_SUFFIXES = (
+    *_CONVERTED, ".ogg", ".oga", ".opus", ".mp3", ".m4a", ".aiff", ".aif", ".aifc", ".au",
+    ".caf", ".w64", ".rf64", ".sph", ".nist",
 )  # fmt: skip
-#: What speech often comes as, and cannot be read by frame range.
-OTHER_SUFFIXES = (".m4a", ".aac", ".wma", *_DECODED)
-#: What names of audio that is read whole end in, in small letters.
-AUDIO_ENDINGS = (*AUDIO_SUFFIXES, *_DECODED)
+#: What speech may come as, and is not read.
+OTHER_SUFFIXES = (".aac", ".wma")
 # Names that may be of a folder that they do not begin with: with //, ./ or ../ in them.
 _ODD = re.compile(r"(?:^|/)(?:/|\.|$)")
 #: Threads that look for files, and for how many at a time.
@@ -77,7 +75,7 @@ def audio_exists(path: str | Path) -> bool:
 def audio_files(
     folder: str | Path, suffixes: tuple[str, ...] = AUDIO_SUFFIXES
 ) -> list[Path]:
-    """All WAV and FLAC files below a folder, in sorted order.
+    """All files of audio below a folder, in sorted order.
 
     Parameters
     ----------
@@ -100,13 +98,13 @@ def audio_files(
     below = files_below(folder)
     if below is None:
         raise ValueError(
-            f"There is no folder {folder}. Give one with WAV or FLAC files."
+            f"There is no folder {folder}. Give one with files of audio."
         )
     paths = [path for path in below if path.suffix.lower() in suffixes]
     if not paths:
         raise ValueError(
-            f"There is no {' or '.join(AUDIO_SUFFIXES)} file below {folder}. "
-            "Other formats must be converted first."
+            f"There is no audio below {folder}: no name ends in "
+            f"{', '.join(suffixes)}. Other formats must be converted first."
         )
     return sorted(paths)
 
@@ -179,7 +177,7 @@ def without_originals(paths: Iterable[Path]) -> list[Path]:
     [PosixPath('a.wav'), PosixPath('b.m4a')]
     """
     paths = list(paths)
-    others = {path for path in paths if path.suffix.lower() in OTHER_SUFFIXES}
+    others = {path for path in paths if path.suffix.lower() not in _CONVERTED}
     if not others:
         return paths
     converted = {path.with_suffix("") for path in paths if path not in others}
@@ -454,7 +452,7 @@ class VoxCelebFolder(Corpus):
     folder : str, Path or None
         The whole, out of which no name may lead; ``root`` by default.
     any_extension : bool
-        Whether a .flac is taken where a name says .wav, or the reverse.
+        Whether a .flac is taken where a name says .wav, and so on.
     outside_files : bool
         Whether names and links may lead anywhere.
     speaker_from : int or str
@@ -482,7 +480,7 @@ class VoxCelebFolder(Corpus):
     speakers: frozenset[str] | None = field(default=None, kw_only=True, repr=False)
 
     layout: ClassVar[str] = (
-        "Accepted are DATA/wav/<speaker>/<session>/<utterance>.wav or .flac, and the same "
+        "Accepted are DATA/wav/<speaker>/<session>/<utterance>.wav (.flac, .m4a, ...), and the same "
         "below dev/wav, dev/aac or aac, or with the speakers directly in DATA. Between "
         "speaker and utterance there may be any number of folders."
     )
@@ -755,7 +753,7 @@ def _group(found: re.Match[str]) -> int | str:
 def audio_below(
     root: Path, suffixes: tuple[str, ...] = AUDIO_SUFFIXES
 ) -> Iterator[Path]:
-    """Find audio at any depth, in packed folders too; they hold WAV and FLAC alone."""
+    """Find audio at any depth, in packed folders too."""
     paths = files_below(root) or ()
     return (path for path in paths if path.suffix.lower() in suffixes)
 

@@ -38,6 +38,8 @@ FORMATS = (
 # Writers of streams, whose end is not known, put no size, or about one of these
 # (0x7F000000 sox for AIFF, 0x7FFFF000 sox, 0x80000000 arecord, 0xFFFFFFFF ffmpeg).
 _STREAMS = (range(0x7EFF_0000, 0x8000_1000), range(0xFFFF_0000, 2**32))
+# Formats whose samples depend on those before.
+_LOSSY = ("OGG", "MP3")
 # An OGG page has at most as many bytes.
 _OGG_PAGE_BYTES = 27 + 255 + 255 * 255
 # A header of NIST has 1024; what is not read of a longer one is not needed.
@@ -135,7 +137,8 @@ def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
     Yields
     ------
     soundfile.SoundFile
-        Its ``frames`` are those that there are; those of MP3 may be an estimate.
+        Its ``frames`` are those that there are, unless it is not ``seekable``: of OGG and
+        MP3, which are read from the beginning alone, they may be an estimate.
 
     Raises
     ------
@@ -158,7 +161,7 @@ def opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
             last = min(end, file_bytes)
             source = _Repaired(file, last, samples.place, samples.instead)
         file.seek(0)
-        audio = files.enter_context(soundfile.SoundFile(source))
+        audio = files.enter_context(_Sound(source))
         if audio.format not in FORMATS:
             raise ValueError(
                 f"{path} cannot be read as audio: the format {audio.format} does not "
@@ -242,8 +245,19 @@ class _Repaired(io.RawIOBase):
         return self._file.seek(offset, whence)
 
 
+class _Sound(soundfile.SoundFile):  # type: ignore[misc]
+    """A file that does not seek where other samples would come: Vorbis's are far off.
+
+    soundfile seeks behind each block that it read.
+    """
+
+    def seekable(self) -> bool:
+        lossy = self.format in _LOSSY or self.subtype.startswith("MPEG")
+        return not lossy and bool(super().seekable())
+
+
 class _Forward(soundfile.SoundFile):  # type: ignore[misc]
-    """FLAC of unknown length: to seek behind its end, as soundfile does, is an error."""
+    """A file of unknown length: to seek behind its end, as soundfile does, is an error."""
 
     def seekable(self) -> bool:
         return False
@@ -364,12 +378,29 @@ def _of_flac(file: BinaryIO, base: int) -> _Samples | None:
             f"libsndfile {version} not whether it is whole. Convert it again, or install "
             "soundfile 0.13 or newer."
         )
-    changed = os.fstat(file.fileno()).st_mtime_ns
-    count = _decoded(str(file.name), _bytes_of(file), changed)
+    count = counted(str(file.name), file)
     if not count:
         raise ValueError(f"{file.name} holds no samples. Leave it out.")
     total = (int.from_bytes(head, "big") + count).to_bytes(5, "big")
     return _Samples(base, None, place=place, instead=total)
+
+
+def counted(path: str | Path, file: BinaryIO) -> int:
+    """Count the samples of each channel by decoding, once for several calls.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    file : binary file
+        The same, open.
+
+    Returns
+    -------
+    int
+    """
+    changed = os.fstat(file.fileno()).st_mtime_ns
+    return _decoded(str(path), _bytes_of(file), changed)
 
 
 @functools.lru_cache(maxsize=1024)

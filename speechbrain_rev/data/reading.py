@@ -1,7 +1,8 @@
-"""Reading audio with soundfile, by frame range.
+"""Reading audio by range of samples, at one rate and of one channel.
 
 torchaudio 2.11 can no longer read by itself, and a training chunk is a small part of
-its file: only the samples asked for are decoded.
+its file: only the samples asked for are decoded. Lossy audio is decoded from its
+beginning, for what a decoder gives depends on what came before.
 """
 
 from __future__ import annotations
@@ -10,26 +11,37 @@ import contextlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
 import soundfile
 import torch
+from numpy.typing import NDArray
 
-from .lengths import open_bytes, opened, report_cut
-from .packed import find_packed
+from .lengths import counted, open_bytes, opened, report_cut
+from .m4a import SUFFIX as M4A
+from .m4a import M4aFile
+from .packed import PackedAudio, find_packed
+from .resampling import rate_ratio, resampled_length, resampled_range
 from .segments import Segment, file_of, find_segment
 
+#: Mixes all channels: their mean.
+MIX = "mix"
 # A FLAC frame of silence has up to 65,535 samples in 10 bytes or more.
 _SAMPLES_PER_BYTE = 8192
 # What is read at a time where a file is read to its end: a header may lie about that.
 _BLOCK_SAMPLES = 2**22
+# What is decoded at a time of what comes before.
+_PASSED_OVER = 2**16
 # soundfile raises the second for formats without a header, such as .raw.
 _REFUSALS = (soundfile.LibsndfileError, TypeError, UnicodeError, OSError)
 
 
 @dataclass(frozen=True)
 class AudioInfo:
-    """What a file's header says.
+    """What a file's header says, or decoding it where it is lossy.
 
     Attributes
     ----------
@@ -39,20 +51,204 @@ class AudioInfo:
         Samples per second.
     channels : int
         Number of channels.
+    lossy : bool
+        Whether it is OGG, MP3 or m4a.
     """
 
     samples: int
     sample_rate: int
     channels: int
+    lossy: bool = False
+
+    def samples_at(self, sample_rate: int) -> int:
+        """Give the length at another rate.
+
+        Example
+        -------
+        >>> AudioInfo(48001, 48000, channels=1).samples_at(16000)
+        16001
+        """
+        return resampled_length(self.samples, rate_ratio(self.sample_rate, sample_rate))
+
+
+class _Opened(Protocol):
+    """Audio that is open, at its own rate and with all its channels."""
+
+    @property
+    def sample_rate(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def lossy(self) -> bool: ...
+    def length(self) -> int:
+        """Give its samples per channel."""
+
+    def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
+        """Give a range, [samples, channels], which ends where the audio does."""
+
+
+@dataclass
+class _OfSoundfile:
+    """A file of libsndfile."""
+
+    path: str | Path
+    audio: soundfile.SoundFile
+    _place: int = 0
+
+    @property
+    def sample_rate(self) -> int:
+        return int(self.audio.samplerate)
+
+    @property
+    def channels(self) -> int:
+        return int(self.audio.channels)
+
+    @property
+    def lossy(self) -> bool:
+        return not self.audio.seekable()
+
+    def length(self) -> int:
+        with open_bytes(self.path) as file:
+            if self.lossy:
+                count = counted(self.path, file)
+                report_cut(self.path, self.audio, count)
+                return count
+            file_bytes = file.seek(0, io.SEEK_END)
+        samples = int(self.audio.frames)
+        if samples > _SAMPLES_PER_BYTE * file_bytes:
+            raise ValueError(
+                f"{self.path} cannot be read as audio: its header says {samples} samples, "
+                f"more than {file_bytes} bytes can hold. Copy or convert it again."
+            )
+        return samples
+
+    def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
+        if self.lossy:
+            assert start >= self._place, "it is read forward"
+            while self._place < start:
+                if not len(self._next(min(_PASSED_OVER, start - self._place))):
+                    break
+        elif start != self._place:
+            self._place = self.audio.seek(min(start, self.audio.frames))
+        if samples is not None:
+            values = self._next(samples)
+            if len(values) < samples:
+                report_cut(self.path, self.audio, self._place)
+            return values
+        blocks = [self._next(_BLOCK_SAMPLES)]
+        while len(blocks[-1]) == _BLOCK_SAMPLES:
+            blocks.append(self._next(_BLOCK_SAMPLES))
+        report_cut(self.path, self.audio, self._place)
+        return np.concatenate(blocks)
+
+    def _next(self, samples: int) -> NDArray[np.float32]:
+        values: NDArray[np.float32] = self.audio.read(
+            samples, dtype="float32", always_2d=True
+        )
+        self._place += len(values)
+        return values
+
+
+class _OfM4a:
+    """A file of AAC."""
+
+    lossy = True
+
+    def __init__(self, audio: M4aFile) -> None:
+        self.sample_rate, self.channels = audio.sample_rate, audio.channels
+        self._blocks = audio.blocks()
+        self._place = 0
+        self._left = np.empty((0, self.channels), np.float32)
+
+    def length(self) -> int:
+        return sum(map(len, self._blocks))
+
+    def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
+        assert start >= self._place, "it is read forward"
+        parts, wanted = [self._left], start - self._place
+        left = len(self._left)
+        wanted_end = None if samples is None else wanted + samples
+        for block in () if wanted_end is not None and left >= wanted_end else self._blocks:
+            if left <= wanted:
+                # Nothing before is wanted: held no longer.
+                self._place += left
+                wanted -= left
+                wanted_end = None if wanted_end is None else wanted_end - left
+                parts, left = [], 0
+            parts.append(block)
+            left += len(block)
+            if wanted_end is not None and left >= wanted_end:
+                break
+        whole = np.concatenate(parts) if parts else self._left[:0]
+        values = whole[wanted:wanted_end]
+        used = min(len(whole), wanted + len(values))
+        self._place, self._left = self._place + used, whole[used:]
+        return values
+
+
+@dataclass(frozen=True)
+class _OfPacked:
+    """A file of a packed folder."""
+
+    packed: PackedAudio
+    name: str
+    channels = 1
+    lossy = False
+
+    @property
+    def sample_rate(self) -> int:
+        return self.packed.sample_rate
+
+    def length(self) -> int:
+        return self.packed.length(self.name)
+
+    def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
+        return self.packed.read(self.name, start, samples)[:, None]
+
+
+@dataclass(frozen=True)
+class _OfSegment:
+    """A part of another file."""
+
+    whole: _Opened
+    segment: Segment
+
+    @property
+    def sample_rate(self) -> int:
+        return self.whole.sample_rate
+
+    @property
+    def channels(self) -> int:
+        return self.whole.channels
+
+    @property
+    def lossy(self) -> bool:
+        return self.whole.lossy
+
+    def length(self) -> int:
+        whole, (recording, start, samples) = self.whole.length(), self.segment
+        if whole < start + (samples or 1):
+            raise ValueError(
+                f"{recording} has {whole} samples, and a segment of it begins at {start} "
+                f"and ends at {start + (samples or 1)}: correct its times, or give the "
+                "recording that they are of"
+            )
+        return whole - start if samples is None else samples
+
+    def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
+        if self.segment.samples is not None:
+            left = max(0, self.segment.samples - start)
+            samples = left if samples is None else min(samples, left)
+        return self.whole.read(self.segment.start + start, samples)
 
 
 def audio_info(path: str | Path) -> AudioInfo:
-    """Read a file's header.
+    """Read a file's header; of OGG, MP3 and m4a decode all of it.
 
     Parameters
     ----------
     path : str or Path
-        WAV, FLAC or another format that libsndfile knows, a file of a packed folder, a
+        WAV, FLAC, m4a or another format that libsndfile knows, a file of a packed folder, a
         member of a tar (``shards``), or a segment of a recording (``segments``).
 
     Returns
@@ -63,44 +259,41 @@ def audio_info(path: str | Path) -> AudioInfo:
     ------
     ValueError
         If the file cannot be read as audio or is cut short, or a segment ends behind its
-        recording; it names the file. Of FLAC and OGG a cut is only seen where it is
-        decoded.
+        recording; it names the file. Of FLAC a cut is only seen where it is decoded.
+    ImportError
+        If it is m4a, and PyAV is not installed.
     """
-    if segment := find_segment(path):
-        return _info_of_segment(segment)
-    if inside := find_packed(path):
-        packed, name = inside
-        return AudioInfo(packed.length(name), packed.sample_rate, channels=1)
     with _opened(path) as audio:
-        info = AudioInfo(audio.frames, audio.samplerate, audio.channels)
-    with open_bytes(path) as file:
-        file_bytes = file.seek(0, io.SEEK_END)
-    if info.samples > _SAMPLES_PER_BYTE * file_bytes:
-        raise ValueError(
-            f"{path} cannot be read as audio: its header says {info.samples} samples, more "
-            f"than {file_bytes} bytes can hold. Copy or convert it again."
+        return AudioInfo(
+            audio.length(), audio.sample_rate, audio.channels, lossy=audio.lossy
         )
-    return info
 
 
 def read_audio(
     path: str | Path,
     *,
     sample_rate: int,
+    resample: bool = False,
+    channel: int | str | None = None,
     start: int = 0,
     samples: int | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Read audio of one channel, or a part of it.
+    """Read one channel of audio at one rate, or a part of it.
 
     Parameters
     ----------
     path : str or Path
-        The file.
+        The file, as of ``audio_info``.
     sample_rate : int
-        The rate that the file must have, Hz.
+        The rate of what comes back, Hz.
+    resample : bool
+        Whether files of another rate are resampled, and not refused. A range is that of
+        the whole resampled file, to 1e-6.
+    channel : int, "mix" or None
+        Which channel is read, counted from 0, or the mean of all; None: the only one.
     start : int
-        First sample to read.
+        First sample to read, at ``sample_rate``.
     samples : int, optional
         How many samples to read; all that follow by default. Fewer come back where
         the file ends before.
@@ -115,7 +308,10 @@ def read_audio(
     Raises
     ------
     ValueError
-        If the file cannot be read, is cut short, has another rate or several channels.
+        If the file cannot be read, is cut short, has another rate or several channels that
+        are not treated, or no channel of that number.
+    ImportError
+        If it is m4a, and PyAV is not installed.
 
     Example
     -------
@@ -123,32 +319,62 @@ def read_audio(
     >>> soundfile.write(path, [0.0] * 16000, 16000)
     >>> read_audio(path, sample_rate=16000, start=4000, samples=8000).shape
     torch.Size([8000])
+    >>> read_audio(path, sample_rate=8000, resample=True).shape
+    torch.Size([8000])
     """
-    if segment := find_segment(path):
-        begin, count = _in_recording(segment, start, samples)
-        return read_audio(
-            segment.recording,
-            sample_rate=sample_rate,
-            start=begin,
-            samples=count,
-            out=out,
-        )
-    if inside := find_packed(path):
-        packed, name = inside
-        if packed.sample_rate != sample_rate:
-            raise ValueError(_other_rate(path, packed.sample_rate, sample_rate))
-        into = None if out is None else out.numpy()
-        return torch.from_numpy(packed.read(name, start, samples, into))
-    values, file_rate = _decode(path, start, samples)
-    if file_rate != sample_rate:
-        raise ValueError(_other_rate(path, file_rate, sample_rate))
-    if values.shape[1] != 1:
-        raise ValueError(
-            f"{path} has {values.shape[1]} channels, but one is expected. Convert the "
-            "files (for example: sox IN OUT remix -)."
-        )
-    wav = values[:, 0]
+    with _opened(path) as audio:
+        if audio.sample_rate != sample_rate and not resample:
+            raise ValueError(_other_rate(path, audio.sample_rate, sample_rate))
+        check_channel(path, audio.channels, channel)
+        if isinstance(audio, _OfPacked) and audio.sample_rate == sample_rate:
+            # What training reads most of is put where it belongs at once.
+            into = None if out is None else out.numpy()
+            return torch.from_numpy(audio.packed.read(audio.name, start, samples, into))
+        ratio = rate_ratio(audio.sample_rate, sample_rate)
+        read = partial(_of_one_channel, audio, channel)
+        wav = resampled_range(read, ratio, start, samples)
     return wav if out is None else out[: len(wav)].copy_(wav)
+
+
+def check_channel(path: str | Path, channels: int, channel: int | str | None) -> None:
+    """Refuse several channels of which none is chosen, and one that is not there.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    channels : int
+        How many it has.
+    channel : int, "mix" or None
+        As of ``read_audio``.
+
+    Raises
+    ------
+    ValueError
+        If the channel cannot be read.
+    """
+    if channel is None and channels != 1:
+        raise ValueError(
+            f"{path} has {channels} channels, but one is expected. Set channel to a number "
+            f"or to {MIX}, or convert the files (for example: sox IN OUT remix -)."
+        )
+    if isinstance(channel, int) and not 0 <= channel < channels:
+        raise ValueError(
+            f"{path} has no channel {channel}: it has {channels}, counted from 0. Set "
+            f"channel to one that all files have, or to {MIX}."
+        )
+    if isinstance(channel, str) and channel != MIX:
+        raise ValueError(f"channel is {channel!r}; give a number, {MIX} or none.")
+
+
+def _of_one_channel(
+    audio: _Opened, channel: int | str | None, start: int, samples: int | None
+) -> torch.Tensor:
+    """Read a range at the audio's own rate: [samples]."""
+    values = torch.from_numpy(audio.read(start, samples))
+    if channel == MIX and audio.channels > 1:
+        return values.mean(dim=1)
+    return values[:, channel if isinstance(channel, int) else 0].contiguous()
 
 
 def read_blocks(
@@ -175,6 +401,8 @@ def read_blocks(
     ------
     ValueError
         If the file cannot be read, is cut short, or holds no samples.
+    ImportError
+        If it is m4a, and PyAV is not installed.
 
     Example
     -------
@@ -183,28 +411,20 @@ def read_blocks(
     >>> [tuple(block.shape) for block in read_blocks(path, block_samples=8000)]
     [(2, 8000), (2, 4000)]
     """
-    if segment := find_segment(path):
-        for start in range(0, audio_info(path).samples, block_samples):
-            begin, count = _in_recording(segment, start, block_samples)
-            yield _part(segment.recording, begin, count)[0].T
-        return
-    if inside := find_packed(path):
-        packed, name = inside
-        for start in range(0, packed.length(name), block_samples):
-            one = torch.from_numpy(packed.read(name, start, block_samples))
-            yield one.unsqueeze(0)
-        return
     with _opened(path) as audio:
         count = 0
-        while len(values := audio.read(block_samples, dtype="float32", always_2d=True)):
+        while len(values := audio.read(count, block_samples)):
             count += len(values)
             yield torch.from_numpy(values).T
-        report_cut(path, audio, count)
+            if len(values) < block_samples:
+                break
         if not count:
             raise ValueError(f"{path} holds no samples. Leave it out.")
 
 
-def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
+def read_first_channel(
+    path: str | Path, *, sample_rate: int, resample: bool = False
+) -> torch.Tensor:
     """Read the first channel of a file of one or more.
 
     Parameters
@@ -213,7 +433,9 @@ def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
         The file, for example of room responses, which may have a channel per
         microphone.
     sample_rate : int
-        The rate that it must have, Hz.
+        The rate of what comes back, Hz.
+    resample : bool
+        As of ``read_audio``.
 
     Returns
     -------
@@ -224,84 +446,35 @@ def read_first_channel(path: str | Path, *, sample_rate: int) -> torch.Tensor:
     ValueError
         If the file cannot be read or has another rate.
     """
-    values, file_rate = _part(*(find_segment(path) or (path, 0, None)))
-    if file_rate != sample_rate:
-        raise ValueError(_other_rate(path, file_rate, sample_rate))
-    return values[:, 0].contiguous()
-
-
-def _info_of_segment(segment: Segment) -> AudioInfo:
-    """Give length, rate and channels of a segment, which must end within its recording."""
-    whole = audio_info(segment.recording)
-    left = whole.samples - segment.start
-    if left < (segment.samples or 1):
-        end = segment.start + (segment.samples or 1)
-        raise ValueError(
-            f"{segment.recording} has {whole.samples} samples, and a segment of it begins "
-            f"at {segment.start} and ends at {end}: correct its times, or give the "
-            "recording that they are of"
-        )
-    samples = left if segment.samples is None else segment.samples
-    return AudioInfo(samples, whole.sample_rate, whole.channels)
-
-
-def _in_recording(
-    segment: Segment, start: int, samples: int | None
-) -> tuple[int, int | None]:
-    """Give start and length in the recording of a part of a segment."""
-    if segment.samples is not None:
-        left = max(0, segment.samples - start)
-        samples = left if samples is None else min(samples, left)
-    return segment.start + start, samples
-
-
-def _part(
-    path: str | Path, start: int, samples: int | None
-) -> tuple[torch.Tensor, int]:
-    """Read a range of a file or of one that is packed, as ``_decode``."""
-    if inside := find_packed(path):
-        packed, name = inside
-        values = torch.from_numpy(packed.read(name, start, samples))
-        return values.unsqueeze(1), packed.sample_rate
-    return _decode(path, start, samples)
-
-
-def _decode(
-    path: str | Path, start: int, samples: int | None
-) -> tuple[torch.Tensor, int]:
-    """Decode a range: float32 [samples, channels], and the file's rate."""
-    with _opened(path) as audio:
-        start = audio.seek(min(start, audio.frames))
-        if samples is not None:
-            values = torch.from_numpy(
-                audio.read(samples, dtype="float32", always_2d=True)
-            )
-            if len(values) < samples:
-                report_cut(path, audio, start + len(values))
-            return values, audio.samplerate
-        blocks: list[torch.Tensor] = []
-        while not blocks or len(blocks[-1]) == _BLOCK_SAMPLES:
-            block = audio.read(_BLOCK_SAMPLES, dtype="float32", always_2d=True)
-            blocks.append(torch.from_numpy(block))
-        report_cut(path, audio, start + sum(map(len, blocks)))
-        return torch.cat(blocks), audio.samplerate
+    return read_audio(path, sample_rate=sample_rate, resample=resample, channel=0)
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path) -> Iterator[soundfile.SoundFile]:
-    """Open a file; every problem becomes the same kind of error."""
+def _opened(path: str | Path) -> Iterator[_Opened]:
+    """Open audio, wherever it is; every problem becomes the same kind of error."""
+    if segment := find_segment(path):
+        with _opened(segment.recording) as whole:
+            yield _OfSegment(whole, segment)
+        return
+    if inside := find_packed(path):
+        yield _OfPacked(*inside)
+        return
     try:
-        with opened(path) as audio:
-            yield audio
+        if Path(path).suffix.lower() == M4A:
+            with open_bytes(path) as file, M4aFile(file) as m4a:
+                yield _OfM4a(m4a)
+        else:
+            with opened(path) as audio:
+                yield _OfSoundfile(path, audio)
     except _REFUSALS as error:
         raise _unreadable(path, error) from error
 
 
 def _other_rate(path: str | Path, rate: int, expected: int) -> str:
     return (
-        f"{path} has {rate} samples per second, but {expected} are expected. Convert "
-        f"the files (for example: sox IN -r {expected} OUT), or set sample_rate to "
-        "what the files have."
+        f"{path} has {rate} samples per second, but {expected} are expected. Set resample "
+        f"to true, convert the files (for example: sox IN -r {expected} OUT), or set "
+        "sample_rate to what the files have."
     )
 
 
@@ -313,6 +486,13 @@ def _unreadable(path: str | Path, error: Exception) -> ValueError:
         reason = "its name is not in UTF-8; rename it"
     elif isinstance(error, TypeError):
         reason = "it has no header; convert it to WAV or FLAC"
+    elif isinstance(error, soundfile.LibsndfileError) and _is_m4a(path):
+        reason = f"it is m4a, and its name does not end in {M4A}; rename it"
     # A name that is not in UTF-8 cannot be printed everywhere.
     shown = str(path).encode(errors="backslashreplace").decode()
     return ValueError(f"{shown} cannot be read as audio: {reason}")
+
+
+def _is_m4a(path: str | Path) -> bool:
+    with open_bytes(path) as file:
+        return file.read(8)[4:] == b"ftyp"

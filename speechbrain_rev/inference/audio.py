@@ -7,7 +7,6 @@ import operator
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeAlias
@@ -16,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchaudio.functional import resample as _resample
 
 from speechbrain_rev.data import audio_info, read_blocks
+from speechbrain_rev.data.resampling import rate_ratio, resample
 
 #: What to do with several channels: average them, take the one of this number, or
 #: refuse them.
@@ -31,61 +30,12 @@ MINIMUM_SECONDS = 0.25
 MAXIMUM_SECONDS = 600.0
 #: Sample rates beyond these are a mistake, not audio.
 LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
-#: Of the filters of ``resample``: zero crossings either side, and where they begin to
-#: fall as a part of the lower rate. torchaudio's own.
-FILTER_ZEROS, ROLLOFF = 6, 0.99
 
 # -80 dB of full scale: only the dither of a converter stays below.
 _SILENCE = 1e-4
 # The power spectrum of integers of 32 bits that were not divided by full scale still
 # fits float32.
 _LOUDEST = 2.0**31
-# Every usual pair of rates is a ratio of smaller numbers. An unusual one is replaced by
-# the nearest such ratio, less than one in ten thousand away, or else the filters of
-# 16,000 phases would take gigabytes.
-_LARGEST_RATIO = 1_000
-
-
-def rate_ratio(sample_rate: int, target_rate: int) -> Fraction:
-    """Give what a sample rate is multiplied by, as a ratio of small numbers.
-
-    Example
-    -------
-    >>> rate_ratio(48000, 16000)
-    Fraction(1, 3)
-    """
-    return Fraction(target_rate, sample_rate).limit_denominator(_LARGEST_RATIO)
-
-
-def resample(samples: Tensor, ratio: Fraction) -> Tensor:
-    """Resample a waveform.
-
-    Parameters
-    ----------
-    samples : torch.Tensor, [samples]
-        Of a floating-point type.
-    ratio : fractions.Fraction
-        What its rate is multiplied by.
-
-    Returns
-    -------
-    torch.Tensor, [samples times the ratio, rounded up]
-
-    Example
-    -------
-    >>> resample(torch.ones(9), Fraction(1, 3)).shape
-    torch.Size([3])
-    """
-    if ratio == 1:
-        return samples
-    resampled: Tensor = _resample(
-        samples,
-        ratio.denominator,
-        ratio.numerator,
-        lowpass_filter_width=FILTER_ZEROS,
-        rolloff=ROLLOFF,
-    )
-    return resampled
 
 
 def check_channels(count: int, channels: Channels, what: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from speechbrain_rev.data.corpus import AUDIO_ENDINGS, files_below
+from speechbrain_rev.data.corpus import AUDIO_SUFFIXES, files_below
 from speechbrain_rev.data.packed import find_packed
 from speechbrain_rev.data.segments import file_of
 from speechbrain_rev.inference.archive import (
@@ -410,7 +410,7 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
         packed = find_packed(place)
         root = place if packed is None else Path(packed[0].folder, packed[1])
         for path in sorted(below):
-            if path.suffix.lower() in AUDIO_ENDINGS:
+            if path.suffix.lower() in AUDIO_SUFFIXES:
                 inside = path.relative_to(root)
                 files[(inside if alone else place / inside).as_posix()] = path
             else:
@@ -419,7 +419,7 @@ def list_audio(audio: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Li
     if not files:
         raise ValueError(
             f"There is no audio in {', '.join(map(str, places)) or 'an empty list'}: no "
-            f"name ends in {', '.join(AUDIO_ENDINGS)}. {listing.passed_over()}".rstrip()
+            f"name ends in {', '.join(AUDIO_SUFFIXES)}. {listing.passed_over()}".rstrip()
         )
     return listing
 

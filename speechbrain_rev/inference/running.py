@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import islice
 
 import numpy as np
@@ -19,11 +18,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
+from speechbrain_rev.data.resampling import rate_ratio, resample_blocks
 from speechbrain_rev.inference.audio import (
-    FILTER_ZEROS,
     MAXIMUM_SECONDS,
     MINIMUM_SECONDS,
-    ROLLOFF,
     Channels,
     Recording,
     check_channels,
@@ -31,8 +29,6 @@ from speechbrain_rev.inference.audio import (
     check_seconds,
     checked,
     is_silent,
-    rate_ratio,
-    resample,
     silence,
 )
 from speechbrain_rev.inference.front_ends import Precision, computing_in
@@ -303,39 +299,6 @@ def check_window(seconds: float, hop: float, names: str = "seconds and hop") -> 
             f"hop is {hop} s; it takes 0.01 s to the length of a window, {seconds} s, so "
             "that nothing is left out."
         )
-
-
-def resample_blocks(blocks: Iterable[Tensor], ratio: Fraction) -> Iterator[Tensor]:
-    """Resample what comes in blocks [samples], as if it came whole.
-
-    A block is resampled together with as much of its neighbours as the filters reach,
-    at a multiple of the ratio's denominator, where outputs and inputs fall together.
-
-    Example
-    -------
-    >>> wave, third = torch.randn(9000), Fraction(1, 3)
-    >>> blocks = torch.cat(list(resample_blocks(wave.split(1000), third)))
-    >>> torch.allclose(blocks, resample(wave, third), atol=1e-6)
-    True
-    """
-    if ratio == 1:
-        yield from blocks
-        return
-    period, made = ratio.denominator, ratio.numerator
-    reach = FILTER_ZEROS * period / (min(period, made) * ROLLOFF)
-    around = math.ceil(reach / period) + 1
-    held, before = torch.empty(0), 0
-    for block in blocks:
-        held = torch.cat([held, block])
-        ready = len(held) // period - before - around
-        if ready > 0:
-            piece = resample(held[: (before + ready + around) * period], ratio)
-            yield piece[before * made : (before + ready) * made]
-            drop = max(0, before + ready - around)
-            before += ready - drop
-            held = held[drop * period :]
-    if len(held) > before * period:
-        yield resample(held, ratio)[before * made :]
 
 
 def cut(

@@ -11,7 +11,7 @@ import soundfile
 import torch
 
 from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder, audio, running
-from speechbrain_rev.inference.audio import resample
+from speechbrain_rev.data.resampling import resample
 from speechbrain_rev.inference.running import (
     RepeatedShapes,
     cut,
