@@ -20,7 +20,11 @@ from pathlib import Path
 
 from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.inference import SpeakerEmbedder
-from speechbrain_rev.inference.evaluation import extract, files_of_run
+from speechbrain_rev.inference.evaluation import (
+    channels_of_run,
+    extract,
+    files_of_run,
+)
 from speechbrain_rev.processes import joined, own_device
 
 
@@ -67,7 +71,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = own_device(options.device)
     embedder = SpeakerEmbedder.from_run(options.run_folder, device=device)
     with joined() as place:
-        made = extract(embedder, options.run_folder, trials, cohort, place=place)
+        made = extract(
+            embedder,
+            options.run_folder,
+            trials,
+            cohort,
+            channels=channels_of_run(options.run_folder),
+            place=place,
+        )
     for path, archive in made.items():
         utterances, dim = archive.embeddings.shape
         print(f"{path}: {utterances} embeddings of {dim} dimensions")

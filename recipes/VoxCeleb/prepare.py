@@ -2,12 +2,13 @@
 
 python recipes/VoxCeleb/prepare.py FILE [--key=value ...]
 python recipes/VoxCeleb/prepare.py --pack FOLDER PACKED [--sample_rate=16000]
-    [--bad_files=refuse|drop] [--first_channel] [--outside_files]
+    [--bad_files=refuse|drop] [--resample=true|false] [--channel=NUMBER|mix]
+    [--first_channel] [--outside_files]
 
 The second packs audio (speech, noise or room responses) into the folder PACKED, whose
 name ends in .packed: 16-bit samples in one file, and an index. It stands wherever FOLDER
 stood (data_folder, noise_folder, rir_folder, trials_folder), is read many times faster,
-and needs FOLDER no more. Interrupted, it goes on when the same command is given again.
+and needs FOLDER no more. --first_channel is --channel=0. Interrupted, it goes on when the same command is given again.
 
 The first does what train.py does before training, with the same settings. It writes
 into the run's save folder, never into the data folder:
@@ -24,6 +25,7 @@ into the run's save folder, never into the data folder:
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from speechbrain_rev.cli import ArgumentParser, run_script
 from speechbrain_rev.data.listing import DataSettings
 from speechbrain_rev.data.packing import pack
 from speechbrain_rev.data.preparation import prepare
+from speechbrain_rev.data.reading import MIX
 from speechbrain_rev.hparams import compose, plain_settings
 from speechbrain_rev.training.run_settings import owned
 from speechbrain_rev.whole_files import check_writable
@@ -46,7 +49,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument("--pack", nargs=2, type=Path, metavar=("FOLDER", "PACKED"))
         parser.add_argument("--sample_rate", type=int, default=16000)
         parser.add_argument("--bad_files", choices=("refuse", "drop"), default="refuse")
-        parser.add_argument("--first_channel", action="store_true")
+        parser.add_argument("--resample", choices=("true", "false"), default="false")
+        channel = parser.add_mutually_exclusive_group()
+        channel.add_argument("--channel", type=_channel)
+        channel.add_argument(
+            "--first_channel", dest="channel", action="store_const", const=0
+        )
         parser.add_argument("--outside_files", action="store_true")
         options = parser.parse_args(argv)
         source, packed = options.pack
@@ -55,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             packed,
             sample_rate=options.sample_rate,
             drop=options.bad_files == "drop",
-            first_channel=options.first_channel,
+            resample=options.resample == "true",
+            channel=options.channel,
             outside_files=options.outside_files,
         )
         print(f"{packed}: {count} files. Give it in the place of {source}.")
@@ -66,6 +75,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         with owned(folder, Path(settings["save_folder"])):
             prepared = prepare(DataSettings.of(settings), settings["save_folder"])
         print(prepared.in_words())
+
+
+def _channel(text: str) -> int | str:
+    """Read a channel's number, or mix."""
+    if text == MIX:
+        return text
+    if not text.isdecimal():
+        raise ArgumentTypeError(
+            f"{text!r} is no number of a channel from 0 on, and not {MIX}"
+        )
+    return int(text)
 
 
 if __name__ == "__main__":

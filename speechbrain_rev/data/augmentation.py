@@ -63,6 +63,9 @@ class SpeakerAugment:
         centre-padded Fbank makes samples // 160 + 1.
     sample_rate : int
         Rate of the speech and of the files in both folders, Hz.
+    resample, channel : bool, and int, "mix" or None
+        What is done to files of another rate or of several channels, as of
+        ``read_audio``; of impulse responses the first channel is taken.
     speeds : sequence of float
         Speeds, 1.0 among them, which keeps the labels whatever its place.
     augment_prob : float
@@ -70,7 +73,7 @@ class SpeakerAugment:
     snr_low, snr_high : float
         Range of signal-to-noise ratios, dB.
     noise_folder, rir_folder : str or Path, optional
-        WAV and FLAC files at any depth, or a list of them (``data.FORMATS``), which need
+        Audio at any depth, or a list of them (``data.FORMATS``), which need
         name no speakers. With neither, only the speed changes. They are listed by the
         first batch, for SpeechBrain's script downloads them when this is built already.
     max_unread : int
@@ -101,6 +104,8 @@ class SpeakerAugment:
         out_n_neurons: int,
         chunk_samples: int = 31840,
         sample_rate: int = 16000,
+        resample: bool = False,
+        channel: int | str | None = None,
         speeds: Sequence[float] = (1.0, 0.9, 1.1),
         augment_prob: float = 0.6,
         snr_low: float = 0.0,
@@ -124,6 +129,7 @@ class SpeakerAugment:
         self.n_speakers = out_n_neurons // len(self.speeds)
         self.chunk_samples = chunk_samples
         self.sample_rate = sample_rate
+        self.resample, self.channel = resample, channel
         self.augment_prob = augment_prob
         self.snr_range = (float(snr_low), float(snr_high))
         self.noise_root = noise_folder
@@ -290,7 +296,11 @@ class SpeakerAugment:
                 low, high = self._snr_range_of(path)
                 noises.append(_Drawn(row, noise, low + level * (high - low)))
             else:
-                read = partial(read_first_channel, sample_rate=self.sample_rate)
+                read = partial(
+                    read_first_channel,
+                    sample_rate=self.sample_rate,
+                    resample=self.resample,
+                )
                 _, rir = self._first_readable(self.rir_files, choice, read)
                 rirs.append(_Drawn(row, rir))
         if noises:
@@ -352,12 +362,17 @@ class SpeakerAugment:
         return self.snr_range
 
     def _read_noise(self, path: Path, place: float) -> torch.Tensor:
-        available = audio_info(path).samples
+        available = audio_info(path).samples_at(self.sample_rate)
         if not available:
             raise ValueError(f"{path} holds no samples. Remove it from noise_folder.")
         start = int(place * (max(0, available - self.chunk_samples) + 1))
         noise = read_audio(
-            path, sample_rate=self.sample_rate, start=start, samples=self.chunk_samples
+            path,
+            sample_rate=self.sample_rate,
+            resample=self.resample,
+            channel=self.channel,
+            start=start,
+            samples=self.chunk_samples,
         )
         return repeat_to(noise, self.chunk_samples)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -16,14 +16,16 @@ from tqdm import tqdm
 from speechbrain_rev.lists import is_listable
 from speechbrain_rev.whole_files import write_whole
 
-from .corpus import AUDIO_SUFFIXES, Corpus, OutsideError
+from .corpus import AUDIO_SUFFIXES, LOSSLESS, Corpus, OutsideError
 from .manifest import Utterance
-from .reading import audio_info, read_audio, read_first_channel
+from .reading import MIX, audio_info, check_channel, read_audio
 
 #: Threads that read files, and how many files they are ahead at most.
 THREADS, AHEAD = 16, 256
 #: An utterance of which no sample is above this is silent: 6 steps of 16 bits.
 SILENCE = 2e-4
+#: What is done to audio when it is read.
+RESAMPLED, MIXED, CHOSEN = "resampled", "channels mixed", "one of several channels"
 # Files that an error names of each problem.
 _EXAMPLES = 3
 
@@ -44,9 +46,11 @@ class Wrong(Enum):
     """
 
     UNREADABLE = "cannot be read", "copy or convert it again"
-    SUFFIX = "no WAV or FLAC", "convert it: ffmpeg -i IN -ar 16000 -ac 1 OUT.flac"
-    RATE = "other sample rate", "sox IN -r RATE OUT, or set sample_rate"
-    CHANNELS = "several channels", "sox IN -c 1 OUT"
+    SUFFIX = "kind not read", "convert it: ffmpeg -i IN -ar 16000 -ac 1 OUT.flac"
+    NAMED = "lossy, named as lossless", "rename it, or copy the original again"
+    RATE = "other sample rate", "give --resample=true, or set sample_rate"
+    CHANNELS = "several channels", "give --channel=NUMBER or --channel=mix"
+    NO_CHANNEL = "no such channel", "give --channel=mix, or a channel that all have"
     EMPTY = "no samples", "delete it"
     TWICE = "same name twice", "keep one of them"
     OUTSIDE = (
@@ -87,7 +91,9 @@ def check_files(
     *,
     sample_rate: int,
     whole: bool,
-) -> tuple[dict[str, dict[str, Utterance]], list[FileProblem]]:
+    resample: bool = False,
+    channel: int | str | None = None,
+) -> tuple[dict[str, dict[str, Utterance]], list[FileProblem], Counter[str]]:
     """Look at the header of each file, or at all of it.
 
     Parameters
@@ -97,10 +103,12 @@ def check_files(
     corpus : Corpus
         Where they are.
     sample_rate : int
-        That they must have, Hz.
+        That they are read at, Hz.
     whole : bool
         Whether each file is decoded, which finds silence, NaN and damage behind headers,
         and takes as long as reading the corpus.
+    resample, channel : bool, and int, "mix" or None
+        As of ``read_audio``.
 
     Returns
     -------
@@ -108,6 +116,8 @@ def check_files(
         By speaker and name; speakers without any are left out.
     problems : list of FileProblem
         Of the others, in order.
+    treated : Counter of str
+        How many of the usable were resampled, and mixed or of several channels.
 
     Example
     -------
@@ -117,7 +127,7 @@ def check_files(
     >>> soundfile.write(path, [0.0, 0.5], 16000)
     >>> from speechbrain_rev.data import open_corpus
     >>> corpus = open_corpus(getfixture("tmp_path"))
-    >>> usable, problems = check_files(
+    >>> usable, problems, treated = check_files(
     ...     {"id1": ["id1/s/a.wav", "id1/s/b.wav"]}, corpus, sample_rate=16000, whole=True
     ... )
     >>> usable["id1"]["id1/s/a.wav"].samples, [problem.wrong.name for problem in problems]
@@ -125,19 +135,29 @@ def check_files(
     """
     rows = [(speaker, name) for speaker, names in by_speaker.items() for name in names]
 
-    def checked(row: tuple[str, str]) -> Utterance | FileProblem:
+    def checked(
+        row: tuple[str, str],
+    ) -> tuple[Utterance, tuple[str, ...]] | FileProblem:
         speaker, name = row
         path = check_name(name, corpus.locate)
         if isinstance(path, FileProblem):
             return path
-        audio = read_checked(path, sample_rate=sample_rate, whole=whole)
+        audio = read_checked(
+            path,
+            sample_rate=sample_rate,
+            whole=whole,
+            resample=resample,
+            channel=channel,
+        )
         if isinstance(audio, FileProblem):
             return audio
         known, labels = corpus.utterance_id(name), corpus.labels(name)
-        return Utterance(known, str(path), audio[0], speaker, labels)
+        row = Utterance(known, str(path), audio.samples, speaker, labels)
+        return row, audio.treated
 
     usable: dict[str, dict[str, Utterance]] = defaultdict(dict)
     problems: list[FileProblem] = []
+    treated: Counter[str] = Counter()
     seen: set[str] = set()
     bar = tqdm(
         read_ahead(checked, rows),
@@ -148,13 +168,16 @@ def check_files(
     for (speaker, name), result in zip(rows, bar, strict=True):
         if isinstance(result, FileProblem):
             problems.append(result)
-        elif result.ID in seen:
-            words = f"{result.wav} is the second file of the name {result.ID}"
-            problems.append(FileProblem(Wrong.TWICE, result.wav, words))
+            continue
+        utterance, how = result
+        if utterance.ID in seen:
+            words = f"{utterance.wav} is the second file of the name {utterance.ID}"
+            problems.append(FileProblem(Wrong.TWICE, utterance.wav, words))
         else:
-            seen.add(result.ID)
-            usable[speaker][name] = result
-    return dict(usable), problems
+            seen.add(utterance.ID)
+            usable[speaker][name] = utterance
+            treated.update(how)
+    return dict(usable), problems, treated
 
 
 def check_name(name: str, locate: Callable[[str], Path]) -> Path | FileProblem:
@@ -310,9 +333,32 @@ def report_problems(
     )
 
 
+class Checked(NamedTuple):
+    """Audio that can be used.
+
+    Attributes
+    ----------
+    samples : int
+        Its length at the rate that it is read at.
+    wav : torch.Tensor, [samples], or None
+        What was decoded.
+    treated : tuple of str
+        What is done when it is read: of ``RESAMPLED``, ``MIXED`` and ``CHOSEN``.
+    """
+
+    samples: int
+    wav: torch.Tensor | None = None
+    treated: tuple[str, ...] = ()
+
+
 def read_checked(
-    path: Path, *, sample_rate: int, whole: bool, first_channel: bool = False
-) -> tuple[int, torch.Tensor | None] | FileProblem:
+    path: Path,
+    *,
+    sample_rate: int,
+    whole: bool,
+    resample: bool = False,
+    channel: int | str | None = None,
+) -> Checked | FileProblem:
     """Read a file's header or all of it, and check it.
 
     Parameters
@@ -320,20 +366,16 @@ def read_checked(
     path : Path
         The file.
     sample_rate : int
-        That it must have, Hz.
+        That it is read at, Hz.
     whole : bool
         Whether it is decoded, or its header read only.
-    first_channel : bool
-        Whether of several channels the first is taken (otherwise they are a problem).
+    resample, channel : bool, and int, "mix" or None
+        As of ``read_audio``.
 
     Returns
     -------
-    samples : int
-        Its length.
-    wav : torch.Tensor, [samples], or None
-        What was decoded.
-    FileProblem
-        If it cannot be used.
+    Checked or FileProblem
+        The second if it cannot be used.
     """
 
     def problem(wrong: Wrong, words: str) -> FileProblem:
@@ -341,23 +383,35 @@ def read_checked(
 
     if path.suffix.lower() not in AUDIO_SUFFIXES:
         return problem(Wrong.SUFFIX, "is of another kind")
+    treated = []
     try:
         info = audio_info(path)
+        if info.lossy and path.suffix.lower() in LOSSLESS:
+            return problem(Wrong.NAMED, "is OGG or MP3 by its content")
         if info.sample_rate != sample_rate:
-            words = f"has {info.sample_rate} samples per second, not {sample_rate}"
-            return problem(Wrong.RATE, words)
-        if info.channels != 1 and not first_channel:
-            return problem(Wrong.CHANNELS, f"has {info.channels} channels")
+            if not resample:
+                words = f"has {info.sample_rate} samples per second, not {sample_rate}"
+                return problem(Wrong.RATE, words)
+            treated.append(RESAMPLED)
+        try:
+            check_channel(path, info.channels, channel)
+        except ValueError:
+            wrong = Wrong.CHANNELS if channel is None else Wrong.NO_CHANNEL
+            return problem(wrong, f"has {info.channels} channels")
+        if info.channels != 1:
+            treated.append(MIXED if channel == MIX else CHOSEN)
         if not info.samples:
             return problem(Wrong.EMPTY, "holds none")
+        samples = info.samples_at(sample_rate)
         if not whole:
-            return info.samples, None
-        read = read_audio if info.channels == 1 else read_first_channel
-        wav = read(path, sample_rate=sample_rate)
+            return Checked(samples, None, tuple(treated))
+        wav = read_audio(
+            path, sample_rate=sample_rate, resample=resample, channel=channel
+        )
     except (ValueError, OSError) as error:
         return FileProblem(Wrong.UNREADABLE, str(path), str(error))
-    if len(wav) < info.samples:
-        words = f"has {len(wav)} of the {info.samples} samples that it says"
+    if len(wav) < samples:
+        words = f"has {len(wav)} of the {samples} samples that it says"
         return problem(Wrong.UNREADABLE, words)
     if not bool(wav.isfinite().all()):
         place = int((~wav.isfinite()).nonzero()[0]) / sample_rate
@@ -366,4 +420,4 @@ def read_checked(
         )
     if float(wav.abs().max()) < SILENCE:
         return problem(Wrong.SILENT, f"is at most {float(wav.abs().max()):.1e} loud")
-    return info.samples, wav
+    return Checked(samples, wav, tuple(treated))

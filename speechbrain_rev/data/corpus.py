@@ -29,12 +29,12 @@ from .shards import find_member
 
 #: Files by which a folder is recognised, and which are packed with it.
 LAYOUT_FILES = ("SPEAKERS.TXT", "dev/dev.lst")
-# What corpora are converted to.
-_CONVERTED = (".wav", ".flac")
+#: Endings of what corpora are converted to.
+LOSSLESS = (".wav", ".flac")
 #: What names of audio that is read end in, in small letters. libsndfile reads more, of which
 #: other programs use the endings (.raw, .mat, .sd2) or which hold no speech.
 AUDIO_SUFFIXES = (
-    *_CONVERTED, ".ogg", ".oga", ".opus", ".mp3", ".m4a", ".aiff", ".aif", ".aifc", ".au",
+    *LOSSLESS, ".ogg", ".oga", ".opus", ".mp3", ".m4a", ".aiff", ".aif", ".aifc", ".au",
     ".caf", ".w64", ".rf64", ".sph", ".nist",
 )  # fmt: skip
 #: What speech may come as, and is not read.
@@ -97,9 +97,7 @@ def audio_files(
     folder = Path(folder)
     below = files_below(folder)
     if below is None:
-        raise ValueError(
-            f"There is no folder {folder}. Give one with files of audio."
-        )
+        raise ValueError(f"There is no folder {folder}. Give one with files of audio.")
     paths = [path for path in below if path.suffix.lower() in suffixes]
     if not paths:
         raise ValueError(
@@ -177,7 +175,7 @@ def without_originals(paths: Iterable[Path]) -> list[Path]:
     [PosixPath('a.wav'), PosixPath('b.m4a')]
     """
     paths = list(paths)
-    others = {path for path in paths if path.suffix.lower() not in _CONVERTED}
+    others = {path for path in paths if path.suffix.lower() not in LOSSLESS}
     if not others:
         return paths
     converted = {path.with_suffix("") for path in paths if path not in others}

@@ -118,7 +118,9 @@ class ChunkDataset(Dataset[Chunk]):
     samples : int
         Length of a chunk.
     sample_rate : int
-        Rate that the files must have, Hz.
+        Rate that files are read at, Hz.
+    resample, channel : bool, and int, "mix" or None
+        As of ``read_audio``.
     seed : int
         Seed of the draws.
     """
@@ -130,6 +132,8 @@ class ChunkDataset(Dataset[Chunk]):
         *,
         samples: int,
         sample_rate: int = 16000,
+        resample: bool = False,
+        channel: int | str | None = None,
         seed: int = 0,
     ) -> None:
         self.manifest = Manifest.of(utterances)
@@ -143,6 +147,7 @@ class ChunkDataset(Dataset[Chunk]):
         self._numbers = np.array([speaker_numbers[name] for name in names])
         self.samples = samples
         self.sample_rate = sample_rate
+        self.resample, self.channel = resample, channel
         self.seed = seed
 
     def __len__(self) -> int:
@@ -220,6 +225,8 @@ class ChunkDataset(Dataset[Chunk]):
             wav = read_audio(
                 path,
                 sample_rate=self.sample_rate,
+                resample=self.resample,
+                channel=self.channel,
                 start=start,
                 samples=self.samples,
                 out=out,
@@ -294,7 +301,9 @@ class WholeUtterances(Dataset[tuple[str, torch.Tensor | str]]):
     names : sequence of str
         As trial lists give them.
     sample_rate : int
-        Rate that the files must have, Hz.
+        Rate that files are read at, Hz.
+    resample, channel : bool, and int, "mix" or None
+        As of ``read_audio``.
     max_samples : int
         Longer utterances are cut there.
     """
@@ -305,11 +314,14 @@ class WholeUtterances(Dataset[tuple[str, torch.Tensor | str]]):
         names: Sequence[str],
         *,
         sample_rate: int = 16000,
+        resample: bool = False,
+        channel: int | str | None = None,
         max_samples: int,
     ) -> None:
         self.corpus = corpus
         self.names = names
         self.sample_rate = sample_rate
+        self.resample, self.channel = resample, channel
         self.max_samples = max_samples
 
     def __len__(self) -> int:
@@ -332,7 +344,11 @@ class WholeUtterances(Dataset[tuple[str, torch.Tensor | str]]):
         try:
             path = self.corpus.locate(name)
             wav = read_audio(
-                path, sample_rate=self.sample_rate, samples=self.max_samples
+                path,
+                sample_rate=self.sample_rate,
+                resample=self.resample,
+                channel=self.channel,
+                samples=self.max_samples,
             )
         except (ValueError, OSError) as error:
             return name, str(error)
@@ -373,6 +389,7 @@ def train_loader(hparams: Mapping[str, Any]) -> DataLoader[Any]:
         read_labels(Path(hparams["save_folder"], LABELS)),
         samples=round(hparams["sentence_len"] * hparams["sample_rate"]),
         sample_rate=hparams["sample_rate"],
+        **_treatment(hparams),
         seed=hparams["seed"],
     )
     sampler = EpochBatchSampler(
@@ -416,6 +433,7 @@ def valid_loader(hparams: Mapping[str, Any], trials: Trials) -> DataLoader[Any]:
         open_corpus(folder, outside_files=True),
         trials.utterances,
         sample_rate=hparams["sample_rate"],
+        **_treatment(hparams),
         max_samples=VALID_SECONDS * hparams["sample_rate"],
     )
     return DataLoader(
@@ -425,3 +443,8 @@ def valid_loader(hparams: Mapping[str, Any], trials: Trials) -> DataLoader[Any]:
         num_workers=hparams["num_workers"],
         generator=torch.Generator(),
     )
+
+
+def _treatment(hparams: Mapping[str, Any]) -> dict[str, Any]:
+    """Select what is done to other rates and channels; earlier files do not say it."""
+    return {name: hparams[name] for name in ("resample", "channel") if name in hparams}

@@ -62,7 +62,7 @@ class DataSettings:
     valid_trials : str or None
         A validation list of the user's own, instead of held-out speakers.
     sample_rate : int
-        Rate that the files must have, Hz.
+        Rate that files are read at, Hz.
     seed : int
         Seed of the choice of held-out speakers and trials.
     bad_files : {"refuse", "drop"}
@@ -75,6 +75,8 @@ class DataSettings:
         Whether names and links may lead out of data_folder and trials_folder.
     speaker_from : int, str or None
         Where files of a folder name their speaker; None for what its layout says.
+    resample, channel : bool, and int, "mix" or None
+        As of ``read_audio``.
 
     Example
     -------
@@ -96,6 +98,8 @@ class DataSettings:
     any_extension: bool = False
     outside_files: bool = False
     speaker_from: int | str | None = None
+    resample: bool = False
+    channel: int | str | None = None
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> DataSettings:
@@ -132,9 +136,10 @@ class DataSettings:
         given = asdict(self)
         for name in ("trials_folder", *_CHECKS):
             del given[name]
-        if self.speaker_from is None:
-            # Records of earlier versions lack it.
-            del given["speaker_from"]
+        for name in ("speaker_from", "resample", "channel"):
+            # Records of earlier versions lack them.
+            if given[name] == self.__dataclass_fields__[name].default:
+                del given[name]
         for name in ("train_list", "valid_trials", "trial_lists"):
             lists = given[name] if name == "trial_lists" else _paths_given(given[name])
             given[name] = {

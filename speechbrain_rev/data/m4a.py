@@ -39,7 +39,9 @@ class M4aFile:
         self._av, self._path = _pyav(file.name), file.name
         _refuse_cut(file)
         try:
-            self._container = self._av.open(file, format="mp4", metadata_errors="ignore")
+            self._container = self._av.open(
+                file, format="mp4", metadata_errors="ignore"
+            )
         except (OSError, ValueError, EOFError) as error:
             raise self._damaged(error) from error
         if not self._container.streams.audio:

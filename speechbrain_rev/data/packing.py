@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import zlib
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,14 @@ from speechbrain_rev.whole_files import (
     write_whole,
 )
 
-from .checking import FileProblem, check_name, read_ahead, read_checked, report_problems
+from .checking import (
+    Checked,
+    FileProblem,
+    check_name,
+    read_ahead,
+    read_checked,
+    report_problems,
+)
 from .columns import TextColumn, save_columns
 from .corpora import refuse_lists
 from .corpus import (
@@ -70,12 +78,14 @@ class Packing:
         What is packed: another one is not added to what was begun.
     sample_rate : int
         Of all files, Hz.
+    channel : int, "mix" or None
+        Which channel the files are of, as of ``read_audio``.
 
     Raises
     ------
     ValueError
         If the folder has another name, is packed already, is being packed, was begun of
-        another source, or what was begun is damaged.
+        another source or channel, or what was begun is damaged.
 
     Example
     -------
@@ -88,14 +98,23 @@ class Packing:
     [0.5, -0.25]
     """
 
-    def __init__(self, folder: str | Path, *, source: str, sample_rate: int) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        source: str,
+        sample_rate: int,
+        channel: int | str | None = None,
+    ) -> None:
         self.folder = Path(folder)
         if self.folder.suffix != SUFFIX:
             raise ValueError(
                 f"{folder} does not end in {SUFFIX}, by which a packed folder is known. "
                 f"Give {self.folder.name}{SUFFIX}."
             )
-        self._about = {"source": source, "sample_rate": sample_rate}
+        self._about: dict[str, object] = {"source": source, "sample_rate": sample_rate}
+        if channel is not None:
+            self._about["channel"] = channel
         #: Length and scale of what is there, by name, in the order of the samples.
         self._rows: dict[str, tuple[int, float]] = {}
         self._waiting: list[str] = []
@@ -227,7 +246,8 @@ class Packing:
         about, *rows = self._kept(text[:end]) or [None]
         if about is None:
             self._waiting = [json.dumps(self._about) + "\n"]
-        elif about != self._about:
+        # What was begun without a channel took files of one.
+        elif {**self._about, **about} != {**about, **self._about}:
             raise ValueError(
                 f"{self.folder} was begun with {about}, not {self._about}. Delete it, or "
                 "give another folder."
@@ -313,10 +333,11 @@ def pack(
     *,
     sample_rate: int,
     drop: bool = False,
-    first_channel: bool = False,
+    resample: bool = False,
+    channel: int | str | None = None,
     outside_files: bool = False,
 ) -> int:
-    """Pack all WAV and FLAC files below a folder; what was begun goes on.
+    """Pack all audio below a folder; what was begun goes on.
 
     Parameters
     ----------
@@ -325,11 +346,11 @@ def pack(
     packed : Path
         The packed folder, whose name ends in ``.packed``.
     sample_rate : int
-        That the files must have, Hz.
+        Of the packed samples, Hz.
     drop : bool
         Whether files that cannot be used are left out, and not refused.
-    first_channel : bool
-        Whether of several channels the first is taken.
+    resample, channel : bool, and int, "mix" or None
+        As of ``read_audio``.
     outside_files : bool
         Whether links may lead out of the source.
 
@@ -359,30 +380,38 @@ def pack(
     files = without_originals(audio_files(source, AUDIO_SUFFIXES + OTHER_SUFFIXES))
     names = [path.relative_to(source).as_posix() for path in files]
 
-    def read(name: str) -> torch.Tensor | FileProblem:
+    def read(name: str) -> Checked | FileProblem:
         path = check_name(name, locate)
         if isinstance(path, FileProblem):
             return path
-        audio = read_checked(
-            path, sample_rate=sample_rate, whole=True, first_channel=first_channel
+        return read_checked(
+            path,
+            sample_rate=sample_rate,
+            whole=True,
+            resample=resample,
+            channel=channel,
         )
-        if isinstance(audio, FileProblem):
-            return audio
-        assert audio[1] is not None
-        return audio[1]
 
     problems: list[FileProblem] = []
+    treated: Counter[str] = Counter()
     with (
-        Packing(packed, source=str(source.resolve()), sample_rate=sample_rate) as made,
+        Packing(
+            packed,
+            source=str(source.resolve()),
+            sample_rate=sample_rate,
+            channel=channel,
+        ) as made,
         tqdm(total=len(files), desc="packing", unit="file") as bar,
     ):
         left = [name for name in names if name not in made]
         bar.update(len(files) - len(left))
-        for name, wav in zip(left, read_ahead(read, left, ahead=_AHEAD), strict=True):
-            if isinstance(wav, FileProblem):
-                problems.append(wav)
+        for name, one in zip(left, read_ahead(read, left, ahead=_AHEAD), strict=True):
+            if isinstance(one, FileProblem):
+                problems.append(one)
             else:
-                made.add(name, wav)
+                assert one.wav is not None
+                made.add(name, one.wav)
+                treated.update(one.treated)
             bar.update()
         report_problems(
             problems, len(files), packed / BAD_FILES, drop=drop, advice=_ADVICE
@@ -395,4 +424,7 @@ def pack(
                     (packed / name).parent.mkdir(exist_ok=True)
                     write_whole(packed / name, file.read())
         made.finish()
+    if treated:
+        counts = ", ".join(f"{how}: {count}" for how, count in sorted(treated.items()))
+        tqdm.write(f"Of {len(left)} files packed now, {counts}.")
     return len(made)

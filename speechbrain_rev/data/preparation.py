@@ -18,7 +18,7 @@ import logging
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,8 @@ class Prepared:
         the counts; None where they were not counted.
     passed_over : int
         Of these, those beside the folder of the speakers' folders.
+    treated : mapping of str to int
+        How many of those used are resampled, mixed, or of one of several channels.
 
     Example
     -------
@@ -103,6 +105,7 @@ class Prepared:
     single: int = 0
     seen: int | None = None
     passed_over: int = 0
+    treated: Mapping[str, int] = field(default_factory=dict)
 
     def accounts_for_all(self) -> bool:
         """Return whether each file that was seen is in one of the counts."""
@@ -116,12 +119,14 @@ class Prepared:
         beside = ""
         if self.passed_over:
             beside = f"Passed over beside the speakers' folders: {self.passed_over}. "
+        counts = [f"{how}: {count}" for how, count in sorted(self.treated.items())]
+        treated = f"Of those used, {', '.join(counts)}. " if counts else ""
         return (
             f"{seen}Training: {self.utterances} utterances of {self.speakers} speakers. "
             f"Validation: {self.valid_trials} trials, {self.held_out} utterances held "
             f"out. Left out because their speakers are in trial lists: {self.left_out}. "
-            f"Dropped because they cannot be used: {self.dropped}. {beside}Speakers with "
-            f"one utterance only: {self.single}."
+            f"Dropped because they cannot be used: {self.dropped}. {beside}{treated}"
+            f"Speakers with one utterance only: {self.single}."
         )
 
 
@@ -214,8 +219,13 @@ def _write_lists(
     refuse_one_folder_twice(corpus, by_speaker)
     tested = same_speakers(corpus, by_speaker, tested_speakers(corpus, settings))
     kept = {s: names for s, names in sorted(by_speaker.items()) if s not in tested}
-    usable, problems = check_files(
-        kept, corpus, sample_rate=settings.sample_rate, whole=settings.check_audio
+    usable, problems, treated = check_files(
+        kept,
+        corpus,
+        sample_rate=settings.sample_rate,
+        whole=settings.check_audio,
+        resample=settings.resample,
+        channel=settings.channel,
     )
     problems = [*listing.problems, *problems]
     files = sum(map(len, kept.values())) + len(listing.problems)
@@ -242,6 +252,7 @@ def _write_lists(
         single=sum(len(spoken) == 1 for spoken in train.values()),
         seen=listing.seen(),
         passed_over=listing.passed_over,
+        treated=dict(treated),
     )
     assert prepared.accounts_for_all()
     reasons = Counter(problem.wrong.words for problem in problems)
@@ -249,6 +260,7 @@ def _write_lists(
         "seen": listing.seen(),
         "used: training": prepared.utterances,
         "used: validation": prepared.held_out,
+        **{f"of the used: {how}": count for how, count in sorted(treated.items())},
         "left out: speaker in a trial list": prepared.left_out,
         "left out: beside the speakers' folders": prepared.passed_over,
         **{f"left out: {words}": count for words, count in sorted(reasons.items())},

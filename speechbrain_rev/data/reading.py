@@ -168,7 +168,9 @@ class _OfM4a:
         parts, wanted = [self._left], start - self._place
         left = len(self._left)
         wanted_end = None if samples is None else wanted + samples
-        for block in () if wanted_end is not None and left >= wanted_end else self._blocks:
+        for block in (
+            () if wanted_end is not None and left >= wanted_end else self._blocks
+        ):
             if left <= wanted:
                 # Nothing before is wanted: held no longer.
                 self._place += left

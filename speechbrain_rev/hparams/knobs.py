@@ -348,6 +348,8 @@ KNOBS = {
         why="It is in Hz, and SpeechBrain's Fbank takes windows of at most 400 "
         "samples, 25 ms of 16000 Hz.",
     ),
+    "resample": _switch("ours"),
+    "channel": Knob("int", "ours", null=True, or_word="mix", at_least=0),
     "train_list": _file("ours"),
     "trial_lists": Knob("list of str", "ours; SpeechBrain has one, verification_file"),
     "trials_folder": _folder("ours", several=True),

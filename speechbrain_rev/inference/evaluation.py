@@ -31,6 +31,7 @@ from speechbrain_rev.inference import (
     embed_into,
     embed_share,
 )
+from speechbrain_rev.inference.audio import Channels
 from speechbrain_rev.processes import ALONE, ProcessPlace, shared_rows
 from speechbrain_rev.whole_files import check_regular, write_whole
 
@@ -307,15 +308,32 @@ def files_of_run(
     )
 
 
+def channels_of_run(run: Path) -> Channels:
+    """Give the channel that a run was trained on; the mean where it names none.
+
+    Parameters
+    ----------
+    run : Path
+        The run's folder.
+
+    Returns
+    -------
+    "mean" or int
+    """
+    channel = read_settings(run, (), optional=("channel",)).get("channel")
+    return channel if isinstance(channel, int) else "mean"
+
+
 def extract(
     embedder: SpeakerEmbedder,
     folder: str | Path,
     trials: Mapping[str, str | Path],
     cohort: Mapping[str, str | Path],
     *,
+    channels: Channels = "mean",
     place: ProcessPlace = ALONE,
 ) -> dict[Path, EmbeddingArchive]:
-    """Embed both sets into a folder; channels of files that have several are averaged.
+    """Embed both sets into a folder; files of other rates are resampled.
 
     Parameters
     ----------
@@ -325,6 +343,8 @@ def extract(
         The run's.
     trials, cohort : mapping of str to path
         Files by name.
+    channels : "mean", int or None
+        What to do with files of several channels, as ``channels_of_run`` says.
     place : ProcessPlace
         Of this process among those that share the work.
 
@@ -337,10 +357,10 @@ def extract(
     for name, files in ((TRIALS, trials), (COHORT, cohort)):
         path = Path(folder, name)
         if place.processes > 1:
-            embed_share(path, embedder, files, channels="mean", **place._asdict())
+            embed_share(path, embedder, files, channels=channels, **place._asdict())
             place.wait()
         if place.is_main:
-            archives[path] = embed_into(path, embedder, files, channels="mean")
+            archives[path] = embed_into(path, embedder, files, channels=channels)
     return archives
 
 

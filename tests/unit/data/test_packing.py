@@ -193,7 +193,7 @@ def test_files_that_cannot_be_used_are_refused_or_left_out(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"3 of 11 files cannot.*--bad_files=drop"):
         pack(source, packed, sample_rate=RATE)
     # What could be packed is there when it goes on.
-    given = {"sample_rate": RATE, "drop": True, "first_channel": True}
+    given = {"sample_rate": RATE, "drop": True, "channel": 0}
     assert pack(source, packed, **given) == 9
     assert "2 of 11 files cannot be used" in capsys.readouterr().out
     listed = (packed / "bad_files.txt").read_text()

@@ -10,12 +10,11 @@ import pytest
 import soundfile
 import torch
 
-from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder, audio, running
 from speechbrain_rev.data.resampling import resample
+from speechbrain_rev.inference import FbankStatistics, SpeakerEmbedder, audio, running
 from speechbrain_rev.inference.running import (
     RepeatedShapes,
     cut,
-    resample_blocks,
     unit_mean,
 )
 from tests.run_folders import speech_like, write_audio
@@ -180,24 +179,6 @@ def test_lengths_on_a_gpu_repeat_and_cost_a_few_percent(monkeypatch):
         assert counted[: len(waves)] == list(map(len, waves))
     assert len(set(ran)) < len(without) / 2
     assert before < sum(shape.numel() for shape in ran) < 1.04 * before
-
-
-@pytest.mark.parametrize(
-    ("rate", "target", "block"),
-    [(48000, 16000, 7), (44100, 16000, 160), (16000, 44100, 999)],
-)
-def test_resampling_block_by_block_equals_resampling_as_a_whole(rate, target, block):
-    wave = torch.from_numpy(speech_like(0.05 if block == 7 else 0.3, rate=rate))
-    ratio = Fraction(target, rate).limit_denominator(1000)
-    whole, blocks = (
-        resample(wave, ratio),
-        list(resample_blocks(wave.split(block), ratio)),
-    )
-    joined = torch.cat(blocks)
-    assert len(blocks) > 1
-    assert joined.shape == whole.shape
-    # The same sums of the same numbers: 8 units in the last place of full scale.
-    assert (joined - whole).abs().max() <= 8 * torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])
