@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import av
 import numpy as np
 import soundfile
 
@@ -27,7 +28,8 @@ def write_corpus(
                 path = folder / "wav" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 length = round(seconds * RATE * draw.uniform(0.7, 1.3))
-                soundfile.write(path, speak(*voice, length, draw), RATE)
+                write = write_m4a if suffix == ".m4a" else soundfile.write
+                write(path, speak(*voice, length, draw), RATE)
     return folder
 
 
@@ -43,6 +45,23 @@ def speak(
     bursts = 0.6 + 0.4 * np.sin(2 * np.pi * draw.uniform(2, 5) * time)
     wave = bursts * (gains @ waves) + 0.01 * draw.standard_normal(samples)
     return 0.5 * wave / np.abs(wave).max()
+
+
+def write_m4a(
+    path: Path, wav: np.ndarray, rate: int = RATE, **options: str
+) -> Path:
+    """Write AAC of [samples] or [channels, samples], as ffmpeg makes it."""
+    channels = np.atleast_2d(wav).astype(np.float32)
+    layout = {1: "mono", 2: "stereo"}[len(channels)]
+    with av.open(str(path), "w", format="ipod", options=options) as container:
+        stream = container.add_stream("aac", rate=rate, layout=layout)
+        frame = av.AudioFrame.from_ndarray(
+            np.ascontiguousarray(channels), format="fltp", layout=layout
+        )
+        frame.sample_rate, frame.pts = rate, 0
+        for packet in (*stream.encode(frame), *stream.encode(None)):
+            container.mux(packet)
+    return path
 
 
 def write_noise(folder: Path, *, clips: int = 2, seconds: float = 1.5) -> Path:

@@ -459,8 +459,8 @@ def open_corpus(
     other = next(audio_below(path, OTHER_SUFFIXES), None)
     if other is not None:
         raise ValueError(
-            f"{folder} holds {other.suffix} files, which cannot be read by frame "
-            f"range. Convert each: ffmpeg -i IN{other.suffix} -ar 16000 -ac 1 OUT.flac. "
+            f"{folder} holds {other.suffix} files, which cannot be read. "
+            f"Convert each: ffmpeg -i IN{other.suffix} -ar 16000 -ac 1 OUT.flac. "
             + layouts
         )
     raise ValueError(f"There is no speech in {folder}. {layouts}")

@@ -43,8 +43,10 @@ def setup_cfg():
 
 
 def requirements():
-    """Lower bounds of what is installed, by package."""
-    lines = setup_cfg()["options"]["install_requires"].split("\n")
+    """Lower bounds of what is installed, and of what reads audio, by package."""
+    settings = setup_cfg()
+    lines = settings["options"]["install_requires"].split("\n")
+    lines += settings["options.extras_require"]["m4a"].split("\n")
     return dict(
         re.match(r"([\w.]+)>=([\d.]+)", line).groups() for line in lines if line
     )
