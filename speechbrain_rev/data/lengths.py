@@ -45,6 +45,13 @@ _OGG_PAGE_BYTES = 27 + 255 + 255 * 255
 # A header of NIST has 1024; what is not read of a longer one is not needed.
 _NIST_BYTES = 2**16
 _COUNTED_AT_ONCE = 2**16
+# A frame of MP3 has fewer; bit rates by whether it is MPEG 1, and rates of MPEG 1.
+_MP3_HEAD_BYTES = 4096
+_MP3_KILOBITS = (
+    (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+)
+_MP3_HERTZ = (44100, 48000, 32000)
 # Before, libsndfile ended with the last whole frame, without a word.
 _REPORTS_CUT_FLAC = (1, 2, 2)
 
@@ -280,7 +287,7 @@ def _samples(file: BinaryIO) -> _Samples | None:
         return _of_nist(file, base)
     if magic == b"fLaC":
         return _of_flac(file, base)
-    return None
+    return _of_mp3(file, base)
 
 
 def _bytes_of(file: BinaryIO) -> int:
@@ -378,29 +385,54 @@ def _of_flac(file: BinaryIO, base: int) -> _Samples | None:
             f"libsndfile {version} not whether it is whole. Convert it again, or install "
             "soundfile 0.13 or newer."
         )
-    count = counted(str(file.name), file)
+    changed = os.fstat(file.fileno()).st_mtime_ns
+    count = _decoded(str(file.name), _bytes_of(file), changed)
     if not count:
         raise ValueError(f"{file.name} holds no samples. Leave it out.")
     total = (int.from_bytes(head, "big") + count).to_bytes(5, "big")
     return _Samples(base, None, place=place, instead=total)
 
 
-def counted(path: str | Path, file: BinaryIO) -> int:
-    """Count the samples of each channel by decoding, once for several calls.
+def _of_mp3(file: BinaryIO, base: int) -> _Samples | None:
+    """Read the first frame of MP3; where it says fewer than there are, count.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-    file : binary file
-        The same, open.
-
-    Returns
-    -------
-    int
+    libsndfile decodes as many frames as it says, and of files that were joined that is a
+    part.
     """
-    changed = os.fstat(file.fileno()).st_mtime_ns
-    return _decoded(str(path), _bytes_of(file), changed)
+    file.seek(base)
+    content = file.read(_MP3_HEAD_BYTES)
+    first = _mp3_frame(content, 0)
+    # The tag is where the side information of the frame would end.
+    place = max(content.find(name, 0, min(first, 64)) for name in (b"Xing", b"Info"))
+    if place < 0 or len(content) < place + 12 or not content[place + 7] & 1:
+        return None
+    said = int.from_bytes(content[place + 8 : place + 12], "big")
+    content += file.read()
+    count, begin = 0, first
+    while size := _mp3_frame(content, begin):
+        begin, count = begin + size, count + 1
+    if begin > len(content):
+        count -= 1
+    if count <= said:
+        return None
+    return _Samples(
+        base, None, place=base + place + 8, instead=count.to_bytes(4, "big")
+    )
+
+
+def _mp3_frame(content: bytes, begin: int) -> int:
+    """Give the bytes of the frame of MP3 that begins at a place; 0 if none does."""
+    head = int.from_bytes(content[begin : begin + 4], "big")
+    # 11 bits of synchronisation, version, layer III, a bit rate and a rate.
+    version, bits, rate = head >> 19 & 3, head >> 12 & 15, head >> 10 & 3
+    if head >> 21 != 0x7FF or version == 1 or head >> 17 & 3 != 1 or rate == 3:
+        return 0
+    rates = _MP3_KILOBITS[version == 3]
+    if not 0 < bits <= len(rates):
+        return 0
+    hertz = _MP3_HERTZ[rate] >> (0 if version == 3 else 1 if version == 2 else 2)
+    factor = 144 if version == 3 else 72
+    return factor * rates[bits - 1] * 1000 // hertz + (head >> 9 & 1)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,10 +8,11 @@ beginning, for what a decoder gives depends on what came before.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +21,7 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
-from .lengths import counted, open_bytes, opened, report_cut
+from .lengths import open_bytes, opened, report_cut
 from .m4a import SUFFIX as M4A
 from .m4a import M4aFile
 from .packed import PackedAudio, find_packed
@@ -93,7 +94,7 @@ class _OfSoundfile:
 
     path: str | Path
     audio: soundfile.SoundFile
-    _place: int = 0
+    place: int = 0
 
     @property
     def sample_rate(self) -> int:
@@ -110,9 +111,9 @@ class _OfSoundfile:
     def length(self) -> int:
         with open_bytes(self.path) as file:
             if self.lossy:
-                count = counted(self.path, file)
-                report_cut(self.path, self.audio, count)
-                return count
+                status = os.fstat(file.fileno())
+                changed = status.st_size, status.st_mtime_ns
+                return _decoded_length(str(self.path), changed)
             file_bytes = file.seek(0, io.SEEK_END)
         samples = int(self.audio.frames)
         if samples > _SAMPLES_PER_BYTE * file_bytes:
@@ -124,29 +125,40 @@ class _OfSoundfile:
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
         if self.lossy:
-            assert start >= self._place, "it is read forward"
-            while self._place < start:
-                if not len(self._next(min(_PASSED_OVER, start - self._place))):
+            assert start >= self.place, "it is read forward"
+            while self.place < start:
+                if not len(self._next(min(_PASSED_OVER, start - self.place))):
                     break
-        elif start != self._place:
-            self._place = self.audio.seek(min(start, self.audio.frames))
+        elif start != self.place:
+            self.place = self.audio.seek(min(start, self.audio.frames))
         if samples is not None:
             values = self._next(samples)
             if len(values) < samples:
-                report_cut(self.path, self.audio, self._place)
+                report_cut(self.path, self.audio, self.place)
             return values
         blocks = [self._next(_BLOCK_SAMPLES)]
         while len(blocks[-1]) == _BLOCK_SAMPLES:
             blocks.append(self._next(_BLOCK_SAMPLES))
-        report_cut(self.path, self.audio, self._place)
+        report_cut(self.path, self.audio, self.place)
         return np.concatenate(blocks)
 
     def _next(self, samples: int) -> NDArray[np.float32]:
         values: NDArray[np.float32] = self.audio.read(
             samples, dtype="float32", always_2d=True
         )
-        self._place += len(values)
+        self.place += len(values)
         return values
+
+
+@functools.lru_cache(maxsize=1024)
+def _decoded_length(path: str, changed: tuple[int, int]) -> int:
+    """Count samples; of a file that is looked at, and then read, once."""
+    del changed
+    with opened(path) as audio:
+        lossy = _OfSoundfile(path, audio)
+        while len(lossy.read(lossy.place, _PASSED_OVER)) == _PASSED_OVER:
+            pass
+        return lossy.place
 
 
 class _OfM4a:
@@ -333,7 +345,7 @@ def read_audio(
             into = None if out is None else out.numpy()
             return torch.from_numpy(audio.packed.read(audio.name, start, samples, into))
         ratio = rate_ratio(audio.sample_rate, sample_rate)
-        read = partial(_of_one_channel, audio, channel)
+        read = functools.partial(_of_one_channel, audio, channel)
         wav = resampled_range(read, ratio, start, samples)
     return wav if out is None else out[: len(wav)].copy_(wav)
 

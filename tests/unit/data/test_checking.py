@@ -1,13 +1,19 @@
 """Files that cannot be used: all of them in one table, and refused or dropped."""
 
 import os
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+import torch
+from torchaudio.functional import resample
 
-from speechbrain_rev.data import read_manifest
+from speechbrain_rev.data import SpeakerAugment, read_audio, read_manifest
+from speechbrain_rev.data.dataset import train_loader
 from speechbrain_rev.data.labels import read_labels
+from speechbrain_rev.data.packing import pack
 from tests.corpus import write_corpus
 
 RATE = 16000
@@ -36,6 +42,7 @@ def bad_corpus(tmp_path):
     soundfile.write(bad / "nan.wav", nan, RATE, subtype="FLOAT")
     soundfile.write(bad / "twice.wav", noise, RATE)
     soundfile.write(bad / "twice.flac", noise, RATE)
+    soundfile.write(bad / "lossy.wav", noise, RATE, format="MP3")
     damaged = bytearray((bad / "twice.flac").read_bytes())
     damaged[-3000:-1000] = b"\0" * 2000
     (bad / "damaged.flac").write_bytes(damaged)
@@ -43,7 +50,7 @@ def bad_corpus(tmp_path):
 
 
 HEADERS = {"other", "truncated", "nothing", "text", "empty", "slow", "stereo", "twice"}
-HEADERS |= {"pipe"}
+HEADERS |= {"pipe", "lossy"}
 ALL = HEADERS | {"silent", "nan", "damaged"}
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="there are no pipes")
 
@@ -60,8 +67,9 @@ def test_all_problems_are_reported_at_once(
         prepared(bad_corpus, check_audio=whole)
     table = capsys.readouterr().out
     for words in (table, str(error.value)):
-        assert f"{len(bad)} of 29 files cannot be used" in words
+        assert f"{len(bad)} of 30 files cannot be used" in words
         assert "slow.wav has 8000 samples per second" in words
+        assert "lossy.wav is OGG or MP3 by its content" in words
         assert ("silent" in words) == whole
     assert stems(tmp_path / "save/bad_files.txt") == bad
     assert "pipe.wav is a named pipe" in (tmp_path / "save/bad_files.txt").read_text()
@@ -93,3 +101,173 @@ def test_a_corpus_without_problems_leaves_no_list(prepared, bad_corpus, tmp_path
         path.unlink()
     assert prepared(bad_corpus).dropped == 0
     assert not (tmp_path / "save/bad_files.txt").exists()
+
+
+def in_another_form(corpus, folder, form):
+    """The corpus, each file written by a function of its path and its samples."""
+    for path in sorted(corpus.rglob("*.wav")):
+        made = folder / path.relative_to(corpus)
+        made.parent.mkdir(parents=True, exist_ok=True)
+        form(made, soundfile.read(path)[0])
+    return folder
+
+
+def rows(save):
+    return [
+        (one.ID, one.spk_id, one.samples) for one in read_manifest(save / "train.csv")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "subtype"),
+    [
+        *[(".wav", depth) for depth in ("PCM_24", "PCM_32", "FLOAT", "DOUBLE")],
+        *[(".flac", depth) for depth in ("PCM_16", "PCM_24")],
+        *[(suffix, "PCM_16") for suffix in (".aiff", ".au", ".caf", ".w64", ".rf64")],
+        (".sph", "PCM_16"),
+        (".ogg", "VORBIS"),
+        (".opus", "OPUS"),
+        (".mp3", "MPEG_LAYER_III"),
+    ],
+)
+def test_a_corpus_has_the_same_speakers_and_samples_in_each_format(
+    prepared, corpus, tmp_path, suffix, subtype
+):
+    forms = {".sph": "NIST", ".opus": "OGG", ".rf64": "RF64"}
+
+    def form(path, wav):
+        path = path.with_suffix(suffix)
+        kind = forms.get(suffix, suffix[1:].upper())
+        soundfile.write(path, wav, RATE, format=kind, subtype=subtype)
+
+    data = in_another_form(corpus, tmp_path / "data", form)
+    if suffix in (".ogg", ".opus", ".mp3"):
+        # Of lossy audio it is its own decoded WAV that has the same samples.
+        wanted = tmp_path / "decoded"
+        for path in data.rglob(f"*{suffix}"):
+            made = (wanted / path.relative_to(data)).with_suffix(".wav")
+            made.parent.mkdir(parents=True, exist_ok=True)
+            with soundfile.SoundFile(path) as audio:
+                soundfile.write(
+                    made, audio.read(dtype="float32"), RATE, subtype="FLOAT"
+                )
+    else:
+        wanted = corpus
+    assert prepared(data, "one").utterances == 24
+    prepared(wanted, "other")
+    assert rows(tmp_path / "one") == rows(tmp_path / "other")
+    pairs = zip(
+        *(read_manifest(tmp_path / name / "train.csv") for name in ("one", "other")),
+        strict=True,
+    )
+    for one, other in pairs:
+        given = {"sample_rate": RATE, "start": 500, "samples": 700}
+        assert torch.equal(read_audio(one.wav, **given), read_audio(other.wav, **given))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_is_resampled_and_mixed_is_counted(prepared, corpus, tmp_path, whole):
+    def form(path, wav):
+        if "id00000" in path.parts:
+            wide = resample(torch.tensor(wav).float(), RATE, 44100).numpy()
+            stereo = np.stack([wide, 0 * wide], 1)
+            soundfile.write(path, stereo, 44100, subtype="FLOAT")
+        elif "id00001" in path.parts:
+            soundfile.write(path, np.stack([0 * wav, wav], 1), RATE)
+        else:
+            soundfile.write(path, wav, RATE)
+
+    data = in_another_form(corpus, tmp_path / "data", form)
+    given = {"check_audio": whole}
+    with pytest.raises(
+        ValueError, match=r"4 other sample rate .*--resample=true.*4 sev"
+    ):
+        prepared(data, **given)
+    with pytest.raises(
+        ValueError, match=r"8 several channels .*--channel=NUMBER or .*mix"
+    ):
+        prepared(data, **given, resample=True)
+    with pytest.raises(ValueError, match=r"16 no such channel .*--channel=mix"):
+        prepared(data, **given, resample=True, channel=1)
+    summary = prepared(data, **given, resample=True, channel="mix")
+    assert summary.treated == {"resampled": 4, "channels mixed": 8}
+    assert "Of those used, channels mixed: 8, resampled: 4." in summary.in_words()
+    counts = (tmp_path / "save/accounting.csv").read_text()
+    assert "of the used: channels mixed,8\nof the used: resampled,4\n" in counts
+    prepared(corpus, "plain")
+    # 44100 Hz have a sample more or less where a length is no whole number of them.
+    for one, other in zip(
+        *(rows(tmp_path / n) for n in ("save", "plain")), strict=True
+    ):
+        assert one[:2] == other[:2]
+        assert abs(one[2] - other[2]) <= (one[1] == "id00000")
+    # With the same settings again nothing is done, with others it is another run.
+    assert prepared(data, **given, resample=True, channel="mix") == summary
+    packed = tmp_path / "data.packed"
+    assert pack(data, packed, sample_rate=RATE, resample=True, channel="mix") == 24
+    for one in read_manifest(tmp_path / "save/train.csv"):
+        wav = read_audio(one.wav, sample_rate=RATE, resample=True, channel="mix")
+        assert len(wav) == one.samples
+        again = read_audio(packed / Path(one.wav).relative_to(data), sample_rate=RATE)
+        assert (wav - again).abs().max() <= 2**-15
+
+
+def test_training_reads_the_ranges_of_what_was_listed(prepared, corpus, tmp_path):
+    def form(path, wav):
+        stereo = np.stack([wav, -wav], 1)
+        soundfile.write(path, stereo, 48000, subtype="FLOAT")
+
+    data = in_another_form(corpus, tmp_path / "data", form)
+    given = {"resample": True, "channel": 1}
+    prepared(data, **given)
+    hparams = {
+        "save_folder": tmp_path / "save", "sentence_len": 0.02, "sample_rate": RATE,
+        "seed": 1, "batch_size": 24, "steps_per_epoch": None, "num_workers": 0, **given,
+    }  # fmt: skip
+    (batch,) = train_loader(hparams)
+    assert not batch.unread
+    wholes = [
+        resample(
+            -torch.from_numpy(soundfile.read(path, dtype="float32")[0][:, 0]),
+            48000,
+            RATE,
+        )
+        for path in data.rglob("*.wav")
+    ]
+    for wav in batch.wavs:
+        off = min(
+            float((whole.unfold(0, len(wav), 1) - wav).abs().amax(1).min())
+            for whole in wholes
+        )
+        assert off <= 1e-6
+
+
+def test_noise_of_another_rate_and_of_several_channels_is_read(tmp_path):
+    noise = 0.1 * np.random.default_rng(0).standard_normal((48000, 2))
+    soundfile.write(tmp_path / "a.flac", noise, 48000)
+    given = {"out_n_neurons": 3, "chunk_samples": 4000, "augment_prob": 1.0}
+    given |= {"noise_folder": tmp_path, "max_unread": 0}
+    wavs, lens = torch.randn(4, 4400), torch.ones(4)
+    with pytest.raises(ValueError, match="Set resample to true"):
+        SpeakerAugment(**given)(wavs, lens)
+    with pytest.raises(ValueError, match="Set channel to a number"):
+        SpeakerAugment(**given, resample=True)(wavs, lens)
+    augment = SpeakerAugment(**given, resample=True, channel="mix")
+    assert augment(wavs, lens)[0].isfinite().all()
+    assert not augment.unread
+
+
+def test_a_cut_ogg_or_mp3_is_named_when_it_is_listed(
+    prepared, corpus, tmp_path, caplog
+):
+    def form(path, wav):
+        kind = ".ogg" if "id00000" in path.parts else ".mp3"
+        path = path.with_suffix(kind)
+        soundfile.write(path, np.tile(wav, 40), RATE)
+        os.truncate(path, path.stat().st_size * 2 // 3)
+
+    data = in_another_form(corpus, tmp_path / "data", form)
+    prepared(data)
+    cut = {line for line in caplog.messages if "seems to be cut short" in line}
+    assert len({line.split(" seems")[0] for line in cut}) == 24
+    assert all(re.search(r"[Cc]opy (or convert )?it again", line) for line in cut)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from torchaudio.functional import resample
 
 from speechbrain_rev.data import audio_info, read_audio, read_blocks, read_first_channel
+from tests.corpus import speak
 
 RAMP = np.arange(1000, dtype=np.int16)
 RATE = 16000
@@ -33,19 +35,33 @@ def test_the_samples_asked_for_are_read_exactly(ramp, start, samples, expected):
 
 def test_another_rate_is_refused_with_both_rates_and_the_remedy(ramp):
     for read in (read_audio, read_first_channel):
-        with pytest.raises(ValueError, match=r"16000 samples .* 8000 are exp.*sox"):
+        with pytest.raises(
+            ValueError,
+            match=r"16000 samples .* 8000 are exp.*Set resample to true.*sox",
+        ):
             read(ramp, sample_rate=8000)
 
 
 def test_several_channels_are_refused_unless_their_treatment_is_named(tmp_path):
     path = tmp_path / "stereo.wav"
     soundfile.write(path, np.stack([RAMP, -RAMP // 2], axis=1), RATE)
-    with pytest.raises(ValueError, match=r"2 channels.*remix"):
+    with pytest.raises(ValueError, match=r"2 channels.*Set channel.*remix"):
         read_audio(path, sample_rate=RATE)
+    with pytest.raises(
+        ValueError, match=r"no channel 2: it has 2, counted from 0\. Set"
+    ):
+        read_audio(path, sample_rate=RATE, channel=2)
+    with pytest.raises(ValueError, match=r"channel is 'mean'; give a number, mix or"):
+        read_audio(path, sample_rate=RATE, channel="mean")
     both = torch.cat(list(read_blocks(path, block_samples=999)), dim=1)
     expected = np.stack([RAMP, -RAMP // 2]) / 2**15
     assert torch.equal(both, torch.tensor(expected).float())
     assert torch.equal(read_first_channel(path, sample_rate=RATE), both[0])
+    for channel, wanted in ((0, both[0]), (1, both[1]), ("mix", both.mean(0))):
+        given = {"sample_rate": RATE, "channel": channel}
+        assert torch.equal(read_audio(path, **given), wanted)
+        part = read_audio(path, **given, start=10, samples=20, out=torch.ones(30))
+        assert torch.equal(part, wanted[10:30])
 
 
 def test_what_is_no_audio_is_refused_by_name(tmp_path):
@@ -84,3 +100,81 @@ def test_a_header_of_more_samples_than_the_file_can_hold_is_refused(ramp, monkey
         ValueError, match="its header says 1000000000 samples, more than"
     ):
         audio_info(ramp)
+
+
+LOSSY = [("ogg", "VORBIS"), ("opus", "OPUS"), ("mp3", "MPEG_LAYER_III")]
+
+
+@pytest.fixture(params=LOSSY, ids=[kind for kind, _ in LOSSY])
+def lossy(request, tmp_path):
+    """A lossy file, and what one read from its beginning makes of it."""
+    kind, subtype = request.param
+    path = tmp_path / f"a.{kind}"
+    container = "MP3" if kind == "mp3" else "OGG"
+    wav = speak(120, 900, 40000, np.random.default_rng(0))
+    soundfile.write(path, wav, RATE, format=container, subtype=subtype)
+    with soundfile.SoundFile(path) as audio:
+        return path, torch.from_numpy(audio.read(dtype="float32"))
+
+
+def test_a_range_of_a_lossy_file_is_that_of_its_decoded_wav_to_the_bit(lossy):
+    path, whole = lossy
+    assert audio_info(path).samples == len(whole)
+    assert audio_info(path).lossy
+    assert torch.equal(
+        torch.cat(list(read_blocks(path, block_samples=777)), 1)[0], whole
+    )
+    for start in (0, 1, 20001, 39999, 50000):
+        for samples in (1, 3000, None):
+            given = {"sample_rate": RATE, "start": start, "samples": samples}
+            assert torch.equal(read_audio(path, **given), whole[start:][:samples])
+    segment = path / f"1000+5000{path.suffix}"
+    assert audio_info(segment).samples == 5000
+    assert torch.equal(read_audio(segment, sample_rate=RATE), whole[1000:6000])
+
+
+@pytest.mark.parametrize("rate", [16000, 44100, 8000])
+@pytest.mark.parametrize("said", [3, 30, 3000])
+def test_an_mp3_has_all_that_is_in_it_whatever_its_header_says(tmp_path, said, rate):
+    path = tmp_path / "a.mp3"
+    soundfile.write(path, speak(120, 900, 40000, np.random.default_rng(0)), rate)
+    with soundfile.SoundFile(path) as audio:
+        whole = torch.from_numpy(audio.read(dtype="float32"))
+    content = bytearray(path.read_bytes())
+    place = max(content.find(b"Xing"), content.find(b"Info"))
+    assert place > 0
+    content[place + 8 : place + 12] = said.to_bytes(4, "big")
+    path.write_bytes(content)
+    wav = read_audio(path, sample_rate=rate)
+    assert torch.equal(wav[: len(whole)], whole)
+    # Of one that says more than there is nobody knows the padding at the end.
+    assert len(wav) == len(whole) if said < 3000 else len(wav) - len(whole) < 1152
+    assert audio_info(path).samples == len(wav)
+    assert sum(block.shape[1] for block in read_blocks(path)) == len(wav)
+    part = read_audio(path, sample_rate=rate, start=len(wav) - 10, samples=20)
+    assert torch.equal(part, wav[-10:])
+    # Joined, as with cat.
+    path.write_bytes(content + content)
+    assert audio_info(path).samples >= 2 * len(whole)
+
+
+def test_files_of_another_rate_are_resampled_where_it_is_asked_for(tmp_path):
+    path = tmp_path / "fast.wav"
+    wav = speak(120, 900, 9001, np.random.default_rng(0))
+    soundfile.write(path, np.stack([wav, 0.5 * wav], 1), 44100, subtype="FLOAT")
+    mean = torch.tensor(0.75 * wav).float()
+    wanted = resample(mean, 44100, RATE)
+    given = {"sample_rate": RATE, "resample": True, "channel": "mix"}
+    for start in (0, 1, 1000, 3000, len(wanted)):
+        for samples in (1, 300, None):
+            part = read_audio(path, **given, start=start, samples=samples)
+            expected = wanted[start:][:samples]
+            torch.testing.assert_close(part, expected, atol=1e-6, rtol=0)
+    assert audio_info(path).samples_at(RATE) == len(wanted)
+    # A segment has edges of its own: it is cut out, and then resampled.
+    segment = read_audio(path / "1000+4000.wav", **given)
+    cut = resample(mean[1000:5000], 44100, RATE)
+    torch.testing.assert_close(segment, cut, atol=1e-6, rtol=0)
+    first = read_first_channel(path, sample_rate=RATE, resample=True)
+    expected = resample(torch.tensor(wav).float(), 44100, RATE)
+    torch.testing.assert_close(first, expected, atol=1e-6, rtol=0)
