@@ -152,8 +152,8 @@ def check_files(
         if isinstance(audio, FileProblem):
             return audio
         known, labels = corpus.utterance_id(name), corpus.labels(name)
-        row = Utterance(known, str(path), audio.samples, speaker, labels)
-        return row, audio.treated
+        used = Utterance(known, str(path), audio.samples, speaker, labels)
+        return used, audio.treated
 
     usable: dict[str, dict[str, Utterance]] = defaultdict(dict)
     problems: list[FileProblem] = []

@@ -1,12 +1,15 @@
 """The recipe on lists: what it trains and embeds is the utterances, wherever they lie."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from speechbrain_rev.cli import main as command
-from speechbrain_rev.data import read_manifest
+from speechbrain_rev.data import read_audio, read_manifest
 from speechbrain_rev.inference import SpeakerEmbedder
 from speechbrain_rev.inference.evaluation import cohort_files
+from tests.corpus import write_corpus
 from tests.recipes.runs import FEW_STEPS, arguments, assert_same_weights, recipe
 from tests.unit.data.test_formats import as_segments, as_shards, rows_of
 
@@ -91,3 +94,31 @@ def test_two_corpora_train_as_one(train, data, tmp_path):
     recipe("extract").main([str(run), "--device=cpu", f"--trials={trials}"])
     recipe("score").main([str(run), "--bootstrap=0", f"--trials={trials}"])
     assert (run / "scores/results.json").is_file()
+
+
+@pytest.mark.slow
+def test_m4a_as_downloaded_trains_is_validated_extracted_and_scored(train, tmp_path):
+    write_corpus(tmp_path / "made", suffix=".m4a")
+    vox2, run = tmp_path / "vox2", tmp_path / "run"
+    (vox2 / "dev").mkdir(parents=True)
+    (tmp_path / "made/wav").rename(vox2 / "dev/aac")
+    changed = {**FEW_STEPS, "valid_speakers": 2, "sample_rate": 8000}
+    changed |= {"chunk_samples": 2320, "resample": "true", "channel": 0}
+    train.main(arguments(vox2, run, **changed))
+    rows = read_manifest(run / "save/train.csv")
+    assert {Path(row.wav).suffix for row in rows} == {".m4a"}
+    trials = f"--trials={run / 'save/valid_trials.txt'}"
+    recipe("extract").main([str(run), "--device=cpu", trials])
+    recipe("score").main([str(run), "--bootstrap=0", trials])
+    assert (run / "scores/results.json").is_file()
+    # Packed, at the rate of the run, the speech is the same but for 16 bits.
+    packed = tmp_path / "vox2.packed"
+    recipe("prepare").main(
+        ["--pack", str(vox2), str(packed), "--sample_rate=8000", "--resample=true"]
+    )
+    for row in rows:
+        given = {"sample_rate": 8000, "resample": True}
+        wav = read_audio(row.wav, **given)
+        again = read_audio(packed / Path(row.wav).relative_to(vox2), **given)
+        assert len(wav) == row.samples
+        assert (wav - again).abs().max() <= 2**-15
