@@ -385,7 +385,8 @@ def read_checked(
         return problem(Wrong.SUFFIX, "is of another kind")
     treated = []
     try:
-        info = audio_info(path)
+        # What is decoded below has its length.
+        info = audio_info(path, estimate=whole)
         if info.lossy and path.suffix.lower() in LOSSLESS:
             return problem(Wrong.NAMED, "is OGG or MP3 by its content")
         if info.sample_rate != sample_rate:
@@ -400,7 +401,7 @@ def read_checked(
             return problem(wrong, f"has {info.channels} channels")
         if info.channels != 1:
             treated.append(MIXED if channel == MIX else CHOSEN)
-        if not info.samples:
+        if not info.samples and not (whole and info.lossy):
             return problem(Wrong.EMPTY, "holds none")
         samples = info.samples_at(sample_rate)
         if not whole:
@@ -410,6 +411,10 @@ def read_checked(
         )
     except (ValueError, OSError) as error:
         return FileProblem(Wrong.UNREADABLE, str(path), str(error))
+    if info.lossy:
+        samples = len(wav)
+    if not samples:
+        return problem(Wrong.EMPTY, "holds none")
     if len(wav) < samples:
         words = f"has {len(wav)} of the {samples} samples that it says"
         return problem(Wrong.UNREADABLE, words)

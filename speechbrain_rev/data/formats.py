@@ -285,7 +285,7 @@ def _times(given: list[str], place: str) -> tuple[float, float | None]:
 @lru_cache(maxsize=4096)
 def _rate(file: Path) -> int:
     try:
-        return audio_info(file).sample_rate
+        return audio_info(file, estimate=True).sample_rate
     except (ValueError, OSError):
         return _ANY_RATE
 

@@ -258,9 +258,13 @@ class _Sound(soundfile.SoundFile):  # type: ignore[misc]
     soundfile seeks behind each block that it read.
     """
 
-    def seekable(self) -> bool:
+    @functools.cached_property
+    def _seeks(self) -> bool:
         lossy = self.format in _LOSSY or self.subtype.startswith("MPEG")
         return not lossy and bool(super().seekable())
+
+    def seekable(self) -> bool:
+        return self._seeks
 
 
 class _Forward(soundfile.SoundFile):  # type: ignore[misc]

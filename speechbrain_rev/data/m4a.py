@@ -54,6 +54,11 @@ class M4aFile:
         #: Samples per second, and the number of channels.
         self.sample_rate = int(self._stream.rate)
         self.channels = int(self._stream.channels)
+        #: Samples by its header, None if it does not say it.
+        self.said: int | None = None
+        if self._stream.duration:
+            seconds = self._stream.duration * self._stream.time_base
+            self.said = round(seconds * self.sample_rate)
 
     def __enter__(self) -> M4aFile:
         return self

@@ -81,8 +81,8 @@ class _Opened(Protocol):
     def channels(self) -> int: ...
     @property
     def lossy(self) -> bool: ...
-    def length(self) -> int:
-        """Give its samples per channel."""
+    def length(self, *, estimate: bool) -> int:
+        """Give its samples per channel, of lossy audio perhaps what its header says."""
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
         """Give a range, [samples, channels], which ends where the audio does."""
@@ -94,7 +94,7 @@ class _OfSoundfile:
 
     path: str | Path
     audio: soundfile.SoundFile
-    place: int = 0
+    _place: int = 0
 
     @property
     def sample_rate(self) -> int:
@@ -108,12 +108,12 @@ class _OfSoundfile:
     def lossy(self) -> bool:
         return not self.audio.seekable()
 
-    def length(self) -> int:
+    def length(self, *, estimate: bool) -> int:
+        if self.lossy and estimate:
+            return int(self.audio.frames)
+        if self.lossy:
+            return _decoded_length(str(self.path), _stamp(self.path))
         with open_bytes(self.path) as file:
-            if self.lossy:
-                status = os.fstat(file.fileno())
-                changed = status.st_size, status.st_mtime_ns
-                return _decoded_length(str(self.path), changed)
             file_bytes = file.seek(0, io.SEEK_END)
         samples = int(self.audio.frames)
         if samples > _SAMPLES_PER_BYTE * file_bytes:
@@ -125,28 +125,28 @@ class _OfSoundfile:
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
         if self.lossy:
-            assert start >= self.place, "it is read forward"
-            while self.place < start:
-                if not len(self._next(min(_PASSED_OVER, start - self.place))):
+            assert start >= self._place, "it is read forward"
+            while self._place < start:
+                if not len(self._next(min(_PASSED_OVER, start - self._place))):
                     break
-        elif start != self.place:
-            self.place = self.audio.seek(min(start, self.audio.frames))
+        elif start != self._place:
+            self._place = self.audio.seek(min(start, self.audio.frames))
         if samples is not None:
             values = self._next(samples)
             if len(values) < samples:
-                report_cut(self.path, self.audio, self.place)
+                report_cut(self.path, self.audio, self._place)
             return values
         blocks = [self._next(_BLOCK_SAMPLES)]
         while len(blocks[-1]) == _BLOCK_SAMPLES:
             blocks.append(self._next(_BLOCK_SAMPLES))
-        report_cut(self.path, self.audio, self.place)
+        report_cut(self.path, self.audio, self._place)
         return np.concatenate(blocks)
 
     def _next(self, samples: int) -> NDArray[np.float32]:
         values: NDArray[np.float32] = self.audio.read(
             samples, dtype="float32", always_2d=True
         )
-        self.place += len(values)
+        self._place += len(values)
         return values
 
 
@@ -154,11 +154,19 @@ class _OfSoundfile:
 def _decoded_length(path: str, changed: tuple[int, int]) -> int:
     """Count samples; of a file that is looked at, and then read, once."""
     del changed
-    with opened(path) as audio:
-        lossy = _OfSoundfile(path, audio)
-        while len(lossy.read(lossy.place, _PASSED_OVER)) == _PASSED_OVER:
-            pass
-        return lossy.place
+    count = 0
+    with _opened(path) as audio:
+        while read := len(audio.read(count, _PASSED_OVER)):
+            count += read
+            if read < _PASSED_OVER:
+                break
+    return count
+
+
+def _stamp(path: str | Path) -> tuple[int, int]:
+    """Give what is another where a file was changed."""
+    status = os.stat(file_of(path))
+    return status.st_size, status.st_mtime_ns
 
 
 class _OfM4a:
@@ -166,14 +174,17 @@ class _OfM4a:
 
     lossy = True
 
-    def __init__(self, audio: M4aFile) -> None:
+    def __init__(self, path: str | Path, audio: M4aFile) -> None:
+        self.path = path
         self.sample_rate, self.channels = audio.sample_rate, audio.channels
-        self._blocks = audio.blocks()
+        self._blocks, self._said = audio.blocks(), audio.said
         self._place = 0
         self._left = np.empty((0, self.channels), np.float32)
 
-    def length(self) -> int:
-        return sum(map(len, self._blocks))
+    def length(self, *, estimate: bool) -> int:
+        if estimate and self._said is not None:
+            return self._said
+        return _decoded_length(str(self.path), _stamp(self.path))
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
         assert start >= self._place, "it is read forward"
@@ -213,7 +224,7 @@ class _OfPacked:
     def sample_rate(self) -> int:
         return self.packed.sample_rate
 
-    def length(self) -> int:
+    def length(self, *, estimate: bool) -> int:
         return self.packed.length(self.name)
 
     def read(self, start: int, samples: int | None) -> NDArray[np.float32]:
@@ -239,8 +250,10 @@ class _OfSegment:
     def lossy(self) -> bool:
         return self.whole.lossy
 
-    def length(self) -> int:
-        whole, (recording, start, samples) = self.whole.length(), self.segment
+    def length(self, *, estimate: bool) -> int:
+        recording, start, samples = self.segment
+        # Whether it ends behind its recording is not estimated.
+        whole = self.whole.length(estimate=False)
         if whole < start + (samples or 1):
             raise ValueError(
                 f"{recording} has {whole} samples, and a segment of it begins at {start} "
@@ -256,7 +269,7 @@ class _OfSegment:
         return self.whole.read(self.segment.start + start, samples)
 
 
-def audio_info(path: str | Path) -> AudioInfo:
+def audio_info(path: str | Path, *, estimate: bool = False) -> AudioInfo:
     """Read a file's header; of OGG, MP3 and m4a decode all of it.
 
     Parameters
@@ -264,6 +277,8 @@ def audio_info(path: str | Path) -> AudioInfo:
     path : str or Path
         WAV, FLAC, m4a or another format that libsndfile knows, a file of a packed folder, a
         member of a tar (``shards``), or a segment of a recording (``segments``).
+    estimate : bool
+        Whether the length of OGG, MP3 and m4a may be what the header says, right or wrong.
 
     Returns
     -------
@@ -279,7 +294,10 @@ def audio_info(path: str | Path) -> AudioInfo:
     """
     with _opened(path) as audio:
         return AudioInfo(
-            audio.length(), audio.sample_rate, audio.channels, lossy=audio.lossy
+            audio.length(estimate=estimate),
+            audio.sample_rate,
+            audio.channels,
+            lossy=audio.lossy,
         )
 
 
@@ -476,7 +494,7 @@ def _opened(path: str | Path) -> Iterator[_Opened]:
     try:
         if Path(path).suffix.lower() == M4A:
             with open_bytes(path) as file, M4aFile(file) as m4a:
-                yield _OfM4a(m4a)
+                yield _OfM4a(path, m4a)
         else:
             with opened(path) as audio:
                 yield _OfSoundfile(path, audio)

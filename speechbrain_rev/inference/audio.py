@@ -336,7 +336,8 @@ class Recording:
             channels, samples = self.audio.shape
             assert self.sample_rate is not None
             return samples, self.sample_rate, channels
-        info = audio_info(self.audio)
+        # Of lossy audio, whose length is known when it was read.
+        info = audio_info(self.audio, estimate=True)
         return info.samples, whole_rate(info.sample_rate, self.what), info.channels
 
     def waveform(self, target_rate: int, channels: Channels) -> tuple[Tensor, int]:

@@ -12,6 +12,7 @@ import soundfile
 import torch
 
 from speechbrain_rev.data import audio_info, m4a, open_corpus, read_audio, read_blocks
+from speechbrain_rev.data.checking import read_checked
 from speechbrain_rev.data.packing import pack
 from tests.corpus import speak, write_corpus, write_m4a
 
@@ -73,6 +74,9 @@ def test_a_range_is_that_of_the_decoded_whole_to_the_bit(tmp_path):
             assert torch.equal(part, whole[start:][:samples])
     segment = read_audio(path / "1000+5000.m4a", sample_rate=RATE, start=500)
     assert torch.equal(segment, whole[1500:6000])
+    for checked in (False, True):
+        beyond = read_checked(path / "8000+1001.m4a", sample_rate=RATE, whole=checked)
+        assert "9000 samples, and a segment of it begins at 8000 and" in beyond.detail
 
 
 def test_what_cannot_be_read_is_named_with_its_remedy(tmp_path):
