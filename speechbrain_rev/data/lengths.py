@@ -253,9 +253,10 @@ class _Repaired(io.RawIOBase):
 
 
 class _Sound(soundfile.SoundFile):  # type: ignore[misc]
-    """A file that does not seek where other samples would come: Vorbis's are far off.
+    """A file that does not seek where other samples would come.
 
-    soundfile seeks behind each block that it read.
+    Those of MP3 at 16 kHz are off by up to 0.3 of full scale. soundfile seeks behind each
+    block that it read, too.
     """
 
     @functools.cached_property
