@@ -47,9 +47,7 @@ def speak(
     return 0.5 * wave / np.abs(wave).max()
 
 
-def write_m4a(
-    path: Path, wav: np.ndarray, rate: int = RATE, **options: str
-) -> Path:
+def write_m4a(path: Path, wav: np.ndarray, rate: int = RATE, **options: str) -> Path:
     """Write AAC of [samples] or [channels, samples], as ffmpeg makes it."""
     channels = np.atleast_2d(wav).astype(np.float32)
     layout = {1: "mono", 2: "stereo"}[len(channels)]
