@@ -3,6 +3,7 @@
 import runpy
 import subprocess
 import sys
+import tarfile
 
 import av
 import imageio_ffmpeg
@@ -74,6 +75,11 @@ def test_a_range_is_that_of_the_decoded_whole_to_the_bit(tmp_path):
             assert torch.equal(part, whole[start:][:samples])
     segment = read_audio(path / "1000+5000.m4a", sample_rate=RATE, start=500)
     assert torch.equal(segment, whole[1500:6000])
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(path, "key.m4a")
+    member = tmp_path / "a.tar/key.m4a"
+    assert audio_info(member).samples == len(whole)
+    assert torch.equal(read_audio(member, sample_rate=RATE, start=1500), whole[1500:])
     for checked in (False, True):
         beyond = read_checked(path / "8000+1001.m4a", sample_rate=RATE, whole=checked)
         assert "9000 samples, and a segment of it begins at 8000 and" in beyond.detail
