@@ -100,7 +100,6 @@ class ListedCorpus(Corpus):
                     "WeSpeaker, utt2spk of Kaldi, speaker of lhotse's supervision), or leave "
                     f"it out.{f' Its further columns are {also}.' if also else ''}"
                 )
-            _refuse_channel(row, place)
             other = by_name.setdefault(row.ID, row)
             if other is not row:
                 whose = f"of {other.speaker!r} and of {row.speaker!r}"
@@ -120,6 +119,8 @@ class ListedCorpus(Corpus):
     def _whose(self, name: str) -> str:
         row = self.rows.get(name)
         part = "" if row is None else f"\t{row.start}+{row.samples}"
+        if row is not None and row.channel is not None:
+            part += f"@{row.channel}"
         if row is not None and row.labels:
             part += f"\t{row.labels}"
         return f"{super()._whose(name)}{part}"
@@ -152,14 +153,6 @@ class ListedCorpus(Corpus):
         """Give what else the list says of an ID, by name."""
         row = self.rows.get(name)
         return () if row is None else row.labels
-
-
-def _refuse_channel(row: Row, place: str) -> None:
-    if row.channel:
-        raise ValueError(
-            f"{place}: it is in channel {row.channel} of {row.file}, and only the first is "
-            f"read. Write that channel into a file: sox IN OUT remix {row.channel + 1}."
-        )
 
 
 #: Layouts by name. A folder is of the first that recognises it: those that ask for more
@@ -365,8 +358,6 @@ def noise_files(folder: str | Path) -> list[Path]:
     for known in FORMATS.values():
         if known.recognises(path):
             rows = list(known.read(path))
-            for number, row in enumerate(rows, start=1):
-                _refuse_channel(row, f"{path}, row {number} ({row.ID!r})")
             if not rows:
                 raise ValueError(f"{path} lists no audio.")
             return sorted(row.path() for row in rows)

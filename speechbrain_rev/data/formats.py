@@ -49,8 +49,8 @@ class Row(NamedTuple):
         Its length; None for all that follow.
     session : str or None
         What it was recorded in; None for the file.
-    channel : int
-        Of the file, from 0 on.
+    channel : int or None
+        Of the file, from 0 on; None where the list does not say.
     labels : tuple of pairs of str
         What else the list says of it, by name: columns of the manifest.
     """
@@ -61,14 +61,14 @@ class Row(NamedTuple):
     start: int = 0
     samples: int | None = None
     session: str | None = None
-    channel: int = 0
+    channel: int | None = None
     labels: tuple[tuple[str, str], ...] = ()
 
     def path(self) -> Path:
         """Give the path of the file, or of the segment of it."""
-        if not self.start and self.samples is None:
+        if not self.start and self.samples is None and self.channel is None:
             return self.file
-        return Segment(self.file, self.start, self.samples).path()
+        return Segment(self.file, self.start, self.samples, self.channel).path()
 
 
 def read_speechbrain(path: Path) -> Iterator[Row]:
@@ -116,7 +116,7 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
             start,
             None if stop is None else stop - start,
             _who(given.get("session"), place),
-            _sample(given, "channel", place) or 0,
+            _sample(given, "channel", place),
             _labels(given, _SPEECHBRAINS, place),
         )
 
@@ -479,8 +479,8 @@ def read_lhotse(path: Path) -> Iterator[Row]:
 
 def _lhotse_source(
     recording: Mapping[str, object], channel: int, place: str
-) -> tuple[str, int]:
-    """Give the file that has a channel of a recording, and which of the file's it is."""
+) -> tuple[str, int | None]:
+    """Give the file that has a channel of a recording, and which of several it is."""
     sources = recording.get("sources")
     for source in sources if isinstance(sources, list) else []:
         channels = source.get("channels") if isinstance(source, dict) else None
@@ -491,7 +491,8 @@ def _lhotse_source(
                 f"{place}: the recording is a {source.get('type')}, not a file, and "
                 "commands are not run. Save it as audio (CutSet.save_audios)."
             )
-        return _text(source, "source", place), channels.index(channel)
+        within = channels.index(channel) if len(channels) > 1 else None
+        return _text(source, "source", place), within
     raise ValueError(
         f"{place}: no source of the recording has the channel {channel}. Save the cuts with "
         "their recordings (CutSet.to_file)."

@@ -246,14 +246,19 @@ class _OfSegment:
 
     @property
     def channels(self) -> int:
-        return self.whole.channels
+        return self.whole.channels if self.segment.channel is None else 1
 
     @property
     def lossy(self) -> bool:
         return self.whole.lossy
 
     def length(self, *, estimate: bool) -> int:
-        recording, start, samples = self.segment
+        recording, start, samples, channel = self.segment
+        if channel is not None and channel >= self.whole.channels:
+            raise ValueError(
+                f"{recording} has no channel {channel}: it has {self.whole.channels}, "
+                "counted from 0. Correct the list"
+            )
         # Whether it ends behind its recording is not estimated.
         whole = self.whole.length(estimate=False)
         if whole < start + (samples or 1):
@@ -268,7 +273,9 @@ class _OfSegment:
         if self.segment.samples is not None:
             left = max(0, self.segment.samples - start)
             samples = left if samples is None else min(samples, left)
-        return self.whole.read(self.segment.start + start, samples)
+        values = self.whole.read(self.segment.start + start, samples)
+        channel = self.segment.channel
+        return values if channel is None else values[:, channel : channel + 1]
 
 
 def audio_info(path: str | Path, *, estimate: bool = False) -> AudioInfo:
@@ -373,6 +380,8 @@ def read_audio(
 def check_channel(path: str | Path, channels: int, channel: int | str | None) -> None:
     """Refuse several channels of which none is chosen, and one that is not there.
 
+    Of a segment that names its channel, that is read, whatever is chosen.
+
     Parameters
     ----------
     path : str or Path
@@ -392,6 +401,8 @@ def check_channel(path: str | Path, channels: int, channel: int | str | None) ->
             f"{path} has {channels} channels, but one is expected. Set channel to a number "
             f"or to {MIX}, or convert the files (for example: sox IN OUT remix -)."
         )
+    if isinstance(channel, int) and (segment := find_segment(path)):
+        channel = channel if segment.channel is None else 0
     if isinstance(channel, int) and not 0 <= channel < channels:
         raise ValueError(
             f"{path} has no channel {channel}: it has {channels}, counted from 0. Set "
@@ -408,7 +419,8 @@ def _of_one_channel(
     values = torch.from_numpy(audio.read(start, samples))
     if channel == MIX and audio.channels > 1:
         return values.mean(dim=1)
-    return values[:, channel if isinstance(channel, int) else 0].contiguous()
+    chosen = channel if isinstance(channel, int) and audio.channels > 1 else 0
+    return values[:, chosen].contiguous()
 
 
 def read_blocks(

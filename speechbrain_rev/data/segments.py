@@ -2,7 +2,7 @@
 
 No file can lie in a file, so that such a path means nothing else; lists, manifests and
 readers take it wherever they take the path of a file. A recording may be a file of a packed
-folder or a member of a tar.
+folder or a member of a tar. `rec.wav/16000+32000@1.wav` is of its second channel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .packed import find_packed
 from .shards import find_member, find_tar
 
-_SEGMENT = re.compile(r"(.+)[/\\](\d+)\+(\d*)\.\w+")
+_SEGMENT = re.compile(r"(.+)[/\\](\d+)\+(\d*)(?:@(\d+))?\.\w+")
 
 
 class Segment(NamedTuple):
@@ -29,11 +29,14 @@ class Segment(NamedTuple):
         First sample.
     samples : int or None
         How many; None for all that follow.
+    channel : int or None
+        Of the recording, from 0 on; None for what the reader takes.
     """
 
     recording: Path
     start: int
     samples: int | None
+    channel: int | None = None
 
     def path(self) -> Path:
         """Give the path that stands for it.
@@ -44,7 +47,8 @@ class Segment(NamedTuple):
         'rec.wav/16000+32000.wav'
         """
         length = "" if self.samples is None else self.samples
-        return self.recording / f"{self.start}+{length}{self.recording.suffix}"
+        channel = "" if self.channel is None else f"@{self.channel}"
+        return self.recording / f"{self.start}+{length}{channel}{self.recording.suffix}"
 
 
 def find_segment(path: str | Path) -> Segment | None:
@@ -69,7 +73,8 @@ def find_segment(path: str | Path) -> Segment | None:
     # A folder, a packed one or a tar may hold a file of such a name.
     if found is None or os.path.isdir(found[1]) or _is_in(path):
         return None
-    return Segment(Path(found[1]), int(found[2]), int(found[3]) if found[3] else None)
+    samples, channel = (int(text) if text else None for text in found.groups()[2:])
+    return Segment(Path(found[1]), int(found[2]), samples, channel)
 
 
 def _is_in(path: str | Path) -> bool:

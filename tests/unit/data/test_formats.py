@@ -6,6 +6,7 @@ import json
 import shutil
 import tarfile
 
+import numpy as np
 import pytest
 import soundfile
 import torch
@@ -311,7 +312,6 @@ BAD_FILES = [
         "ID,wav,samples,spk_id\nu,a.wav,3,ann\n",
         "line 2: 'samples' is a column",
     ),
-    ("a.csv", "ID,wav,spk_id,channel\nu,a.wav,ann,1\n", "channel 1 of .* remix 2"),
     ("a.csv", "ID,wav,spk_id,channel\nu,a.wav,ann,x\n", "line 2: channel is 'x'"),
     ("a.csv", "ID,wav,spk_id\nu,a.wav\n", "line 2 has other fields"),
     ("a.csv", "ID,wav,spk_id,x,x\nu,a.wav,ann,1,2\n", "the column 'x' twice"),
@@ -557,3 +557,43 @@ def test_sessions_of_a_pattern_are_what_it_says_or_other_folders(
     (tmp_path / name).touch()
     corpus = open_corpus(tmp_path, speaker_from=pattern)
     assert (corpus.speaker(name), corpus.session(name)) == (speaker, session)
+
+
+def as_stereo(rows, folder):
+    """Each file with noise, by turns in the channel before and behind it."""
+    folder.mkdir()
+    made = []
+    for number, (name, path, speaker) in enumerate(rows):
+        wav = soundfile.read(path)[0]
+        noise = np.random.default_rng(number).uniform(-0.1, 0.1, len(wav))
+        pair = [noise, wav] if number % 2 else [wav, noise]
+        soundfile.write(folder / f"{number}.wav", np.stack(pair, axis=1), 16000)
+        made.append((name, folder / f"{number}.wav", speaker))
+    return made
+
+
+@pytest.mark.parametrize("channel", [None, 1, "mix"])
+@pytest.mark.parametrize("layout", ["SpeechBrain's manifest", "lhotse's cuts"])
+def test_the_channel_of_a_row_is_read_whatever_is_chosen_for_others(
+    layout, channel, corpus, prepared, tmp_path
+):
+    prepared(save="reference")
+    rows = as_stereo(rows_of(corpus), tmp_path / "stereo")
+    if layout == "lhotse's cuts":
+        cuts = [cut_of(*row) for row in rows]
+        for number, cut in enumerate(cuts):
+            spoilt(cut, channel=number % 2, recording__sources__0__channels=[0, 1])
+        data = tmp_path / "a.jsonl"
+        data.write_text("".join(f"{json.dumps(cut)}\n" for cut in cuts))
+    else:
+        lines = [f"{n},{p},{s},{k % 2}" for k, (n, p, s) in enumerate(rows)]
+        write_tables(tmp_path, **{"a.csv": ["ID,wav,spk_id,channel", *lines]})
+        data = tmp_path / "a.csv"
+    prepared(data, channel=channel)
+    assert heard(tmp_path / "save/train.csv") == heard(tmp_path / "reference/train.csv")
+
+
+def test_a_channel_that_a_file_has_not_is_named(corpus, prepared, tmp_path):
+    lines = [f"{n},{p},{s},{k // 23}" for k, (n, p, s) in enumerate(rows_of(corpus))]
+    write_tables(tmp_path, **{"a.csv": ["ID,wav,spk_id,channel", *lines]})
+    refused(tmp_path / "a.csv", prepared, r"1 of 24 .* has no channel 1: it has 1")

@@ -27,7 +27,7 @@ def test_every_reader_gives_the_samples_of_the_segment(recording, start, samples
     whole = read_audio(recording, sample_rate=16000)
     end = None if samples is None else start + samples
     path, wanted = Segment(recording, start, samples).path(), whole[start:end]
-    assert find_segment(path) == (recording, start, samples)
+    assert find_segment(path) == Segment(recording, start, samples)
     assert audio_exists(path)
     assert audio_info(path).samples == len(wanted)
     assert torch.equal(read_audio(path, sample_rate=16000), wanted)
@@ -53,3 +53,19 @@ def test_a_file_in_a_folder_is_no_segment(recording, tmp_path):
     assert find_segment(path) is None
     assert audio_info(path).samples == 1000
     assert not audio_exists(tmp_path / "gone.wav/1+2.wav")
+
+
+@pytest.mark.parametrize("channel", [0, 1])
+def test_a_segment_may_be_of_a_channel(channel, tmp_path):
+    pair = np.random.default_rng(0).uniform(-0.5, 0.5, (1000, 2)).astype(np.float32)
+    soundfile.write(tmp_path / "rec.wav", pair, 16000, subtype="FLOAT")
+    path = Segment(tmp_path / "rec.wav", 100, None, channel).path()
+    wanted = torch.from_numpy(pair[100:, channel].copy())
+    assert find_segment(path) == Segment(tmp_path / "rec.wav", 100, None, channel)
+    assert (audio_info(path).samples, audio_info(path).channels) == (900, 1)
+    for chosen in (None, 0, 1, "mix"):
+        read = read_audio(path, sample_rate=16000, channel=chosen)
+        assert torch.equal(read, wanted)
+    assert torch.equal(torch.cat(list(read_blocks(path)), dim=1), wanted[None])
+    with pytest.raises(ValueError, match=r"rec.wav has no channel 2: it has 2"):
+        audio_info(Segment(tmp_path / "rec.wav", 100, None, 2).path())
