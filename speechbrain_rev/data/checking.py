@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from speechbrain_rev.whole_files import write_whole
 
 from .corpus import AUDIO_SUFFIXES, LOSSLESS, Corpus, OutsideError
 from .manifest import Utterance
-from .reading import MIX, audio_info, check_channel, read_audio
+from .reading import MIX, AudioInfo, audio_info, check_channel, read_audio
 
 #: Threads that read files, and how many files they are ahead at most.
 THREADS, AHEAD = 16, 256
@@ -61,6 +62,7 @@ class Wrong(Enum):
     NO_SPEAKER = "no speaker's folder", "put it into a folder of its speaker"
     NOT_FINITE = "NaN or infinity", "convert it again"
     SILENT = "silent", "delete it"
+    SHORT = "shorter than a segment", "give short: repeat"
 
     def __init__(self, words: str, advice: str) -> None:
         self.words, self.advice = words, advice
@@ -93,6 +95,8 @@ def check_files(
     whole: bool,
     resample: bool = False,
     channel: int | str | None = None,
+    shortest: int = 0,
+    headers: Counter[tuple[int, int]] | None = None,
 ) -> tuple[dict[str, dict[str, Utterance]], list[FileProblem], Counter[str]]:
     """Look at the header of each file, or at all of it.
 
@@ -109,6 +113,10 @@ def check_files(
         and takes as long as reading the corpus.
     resample, channel : bool, and int, "mix" or None
         As of ``read_audio``.
+    shortest : int
+        Samples; utterances that have fewer are a problem.
+    headers : Counter, optional
+        Counts rate and number of channels of each file, whether it can be used or not.
 
     Returns
     -------
@@ -134,6 +142,12 @@ def check_files(
     (2, ['UNREADABLE'])
     """
     rows = [(speaker, name) for speaker, names in by_speaker.items() for name in names]
+    counting = Lock()
+
+    def count(header: AudioInfo) -> None:
+        if headers is not None:
+            with counting:
+                headers[header.sample_rate, header.channels] += 1
 
     def checked(
         row: tuple[str, str],
@@ -148,6 +162,7 @@ def check_files(
             whole=whole,
             resample=resample,
             channel=channel,
+            header=count,
         )
         if isinstance(audio, FileProblem):
             return audio
@@ -173,6 +188,9 @@ def check_files(
         if utterance.ID in seen:
             words = f"{utterance.wav} is the second file of the name {utterance.ID}"
             problems.append(FileProblem(Wrong.TWICE, utterance.wav, words))
+        elif utterance.samples < shortest:
+            words = f"{utterance.samples} samples, and a segment has {shortest}"
+            problems.append(FileProblem(Wrong.SHORT, utterance.wav, words))
         else:
             seen.add(utterance.ID)
             usable[speaker][name] = utterance
@@ -319,17 +337,45 @@ def report_problems(
     # A name that is not in UTF-8 can be written in no other way.
     write_whole(path, "".join(lines).encode(errors="backslashreplace"))
     tqdm.write(f"{problem_table(problems, files)}\nAll of them are listed in {path}.")
-    if drop:
-        return
+    if not drop:
+        raise ValueError(refusal(problems, files, listed_in=path, advice=advice))
+
+
+def refusal(
+    problems: Sequence[FileProblem],
+    files: int,
+    *,
+    listed_in: Path | None = None,
+    advice: str = ADVICE,
+) -> str:
+    """Say why files are refused, with examples of each problem.
+
+    Parameters
+    ----------
+    problems : sequence of FileProblem
+        At least one.
+    files : int
+        How many files there were.
+    listed_in : Path, optional
+        A file that has all of them.
+    advice : str
+        What to do about them.
+
+    Returns
+    -------
+    str
+        One line.
+    """
     kinds = []
     for wrong, group in _by_kind(problems):
         also = "".join(f"; also {p.path}" for p in group[1:_EXAMPLES])
         kinds.append(
             f"{len(group)} {wrong.words} ({group[0].detail}{also}; {wrong.advice})"
         )
-    raise ValueError(
-        f"{len(problems)} of {files} files cannot be used: {', '.join(kinds)}. All of "
-        f"them are listed in {path}. {advice}"
+    place = "" if listed_in is None else f" All of them are listed in {listed_in}."
+    return (
+        f"{len(problems)} of {files} files cannot be used: {', '.join(kinds)}.{place} "
+        f"{advice}"
     )
 
 
@@ -358,6 +404,7 @@ def read_checked(
     whole: bool,
     resample: bool = False,
     channel: int | str | None = None,
+    header: Callable[[AudioInfo], None] | None = None,
 ) -> Checked | FileProblem:
     """Read a file's header or all of it, and check it.
 
@@ -371,6 +418,8 @@ def read_checked(
         Whether it is decoded, or its header read only.
     resample, channel : bool, and int, "mix" or None
         As of ``read_audio``.
+    header : callable, optional
+        Takes what the header says, of files that cannot be used too.
 
     Returns
     -------
@@ -387,6 +436,8 @@ def read_checked(
     try:
         # What is decoded below has its length.
         info = audio_info(path, estimate=whole)
+        if header is not None:
+            header(info)
         if info.lossy and path.suffix.lower() in LOSSLESS:
             return problem(Wrong.NAMED, "is OGG or MP3 by its content")
         if info.sample_rate != sample_rate:

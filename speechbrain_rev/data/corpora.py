@@ -297,7 +297,7 @@ class JoinedCorpus(Corpus):
         ]
         return Remarks(
             tuple(words for one in made for words in one.warnings),
-            sum(one.passed_over for one in made),
+            tuple(path for one in made for path in one.passed_over),
         )
 
 

@@ -241,12 +241,12 @@ class Remarks:
     ----------
     warnings : tuple of str
         Sentences.
-    passed_over : int
+    passed_over : tuple of Path
         Files of audio in the folder that are no utterances of the corpus.
     """
 
     warnings: tuple[str, ...] = ()
-    passed_over: int = 0
+    passed_over: tuple[Path, ...] = ()
 
 
 class Corpus(Protocol):
@@ -701,7 +701,7 @@ class VoxCelebFolder(Corpus):
                 f"{'' if self.speakers is None else ', or not in dev/dev.lst'}, such as "
                 f"{', '.join(map(str, others[:3]))}."
             )
-        return Remarks(tuple(filter(None, warnings)), len(others))
+        return Remarks(tuple(filter(None, warnings)), tuple(others))
 
     def _unusual_depths(self, names: Iterable[str]) -> str:
         """Say at which depths speech lies, if that is not VoxCeleb's everywhere."""

@@ -106,7 +106,7 @@ class ChunkDataset(Dataset[Chunk]):
     """Random chunks of utterances, each drawn from (seed, epoch, utterance).
 
     So the chunk does not depend on the worker that reads it, nor on what was read
-    before. An utterance shorter than the chunk is repeated. In the place of a file that
+    before. An utterance shorter than the chunk is repeated, or padded with zeros. In the place of a file that
     cannot be read is another one, drawn from the same three.
 
     Parameters
@@ -123,6 +123,9 @@ class ChunkDataset(Dataset[Chunk]):
         As of ``read_audio``.
     seed : int
         Seed of the draws.
+    short : {"repeat", "pad", "drop"}
+        What is done about utterances shorter than a chunk. Those to be left out are in no
+        manifest: one that is met is repeated.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class ChunkDataset(Dataset[Chunk]):
         resample: bool = False,
         channel: int | str | None = None,
         seed: int = 0,
+        short: str = "repeat",
     ) -> None:
         self.manifest = Manifest.of(utterances)
         names = self.manifest.speaker_names
@@ -149,6 +153,7 @@ class ChunkDataset(Dataset[Chunk]):
         self.sample_rate = sample_rate
         self.resample, self.channel = resample, channel
         self.seed = seed
+        self.short = short
 
     def __len__(self) -> int:
         return len(self.manifest)
@@ -238,7 +243,10 @@ class ChunkDataset(Dataset[Chunk]):
         if not len(wav):
             return f"{path} holds no samples"
         if len(wav) < self.samples:
+            spoken = len(wav)
             out.copy_(repeat_to(wav, self.samples))
+            if self.short == "pad":
+                out[spoken:] = 0
         return None
 
 
@@ -391,6 +399,8 @@ def train_loader(hparams: Mapping[str, Any]) -> DataLoader[Any]:
         sample_rate=hparams["sample_rate"],
         **_treatment(hparams),
         seed=hparams["seed"],
+        # A complete file of an earlier version has none.
+        short=hparams.get("short", "repeat"),
     )
     sampler = EpochBatchSampler(
         len(utterances),

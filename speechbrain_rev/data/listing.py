@@ -77,6 +77,11 @@ class DataSettings:
         Where files of a folder name their speaker; None for what its layout says.
     resample, channel : bool, and int, "mix" or None
         As of ``read_audio``.
+    short : {"repeat", "pad", "drop"}
+        Whether utterances shorter than a segment are repeated or padded in training, or
+        left out.
+    sentence_len : float
+        Seconds of a segment.
 
     Example
     -------
@@ -100,6 +105,8 @@ class DataSettings:
     speaker_from: int | str | None = None
     resample: bool = False
     channel: int | str | None = None
+    short: str = "repeat"
+    sentence_len: float = 2.2
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> DataSettings:
@@ -111,6 +118,10 @@ class DataSettings:
     def checks(self) -> dict[str, object]:
         """Return the settings of how files are checked."""
         return {name: getattr(self, name) for name in _CHECKS}
+
+    def segment_samples(self) -> int:
+        """Return the samples of a segment, as the training reads it."""
+        return round(self.sentence_len * self.sample_rate)
 
     def corpus(self) -> Corpus:
         """Open the training speech."""
@@ -140,6 +151,9 @@ class DataSettings:
             # Records of earlier versions lack them.
             if given[name] == self.__dataclass_fields__[name].default:
                 del given[name]
+        if self.short != "drop":
+            # Lists depend on a segment's length only where short utterances are left out.
+            del given["short"], given["sentence_len"]
         for name in ("train_list", "valid_trials", "trial_lists"):
             lists = given[name] if name == "trial_lists" else _paths_given(given[name])
             given[name] = {
@@ -176,14 +190,14 @@ class ListedSpeech:
         Names of files by speaker.
     problems : sequence of FileProblem
         Files of no speaker.
-    passed_over : int
+    passed_over : sequence of Path
         Files of audio beside the speakers' folders.
     """
 
     corpus: Corpus
     by_speaker: Mapping[str, list[str]]
     problems: Sequence[FileProblem] = ()
-    passed_over: int = 0
+    passed_over: Sequence[Path] = ()
 
     def digest(self) -> str:
         """Digest names and sizes of the files of all speakers."""
@@ -216,7 +230,7 @@ class ListedSpeech:
     def seen(self) -> int:
         """Count all files of audio."""
         listed = sum(map(len, self.by_speaker.values()))
-        return listed + len(self.problems) + self.passed_over
+        return listed + len(self.problems) + len(self.passed_over)
 
 
 def list_speech(settings: DataSettings) -> ListedSpeech:

@@ -7,8 +7,10 @@
 - label_encoder.txt: the number of each speaker, as SpeechBrain writes it
 - bad_files.txt: files that cannot be used, and why
 - accounting.csv: how many files were seen, used, and left out for which reason
+- left_out.csv: each file that is left out, and why
+- single_speakers.txt: speakers with one utterance to train on
 - prepared.json: the settings
-- SHA256SUMS: checksums of all these but bad_files.txt and accounting.csv, which are compared when one is read
+- SHA256SUMS: checksums of the lists and the settings, which are compared when one is read
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -36,16 +37,22 @@ from speechbrain_rev.whole_files import (
     write_whole,
 )
 
-from .checking import check_files, report_problems
+from .accounting import (
+    BESIDE,
+    TESTED,
+    count_short,
+    refuse_few_speakers,
+    take_account,
+    write_account,
+)
+from .checking import Wrong, report_problems
 from .corpora import absolute
-from .corpus import refuse_one_folder_twice, same_speakers
 from .labels import read_labels, write_labels
 from .listing import (
     DataSettings,
     ListedSpeech,
     held_out_speakers,
     list_speech,
-    tested_speakers,
     validation_lines,
 )
 from .manifest import MAPPED, read_manifest, write_manifest
@@ -56,7 +63,6 @@ TRAIN, VALID_TRIALS = "train.csv", "valid_trials.txt"
 LABELS = "label_encoder.txt"
 RECORD = "prepared.json"
 BAD_FILES = "bad_files.txt"
-ACCOUNTING = "accounting.csv"
 LISTS = (TRAIN, VALID_TRIALS, LABELS)
 
 # The weights of a finished run, as checksums in its save folder name them.
@@ -88,6 +94,10 @@ class Prepared:
         Of these, those beside the folder of the speakers' folders.
     treated : mapping of str to int
         How many of those used are resampled, mixed, or of one of several channels.
+    short : int
+        Utterances that are trained on and shorter than a segment.
+    short_left_out : int
+        Utterances left out because they are shorter than a segment.
 
     Example
     -------
@@ -106,11 +116,13 @@ class Prepared:
     seen: int | None = None
     passed_over: int = 0
     treated: Mapping[str, int] = field(default_factory=dict)
+    short: int = 0
+    short_left_out: int = 0
 
     def accounts_for_all(self) -> bool:
         """Return whether each file that was seen is in one of the counts."""
         used = self.utterances + self.held_out
-        without = self.left_out + self.dropped + self.passed_over
+        without = self.left_out + self.dropped + self.passed_over + self.short_left_out
         return self.seen in (None, used + without)
 
     def in_words(self) -> str:
@@ -121,11 +133,17 @@ class Prepared:
             beside = f"Passed over beside the speakers' folders: {self.passed_over}. "
         counts = [f"{how}: {count}" for how, count in sorted(self.treated.items())]
         treated = f"Of those used, {', '.join(counts)}. " if counts else ""
+        short = ""
+        if self.short or self.short_left_out:
+            short = (
+                f"Shorter than a segment: {self.short} trained on, "
+                f"{self.short_left_out} left out. "
+            )
         return (
             f"{seen}Training: {self.utterances} utterances of {self.speakers} speakers. "
             f"Validation: {self.valid_trials} trials, {self.held_out} utterances held "
             f"out. Left out because their speakers are in trial lists: {self.left_out}. "
-            f"Dropped because they cannot be used: {self.dropped}. {beside}{treated}"
+            f"Dropped because they cannot be used: {self.dropped}. {beside}{treated}{short}"
             f"Speakers with one utterance only: {self.single}."
         )
 
@@ -173,6 +191,8 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
     done = save_folder / RECORD
     earlier = _record(save_folder) if done.is_file() else {}
     checks, known = settings.checks(), earlier.get("settings")
+    # What the counts of short utterances are of.
+    segment = {"short": settings.short, "samples": settings.segment_samples()}
     begun = any(save_folder.glob("CKPT*/CKPT.yaml")) or _WEIGHTS in sums_in(save_folder)
     same = known is not None and _contents(known) == _contents(fingerprint)
     folder = absolute(settings.data_folder)
@@ -180,7 +200,9 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
         treated = {**DataSettings("").checks(), **earlier.get("checks", checks)}
         # Without checksums a record vouches for no lists: an interrupted preparation may
         # have written them, or an earlier version, which a run goes on with.
-        if treated == checks and (begun or RECORD in sums_in(save_folder)):
+        counted = begun or earlier.get("segment", segment) == segment
+        kept = begun or RECORD in sums_in(save_folder)
+        if treated == checks and counted and kept:
             return read_prepared(save_folder)
         if begun:
             logger.warning(
@@ -204,6 +226,7 @@ def prepare(settings: DataSettings, save_folder: str | Path) -> Prepared:
         "folder": folder,
         "corpus": listing.digest(),
         "checks": checks,
+        "segment": segment,
         "prepared": asdict(prepared),
     }
     write_whole(done, json.dumps(record, indent=1) + "\n")
@@ -215,58 +238,46 @@ def _write_lists(
     listing: ListedSpeech, settings: DataSettings, save_folder: Path, bad_files: Path
 ) -> Prepared:
     """Check files, choose speakers, and write the lists of a run."""
-    corpus, by_speaker = listing.corpus, listing.by_speaker
-    refuse_one_folder_twice(corpus, by_speaker)
-    tested = same_speakers(corpus, by_speaker, tested_speakers(corpus, settings))
-    kept = {s: names for s, names in sorted(by_speaker.items()) if s not in tested}
-    usable, problems, treated = check_files(
-        kept,
-        corpus,
-        sample_rate=settings.sample_rate,
-        whole=settings.check_audio,
-        resample=settings.resample,
-        channel=settings.channel,
+    corpus, account = listing.corpus, take_account(listing, settings)
+    report_problems(
+        account.problems,
+        account.looked_at(),
+        bad_files,
+        drop=settings.bad_files == "drop",
     )
-    problems = [*listing.problems, *problems]
-    files = sum(map(len, kept.values())) + len(listing.problems)
-    report_problems(problems, files, bad_files, drop=settings.bad_files == "drop")
+    usable = account.usable
     held_out = held_out_speakers(
         {s: list(names) for s, names in usable.items()}, corpus, settings
     )
     lines = validation_lines(held_out, corpus, settings)
+    refuse_few_speakers(account, held_out)
     train = {s: list(u.values()) for s, u in usable.items() if s not in held_out}
-    if len(train) < 2:
-        raise ValueError(
-            f"Only {len(train)} speaker(s) are left for training: {len(by_speaker)} found, "
-            f"{len(by_speaker) - len(kept)} in trial lists, {len(held_out)} held out. "
-            "Check data_folder, train_list, trial_lists and valid_speakers."
-        )
     utterances = [utterance for spoken in train.values() for utterance in spoken]
+    single = [speaker for speaker, spoken in train.items() if len(spoken) == 1]
+    reasons = account.reasons()
     prepared = Prepared(
         len(utterances),
         len(train),
-        left_out=sum(len(names) for s, names in by_speaker.items() if s in tested),
+        left_out=reasons[TESTED],
         held_out=sum(map(len, held_out.values())),
         valid_trials=len(lines),
-        dropped=len(problems),
-        single=sum(len(spoken) == 1 for spoken in train.values()),
+        dropped=len(account.problems),
+        single=len(single),
         seen=listing.seen(),
-        passed_over=listing.passed_over,
-        treated=dict(treated),
+        passed_over=reasons[BESIDE],
+        treated=dict(account.treated),
+        short=count_short(utterances, settings),
+        short_left_out=reasons.get(Wrong.SHORT.words, 0),
     )
     assert prepared.accounts_for_all()
-    reasons = Counter(problem.wrong.words for problem in problems)
-    counts = {
-        "seen": listing.seen(),
-        "used: training": prepared.utterances,
-        "used: validation": prepared.held_out,
-        **{f"of the used: {how}": count for how, count in sorted(treated.items())},
-        "left out: speaker in a trial list": prepared.left_out,
-        "left out: beside the speakers' folders": prepared.passed_over,
-        **{f"left out: {words}": count for words, count in sorted(reasons.items())},
-    }
-    rows = "".join(f"{name},{count}\n" for name, count in counts.items())
-    write_whole(save_folder / ACCOUNTING, f"what,files\n{rows}")
+    write_account(
+        account,
+        save_folder,
+        training=utterances,
+        validation=prepared.held_out,
+        single=single,
+        settings=settings,
+    )
     # Checksums go first and come last: they vouch for the lists.
     (save_folder / SUMS).unlink(missing_ok=True)
     write_manifest(save_folder / TRAIN, utterances)

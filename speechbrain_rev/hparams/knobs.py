@@ -356,6 +356,7 @@ KNOBS = {
     "bad_files": Knob("str", "ours", one_of=("refuse", "drop")),
     "any_extension": _switch("ours"),
     "outside_files": _switch("ours"),
+    "short": Knob("str", "ours", one_of=("repeat", "pad", "drop")),
     "check_audio": _switch("ours"),
     "max_unread": _count_or_none("ours", "files"),
     "valid_speakers": _count_or_none(

@@ -1,0 +1,265 @@
+"""What becomes of each file of audio that was seen: it is used, or left out for a reason.
+
+`take_account` decides it for a listing, without writing anything. A preparation writes what
+it decided, and `speechbrain-rev data` shows it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from speechbrain_rev.whole_files import write_whole
+
+from .checking import FileProblem, Wrong, check_files
+from .corpus import located, refuse_one_folder_twice, same_speakers
+from .listing import DataSettings, ListedSpeech, tested_speakers
+from .manifest import Utterance
+
+ACCOUNTING, LEFT_OUT = "accounting.csv", "left_out.csv"
+SINGLE = "single_speakers.txt"
+
+TESTED = "speaker in a trial list"
+BESIDE = "beside the speakers' folders"
+#: How clips that are shorter than a segment come to its length.
+LENGTHENED = {"repeat": "repeated", "pad": "padded with zeros"}
+
+
+class LeftOut(NamedTuple):
+    """A file that is not used.
+
+    Attributes
+    ----------
+    file : str
+        Its path.
+    reason : str
+        One of a few, by which files are counted.
+    detail : str
+        The reason for this file, in words.
+    """
+
+    file: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Account:
+    """What becomes of each file of a listing.
+
+    Attributes
+    ----------
+    listing : ListedSpeech
+        What was seen.
+    usable : mapping of str to mapping of str to Utterance
+        By speaker and name.
+    problems : sequence of FileProblem
+        Files that cannot be used.
+    others : sequence of LeftOut
+        Files that could be used and are left out, and what was passed over.
+    treated : mapping of str to int
+        How many of the usable are resampled, mixed, or of one of several channels.
+    headers : mapping of (int, int) to int
+        How many files have which rate and number of channels, of all whose header was read.
+    """
+
+    listing: ListedSpeech
+    usable: Mapping[str, Mapping[str, Utterance]]
+    problems: Sequence[FileProblem]
+    others: Sequence[LeftOut]
+    treated: Mapping[str, int]
+    headers: Mapping[tuple[int, int], int] = field(repr=False)
+
+    def used(self) -> int:
+        """Count the files that are used."""
+        return sum(map(len, self.usable.values()))
+
+    def looked_at(self) -> int:
+        """Count the files that were checked, or have no speaker."""
+        short = sum(row.reason == Wrong.SHORT.words for row in self.others)
+        return self.used() + short + len(self.problems)
+
+    def left_out(self) -> list[LeftOut]:
+        """List all files that are left out, those that cannot be used first."""
+        bad = [LeftOut(p.path, p.wrong.words, p.detail) for p in self.problems]
+        return [*bad, *self.others]
+
+    def reasons(self) -> dict[str, int]:
+        """Count files that are left out by reason; two reasons are always there."""
+        counts = Counter(row.reason for row in self.left_out())
+        first = {TESTED: counts.pop(TESTED, 0), BESIDE: counts.pop(BESIDE, 0)}
+        return first | dict(sorted(counts.items()))
+
+    def check(self) -> None:
+        """See that each file that was seen is used or left out."""
+        seen, used, left = (
+            self.listing.seen(),
+            self.used(),
+            sum(self.reasons().values()),
+        )
+        assert seen == used + left, (
+            f"{seen} files were seen, {used} are used and {left} left out: "
+            f"{seen - used - left} are lost. This is a defect; please report it."
+        )
+
+
+def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
+    """Check the files of a listing, and decide what becomes of each.
+
+    Parameters
+    ----------
+    listing : ListedSpeech
+        As ``list_speech`` gives it.
+    settings : DataSettings
+        The run's.
+
+    Returns
+    -------
+    Account
+        Its problems are neither reported nor refused.
+
+    Raises
+    ------
+    ValueError
+        If two speakers have one folder, or a trial list cannot be used.
+
+    Example
+    -------
+    >>> import soundfile
+    >>> from speechbrain_rev.data.listing import list_speech
+    >>> path = getfixture("tmp_path") / "id1" / "s" / "a.wav"
+    >>> path.parent.mkdir(parents=True)
+    >>> soundfile.write(path, [0.0, 0.5], 16000)
+    >>> settings = DataSettings(str(getfixture("tmp_path")), short="drop")
+    >>> account = take_account(list_speech(settings), settings)
+    >>> account.used(), account.reasons()["shorter than a segment"]
+    (0, 1)
+    """
+    corpus, by_speaker = listing.corpus, listing.by_speaker
+    refuse_one_folder_twice(corpus, by_speaker)
+    tested = same_speakers(corpus, by_speaker, tested_speakers(corpus, settings))
+    kept = {s: names for s, names in sorted(by_speaker.items()) if s not in tested}
+    headers: Counter[tuple[int, int]] = Counter()
+    usable, problems, treated = check_files(
+        kept,
+        corpus,
+        sample_rate=settings.sample_rate,
+        whole=settings.check_audio,
+        resample=settings.resample,
+        channel=settings.channel,
+        shortest=settings.segment_samples() if settings.short == "drop" else 0,
+        headers=headers,
+    )
+    others = [
+        LeftOut(str(located(corpus, name)[0]), TESTED, f"{speaker} is in a trial list")
+        for speaker in sorted(tested)
+        for name in by_speaker[speaker]
+    ]
+    beside = "it is not below the folder of the speakers' folders"
+    others += [LeftOut(str(path), BESIDE, beside) for path in listing.passed_over]
+    others += [
+        LeftOut(p.path, p.wrong.words, p.detail)
+        for p in problems
+        if p.wrong is Wrong.SHORT
+    ]
+    account = Account(
+        listing,
+        usable,
+        [*listing.problems, *(p for p in problems if p.wrong is not Wrong.SHORT)],
+        others,
+        treated,
+        headers,
+    )
+    account.check()
+    return account
+
+
+def refuse_few_speakers(account: Account, held_out: Collection[str] = ()) -> None:
+    """Refuse to train on fewer than two speakers.
+
+    Parameters
+    ----------
+    account : Account
+        Of the corpus.
+    held_out : collection of str
+        Speakers who are for validation.
+
+    Raises
+    ------
+    ValueError
+        It counts where the others went.
+    """
+    left = len(account.usable) - len(held_out)
+    if left < 2:
+        found = len(account.listing.by_speaker)
+        in_lists = {r.detail for r in account.others if r.reason == TESTED}
+        raise ValueError(
+            f"Only {left} speaker(s) are left for training: {found} found, "
+            f"{len(in_lists)} in trial lists, {len(held_out)} held out. "
+            "Check data_folder, train_list, trial_lists and valid_speakers."
+        )
+
+
+def count_short(utterances: Iterable[Utterance], settings: DataSettings) -> int:
+    """Count utterances that are shorter than a segment of a run."""
+    segment = settings.segment_samples()
+    return sum(one.samples < segment for one in utterances)
+
+
+def write_account(
+    account: Account,
+    save_folder: Path,
+    *,
+    training: Sequence[Utterance],
+    validation: int,
+    single: Sequence[str],
+    settings: DataSettings,
+) -> None:
+    """Write what was seen, used and left out: by reason, by file, and single speakers.
+
+    Parameters
+    ----------
+    account : Account
+        Of the corpus.
+    save_folder : Path
+        Where ``accounting.csv``, ``left_out.csv`` and ``single_speakers.txt`` are written.
+    training : sequence of Utterance
+        What is trained on.
+    validation : int
+        How many utterances are held out.
+    single : sequence of str
+        Speakers with one utterance to train on.
+    settings : DataSettings
+        The run's.
+    """
+    how = dict(sorted(account.treated.items()))
+    if short := count_short(training, settings):
+        how[f"{Wrong.SHORT.words} and {LENGTHENED[settings.short]}"] = short
+    assert len(training) + validation == account.used()
+    counts = {
+        "seen": account.listing.seen(),
+        "used: training": len(training),
+        "used: validation": validation,
+        **{f"of the used: {words}": count for words, count in how.items()},
+        **{f"left out: {why}": count for why, count in account.reasons().items()},
+    }
+    _write_csv(save_folder / ACCOUNTING, ("what", "files"), counts.items())
+    _write_csv(save_folder / LEFT_OUT, LeftOut._fields, account.left_out())
+    names = "".join(f"{name}\n" for name in single)
+    write_whole(save_folder / SINGLE, names.encode(errors="backslashreplace"))
+
+
+def _write_csv(
+    path: Path, header: Sequence[str], rows: Collection[Sequence[object]]
+) -> None:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(header)
+    table.writerows(rows)
+    # A name that is not in UTF-8 can be written in no other way.
+    write_whole(path, text.getvalue().encode(errors="backslashreplace"))

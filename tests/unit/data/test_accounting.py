@@ -1,0 +1,152 @@
+"""Each file that was seen is used or left out for a reason, and both are written down."""
+
+import csv
+from collections import Counter
+
+import numpy as np
+import pytest
+import soundfile
+
+from speechbrain_rev.data import accounting, read_manifest
+from speechbrain_rev.data.checking import Wrong
+from speechbrain_rev.data.dataset import ChunkDataset
+from speechbrain_rev.data.listing import DataSettings, list_speech
+from tests.corpus import RATE, write_corpus
+
+#: Where each file that is left out lies below the data folder, and why it is.
+LEFT = {
+    "wav/id9/s/other.wma": Wrong.SUFFIX.words,
+    "wav/id9/s/rate.wav": Wrong.RATE.words,
+    "wav/id9/s/stereo.wav": Wrong.CHANNELS.words,
+    "wav/id9/s/empty.wav": Wrong.EMPTY.words,
+    "wav/id9/s/silent.wav": Wrong.SILENT.words,
+    "wav/id9/s/short.wav": Wrong.SHORT.words,
+    "wav/nobody.wav": Wrong.NO_SPEAKER.words,
+    "beside.wav": accounting.BESIDE,
+    **{
+        f"wav/{speaker}/s00/00000.wav": accounting.TESTED
+        for speaker in ("id00000", "id00001")
+    },
+}
+
+
+@pytest.fixture
+def one_of_each(tmp_path):
+    """Four speakers of three utterances of 1 s or more, and one file for each reason."""
+    folder = write_corpus(
+        tmp_path / "data", speakers=4, sessions=1, utterances=1, seconds=1.5
+    )
+    noise = 0.1 * np.random.default_rng(0).standard_normal(2 * RATE)
+    files = {
+        "rate.wav": (noise, 8000),
+        "stereo.wav": (np.stack([noise, noise], 1), RATE),
+        "empty.wav": (noise[:0], RATE),
+        "silent.wav": (0 * noise, RATE),
+        "short.wav": (noise[: RATE // 2], RATE),
+        "good.wav": (noise, RATE),
+        "../../nobody.wav": (noise, RATE),
+        "../../../beside.wav": (noise, RATE),
+    }
+    bad = folder / "wav/id9/s"
+    bad.mkdir(parents=True)
+    (bad / "other.wma").write_bytes(b"\0")
+    for name, (wav, rate) in files.items():
+        soundfile.write(bad / name, wav, rate)
+    a, b = (f"id0000{s}/s00/00000.wav" for s in range(2))
+    (tmp_path / "trials.txt").write_text(f"1 {a} {a}\n0 {a} {b}\n")
+    return {
+        "data": folder,
+        "trial_lists": (str(tmp_path / "trials.txt"),),
+        "bad_files": "drop",
+        "check_audio": True,
+        "sentence_len": 1.0,
+    }
+
+
+@pytest.mark.parametrize("short", ["repeat", "pad", "drop"])
+def test_seen_are_used_and_left_out_by_file_and_by_reason(
+    prepared, one_of_each, tmp_path, short
+):
+    summary = prepared(**one_of_each, short=short)
+    save, data = tmp_path / "save", one_of_each["data"]
+    left = {
+        row["file"].removeprefix(f"{data}/"): row["reason"]
+        for row in csv.DictReader((save / "left_out.csv").open())
+    }
+    expected = dict(LEFT)
+    if short != "drop":
+        del expected["wav/id9/s/short.wav"]
+    assert left == expected
+    used = {
+        row.wav.removeprefix(f"{data}/") for row in read_manifest(save / "train.csv")
+    }
+    audio = {
+        path.relative_to(data).as_posix()
+        for path in data.rglob("*")
+        if path.suffix in (".wav", ".wma")
+    }
+    assert used | left.keys() == audio
+    assert not used & left.keys()
+    counts = {
+        row["what"]: int(row["files"])
+        for row in csv.DictReader((save / "accounting.csv").open())
+    }
+    accounted = [n for what, n in counts.items() if what.startswith(("used", "left"))]
+    assert counts["seen"] == sum(accounted) == len(audio) == summary.seen
+    assert Counter(expected.values()) == {
+        name.removeprefix("left out: "): count
+        for name, count in counts.items()
+        if name.startswith("left out: ")
+    }
+    how = {"repeat": "repeated", "pad": "padded with zeros"}.get(short)
+    lengthened = counts.get(f"of the used: shorter than a segment and {how}", 0)
+    assert (summary.short, summary.short_left_out) == (lengthened, short == "drop")
+    assert lengthened == (short != "drop")
+    single = ["id00002", "id00003"] + ["id9"] * (short == "drop")
+    assert (save / "single_speakers.txt").read_text().split() == single
+    assert summary.single == len(single)
+    assert "Shorter than a segment: " in summary.in_words()
+
+
+def test_a_file_that_is_lost_is_an_error(one_of_each, monkeypatch):
+    settings = DataSettings(
+        str(one_of_each.pop("data")), **(one_of_each | {"trial_lists": ()})
+    )
+    check = accounting.check_files
+
+    def losing(by_speaker, corpus, **options):
+        usable, problems, treated = check(by_speaker, corpus, **options)
+        return usable, problems[1:], treated
+
+    monkeypatch.setattr(accounting, "check_files", losing)
+    with pytest.raises(AssertionError, match="1 are lost"):
+        accounting.take_account(list_speech(settings), settings)
+
+
+@pytest.mark.parametrize("short", ["repeat", "pad"])
+def test_a_short_clip_comes_to_a_segment_as_asked(
+    prepared, one_of_each, tmp_path, short
+):
+    prepared(**one_of_each, short=short)
+    rows = read_manifest(tmp_path / "save/train.csv")
+    numbers = {name: n for n, name in enumerate(rows.speaker_names)}
+    data = ChunkDataset(rows, numbers, samples=RATE, short=short)
+    place = [row.ID for row in rows].index("id9/s/short")
+    wav = data[1, place].wav
+    clip = soundfile.read(rows[place].wav, dtype="float32")[0]
+    behind = clip if short == "repeat" else 0 * clip
+    assert wav.tolist() == [*clip, *behind]
+
+
+def test_a_segment_s_length_is_part_of_lists_that_drop_the_short_ones_alone(
+    prepared, one_of_each, tmp_path
+):
+    """Until a run has checkpoints its lists follow; then those that would change are refused."""
+    assert prepared(**one_of_each).short == 1
+    assert prepared(**one_of_each | {"sentence_len": 0.4}).short == 0
+    assert prepared(**one_of_each, short="drop").short_left_out == 1
+    (tmp_path / "save/CKPT+1").mkdir()
+    (tmp_path / "save/CKPT+1/CKPT.yaml").touch()
+    for changed in ({"sentence_len": 0.4, "short": "drop"}, {"short": "repeat"}):
+        with pytest.raises(ValueError, match="other data settings"):
+            prepared(**one_of_each | changed)
