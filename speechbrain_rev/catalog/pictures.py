@@ -37,13 +37,15 @@ CARD_BYTES = (11 * GIB, 24 * GIB)
 _ENDINGS = (".png", ".pdf", ".svg")
 
 
-def check_picture(path: str | Path) -> None:
+def check_picture(path: str | Path, option: str = "--plot") -> None:
     """Refuse a name of a picture of another format than those that are drawn.
 
     Parameters
     ----------
     path : str or pathlib.Path
         The name.
+    option : str
+        What takes it.
 
     Raises
     ------
@@ -59,7 +61,7 @@ def check_picture(path: str | Path) -> None:
     """
     if Path(path).suffix.lower() not in _ENDINGS:
         raise ValueError(
-            f"--plot takes a name that ends in {', '.join(_ENDINGS[:-1])} or "
+            f"{option} takes a name that ends in {', '.join(_ENDINGS[:-1])} or "
             f"{_ENDINGS[-1]}, not {path}."
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from speechbrain_rev import __version__
-from speechbrain_rev.cli import encoders, exports, plans, speakers
+from speechbrain_rev.cli import corpora, encoders, exports, plans, speakers
 from speechbrain_rev.cli.spelling import ArgumentParser
 from speechbrain_rev.whole_files import is_of_disk
 
@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         help="values that override those of the file",
     )
 
-    for group in (encoders, plans, speakers, exports):
+    for group in (corpora, encoders, plans, speakers, exports):
         group.add_commands(add)
     return parser
 

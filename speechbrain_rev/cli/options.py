@@ -157,13 +157,15 @@ def show(
     print(text, end="")
 
 
-def check_plot(path: str | None) -> None:
+def check_plot(path: str | None, option: str = "--plot") -> None:
     """Refuse, before any work, a picture that cannot be drawn or written.
 
     Parameters
     ----------
     path : str or None
         Its file, if one was named.
+    option : str
+        What names it.
 
     Raises
     ------
@@ -173,5 +175,5 @@ def check_plot(path: str | None) -> None:
     if path is not None:
         from speechbrain_rev.catalog.pictures import check_picture
 
-        check_picture(path)
-        check_file("--plot", path)
+        check_picture(path, option)
+        check_file(option, path)

@@ -338,33 +338,28 @@ def report_problems(
     write_whole(path, "".join(lines).encode(errors="backslashreplace"))
     tqdm.write(f"{problem_table(problems, files)}\nAll of them are listed in {path}.")
     if not drop:
-        raise ValueError(refusal(problems, files, listed_in=path, advice=advice))
+        raise ValueError(
+            f"{len(problems)} of {files} files cannot be used: {kinds_of(problems)}. All "
+            f"of them are listed in {path}. {advice}"
+        )
 
 
-def refusal(
-    problems: Sequence[FileProblem],
-    files: int,
-    *,
-    listed_in: Path | None = None,
-    advice: str = ADVICE,
-) -> str:
-    """Say why files are refused, with examples of each problem.
+def kinds_of(problems: Sequence[FileProblem]) -> str:
+    """Count each problem in one line, with examples and what to do.
 
     Parameters
     ----------
     problems : sequence of FileProblem
-        At least one.
-    files : int
-        How many files there were.
-    listed_in : Path, optional
-        A file that has all of them.
-    advice : str
-        What to do about them.
+        As ``check_files`` gives them.
 
     Returns
     -------
     str
-        One line.
+
+    Example
+    -------
+    >>> kinds_of([FileProblem(Wrong.EMPTY, "a.wav", "a.wav holds none")])
+    '1 no samples (a.wav holds none; delete it)'
     """
     kinds = []
     for wrong, group in _by_kind(problems):
@@ -372,11 +367,7 @@ def refusal(
         kinds.append(
             f"{len(group)} {wrong.words} ({group[0].detail}{also}; {wrong.advice})"
         )
-    place = "" if listed_in is None else f" All of them are listed in {listed_in}."
-    return (
-        f"{len(problems)} of {files} files cannot be used: {', '.join(kinds)}.{place} "
-        f"{advice}"
-    )
+    return ", ".join(kinds)
 
 
 class Checked(NamedTuple):

@@ -4,6 +4,7 @@ matplotlib is imported when a picture is drawn. Figures are made without pyplot,
 neither the caller's backend nor its open figures are touched, and no display is needed.
 """
 
+from speechbrain_rev.plots.corpora import corpus_histograms
 from speechbrain_rev.plots.det import ErrorRates, det_plot
 from speechbrain_rev.plots.encoders import (
     EncoderPoint,
@@ -36,6 +37,7 @@ __all__ = [
     "PartsBar",
     "SizedEncoder",
     "by_parameters",
+    "corpus_histograms",
     "curves_over_seeds",
     "det_plot",
     "encoder_map",

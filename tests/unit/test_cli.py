@@ -25,6 +25,7 @@ from speechbrain_rev.inference.run_folder import read_weights
 from speechbrain_rev.planner import Plan
 from speechbrain_rev.planner.timing import Speed
 from speechbrain_rev.sizes import GIB
+from tests.corpus import write_corpus
 from tests.run_folders import (
     speech_like,
     write_audio,
@@ -37,7 +38,7 @@ PLANNED = "memory resnet34 --mode=plan --card=4GB"
 EMBED = "embed --device=cpu run a.wav b.wav"
 VERIFY = "verify run a.wav b.wav --device=cpu"
 COMMANDS = ("env", "resolve", "models", "memory", "plan", "sweep", "calibrate",
-            "embed", "verify", "export", "convert")  # fmt: skip
+            "embed", "verify", "export", "convert", "data")  # fmt: skip
 TRAIN = Path(__file__).parents[2] / "hparams" / "train.yaml"
 # Operations take long to start, and then no time whatever the batch.
 SPEED = Speed(1e15, 1e15, 1e3, {"torch": "2", "device": "a test"})
@@ -408,6 +409,11 @@ MISTAKES = {
         "--device=mps": "not mps",
         "--device=cuda:99": "device cuda:99 is not there",
     }.items()},
+    "data nowhere": "The data folder nowhere does not exist.",
+    "data x.raw": "x.raw is no list that is known.",
+    "data . --speaker_from=(": "speaker_from takes a level, or a regular expression",
+    "data . --short=cut": "short takes repeat, pad or drop, not cut",
+    "data . --picture=p.jpg": "--picture takes a name that ends in .png",
     **{f"convert wespeaker {given}": words for given, words in {
         "none.pt model": "There is no file none.pt. Give the avg_model.pt",
         f"{TRAIN} model": "train.yaml is not loaded: it is no zip archive",
@@ -551,6 +557,41 @@ class TestVerify:
             ("my other", "EER of the list my other"),
         ):
             assert words in printed(*arguments, f"--threshold={name}")
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory):
+    """A corpus, one speaker of which has one utterance."""
+    folder = write_corpus(tmp_path_factory.mktemp("speech"), seconds=0.2)
+    write_audio(folder / "wav/id9/s/a.wav", speech_like(0.2, seed=1))
+    return folder
+
+
+class TestData:
+    def test_it_prints_text_or_one_document_and_draws_a_picture(
+        self, speech, tmp_path, printed
+    ):
+        picture = tmp_path / "lengths.png"
+        text = printed("data", str(speech), f"--picture={picture}")
+        assert text.startswith("Understood as VoxCeleb: 25 utterances of 7 speakers")
+        assert "speakers with one utterance  1, such as id9\n" in text
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        given = "--speaker_from=2", "--short=drop", "--chunk_samples=2400", "--json"
+        plain = json.loads(printed("data", str(speech), *given))
+        assert (plain["speakers"], plain["short"]["treated"]) == (3, "drop")
+        assert plain["left_out"]["shorter than a segment"] > 0
+
+    @pytest.mark.parametrize("form", [[], ["--json"]])
+    def test_what_a_training_refuses_is_shown_and_then_an_error(
+        self, speech, capsys, form
+    ):
+        assert cli.main(["data", str(speech), "--sample_rate=8000", *form]) == 2
+        out, err = capsys.readouterr()
+        assert "other sample rate" in out
+        words = err.splitlines()[-1]
+        assert words.startswith("speechbrain-rev: 25 of 25 files cannot be used, and a")
+        if form:
+            assert f"speechbrain-rev: {json.loads(out)['refused']}" == words
 
 
 @pytest.mark.usefixtures("in_files")

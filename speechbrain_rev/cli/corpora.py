@@ -1,0 +1,122 @@
+"""Subcommand that shows a corpus: ``data``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from speechbrain_rev.cli.options import check_plot
+
+if TYPE_CHECKING:
+    from speechbrain_rev.data.listing import DataSettings
+    from speechbrain_rev.data.overview import Overview
+
+#: Settings of a training that choose what is read, checked and defaulted as by train.py.
+_SETTINGS = {
+    "speaker_from": (
+        "LEVEL|PATTERN",
+        "where files of a folder name their speaker: 1 for the first folder, or a regular "
+        "expression",
+    ),
+    "sample_rate": ("HZ", "of all audio"),
+    "train_list": ("FILE", "lines 'speaker path': only these are read"),
+    "trial_lists": ("'[FILE, ...]'", "lists whose speakers are left out"),
+    "bad_files": ("refuse|drop", "what is done about files that cannot be used"),
+    "check_audio": ("true|false", "decode each file: finds silence, NaN and damage"),
+    "any_extension": ("true|false", "take .flac where a list has .wav, or the reverse"),
+    "outside_files": ("true|false", "read what lies outside the folder, too"),
+    "short": ("repeat|pad|drop", "what is done about utterances below a segment"),
+    "chunk_samples": ("SAMPLES", "that a segment is read for (31840: 2.2 s are read)"),
+}
+_EXAMPLE = """\
+examples:
+  speechbrain-rev data LibriSpeech --picture=lengths.png
+  speechbrain-rev data calls --speaker_from='/call-([^-]+)-' --bad_files=drop --json
+"""
+
+
+def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the subcommand.
+
+    Parameters
+    ----------
+    add : callable
+        Takes a name, what runs it, a summary and details; gives the parser.
+    """
+    command = add(
+        "data",
+        _data,
+        "show what a training would read of a corpus",
+        "Format, speakers, hours, rates, lengths, and what is left out and why. Nothing "
+        "is written but --picture. The status is 2 where a training would refuse.",
+    )
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    # As the formatter keeps the lines of the examples.
+    command.description = textwrap.fill(command.description or "", 79)
+    command.epilog = _EXAMPLE
+    command.add_argument(
+        "path",
+        metavar="PATH",
+        help="data_folder of a training: a folder of audio, a packed one, or a list",
+    )
+    command.add_argument(
+        "--json", action="store_true", help="print one JSON document, in seconds"
+    )
+    command.add_argument(
+        "--picture",
+        metavar="FILE.png",
+        help="also draw histograms of lengths and of utterances of a speaker: a name "
+        "that ends in .png, .pdf or .svg",
+    )
+    settings = command.add_argument_group("settings of a training")
+    for name, (form, words) in _SETTINGS.items():
+        settings.add_argument(f"--{name}", metavar=form, help=words)
+
+
+def _data(parsed: argparse.Namespace) -> None:
+    check_plot(parsed.picture, "--picture")
+    from speechbrain_rev.data.overview import look_at
+
+    overview = look_at(_settings(parsed))
+    if parsed.json:
+        print(json.dumps(overview.plain(), indent=1))
+    else:
+        print(overview.text(), end="")
+    if parsed.picture is not None and overview.seconds:
+        _draw(overview, parsed.picture)
+    if overview.refused:
+        raise ValueError(overview.refused)
+
+
+def _settings(parsed: argparse.Namespace) -> DataSettings:
+    """Take the settings as train.py does; speakers are held out of what is read here."""
+    from speechbrain_rev.data.listing import DataSettings
+    from speechbrain_rev.hparams import compose, plain_settings
+
+    given = {n: getattr(parsed, n) for n in _SETTINGS if getattr(parsed, n) is not None}
+    # Which encoder it is does not matter.
+    options = [f"--{name}={value}" for name, value in given.items()]
+    text = compose(["revnet57", "--data_folder=.", "--output_folder=.", *options]).text
+    settings = DataSettings.of(plain_settings(text))
+    return replace(
+        settings, data_folder=parsed.path, trials_folder=None, valid_speakers=0
+    )
+
+
+def _draw(overview: Overview, path: str) -> None:
+    from speechbrain_rev.plots import corpus_histograms
+
+    of_speakers = overview.of_speakers()
+    corpus = overview.account.listing.corpus.format
+    corpus_histograms(
+        overview.seconds,
+        list(of_speakers.values()),
+        path,
+        title=f"{corpus}: {len(overview.seconds):,} utterances of {len(of_speakers):,} "
+        "speakers",
+        source=f"{overview.settings.data_folder}, as a training would read it.",
+    )

@@ -1,0 +1,64 @@
+"""What `speechbrain-rev data` shows is what a preparation lists."""
+
+import json
+
+import pytest
+import soundfile
+
+from speechbrain_rev.data import read_manifest
+from speechbrain_rev.data.listing import DataSettings
+from speechbrain_rev.data.overview import histogram, look_at
+
+from .conftest import snapshot
+
+
+@pytest.mark.parametrize("short", ["repeat", "drop"])
+def test_it_shows_what_a_preparation_lists_and_writes_nothing(
+    prepared, corpus, tmp_path, short
+):
+    settings = {"short": short, "sentence_len": 0.1}
+    before = snapshot(corpus)
+    overview = look_at(DataSettings(str(corpus), **settings))
+    assert snapshot(corpus) == before
+    assert list(tmp_path.iterdir()) == []
+    prepared(corpus, **settings)
+    rows = list(read_manifest(tmp_path / "save/train.csv"))
+    plain = json.loads(json.dumps(overview.plain()))
+    assert plain["seconds"] == pytest.approx(sum(row.samples for row in rows) / 16000)
+    assert plain["utterances"] == len(rows)
+    assert [row["ID"] for row in plain["rows"]] == [row.ID for row in rows[:3]]
+    assert [row["samples"] for row in plain["rows"]] == [r.samples for r in rows[:3]]
+    lines = (tmp_path / "save/accounting.csv").read_text()
+    for why, count in plain["left_out"].items():
+        assert f"left out: {why},{count}\n" in lines
+    assert bool(plain["left_out"]) == (short == "drop")
+    assert (f"repeated),{plain['short']['utterances']}\n" in lines) == (short != "drop")
+    bars = plain["utterance_seconds"]["histogram"]
+    assert sum(bar["utterances"] for bar in bars) == len(rows)
+    assert plain["headers"] == [{"sample_rate": 16000, "channels": 1, "files": 24}]
+    assert overview.refused == ""
+
+
+def test_lengths_are_in_the_bar_that_begins_with_them():
+    bars = histogram([0.5, 1.999, 2.0, 8000.0])
+    counted = {bar.name(): bar.count for bar in bars if bar.count}
+    assert counted == {"0.5-1": 1, "1-2": 1, "2-3": 1, "3600+": 1}
+    assert [bar.end for bar in bars[:-1]] == [bar.begin for bar in bars[1:]]
+    assert histogram([]) == []
+
+
+def test_what_a_training_would_refuse_is_refused_with_all_figures(tmp_path):
+    for name, rate in (("id1/s/a.wav", 16000), ("id2/s/b.wav", 8000)):
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True)
+        soundfile.write(path, [0.0, 0.5], rate)
+    overview = look_at(DataSettings(str(tmp_path / "data")))
+    assert overview.refused.startswith("1 of 2 files cannot be used, and a training")
+    assert "8000 Hz, 1: 1 files; 16000 Hz, 1: 1 files" in overview.text()
+    overview = look_at(DataSettings(str(tmp_path / "data"), bad_files="drop"))
+    assert overview.refused.startswith("Only 1 speaker(s) are left for training: 2 f")
+    overview = look_at(
+        DataSettings(str(tmp_path / "data"), sample_rate=4000, bad_files="drop")
+    )
+    assert overview.plain()["utterances_of_a_speaker"]["max"] is None
+    assert "utterances of a speaker      -\n" in overview.text()
