@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import speechbrain as sb
@@ -25,6 +25,37 @@ from speechbrain_rev.training.steps import CheckedSteps, Tally
 logger = logging.getLogger("train")
 
 
+class TimedBatches:
+    """Batches of a loader, and how long whoever takes them waits for the next one.
+
+    Parameters
+    ----------
+    batches : collection
+        A loader.
+
+    Example
+    -------
+    >>> batches = TimedBatches(["first", "second"])
+    >>> list(batches), len(batches), 0 < batches.seconds < 1
+    (['first', 'second'], 2, True)
+    """
+
+    def __init__(self, batches: Collection[Any]) -> None:
+        self._batches = batches
+        #: Waited so far, in all epochs.
+        self.seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        start = time.monotonic()
+        for batch in self._batches:
+            self.seconds += time.monotonic() - start
+            yield batch
+            start = time.monotonic()
+
+
 class ValidatedEpochs(CheckedSteps):
     """A Brain that trains on chunks of speech and validates on trials after each epoch.
 
@@ -41,6 +72,8 @@ class ValidatedEpochs(CheckedSteps):
     #: Of the batches of validation.
     shapes: RepeatedShapes
     bar: tqdm[Any]
+    #: Those of the epoch that is trained.
+    batches: TimedBatches
 
     def embed(self, feats: Tensor) -> Tensor:
         """Embed whole utterances in validation, in shapes that repeat.
@@ -84,6 +117,10 @@ class ValidatedEpochs(CheckedSteps):
         size = self.train_sampler.batch_size
         progress.show_step(self.bar, size, self.mean_loss, self.device)
 
+    def _fit_train(self, train_set: Collection[Any], epoch: int, enable: bool) -> None:
+        self.batches = TimedBatches(train_set)
+        super()._fit_train(self.batches, epoch, enable)
+
     def on_stage_start(self, stage: sb.Stage, epoch: int | None = None) -> None:
         """Start the clock, the bar and, in the middle of an epoch, the sampler."""
         self.stage_start, self.first_step = time.monotonic(), self.step
@@ -124,6 +161,7 @@ class ValidatedEpochs(CheckedSteps):
     ) -> dict[str, Any]:
         sampler, schedule = self.train_sampler, self.hparams.lr_annealing
         utterances = self.step * sampler.batch_size
+        waited, total = self.sum_over_processes(self.batches.seconds, seconds)
         return {
             "epoch": epoch,
             "steps": schedule.step,
@@ -134,6 +172,8 @@ class ValidatedEpochs(CheckedSteps):
             "lr": schedule.current_lr,
             "margin": self.hparams.compute_cost.margin,
             "minutes": seconds / 60,
+            # Of all processes: one that waits holds up the others.
+            "data_wait_percent": 100 * waited / total,
             "utterances_per_second": (self.step - self.first_step)
             * sampler.batch_size
             / seconds,

@@ -106,6 +106,7 @@ def log_line(stats: dict[str, Any]) -> dict[str, Any]:
         line["activations compressed"] = stats["compression_ratio"]
     line["minutes"] = stats["minutes"]
     line["utt/s"] = round(stats["utterances_per_second"])
+    line["waited for data %"] = round(stats["data_wait_percent"], 1)
     return line | memory_shown(stats)
 
 

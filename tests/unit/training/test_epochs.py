@@ -12,7 +12,7 @@ from speechbrain_rev.inference import running
 from speechbrain_rev.inference.running import RepeatedShapes
 from speechbrain_rev.lobes import build_encoder
 from speechbrain_rev.scoring import Trials
-from speechbrain_rev.training import dry_run
+from speechbrain_rev.training import dry_run, epochs
 
 NAMES = [f"{speaker}/{i}.wav" for speaker in "ab" for i in range(3)]
 
@@ -95,6 +95,35 @@ def test_debugging_validates_without_eer_and_logs_nothing(validated, tmp_path):
     _, output = validated(debug=True)
     assert output.count("--debug: no EER, no log. {'epoch': ") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["save"]
+
+
+@pytest.mark.parametrize("slow", ["the reader", "the step"])
+def test_the_log_has_the_share_of_time_that_waited_for_data(
+    noise_run, monkeypatch, slow
+):
+    """By a clock that moves only where a test lets time pass."""
+    now = [0.0]
+    monkeypatch.setattr(epochs.time, "monotonic", lambda: now[0])
+    brain = noise_run()
+    read, step = brain.train_set.collate_fn, brain.fit_batch
+
+    def passing(function, seconds):
+        def run(*arguments):
+            now[0] += seconds
+            return function(*arguments)
+
+        return run
+
+    seconds = (3.0, 1.0) if slow == "the reader" else (1.0, 3.0)
+    brain.train_set.collate_fn = passing(read, seconds[0])
+    monkeypatch.setattr(brain, "fit_batch", passing(step, seconds[1]))
+    lines = []
+    brain.hparams.train_logger.log_stats = lines.append
+    brain.fit(brain.hparams.epoch_counter, brain.train_set, progressbar=False)
+    share = 100 * seconds[0] / sum(seconds)
+    rows = brain.rows("train_log.jsonl")
+    assert [row["data_wait_percent"] for row in rows] == [share, share]
+    assert [line["waited for data %"] for line in lines] == [share, share]
 
 
 def test_a_dry_run_prints_what_training_takes_and_keeps_nothing(

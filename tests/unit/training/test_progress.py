@@ -20,6 +20,7 @@ STATS = {
     "skipped_steps": 0,
     "unread_files": 0,
     "minutes": 1.5,
+    "data_wait_percent": 12.345,
     "utterances_per_second": 99.6,
     "process_resident_peak_bytes": 3 * GIB // 2,
 }
@@ -31,6 +32,7 @@ LINE = {
     "margin": 0.2,
     "minutes": 1.5,
     "utt/s": 100,
+    "waited for data %": 12.3,
     "process resident peak GiB": 1.5,
 }
 
