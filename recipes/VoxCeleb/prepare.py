@@ -17,9 +17,12 @@ into the run's save folder, never into the data folder:
 - valid_trials.txt: trials between held-out speakers, if any are held out
 - label_encoder.txt: the number of each speaker, as SpeechBrain writes it
 - bad_files.txt: files that cannot be used, and why
+- accounting.csv: how many files were seen, used, and left out for which reason
+- left_out.csv: each file that is left out, and why
+- single_speakers.txt: speakers with one utterance to train on
 - prepared.json: the settings; with the same settings again, nothing is done, and
   with others, once there are checkpoints, it is refused: speakers keep their numbers
-- SHA256SUMS: checksums of all these but bad_files.txt, which are compared when one is read
+- SHA256SUMS: checksums of the lists and the settings, which are compared when one is read
 """
 
 from __future__ import annotations

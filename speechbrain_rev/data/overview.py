@@ -165,7 +165,8 @@ class Overview:
             "speakers": f"{plain['speakers']:,}",
             "hours": f"{plain['seconds'] / 3600:.2f}",
             "rate and channels": "; ".join(
-                f"{one['sample_rate']} Hz, {one['channels']}: {one['files']:,} files"
+                f"{one['files']:,} files of {one['sample_rate']} Hz, "
+                f"{one['channels']} channel{'s' * (one['channels'] > 1)}"
                 for one in plain["headers"]
             ),
             "seconds of an utterance": _words(plain["utterance_seconds"], ".2f"),
