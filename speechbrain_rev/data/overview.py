@@ -160,6 +160,7 @@ class Overview:
     def text(self) -> str:
         """Write the figures, a histogram of lengths, and what is left out, in lines."""
         plain, single = self.plain(), self.single()
+        named = f", such as {', '.join(single[:_ROWS])}" if single else ""
         rows = {
             "utterances": f"{plain['utterances']:,} of {plain['seen']:,} files seen",
             "speakers": f"{plain['speakers']:,}",
@@ -171,10 +172,8 @@ class Overview:
             ),
             "seconds of an utterance": _words(plain["utterance_seconds"], ".2f"),
             "utterances of a speaker": _words(plain["utterances_of_a_speaker"], "g"),
-            "speakers with one utterance": ", ".join(single[:_ROWS]),
+            "speakers with one utterance": f"{len(single):,}{named}",
         }
-        more = f", such as {rows['speakers with one utterance']}" if single else ""
-        rows["speakers with one utterance"] = f"{len(single):,}{more}"
         short = plain["short"]
         if short["utterances"]:
             what = f"shorter than {short['segment_seconds']:g} s"
