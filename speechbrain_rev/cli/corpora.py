@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,9 @@ _SETTINGS = {
         "where files of a folder name their speaker: 1 for the first folder, or a regular "
         "expression",
     ),
-    "sample_rate": ("HZ", "of all audio"),
+    "sample_rate": ("HZ", "at which audio is read"),
+    "resample": ("true|false", "resample files of other rates"),
+    "channel": ("NUMBER|mix", "what is read of several channels"),
     "train_list": ("FILE", "lines 'speaker path': only these are read"),
     "trial_lists": ("'[FILE, ...]'", "lists whose speakers are left out"),
     "bad_files": ("refuse|drop", "what is done about files that cannot be used"),
@@ -59,9 +61,11 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.description = textwrap.fill(command.description or "", 79)
     command.epilog = _EXAMPLE
     command.add_argument(
-        "path",
+        "paths",
         metavar="PATH",
-        help="data_folder of a training: a folder of audio, a packed one, or a list",
+        nargs="+",
+        help="data_folder of a training: a folder of audio, a packed one, or a list; of "
+        "several, speakers are kept apart",
     )
     command.add_argument(
         "--json", action="store_true", help="print one JSON document, in seconds"
@@ -87,7 +91,7 @@ def _data(parsed: argparse.Namespace) -> None:
     else:
         print(overview.text(), end="")
     if parsed.picture is not None and overview.seconds:
-        _draw(overview, parsed.picture)
+        _draw(overview, parsed.paths, parsed.picture)
     if overview.refused:
         raise ValueError(overview.refused)
 
@@ -102,12 +106,11 @@ def _settings(parsed: argparse.Namespace) -> DataSettings:
     options = [f"--{name}={value}" for name, value in given.items()]
     text = compose(["revnet57", "--data_folder=.", "--output_folder=.", *options]).text
     settings = DataSettings.of(plain_settings(text))
-    return replace(
-        settings, data_folder=parsed.path, trials_folder=None, valid_speakers=0
-    )
+    folders = parsed.paths[0] if len(parsed.paths) == 1 else parsed.paths
+    return replace(settings, data_folder=folders, trials_folder=None, valid_speakers=0)
 
 
-def _draw(overview: Overview, path: str) -> None:
+def _draw(overview: Overview, paths: Sequence[str], picture: str) -> None:
     from speechbrain_rev.plots import corpus_histograms
 
     of_speakers = overview.of_speakers()
@@ -115,8 +118,8 @@ def _draw(overview: Overview, path: str) -> None:
     corpus_histograms(
         overview.seconds,
         list(of_speakers.values()),
-        path,
+        picture,
         title=f"{corpus}: {len(overview.seconds):,} utterances of {len(of_speakers):,} "
         "speakers",
-        source=f"{overview.settings.data_folder}, as a training would read it.",
+        source=f"{', '.join(paths)}, as a training would read it.",
     )

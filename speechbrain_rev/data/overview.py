@@ -153,6 +153,7 @@ class Overview:
                 }
                 for one in utterances[:_ROWS]
             ],
+            "treated": dict(self.account.treated),
             "left_out": {why: n for why, n in self.account.reasons().items() if n},
             "refused": self.refused or None,
         }
@@ -174,6 +175,7 @@ class Overview:
             "utterances of a speaker": _words(plain["utterances_of_a_speaker"], "g"),
             "speakers with one utterance": f"{len(single):,}{named}",
         }
+        rows |= {how: f"{count:,}" for how, count in sorted(plain["treated"].items())}
         short = plain["short"]
         if short["utterances"]:
             what = f"shorter than {short['segment_seconds']:g} s"
