@@ -32,7 +32,8 @@ def test_it_shows_what_a_preparation_lists_and_writes_nothing(
     for why, count in plain["left_out"].items():
         assert f"left out: {why},{count}\n" in lines
     assert bool(plain["left_out"]) == (short == "drop")
-    assert (f"repeated),{plain['short']['utterances']}\n" in lines) == (short != "drop")
+    repeated = f"a segment and repeated,{plain['short']['utterances']}\n"
+    assert (repeated in lines) == (short != "drop")
     bars = plain["utterance_seconds"]["histogram"]
     assert sum(bar["utterances"] for bar in bars) == len(rows)
     assert plain["headers"] == [{"sample_rate": 16000, "channels": 1, "files": 24}]
