@@ -1,21 +1,26 @@
-"""From disk to collated chunks, on one core, beside SpeechBrain's stock path.
+"""From disk to collated chunks, on one core, beside SpeechBrain's stock path and others.
 
 The stock path is the one of SpeechBrain's VoxCeleb recipe: rows of a CSV file, a random
 chunk of each read with its audio reader, its label encoder, its batches. Features and
-augmentation are no part of either, and what both take has a row of its own.
+augmentation are no part of either, and what both take has a row of its own. WebDataset and
+lhotse's Shar have figures where they are installed: both read whole utterances in the order
+of their tars, and a random chunk of each is kept.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import itertools
 import random
+import tarfile
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -51,6 +56,13 @@ SAMPLES = 35200
 WHOLE = "the whole path, from packed folders"
 
 Epoch = Callable[[], Iterator[Any]]
+
+
+class Named(NamedTuple):
+    """Chunks of a library beside ours, and which files they are of."""
+
+    files: list[str]
+    wavs: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -122,8 +134,8 @@ def run(device: torch.device, setting: Setting | None = None) -> Result:
         "thread; rows below the input paths are the stages of a whole path, each alone, "
         f"augmentation and features on {device}",
         rows,
-        "packed chunks have the bits of those of WAV and FLAC; SpeechBrain's are pieces "
-        "of their files",
+        "packed chunks and those of tars have the bits of those of WAV and FLAC; those of "
+        "others are pieces of their files",
     )
 
 
@@ -135,6 +147,13 @@ def _rows(device: torch.device, setting: Setting, folder: Path) -> list[dict[str
         ways[f"SpeechBrain, {kind}"] = partial(iter, loader)
     for kind, manifest in manifests.items():
         ways[f"speechbrain_rev, {kind}"] = epochs_of(manifest, setting)
+    peers = {
+        name: (way, importlib.util.find_spec(module) is not None)
+        for name, (module, way) in PEERS.items()
+    }
+    for name, (way, there) in peers.items():
+        if there:
+            ways[name] = way(folder, setting)
     _check(ways, manifests)
     read = setting.passes * setting.speakers * 2 * setting.utterances
     read -= read % setting.batch
@@ -147,6 +166,17 @@ def _rows(device: torch.device, setting: Setting, folder: Path) -> list[dict[str
     each = {name: spread.median / read for name, spread in seconds.items()}
     beside = {n: f"SpeechBrain, {'FLAC' if 'FLAC' in n else 'WAV'}" for n in ways}
     each |= stages(device, setting, folder, manifests["packed"])
+    missing = [
+        {
+            "input path": f"{name}: not installed",
+            "utterances per second": "",
+            "ms per utterance": "",
+            "baseline": "SpeechBrain, WAV",
+            "times the baseline": "",
+        }
+        for name, (_, there) in peers.items()
+        if not there
+    ]
     return [
         {
             "input path": name,
@@ -156,7 +186,64 @@ def _rows(device: torch.device, setting: Setting, folder: Path) -> list[dict[str
             "times the baseline": each[beside.get(name, WHOLE)] / taken,
         }
         for name, taken in each.items()
-    ]
+    ] + missing
+
+
+def webdataset(folder: Path, setting: Setting) -> Epoch:
+    """Read the tar of `manifests_of` as WebDataset does."""
+    import webdataset as wds
+
+    def chunk(sample: dict[str, Any]) -> tuple[str, torch.Tensor]:
+        return f"{sample['__key__']}.wav", _chunk_of(io.BytesIO(sample["wav"]))
+
+    tars = [str(folder / "WAV.tar")] * setting.passes
+    data = wds.WebDataset(tars, shardshuffle=False).shuffle(4 * setting.batch)
+    return _batches(lambda: map(chunk, data), folder / "WAV", setting.batch)
+
+
+def shar(folder: Path, setting: Setting) -> Epoch:
+    """Write lhotse's Shar of the same files, and read it."""
+    from lhotse import CutSet, Recording
+
+    files = sorted(audio_files(folder / "WAV"))
+    names = [path.relative_to(folder / "WAV").as_posix() for path in files]
+    whole = CutSet.from_cuts(
+        Recording.from_file(path, recording_id=name).to_cut()
+        for path, name in zip(files, names, strict=True)
+    )
+    whole.to_shar(folder / "shar", fields={"recording": "wav"}, shard_size=len(files))
+    cuts = CutSet.from_shar(in_dir=folder / "shar").repeat(setting.passes)
+
+    def chunk(cut: Any) -> tuple[str, torch.Tensor]:
+        start = random.randint(0, cut.num_samples - SAMPLES)
+        part = cut.truncate(offset=start / RATE, duration=SAMPLES / RATE)
+        return cut.recording_id, torch.from_numpy(part.load_audio()[0])
+
+    return _batches(lambda: map(chunk, cuts), folder / "WAV", setting.batch)
+
+
+def _batches(
+    chunks: Callable[[], Iterator[tuple[str, torch.Tensor]]], root: Path, batch: int
+) -> Epoch:
+    """Put chunks into batches, without what is left at the end."""
+
+    def epoch() -> Iterator[Named]:
+        left = chunks()
+        while len(part := list(itertools.islice(left, batch))) == batch:
+            names, wavs = zip(*part, strict=True)
+            yield Named([str(root / name) for name in names], torch.stack(wavs))
+
+    return epoch
+
+
+def _chunk_of(file: io.BytesIO) -> torch.Tensor:
+    with soundfile.SoundFile(file) as audio:
+        audio.seek(random.randint(0, audio.frames - SAMPLES))
+        return torch.from_numpy(audio.read(SAMPLES, dtype="float32"))
+
+
+#: What reads shards beside us, by the package that must be there.
+PEERS = {"WebDataset, tar": ("webdataset", webdataset), "lhotse Shar": ("lhotse", shar)}
 
 
 def manifests_of(setting: Setting, folder: Path) -> dict[str, Path]:
@@ -168,16 +255,22 @@ def manifests_of(setting: Setting, folder: Path) -> dict[str, Path]:
         other = flac / path.relative_to(wav).with_suffix(".flac")
         other.parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(other, soundfile.read(path, dtype="int16")[0], RATE)
+    tar = folder / "WAV.tar"
+    with tarfile.open(tar, "w") as file:
+        for path in sorted(audio_files(wav)):
+            file.add(path, path.relative_to(wav).as_posix())
     roots = {"WAV": wav, "FLAC": flac, "packed": packed(wav)}
+    paths = {kind: sorted(audio_files(root)) for kind, root in roots.items()}
+    paths["tar"] = [tar / path.relative_to(wav) for path in paths["WAV"]]
     manifests = {}
-    for kind, root in roots.items():
+    for kind, files in paths.items():
         manifests[kind] = folder / f"{kind}.csv"
         write_manifest(
             manifests[kind],
             [
                 Utterance(f"{n}:{p}", str(p), audio_info(p).samples, p.parts[-3])
                 for n in range(setting.passes)
-                for p in sorted(audio_files(root))
+                for p in files
             ],
         )
     return manifests
@@ -278,13 +371,17 @@ def _check(ways: dict[str, Epoch], manifests: dict[str, Path]) -> None:
             all(torch.equal(getattr(first, part), getattr(o, part)) for o in others),
             f"packed {part} are not those of the files",
         )
-    for kind in ("WAV", "FLAC"):
-        batch = next(ways[f"SpeechBrain, {kind}"]())
-        for name, wav in zip(batch.id, batch.sig.data, strict=True):
-            file = read_audio(name.partition(":")[2], sample_rate=RATE).numpy()
+    theirs = [name for name in ways if not name.startswith("speechbrain_rev")]
+    for way in theirs:
+        batch = next(ways[way]())
+        if not isinstance(batch, Named):
+            names = [name.partition(":")[2] for name in batch.id]
+            batch = Named(names, batch.sig.data)
+        for name, wav in zip(*batch, strict=True):
+            file = read_audio(name, sample_rate=RATE).numpy()
             pieces = np.lib.stride_tricks.sliding_window_view(file, SAMPLES)
             places = np.flatnonzero(pieces[:, 0] == wav[0].item())
             require(
                 any(np.array_equal(pieces[place], wav.numpy()) for place in places),
-                f"SpeechBrain's chunk is no piece of {name}",
+                f"{way}: its chunk is no piece of {name}",
             )

@@ -113,11 +113,14 @@ COLUMNS = {
     "manifests": {
         "manifest": "{manifest}",
         "rows": "{rows:,}",
+        "s to list": "{s to list:.1f}",
+        "s to list and check": "{s to list and check:.1f}",
         "s to the first batch": "{s to the first batch:.1f}",
         "s since the process began": "{s since the process began:.1f}",
         "MB of the main process": "{MB of the main process:.0f}",
         "MB of the largest worker": "{MB of the largest worker:.0f}",
         "MB of all": "{MB of all:.0f}",
+        "bytes a row in the largest worker": "{bytes a row in the largest worker:.0f}",
         "times SpeechBrain's seconds": "{times its seconds:.3f}",
     },
     "embedding": {

@@ -166,7 +166,15 @@ def wrong_packed_samples(patch, folder):
 
 
 def wrong_manifest_rows(patch, folder):
-    answers = iter([{"rows": [3]}, {"rows": [3]}, {"rows": [3]}, {"rows": [4]}])
+    few = [{"rows": [3]}] * 3
+    answers = iter([*few, {"rows": [4]}, {"list": 1, "rows": 20}, {"rows": 20}])
+    patch.setattr(manifests, "in_a_process", lambda *_: next(answers))
+    manifests.run(CPU, manifests.Setting(rows=20, few=10))
+
+
+def wrong_listed_rows(patch, folder):
+    one = {"rows": 20, "digest": "a"}
+    answers = iter([*[{"rows": [3]}] * 4, one, one | {"digest": "b"}])
     patch.setattr(manifests, "in_a_process", lambda *_: next(answers))
     manifests.run(CPU, manifests.Setting(rows=20, few=10))
 
@@ -291,7 +299,8 @@ def without_a_trained_state(patch, folder):
         pytest.param(
             wrong_packed_samples, "packed wavs are not", marks=pytest.mark.slow
         ),
-        (wrong_manifest_rows, "other rows"),
+        (wrong_manifest_rows, "the manifests are of other rows"),
+        (wrong_listed_rows, "the listings are of other rows"),
         (wrong_bits_within_a_cap, "other bits"),
         pytest.param(
             wrong_bits_of_a_plan, "as planned are not the bits", marks=pytest.mark.slow
