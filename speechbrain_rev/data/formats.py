@@ -98,10 +98,12 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
     >>> [row.samples for row in read_speechbrain(path)]
     [32000]
     """
+    folder = path.parent
     for place, given in _speechbrain_rows(path):
         name, wav = (_text(given, key, place) for key in ("ID", "wav"))
-        for root in ("$data_root", "{data_root}"):
-            wav = wav.replace(root, str(path.parent))
+        if "data_root" in wav:
+            for root in ("$data_root", "{data_root}"):
+                wav = wav.replace(root, str(folder))
         start = _sample(given, "start", place) or 0
         stop = _sample(given, "stop", place)
         if stop is not None and stop <= start:
@@ -111,7 +113,7 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
             )
         yield Row(
             name,
-            path.parent / wav,
+            folder / wav,
             _who(given.get("spk_id"), place),
             start,
             None if stop is None else stop - start,
