@@ -165,6 +165,16 @@ def wrong_packed_samples(patch, folder):
     reading.run(CPU, READING)
 
 
+def wrong_chunks_of_another_reader(patch, folder):
+    def way(folder, setting):
+        file = str(reading.audio_files(folder / "WAV")[0])
+        return lambda: iter([reading.Named([file], torch.ones(1, reading.SAMPLES))])
+
+    # Any package that is there.
+    patch.setattr(reading, "PEERS", {"another": ("torch", way)})
+    reading.run(CPU, READING)
+
+
 def wrong_manifest_rows(patch, folder):
     few = [{"rows": [3]}] * 3
     answers = iter([*few, {"rows": [4]}, {"list": 1, "rows": 20}, {"rows": 20}])
@@ -298,6 +308,11 @@ def without_a_trained_state(patch, folder):
         (wrong_scores, "off by 2e-06"),
         pytest.param(
             wrong_packed_samples, "packed wavs are not", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            wrong_chunks_of_another_reader,
+            "another: its chunk is no piece of",
+            marks=pytest.mark.slow,
         ),
         (wrong_manifest_rows, "the manifests are of other rows"),
         (wrong_listed_rows, "the listings are of other rows"),
