@@ -211,6 +211,7 @@ def shar(folder: Path, setting: Setting) -> Epoch:
         Recording.from_file(path, recording_id=name).to_cut()
         for path, name in zip(files, names, strict=True)
     )
+    (folder / "shar").mkdir()
     whole.to_shar(folder / "shar", fields={"recording": "wav"}, shard_size=len(files))
     cuts = CutSet.from_shar(in_dir=folder / "shar").repeat(setting.passes)
 
