@@ -435,4 +435,10 @@ ENGINE = [
         "min(SPLITS, -(-tiles * channels // (8 * TILES)))",
         KERNEL_TESTS("pieces and contiguous"),
     ),
+    KERNEL_CODE(
+        "kernels: strides decide which kernel takes a map of one channel",
+        "elif x.shape[1] == 1 or x.stride(1) == 1:",
+        "elif x.stride(1) == 1:",
+        KERNEL_TESTS("one_channel"),
+    ),
 ]

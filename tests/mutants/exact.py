@@ -63,6 +63,18 @@ EXACT = [
         'for n, v in vars(self.cudnn).items() if n != "benchmark"]',
         FLAGS_TESTS("pinned or flags"),
     ),
+    FLAGS_CODE(
+        "4: what is stored has the user's flags in the backward pass",
+        "        return tuple(next(carried) if y.requires_grad else y for y in outputs)",
+        "        return outputs",
+        FLAGS_TESTS("pinned"),
+    ),
+    FLAGS_CODE(
+        "4: carried flags stay in force after the backward pass",
+        "    def __call__(self) -> None:\n        self._end()",
+        "    def __call__(self) -> None:\n        _kept.append(self)\n\n\n_kept = []",
+        FLAGS_TESTS("pinned"),
+    ),
     MONITOR_CODE(
         "5: a magnitude above the limit passes",
         "fine = (notes.largest < limit).all()",
