@@ -23,19 +23,12 @@ from speechbrain_rev.whole_files import open_regular
 from .packed import key_of
 
 SUFFIX = ".tar"
-_BLOCK = tarfile.BLOCKSIZE
-_FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
-_EXTENSIONS = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
-_PASSED_OVER = (tarfile.DIRTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK)
 _COMPRESSED = {
     b"\x1f\x8b": "gunzip",
     b"BZh": "bunzip2",
     b"\xfd7zXZ\0": "unxz",
     b"(\xb5/\xfd": "unzstd",
 }
-# A name in an extension of a header is that of a file.
-_MOST_OF_EXTENSION = 2**20
-_PAX = re.compile(rb"(\d+) ([^=]+)=")
 
 
 class Member(NamedTuple):
@@ -83,69 +76,63 @@ def members(path: str | Path) -> Iterator[Member]:
     [Member(name='a.spk', begin=512, size=0)]
     """
     with open_regular(path) as file:
+        _refuse_compressed(path, file)
         whole = os.fstat(file.fileno()).st_size
-        place, instead = 0, dict[str, str]()
-        while True:
-            file.seek(place)
-            head = file.read(_BLOCK)
-            if not any(head) and len(head) == _BLOCK:
-                _refuse_more(path, file)
-                return
-            info = _header(path, head, place)
-            name, size = instead.pop("path", info.name), info.size
-            size = int(instead.pop("size", size))
-            begin = place + _BLOCK
-            if begin + size > whole:
-                raise _cut_short(path, place, f"{name!r} ends behind it")
-            place = begin + size + -size % _BLOCK
-            if info.type in _EXTENSIONS:
-                instead |= _extension(path, file, info, name)
-                continue
-            instead.clear()
-            if info.type in _PASSED_OVER:
-                continue
-            if info.type not in _FILES:
-                raise ValueError(
-                    f"{path}: {name!r} is a link, a device or a sparse file. Pack it again "
-                    "with the files themselves: tar --dereference --hard-dereference."
-                )
-            name = posixpath.normpath(name)
-            if name.startswith(("/", "../")) or name in ("..", "."):
-                raise ValueError(
-                    f"{path}: the name {name!r} leads out of the tar. Pack it again with "
-                    "relative names."
-                )
-            yield Member(name, begin, size)
+        try:
+            with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as tar:
+                while (info := tar.next()) is not None:
+                    # It would keep all, for members that are asked for by name.
+                    tar.members.clear()  # type: ignore[attr-defined]
+                    if not info.isdir():
+                        yield _member(path, info, whole)
+                end = tar.offset
+        except tarfile.TarError as error:
+            raise ValueError(
+                f"{path} is no tar, or is cut short or damaged ({error}). Copy or pack it "
+                "again."
+            ) from error
+        _refuse_rest(path, file, end)
 
 
-def _header(path: str | Path, head: bytes, place: int) -> tarfile.TarInfo:
-    """Read a header of 512 bytes."""
-    if not place:
-        for magic, tool in _COMPRESSED.items():
-            if head.startswith(magic):
-                raise ValueError(
-                    f"{path} is compressed, so that no member can be read in place. "
-                    f"Decompress it ({tool} {Path(path).name}), and name the .tar."
-                )
-    if len(head) < _BLOCK:
-        raise _cut_short(path, place, "the mark of its end is missing")
-    try:
-        return tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
-    except tarfile.HeaderError as error:
+def _refuse_compressed(path: str | Path, file: BinaryIO) -> None:
+    head = file.read(max(map(len, _COMPRESSED)))
+    file.seek(0)
+    for magic, tool in _COMPRESSED.items():
+        if head.startswith(magic):
+            raise ValueError(
+                f"{path} is compressed, so that no member can be read in place. "
+                f"Decompress it ({tool} {Path(path).name}), and name the .tar."
+            )
+
+
+def _member(path: str | Path, info: tarfile.TarInfo, whole: int) -> Member:
+    """Take a file of a tar of so many bytes, if it can be read in place."""
+    if info.issparse() or not info.isreg():
         raise ValueError(
-            f"{path} is no tar, or is damaged, at byte {place} ({error}). Copy or pack it "
-            "again."
-        ) from error
+            f"{path}: {info.name!r} is a link, a device or a sparse file. Pack it again "
+            "with the files themselves: tar --dereference --hard-dereference, without "
+            "--sparse."
+        )
+    name = posixpath.normpath(info.name)
+    if name.startswith(("/", "../")) or name in ("..", "."):
+        raise ValueError(
+            f"{path}: the name {name!r} leads out of the tar. Pack it again with "
+            "relative names."
+        )
+    if info.offset_data + info.size > whole:
+        raise _cut_short(path, f"{name!r} ends behind it")
+    return Member(name, info.offset_data, info.size)
 
 
-def _cut_short(path: str | Path, place: int, why: str) -> ValueError:
-    return ValueError(
-        f"{path} is cut short: {why}, from byte {place} on. Copy or pack it again."
-    )
-
-
-def _refuse_more(path: str | Path, file: BinaryIO) -> None:
-    """Refuse what stands behind the end of a tar, where no program reads it."""
+def _refuse_rest(path: str | Path, file: BinaryIO, end: int) -> None:
+    """Refuse a tar without its mark of the end, and what stands behind it."""
+    file.seek(end)
+    mark = file.read(tarfile.BLOCKSIZE)
+    if len(mark) < tarfile.BLOCKSIZE:
+        raise _cut_short(path, "the mark of its end is missing")
+    if any(mark):
+        raise ValueError(f"{path} is damaged, at byte {end}. Copy or pack it again.")
+    # No program reads what is behind the mark.
     while block := file.read(2**20):
         if any(block):
             raise ValueError(
@@ -154,27 +141,8 @@ def _refuse_more(path: str | Path, file: BinaryIO) -> None:
             )
 
 
-def _extension(
-    path: str | Path, file: BinaryIO, info: tarfile.TarInfo, name: str
-) -> dict[str, str]:
-    """Read the name and the size that stand before the header that they are for."""
-    content = file.read(info.size) if info.size <= _MOST_OF_EXTENSION else b""
-    if info.type == tarfile.GNUTYPE_LONGNAME:
-        return {"path": os.fsdecode(content.rstrip(b"\0"))}
-    found, place = {}, 0
-    while match := _PAX.match(content, place):
-        end = place + int(match[1])
-        if not match.end() < end <= len(content):
-            break
-        found[match[2].decode(errors="replace")] = content[match.end() : end - 1]
-        place = end
-    if place != len(content) or not content:
-        raise ValueError(f"{path}: {name!r} is damaged. Copy or pack it again.")
-    if any(key.startswith("GNU.sparse") for key in found):
-        raise ValueError(
-            f"{path}: {name!r} is of a sparse file. Pack it again without tar --sparse."
-        )
-    return {key: os.fsdecode(found[key]) for key in ("path", "size") if key in found}
+def _cut_short(path: str | Path, why: str) -> ValueError:
+    return ValueError(f"{path} is cut short: {why}. Copy or pack it again.")
 
 
 class _Index:
