@@ -142,7 +142,15 @@ def take_account(listing: ListedSpeech, settings: DataSettings) -> Account:
     """
     corpus, by_speaker = listing.corpus, listing.by_speaker
     refuse_one_folder_twice(corpus, by_speaker)
-    tested = same_speakers(corpus, by_speaker, tested_speakers(corpus, settings))
+    spoken = tested_speakers(corpus, settings)
+    tested = same_speakers(corpus, by_speaker, spoken)
+    if settings.train_list is not None and spoken:
+        # Such a list may call them otherwise than their folders.
+        tested |= {
+            speaker
+            for speaker, names in by_speaker.items()
+            if any(corpus.speaker(name) in spoken for name in names)
+        }
     kept = {s: names for s, names in sorted(by_speaker.items()) if s not in tested}
     headers: Counter[tuple[int, int]] = Counter()
     usable, problems, treated = check_files(

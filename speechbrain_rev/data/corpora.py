@@ -9,7 +9,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, TypeAlias
 
@@ -91,6 +90,8 @@ class ListedCorpus(Corpus):
     @staticmethod
     def _by_name(path: Path, rows: Iterable[Row]) -> dict[str, Row]:
         by_name: dict[str, Row] = {}
+        # By hashes, for rows are many.
+        by_audio: dict[int, Row] = {}
         for number, row in enumerate(rows, start=1):
             place = f"{path}, utterance {number} ({row.ID!r})"
             if not row.speaker:
@@ -112,6 +113,14 @@ class ListedCorpus(Corpus):
                     "Rename it."
                 )
             check_length(str(row.file), place)
+            check_length(row.ID, place)
+            _refuse_unwritable(row, place)
+            other = by_audio.setdefault(hash(row.audio), row)
+            if other.audio == row.audio and other.speaker != row.speaker:
+                raise ValueError(
+                    f"{place}: it is the same audio as {other.ID!r}, of {other.speaker!r} "
+                    f"and of {row.speaker!r}. Leave one."
+                )
         if not by_name:
             raise ValueError(f"{path} lists no utterance.")
         return by_name
@@ -153,6 +162,43 @@ class ListedCorpus(Corpus):
         """Give what else the list says of an ID, by name."""
         row = self.rows.get(name)
         return () if row is None else row.labels
+
+
+def _refuse_unwritable(row: Row, place: str) -> None:
+    """Refuse names that no list could hold."""
+    for text in (row.ID, row.speaker or "", *(x for pair in row.labels for x in pair)):
+        # Half of a pair, which JSON can write and UTF-8 cannot.
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ValueError(
+                f"{place}: {text!r} is no text that UTF-8 can write. Rename it."
+            )
+
+
+def list_files(folders: Folders) -> list[Path]:
+    """Give the files that say what is in a data folder, where it is a list.
+
+    Parameters
+    ----------
+    folders : str, Path or sequence of them
+        As of ``open_corpus``.
+
+    Returns
+    -------
+    list of Path
+        Of a folder of audio none.
+
+    Example
+    -------
+    >>> list_files(getfixture("tmp_path"))
+    []
+    """
+    if not isinstance(folders, str | Path):
+        return [file for folder in folders for file in list_files(folder)]
+    path = Path(os.path.abspath(folders))
+    if path.is_file():
+        return [path]
+    tables = [path / name for name in ("wav.scp", "utt2spk", "segments")]
+    return [file for file in tables if file.is_file()] if tables[0].is_file() else []
 
 
 #: Layouts by name. A folder is of the first that recognises it: those that ask for more
@@ -303,17 +349,22 @@ class JoinedCorpus(Corpus):
 
 def _apart(folders: Sequence[str]) -> list[str]:
     """Name folders and lists by their last parts, as many as tell them apart."""
-    parts = []
-    for folder in map(Path, map(os.path.abspath, folders)):
-        # A folder that is packed, and a list, is called as without its ending.
-        name = folder.name.partition(".")[0] if folder.is_file() else folder.name
-        name = name.removesuffix(SUFFIX) or folder.name
-        parts.append((*folder.parts[:-1], name))
-    for depth in count(1):
-        names = ["-".join(one[-depth:]).replace("/", "") for one in parts]
-        if len(set(names)) == len(names) or depth > max(map(len, parts)):
-            break
-    return names
+    paths = [Path(os.path.abspath(folder)) for folder in folders]
+    # A folder that is packed, and a list, is called as without its ending.
+    for called in (_stem, lambda path: path.name):
+        parts = [(*path.parts[:-1], called(path)) for path in paths]
+        for depth in range(1, max(map(len, parts)) + 1):
+            names = ["-".join(one[-depth:]).replace("/", "") for one in parts]
+            if len(set(names)) == len(names):
+                return names
+    raise ValueError(
+        f"data_folder has {', '.join(folders)}, which names do not tell apart. Rename one."
+    )
+
+
+def _stem(path: Path) -> str:
+    name = path.name.partition(".")[0] if path.is_file() else path.name
+    return name.removesuffix(SUFFIX) or path.name
 
 
 def absolute(folders: Folders) -> str | list[str]:

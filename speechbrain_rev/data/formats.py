@@ -27,6 +27,12 @@ from .shards import Member, indexed
 
 # Of a recording that cannot be read, and is reported as such when it is checked.
 _ANY_RATE = 16000
+# What times of a cut and of its supervision differ by, in seconds, where they are one.
+_ROUNDED = 0.01
+# No recording is as many seconds long: 30 years.
+_LONGEST = 1e9
+# No speech has fewer samples per second.
+_LOWEST_RATE = 1000
 # Bytes of a name that are read, and what lines of a list of tars end in.
 _MOST_OF_NAME = 4096
 _TARS = (b".tar", b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".tar.zst")
@@ -63,6 +69,11 @@ class Row(NamedTuple):
     session: str | None = None
     channel: int | None = None
     labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def audio(self) -> tuple[Path, int, int | None, int | None]:
+        """Return what is heard: file, start, length and channel."""
+        return self.file, self.start, self.samples, self.channel
 
     def path(self) -> Path:
         """Give the path of the file, or of the segment of it."""
@@ -111,6 +122,8 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
                 f"{place}: start is {start} and stop {stop}. An utterance ends behind its "
                 "start; correct them."
             )
+        if stop is not None:
+            _refuse_seconds(given.get("duration"), stop - start, place)
         yield Row(
             name,
             folder / wav,
@@ -123,6 +136,19 @@ def read_speechbrain(path: Path) -> Iterator[Row]:
         )
 
 
+def _refuse_seconds(duration: object, samples: int, place: str) -> None:
+    """Refuse start and stop that would be samples of a rate that no speech has."""
+    try:
+        seconds = float(str(duration))
+    except ValueError:
+        return
+    if 0 < seconds < math.inf and samples < _LOWEST_RATE * seconds:
+        raise ValueError(
+            f"{place}: stop - start is {samples} and duration {seconds:g} s. start and stop "
+            "are in samples; correct them, or leave both out."
+        )
+
+
 def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Give the fields of each row, and where it stands."""
     text = read_text(path, "ID,duration,wav,start,stop,spk_id")
@@ -132,6 +158,10 @@ def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
             place = f"{path}, {name!r}"
             if not isinstance(given, dict):
                 raise ValueError(f"{place} is no object with wav and spk_id.")
+            if given.get("ID", name) != name:
+                raise ValueError(
+                    f"{place} has the ID {given['ID']!r} in it. Leave one of both."
+                )
             yield place, {"ID": name, **given}
         return
     table = csv.DictReader(text.splitlines(keepends=True), strict=True)
@@ -158,6 +188,8 @@ def _speechbrain_rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
         ) from error
 
 
+# Names of fields that say which part of a file is meant, where they are not read.
+_TIMES = frozenset(("start", "stop", "begin", "end", "offset", "vad"))
 _SPEECHBRAINS = frozenset(
     ("ID", "duration", "length", "wav", "wav_format", "wav_opts", "start", "stop", "spk_id",
      "session", "channel")
@@ -206,6 +238,12 @@ def read_kaldi(path: Path) -> Iterator[Row]:
     speakers, named = {}, (path / "utt2spk").exists()
     if named:
         speakers = _kaldi_table(path / "utt2spk", "'utterance speaker'")
+        for spoken, place in speakers.values():
+            if len(spoken.split()) > 1:
+                raise ValueError(
+                    f"{place}: {spoken[:60]!r} is more than one field. Lines are "
+                    "'utterance speaker'."
+                )
     of_whom = speakers if named else dict.fromkeys(recordings, ("", str(path)))
     whole = {name: (name, place) for name, (_, place) in of_whom.items()}
     parts = whole
@@ -236,6 +274,10 @@ def read_kaldi(path: Path) -> Iterator[Row]:
             continue
         start, end = _times(times, place)
         rate = _rate(file)
+        if max(start, end or 0) > _LONGEST:
+            raise ValueError(
+                f"{place}: a time is {max(start, end or 0):g} s. Correct it."
+            )
         first = round(start * rate)
         samples = None if end is None else round(end * rate) - first
         yield Row(name, file, speaker, first, samples)
@@ -250,6 +292,8 @@ def _kaldi_table(path: Path, form: str) -> dict[str, tuple[str, str]]:
     table: dict[str, tuple[str, str]] = {}
     for number, line in enumerate(read_lines(path, form), start=1):
         place = f"{path}, line {number}"
+        if not line.strip():
+            raise ValueError(f"{place} is blank. Lines are {form}; delete it.")
         name, *rest = line.split(maxsplit=1)
         if not rest:
             raise ValueError(f"{place}: {line[:60]!r} has one field. Lines are {form}.")
@@ -285,11 +329,11 @@ def _times(given: list[str], place: str) -> tuple[float, float | None]:
 
 
 @lru_cache(maxsize=4096)
-def _rate(file: Path) -> int:
+def _rate(file: Path, unreadable: int = _ANY_RATE) -> int:
     try:
         return audio_info(file, estimate=True).sample_rate
-    except (ValueError, OSError):
-        return _ANY_RATE
+    except (ValueError, OSError, ImportError):
+        return unreadable
 
 
 def read_wespeaker(path: Path) -> Iterator[Row]:
@@ -460,17 +504,23 @@ def read_lhotse(path: Path) -> Iterator[Row]:
         channel = _sample(cut, "channel", place) or 0
         source, within = _lhotse_source(recording, channel, place)
         rate = recording.get("sampling_rate")
-        if not isinstance(rate, int) or rate < 1:
+        if isinstance(rate, bool) or not isinstance(rate, int) or rate < 1:
             raise ValueError(f"{place}: sampling_rate is {rate!r}. It is in Hz.")
+        file = path.parent / source
+        if _rate(file, rate) != rate:
+            raise ValueError(
+                f"{place}: sampling_rate is {rate}, and {file} has {_rate(file, rate)} Hz. "
+                "Save the cuts again, from the recordings that are there."
+            )
         start, samples = (
             _rounded(cut.get(k), rate, k, place) for k in ("start", "duration")
         )
         if not samples:
             raise ValueError(f"{place}: {name!r} has no samples. Leave it out.")
-        speaker, labels = _supervised(cut, place)
+        speaker, labels = _supervised(cut, channel, place)
         yield Row(
             name,
-            path.parent / source,
+            file,
             speaker,
             start,
             samples,
@@ -504,14 +554,14 @@ def _lhotse_source(
 def _rounded(seconds: object, rate: int, key: str, place: str) -> int:
     """Give the samples of a time, rounded as lhotse's compute_num_samples."""
     known = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not known or not 0 <= seconds < math.inf:  # type: ignore[operator]
+    if not known or not 0 <= seconds < _LONGEST:  # type: ignore[operator]
         raise ValueError(f"{place}: {key} is {seconds!r}. It is in seconds, from 0 on.")
     exact = Decimal(round(seconds * rate, ndigits=8))  # type: ignore[operator]
     return int(exact.quantize(Decimal(0), rounding=ROUND_HALF_UP))
 
 
 def _supervised(
-    cut: Mapping[str, object], place: str
+    cut: Mapping[str, object], channel: int, place: str
 ) -> tuple[str | None, tuple[tuple[str, str], ...]]:
     """Give the one speaker of a cut, and what else is known of it."""
     given = cut.get("supervisions") or []
@@ -519,17 +569,33 @@ def _supervised(
         raise ValueError(
             f"{place}: supervisions are no list of objects. Save it again."
         )
-    speakers = {_who(one.get("speaker"), place) for one in given} - {None}
-    if len(speakers) > 1:
-        raise ValueError(
-            f"{place}: the cut has the speakers {sorted(map(str, speakers))}. Cut it by "
-            "speaker (CutSet.trim_to_supervisions), or leave it out."
-        )
     if not given:
         return None, ()
-    known = {**(given[0].get("custom") or {})}
+    if len(given) > 1 or _is_part(given[0], cut, channel):
+        who = sorted({str(one.get("speaker")) for one in given})
+        raise ValueError(
+            f"{place}: {', '.join(who)} of {len(given)} supervision(s) speaks in a part of "
+            "the cut, or on another channel. Cut it by speaker "
+            "(CutSet.trim_to_supervisions), or leave it out."
+        )
+    custom = given[0].get("custom") or {}
+    if not isinstance(custom, dict):
+        raise ValueError(f"{place}: custom is no object. Save it again.")
+    known = {**custom}
     known |= {k: given[0][k] for k in ("language", "gender") if given[0].get(k)}
-    return next(iter(speakers), None), _labels(known, (), place)
+    return _who(given[0].get("speaker"), place), _labels(known, (), place, refused=())
+
+
+def _is_part(
+    one: Mapping[str, object], cut: Mapping[str, object], channel: int
+) -> bool:
+    """Whether a supervision is of less than a cut, by more than rounding."""
+    start, duration = one.get("start", 0), one.get("duration", cut["duration"])
+    numbers = all(isinstance(x, int | float) for x in (start, duration))
+    if not numbers or one.get("channel", channel) not in (channel, [channel]):
+        return True
+    end = start + duration  # type: ignore[operator]
+    return start > _ROUNDED or end < cut["duration"] - _ROUNDED  # type: ignore[operator]
 
 
 def _object(given: Mapping[str, object], key: str, place: str) -> dict[str, Any]:
@@ -543,13 +609,23 @@ def _object(given: Mapping[str, object], key: str, place: str) -> dict[str, Any]
 
 def _json(text: str, place: str) -> dict[str, object]:
     try:
-        given = json.loads(text)
-    except ValueError as error:
+        given = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{place}: it is no JSON ({error}). Write it again."
+            f"{place}: it is no JSON that is taken ({error}). Write it again."
         ) from error
     if not isinstance(given, dict):
         raise ValueError(f"{place}: {text[:60]!r} is no JSON object. Write it again.")
+    return given
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make an object of its fields, each of which is there once."""
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is there twice")
     return given
 
 
@@ -573,10 +649,18 @@ def _who(value: object, place: str) -> str | None:
 
 
 def _labels(
-    given: Mapping[str, object], known: Collection[str], place: str
+    given: Mapping[str, object],
+    known: Collection[str],
+    place: str,
+    refused: Collection[str] = _TIMES,
 ) -> tuple[tuple[str, str], ...]:
     """Give what a row says beside the known fields, as texts."""
     further = [name for name in given if name not in known]
+    if times := [name for name in further if name.strip().lower() in refused]:
+        raise ValueError(
+            f"{place}: {times[0]!r} is not read, and the whole file would be used. Cut the "
+            "audio, give start and stop in samples (SpeechBrain's CSV), or leave it out."
+        )
     if reserved := [name for name in further if name in RESERVED]:
         raise ValueError(
             f"{place}: {reserved[0]!r} is a column that the manifest has for itself "

@@ -23,7 +23,7 @@ from speechbrain_rev.scoring.trials import models_file
 from speechbrain_rev.whole_files import check_regular, digest_of
 
 from .checking import FileProblem, Wrong
-from .corpora import find_files, open_corpus
+from .corpora import find_files, list_files, open_corpus
 from .corpus import Corpus, located
 from .seeding import generator
 
@@ -154,6 +154,8 @@ class DataSettings:
         if self.short != "drop":
             # Lists depend on a segment's length only where short utterances are left out.
             del given["short"], given["sentence_len"]
+        if tables := list_files(self.data_folder):
+            given["data_lists"] = {str(p): digest_of(p, "blake2b") for p in tables}
         for name in ("train_list", "valid_trials", "trial_lists"):
             lists = given[name] if name == "trial_lists" else _paths_given(given[name])
             given[name] = {

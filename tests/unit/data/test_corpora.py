@@ -11,6 +11,7 @@ from speechbrain_rev.data.corpora import noise_files
 from speechbrain_rev.data.packing import pack
 from tests.corpus import write_corpus
 from tests.unit.data.test_formats import (
+    as_csv,
     as_kaldi,
     as_shards,
     heard,
@@ -75,6 +76,41 @@ def test_speakers_of_trial_lists_are_left_out_of_every_corpus_they_may_be_in(
     if trials_folder is not None:
         given["trials_folder"] = two[trials_folder]
     assert prepared_of(prepared, two, **given).left_out == left_out
+
+
+def test_lists_of_one_stem_and_one_folder_are_two(corpus, prepared, tmp_path):
+    whole = as_csv(rows_of(corpus), tmp_path / "x")
+    head, *lines = whole.read_text().splitlines()
+    paths = []
+    for name, part in {"raw.train.csv": lines[:16], "raw.dev.csv": lines[16:]}.items():
+        paths.append(str(tmp_path / name))
+        (tmp_path / name).write_text("\n".join([head, *part]))
+    assert prepared_of(prepared, paths).seen == 24
+    assert list(open_corpus(paths).parts()) == ["raw.train.csv", "raw.dev.csv"]
+
+
+def test_a_list_that_was_edited_is_listed_anew(corpus, prepared, tmp_path):
+    path = as_csv(rows_of(corpus), tmp_path / "x")
+    assert prepared(path).speakers == prepared(path).speakers == 6
+    path.write_text(path.read_text().replace(",id00000", ",bob"))
+    prepared(path)
+    speakers = {one.spk_id for one in read_manifest(tmp_path / "save/train.csv")}
+    assert "bob" in speakers
+    assert "id00000" not in speakers
+
+
+def test_speakers_of_trial_lists_are_left_out_whatever_a_training_list_calls_them(
+    corpus, prepared, tmp_path
+):
+    names = [str(p.relative_to(corpus / "wav")) for _, p, _ in rows_of(corpus)]
+    lines = [f"spk{name[:7]} {name}" for name in names]
+    (tmp_path / "train.txt").write_text("\n".join(lines))
+    (tmp_path / "trials.txt").write_text(
+        f"1 {names[0]} {names[1]}\n0 {names[0]} {names[-1]}\n"
+    )
+    settings = {"train_list": str(tmp_path / "train.txt")}
+    settings["trial_lists"] = (str(tmp_path / "trials.txt"),)
+    assert prepared(**settings).left_out == 8
 
 
 def test_corpora_of_one_name_are_named_by_what_tells_them_apart(corpus, tmp_path):

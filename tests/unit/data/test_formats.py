@@ -293,6 +293,9 @@ BAD_TABLES = [
     ({"utt2spk": ["u1 ann"], "wav_scp": ["u1 | touch run"]}, "line 1: .* a command"),
     ({"utt2spk": ["u1 ann", "u1 bob"]}, "line 2: 'u1' is 'bob' and was 'ann' before"),
     ({"utt2spk": ["u1"]}, "line 1: 'u1' has one field"),
+    ({"utt2spk": ["u1 ann x"]}, "line 1: 'ann x' is more than one field"),
+    ({"utt2spk": ["", "u1 ann"]}, "utt2spk, line 1 is blank"),
+    ({"segments": ["u1 u1 0 1e305"]}, "line 1: a time is 1e\\+305 s"),
     ({"utt2spk": ["u2 ann"]}, "no speaker of 'u1' of wav.scp"),
     (
         {"segments": ["u1 u1 2 1"]},
@@ -330,6 +333,27 @@ BAD_FILES = [
     ("a.json", '{"u": {"wav": "a.wav"}}', r"utterance 1 \('u'\): it has no speaker"),
     ("a.json", '{"u": {"wav": "a.wav", "spk_id": 3}}', "'u': 3 is no name"),
     ("a.json", '{"u": 3}', "'u' is no object"),
+    ("a.json", '{"u": {"wav": "a"}, "u": {"wav": "b"}}', "'u' is there twice"),
+    ("a.json", '{"u": {"ID": "v", "wav": "a"}}', "has the ID 'v' in it"),
+    ("a.json", "[" * 100_000, "no JSON that is taken"),
+    ("a.csv", "ID,wav,Start,spk_id\nu,a,3,ann\n", "'Start' is not read"),
+    (
+        "a.csv",
+        "ID,duration,wav,start,stop,spk_id\nu,3.0,a,0,3,ann\n",
+        "stop - start is 3 and duration 3 s. start and stop are in samples",
+    ),
+    (
+        "a.csv",
+        "ID,wav,start,stop,spk_id\nu,a,0,9,ann\nv,a,0,9,ann\nw,a,0,9,bob\n",
+        r"utterance 3 \('w'\): it is the same audio as 'u', of 'ann' and of 'bob'",
+    ),
+    ("a.csv", f"ID,wav,spk_id\n{'u' * 300},a,ann\n", "at most 255"),
+    (
+        "raw.list",
+        '{"key": "u", "wav": "a", "spk": "ann", "vad": [[0, 1]]}',
+        "'vad' is not read",
+    ),
+    ("raw.list", '{"key": "u\\ud800", "wav": "a", "spk": "ann"}', "UTF-8 can write"),
     ("a.json", "[", "no JSON"),
     (
         "raw.list",
@@ -389,7 +413,7 @@ def spoilt(cut, **changed):
         ({"type": "MixedCut"}, "'u' is a MixedCut"),
         ({"supervisions": []}, r"utterance 2 \('u'\): it has no speaker"),
         ({"supervisions__0__speaker": None}, r"utterance 2 \('u'\): it has no speaker"),
-        ({"supervisions": [{"speaker": s} for s in "ab"]}, r"speakers \['a', 'b'\]"),
+        ({"supervisions": [{"speaker": s} for s in "ab"]}, "a, b of 2 superv"),
         ({"recording": None}, "recording is None"),
         ({"recording__transforms": [{"name": "Speed"}]}, "changed when it is read"),
         ({"recording__sources__0__type": "command"}, "is a command, not a file"),
@@ -402,6 +426,12 @@ def spoilt(cut, **changed):
         ({"start": float("nan")}, "start is nan"),
         ({"duration": 0}, "no samples"),
         ({"supervisions__0__custom": {"wav": 3}}, "'wav' is a column"),
+        ({"supervisions__0__custom": "F"}, "custom is no object"),
+        ({"supervisions__0__start": 0.2}, "id00000 of 1 superv.* in a part of the cut"),
+        ({"supervisions__0__channel": 1}, "on another channel"),
+        ({"recording__sampling_rate": 8000}, "sampling_rate is 8000, and .* 16000 Hz"),
+        ({"recording__sampling_rate": True}, "sampling_rate is True"),
+        ({"duration": 1e30}, r"duration is 1e\+30"),
     ],
 )
 def test_a_cut_that_is_no_utterance_of_one_file_is_named(
@@ -584,7 +614,8 @@ def test_the_channel_of_a_row_is_read_whatever_is_chosen_for_others(
     if layout == "lhotse's cuts":
         cuts = [cut_of(*row) for row in rows]
         for number, cut in enumerate(cuts):
-            spoilt(cut, channel=number % 2, recording__sources__0__channels=[0, 1])
+            channels = {"channel": number % 2, "supervisions__0__channel": number % 2}
+            spoilt(cut, **channels, recording__sources__0__channels=[0, 1])
         data = tmp_path / "a.jsonl"
         data.write_text("".join(f"{json.dumps(cut)}\n" for cut in cuts))
     else:
