@@ -561,7 +561,13 @@ class VoxCelebFolder(Corpus):
         below = (
             (path, place) for path in sorted(root.iterdir()) for place in cls._PLACES
         )
-        corpora = [path / place for path, place in below if (path / place).is_dir()]
+        # A speaker's audio may lie in such a folder, too, without others in it.
+        corpora = [
+            path / place
+            for path, place in below
+            if (path / place).is_dir()
+            and any(p.is_dir() for p in (path / place).iterdir())
+        ]
         if corpora:
             raise ValueError(
                 f"{given} holds folders of speakers' folders, such as "

@@ -35,6 +35,8 @@ Item = TypeVar("Item")
 _CHECKS = "bad_files", "check_audio", "any_extension", "outside_files"
 # Of each held-out speaker; a validation after each epoch must stay short.
 VALID_UTTERANCES = 10
+#: No encoder embeds shorter utterances, which are held out and in no trial.
+VALIDATED_SECONDS = 0.09
 IMPOSTORS_PER_TARGET = 4
 # Utterances that show how a corpus was understood.
 _EXAMPLES = 3

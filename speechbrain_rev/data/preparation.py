@@ -49,6 +49,7 @@ from .checking import Wrong, report_problems
 from .corpora import absolute
 from .labels import read_labels, write_labels
 from .listing import (
+    VALIDATED_SECONDS,
     DataSettings,
     ListedSpeech,
     held_out_speakers,
@@ -249,7 +250,12 @@ def _write_lists(
     held_out = held_out_speakers(
         {s: list(names) for s, names in usable.items()}, corpus, settings
     )
-    lines = validation_lines(held_out, corpus, settings)
+    fewest = VALIDATED_SECONDS * settings.sample_rate
+    validated = {
+        speaker: [n for n in names if usable[speaker][n].samples >= fewest]
+        for speaker, names in held_out.items()
+    }
+    lines = validation_lines(validated, corpus, settings)
     refuse_few_speakers(account, held_out)
     train = {s: list(u.values()) for s, u in usable.items() if s not in held_out}
     utterances = [utterance for spoken in train.values() for utterance in spoken]

@@ -11,7 +11,7 @@ from tests.corpus import write_corpus
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     """Six speakers with four short utterances each, which no test changes."""
-    return write_corpus(tmp_path_factory.mktemp("corpus"), seconds=0.1)
+    return write_corpus(tmp_path_factory.mktemp("corpus"), seconds=0.13)
 
 
 @pytest.fixture(scope="session")

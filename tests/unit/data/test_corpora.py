@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import soundfile
 import torch
 
 from speechbrain_rev.data import SpeakerAugment, open_corpus, read_manifest
@@ -87,6 +88,27 @@ def test_lists_of_one_stem_and_one_folder_are_two(corpus, prepared, tmp_path):
         (tmp_path / name).write_text("\n".join([head, *part]))
     assert prepared_of(prepared, paths).seen == 24
     assert list(open_corpus(paths).parts()) == ["raw.train.csv", "raw.dev.csv"]
+
+
+def test_a_folder_wav_of_each_speaker_is_his_own(corpus, prepared, tmp_path):
+    for name, path, speaker in rows_of(corpus):
+        to = tmp_path / "arctic" / speaker / "wav" / f"{name}.wav"
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)
+    assert prepared(tmp_path / "arctic").speakers == 6
+    (tmp_path / "arctic" / "vox1" / "wav" / "id1").mkdir(parents=True)
+    with pytest.raises(ValueError, match="such as vox1/wav: each would be taken"):
+        prepared(tmp_path / "arctic", "again")
+
+
+def test_utterances_that_no_encoder_embeds_are_in_no_trial(corpus, prepared, tmp_path):
+    shutil.copytree(corpus, tmp_path / "own")
+    for _, path, _ in rows_of(tmp_path / "own")[::4]:
+        soundfile.write(path.with_name("tiny.wav"), [0.1] * 50, 16000)
+    summary = prepared(tmp_path / "own", valid_speakers=2)
+    assert summary.held_out == 2 * 5
+    assert summary.valid_trials
+    assert "tiny" not in (tmp_path / "save/valid_trials.txt").read_text()
 
 
 def test_a_list_that_was_edited_is_listed_anew(corpus, prepared, tmp_path):
