@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from speechbrain_rev.data.listing import DataSettings
     from speechbrain_rev.data.overview import Overview
 
-#: Settings of a training that choose what is read, checked and defaulted as by train.py.
+#: Settings of train.py that choose what is read, checked and defaulted as by train.py.
 _SETTINGS = {
     "speaker_from": (
         "LEVEL|PATTERN",
@@ -52,9 +52,9 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "data",
         _data,
-        "show what a training would read of a corpus",
+        "show what train.py would read of a corpus",
         "Format, speakers, hours, rates, lengths, and what is left out and why. Nothing "
-        "is written but --picture. The status is 2 where a training would refuse.",
+        "is written but --picture. The status is 2 where train.py would refuse.",
     )
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     # As the formatter keeps the lines of the examples.
@@ -64,7 +64,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "paths",
         metavar="PATH",
         nargs="+",
-        help="data_folder of a training: a folder of audio, a packed one, or a list; of "
+        help="data_folder of train.py: a folder of audio, a packed one, or a list; of "
         "several, speakers are kept apart",
     )
     command.add_argument(
@@ -76,7 +76,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="also draw histograms of lengths and of utterances of a speaker: a name "
         "that ends in .png, .pdf or .svg",
     )
-    settings = command.add_argument_group("settings of a training")
+    settings = command.add_argument_group("settings of train.py")
     for name, (form, words) in _SETTINGS.items():
         settings.add_argument(f"--{name}", metavar=form, help=words)
 
@@ -121,5 +121,5 @@ def _draw(overview: Overview, paths: Sequence[str], picture: str) -> None:
         picture,
         title=f"{corpus}: {len(overview.seconds):,} utterances of {len(of_speakers):,} "
         "speakers",
-        source=f"{', '.join(paths)}, as a training would read it.",
+        source=f"{', '.join(paths)}, as train.py would read it.",
     )

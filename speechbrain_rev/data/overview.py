@@ -1,4 +1,4 @@
-"""What a training would read of a corpus: figures as text, JSON and columns for a picture."""
+"""What train.py would read of a corpus: figures as text, JSON and columns for a picture."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def histogram(seconds: Sequence[float]) -> list[Bar]:
 
 @dataclass(frozen=True)
 class Overview:
-    """What a training would read of a corpus.
+    """What train.py would read of a corpus.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class Overview:
     seconds : sequence of float
         Lengths of the utterances that would be used.
     refused : str
-        Why a training would refuse it; empty if it would not.
+        Why train.py would refuse it; empty if it would not.
     """
 
     account: Account
@@ -205,7 +205,7 @@ class Overview:
 
 
 def look_at(settings: DataSettings) -> Overview:
-    """Read what a training would read, as its preparation does, and write nothing.
+    """Read what train.py would read, as its preparation does, and write nothing.
 
     Parameters
     ----------
