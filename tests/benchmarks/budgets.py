@@ -1,12 +1,14 @@
-"""SpeechBrain's recipes within a memory budget: each plan beside checkpointing all blocks.
+"""SpeechBrain's recipes within a memory budget: each plan beside what torch has for it.
 
-Brains are those of the tests, and ECAPA-TDNN as wide as in its recipe. A way's peak is that
-of forward and backward pass, beside weights, gradients and optimizer states.
+Brains are those of the tests, and ECAPA-TDNN as wide as in its recipe. torch checkpoints
+every block, or compiles the modules with an ``activation_memory_budget``. A way's peak is
+that of forward and backward pass, beside weights, gradients and optimizer states.
 """
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,13 +28,28 @@ from tests.unit.training.brains import (
     loader_of,
 )
 
-from .harness import Result, distance, interleaved_seconds, peak_bytes, require, times
+from .harness import (
+    Result,
+    allocated_bytes,
+    distance,
+    interleaved_seconds,
+    peak_bytes,
+    require,
+    times,
+)
+from .planned import within_budget
 
 STORED, CHECKPOINT = "stored", "torch checkpoint"
+COMPILED = "activation_memory_budget"
 #: Parts of the stored peak that plans are given, beside the least that suffices.
 SHARES = (0.75, 0.5)
 #: Plain rounding, of convolutions whose sums run in another order.
 TOLERANCE = 1e-5
+#: Of torch's compiler: parts of what a graph would keep, of which the largest is taken
+#: whose step needs no more than the plan that needs least.
+ACTIVATIONS = (0.7, 0.5, 0.3, 0.1)
+#: Runs torch's own kernels, as all other ways do.
+BACKEND = "aot_eager"
 
 
 @dataclass(frozen=True)
@@ -61,17 +78,28 @@ def run(
     """Train a step of each Brain in each way; the baseline is the stored one."""
     rows: list[dict[str, Any]] = []
     for setting in settings:
-        rows += _rows(setting, device, repeats)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's compiler, and of masks
+            # Layers of all Brains are compiled from one code; beyond a limit they are not.
+            with torch._dynamo.config.patch(
+                recompile_limit=1000, accumulated_recompile_limit=10_000
+            ):
+                rows += _rows(setting, device, repeats)
         print(setting.name, flush=True)
     return Result(
         "budgets",
         "What does a memory budget take and cost in SpeechBrain's recipes?",
         "forward and backward pass in float32; 'least' is the smallest budget that has a "
-        "plan; torch checkpoint: torch.utils.checkpoint of every block; live tensors beside "
-        f"weights, gradients and optimizer states; medians of {repeats} interleaved steps",
+        "plan; torch checkpoint: torch.utils.checkpoint of every block; "
+        f"{COMPILED}: torch.compile ({BACKEND}) of the modules, the largest of "
+        f"{', '.join(f'{share:g}' for share in ACTIVATIONS)} that allocates no more than "
+        "the plan that allocates least, or else the one that allocates least; live: tensors "
+        "beside weights, gradients and optimizer states, which cannot be counted in compiled "
+        f"code; allocated: by the allocator; medians of {repeats} interleaved steps",
         rows,
         "gradients of plans equal to the bit, of torch checkpoint within "
-        f"{TOLERANCE:g}; peaks within their budgets",
+        f"{TOLERANCE:g}, of compiled code, without dropout, at most twice as far from float64 as stored ones; "
+        "live peaks within their budgets",
     )
 
 
@@ -112,23 +140,34 @@ def _rows(
         if exact:
             same = distance(own_statistics, statistics) == 0
             require(same, f"{setting.name}, {name}: statistics differ")
+    live = {
+        name: peak_bytes(functools.partial(_step, brain, batch), device)
+        for name, brain in brains.items()
+    }
+    for name in budgets.keys() & live.keys():
+        budget = budgets[name]
+        require(fixed + live[name] <= budget, f"{setting.name}, {name}: too much")
+    allocated = {name: _allocated(brain, batch) for name, brain in brains.items()}
+    share, brain = _compiled(setting, batch, device, min(allocated.values()))
+    _check_compiled(setting, batch, device, share)
+    name = f"{COMPILED}, {share:g}"
+    brains[name], allocated[name] = brain, _allocated(brain, batch)
     steps: dict[str, Callable[[], None]] = {
         name: functools.partial(_step, brain, batch) for name, brain in brains.items()
     }
-    peaks = {name: peak_bytes(step, device) for name, step in steps.items()}
-    for name, budget in budgets.items():
-        if name in brains:
-            require(fixed + peaks[name] <= budget, f"{setting.name}, {name}: too much")
     taken = interleaved_seconds(steps, device, repeats=repeats)
     for name in brains:
         yield {
             "recipe": setting.name,
             "way": name,
             "baseline": STORED,
-            "peak MiB": peaks[name] / MIB,
-            "of the baseline's peak": peaks[name] / peaks[STORED],
+            "live MiB": live[name] / MIB if name in live else "",
+            "of the baseline's live": live[name] / live[STORED] if name in live else "",
+            "allocated MiB": allocated[name] / MIB,
+            "of the baseline's allocated": allocated[name] / allocated[STORED],
             **times(taken[name], taken[STORED]),
         }
+    torch._dynamo.reset()
 
 
 def _brain(
@@ -142,6 +181,75 @@ def _brain(
     brain.fit([1], loader_of(batch), progressbar=False)
     brain.modules.train()
     return brain
+
+
+def _compiled(
+    setting: Setting, batch: Any, device: torch.device, within_bytes: int
+) -> tuple[float, sb.Brain]:
+    """Compile for the largest part that is within the bytes, or else for the best one."""
+    made: list[tuple[int, float, sb.Brain]] = []
+    for share in ACTIVATIONS:
+        brain = _brain(setting, batch, device)
+        _compile(brain, share)
+        _step(brain, batch)
+        made.append((_allocated(brain, batch), share, brain))
+        if made[-1][0] <= within_bytes:
+            break
+    _, share, brain = min(made, key=lambda each: each[0])
+    return share, brain
+
+
+def _compile(brain: sb.Brain, share: float) -> None:
+    for module in brain.modules.values():
+        module.compile(backend=within_budget(share, BACKEND))
+
+
+def _check_compiled(
+    setting: Setting, batch: Any, device: torch.device, share: float
+) -> None:
+    """Hold that compiled gradients are at most twice as far from float64 as stored ones.
+
+    Without dropout, of which compiled code draws others.
+
+    Raises
+    ------
+    NotEqual
+        If they are farther.
+    """
+    stored, wide, compiled = (_brain(setting, batch, device) for _ in range(3))
+    for brain in (stored, wide, compiled):
+        for module in brain.modules.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.p = 0.0
+            elif isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0
+            if hasattr(module, "config"):  # of transformers
+                module.config.layerdrop = 0.0
+    for module in wide.modules.values():  # features stay as they are
+        if any(p.requires_grad for p in module.parameters()):
+            for each in module.double().modules():
+                each.register_forward_pre_hook(
+                    lambda _, given: tuple(map(_widened, given))
+                )
+    wide.began_with = {n: _widened(x) for n, x in wide.began_with.items()}
+    _compile(compiled, share)
+    exact = _stepped(wide, batch)[0]
+    usual = distance(_stepped(stored, batch)[0], exact)
+    off = distance(_stepped(compiled, batch)[0], exact)
+    require(
+        off <= 2 * usual + torch.finfo(torch.float32).eps,
+        f"{setting.name}, compiled: {off:.1e} from float64, stored {usual:.1e}",
+    )
+
+
+def _widened(x: Any) -> Any:
+    is_float = isinstance(x, Tensor) and x.is_floating_point()
+    return x.double() if is_float else x
+
+
+def _allocated(brain: sb.Brain, batch: Any) -> int:
+    step = functools.partial(_step, brain, batch)
+    return allocated_bytes(step, torch.device(brain.device))
 
 
 def _step(brain: sb.Brain, batch: Any) -> None:

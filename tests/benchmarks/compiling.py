@@ -12,15 +12,13 @@ from speechbrain_rev.reversible import compile_pieces
 from speechbrain_rev.reversible.compiled import compiling
 
 from .harness import (
-    CPU,
     Result,
+    allocated_bytes,
     in_a_process,
     interleaved_seconds,
-    peak_bytes,
     require,
     times,
 )
-from .planned import recorded_peak
 from .steps import FRAMES, Way, encoder_by, train_step
 
 NAMES = ("revnet57",)
@@ -108,8 +106,8 @@ def run(
                     "way": shown,
                     "baseline": f"{way.name}, not compiled",
                     **times(spreads[way, compiled], baseline),
-                    "of the baseline's peak": _peak(step, device)
-                    / _peak(plain, device),
+                    "of the baseline's peak": allocated_bytes(step, device)
+                    / allocated_bytes(plain, device),
                     "start-up s": seconds if compiled else 0.0,
                     "start-up, steps": seconds / baseline.median if compiled else 0.0,
                 }
@@ -126,8 +124,3 @@ def run(
         "Reduced widths: gradients and buffers of compiled steps have the same bits stored, "
         "reconstructed and recomputed",
     )
-
-
-def _peak(step: functools.partial[None], device: torch.device) -> int:
-    """Measure what the allocator gave a step at most: compiled code is no operation of torch."""
-    return recorded_peak(step) if device == CPU else peak_bytes(step, device)
