@@ -288,7 +288,7 @@ def write_session(
 def trials(
     speakers: list[Voice], paths: dict[str, list[str]], seed: int
 ) -> list[tuple[int, str, str]]:
-    """Pair utterances of different sessions; as many impostors, half of one language.
+    """Pair utterances of different sessions; as many impostors, of one language at most half.
 
     >>> pair = [Voice(s, "de", "f1", 50, 50, 170) for s in ("a", "b")]
     >>> trials(pair, {"a": ["a/s1/1", "a/s2/1"], "b": ["b/s1/1", "b/s2/1"]}, 0)[0]
@@ -301,19 +301,19 @@ def trials(
         for one, other in itertools.combinations(paths[voice.speaker], 2)
         if Path(one).parent != Path(other).parent
     ]
-    pairs = list(itertools.combinations(speakers, 2))
-    close = [(a, b) for a, b in pairs if a.language == b.language]
-    impostors: dict[tuple[int, str, str], None] = {}
-    possible = sum(len(paths[a.speaker]) * len(paths[b.speaker]) for a, b in pairs)
-    while len(impostors) < min(len(targets), possible):
-        pool = close if close and len(impostors) % 2 else pairs
-        one, other = pool[draw.integers(len(pool))]
-        impostors[
-            0,
-            str(draw.choice(paths[one.speaker])),
-            str(draw.choice(paths[other.speaker])),
-        ] = None
-    return targets + list(impostors)
+    impostors: dict[bool, list[tuple[int, str, str]]] = {True: [], False: []}
+    for a, b in itertools.combinations(speakers, 2):
+        impostors[a.language == b.language] += [
+            (0, one, other)
+            for one, other in itertools.product(paths[a.speaker], paths[b.speaker])
+        ]
+    near, far = (impostors[same] for same in (True, False))
+    for each in (near, far):
+        draw.shuffle(each)
+    # Where one kind is too few, there are more of the other.
+    half = max(len(targets) // 2, len(targets) - len(far))
+    chosen = near[:half]
+    return targets + chosen + far[: len(targets) - len(chosen)]
 
 
 def write_corpus(folder: Path, request: Request) -> None:

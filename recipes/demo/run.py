@@ -1,4 +1,4 @@
-"""The whole path in a few minutes: memory, corpus, training, scoring, embedding.
+"""The point of the package, then the whole path: memory, training, scoring, embedding.
 
 ``make demo``, or ``python recipes/demo/run.py``. Everything is written below one folder
 (results/demo); what is there already is not made again. The voices are synthetic: they
@@ -8,7 +8,9 @@ prove that the path works, not how accurate a network is on people.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
+import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "VoxCeleb"))
@@ -29,6 +32,7 @@ import corpus
 import train
 
 from speechbrain_rev import plots, scoring
+from speechbrain_rev.architectures import architecture
 from speechbrain_rev.data import open_corpus, read_manifest
 from speechbrain_rev.inference import (
     FbankStatistics,
@@ -43,18 +47,27 @@ from speechbrain_rev.inference.evaluation import (
 )
 from speechbrain_rev.inference.run_folder import read_settings
 from speechbrain_rev.lobes import build_encoder
-from speechbrain_rev.planner.memory import live_bytes_peak
+from speechbrain_rev.planner import live_bytes_peak
+from speechbrain_rev.planner.timing import interleaved_seconds
+from speechbrain_rev.sizes import MIB
 from speechbrain_rev.whole_files import read_rows
 
 REPOSITORY = Path(__file__).parents[2]
-# A vanilla encoder, as it is trained by default and with each block checkpointed, and a
-# reversible one; all as published, on 200 frames (2 seconds) of 80 mel bands.
-MEASURED = (
-    ("resnet34", "store"),
-    ("resnet34", "recompute"),
-    ("revnet57", "reconstruct"),
-)
-FRAMES = 200
+#: Reversible encoders of one kind by their layers, on 200 frames (2 seconds) of 80 mel
+#: bands: published ones, and one that is deeper. A step of the one before it is measured.
+DEPTHS = {
+    89: architecture("df_revnet89").blocks,
+    281: architecture("df_revnet281").blocks,
+    377: architecture("df_revnet377").blocks,
+    1001: (3, 8, 152, 3),
+}
+KIND, BATCH, FRAMES = "df_revnet377", 2, 200
+#: Ways to have the activations that the backward pass needs, and their names.
+MODES = {
+    "store": "stored",
+    "recompute": "checkpointed",
+    "reconstruct": "reconstructed",
+}
 QUICK = {
     "widths": [8, 16, 16, 16],
     "chunk_samples": 7840,
@@ -84,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     start = time.monotonic()
     output.mkdir(parents=True, exist_ok=True)
 
-    headline(f"1. Memory of a training step, measured on this machine ({device})")
-    show_memory(output / "memory.png", device)
+    headline("1. A deep encoder: its activations stored, checkpointed, reconstructed")
+    show_memory(output / "memory.png", device, quick=options.quick)
     headline("2. A corpus of synthetic voices")
     request = QUICK_CORPUS if options.quick else corpus.Request()
     data = corpus.make_corpus(output / "corpus", request)
@@ -107,27 +120,73 @@ def headline(text: str) -> None:
     print(f"\n=== {text}", flush=True)
 
 
-def bytes_per_utterance(name: str, mode: str, device: str) -> float:
-    """Measure what one more utterance in the batch adds to a training step's peak."""
-    encoder = build_encoder(name, mode=mode).to(device)
-
-    def peak(batch: int) -> int:
-        feats = torch.randn(batch, FRAMES, encoder.n_mels, device=device)
-        encoder.zero_grad(set_to_none=True)
-        return live_bytes_peak(lambda: encoder(feats).square().mean().backward())
-
-    return (peak(3) - peak(1)) / 2
+def train_step(encoder: nn.Module, feats: Tensor) -> None:
+    """Run a forward and a backward pass."""
+    encoder.zero_grad(set_to_none=True)
+    encoder(feats).square().mean().backward()
 
 
-def show_memory(picture: Path, device: str) -> None:
-    """Measure the encoders, print and draw it."""
-    rows = []
-    for name, mode in MEASURED:
-        rows.append((name, mode, bytes_per_utterance(name, mode, device)))
-        size, ratio = rows[-1][2] / 1e6, rows[0][2] / rows[-1][2]
-        words = f"{ratio:.1f} times less" if len(rows) > 1 else "per utterance of 2 s"
-        print(f"{name:<10}{mode:<12}{size:6.1f} MB  {words}", flush=True)
-    plots.memory_bars(rows, picture)
+def show_memory(picture: Path, device: str, *, quick: bool) -> None:
+    """Measure a step in each mode and count deeper encoders; print and draw both."""
+    *_, measured, deepest = list(DEPTHS)[:2] if quick else DEPTHS
+    print(
+        f"A step of {measured} layers, {BATCH} utterances of {FRAMES / 100:g} s, {device}:"
+    )
+    feats = torch.randn(BATCH, FRAMES, 80, device=device)
+    steps = {}
+    for mode in MODES:
+        encoder = build_encoder(KIND, blocks=DEPTHS[measured], mode=mode).to(device)
+        steps[mode] = functools.partial(train_step, encoder, feats)
+    peaks = {mode: live_bytes_peak(step) for mode, step in steps.items()}
+    taken = interleaved_seconds(steps, feats.device, repeats=1 if quick else 2)
+    seconds = {mode: statistics.median(times) for mode, times in taken.items()}
+    for mode, name in MODES.items():
+        bar = "#" * max(1, round(40 * peaks[mode] / max(peaks.values())))
+        size = f"{peaks[mode] / MIB:7,.0f} MiB {seconds[mode]:6.2f} s"
+        print(f"  {name:<14}{size}  {bar}", flush=True)
+    del steps, encoder
+
+    print("\nMiB for each utterance of the batch, counted at more and more layers:")
+    print("  layers" + "".join(f"{name:>15}" for name in MODES.values()))
+    depths: dict[str, dict[int, float]] = {mode: {} for mode in MODES}
+    for layers, blocks in DEPTHS.items():
+        if layers > deepest:
+            break
+        for mode, curve in depths.items():
+            curve[layers] = counted_bytes(mode, blocks)
+        row = (f"{curve[layers] / MIB:15,.1f}" for curve in depths.values())
+        print(f"  {layers:6,}" + "".join(row), flush=True)
+
+    encoder = build_encoder(KIND, blocks=DEPTHS[deepest], mode="reconstruct").to(device)
+    begin = time.monotonic()
+    peak = live_bytes_peak(functools.partial(train_step, encoder, feats)) / MIB
+    print(
+        f"\nA step of {deepest:,} layers, reconstructed, ran here: {peak:,.0f} MiB, ",
+        end="",
+    )
+    held = sum(p.nbytes for p in encoder.parameters()) / MIB
+    print(f"of which {held:,.0f} are gradients; {time.monotonic() - begin:.1f} s")
+    plots.memory_by_depth(
+        {mode: (peaks[mode], seconds[mode]) for mode in MODES},
+        depths,
+        picture,
+        title=f"A training step of {measured} layers, and memory against depth",
+        source=f"df_revnets, batch {BATCH}, {FRAMES} frames, float32, {device}. Peak: live "
+        "tensors of forward and backward pass, gradients included. recompute: each block "
+        "checkpointed. MiB per utterance: what one adds to a batch, counted without data.",
+    )
+
+
+def counted_bytes(mode: str, blocks: tuple[int, ...]) -> float:
+    """Count what one more utterance adds to the peak of a step, without data."""
+    with torch.device("meta"):
+        encoder = build_encoder(KIND, blocks=blocks, mode=mode)
+        batches = [torch.randn(n, FRAMES, encoder.n_mels) for n in (1, 3)]
+    few, more = (
+        live_bytes_peak(functools.partial(train_step, encoder, feats))
+        for feats in batches
+    )
+    return (more - few) / 2
 
 
 def train_run(

@@ -14,7 +14,7 @@ from speechbrain_rev.plots.encoders import (
 )
 from speechbrain_rev.plots.memory import (
     PartsBar,
-    memory_bars,
+    memory_by_depth,
     memory_parts,
     time_against_memory,
     time_by_batch,
@@ -44,7 +44,7 @@ __all__ = [
     "forest_plot",
     "gradient_angles",
     "loss_curves",
-    "memory_bars",
+    "memory_by_depth",
     "memory_parts",
     "plan_map",
     "reversible_step",

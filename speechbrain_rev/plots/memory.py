@@ -18,12 +18,14 @@ from speechbrain_rev.plots.style import (
     check_some,
     finish,
     legend_above,
+    log_ticks,
     look,
     new_figure,
     note,
     save,
     source_below,
     stacked_axes,
+    title_and_source,
     write_names,
 )
 from speechbrain_rev.sizes import GB, GIB, MB, MIB
@@ -49,77 +51,83 @@ _MARK = 5.0
 _Curves = Mapping[str, Sequence[tuple[float, float, str]]]
 
 
-def memory_bars(rows: Sequence[tuple[str, str, float]], path: str | Path) -> None:
-    """Draw how many bytes of memory training takes per utterance.
+def memory_by_depth(
+    steps: Mapping[str, tuple[float, float]],
+    depths: Mapping[str, Mapping[int, float]],
+    path: str | Path,
+    *,
+    title: str,
+    source: str,
+) -> None:
+    """Draw the peak and the time of a step in each mode, and its memory against depth.
 
     Parameters
     ----------
-    rows : sequence of (label, mode, bytes per utterance)
-        One per bar, in reading order; bars of one label stand together. Modes are
-        "store", "reconstruct" and "recompute".
+    steps : mapping of str to (float, float)
+        For each mode, as "store" and "reconstruct", bytes at the peak of a step and the
+        seconds that it takes. Bars stand in this order.
+    depths : mapping of str to mapping of int to float
+        For each mode bytes per utterance, by the number of layers.
     path : str or pathlib.Path
         The PNG file to write.
+    title, source : str
+        What is shown, and what it is from.
 
     Raises
     ------
     ValueError
-        If there is no row, a mode is unknown, a size is not positive and finite, or a
-        label has a mode twice.
+        If there is no mode, a mode is unknown or has no depth, or a number is not above 0.
 
     Example
     -------
     >>> import os, tempfile
-    >>> rows = [("resnet34", "store", 6.1e7), ("revnet57", "reconstruct", 2.3e7)]
+    >>> steps = {"store": (1.5e9, 1.6), "reconstruct": (7e7, 2.4)}
+    >>> depths = {"store": {89: 2e8, 377: 8e8}, "reconstruct": {89: 1.2e7, 377: 1.2e7}}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     memory_bars(rows, os.path.join(folder, "memory.png"))
+    ...     path = os.path.join(folder, "memory.png")
+    ...     memory_by_depth(steps, depths, path, title="T", source="S")
     """
-    _check_bars(rows)
-    labels = list(dict.fromkeys(label for label, _, _ in rows))
-    by_label = {label: [row for row in rows if row[0] == label] for label in labels}
-    largest = max(size for _, _, size in rows)
-    divisor, unit = (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
-    # A gap of one bar's width lies between labels.
-    height = 0.36 * (len(rows) + 0.7 * len(labels)) + 1.3
-    figure = new_figure(6.8, height)
-    axes = figure.add_subplot()
-    place, ticks = 0.0, []
-    for bars in by_label.values():
-        ticks.append(place + (len(bars) - 1) / 2)
-        for _, mode, size in bars:
-            axes.barh(place, size / divisor, 0.86, color=MODE_COLOURS[mode])
-            words = f"{size / divisor:.3g} {unit}"
-            note(axes, words, (size / divisor, place), (4, 0))
-            place += 1
-        place += 0.7
-    axes.set_yticks(ticks, labels)
-    axes.set_ylim(place - 1, -0.75)
-    axes.set_xlim(0, 1.15 * largest / divisor)
-    axes.set_xlabel(f"training memory per utterance, {unit}")
-    finish(axes, grid="x")
-    axes.tick_params(axis="y", length=0)
-    used = {mode for _, mode, _ in rows}
-    modes = [mode for mode in MODE_COLOURS if mode in used]
-    for mode in modes:
-        axes.barh([0], [0], color=MODE_COLOURS[mode], label=mode)
-    figure.legend(
-        loc="outside upper right", ncols=len(modes), frameon=False, fontsize=9
-    )
+    for mode in (*steps, *depths):
+        check_mode(mode, "a bar or curve")
+    points = {mode: list(curve.items()) for mode, curve in depths.items()}
+    check_panels({"memory against depth": points}, "layers", "bytes")
+    bars = {mode: [pair] for mode, pair in steps.items()}
+    check_panels({"a step": bars}, "bytes", "seconds")
+    figure = new_figure(7.2, 5.4)
+    grid = figure.add_gridspec(2, 2, height_ratios=(1, 2))
+    peaks = [size / MIB for size, _ in steps.values()]
+    seconds = [time for _, time in steps.values()]
+    panels = ((peaks, "peak of a step, MiB"), (seconds, "seconds of a step"))
+    for column, (values, words) in enumerate(panels):
+        axes = figure.add_subplot(grid[0, column])
+        axes.barh(
+            list(steps), values, 0.8, color=[MODE_COLOURS[mode] for mode in steps]
+        )
+        for place, value in enumerate(values):
+            words = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+            note(axes, words, (value, place), (4, 0))
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.2 * max(values))
+        axes.set_xlabel(words)
+        finish(axes, grid="x")
+        axes.tick_params(axis="y", length=0, labelleft=column == 0)
+    axes = figure.add_subplot(grid[1, :])
+    for mode, curve in depths.items():
+        layers = sorted(curve)
+        sizes = [curve[each] / MIB for each in layers]
+        axes.plot(
+            layers, sizes, "o-", color=MODE_COLOURS[mode], markersize=_MARK, lw=1.2
+        )
+        note(axes, mode, (layers[-1], sizes[-1]), (6, 0))
+    axes.set_yscale("log")
+    log_ticks(axes)
+    axes.set_xticks(sorted({each for curve in depths.values() for each in curve}))
+    axes.set_xlim(0, 1.2 * max(each for curve in depths.values() for each in curve))
+    axes.set_xlabel("layers")
+    axes.set_ylabel("MiB per utterance")
+    finish(axes, grid="both")
+    title_and_source(figure, title, source)
     save(figure, path)
-
-
-def _check_bars(rows: Sequence[tuple[str, str, float]]) -> None:
-    check_some(rows, "bar")
-    seen = set()
-    for label, mode, size in rows:
-        check_mode(mode, repr(label))
-        if not 0 < size < math.inf:
-            raise ValueError(
-                f"{label!r} in mode {mode!r} has {size} bytes; a size must be above "
-                f"zero and finite."
-            )
-        if (label, mode) in seen:
-            raise ValueError(f"{label!r} has mode {mode!r} twice; leave one out.")
-        seen.add((label, mode))
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,19 @@ class TestCorpus:
             assert (a.split("/")[0] == b.split("/")[0]) == bool(label)
             assert Path(a).parent != Path(b).parent
 
+    @pytest.mark.parametrize("languages", ["aaaa", "abcd", "aabc", "aabb"])
+    def test_there_are_as_many_impostors_whatever_the_languages(self, languages):
+        voices = [
+            corpus.Voice(f"{i}", language, "f1", 50, 50, 170)
+            for i, language in enumerate(languages)
+        ]
+        paths = {v.speaker: [f"{v.speaker}/{s}/0" for s in "xyz"] for v in voices}
+        trials = corpus.trials(voices, paths, 0)
+        labels = [label for label, _, _ in trials]
+        assert len(set(trials)) == len(trials) == 2 * sum(labels) == 24
+        for label, one, other in trials:
+            assert (one[0] == other[0]) == bool(label)
+
     def test_it_is_made_once_and_equal_requests_give_equal_files(self, made, tmp_path):
         before = {p: p.stat().st_mtime_ns for p in made.rglob("*")}
         assert corpus.make_corpus(made, SMALL) == made

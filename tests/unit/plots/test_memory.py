@@ -1,9 +1,8 @@
-import numpy as np
 import pytest
 
 from speechbrain_rev.plots import (
     PartsBar,
-    memory_bars,
+    memory_by_depth,
     memory_parts,
     time_against_memory,
     time_by_batch,
@@ -23,19 +22,16 @@ CURVES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("largest", "unit", "divisor"), [(8e7, "MiB", 2**20), (1.2e9, "GiB", 2**30)]
-)
-def test_bars_are_as_long_as_the_bytes_in_the_unit_named(drawn, largest, unit, divisor):
-    rows = [("resnet34", "store", 6e7), ("revnet57", "store", largest)]
-    rows.append(("revnet57", "reconstruct", 2.3e7))
-    figure = drawn(memory_bars, rows)
-    (axes,), (legend,) = figure.axes, figure.legends
-    widths = [bar.get_width() for bar in axes.patches[: len(rows)]]
-    np.testing.assert_allclose(widths, [size / divisor for _, _, size in rows])
-    assert axes.get_xlabel() == f"training memory per utterance, {unit}"
-    assert texts_of(axes.get_yticklabels()) == ["resnet34", "revnet57"]
-    assert texts_of(legend.texts) == ["store", "reconstruct"]
+def test_bars_are_as_long_as_a_step_and_curves_go_through_their_depths(drawn):
+    steps = {"store": (3.0 * 2**30, 1.5), "reconstruct": (2.0**20, 2.5)}
+    depths = {"store": {9: 2**20, 5: 2**19}, "reconstruct": {5: 2**18, 9: 2**18}}
+    peaks, seconds, curves = drawn(memory_by_depth, steps, depths, **WORDS).axes
+    assert [bar.get_width() for bar in peaks.patches] == [3072, 1]
+    assert [bar.get_width() for bar in seconds.patches] == [1.5, 2.5]
+    assert texts_of(peaks.get_yticklabels()) == list(steps)
+    expected = [[(5, 0.5), (9, 1.0)], [(5, 0.25), (9, 0.25)]]
+    assert [points_of(line) for line in curves.lines] == expected
+    assert texts_of(curves.texts) == list(depths)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_drawing_needs_no_pyplot_and_importing_neither_matplotlib_nor_torch(tmp_
         "import sys\n"
         "from speechbrain_rev import plots\n"
         "assert not {'matplotlib', 'torch'} & set(sys.modules)\n"
-        "plots.memory_bars([('a', 'store', 1.0)], sys.argv[1])\n"
+        "plots.memory_parts([plots.PartsBar('a', 'b', {'weights': 1.0})], sys.argv[1], title='T', source='S')\n"
         "assert 'matplotlib' in sys.modules\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
@@ -62,7 +62,7 @@ def test_drawing_needs_no_pyplot_and_importing_neither_matplotlib_nor_torch(tmp_
 def test_without_matplotlib_the_way_out_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install --force-reinstall matplotlib"):
-        plots.memory_bars([("a", "store", 1.0)], tmp_path / "memory.png")
+        plots.memory_parts(parts(weights=1.0), tmp_path / "a.png", title="", source="")
 
 
 NAN, INF = float("nan"), float("inf")
@@ -85,10 +85,10 @@ REFUSED = {
         for key in ROW
     ],
     "det_plot": [],
-    "memory_bars": [
-        ([("a", "save", 1.0)], "'a' has the mode 'save'; modes are 'store'"),
-        ([("a", "store", 0.0)], r"'a' in mode 'store' has 0\.0 bytes"),
-        ([("a", "store", 1.0), ("a", "store", 2.0)], "'a' has mode 'store' twice"),
+    "memory_by_depth": [
+        (({"save": (1.0, 1.0)}, {"store": {8: 1.0}}), "has the mode 'save'; modes are 'store'"),
+        (({"store": (0.0, 1.0)}, {"store": {8: 1.0}}), r"'store' of 'a step' has a point of 0\.0"),
+        (({"store": (1.0, 1.0)}, {"store": {}}), "'store' of 'memory against depth' has no points"),
     ],
     "memory_parts": [
         (parts(activation=1.0), "'a' has a part 'activation'; parts are activations, held"),
@@ -138,7 +138,8 @@ REFUSED = {
         (({8: {"a": "store"}}, {8: 1, 9: 1}), "Batch 9 has a throughput but no plan"),
     ],
 }  # fmt: skip
-WITHOUT_WORDS = "training_curves", "det_plot", "memory_bars"
+WITHOUT_WORDS = "training_curves", "det_plot"
+OF_TWO = "plan_map", "memory_by_depth"
 OPTIONS = {
     "encoder_map": {"eer_label": "E", "memory_label": "M", "cards": {}},
     "by_parameters": {"total_batch": 256},
@@ -149,9 +150,9 @@ OPTIONS = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_drawn_is_refused_before_a_file_is_written(name, tmp_path):
     words = {} if name in WITHOUT_WORDS else {"title": "T", "source": "S"}
-    nothing = ({}, {}) if name == "plan_map" else {}
+    nothing = ({}, {}) if name in OF_TWO else {}
     for given, reason in (*REFUSED[name], (nothing, "give at least one|has no curve")):
-        given = given if name == "plan_map" else (given,)
+        given = given if name in OF_TWO else (given,)
         with pytest.raises(ValueError, match=reason):
             getattr(plots, name)(
                 *given, tmp_path / "a.png", **words, **OPTIONS.get(name, {})
