@@ -79,11 +79,75 @@ def cells(row: Row, columns: Mapping[str, str]) -> dict[str, str]:
     return {head: cell.format_map(values) for head, cell in columns.items()}
 
 
-def captioned(rows: Sequence[dict[str, str]], result: Result) -> str:
-    """Write a table, and below it how and where it was measured."""
-    setting = result.setting.replace(" GB:", " GiB:")
-    words = f"{setting}. {result.correctness}. {result.where}"
-    return f"{markdown(list(rows))}\n\n{words[0].upper()}{words[1:]}"
+#: What the columns of a table are, by its name: two lines at most.
+CAPTIONS = {
+    "planned": "Seconds of a step over those of reconstructing every block at that batch. "
+    "MiB: the budget.\nCounterpart: resnet34 or df_resnet56 in torch's own layers.",
+    "joined": "MiB: memory per 2 s utterance. Batch: largest that fits an 11 GB GPU.\n"
+    "Step time: estimated, over that of storing every block.",
+    "compiling": "Time and peak of a step, over those of the same mode not compiled.",
+    "deepest": "Batch: largest that fits an 11 GB GPU with a plan. Last column: seconds of a "
+    "reconstructed step\nover those of a stored one.",
+    "paper": "Memory per 2 s utterance, reconstructed. Float and exact: the streams. The last "
+    "column divides bytes by bytes.",
+    "users": "GiB: peak of a step at batch 128. Fits: frames of an utterance at which a "
+    "training run fits such a GPU.\nTimes: seconds of a step over those of the encoder's first "
+    "row, and over those of the vanilla counterpart.",
+    "users_on_a_gpu": "GiB and seconds of a step at batch 128. Days: 150 epochs of VoxCeleb2 "
+    "dev at that speed, the encoder alone.",
+    "normalisation": "Times: seconds over those of plain operations. Maps: peak memory, in "
+    "sizes of the input.",
+    "engine": "MiB: memory per 2 s utterance, of 32 blocks (basic, DF) and of revnet57.\n"
+    "Times: seconds of revnet57's step over those of plain torch layers.",
+    "launches": "Above: kernels that a step launches, and GB that it reads and writes beside "
+    "convolutions and matrix products.\nBelow: operations, seconds on a CPU and modelled "
+    "seconds. x: times those of plain torch layers.",
+    "compressed": "Held: between forward and backward pass. Fewer, lower, times: beside the "
+    "plain step.\nGradient error: distance of the whole gradient from the plain step's.",
+    "compressed_bounds": "Above, convolutions: deviation of the gradient's error over the one "
+    "aimed at.\nBelow, batch normalisations: error of the gradient that is handed down.",
+    "compressed_training": "Loss: mean of the last 50 steps.",
+    "compressed_targets": "Loss: mean of the last 50 steps.",
+    "optimizer_states": "Saved: part of the 32-bit states. Launches: kernels of a step with "
+    "blocks of 256, and over those of torch's.",
+    "optimizer_steps": "Error: of the update, in all and by kind of layer. ms: of an "
+    "optimizer's step on a CPU.",
+    "optimizers_on_a_gpu": "ms: of an optimizer's step. Times: over torch's 32-bit foreach.",
+    "budgets": "Peaks and seconds of a step. Least: the smallest budget that has a plan.",
+    "reading": "On one core. Times as fast: as the input path in the column before.",
+    "manifests": "MB: resident memory, beyond that of a manifest of 10,000 rows.",
+    "embedding": "The script: SpeechBrain's, with batches of 8.",
+    "scoring_at_scale": "s: all scores with AS-Norm. EER s, minDCF s: the error rates from "
+    "these scores.",
+    "inference": "MiB: peak per 2 s utterance. Times: over those of the vanilla encoder beside "
+    "it.",
+    "graphs": "From waveform to embedding. Times: as many utterances per second as PyTorch.",
+}
+
+
+def folded(summary: str, *notes: str) -> str:
+    """Fold notes away: as Markdown, on GitHub and on the site."""
+    items = "\n".join(f"- {note}" for note in notes)
+    return (
+        f'<details markdown="1"><summary>{summary}</summary>\n\n{items}\n\n</details>'
+    )
+
+
+def captioned(
+    rows: Sequence[dict[str, str]],
+    result: Result,
+    name: str = "",
+    *,
+    setting: str = "",
+    notes: Sequence[str] = (),
+) -> str:
+    """Write a table, its caption, and folded below it how and where it was measured."""
+    setting = (setting or result.setting).replace(" GB:", " GiB:")
+    # Parts of a setting stand between semicolons; those in brackets part nothing.
+    parts = re.split(r"; (?![^(]*\))", setting)
+    checked = f"checked: {result.correctness}"
+    how = folded("How it was measured", *notes, *parts, checked, result.where)
+    return "\n\n".join([markdown(list(rows)), CAPTIONS[name or result.name], how])
 
 
 #: How a step was taken, what it asks of a GPU and its times. "x" heads multiples of what
@@ -160,11 +224,11 @@ COLUMNS = {
         "MiB store": "{store MiB:.1f}",
         "MiB recompute": "{recompute MiB:.1f}",
         "MiB runs": "{runs MiB:.1f}",
-        "times recompute": "{times the baseline:.2f}",
+        "runs / recompute": "{times the baseline:.2f}",
         "batch recompute": "{batch recompute}",
         "batch runs": "{batch runs}",
-        "time recompute": "{recompute time:.2f}",
-        "time runs": "{runs time:.2f}",
+        "step time recompute": "{recompute time:.2f}",
+        "step time runs": "{runs time:.2f}",
     },
     "deepest": {
         "layers": "{layers}",
@@ -227,7 +291,7 @@ def optimizer_states() -> str:
         if row["way"] == next(iter(FORMS)):
             shown["launches"] = f"{row['kernels']}"
             shown["times torch's"] = f"{row['times its kernels']:.3f}"
-    return captioned(list(rows.values()), result)
+    return captioned(list(rows.values()), result, "optimizer_states")
 
 
 def optimizer_steps() -> str:
@@ -248,7 +312,7 @@ def optimizer_steps() -> str:
         "times torch's ms": "{times the baseline:.1f}",
         "of the training step, %": "{of the training step, %}",
     }
-    return captioned([cells(row, columns) for row in rows], result)
+    return captioned([cells(row, columns) for row in rows], result, "optimizer_steps")
 
 
 def inference() -> str:
@@ -330,7 +394,8 @@ def models(names: Sequence[str] = ()) -> str:
         f"{CARD.removesuffix('GB')} GB GPU; bold if at least {BATCH}."
     )
     table = markdown([_model(model) for model in selected])
-    return "\n\n".join([table, heads, *ModelsReport(selected).sources.values()])
+    sources = ModelsReport(selected).sources.values()
+    return "\n\n".join([table, heads, folded("Where these figures are from", *sources)])
 
 
 def _model(model: ListedEncoder) -> dict[str, str]:
@@ -363,12 +428,9 @@ def paper() -> str:
         "exact fp32 / published": "{share of the baseline:.2f}",
     }
     held = [row["weight gradients of a stage, MB"] for row in result.rows]
-    return (
-        f"{markdown([cells(row, columns) for row in result.rows])}\n\n"
-        f"Memory per utterance of 2 s; {result.setting}: "
-        f"{min(held):.0f} to {max(held):.0f} MB here. {result.correctness}. "
-        f"{result.where}"
-    )
+    setting = f"{result.setting}: {min(held):.0f} to {max(held):.0f} MB here"
+    rows = [cells(row, columns) for row in result.rows]
+    return captioned(rows, result, setting=setting)
 
 
 def engine() -> str:
@@ -396,11 +458,7 @@ def engine() -> str:
         shown["gets wrong"] = "; ".join(wrong[way].values()) or "nothing"
     heads = ["way", *(f"MiB {c}" for c in ("basic", "DF", "revnet57", "revnet57 bf16"))]
     heads += ["times plain", "in bf16", "gets wrong"]
-    return (
-        f"{markdown(_filled_up(ways.values(), heads))}\n\nMiB per utterance of 2 s, of 32 "
-        "blocks of either kind and of a whole encoder, whose time is shown. "
-        f"{result.setting}. {result.where}"
-    )
+    return captioned(_filled_up(ways.values(), heads), result)
 
 
 def _filled_up(
@@ -440,10 +498,15 @@ def users() -> str:
         for part in result.setting.split("; ")
         if part.partition(":")[0] not in apart
     ]
-    return (
-        f"{markdown([_users_row(rows) for rows in cases.values()])}\n\n"
-        f"{'; '.join([*setting, *_USERS_CELLS])}. Running statistics updated more than once by a batch: "
-        f"{', '.join(sorted(twice)) or 'in no way'}. {result.where}"
+    updated = (
+        "Running statistics updated more than once by a batch: "
+        f"{', '.join(sorted(twice)) or 'in no way'}."
+    )
+    return captioned(
+        [_users_row(rows) for rows in cases.values()],
+        result,
+        setting="; ".join([*setting, *_USERS_CELLS]),
+        notes=[updated],
     )
 
 
@@ -483,7 +546,7 @@ def users_on_a_gpu() -> str:
         not in ("training GiB", "fits", "statistics of", "statistics updated")
     ]
     rows = [cells(row, columns) for row in result.rows]
-    return f"{markdown(rows)}\n\n{'; '.join(said)}. {result.where}"
+    return captioned(rows, result, "users_on_a_gpu", setting="; ".join(said))
 
 
 def optimizers_on_a_gpu() -> str:
@@ -496,7 +559,8 @@ def optimizers_on_a_gpu() -> str:
         "ms": "{ms:.2f}",
         "times torch's foreach": "{times the baseline:.2f}",
     }
-    return captioned([cells(row, columns) for row in result.rows], result)
+    rows = [cells(row, columns) for row in result.rows]
+    return captioned(rows, result, "optimizers_on_a_gpu")
 
 
 def normalisation() -> str:
@@ -548,23 +612,20 @@ def planned() -> str:
             shown if fits else f"{shown} does not fit".strip()
         )
     heads = dict.fromkeys(head for way in ways.values() for head in way)
-    return (
-        f"{markdown(_filled_up(ways.values(), heads))}\n\nTimes the same encoder in plain torch "
-        f"layers at the same batch, within so many MiB. {planned_verdict(result.rows)}\n\n"
-        f"{result.setting}. {result.correctness}. {result.where}\n\n"
-        "![Seconds for each utterance against the batch, within one budget]"
-        "(planned.png)"
-    )
+    notes = planned_verdicts(result.rows)
+    table = captioned(_filled_up(ways.values(), heads), result, notes=notes)
+    picture = "![Seconds for each utterance against the batch, within one budget]"
+    return f"{table}\n\n{picture}(planned.png)"
 
 
-def planned_verdict(rows: Sequence[Row]) -> str:
-    """Say at which batches what is faster than the plan, and what has other statistics."""
+def planned_verdicts(rows: Sequence[Row]) -> list[str]:
+    """List what is faster than the plan, at which batch, and what has other statistics."""
     cases: dict[tuple[str, int], dict[str, float]] = {}
     for row in rows:
         case = cases.setdefault((row["encoder"], row["batch"]), {})
         if row["fits"] == "yes":
             case[row["way"]] = row["times the baseline"]
-    words_of: dict[str, list[str]] = {}
+    verdicts = []
     for (encoder, batch), times in cases.items():
         shares = {way: times[way] / times["planned"] for way in times}
         faster = [
@@ -572,14 +633,15 @@ def planned_verdict(rows: Sequence[Row]) -> str:
             for way, share in sorted(shares.items(), key=lambda item: item[1])
             if f"{share:.2f}" < "1.00"
         ]
-        words = f"at batch {batch} {' and '.join(faster) or 'nothing'}"
-        words_of.setdefault(encoder, []).append(words)
-    places = "; ".join(f"{name} {', '.join(words)}" for name, words in words_of.items())
+        verdicts.append(
+            f"{encoder} at batch {batch}, faster than the plan, in multiples of its time: "
+            f"{', '.join(faster) or 'nothing'}"
+        )
     apart = {row["way"] for row in rows if row["statistics of"] < row["batch"]}
-    return (
-        f"Faster than the plan, in multiples of its time: {places}. Statistics of less than "
-        f"the batch normalise in: {', '.join(sorted(apart)) or 'no way'}."
+    normalised = (
+        f"batch statistics of less than the batch: {', '.join(sorted(apart)) or 'none'}"
     )
+    return [*verdicts, normalised]
 
 
 def launches() -> str:

@@ -37,6 +37,24 @@ def test_tables_are_those_of_the_committed_results(document):
     assert sorted(places) == sorted(WRITTEN[document])
 
 
+_FOLD = re.compile(
+    r'<details markdown="1"><summary>[\w ]+</summary>\n\n.*?\n\n</details>\n', re.DOTALL
+)
+
+
+@pytest.mark.parametrize("document", TABLES, ids=name_of)
+def test_captions_have_two_lines_and_the_rest_is_folded(document):
+    tables = re.findall(
+        r"<!-- table: (\w+) -->\n(.*?)<!-- end -->", document.read_text(), re.DOTALL
+    )
+    for name, table in tables:
+        lines = _FOLD.sub("", table).splitlines()
+        caption = [line for line in lines if line and not line.startswith(("|", "!["))]
+        assert len(caption) <= 2, name
+        assert all(len(line) <= 120 for line in caption), name
+        assert len(_FOLD.findall(table)) == (name != "modes"), name
+
+
 def test_every_table_has_one_place():
     names = [name for tables in WRITTEN.values() for name in tables]
     assert len(names) == len(set(names))

@@ -677,10 +677,11 @@ def test_verdicts_name_what_was_faster_than_a_plan():
     slow = planned.verdict([*rows, planned_row(8, 1.05)])
     assert slow.endswith("NOT within 1.03: revnet57 at batch 8 1.05")
     rows += [planned_row(2, "", "checkpoint", 0.4)]
-    assert readme.planned_verdict(rows).startswith(
-        "Faster than the plan, in multiples of its time: revnet57 at batch 2 checkpoint "
-        "0.80, at batch 4 nothing."
-    )
+    words = "faster than the plan, in multiples of its time"
+    assert readme.planned_verdicts(rows)[:2] == [
+        f"revnet57 at batch 2, {words}: checkpoint 0.80",
+        f"revnet57 at batch 4, {words}: nothing",
+    ]
 
 
 def test_a_committed_plan_is_never_slower_than_an_extreme_that_fits():
