@@ -633,10 +633,8 @@ def planned_verdicts(rows: Sequence[Row]) -> list[str]:
             for way, share in sorted(shares.items(), key=lambda item: item[1])
             if f"{share:.2f}" < "1.00"
         ]
-        verdicts.append(
-            f"{encoder} at batch {batch}, faster than the plan, in multiples of its time: "
-            f"{', '.join(faster) or 'nothing'}"
-        )
+        words = ", ".join(faster) or "nothing is faster"
+        verdicts.append(f"{encoder} at batch {batch}, in times of the plan: {words}")
     apart = {row["way"] for row in rows if row["statistics of"] < row["batch"]}
     normalised = (
         f"batch statistics of less than the batch: {', '.join(sorted(apart)) or 'none'}"
