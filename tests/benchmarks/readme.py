@@ -633,8 +633,10 @@ def planned_verdicts(rows: Sequence[Row]) -> list[str]:
             for way, share in sorted(shares.items(), key=lambda item: item[1])
             if f"{share:.2f}" < "1.00"
         ]
-        words = ", ".join(faster) or "nothing is faster"
-        verdicts.append(f"{encoder} at batch {batch}, in times of the plan: {words}")
+        words = ", ".join(faster) or "nothing"
+        verdicts.append(
+            f"{encoder} at batch {batch}, faster than the plan (1.00): {words}"
+        )
     apart = {row["way"] for row in rows if row["statistics of"] < row["batch"]}
     normalised = (
         f"batch statistics of less than the batch: {', '.join(sorted(apart)) or 'none'}"

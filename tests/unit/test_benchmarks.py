@@ -678,8 +678,8 @@ def test_verdicts_name_what_was_faster_than_a_plan():
     assert slow.endswith("NOT within 1.03: revnet57 at batch 8 1.05")
     rows += [planned_row(2, "", "checkpoint", 0.4)]
     assert readme.planned_verdicts(rows)[:2] == [
-        "revnet57 at batch 2, in times of the plan: checkpoint 0.80",
-        "revnet57 at batch 4, in times of the plan: nothing is faster",
+        "revnet57 at batch 2, faster than the plan (1.00): checkpoint 0.80",
+        "revnet57 at batch 4, faster than the plan (1.00): nothing",
     ]
 
 
