@@ -58,10 +58,10 @@ NOISE_SNR_DB = (15.0, 30.0)
 class Request:
     """How large a corpus to make; equal requests give equal corpora."""
 
-    train_speakers: int = 52
-    test_speakers: int = 24
+    train_speakers: int = 32
+    test_speakers: int = 12
     sessions: int = 3
-    utterances: int = 5
+    utterances: int = 4
     numbers: int = 3
     seed: int = 1
 

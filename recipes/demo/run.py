@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     output.mkdir(parents=True, exist_ok=True)
 
     headline("1. A deep encoder: its activations stored, checkpointed, reconstructed")
-    show_memory(output / "memory.png", device, quick=options.quick)
+    seen = show_memory(output / "memory.png", device, quick=options.quick)
     headline("2. A corpus of synthetic voices")
     request = QUICK_CORPUS if options.quick else corpus.Request()
     data = corpus.make_corpus(output / "corpus", request)
@@ -109,9 +109,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     headline("4. Scoring voices never heard in training")
     reports = score_systems(output, data, run, device)
     headline("5. Embedding files and comparing them")
-    compare(run, data, device)
-    headline("6. Result")
-    summarise(output, run, reports)
+    files = compare(run, data, device)
+    headline("6. Error rates")
+    rates = print_rates(output, reports)
+    headline("7. What you saw, and what to try next")
+    sum_up(output, run, seen, rates, files)
     print(f"{(time.monotonic() - start) / 60:.1f} minutes in all")
 
 
@@ -126,8 +128,8 @@ def train_step(encoder: nn.Module, feats: Tensor) -> None:
     encoder(feats).square().mean().backward()
 
 
-def show_memory(picture: Path, device: str, *, quick: bool) -> None:
-    """Measure a step in each mode and count deeper encoders; print and draw both."""
+def show_memory(picture: Path, device: str, *, quick: bool) -> str:
+    """Measure a step in each mode, count deeper encoders; print, draw and sum up both."""
     *_, measured, deepest = list(DEPTHS)[:2] if quick else DEPTHS
     print(
         f"A step of {measured} layers, {BATCH} utterances of {FRAMES / 100:g} s, {device}:"
@@ -175,18 +177,26 @@ def show_memory(picture: Path, device: str, *, quick: bool) -> None:
         "tensors of forward and backward pass, gradients included. recompute: each block "
         "checkpointed. MiB per utterance: what one adds to a batch, counted without data.",
     )
+    stored, flat = (peaks[mode] / MIB for mode in ("store", "reconstruct"))
+    slower = seconds["reconstruct"] / seconds["store"]
+    few, many = (depths["reconstruct"][each] / MIB for each in (min(DEPTHS), deepest))
+    return (
+        f"{measured} layers took {stored:,.0f} MiB stored, and {flat:,.0f} MiB reconstructed in "
+        f"{slower:.2f} times the seconds;\nan utterance takes {few:.1f} MiB at {min(DEPTHS)} "
+        f"layers, and {many:.1f} MiB at {deepest:,}."
+    )
 
 
 def counted_bytes(mode: str, blocks: tuple[int, ...]) -> float:
     """Count what one more utterance adds to the peak of a step, without data."""
     with torch.device("meta"):
         encoder = build_encoder(KIND, blocks=blocks, mode=mode)
-        batches = [torch.randn(n, FRAMES, encoder.n_mels) for n in (1, 3)]
+        batches = [torch.randn(n, FRAMES, encoder.n_mels) for n in (64, 128)]
     few, more = (
         live_bytes_peak(functools.partial(train_step, encoder, feats))
         for feats in batches
     )
-    return (more - few) / 2
+    return (more - few) / 64
 
 
 def train_run(
@@ -246,39 +256,62 @@ def score_systems(
     return reports
 
 
-def compare(run: Path, data: Path, device: str) -> None:
-    """Embed two files and compare them, of one voice and of two."""
+def compare(run: Path, data: Path, device: str) -> tuple[Path, Path]:
+    """Embed and compare two files of one voice and two of two; give the first ones."""
     embedder = SpeakerEmbedder.from_run(run, device=device)
     listed = scoring.read_trials(data / "trials.txt")
+    pairs = []
     for label, words in ((1, "one voice, two sessions"), (0, "two voices")):
         row = int(np.flatnonzero(listed.labels == label)[0])
         names = listed.enrol[row], listed.test[row]
         a, b = (data / "wav" / name for name in names)
         found = embedder.verify(a, b)
         print(f"{found.score:6.3f}  {words}: {names[0]} and {names[1]}")
-    print(f"The same on files of your own: speechbrain-rev verify {run} A.wav B.wav")
+        pairs.append((a, b))
+    return pairs[0]
 
 
-def summarise(
-    output: Path, run: Path, reports: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Print the table and where the pictures are."""
-    epochs = read_rows(run / "train_log.jsonl")
-    curves = {}
+def print_rates(
+    output: Path, reports: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """Print the table of error rates, draw their curves, and give those of AS-Norm."""
+    curves, shown = {}, {}
     measure = scoring.MEASURES["eer"]
     print(f"{measure.column:<26}{'cosine':>8}{'AS-Norm':>9}")
     for name, report in reports.items():
         rates = {r["method"]: measure.text(r["eer"]) for r in report["results"]}
         print(f"{name:<26}{rates['cosine']:>8}{rates['as_norm']:>9}")
+        shown[name] = rates["as_norm"]
         scored = output / name / "scores" / "trials.as_norm.txt"
         labels, scores = np.loadtxt(scored, usecols=(2, 3)).T
         curves[f"{name}, AS-Norm"] = scoring.det_curve(scores, labels)
     plots.det_plot(curves, output / "det.png")
+    return shown
+
+
+def sum_up(
+    output: Path, run: Path, seen: str, rates: Mapping[str, str], files: Sequence[Path]
+) -> None:
+    """Print what was shown, where everything is, and what to try next."""
+    epochs = read_rows(run / "train_log.jsonl")
     minutes = sum(epoch["minutes"] for epoch in epochs)
-    print(f"trained for {epochs[-1]['steps']} steps in {minutes:.1f} minutes")
+    pictures = ("memory.png", "trained/training_curves.png", "det.png")
+    print(seen)
+    print(
+        f"A small revnet57 trained for {epochs[-1]['steps']} steps in {minutes:.1f} minutes."
+    )
+    print(
+        f"On voices that it never heard its equal error rate is {rates['trained']} %, untrained "
+        f"{rates['untrained']} %, of mean features {rates['baseline']} %."
+    )
     print("Synthetic voices prove the path, not the accuracy.")
-    for picture in ("memory.png", "trained/training_curves.png", "det.png"):
-        print(output / picture)
+    print(f"Pictures:    {'  '.join(str(output / picture) for picture in pictures)}")
+    print(f"Model:       {run}")
+    print(f"Embeddings:  {run / 'embeddings' / 'trials.npz'}")
+    print("Try next (after `. .venv/bin/activate`):")
+    print(f"  speechbrain-rev verify {run} {files[0]} {files[1]}")
+    print("  speechbrain-rev models --card 11GB --batch 128")
+    print("  speechbrain-rev data FOLDER_OF_YOUR_SPEECH")
 
 
 if __name__ == "__main__":

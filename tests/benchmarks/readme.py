@@ -29,21 +29,11 @@ from .optimizers import PLAIN as PLAIN_STATES
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
 RECIPE = ROOT / "recipes" / "VoxCeleb" / "README.md"
 DOCS = ROOT / "docs"
 
 CARD = "11GB"
 BATCH = 128
-#: A shallow and the deepest encoder of either kind, each with its reversible counterpart.
-FEW = (
-    "resnet34",
-    "revnet57",
-    "resnet152",
-    "revnet197",
-    "df_resnet233",
-    "df_revnet377",
-)
 
 Row = Mapping[str, Any]
 
@@ -81,8 +71,9 @@ def cells(row: Row, columns: Mapping[str, str]) -> dict[str, str]:
 
 #: What the columns of a table are, by its name: two lines at most.
 CAPTIONS = {
-    "planned": "Seconds of a step over those of reconstructing every block at that batch. "
-    "MiB: the budget.\nCounterpart: resnet34 or df_resnet56 in torch's own layers.",
+    "planned": "Seconds of a step over those of the encoder in plain torch layers, which are "
+    "timed whether they fit or not.\nMiB: the budget. Counterpart: resnet34 or df_resnet56 in "
+    "torch's own layers.",
     "joined": "MiB: memory per 2 s utterance. Batch: largest that fits an 11 GB GPU.\n"
     "Step time: estimated, over that of storing every block.",
     "compiling": "Time and peak of a step, over those of the same mode not compiled.",
@@ -91,8 +82,8 @@ CAPTIONS = {
     "paper": "Memory per 2 s utterance, reconstructed. Float and exact: the streams. The last "
     "column divides bytes by bytes.",
     "users": "GiB: peak of a step at batch 128. Fits: frames of an utterance at which a "
-    "training run fits such a GPU.\nTimes: seconds of a step over those of the encoder's first "
-    "row, and over those of the vanilla counterpart.",
+    "training run fits such a GPU.\nTimes: seconds of a step over those of plain torch layers, "
+    "and over those of the vanilla counterpart.",
     "users_on_a_gpu": "GiB and seconds of a step at batch 128. Days: 150 epochs of VoxCeleb2 "
     "dev at that speed, the encoder alone.",
     "normalisation": "Times: seconds over those of plain operations. Maps: peak memory, in "
@@ -113,7 +104,8 @@ CAPTIONS = {
     "optimizer_steps": "Error: of the update, in all and by kind of layer. ms: of an "
     "optimizer's step on a CPU.",
     "optimizers_on_a_gpu": "ms: of an optimizer's step. Times: over torch's 32-bit foreach.",
-    "budgets": "Peaks and seconds of a step. Least: the smallest budget that has a plan.",
+    "budgets": "Peaks and seconds of a step. Least: the smallest budget that has a plan.\n"
+    "activation_memory_budget: of torch.compile, whose live tensors cannot be counted.",
     "reading": "On one core. Times as fast: as the input path in the column before.",
     "manifests": "MB: resident memory, beyond that of a manifest of 10,000 rows.",
     "embedding": "The script: SpeechBrain's, with batches of 8.",
@@ -385,10 +377,10 @@ def compressed_targets() -> str:
     )
 
 
-def models(names: Sequence[str] = ()) -> str:
+def models() -> str:
     """Show what each encoder needs, by mode, and what fits a card."""
     training = Training(parse_card(CARD).memory_bytes, batch=BATCH, frames=200)
-    selected = select(training, names=names)
+    selected = select(training)
     heads = (
         "EER on Vox1-H. MiB: memory per 2 s utterance. Batch: largest that fits an "
         f"{CARD.removesuffix('GB')} GB GPU; bold if at least {BATCH}."
@@ -471,7 +463,7 @@ def _filled_up(
 
 #: What cells of ``users`` mean, beside what the result says of its figures.
 _USERS_CELLS = (
-    "fits: at how many frames an utterance the training fits such a card, with classifier, "
+    "fits: at how many frames an utterance the run fits such a GPU, with classifier, "
     "8-bit optimizer states, the input and with the reserve of speechbrain-rev models; "
     "empty: at neither length",
     "times plain: seconds of a step over those of the same encoder in plain torch layers",
@@ -673,7 +665,6 @@ def launches() -> str:
 
 #: Tables of pages; each has a place in one of them.
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
-    README: {"telling_models": partial(models, FEW)},
     DOCS / "choosing_an_encoder.md": {"models": models},
     DOCS / "memory_plans.md": {
         "planned": planned,

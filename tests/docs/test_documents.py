@@ -63,11 +63,9 @@ def test_every_table_has_one_place():
 
 
 def test_readme_is_read_in_five_minutes():
-    assert len(TEXT.splitlines()) <= 250
-    picture = TEXT.index("](docs/models.png)")
-    table = TEXT.index("<!-- table: telling_models -->")
-    assert picture < table < TEXT.index("\n## ")
-    assert (ROOT / "docs/models.png").stat().st_size < 300_000
+    assert len(TEXT.splitlines()) <= 150
+    assert TEXT.index("](docs/depth.png)") < TEXT.index("\n## ")
+    assert (ROOT / "docs/depth.png").stat().st_size < 300_000
     assert TEXT.index("\nmake demo") < TEXT.index("\nmake test")
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -149,17 +150,27 @@ def demo(tmp_path_factory):
 def test_the_demo_shows_memory_training_scores_and_pictures(demo, tmp_path, capsys):
     output, printed = demo
     for words in (
-        "resnet34  store",
-        "resnet34  recompute",
-        "revnet57  reconstruct",
-        "times less",
+        "stored  ",
+        "checkpointed  ",
+        "reconstructed  ",
+        "A step of 281 layers, reconstructed, ran here",
         "baseline",
         "untrained",
         "one voice, two sessions",
         "prove the path, not the accuracy",
     ):
         assert words in printed
-    assert printed.rindex("times less") < printed.index("=== 3. Training")
+    assert printed.rindex("ran here") < printed.index("=== 3. Training")
+    peaks = re.findall(r"^  \w+ed +([\d,]+) MiB", printed, re.MULTILINE)
+    store, recompute, reconstruct = (int(p.replace(",", "")) for p in peaks)
+    assert store > 2 * recompute > 2 * reconstruct
+    shallow, deep = re.search(
+        r"takes ([\d.]+) MiB at .* ([\d.]+) MiB at", printed
+    ).groups()
+    assert shallow == deep
+    story = printed[printed.index("=== 7.") :]
+    for name in ("trained", "trained/embeddings/trials.npz"):
+        assert str(output / name) in story
     for name in ("memory.png", "trained/training_curves.png", "det.png"):
         assert str(output / name) in printed
         assert (output / name).read_bytes().startswith(b"\x89PNG")
@@ -179,7 +190,7 @@ def test_the_demo_shows_memory_training_scores_and_pictures(demo, tmp_path, caps
 
 
 def table(printed):
-    return printed[printed.index("EER %") : printed.index("trained for")]
+    return printed[printed.index("EER %") : printed.index("=== 7.")]
 
 
 @pytest.mark.slow
