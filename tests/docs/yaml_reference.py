@@ -159,7 +159,7 @@ def override_files() -> str:
         "## The files beside train.yaml",
         "Each encoder has a file of two lines that names it (`base`, `arch`): "
         f"{', '.join(f'`{name}.yaml`' for name in sorted(ARCHITECTURES))}. "
-        "The others are [regimes](reversible_training.md#words):",
+        "The others are [regimes](glossary.md#training):",
     ]
     for file in sorted(FOLDER.glob("*.yaml")):
         if file != TRAIN and file.stem not in ARCHITECTURES:
