@@ -1,4 +1,4 @@
-"""What mkdocs is told beside mkdocs.yml: documents outside docs/, links, the reference.
+"""What mkdocs reads beside mkdocs.yml: documents outside docs/, links, the reference.
 
 A document is found on the site where it lies in the repository, but for ``docs/``, which
 is the root, and the README, which is the home page. Links are written for the repository;

@@ -23,7 +23,7 @@ if sys.platform != "win32":
 SUMS = "SHA256SUMS"
 
 _BLOCK_BYTES = 2**20
-_MEND = "Make room there, or mend what is wrong"
+_MEND = "Free some space there, or mend what is wrong"
 # What the system says where a disk takes no more, whatever the file.
 _OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # What is not finished is called by its own name with this much more, of at most 255 bytes.
@@ -372,10 +372,10 @@ def naming(path: str | Path, advice: str) -> Iterator[None]:
 
     Examples
     --------
-    >>> with naming("plan.json", "Make room."):
+    >>> with naming("plan.json", "Free some space."):
     ...     raise OSError(errno.ENOSPC, "No space left on device")
     Traceback (most recent call last):
-    OSError: plan.json cannot be written (No space left on device). Make room.
+    OSError: plan.json cannot be written (No space left on device). Free some space.
     """
     try:
         yield

@@ -5,7 +5,7 @@ python recipes/VoxCeleb/prepare.py --pack FOLDER PACKED [--sample_rate=16000]
     [--bad_files=refuse|drop] [--resample=true|false] [--channel=NUMBER|mix]
     [--first_channel] [--outside_files]
 
-The second packs audio (speech, noise or room responses) into the folder PACKED, whose
+The second packs audio (speech, noise or room impulse responses) into the folder PACKED, whose
 name ends in .packed: 16-bit samples in one file, and an index. It stands wherever FOLDER
 stood (data_folder, noise_folder, rir_folder, trials_folder), is read many times faster,
 and needs FOLDER no more. --first_channel is --channel=0. Interrupted, it goes on when the same command is given again.

@@ -69,7 +69,7 @@ class Request:
         if self.train_speakers < 2 or self.test_speakers < 2:
             raise ValueError(
                 f"a corpus of {self.train_speakers} training and {self.test_speakers} "
-                "test speakers: at least 2 of each are needed to tell speakers apart."
+                "test speakers: at least 2 of each are needed to compare speakers."
             )
         if self.sessions < 2 or self.utterances < 1 or self.numbers < 1:
             raise ValueError(

@@ -716,7 +716,7 @@ def in_words(plan: Plan) -> str:
     budget, staying, reserved = (int(about.get(name, 0)) for name in _SHARES)
     if not staying:
         return str(plan)
-    aside = f", {size_text(reserved)} for what is not counted" if reserved else ""
+    aside = f", {size_text(reserved)} for CUDA and fragmentation" if reserved else ""
     return (
         f"{plan.counts()}; budget {size_text(budget)}, {size_text(staying)} of it for "
         "weights, gradients, optimizer states and classifier, and a batch's speech"
@@ -829,7 +829,7 @@ def _refuse_other_channels(plan: Plan, step: TrainingStep, path: str | Path) -> 
     channels = f"{path} works on {list(plan.channels)} channels at a time"
     if step.begun:
         raise ValueError(
-            f"{channels}, but this training began with {own}, which never change. Give "
+            f"{channels}, but this run began with {own}, which never change. Give "
             "the plan that it began with, or a memory_budget, which plans for these."
         )
     if not step.searches_chunk:

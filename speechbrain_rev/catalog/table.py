@@ -299,7 +299,7 @@ class Training:
 
     @property
     def reserve_bytes(self) -> int:
-        """What is kept free on the GPU for what is not counted."""
+        """What is kept free on the GPU for CUDA's own and fragmentation."""
         assert self.card_bytes is not None
         return reserve_of(self.card_bytes)
 

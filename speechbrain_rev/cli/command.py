@@ -16,7 +16,7 @@ from speechbrain_rev.cli import corpora, encoders, exports, plans, speakers
 from speechbrain_rev.cli.spelling import ArgumentParser
 from speechbrain_rev.whole_files import is_of_disk
 
-# What to do where memory ran out; commands that run tensors say it of their own options.
+# What to do where memory ran out; commands that run tensors name their own options.
 _LESS_MEMORY = "End what else uses it, and try again."
 # As shells have it of Ctrl-C.
 _INTERRUPTED = 130

@@ -168,9 +168,7 @@ def _look(listing: Listing, parsed: argparse.Namespace) -> None:
 
     seconds, bad = look_through(listing, channels=parsed.channels, window=parsed.window)
     good = len(listing.files) - len(bad)
-    print(
-        f"{good} files can be embedded as far as headers tell, {seconds / 3600:.2f} h."
-    )
+    print(f"{good} files can be embedded by their headers, {seconds / 3600:.2f} h.")
     if bad:
         print(describe_bad(bad))
     if listing.others:

@@ -79,7 +79,7 @@ class Watcher(Protocol):
 
 
 class Watching(TorchFunctionMode):
-    """Tell of calls of convolutions and batch normalisations that autograd records.
+    """Report calls of convolutions and batch normalisations that autograd records.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ are rounded in one way only; zero is what has no bit but the sign. So all device
 the same bits, whether or not they take subnormal numbers for zero.
 
 **Blocks of 32 codes.** The width of a block is the number of bits of its largest code. It
-takes that many words of 32 bits: bit i of word j is bit j of code i. Blocks follow each
+takes that many 32-bit words: bit i of word j is bit j of code i. Blocks follow each
 other without gaps. Their widths are a byte each; where they start is the sum of the
 widths before. Codes that are missing in the last block are zero.
 
@@ -79,7 +79,7 @@ def widths_of(codes: Tensor) -> Tensor:
     """Return the number of bits of the largest code of each block."""
     if not len(codes):
         return torch.empty(0, dtype=torch.uint8, device=codes.device)
-    # Codes have at most 24 bits, so that floats are exact and their exponents tell.
+    # Codes have at most 24 bits, so that floats are exact and their exponents are the widths.
     exponents = codes.amax(1).float().view(torch.int32) >> 23
     return exponents.sub_(126).clamp_(min=0).to(torch.uint8)
 

@@ -33,7 +33,7 @@ LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
 
 # -80 dB of full scale: only the dither of a converter stays below.
 _SILENCE = 1e-4
-# The power spectrum of integers of 32 bits that were not divided by full scale still
+# The power spectrum of 32-bit integers that were not divided by full scale still
 # fits float32.
 _LOUDEST = 2.0**31
 

@@ -78,7 +78,7 @@ from speechbrain_rev.whole_files import (
     write_whole,
 )
 
-#: Settings of the run that a card lists, where the run has them. None is a path.
+#: Settings of the run that the model card lists, where the run has them. None is a path.
 DESCRIBED = (
     "speeds",
     "augment_prob",
@@ -515,7 +515,7 @@ def _new_folder(out: str | PathLike[str]) -> Iterator[Path]:
 def _export(run: Path, out: Path, listed: Path, speeds: int | None) -> list[str]:
     """Do what ``export_run`` says, while nobody else writes the folder."""
     encoder, objects = _usual_encoder(run), read_objects(run)
-    # Of the names that a card shows, another recipe may have some for objects.
+    # Of the names that the model card shows, another recipe may have some for objects.
     if (head := objects.head()) is not None:
         encoder["head"] = head
     settings = objects.plain_values(DESCRIBED) | encoder
@@ -600,7 +600,7 @@ def _labels(run: Path, labels: str | PathLike[str] | None) -> Path:
     if not Path(labels).is_file():
         raise FileNotFoundError(
             f"There is no file {labels}. Give the label_encoder.txt that SpeechBrain's "
-            "CategoricalEncoder wrote for this training."
+            "CategoricalEncoder wrote for this run."
         )
     return Path(labels)
 

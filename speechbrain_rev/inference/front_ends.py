@@ -132,7 +132,7 @@ def computing_in(precision: Precision, device: torch.device) -> torch.autocast:
 # Of Fbank, which centres its frames: an utterance has one more than whole hops.
 _HOPS_PER_SECOND = 100
 KALDI_WINDOW_MS, KALDI_HOP_MS = 25, 10
-# Kaldi reads samples of 16 bits as they are, and its floor of energies is of their size.
+# Kaldi reads 16-bit samples as they are, and its floor of energies is of their size.
 FULL_SCALE = 1 << 15
 
 

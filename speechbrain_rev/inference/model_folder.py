@@ -78,8 +78,8 @@ _KNOBS = KNOBS | {
 def run_settings(folder: str | PathLike[str]) -> dict[str, Any]:
     """Read which encoder a run has, and behind which front-end.
 
-    The encoder, Fbank and InputNormalization that hyperparams.yaml describes say it, under
-    whatever names they stand there. A file that describes no encoder, or several, says it
+    The encoder, Fbank and InputNormalization that hyperparams.yaml describes have them, under
+    whatever names they stand there. A file that describes no encoder, or several, gives them
     by plain values of the names of ``ENCODER_SETTINGS``.
 
     Parameters

@@ -331,7 +331,7 @@ class RunObjects:
         return losses.pop() if len(losses) == 1 else None
 
     def speeds(self) -> int | None:
-        """Give how many classes augmentation made of a speaker, if the file says it."""
+        """Give how many classes augmentation made of a speaker, if the file has it."""
         counts = set()
         for _, node in self._tagged(_AUGMENTATION):
             given = self._arguments(node, SpeakerAugment)["speeds"]
@@ -342,7 +342,7 @@ class RunObjects:
         return counts.pop() if len(counts) == 1 else None
 
     def epochs(self) -> int | None:
-        """Give how many epochs the training was to have, if the file says it."""
+        """Give how many epochs the training was to have, if the file has it."""
         for _, node in self._tagged(_EPOCH_COUNTER):
             if isinstance(node, yaml.MappingNode):
                 limit = self._plain(self.file.members(node).get("limit"))
@@ -735,7 +735,7 @@ def _read_tensors(path: Path) -> Weights:
     ]
     if broken:
         raise ValueError(
-            f"{path} holds NaN or infinity in {broken[0]}: this training has diverged. "
+            f"{path} holds NaN or infinity in {broken[0]}: this run has diverged. "
             "Train with a lower lr, or remove the checkpoint to use one before it."
         )
     return Weights(path, fingerprint_of(state_dict), state_dict)

@@ -227,7 +227,7 @@ class SpeakerEmbedder:
             Files of any sample rate that libsndfile reads; floats from -1 to 1. An array
             is one utterance always; ``list(batch)`` makes a list of rows.
         sample_rate : int, optional
-            Hertz of arrays and tensors, which do not say it; files say their own.
+            Hertz of arrays and tensors, which have no rate; files have their own.
             Anything else than the encoder's is resampled. Without it arrays are taken as
             of the encoder's rate, with a warning.
         channels : "mean" or int, optional

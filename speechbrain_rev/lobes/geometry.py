@@ -73,8 +73,8 @@ def check_input(
         )
     if lengths is not None and lengths.dtype in (torch.float16, torch.bfloat16):
         raise ValueError(
-            f"lengths are {lengths.dtype}, which cannot tell the frames of longer "
-            "utterances apart: bfloat16 is off by one from 257 frames on, float16 from "
+            f"lengths are {lengths.dtype}, which cannot distinguish the frames of "
+            "longer utterances: bfloat16 is off by one from 257 frames on, float16 from "
             "2,049 on. Compute and pass them in float32."
         )
     if lengths is not None and lengths.shape != feats.shape[:1]:

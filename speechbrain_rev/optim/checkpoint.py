@@ -115,7 +115,7 @@ def _written_by(wanted: str, state_dict: Any) -> str:
         or not all(isinstance(state, Mapping) for state in states.values())
     ):
         raise ValueError(
-            f"The checkpoint says it is of {saved}, but has no dict of states under "
+            f"The checkpoint names {saved}, but has no dict of states under "
             f"'state' or no list under 'params' of its groups. Give what state_dict() "
             f"returned, unchanged, or start from the weights alone."
         )
@@ -284,7 +284,7 @@ def _with_writer(state_dict: Any, name: str) -> Any:
         if {"momentum", "dampening", "nesterov"} <= group.keys():
             writer = "sgd"
         elif {"betas", "eps", "amsgrad"} <= group.keys():
-            # Versions of torch that do not tell Adam from AdamW have the same states.
+            # Versions of torch that do not distinguish Adam and AdamW have the same states.
             decoupled = group.get("decoupled_weight_decay", name == "adamw")
             writer = "adamw" if decoupled else "adam"
         else:

@@ -33,7 +33,7 @@ _PIECE = 2**18
 def quantise(
     x: torch.Tensor, *, block_size: int, signed: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Store values as codes of 8 bits and a scale for each block.
+    """Store values as 8-bit codes and a scale for each block.
 
     Parameters
     ----------

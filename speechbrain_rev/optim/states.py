@@ -90,7 +90,7 @@ class Arena:
         return any(p.grad is not None for p in self.params)
 
     def states(self, number: int) -> dict[Tensor, dict[str, Any]]:
-        """Give each parameter its views; ``number`` tells arenas of a group apart."""
+        """Give each parameter its views; ``number`` counts the arenas of a group."""
         states: dict[Tensor, dict[str, Any]] = {}
         for pack in self.packs:
             base, block = self.table.starts[pack.first], pack.block or 1

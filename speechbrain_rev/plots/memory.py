@@ -235,7 +235,7 @@ def _size(size_bytes: float, unit: str) -> str:
 
 
 def _places(bars: Sequence[PartsBar]) -> list[float]:
-    """Heights of bars: one apart, and room for a head above each group."""
+    """Heights of bars: one apart, and space for a head above each group."""
     places: list[float] = []
     for number, bar in enumerate(bars):
         new = number > 0 and bar.group != bars[number - 1].group

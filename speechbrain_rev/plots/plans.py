@@ -147,7 +147,7 @@ def _draw_speeds(axes: Axes, utterances_per_second: Mapping[int, float]) -> None
     marker = "o" if len(batches) <= 40 else None
     axes.plot(batches, speeds, color=INK, marker=marker, markersize=3.5, lw=1.5)
     axes.axvline(best, color=COLOURS[1], linewidth=1.0, linestyle="--")
-    # Beside the line, on the side where there is more room.
+    # Beside the line, on the side where there is more space.
     left = best - batches[0] > batches[-1] - best
     note(
         axes,

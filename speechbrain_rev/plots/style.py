@@ -95,7 +95,7 @@ def new_figure(width_inches: float, height_inches: float) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        Axes in it make room for their labels.
+        Axes in it leave space for their labels.
 
     Raises
     ------
@@ -377,7 +377,7 @@ def write_names(
         Of these, in points.
     upwards : bool
         Whether names move up, or down; those that would leave the axes move the other way.
-        Leave room for them: where both ways are full, names cover each other.
+        Leave space for them: where both ways are full, names cover each other.
     font_size : float
         Of the names, in points.
     """

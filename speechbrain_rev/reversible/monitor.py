@@ -200,7 +200,7 @@ class Monitor:
         )
 
     def _open(self, rows: int, limit: float, device: torch.device) -> None:
-        """Begin a new table, once what is in an old one was said."""
+        """Begin a new table, once what is in an old one was reported."""
         self.report(limit, wait=True)
         self._largest = torch.zeros(rows, 2, device=device)
         self._mismatches = torch.zeros(1, device=device)

@@ -256,7 +256,7 @@ def _what_there_is(network: nn.Module, named: Mapping[str, nn.Module]) -> str:
 
 
 def mode_refusal(name: str, module: nn.Module) -> str | None:
-    """Tell why a submodule cannot run twice; None if it can."""
+    """Return why a submodule cannot run twice; None if it can."""
     if isinstance(module, torch.jit.ScriptModule):
         return (
             f"{name} is scripted and cannot run a second time on other leaves. Choose "

@@ -51,7 +51,7 @@ def begin_log(folder: str | Path) -> None:
             raise
         raise OSError(
             f"{Path(folder, 'log.txt')} cannot be written ({error.__cause__.strerror}). "
-            "Make room, or give another output_folder."
+            "Free some space, or give another output_folder."
         ) from error
     finally:
         logging.raiseExceptions = before

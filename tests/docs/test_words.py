@@ -6,7 +6,12 @@ from tests.docs import words
 
 PYTHON = '''
 """Count what a
-training takes."""
+training takes.
+
+    cards : int
+        How many.
+    >>> card
+"""
 
 cards = {"card": card}  # of all cards
 raise ValueError(
@@ -39,7 +44,7 @@ def found(text, kind):
         (
             PYTHON,
             ".py",
-            [(2, "a training"), (5, "cards"), (7, "room"), (7, "states of 8 bit")],
+            [(2, "a training"), (10, "cards"), (12, "room"), (12, "states of 8 bit")],
         ),
         (PAGE, ".md", [(1, "card"), (3, "a training"), (4, "told")]),
         (YAML, ".yaml", [(1, "rooms"), (2, "A training")]),

@@ -50,6 +50,8 @@ WORDS = {
 }
 #: Where a word is the right one.
 ALLOWED = (
+    "can tell",
+    "cannot tell",
     "model card",
     "sound card",
     "share a room",
@@ -62,6 +64,10 @@ _USE = list(WORDS.values())
 _ALLOWED = re.compile("|".join(ALLOWED).replace(" ", r"\s+"), re.IGNORECASE)
 #: Names of code and options in a text.
 _CODE = re.compile(r"``.+?``|`[^`]+`|--[a-z][\w-]*|\b\w*_\w*\b", re.DOTALL)
+_NOT_IN_DOCSTRINGS = (
+    re.compile(r"^ *(?:>>>|\.\.\.) .*$", re.MULTILINE),
+    re.compile(r"^ *\w[\w, ]* : ", re.MULTILINE),  # a parameter and its type
+)
 _NOT_IN_PAGES = (
     re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL),
     re.compile(r"^ *>.*$", re.MULTILINE),  # messages, as their sources have them
@@ -120,6 +126,8 @@ def _text_of(literal: str) -> str:
     words = literal[start.end() :]
     if not re.search(r"\s", words.strip()):
         return "·"  # a key, a name or a path
+    for form in _NOT_IN_DOCSTRINGS:
+        words = form.sub(_blank, words)
     # Ends of lines within a text end no sentence.
     words = re.sub(r"\\n|[\"']+$", lambda m: " " * len(m[0]), words)
     return " " * start.end() + words

@@ -488,7 +488,7 @@ class TestEmbed:
         (folder / "notes.txt").touch()
         arguments = ["embed", "run", str(folder), "--device=cpu"]
         text = printed(*arguments, "--dry-run")
-        assert "2 files can be embedded as far as headers tell, 0.00 h" in text
+        assert "2 files can be embedded by their headers, 0.00 h" in text
         assert "1 files cannot be embedded:\n- two.wav: " in text
         assert "are no audio by their names were passed over: 1 .txt" in text
         arguments.append(f"--out={out}")

@@ -73,7 +73,7 @@ def test_a_disk_that_is_full_costs_no_earlier_checkpoint(checkpointer, size):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"newest is .*Make room") as error:
+        with pytest.raises(OSError, match=r"newest is .*Free some space") as error:
             checkpointer.save_checkpoint()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
